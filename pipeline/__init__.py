@@ -1,0 +1,34 @@
+"""Input for training image models on several replicas: the state of the input is the step.
+
+    from pipeline import input_fn
+
+Names are loaded when they are first used, so that importing the package costs milliseconds and no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.distribute import distribute
+    from pipeline.hashing_tf import uniform
+    from pipeline.input import input_fn, order_spec, steps_per_epoch
+    from pipeline.sharding import Shard
+
+_HOME = {
+    "Shard": "pipeline.sharding",
+    "distribute": "pipeline.distribute",
+    "input_fn": "pipeline.input",
+    "order_spec": "pipeline.input",
+    "steps_per_epoch": "pipeline.input",
+    "uniform": "pipeline.hashing_tf",
+}
+
+__all__ = ["Shard", "distribute", "input_fn", "order_spec", "steps_per_epoch", "uniform"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'pipeline' has no attribute {name!r}")

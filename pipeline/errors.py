@@ -1,0 +1,49 @@
+"""Errors a user can cause, each with the exit code that the commands end with."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_DATA = 1
+EXIT_USAGE = 2
+EXIT_RERUN = 75  # EX_TEMPFAIL of sysexits.h: not finished; the same command again goes on from the last checkpoint
+
+
+class PipelineError(Exception):
+    """Base of the errors below: one line that says what, where, the value, the bound and what to do."""
+
+    exit_code = EXIT_DATA
+
+
+class DataError(PipelineError, OSError):
+    """A file is missing, cut, changed or holds what it must not."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class UsageError(PipelineError, ValueError):
+    """An argument or flag has a value that cannot work."""
+
+    exit_code = EXIT_USAGE
+
+
+class RerunError(PipelineError):
+    """The run stopped before its end, with its state saved: the same command goes on."""
+
+    exit_code = EXIT_RERUN
+
+
+def unknown(what: str, value: str, known: Iterable[str]) -> UsageError:
+    """Returns the error for a name that is not one of `known`, with the nearest of them.
+
+    Args:
+      what: the flag or argument, as the user wrote it (`--model`).
+      value: the unknown name.
+      known: the names that work.
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return UsageError(f"{what}: unknown {value!r}; {hint}known: {', '.join(names)}")

@@ -1,0 +1,37 @@
+"""Packaging of stepfeed."""
+
+import pathlib
+
+from setuptools import setup
+
+TRAIN = ["tensorflow>=2.20,<2.22", "keras>=3.12", "pillow>=10"]
+CONVERT = ["apache-beam>=2.77,<3", "tensorflow-datasets>=4.9.10"]
+DEMO = ["scikit-learn>=1.5", "matplotlib>=3.9"]
+DEV = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.8", "mypy>=1.13", "pre-commit>=4"]
+
+setup(
+    name="stepfeed",
+    version="0.1.0",
+    description="TFRecord conversion, per-replica input sharding and training for TensorFlow: the input's state is the step",
+    long_description=pathlib.Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11,<3.14",
+    packages=["pipeline", "pipeline.recipes", "trainer", "trainer.models", "beam_jobs", "beam_jobs.sources"],
+    package_data={name: ["py.typed"] for name in ("pipeline", "trainer", "beam_jobs")},
+    install_requires=["numpy>=2.0", "pyarrow>=18", "google-crc32c>=1.6", "simple-parsing>=0.1.7", "tqdm>=4.66"],
+    extras_require={
+        "train": TRAIN,
+        "convert": CONVERT,
+        "demo": DEMO,
+        "dev": DEV,
+        "all": [*TRAIN, *CONVERT, *DEMO, *DEV],
+    },
+    entry_points={
+        "console_scripts": [
+            "stepfeed-convert = beam_jobs.convert:entry_point",
+            "stepfeed-train = trainer.run:entry_point",
+            "stepfeed-inspect = pipeline.inspect:entry_point",
+        ]
+    },
+)
