@@ -1,0 +1,80 @@
+"""Files that are whole or not there: temporary name in the same folder, fsync, rename, fsync of the folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import re
+import secrets
+
+from pipeline import naming
+from pipeline.errors import DataError
+
+_TEMPORARY = re.compile(r"\.(?P<target>.+)\.tmp-[0-9a-f]{16}")
+
+
+def publish(path: pathlib.Path, data: bytes | memoryview) -> None:
+    """Writes `data` to `path` so that at every moment `path` is missing, as before, or whole.
+
+    Raises:
+      DataError: the file cannot be written: no space, no permission, no folder.
+    """
+    temporary = path.with_name(temporary_name(path.name))
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {error.strerror or error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def sync_folder(folder: pathlib.Path) -> None:
+    """Makes renames and removals in `folder` last."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def temporary_name(name: str) -> str:
+    """Returns a new temporary name for the file `name`."""
+    return f".{name}.tmp-{secrets.token_hex(8)}"
+
+
+def is_temporary(name: str) -> bool:
+    """Says whether `name` is a temporary name of a shard or a manifest: nobody else's files look like that."""
+    match = _TEMPORARY.fullmatch(name)
+    if not match:
+        return False
+    return match["target"] == naming.MANIFEST or naming.parse_shard_name(match["target"]) is not None
+
+
+def remove_temporaries(folder: pathlib.Path) -> None:
+    """Removes what killed conversions left under temporary names.
+
+    Raises:
+      DataError: a file cannot be removed.
+    """
+    for name in os.listdir(folder):
+        if is_temporary(name):
+            remove(folder / name)
+
+
+def remove(path: pathlib.Path) -> None:
+    """Removes a file; one that is gone already is fine.
+
+    Raises:
+      DataError: it cannot be removed.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be removed: {error.strerror or error}") from None
