@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import os
 import pathlib
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import NoReturn
 
@@ -30,9 +33,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     config, beam_arguments, flags = _parse(argv)
     sources.check_name(config.dataset)
     commandline.require(COMMAND, "apache_beam", *sources.MODULES_NEEDED.get(config.dataset, ()))
-    from beam_jobs import beam_flags  # noqa: PLC0415 (after --help)
-
-    options, runner = beam_flags.parse(beam_arguments, flags)
+    with _quiet_import():
+        from beam_jobs import beam_flags, run, runners  # noqa: PLC0415 (2 s to import: after --help and our own flags)
+    options = beam_flags.parse(beam_arguments, flags)
+    runners.check(options)
     data_dir = pathlib.Path(config.data_dir).absolute()
     target.check_folder(data_dir)
     source = sources.open_source(config.dataset, config.source)
@@ -43,12 +47,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{data_dir}: holds this data set already, made with the same options; nothing to do")
         return
     target.check_space(plan, present)
-    from beam_jobs import run  # noqa: PLC0415
-
     with target.prepared(plan, present):
         print(f"{config.dataset}: {sum(source.splits.values())} examples to {len(plan.elements)} shards in {data_dir}")
         began = time.monotonic()
-        run.run(plan, options, runner)
+        run.run(plan, options)
         now = time.monotonic()
     print(summary(manifest.load(data_dir), config.data_dir, now - began, now - started))
 
@@ -60,8 +62,21 @@ def _parse(argv: Sequence[str] | None) -> tuple[ConvertConfig, list[str], list[s
     return known.config, rest, parser.flags()
 
 
+@contextlib.contextmanager
+def _quiet_import() -> Iterator[None]:
+    # Beam warns at import of optional cloud libraries that are not installed.
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
 def entry_point() -> NoReturn:
     """Runs the command and exits; Ctrl-C and SIGTERM end it at once, with one line and no manifest."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a folder's name need not be valid text
     signals: list[int] = []
 
     def stop(number: int, _: FrameType | None) -> None:

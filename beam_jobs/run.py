@@ -4,44 +4,56 @@ from __future__ import annotations
 
 import re
 import threading
-from typing import TYPE_CHECKING
 
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.runner import PipelineRunner
+
+from beam_jobs import jobs, write
 from beam_jobs.plan import Plan
 from beam_jobs.progress import Progress
+from beam_jobs.runners import make_runner
 from pipeline import errors
-
-if TYPE_CHECKING:
-    from apache_beam.options.pipeline_options import PipelineOptions
-    from apache_beam.runners.runner import PipelineRunner
 
 _POLL_SECONDS = 0.1
 # A worker in another process sends its exception as text: the traceback, and where in the pipeline it was.
 _OUR_ERROR = re.compile(r"^(?:\w+: )?pipeline\.errors\.(\w+Error): (.*?)(?: \[while running .*)?$", re.MULTILINE)
 
 
-def run(plan: Plan, options: PipelineOptions, runner: PipelineRunner) -> None:
+def run(plan: Plan, options: PipelineOptions) -> None:
     """Writes the shards and the manifest of a plan.
+
+    Args:
+      plan: what to write.
+      options: Beam's, with the runner.
 
     Raises:
       PipelineError: a worker's own error, or what Beam says in one line.
     """
+    runner, lifeline = make_runner(options)
     failures: list[BaseException] = []
     thread = threading.Thread(target=_run, args=(plan, options, runner, failures), daemon=True, name="beam")
-    with Progress(plan) as progress:
-        thread.start()
-        while thread.is_alive():
-            thread.join(_POLL_SECONDS)
-            progress.show()
+    write.gate.open()
+    # Beam's threads end with tracebacks when a worker goes; what matters of that comes back through `failures`.
+    threading.excepthook, loud = _say_nothing, threading.excepthook
+    try:
+        with Progress(plan) as progress:
+            thread.start()
+            while thread.is_alive():
+                thread.join(_POLL_SECONDS)
+                progress.show()
+    finally:
+        # After Ctrl-C the runner's threads and processes are still at work; after a failure some can be.
+        if lifeline:
+            lifeline.cut()
+        write.gate.shut()
+    threading.excepthook = loud  # not after Ctrl-C: there the threads are still ending
     if failures:
         raise as_one_line(failures[0]) from failures[0]
 
 
 def _run(plan: Plan, options: PipelineOptions, runner: PipelineRunner, failures: list[BaseException]) -> None:
     try:
-        import apache_beam as beam  # noqa: PLC0415 (2 s to import)
-
-        from beam_jobs import jobs  # noqa: PLC0415
-
         pipeline = beam.Pipeline(runner, options)
         pipeline | "Convert" >> jobs.ConvertDataset(plan)
         state = pipeline.run().wait_until_finish()
@@ -49,6 +61,10 @@ def _run(plan: Plan, options: PipelineOptions, runner: PipelineRunner, failures:
             raise errors.DataError(f"the runner ended in state {state}; see its log")
     except BaseException as error:
         failures.append(error)
+
+
+def _say_nothing(_: threading.ExceptHookArgs) -> None:
+    pass
 
 
 def as_one_line(failure: BaseException) -> errors.PipelineError:

@@ -7,11 +7,57 @@ import os
 import pathlib
 import re
 import secrets
+import threading
+from collections.abc import Iterator
 
 from pipeline import naming
 from pipeline.errors import DataError
 
 _TEMPORARY = re.compile(r"\.(?P<target>.+)\.tmp-[0-9a-f]{16}")
+
+
+class Gate:
+    """Lets writes begin until it is shut; shutting waits for those that have begun.
+
+    A runner's threads cannot be stopped: this keeps them from writing on after the command has cleaned up.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._is_open = True
+        self._inside = 0
+
+    def open(self) -> None:
+        """Lets writes begin."""
+        with self._changed:
+            self._is_open = True
+
+    def shut(self) -> None:
+        """Lets no more writes begin and waits for those that have."""
+        with self._changed:
+            self._is_open = False
+            self._changed.wait_for(lambda: not self._inside)
+
+    @contextlib.contextmanager
+    def passed(self) -> Iterator[None]:
+        """Encloses a write.
+
+        Raises:
+          DataError: the gate is shut.
+        """
+        with self._changed:
+            if not self._is_open:
+                raise DataError("the conversion was stopped")
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+
+gate = Gate()
 
 
 def publish(path: pathlib.Path, data: bytes | memoryview) -> None:
@@ -20,6 +66,11 @@ def publish(path: pathlib.Path, data: bytes | memoryview) -> None:
     Raises:
       DataError: the file cannot be written: no space, no permission, no folder.
     """
+    with gate.passed():
+        _publish(path, data)
+
+
+def _publish(path: pathlib.Path, data: bytes | memoryview) -> None:
     temporary = path.with_name(temporary_name(path.name))
     try:
         with open(temporary, "xb") as file:

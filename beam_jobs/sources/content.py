@@ -27,23 +27,23 @@ def describe(name: str, data: bytes) -> SourceFile:
     return SourceFile(name, len(data), hashlib.sha256(data).hexdigest())
 
 
-def cached(file: SourceFile, where: str, read: Callable[[], bytes]) -> bytes:
+def cached(file: SourceFile, where: str, read: Callable[[], dict[str, bytes]]) -> bytes:
     """Returns the content of `file`, read once a process.
 
     Args:
       file: what was read when the source was opened.
       where: the path, for the error.
-      read: reads it again.
+      read: reads it again, and with it whatever lies in the same archive: {name: content}.
 
     Raises:
       DataError: the content is no longer the same.
     """
     with _lock:
         if file not in _contents:
-            data = read()
-            if describe(file.file, data) != file:
-                raise DataError(f"{where}: changed while it was being converted; run the conversion again")
-            keep(file, data)
+            for name, data in read().items():
+                keep(describe(name, data), data)
+        if file not in _contents:
+            raise DataError(f"{where}: changed while it was being converted; run the conversion again")
         return _contents[file]
 
 

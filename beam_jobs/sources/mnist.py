@@ -52,7 +52,7 @@ class MnistSource:
     def _array(self, name: str, rank: int) -> NDArray[np.uint8]:
         file = next(file for file in self.files if file.file == name)
         path = _find(pathlib.Path(self.folder), name)
-        return idx.array(content.cached(file, str(path), lambda: idx.read(path, rank)), rank)
+        return idx.array(content.cached(file, str(path), lambda: {name: idx.read(path, rank)}), rank)
 
 
 def open_source(dataset: str, source: str) -> MnistSource:

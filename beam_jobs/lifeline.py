@@ -1,0 +1,62 @@
+"""Ends the worker processes with the command: a connection that each holds, and that closes however the command ends.
+
+Left alone, a worker would go on writing shards beside a conversion that was started again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+
+_WAIT_SECONDS = 5.0  # for a worker to be gone; it has nothing to finish
+
+
+class Lifeline:
+    """The command's side.
+
+    Attributes:
+      port: on the loopback interface; workers connect to it.
+    """
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._workers: list[socket.socket] = []
+        self._lock = threading.Lock()
+        threading.Thread(target=self._accept, daemon=True, name="lifeline").start()
+
+    def cut(self) -> None:
+        """Ends all workers and returns when they are gone."""
+        with self._lock:
+            self._listener.close()
+            for worker in self._workers:
+                with contextlib.suppress(OSError):
+                    worker.shutdown(socket.SHUT_WR)
+                    worker.settimeout(_WAIT_SECONDS)
+                    worker.recv(1)  # nothing is ever sent: it returns when the worker's side is closed
+                worker.close()
+            self._workers.clear()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # the listener was closed
+            while True:
+                worker, _ = self._listener.accept()
+                with self._lock:
+                    self._workers.append(worker)
+
+
+def hold(port: int) -> None:
+    """Ends this process when the command that listens on `port` cuts the line or ends, however it ends."""
+    try:
+        connection = socket.create_connection(("127.0.0.1", port))
+    except OSError:  # it has ended already
+        os._exit(1)
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):
+            connection.recv(1)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True, name="lifeline").start()
