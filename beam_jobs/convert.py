@@ -52,7 +52,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         began = time.monotonic()
         run.run(plan, options)
         now = time.monotonic()
-    print(summary(manifest.load(data_dir), config.data_dir, now - began, now - started))
+    made = manifest.load(data_dir)
+    print(summary(made, config.data_dir, now - began, now - started))
+    if strays := target.stray_shards(data_dir, made):
+        print(
+            f"note: {len(strays)} other shards lie there ({strays[0]}, ...), of a conversion that did not end; unused"
+        )
 
 
 def _parse(argv: Sequence[str] | None) -> tuple[ConvertConfig, list[str], list[str]]:

@@ -53,7 +53,7 @@ def _create(options: PipelineOptions) -> PipelineRunner:
     try:
         return create_runner(name)
     except (ValueError, AttributeError, ImportError) as error:
-        if "." in name:
+        if "." in name or name in StandardOptions.KNOWN_RUNNER_NAMES:
             raise errors.UsageError(f"--runner={name}: cannot be loaded: {error}") from None
         raise errors.unknown("--runner", name, StandardOptions.KNOWN_RUNNER_NAMES) from None
 

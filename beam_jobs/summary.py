@@ -17,7 +17,7 @@ def summary(made: Manifest, data_dir: str, writing_seconds: float, total_seconds
       total_seconds: from the start of the command.
     """
     lines = []
-    for name, split in made.splits.items():
+    for name, split in sorted(made.splits.items(), key=lambda item: -item[1].num_examples):
         lines.append(f"  {name}: {split.num_examples} examples, {len(split.shards)} shards, {_size(split.num_bytes)}")
     examples = sum(split.num_examples for split in made.splits.values())
     rate = examples / max(writing_seconds, 1e-9)

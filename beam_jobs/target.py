@@ -113,6 +113,12 @@ def check_space(plan: Plan, replaced: Manifest | None) -> None:
         )
 
 
+def stray_shards(data_dir: pathlib.Path, present: Manifest) -> list[str]:
+    """Returns the names in a folder that are shards of ours by their form, but that its manifest does not list."""
+    listed = {shard.file for split in present.splits.values() for shard in split.shards}
+    return sorted(name for name in os.listdir(data_dir) if naming.parse_shard_name(name) and name not in listed)
+
+
 @contextlib.contextmanager
 def prepared(plan: Plan, replaced: Manifest | None) -> Iterator[None]:
     """Makes the folder, removes what `replaced` lists and old temporary files, and keeps other conversions out.
