@@ -1,0 +1,179 @@
+"""Checkpoints: the state, and beside it what the state belongs to (model, optimizer, order of examples)."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from pipeline.errors import DataError, UsageError
+from pipeline.order import OrderSpec
+from trainer.cluster import Cluster
+from trainer.config import TrainConfig
+from trainer.state import TrainState
+
+_PREFIX = "ckpt"
+_RECORD_KEY = "record/.ATTRIBUTES/py_state"  # where tf.train.Checkpoint(record=PythonState) puts it
+
+
+class _Record(tf.train.experimental.PythonState):
+    """A text in the checkpoint, written with it and read before it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def serialize(self) -> str:
+        return self._text
+
+    def deserialize(self, string_value: str) -> None:
+        """Read by `_stored_record` instead, before anything is restored."""
+
+
+class Checkpoints:
+    """Saves and restores the state of one run in its model_dir.
+
+    Every worker saves, as tf.distribute wants it, but only the chief into model_dir; all restore from there.
+    """
+
+    def __init__(
+        self, state: TrainState, spec: OrderSpec, config: TrainConfig, cluster: Cluster, say: Callable[[str], None]
+    ) -> None:
+        self._state, self._spec, self._config, self._say = state, spec, config, say
+        self._folder = pathlib.Path(config.model_dir)
+        self._scratch = None if cluster.is_chief else tempfile.TemporaryDirectory(prefix="trainer-worker-")
+        self._checkpoint = tf.train.Checkpoint(
+            model=state.model,
+            optimizer=state.optimizer,
+            global_step=state.global_step,
+            record=_Record(json.dumps(self._record(), sort_keys=True)),
+        )
+        self._manager = tf.train.CheckpointManager(
+            self._checkpoint,
+            self._scratch.name if self._scratch else str(self._folder),
+            max_to_keep=config.max_to_keep if cluster.is_chief else 1,
+            checkpoint_name=_PREFIX,
+        )
+        self._saved_step = 0
+        if cluster.is_chief:
+            _remove_unfinished(self._folder)
+
+    @property
+    def newest(self) -> str | None:
+        """Path of the newest checkpoint in model_dir, or None."""
+        paths = _complete_checkpoints(self._folder)
+        return paths[-1] if paths else None
+
+    def restore(self) -> str | None:
+        """Restores the newest checkpoint that can be read and returns its path; None where there is none.
+
+        A damaged one is passed over with a notice: from the one before, the same steps lead to the same weights, so
+        only time is lost. Where all are damaged, that is an error, not a silent start from step 0.
+
+        Raises:
+          UsageError: the checkpoint is of another model, optimizer, image shape or order of examples.
+          DataError: none can be read.
+        """
+        paths = _complete_checkpoints(self._folder)
+        for path in reversed(paths):
+            try:
+                self._check(path, _stored_record(path))
+                self._checkpoint.restore(path).assert_existing_objects_matched()
+            except (tf.errors.OpError, UnicodeDecodeError) as error:
+                self._say(f"{path} is damaged and passed over: {str(error).splitlines()[0]}")
+                continue
+            except (ValueError, AssertionError) as error:
+                if isinstance(error, UsageError):
+                    raise
+                reason = str(error).splitlines()[0]
+                raise UsageError(f"{path} does not fit this run ({reason}); use another --model_dir") from None
+            self._saved_step = self._state.step
+            return path
+        if paths:
+            raise DataError(
+                f"{self._folder}: none of its {len(paths)} checkpoints can be read, the newest is {paths[-1]}; "
+                "restore one from a backup, or use another --model_dir to start again"
+            )
+        return None
+
+    def save(self) -> None:
+        """Saves the state, unless this step is saved already.
+
+        Raises:
+          DataError: a weight is not finite; nothing is written.
+        """
+        step = self._state.step
+        if step == self._saved_step:
+            return
+        if not bool(self._state.is_finite()):
+            raise DataError(
+                f"step {step}: a weight is NaN or infinite, so it is not saved; "
+                f"the last good checkpoint is {self.newest or 'none'}; try a lower --learning_rate"
+            )
+        self._manager.save(checkpoint_number=step)
+        self._saved_step = step
+
+    def close(self) -> None:
+        """Removes what a worker other than the chief has saved."""
+        if self._scratch:
+            self._scratch.cleanup()
+
+    def _record(self) -> dict[str, Any]:
+        _, *image_shape = self._state.model.input_shape
+        return {
+            "model": self._config.model,
+            "optimizer": self._config.optimizer,
+            "image_shape": image_shape,
+            "num_classes": self._state.model.output_shape[-1],
+            "order": json.loads(self._spec.to_json()),
+        }
+
+    def _check(self, path: str, stored: dict[str, Any]) -> None:
+        for name, here in self._record().items():
+            if name != "order" and stored.get(name) != here:
+                raise UsageError(
+                    f"{path} has {name} {stored.get(name)}, this run has {here}; "
+                    "give the old one, or use another --model_dir"
+                )
+        changed = self._spec.differences(stored.get("order", {}))
+        if changed and not self._config.allow_order_change:
+            fields = "; ".join(f"{name} was {_short(was)}, is {_short(now)}" for name, (now, was) in changed.items())
+            raise UsageError(
+                f"{path}: the order of examples has changed: {fields}; give the old values, use another --model_dir, "
+                "or accept the new order with --allow_order_change"
+            )
+
+
+def _stored_record(path: str) -> dict[str, Any]:
+    reader = tf.train.load_checkpoint(path)
+    if not reader.has_tensor(_RECORD_KEY):
+        raise UsageError(f"{path} was not written by trainer.run; use another --model_dir")
+    record: dict[str, Any] = json.loads(reader.get_tensor(_RECORD_KEY).decode())
+    return record
+
+
+def _complete_checkpoints(folder: pathlib.Path) -> list[str]:
+    """Returns the checkpoints of a folder by step, oldest first.
+
+    From the files themselves: TensorFlow's `checkpoint` file is written after them, and where it is lost or cut,
+    `tf.train.latest_checkpoint` finds none and training would start again.
+    """
+    steps = [re.fullmatch(rf"{_PREFIX}-(\d+)\.index", path.name) for path in folder.glob(f"{_PREFIX}-*.index")]
+    return [str(folder / f"{_PREFIX}-{step}") for step in sorted(int(match[1]) for match in steps if match)]
+
+
+def _remove_unfinished(folder: pathlib.Path) -> None:
+    """Removes what a killed save left behind."""
+    for path in folder.glob(f"{_PREFIX}-*_temp"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return f"{text[:12]}..." if len(text) == 64 else text  # a digest

@@ -1,0 +1,56 @@
+"""TensorFlow's errors as one line and an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from pipeline.errors import DataError, PipelineError, RerunError
+
+# The rest, in a job of several workers, is how a lost peer shows: Unavailable, DeadlineExceeded (the collective
+# timeout), Cancelled, Aborted, Internal, FailedPrecondition, Unknown.
+_OWN = (
+    tf.errors.DataLossError,
+    tf.errors.InvalidArgumentError,
+    tf.errors.NotFoundError,
+    tf.errors.OutOfRangeError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.ResourceExhaustedError,
+    tf.errors.UnimplementedError,
+)
+
+
+@contextlib.contextmanager
+def in_one_line(num_workers: int) -> Iterator[None]:
+    """Turns TensorFlow's errors inside into PipelineErrors.
+
+    Raises:
+      RerunError: in a job of several workers, one was lost.
+      DataError: all other errors of an op.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise translate(error, num_workers) from None
+
+
+def translate(error: tf.errors.OpError, num_workers: int) -> PipelineError:
+    """Returns the error that the user sees."""
+    reason = first_line(error)
+    if num_workers > 1 and not isinstance(error, _OWN):
+        return RerunError(
+            f"lost another worker ({reason}); start all {num_workers} again with the same commands to go on from the "
+            "last checkpoint"
+        )
+    if isinstance(error, tf.errors.ResourceExhaustedError):
+        return DataError(f"out of memory or disk ({reason}); try a smaller --global_batch_size or --shuffle_bytes")
+    return DataError(reason)
+
+
+def first_line(error: tf.errors.OpError) -> str:
+    """Returns the first line of an error's message, without names of graph nodes and with at most 300 characters."""
+    text = re.sub(r"\{\{[^}]*\}\}\s*", "", error.message).strip() or type(error).__name__
+    return text.splitlines()[0][:300]

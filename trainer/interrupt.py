@@ -1,0 +1,82 @@
+"""SIGTERM and SIGINT: the first asks for a checkpoint and an end, the second ends at once.
+
+A Python handler runs only between bytecodes, and an inner loop or a hung collective is one long call into TensorFlow.
+So the numbers of the signals go through `signal.set_wakeup_fd` to a thread, which runs meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+
+from pipeline import errors
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Interrupt:
+    """Context in which the two signals are watched. To be entered in the main thread."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+        self._requested: signal.Signals | None = None
+        self._waited_for = False
+
+    @property
+    def requested(self) -> signal.Signals | None:
+        """The signal that asked for the end, if any did."""
+        return self._requested
+
+    @contextlib.contextmanager
+    def waited_for(self) -> Iterator[None]:
+        """Where a signal sets `requested`; elsewhere nothing is to be saved and it ends the process at once."""
+        self._waited_for = True
+        try:
+            yield
+        finally:
+            self._waited_for = False
+
+    def __enter__(self) -> Interrupt:
+        """Takes the signals over."""
+        self._stderr = os.dup(2)  # whatever file descriptor 2 is later
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._handlers = {number: signal.signal(number, _ignore) for number in SIGNALS}
+        self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, name="signals", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Gives the signals back."""
+        signal.set_wakeup_fd(self._wakeup)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        os.close(self._write)  # ends the thread
+
+    def _watch(self) -> None:
+        while byte := os.read(self._read, 1):
+            if byte[0] in SIGNALS:
+                self._receive(signal.Signals(byte[0]))
+        os.close(self._read)
+        os.close(self._stderr)
+
+    def _receive(self, number: signal.Signals) -> None:
+        if self._requested is not None:
+            self._end(f"{number.name} again: ended without saving", 128 + number)
+        if not self._waited_for:
+            self._end(f"{number.name}: ended with nothing to save; the same command goes on", errors.EXIT_RERUN)
+        self._requested = number
+
+    def _end(self, message: str, code: int) -> None:
+        os.write(self._stderr, f"{self._command}: {message}\n".encode())
+        os._exit(code)  # not sys.exit: this is not the main thread, which may be inside TensorFlow for long
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """The handler: the thread does the work."""

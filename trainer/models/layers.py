@@ -1,0 +1,32 @@
+"""Layers and terms that the models share."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+
+class ScalePixels(keras.layers.Layer):
+    """uint8 pixels to float32 in [0, 1]; floats, which a distortion has already scaled, as they are."""
+
+    def call(self, images: tf.Tensor) -> tf.Tensor:
+        """Returns float32 images of the same shape."""
+        return tf.cast(images, tf.float32) / 255.0 if images.dtype == tf.uint8 else images
+
+
+class LocalResponseNorm(keras.layers.Layer):
+    """Local response normalisation with the CIFAR-10 tutorial's constants (Krizhevsky et al. 2012, 3.3)."""
+
+    def call(self, activations: tf.Tensor) -> tf.Tensor:
+        """Returns activations of the same shape, divided by a term of 9 neighbouring channels."""
+        return tf.nn.local_response_normalization(activations, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75)
+
+
+def l2_loss(scale: float) -> keras.regularizers.Regularizer:
+    """Returns scale * tf.nn.l2_loss(w) = scale * sum(w^2) / 2; Keras's own L2 has no half."""
+    return keras.regularizers.L2(scale / 2)
+
+
+def truncated_normal(stddev: float) -> keras.initializers.Initializer:
+    """Returns a normal of mean 0 cut at two standard deviations."""
+    return keras.initializers.TruncatedNormal(stddev=stddev)

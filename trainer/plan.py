@@ -1,0 +1,94 @@
+"""What a run is going to do, from its config and the manifest alone: checked before TensorFlow is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+
+import pipeline
+from pipeline import manifest as manifests
+from pipeline import order
+from pipeline.errors import DataError, UsageError
+from pipeline.manifest import Manifest
+from pipeline.order import OrderSpec
+from pipeline.splits import select
+from trainer.cluster import Cluster
+from trainer.config import TrainConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The numbers of a run.
+
+    Attributes:
+      manifest: of the data.
+      spec: of the training order.
+      steps_per_epoch: T.
+      last_step: global step at which training ends.
+      evaluation_steps: batches of one evaluation; 0 where there is none.
+      evaluation_examples: that it must see.
+    """
+
+    manifest: Manifest
+    spec: OrderSpec
+    steps_per_epoch: int
+    last_step: int
+    evaluation_steps: int
+    evaluation_examples: int
+
+    @property
+    def num_classes(self) -> int:
+        """Of the labels."""
+        return len(self.manifest.class_names)
+
+    def decay_steps(self, decay_epochs: float) -> int:
+        """Returns epochs as steps, at least 1."""
+        return max(1, int(decay_epochs * self.steps_per_epoch))
+
+
+def make(config: TrainConfig, cluster: Cluster) -> Plan:
+    """Returns the plan of a run.
+
+    Raises:
+      DataError: no valid data set.
+      UsageError: the config does not fit the data.
+    """
+    manifest = manifests.load(config.data_dir)
+    order.check_replicas(config.global_batch_size, max(config.num_replicas or 1, cluster.size))
+    spec = pipeline.order_spec(
+        config.data_dir,
+        config.train_split,
+        global_batch_size=config.global_batch_size,
+        training=True,
+        seed=config.seed,
+        remainder=config.remainder,
+        streams=config.streams,
+        shuffle_bytes=config.shuffle_bytes,
+    )
+    steps = pipeline.steps_per_epoch(
+        config.data_dir,
+        config.train_split,
+        global_batch_size=config.global_batch_size,
+        remainder=config.remainder,
+    )
+    examples = select(manifest, config.eval_split).num_examples if config.evaluates else 0
+    return Plan(manifest, spec, steps, config.last_step(steps), -(-examples // config.global_batch_size), examples)
+
+
+def prepare_model_dir(path: str) -> None:
+    """Makes the folder of checkpoints and logs.
+
+    Raises:
+      UsageError: it is a file, or cannot be made.
+      DataError: it cannot be written to.
+    """
+    folder = pathlib.Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise UsageError(f"--model_dir={path}: is a file, not a folder") from None
+    except OSError as error:
+        raise UsageError(f"--model_dir={path}: cannot be made: {error.strerror}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise DataError(f"--model_dir={path}: is not writable")

@@ -1,0 +1,56 @@
+"""`python -m trainer.run`: trains, evaluates, and goes on where it stopped.
+
+Exit codes: 0 done; 1 the data or a loss is bad; 2 a flag cannot work; 75 not done, and the same command goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from pipeline import commandline
+from trainer import cluster as clusters
+from trainer import config as configs
+from trainer import plan as plans
+from trainer import quiet
+from trainer.interrupt import Interrupt
+
+COMMAND = "trainer.run"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the command.
+
+    Raises:
+      PipelineError: whatever a user can cause.
+    """
+    config = configs.parse(argv)
+    cluster = _cluster(config)
+    plan = plans.make(config, cluster)
+    if cluster.is_chief:
+        plans.prepare_model_dir(config.model_dir)
+    commandline.require(COMMAND, "tensorflow")
+    commandline.quiet_tensorflow()
+    with Interrupt(COMMAND) as interrupt:
+        with quiet.loading():
+            from trainer import training  # noqa: PLC0415, here because it loads TensorFlow
+
+        training.run(config, plan, cluster, interrupt)
+
+
+def _cluster(config: configs.TrainConfig) -> clusters.Cluster:
+    if config.strategy != "multiworker":
+        return clusters.ALONE
+    cluster = clusters.from_environment()
+    if cluster is None:
+        print(f"{clusters.VARIABLE} is not set: --strategy=multiworker trains on this one worker", flush=True)
+    return cluster or clusters.ALONE
+
+
+def entry_point() -> NoReturn:
+    """The console script."""
+    commandline.run(COMMAND, main)
+
+
+if __name__ == "__main__":
+    entry_point()

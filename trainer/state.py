@@ -1,0 +1,75 @@
+"""What training changes and a checkpoint holds: model, optimizer, global step."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import keras
+import tensorflow as tf
+
+from pipeline.manifest import Manifest
+from pipeline.recipes import make_recipe
+from pipeline.recipes.base import ImageStatistics
+from trainer import models, optimizers
+from trainer.config import TrainConfig
+from trainer.plan import Plan
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainState:
+    """The variables of a run.
+
+    Attributes:
+      model: images -> logits.
+      optimizer: built, so that a checkpoint finds its variables.
+      global_step: int64 variable, updates so far.
+    """
+
+    model: keras.Model
+    optimizer: keras.optimizers.Optimizer
+    global_step: tf.Variable
+
+    @property
+    def step(self) -> int:
+        """The global step as a number."""
+        return int(self.global_step.numpy())
+
+    @tf.function
+    def is_finite(self) -> tf.Tensor:
+        """Returns whether no weight, moment or velocity is NaN or infinite, bool scalar."""
+        variables = [v.value for v in (*self.model.variables, *self.optimizer.variables) if v.dtype.startswith("float")]
+        return tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in variables])
+
+
+def create(strategy: tf.distribute.Strategy, config: TrainConfig, plan: Plan) -> TrainState:
+    """Returns the state at step 0, its variables on the strategy's devices.
+
+    Args:
+      strategy: in whose scope the variables are made.
+      config: distort, model, optimizer, momentum and seed are used.
+      plan: for the shape of the data.
+
+    Raises:
+      UsageError: the model or the distortion cannot take such images.
+    """
+    shape, dtype = distorted_images(config.distort, plan.manifest)
+    with strategy.scope():
+        model = models.build(config.model, shape, dtype, plan.num_classes, config.seed)
+        optimizer = optimizers.create(config.optimizer, config.momentum)
+        optimizer.build(model.trainable_variables)
+        step = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="global_step")
+    return TrainState(model, optimizer, step)
+
+
+def distorted_images(distort: str, manifest: Manifest) -> tuple[tuple[int, int, int], str]:
+    """Returns ((height, width, channels), dtype name) of the data's images as a recipe gives them to the model.
+
+    Raises:
+      UsageError: the recipe cannot take them.
+    """
+    recipe = make_recipe(distort, "--distort")
+    recipe.check(manifest.image_shape)
+    statistics = ImageStatistics(manifest.image_mean, manifest.image_std)
+    images = recipe.evaluate(tf.zeros((1, *manifest.image_shape), tf.uint8), statistics)
+    _, height, width, channels = images.shape
+    return (height, width, channels), images.dtype.name

@@ -1,0 +1,109 @@
+"""One update and one evaluation batch on all replicas, and loops of them inside one tf.function.
+
+Loss and accuracy are sum(w * x) / sum(w) over all replicas. Keras optimizers SUM the gradients of the replicas, so each
+replica's loss is its part of that sum over the sum of all weights, plus 1 / R of the regularisation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from trainer.state import TrainState
+
+FINITE = -1  # the bad step of a loop that had none
+
+
+class LoopResult(NamedTuple):
+    """Of an inner loop.
+
+    Attributes:
+      loss: of the last update, regularisation included, float32 scalar.
+      accuracy: of the last batch, before the update, float32 scalar.
+      bad_step: global step of the update whose loss is not finite, at which the loop ended, or FINITE; int64 scalar.
+    """
+
+    loss: tf.Tensor
+    accuracy: tf.Tensor
+    bad_step: tf.Tensor
+
+
+class EvaluationSums(NamedTuple):
+    """Over batches, float64 scalars: of the weights, of weight * cross-entropy and of weight * correct."""
+
+    weight: tf.Tensor
+    loss: tf.Tensor
+    correct: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stepper:
+    """The compiled loops over a model on a strategy.
+
+    Attributes:
+      strategy: whose replicas compute.
+      state: created in the strategy's scope.
+      schedule: global step -> learning rate, which the optimizer is given before each update.
+    """
+
+    strategy: tf.distribute.Strategy
+    state: TrainState
+    schedule: Callable[[tf.Tensor], tf.Tensor]
+
+    @tf.function
+    def train(self, iterator: Iterator[tuple[tf.Tensor, ...]], steps: tf.Tensor) -> LoopResult:
+        """Makes `steps` (int64 scalar) updates, or fewer where a loss is not finite."""
+        loss, accuracy = tf.constant(0.0), tf.constant(0.0)
+        bad_step = tf.constant(FINITE, tf.int64)
+        for _ in tf.range(steps):
+            loss, accuracy = self._update(next(iterator))
+            if not tf.math.is_finite(loss):
+                bad_step = self.state.global_step.read_value()
+                break
+        return LoopResult(loss, accuracy, bad_step)
+
+    @tf.function
+    def evaluate(self, iterator: Iterator[tuple[tf.Tensor, ...]], steps: tf.Tensor) -> EvaluationSums:
+        """Returns the sums over `steps` (int64 scalar) batches."""
+        sums = tf.zeros(3, tf.float64)
+        for _ in tf.range(steps):
+            sums += tf.cast(self._first(self.strategy.run(self._replica_sums, next(iterator))), tf.float64)
+        return EvaluationSums(sums[0], sums[1], sums[2])
+
+    def _update(self, batch: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, tf.Tensor]:
+        self.state.optimizer.learning_rate = self.schedule(self.state.global_step.read_value())
+        loss, accuracy = self.strategy.run(self._replica_update, batch)
+        self.state.global_step.assign_add(1)
+        return self._first(loss), self._first(accuracy)
+
+    def _replica_update(self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        variables = self.state.model.trainable_variables
+        with tf.GradientTape() as tape:
+            sums = _weighted_sums(self.state.model(images, training=True), labels, weights)
+            total = _all_sum(tf.stop_gradient(sums))
+            penalty = tf.add_n([tf.constant(0.0), *self.state.model.losses])
+            loss = sums[1] / total[0] + penalty / self.strategy.num_replicas_in_sync
+        self.state.optimizer.apply(tape.gradient(loss, variables), variables)
+        return total[1] / total[0] + penalty, total[2] / total[0]
+
+    def _replica_sums(self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        return _all_sum(_weighted_sums(self.state.model(images, training=False), labels, weights))
+
+    def _first(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns a value that is the same on all replicas."""
+        return self.strategy.experimental_local_results(value)[0]
+
+
+def _weighted_sums(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """Returns this replica's sums of w, w * cross-entropy and w * correct, float32 (3,)."""
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    correct = tf.cast(tf.equal(tf.argmax(logits, axis=-1), labels), tf.float32)
+    return tf.stack([tf.reduce_sum(weights), tf.reduce_sum(weights * losses), tf.reduce_sum(weights * correct)])
+
+
+def _all_sum(value: tf.Tensor) -> tf.Tensor:
+    """Returns the sum over all replicas, on each of them."""
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)

@@ -1,0 +1,70 @@
+"""The distribution strategies by name, on the devices that there are."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from pipeline import order
+from pipeline.errors import UsageError
+from trainer.cluster import Cluster
+from trainer.config import TrainConfig
+
+
+def create(config: TrainConfig, cluster: Cluster) -> tf.distribute.Strategy:
+    """Returns the strategy. To be called before anything else uses TensorFlow's devices.
+
+    Args:
+      config: strategy, num_replicas, global_batch_size and collective_timeout are used.
+      cluster: of a multiworker run; else unused.
+
+    Raises:
+      UsageError: there are fewer GPUs than replicas, or the replicas do not divide the global batch.
+    """
+    if config.strategy == "multiworker":
+        replicas = cluster.size * max(1, len(tf.config.list_physical_devices("GPU")))
+        order.check_replicas(config.global_batch_size, replicas)
+        return _multiworker(config.collective_timeout)
+    devices = replica_devices(config.num_replicas or (1 if config.strategy == "one_device" else None))
+    order.check_replicas(config.global_batch_size, len(devices))
+    if config.strategy == "one_device":
+        return tf.distribute.OneDeviceStrategy(devices[0])
+    if config.strategy == "mirrored":
+        return tf.distribute.MirroredStrategy(devices)
+    return tf.distribute.experimental.CentralStorageStrategy(devices, parameter_device="/cpu:0")
+
+
+def replica_devices(count: int | None) -> list[str]:
+    """Returns the devices of `count` replicas: the first GPUs, or logical CPUs where there is no GPU.
+
+    Args:
+      count: None for all GPUs, or one CPU.
+
+    Raises:
+      UsageError: there are fewer GPUs, or the CPU was already split into fewer.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        if (count or 1) > len(gpus):
+            raise UsageError(f"--num_replicas={count}: this machine has {len(gpus)} GPUs")
+        return [f"/gpu:{i}" for i in range(count or len(gpus))]
+    _split_cpu(count or 1)
+    return [f"/cpu:{i}" for i in range(count or 1)]
+
+
+def device_names(strategy: tf.distribute.Strategy) -> list[str]:
+    """Returns the local devices of a strategy's replicas as `CPU:0`."""
+    return [":".join(name.split(":")[-2:]) for name in strategy.extended.worker_devices]
+
+
+def _split_cpu(count: int) -> None:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    existing = tf.config.get_logical_device_configuration(cpu)
+    if existing is None and count > 1:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+    elif existing is not None and len(existing) < count:
+        raise UsageError(f"--num_replicas={count}: this process has already split its CPU into {len(existing)}")
+
+
+def _multiworker(timeout_seconds: float) -> tf.distribute.Strategy:
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=timeout_seconds)
+    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
