@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-import logging
 import os
 import pathlib
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
 from beam_jobs import sources, target
 from beam_jobs.config import ConvertConfig
 from beam_jobs.plan import make_plan
+from beam_jobs.quiet import quiet_import
 from beam_jobs.summary import summary
 from pipeline import commandline, manifest
 
@@ -33,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     config, beam_arguments, flags = _parse(argv)
     sources.check_name(config.dataset)
     commandline.require(COMMAND, "apache_beam", *sources.MODULES_NEEDED.get(config.dataset, ()))
-    with _quiet_import():
+    with quiet_import():
         from beam_jobs import beam_flags, run, runners  # noqa: PLC0415 (2 s to import: after --help and our own flags)
     options = beam_flags.parse(beam_arguments, flags)
     runners.check(options)
@@ -65,17 +64,6 @@ def _parse(argv: Sequence[str] | None) -> tuple[ConvertConfig, list[str], list[s
     parser.add_arguments(ConvertConfig, "config")
     known, rest = parser.parse_known_args(argv)
     return known.config, rest, parser.flags()
-
-
-@contextlib.contextmanager
-def _quiet_import() -> Iterator[None]:
-    # Beam warns at import of optional cloud libraries that are not installed.
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def entry_point() -> NoReturn:

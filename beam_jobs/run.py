@@ -12,6 +12,7 @@ from apache_beam.runners.runner import PipelineRunner
 from beam_jobs import jobs, write
 from beam_jobs.plan import Plan
 from beam_jobs.progress import Progress
+from beam_jobs.quiet import quiet_threads
 from beam_jobs.runners import make_runner
 from pipeline import errors
 
@@ -34,10 +35,8 @@ def run(plan: Plan, options: PipelineOptions) -> None:
     failures: list[BaseException] = []
     thread = threading.Thread(target=_run, args=(plan, options, runner, failures), daemon=True, name="beam")
     write.gate.open()
-    # Beam's threads end with tracebacks when a worker goes; what matters of that comes back through `failures`.
-    threading.excepthook, loud = _say_nothing, threading.excepthook
     try:
-        with Progress(plan) as progress:
+        with Progress(plan) as progress, quiet_threads():
             thread.start()
             while thread.is_alive():
                 thread.join(_POLL_SECONDS)
@@ -47,7 +46,6 @@ def run(plan: Plan, options: PipelineOptions) -> None:
         if lifeline:
             lifeline.cut()
         write.gate.shut()
-    threading.excepthook = loud  # not after Ctrl-C: there the threads are still ending
     if failures:
         raise as_one_line(failures[0]) from failures[0]
 
@@ -61,10 +59,6 @@ def _run(plan: Plan, options: PipelineOptions, runner: PipelineRunner, failures:
             raise errors.DataError(f"the runner ended in state {state}; see its log")
     except BaseException as error:
         failures.append(error)
-
-
-def _say_nothing(_: threading.ExceptHookArgs) -> None:
-    pass
 
 
 def as_one_line(failure: BaseException) -> errors.PipelineError:
