@@ -11,14 +11,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.distribute import distribute
+    from pipeline.distribution import distribute
     from pipeline.hashing_tf import uniform
     from pipeline.input import input_fn, order_spec, steps_per_epoch
     from pipeline.sharding import Shard
 
 _HOME = {
     "Shard": "pipeline.sharding",
-    "distribute": "pipeline.distribute",
+    "distribute": "pipeline.distribution",
     "input_fn": "pipeline.input",
     "order_spec": "pipeline.input",
     "steps_per_epoch": "pipeline.input",

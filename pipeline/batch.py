@@ -1,4 +1,4 @@
-"""Makes batches out of a window: rows of the order, one gather, the distortion, the weights; one XLA function."""
+"""Makes batches out of a window: which records (XLA), one gather, the distortion (XLA)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pipeline import hashing_tf, order_tf
 from pipeline.hashing import Domain
 from pipeline.order import Order
 from pipeline.recipes.base import ImageStatistics, Recipe
+from pipeline.recipes.undistorted import Undistorted
 
 UserDistort = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
@@ -38,29 +39,39 @@ class Batches:
     weights: str
     record_ids: bool
 
-    def make(self, rows_of_replica: int) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], tuple]:
-        """Returns the function of (epoch, step of epoch, first row, records by position) that gives one element."""
-        own = not hasattr(self.distort, "distort")
+    def element_maker(self, replica_rows: list[tuple[int, int]]) -> Callable[[tuple, tf.Tensor], tuple]:
+        """Returns the function of ((epoch, records by position), number) that makes one element.
 
-        def gathered(epoch: tf.Tensor, step: tf.Tensor, first: tf.Tensor, by_position: tf.Tensor) -> tuple:
-            rows = first + tf.range(rows_of_replica, dtype=tf.int64)
-            positions, real = order_tf.positions(self.order, step, rows)
-            records = tf.gather(by_position, positions)
-            keys = hashing_tf.derive_key(Domain.DISTORT, self.order.seed, epoch, records)
-            images = tf.gather(self.images, records)
-            if not own:
-                images = self._distorted(images, keys)
-            return images, tf.gather(self.labels, records), self._weights(real, step), keys, records
+        Element `number` of an epoch is step `number // L` for local replica `number % L` of the L whose rows of the
+        global batch are given.
+        """
+        taken = tf.function(lambda *arguments: self._taken(replica_rows, *arguments), jit_compile=True)
+        distorted = self._distortion()
 
-        compiled = tf.function(gathered, jit_compile=True)
-
-        def element(epoch: tf.Tensor, step: tf.Tensor, first: tf.Tensor, by_position: tf.Tensor) -> tuple:
-            images, labels, weights, keys, records = compiled(epoch, step, first, by_position)
-            if own:  # may hold ops that XLA does not have
-                images = self.distort(images, keys)
-            return (images, labels, weights, records) if self.record_ids else (images, labels, weights)
+        def element(epoch_order: tuple[tf.Tensor, tf.Tensor], number: tf.Tensor) -> tuple:
+            records, keys, weights = taken(*epoch_order, number)
+            # Outside XLA, whose gather of bytes goes byte by byte: TensorFlow's copies whole images.
+            images, labels = tf.gather(self.images, records), tf.gather(self.labels, records)
+            batch = distorted(images, keys), labels, weights
+            return (*batch, records) if self.record_ids else batch
 
         return element
+
+    def _taken(
+        self, replica_rows: list[tuple[int, int]], epoch: tf.Tensor, by_position: tf.Tensor, number: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns what an element takes: record ids int64, distortion keys uint64 and weights float32, all (rows,)."""
+        step = number // len(replica_rows)
+        positions, real = order_tf.positions(self.order, step, _rows(replica_rows, number % len(replica_rows)))
+        records = tf.gather(by_position, positions)
+        return records, hashing_tf.derive_key(Domain.DISTORT, self.order.seed, epoch, records), self._weights(real, step)
+
+    def _distortion(self) -> UserDistort:
+        if not hasattr(self.distort, "distort"):
+            return self.distort  # the user's own; may hold ops that XLA does not have
+        if isinstance(self.distort, Undistorted):
+            return lambda images, keys: images
+        return tf.function(self._distorted, jit_compile=True)
 
     def _distorted(self, images: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
         if self.order.training:
@@ -74,3 +85,9 @@ class Batches:
         size = self.order.global_batch_size
         real_rows = tf.minimum(self.order.num_records - step * size, size)  # in the global batch of this step
         return mask * (size / tf.cast(real_rows, tf.float32))
+
+
+def _rows(replica_rows: list[tuple[int, int]], local_replica: tf.Tensor) -> tf.Tensor:
+    """Returns the rows of the global batch of one local replica, int64 (rows of a replica,)."""
+    first = tf.gather(tf.constant([start for start, _ in replica_rows], tf.int64), local_replica)
+    return first + tf.range(replica_rows[0][1] - replica_rows[0][0], dtype=tf.int64)

@@ -75,8 +75,6 @@ def _elements(
     order, replicas = batches.order, len(rows)
     steps = order.steps_per_epoch
     end = _ENDLESS if last_step is None else last_step
-    first_rows = tf.constant([start for start, _ in rows], tf.int64)
-    make = batches.make(rows[0][1] - rows[0][0])
 
     def with_order(epoch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return epoch, order_tf.records_by_position(order, epoch)
@@ -84,13 +82,10 @@ def _elements(
     def elements_of(epoch: tf.Tensor, by_position: tf.Tensor) -> tf.data.Dataset:
         first = tf.where(epoch == first_step // steps, tf.constant(first_step % steps, tf.int64), 0)
         numbers = tf.data.Dataset.range(first * replicas, steps * replicas)
-        return numbers.map(lambda number: (epoch, number, by_position))
-
-    def element(epoch: tf.Tensor, number: tf.Tensor, by_position: tf.Tensor) -> tuple:
-        return make(epoch, number // replicas, tf.gather(first_rows, number % replicas), by_position)
+        return tf.data.Dataset.zip(tf.data.Dataset.from_tensors((epoch, by_position)).repeat(), numbers)
 
     epochs = tf.data.Dataset.range(first_step // steps, -(-end // steps))
     dataset = epochs.map(with_order).prefetch(1).flat_map(elements_of)
-    dataset = dataset.map(element, num_parallel_calls=tf.data.AUTOTUNE)
+    dataset = dataset.map(batches.element_maker(rows), num_parallel_calls=tf.data.AUTOTUNE)
     count = tf.data.INFINITE_CARDINALITY if last_step is None else (last_step - first_step) * replicas
     return dataset.apply(tf.data.experimental.assert_cardinality(count)).prefetch(_READY)
