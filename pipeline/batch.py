@@ -11,10 +11,6 @@ from pipeline import hashing_tf, order_tf
 from pipeline.hashing import Domain
 from pipeline.order import Order
 from pipeline.recipes.base import ImageStatistics, Recipe
-from pipeline.recipes.undistorted import Undistorted
-
-UserDistort = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +22,7 @@ class Batches:
       images: uint8 (N, height, width, channels), row i being record id i.
       labels: int64 (N,).
       statistics: of the training images.
-      distort: a recipe, or the user's own function of (images, keys).
+      recipe: the distortion.
       weights: `mask` or `mean`.
       record_ids: add the record ids to the element.
     """
@@ -35,7 +31,7 @@ class Batches:
     images: tf.Tensor
     labels: tf.Tensor
     statistics: ImageStatistics
-    distort: Recipe | UserDistort
+    recipe: Recipe
     weights: str
     record_ids: bool
 
@@ -64,19 +60,19 @@ class Batches:
         step = number // len(replica_rows)
         positions, real = order_tf.positions(self.order, step, _rows(replica_rows, number % len(replica_rows)))
         records = tf.gather(by_position, positions)
-        return records, hashing_tf.derive_key(Domain.DISTORT, self.order.seed, epoch, records), self._weights(real, step)
+        return (
+            records,
+            hashing_tf.derive_key(Domain.DISTORT, self.order.seed, epoch, records),
+            self._weights(real, step),
+        )
 
-    def _distortion(self) -> UserDistort:
-        if not hasattr(self.distort, "distort"):
-            return self.distort  # the user's own; may hold ops that XLA does not have
-        if isinstance(self.distort, Undistorted):
-            return lambda images, keys: images
-        return tf.function(self._distorted, jit_compile=True)
+    def _distortion(self) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+        return tf.function(self._distorted, jit_compile=True) if self.recipe.compiled else self._distorted
 
     def _distorted(self, images: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
         if self.order.training:
-            return self.distort.distort(images, keys, self.statistics)
-        return self.distort.evaluate(images, self.statistics)
+            return self.recipe.distort(images, keys, self.statistics)
+        return self.recipe.evaluate(images, keys, self.statistics)
 
     def _weights(self, real: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         mask = tf.cast(real, tf.float32)

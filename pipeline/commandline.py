@@ -48,8 +48,10 @@ class Parser(simple_parsing.ArgumentParser):
         """Raises UsageError for the first of `arguments`, if any, as an unknown flag."""
         for argument in arguments:
             name = argument.split("=")[0]
-            raise errors.unknown("flag", name, self.flags()) if name.startswith("-") else errors.UsageError(
-                f"unexpected argument {argument!r}; see --help"
+            raise (
+                errors.unknown("flag", name, self.flags())
+                if name.startswith("-")
+                else errors.UsageError(f"unexpected argument {argument!r}; see --help")
             )
 
     def flags(self) -> list[str]:

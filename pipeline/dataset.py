@@ -7,11 +7,12 @@ import os
 import tensorflow as tf
 
 from pipeline import order_tf
-from pipeline.batch import Batches, UserDistort
+from pipeline.batch import Batches
 from pipeline.manifest import Manifest
 from pipeline.order import Order, replica_rows
 from pipeline.recipes import make_recipe
 from pipeline.recipes.base import ImageStatistics, Recipe
+from pipeline.recipes.own import Own, UserDistort
 from pipeline.sharding import Shard
 from pipeline.splits import Selection
 from pipeline.window import load_window
@@ -55,9 +56,9 @@ def make_dataset(
     return dataset.with_options(options)
 
 
-def _recipe(distort: str | UserDistort | None, manifest: Manifest) -> Recipe | UserDistort:
+def _recipe(distort: str | UserDistort | None, manifest: Manifest) -> Recipe:
     if callable(distort):
-        return distort
+        return Own(distort)
     recipe = make_recipe(distort or "none")
     recipe.check(manifest.image_shape)
     return recipe
@@ -69,9 +70,7 @@ def _replica_rows(order: Order, shard: Shard | None, local_replica: int) -> tupl
     return shard.replica_rows(local_replica, order.global_batch_size)
 
 
-def _elements(
-    batches: Batches, rows: list[tuple[int, int]], first_step: int, last_step: int | None
-) -> tf.data.Dataset:
+def _elements(batches: Batches, rows: list[tuple[int, int]], first_step: int, last_step: int | None) -> tf.data.Dataset:
     order, replicas = batches.order, len(rows)
     steps = order.steps_per_epoch
     end = _ENDLESS if last_step is None else last_step

@@ -52,8 +52,8 @@ def decode_shard(data: NDArray[np.uint8], shard: ShardInfo, image_shape: tuple[i
     if other.any():
         record = int(other.argmax())
         raise DataError(
-            f"{shard.file}, record {record}, byte offset {record * shard.stride}: not an Example of image {image_shape}, "
-            "key and label as the manifest says; convert the data again"
+            f"{shard.file}, record {record}, byte offset {record * shard.stride}: not an Example of "
+            f"image {image_shape}, key and label as the manifest says; convert the data again"
         )
     keys = np.ascontiguousarray(rows[:, layout.key])
     return Examples(

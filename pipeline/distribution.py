@@ -26,9 +26,9 @@ def distribute(
 ) -> tf.distribute.DistributedDataset:
     """Returns the input of a strategy: replica r gets rows [rG/R, (r+1)G/R) of every global batch.
 
-    On one worker the pipeline runs once and its elements go to the replicas in turn; on several, each worker makes the
-    rows of its own replicas only. Either is `strategy.distribute_datasets_from_function`, which copies nothing that
-    `experimental_distribute_dataset` would split again.
+    On one worker the global batch is made as a whole and split (`experimental_distribute_dataset`), which costs less
+    than many small batches; of several workers each makes only the rows of its own replicas
+    (`distribute_datasets_from_function`).
 
     Args:
       strategy: OneDevice, Mirrored, MultiWorkerMirrored, CentralStorage or the default strategy.
@@ -48,8 +48,10 @@ def distribute(
         raise UsageError(f"prefetch={prefetch}: must be 0 or more")
     if "shard" in arguments:
         raise UsageError("distribute: takes no shard; the strategy says which rows a worker feeds")
+    if isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy):
+        raise UsageError("distribute: ParameterServerStrategy is not supported yet")
 
-    def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
+    def dataset_fn(context: tf.distribute.InputContext | None) -> tf.data.Dataset:
         return input_fn(
             data_dir, split, global_batch_size=global_batch_size, training=training, shard=context, **arguments
         )
@@ -57,4 +59,6 @@ def distribute(
     options = tf.distribute.InputOptions(
         experimental_fetch_to_device=prefetch > 0, experimental_per_replica_buffer_size=max(1, prefetch)
     )
-    return strategy.distribute_datasets_from_function(dataset_fn, options)
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return strategy.distribute_datasets_from_function(dataset_fn, options)
+    return strategy.experimental_distribute_dataset(dataset_fn(None), options)

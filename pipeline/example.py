@@ -80,7 +80,7 @@ class Layout:
 
     @classmethod
     def fit(cls, record_size: int, image_size: int) -> Layout | None:
-        """Returns the layout of records of `record_size` bytes with images of `image_size`, or None if there is none."""
+        """Returns the layout of records of `record_size` bytes with images of `image_size`; None: there is none."""
         key_size = record_size - len(encode(bytes(image_size), 0, b""))
         for size in range(key_size, max(-1, key_size - 12), -1):  # longer keys have longer length fields
             layout = cls.build(image_size, size)

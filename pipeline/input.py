@@ -15,15 +15,13 @@ from pipeline.splits import Selection, select
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from pipeline.batch import UserDistort
     from pipeline.manifest import Manifest
+    from pipeline.recipes.own import UserDistort
 
 PathLike = str | os.PathLike[str]
 
 
-def steps_per_epoch(
-    data_dir: PathLike, split: str = "train", *, global_batch_size: int, remainder: str = "pad"
-) -> int:
+def steps_per_epoch(data_dir: PathLike, split: str = "train", *, global_batch_size: int, remainder: str = "pad") -> int:
     """Returns T, the steps of an epoch: the same on every replica and in every epoch.
 
     Raises:
@@ -183,5 +181,3 @@ def _last_step(order: Order, start_step: int, epochs: int | None) -> int | None:
     if epochs < 1 or start_step > last:
         raise UsageError(f"start_step={start_step}, epochs={epochs}: {epochs} epochs end at step {last}")
     return last
-
-

@@ -152,7 +152,8 @@ def load(data_dir: str | os.PathLike[str]) -> Manifest:
         raise DataError(f"{path}: format_version is {version!r}, not a version of a manifest")
     if version > FORMAT_VERSION:
         raise DataError(
-            f"{path}: format_version {version} is newer than {FORMAT_VERSION}, the newest this release reads; upgrade it"
+            f"{path}: format_version {version} is newer than {FORMAT_VERSION}, the newest that this release "
+            "reads; upgrade it"
         )
     try:
         manifest = _parse(content)
@@ -194,7 +195,9 @@ def _check(manifest: Manifest, path: pathlib.Path) -> None:
             _check_shard(shard, name, path)
         total = sum(split.label_histogram)
         if total != split.num_examples:
-            raise DataError(f"{path}: split {name!r}: {split.num_examples} examples, but {total} in its label histogram")
+            raise DataError(
+                f"{path}: split {name!r}: {split.num_examples} examples, but {total} in its label histogram"
+            )
 
 
 def _check_shard(shard: ShardInfo, split: str, path: pathlib.Path) -> None:
@@ -208,5 +211,6 @@ def _check_shard(shard: ShardInfo, split: str, path: pathlib.Path) -> None:
         raise DataError(f"{path}: {shard.file}: crc32c is {shard.crc32c!r}, not 8 hexadecimal digits")
     if shard.stride is not None and shard.stride * shard.num_examples != shard.num_bytes:
         raise DataError(
-            f"{path}: {shard.file}: {shard.num_examples} records of {shard.stride} bytes are not {shard.num_bytes} bytes"
+            f"{path}: {shard.file}: {shard.num_examples} records of {shard.stride} bytes are not "
+            f"{shard.num_bytes} bytes"
         )

@@ -175,13 +175,11 @@ def make_order(spec: OrderSpec, counts: tuple[int, ...], record_bytes: int) -> O
         if capacity < 1:
             least = spec.streams * record_bytes
             raise UsageError(
-                f"shuffle_bytes={spec.shuffle_bytes}: {spec.streams} streams of records of {record_bytes} decoded bytes "
-                f"need at least {least}"
+                f"shuffle_bytes={spec.shuffle_bytes}: {spec.streams} streams of records of {record_bytes} decoded "
+                f"bytes need at least {least}"
             )
         windows = max(1, -(-longest // capacity))
-    order = Order(
-        counts, spec.global_batch_size, spec.streams, windows, spec.remainder, spec.seed, spec.training
-    )
+    order = Order(counts, spec.global_batch_size, spec.streams, windows, spec.remainder, spec.seed, spec.training)
     if order.num_records == 0:
         raise UsageError(f"split {spec.split!r}: has no record")
     if order.steps_per_epoch == 0:

@@ -44,5 +44,7 @@ def read_shard(data_dir: str | os.PathLike[str], shard: ShardInfo) -> NDArray[np
     if f"{crc:08x}" != shard.crc32c:
         for _ in framing.records(data.tobytes(), str(path)):  # raises at the record that is corrupt
             pass
-        raise DataError(f"{path}: every record is whole, but the file's CRC32C is {crc:08x}, not {shard.crc32c}; {_RECOVER}")
+        raise DataError(
+            f"{path}: every record is whole, but the file's CRC32C is {crc:08x}, not {shard.crc32c}; {_RECOVER}"
+        )
     return data

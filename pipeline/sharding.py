@@ -48,7 +48,9 @@ class Shard:
         Raises:
           UsageError: R does not divide the global batch.
         """
-        return order.replica_rows(self.index * self.local_replicas + local_replica, self.num_replicas, global_batch_size)
+        return order.replica_rows(
+            self.index * self.local_replicas + local_replica, self.num_replicas, global_batch_size
+        )
 
 
 def as_shard(shard: Shard | InputContext | None) -> Shard | None:

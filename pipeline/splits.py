@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 
 from pipeline.errors import UsageError
@@ -106,6 +107,6 @@ def _cut(shards: tuple[ShardInfo, ...], start: int, stop: int) -> list[Segment]:
 
 def _check_disjoint(segments: list[Segment], text: str) -> None:
     ordered = sorted(segments, key=lambda s: (s.shard.file, s.start))
-    for one, other in zip(ordered, ordered[1:], strict=False):
+    for one, other in itertools.pairwise(ordered):
         if one.shard.file == other.shard.file and other.start < one.stop:
             raise UsageError(f"split {text!r}: selects record {other.start} of {one.shard.file} twice")

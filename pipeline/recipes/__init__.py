@@ -42,8 +42,10 @@ def make_recipe(text: str, flag: str = "distort") -> Recipe:
     fields = {field.name: field for field in dataclasses.fields(recipe)}
     for argument, value in arguments.items():
         if argument not in fields:
-            raise unknown(f"{flag}: argument of {name}", argument, fields) if fields else UsageError(
-                f"{flag}: {name} takes no arguments; got {argument!r}"
+            raise (
+                unknown(f"{flag}: argument of {name}", argument, fields)
+                if fields
+                else UsageError(f"{flag}: {name} takes no arguments; got {argument!r}")
             )
         if type(value) is not type(fields[argument].default) and not (
             isinstance(fields[argument].default, float) and type(value) is int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import tensorflow as tf
 
@@ -19,7 +19,13 @@ class ImageStatistics:
 
 
 class Recipe(Protocol):
-    """A distortion of a batch and its evaluation twin. Both run inside XLA with static shapes."""
+    """A distortion of a batch and its evaluation twin, with static shapes.
+
+    Attributes:
+      compiled: whether both are run as one XLA function.
+    """
+
+    compiled: ClassVar[bool]
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
         """Raises UsageError where images of this (height, width, channels) cannot be distorted so."""
@@ -33,8 +39,22 @@ class Recipe(Protocol):
           statistics: of the training images.
         """
 
-    def evaluate(self, images: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+    def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns the batch without randomness, in the shape and range that `distort` gives."""
+
+
+def output_spec(recipe: Recipe, image_shape: tuple[int, int, int]) -> tf.TensorSpec:
+    """Returns the shape (rows, height, width, channels) and dtype that a recipe gives; rows is 1, nothing is computed.
+
+    Raises:
+      UsageError: the recipe cannot take such images.
+    """
+    recipe.check(image_shape)
+    channels = (0.0,) * image_shape[2]
+    traced = tf.function(lambda images, keys: recipe.evaluate(images, keys, ImageStatistics(channels, channels)))
+    arguments = tf.TensorSpec((1, *image_shape), tf.uint8), tf.TensorSpec((1,), tf.uint64)
+    output = traced.get_concrete_function(*arguments).structured_outputs
+    return tf.TensorSpec(output.shape, output.dtype)
 
 
 def check_bounds(name: str, value: float, least: float, most: float) -> None:

@@ -8,6 +8,7 @@ resize_image_with_crop_or_pad to 24x24 and per_image_standardization.
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
@@ -31,6 +32,8 @@ class Cifar10Tutorial:
       contrast_low, contrast_high: an image's distance from its channel means is multiplied by a number in this range.
       standardize: give each image mean 0 and standard deviation 1; off: pixels on the scale 0..255.
     """
+
+    compiled: ClassVar[bool] = True
 
     crop: int = 24
     flip: bool = True
@@ -65,9 +68,9 @@ class Cifar10Tutorial:
             lanes = geometry.flip(lanes, hashing_tf.uniform(keys, _FLIP) < 0.5, channels)
         return _apply(lanes, scale, means, shift, channels)
 
-    def evaluate(self, images: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+    def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """See `Recipe.evaluate`: the central crop, standardised."""
-        del statistics
+        del keys, statistics
         rows, _, _, channels = images.shape
         lanes = geometry.central_crop(images, self.crop, self.crop)
         return _apply(lanes, *self._colour(lanes, tf.ones(rows), tf.zeros(rows), channels), channels)
@@ -86,7 +89,7 @@ class Cifar10Tutorial:
         """
         rows, height, width = lanes.shape
         pixels = tf.cast(lanes, tf.float32)
-        # The barriers keep XLA from merging the sum over rows with the sum over lanes: one long scalar loop, 5 x slower.
+        # The barriers keep XLA from merging the sums over rows and over lanes into one scalar loop, 5 times slower.
         (sums,) = xla.optimization_barrier(tf.reduce_sum(pixels, axis=1))
         per_channel = tf.reshape(sums, (rows, width // channels, channels))
         means = tf.reduce_sum(per_channel, axis=1) / (height * width // channels)

@@ -42,9 +42,7 @@ def central_crop(images: tf.Tensor, height: int, width: int) -> tf.Tensor:
     """Returns the middle of the images as rows of lanes, (rows, height, width * channels)."""
     rows, image_height, image_width, channels = images.shape
     top, left = (image_height - height) // 2, (image_width - width) // 2
-    return tf.reshape(
-        images[:, top : top + height, left : left + width, :], (rows, height, width * channels)
-    )
+    return tf.reshape(images[:, top : top + height, left : left + width, :], (rows, height, width * channels))
 
 
 def pad(images: tf.Tensor, pixels: int) -> tf.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import tensorflow as tf
 
@@ -21,6 +22,8 @@ class PadCropFlip:
       pad: pixels on each side.
       flip: mirror half of the images.
     """
+
+    compiled: ClassVar[bool] = True
 
     pad: int = 4
     flip: bool = True
@@ -41,8 +44,9 @@ class PadCropFlip:
             lanes = geometry.flip(lanes, hashing_tf.uniform(keys, _FLIP) < 0.5, channels)
         return _normalise(geometry.to_images(lanes, channels), statistics)
 
-    def evaluate(self, images: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+    def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """See `Recipe.evaluate`: normalised only."""
+        del keys
         return _normalise(images, statistics)
 
 

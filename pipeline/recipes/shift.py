@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import tensorflow as tf
 
@@ -15,6 +16,8 @@ _TOP, _LEFT = range(2)
 @dataclasses.dataclass(frozen=True)
 class Shift:
     """Shift by up to `pixels` in each direction, zeros where nothing was; float32 in [0, 1]."""
+
+    compiled: ClassVar[bool] = True
 
     pixels: int = 2
 
@@ -33,7 +36,7 @@ class Shift:
         lanes = geometry.crop(geometry.pad(images, self.pixels), top, left, height, width)
         return tf.cast(geometry.to_images(lanes, channels), tf.float32) / 255.0
 
-    def evaluate(self, images: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+    def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """See `Recipe.evaluate`: scaled to [0, 1] only."""
-        del statistics
+        del keys, statistics
         return tf.cast(images, tf.float32) / 255.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import tensorflow as tf
 
@@ -13,6 +14,8 @@ from pipeline.recipes.base import ImageStatistics
 class Undistorted:
     """No distortion: uint8 of the images' shape, in training and evaluation."""
 
+    compiled: ClassVar[bool] = False
+
     def check(self, image_shape: tuple[int, int, int]) -> None:
         """Any image will do."""
 
@@ -21,7 +24,7 @@ class Undistorted:
         del keys, statistics
         return images
 
-    def evaluate(self, images: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+    def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """See `Recipe.evaluate`."""
-        del statistics
+        del keys, statistics
         return images

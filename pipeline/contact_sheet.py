@@ -1,0 +1,73 @@
+"""Draws a batch as people look at it: each image as stored and, below it, as a model gets it."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from pipeline.input import input_fn
+from pipeline.manifest import Manifest
+
+_TILE = 96  # pixels on a side of a drawn image
+_CAPTION = 16
+_GAP = 6
+_COLUMNS = 8
+_INK = (40, 40, 40)
+
+
+def default_recipe(manifest: Manifest) -> str:
+    """Returns the recipe that fits the data: `shift` for grey images (digits), else `cifar10_tutorial`."""
+    height, width, channels = manifest.image_shape
+    if channels == 1:
+        return "shift"
+    return "cifar10_tutorial" if min(height, width) >= 24 else "pad_crop_flip"
+
+
+def draw_contact_sheet(
+    data_dir: str | os.PathLike[str], manifest: Manifest, split: str, distort: str, *, images: int = 32, seed: int = 0
+) -> Image.Image:
+    """Returns the first training batch of `images` rows: pairs of stored and distorted images with their class.
+
+    Raises:
+      DataError, UsageError: as `input_fn`.
+    """
+    raw, labels, weights = _first_batch(data_dir, split, "none", images, seed)
+    distorted, _, _ = _first_batch(data_dir, split, distort, images, seed)
+    shown = int((weights > 0).sum())
+    rows = -(-shown // _COLUMNS)
+    pair = 2 * _TILE + _GAP // 2 + _CAPTION + 2 * _GAP
+    sheet = Image.new("RGB", (_COLUMNS * (_TILE + _GAP) + _GAP, rows * pair + 3 * _CAPTION), "white")
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
+    title = f"{manifest.dataset} {split}, step 0, seed {seed}: above as stored, below {distort}"
+    title += " (floats stretched to black..white)"
+    pen.text((_GAP, _CAPTION // 2), title, _INK, font)
+    for i in range(shown):
+        left = _GAP + i % _COLUMNS * (_TILE + _GAP)
+        top = 2 * _CAPTION + i // _COLUMNS * pair
+        sheet.paste(_tile(raw[i]), (left, top))
+        sheet.paste(_tile(distorted[i]), (left, top + _TILE + _GAP // 2))
+        pen.text((left, top + 2 * _TILE + _GAP // 2), _class_name(manifest, int(labels[i])), _INK, font)
+    return sheet
+
+
+def _first_batch(data_dir: str | os.PathLike[str], split: str, distort: str, rows: int, seed: int) -> tuple:
+    dataset = input_fn(data_dir, split, global_batch_size=rows, training=True, seed=seed, distort=distort)
+    return next(dataset.as_numpy_iterator())
+
+
+def _class_name(manifest: Manifest, label: int) -> str:
+    return manifest.class_names[label] if label < len(manifest.class_names) else str(label)
+
+
+def _tile(image: NDArray[np.generic]) -> Image.Image:
+    """Returns one image (height, width, 1 or 3), uint8 or float, scaled to a tile."""
+    pixels = np.asarray(image)
+    if pixels.dtype != np.uint8:
+        low, high = float(pixels.min()), float(pixels.max())
+        pixels = ((pixels - low) * (255.0 / max(high - low, 1e-6))).astype(np.uint8)
+    if pixels.shape[2] != 3:
+        pixels = np.repeat(pixels[:, :, :1], 3, axis=2)
+    return Image.fromarray(pixels).resize((_TILE, _TILE), Image.Resampling.NEAREST)

@@ -1,0 +1,126 @@
+"""`python -m pipeline.inspect DATA_DIR`: what is in a data set, as tables and as a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+import simple_parsing
+
+from pipeline import commandline, manifest, quiet, read
+from pipeline.errors import DataError, UsageError
+from pipeline.manifest import Manifest
+
+COMMAND = "pipeline.inspect"
+
+
+@dataclasses.dataclass(frozen=True)
+class InspectConfig:
+    """Look at a data set made by beam_jobs.convert."""
+
+    data_dir: str = simple_parsing.field(positional=True, metavar="DATA_DIR")  # the data set's folder
+    png: str | None = None  # write a contact sheet here: images as stored and distorted
+    split: str = "train"  # the split or slice that the contact sheet shows
+    distort: str | None = None  # the contact sheet's recipe; default: one that fits the images
+    seed: int = 0  # of the contact sheet's batch
+
+    def __post_init__(self) -> None:
+        if self.png is not None and not self.png.endswith(".png"):
+            raise UsageError(f"--png={self.png}: the file's name must end in .png")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the tables and writes the picture.
+
+    Raises:
+      DataError: no valid data set, or a shard that is missing or has another size.
+      UsageError: a flag that cannot work.
+    """
+    parser = commandline.Parser(COMMAND, "Show what is in a data set.")
+    parser.add_arguments(InspectConfig, "config")
+    config = parser.parse(argv).config
+    content = manifest.load(config.data_dir)
+    for split in content.splits.values():
+        read.check_present(config.data_dir, split.shards)
+    print("\n".join(summary(content)))
+    if config.png is not None:
+        _write_sheet(config, content)
+
+
+def summary(content: Manifest) -> list[str]:
+    """Returns the lines of the tables: splits, shards, labels."""
+    image = content.features["image"]
+    height, width, channels = content.image_shape
+    total = sum(split.num_examples for split in content.splits.values())
+    mean, std = (", ".join(f"{v:.1f}" for v in values) for values in (content.image_mean, content.image_std))
+    return [
+        f"{content.dataset}: {total:,} examples, image {height}x{width}x{channels} {image.dtype} {image.encoding}, "
+        f"{len(content.class_names)} classes, pixel mean {mean}, standard deviation {std}",
+        "",
+        *_table(["split", "shards", "examples", "MiB", "examples a shard"], _split_rows(content)),
+        "",
+        *_table(["shard", "examples", "bytes", "CRC32C"], _shard_rows(content)),
+        "",
+        *_table(["label", "class", *content.splits], _label_rows(content)),
+    ]
+
+
+def _split_rows(content: Manifest) -> list[list[str]]:
+    rows = []
+    for name, split in content.splits.items():
+        counts = [shard.num_examples for shard in split.shards]
+        spread = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
+        rows.append([name, f"{len(counts):,}", f"{sum(counts):,}", f"{split.num_bytes / (1 << 20):,.1f}", spread])
+    return rows
+
+
+def _shard_rows(content: Manifest) -> list[list[str]]:
+    shards = [shard for split in content.splits.values() for shard in split.shards]
+    return [[shard.file, f"{shard.num_examples:,}", f"{shard.num_bytes:,}", shard.crc32c] for shard in shards]
+
+
+def _label_rows(content: Manifest) -> list[list[str]]:
+    histograms = [split.label_histogram for split in content.splits.values()]
+    return [
+        [str(label), name, *(f"{h[label] if label < len(h) else 0:,}" for h in histograms)]
+        for label, name in enumerate(content.class_names)
+    ]
+
+
+def _table(header: list[str], rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    return [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in [header, *rows]
+    ]
+
+
+def _write_sheet(config: InspectConfig, content: Manifest) -> None:
+    commandline.require(f"{COMMAND} --png", "tensorflow", "PIL")
+    commandline.quiet_tensorflow()
+    with quiet.loading():
+        import tensorflow  # noqa: F401, PLC0415
+
+        from pipeline import contact_sheet  # noqa: PLC0415
+
+    recipe = config.distort or contact_sheet.default_recipe(content)
+    sheet = contact_sheet.draw_contact_sheet(config.data_dir, content, config.split, recipe, seed=config.seed)
+    path = pathlib.Path(config.png or "")
+    try:
+        sheet.save(path)
+    except OSError as error:
+        raise DataError(f"--png={path}: cannot be written: {error.strerror or error}") from None
+    print(f"\n{path}: contact sheet of {config.split}, as stored and by {recipe}")
+
+
+def entry_point() -> None:
+    """Runs the command as a console script."""
+    commandline.run(COMMAND, main)
+
+
+if __name__ == "__main__":
+    entry_point()
