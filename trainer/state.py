@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from pipeline.manifest import Manifest
 from pipeline.recipes import make_recipe
-from pipeline.recipes.base import ImageStatistics
+from pipeline.recipes.base import output_spec
 from trainer import models, optimizers
 from trainer.config import TrainConfig
 from trainer.plan import Plan
@@ -68,8 +68,6 @@ def distorted_images(distort: str, manifest: Manifest) -> tuple[tuple[int, int, 
       UsageError: the recipe cannot take them.
     """
     recipe = make_recipe(distort, "--distort")
-    recipe.check(manifest.image_shape)
-    statistics = ImageStatistics(manifest.image_mean, manifest.image_std)
-    images = recipe.evaluate(tf.zeros((1, *manifest.image_shape), tf.uint8), statistics)
+    images = output_spec(recipe, manifest.image_shape)
     _, height, width, channels = images.shape
     return (height, width, channels), images.dtype.name
