@@ -1,0 +1,48 @@
+# Everything runs in .venv, made from constraints.txt; the commands below are what a user would type.
+PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(if $(shell $(p) -c 'import sys; print(1) if (3,11) <= sys.version_info[:2] <= (3,13) else None' 2>/dev/null),$(p),)))
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help demo test test-slow lint bench clean
+
+help:
+	@echo "make demo       convert, look at, train on and evaluate 1,797 digits, in demo/"
+	@echo "make test       lint, types and the tests (15 minutes or less on 2 cores)"
+	@echo "make test-slow  the long tests: many kills, accuracy on MNIST and CIFAR-10"
+	@echo "make bench      the benchmarks, as ratios"
+	@echo "make clean      remove .venv and demo/"
+
+$(READY): setup.py constraints.txt
+	@test -n "$(PYTHON)" || { echo "needs Python 3.11, 3.12 or 3.13; name one with: make PYTHON=/path/to/python" >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+	@echo "Installing the locked dependencies into .venv (about 2.5 GB, some minutes the first time)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all]'
+	@touch $(READY)
+
+demo: $(READY)
+	$(BIN)/python -m beam_jobs.convert --dataset=digits --data_dir=demo/digits
+	$(BIN)/python -m pipeline.inspect demo/digits --png=demo/distorted.png
+	$(BIN)/python -m trainer.run --data_dir=demo/digits --model_dir=demo/run --model=lenet --distort=shift \
+	    --strategy=mirrored --num_replicas=2 --global_batch_size=64 --epochs=20
+	@echo
+	@echo "shards:       demo/digits"
+	@echo "picture:      demo/distorted.png"
+	@echo "checkpoints:  demo/run"
+	@echo "TensorBoard:  tensorboard --logdir=demo/run  (pip install tensorboard)"
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.input_throughput
+
+clean:
+	rm -rf .venv demo
