@@ -9,7 +9,7 @@ import re
 from pipeline import naming
 from pipeline.errors import UsageError
 
-_SHARDS_OF_SPLIT = re.compile(r"([A-Za-z][A-Za-z0-9_]*):(\d+)")
+_SHARDS_OF_SPLIT = re.compile(r"([A-Za-z][A-Za-z0-9_]*):([0-9]{1,9})")
 MAX_SHARDS = 99_999  # five digits in a shard's name
 MAX_SEED = 2**63 - 1
 
@@ -56,7 +56,7 @@ class ConvertConfig:
         """
         if not self.num_shards:
             return None
-        if self.num_shards.lstrip("-").isdecimal():
+        if re.fullmatch(r"-?[0-9]{1,9}", self.num_shards):
             return _checked(int(self.num_shards), self.num_shards)
         shards: dict[str, int] = {}
         for part in self.num_shards.split(","):

@@ -35,17 +35,20 @@ def run(plan: Plan, options: PipelineOptions) -> None:
     failures: list[BaseException] = []
     thread = threading.Thread(target=_run, args=(plan, options, runner, failures), daemon=True, name="beam")
     write.gate.open()
+    ended = False
     try:
         with Progress(plan) as progress, quiet_threads():
             thread.start()
             while thread.is_alive():
                 thread.join(_POLL_SECONDS)
                 progress.show()
+        ended = not failures
     finally:
         # After Ctrl-C the runner's threads and processes are still at work; after a failure some can be.
         if lifeline:
             lifeline.cut()
-        write.gate.shut()
+        if not ended:
+            write.gate.shut()
     if failures:
         raise as_one_line(failures[0]) from failures[0]
 

@@ -72,9 +72,11 @@ class Source(Protocol):
 
 def row_keys(file: str, rows: NDArray[np.int64], digits: int) -> NDArray[np.bytes_]:
     """Returns `<file>#<row>` of each row, the row padded with zeros to `digits`; dtype S (n,)."""
-    prefix = file.encode("ascii") + b"#"
-    numbers = np.char.zfill(rows.astype("S"), digits)
-    return np.char.add(np.array(prefix), numbers)
+    prefix = np.frombuffer(file.encode("ascii") + b"#", np.uint8)
+    keys = np.empty((len(rows), len(prefix) + digits), np.uint8)
+    keys[:, : len(prefix)] = prefix
+    keys[:, len(prefix) :] = rows[:, None] // 10 ** np.arange(digits - 1, -1, -1) % 10 + ord("0")
+    return keys.view(f"S{keys.shape[1]}")[:, 0]
 
 
 def row_digits(count: int) -> int:

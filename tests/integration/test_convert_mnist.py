@@ -1,0 +1,201 @@
+"""The converter on all 70,000 digits of MNIST, and on CIFAR-10's images, as a user runs it."""
+
+import gzip
+import hashlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+
+import numpy as np
+import pytest
+
+from pipeline import manifest
+
+ROOT = pathlib.Path(__file__).parents[2]
+DATA = ROOT.parent / "shared" / "data"
+MNIST, EXPAND_CIFAR10 = DATA / "mnist", DATA / "expand_cifar10.py"
+PREFIXES = {"train": "train", "test": "t10k"}
+
+needs_mnist = pytest.mark.skipif(not MNIST.is_dir(), reason=f"MNIST's files are not in {MNIST}")
+needs_cifar10 = pytest.mark.skipif(not EXPAND_CIFAR10.is_file(), reason=f"CIFAR-10's images are not in {DATA}")
+
+
+def command(dataset, source, out, *flags):
+    program = [sys.executable, "-m", "beam_jobs.convert"]
+    return [*program, f"--dataset={dataset}", f"--source={source}", f"--data_dir={out}", *flags]
+
+
+def convert(*arguments):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command(*arguments), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def digests(folder):
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def idx(name, offset):
+    return np.frombuffer(gzip.decompress((MNIST / f"{name}.gz").read_bytes()), np.uint8, offset=offset)
+
+
+@pytest.fixture(scope="module")
+def mnist(tmp_path_factory):
+    """MNIST converted by one worker in memory."""
+    out = tmp_path_factory.mktemp("mnist")
+    convert("mnist", MNIST, out)
+    return out
+
+
+@needs_mnist
+def test_two_worker_processes_write_the_same_bytes(mnist, tmp_path):
+    convert("mnist", MNIST, tmp_path / "out", "--direct_running_mode=multi_processing", "--direct_num_workers=2")
+    assert len(digests(mnist)) == 6
+    assert digests(tmp_path / "out") == digests(mnist)
+
+
+@needs_mnist
+def test_plain_tf_data_reads_every_original_once(mnist):
+    tf = pytest.importorskip("tensorflow")
+    features = {
+        "image": tf.io.FixedLenFeature([], tf.string),
+        "label": tf.io.FixedLenFeature([], tf.int64),
+        "key": tf.io.FixedLenFeature([], tf.string),
+    }
+    for split, prefix in PREFIXES.items():
+        files = sorted(map(str, mnist.glob(f"{split}-*.tfrecord")))
+        records = tf.data.TFRecordDataset(files).batch(1 << 20).get_single_element()
+        parsed = tf.io.parse_example(records, features)
+        images = tf.io.decode_raw(parsed["image"], tf.uint8).numpy()
+        keys = parsed["key"].numpy().tolist()
+        rows = np.array([int(key.rpartition(b"#")[2]) for key in keys])
+        assert keys == [b"%s-images-idx3-ubyte#%0*d" % (prefix.encode(), len(str(len(keys) - 1)), row) for row in rows]
+        assert sorted(rows.tolist()) == list(range(len(keys)))
+        assert (rows != np.arange(len(rows))).mean() > 0.99  # shuffled
+        assert (images == idx(f"{prefix}-images-idx3-ubyte", 16).reshape(-1, 784)[rows]).all()
+        assert (parsed["label"].numpy() == idx(f"{prefix}-labels-idx1-ubyte", 8)[rows]).all()
+
+
+@needs_mnist
+def test_the_manifest_is_true_of_the_files(mnist):
+    made = manifest.load(mnist)
+    assert {name: split.num_examples for name, split in made.splits.items()} == {"train": 60_000, "test": 10_000}
+    for split in made.splits.values():
+        for shard in split.shards:
+            assert (mnist / shard.file).stat().st_size == shard.num_bytes == shard.stride * shard.num_examples
+    for split, prefix in PREFIXES.items():
+        labels = idx(f"{prefix}-labels-idx1-ubyte", 8)
+        assert made.splits[split].label_histogram == tuple(np.bincount(labels).tolist())
+    pixels = idx("train-images-idx3-ubyte", 16)
+    np.testing.assert_allclose(made.image_mean, pixels.mean(), rtol=1e-12)  # 33.318, as published
+    np.testing.assert_allclose(made.image_std, pixels.std(), rtol=1e-12)  # 78.567
+    assert {file.file: file.num_bytes for file in made.source} == {
+        "train-images-idx3-ubyte": 47_040_016,
+        "train-labels-idx1-ubyte": 60_008,
+        "t10k-images-idx3-ubyte": 7_840_016,
+        "t10k-labels-idx1-ubyte": 10_008,
+    }
+
+
+def kill_when(out, shards, *arguments):
+    """Starts a conversion and kills it, by SIGKILL, when it has written `shards` of the training set."""
+    began = time.time_ns() - 10**7  # the file system's clock is up to a tick behind
+
+    def written():
+        return sum(path.stat().st_mtime_ns > began for path in out.glob("train-*"))
+
+    process = subprocess.Popen(command(*arguments), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while written() < shards and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.002)
+    process.kill()
+    assert process.wait(10) == -signal.SIGKILL
+    assert not (out / "manifest.json").exists()
+
+
+@needs_mnist
+@pytest.mark.parametrize("workers", [pytest.param(1, id="in_memory"), pytest.param(2, id="two processes")])
+def test_a_killed_conversion_that_is_run_again_gives_the_same_bytes(workers, mnist, tmp_path):
+    out = tmp_path / "out"
+    flags = ["--num_shards=train:100,test:1"]
+    more = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"] if workers == 2 else []
+    kill_when(out, 30, "mnist", MNIST, out, *flags, *more)
+    assert len(list(out.glob("train-*"))) >= 30
+    convert("mnist", MNIST, out, *flags)
+    convert("mnist", MNIST, tmp_path / "clean", *flags)
+    assert digests(out) == digests(tmp_path / "clean")
+
+
+@needs_mnist
+@pytest.mark.slow
+def test_killed_at_twenty_moments_it_never_leaves_a_data_set_or_another_result(tmp_path):
+    out, clean = tmp_path / "out", tmp_path / "clean"
+    flags = ["--num_shards=train:40,test:1"]
+    convert("mnist", MNIST, clean, *flags)
+    for moment in range(20):
+        kill_when(out, 2 * moment, "mnist", MNIST, out, *flags)
+        for path in out.glob("*.tfrecord"):
+            assert path.read_bytes() == (clean / path.name).read_bytes()
+    convert("mnist", MNIST, out, *flags)
+    assert digests(out) == digests(clean)
+
+
+@needs_mnist
+@pytest.mark.slow
+def test_a_folder_with_another_data_set_killed_while_it_is_replaced(mnist, tmp_path):
+    out = tmp_path / "out"
+    convert("mnist", MNIST, out, "--seed=5")
+    kill_when(out, 1, "mnist", MNIST, out, "--overwrite", "--num_shards=200")
+    convert("mnist", MNIST, out)
+    made = manifest.load(out)
+    listed = {shard.file for split in made.splits.values() for shard in split.shards} | {"manifest.json"}
+    assert {name: digest for name, digest in digests(out).items() if name in listed} == digests(mnist)
+
+
+@pytest.fixture(scope="module")
+def cifar10(tmp_path_factory):
+    """100 images of each batch of CIFAR-10 in the published layout."""
+    folder = tmp_path_factory.mktemp("cifar10")
+    subprocess.run([sys.executable, str(EXPAND_CIFAR10), str(folder), "--per-batch", "100"], check=True)
+    return folder
+
+
+@needs_cifar10
+def test_cifar10_folder_and_archive_give_the_same_bytes(cifar10, tmp_path):
+    folder = cifar10 / "cifar-10-batches-bin"
+    with tarfile.open(tmp_path / "cifar-10-binary.tar.gz", "w:gz") as tar:
+        tar.add(folder, folder.name)
+    out = convert("cifar10", folder, tmp_path / "a", "--num_shards=train:3,test:2")
+    assert "train: 500 examples, 3 shards" in out
+    convert(
+        "cifar10", tmp_path / "cifar-10-binary.tar.gz", tmp_path / "b", "--num_shards=train:3,test:2",
+        "--direct_running_mode=multi_processing", "--direct_num_workers=2",
+    )  # fmt: skip
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+
+
+@needs_cifar10
+def test_plain_tf_data_reads_every_cifar10_image_once(cifar10, tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    folder = cifar10 / "cifar-10-batches-bin"
+    convert("cifar10", cifar10, tmp_path / "out", "--num_shards=7")
+    seen = {}
+    for split in ("train", "test"):
+        for record in tf.data.TFRecordDataset(sorted(map(str, (tmp_path / "out").glob(f"{split}-*")))):
+            feature = tf.train.Example.FromString(record.numpy()).features.feature
+            image = np.frombuffer(feature["image"].bytes_list.value[0], np.uint8).reshape(32, 32, 3)
+            seen[feature["key"].bytes_list.value[0].decode()] = (image, feature["label"].int64_list.value[0])
+    assert len(seen) == 600
+    for path in folder.glob("*.bin"):
+        for row, record in enumerate(np.fromfile(path, np.uint8).reshape(-1, 3073)):
+            image, label = seen[f"{path.name}#{row:02d}"]
+            assert label == record[0]
+            assert (image.transpose(2, 0, 1).ravel() == record[1:]).all()

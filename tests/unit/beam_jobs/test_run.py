@@ -1,0 +1,44 @@
+import pytest
+
+from beam_jobs.run import as_one_line
+from pipeline.errors import DataError, UsageError
+
+
+def caused(error, cause):
+    error.__cause__ = cause
+    return error
+
+
+OURS = DataError("/x/train: cannot be written: No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "text"),
+    [
+        (OURS, DataError, "/x/train: cannot be written: No space left on device"),
+        (
+            caused(RuntimeError("bundle failed"), OURS),
+            DataError,
+            "/x/train: cannot be written: No space left on device",
+        ),
+        (DataError("/x: bad [while running 'Convert/WriteShard']"), DataError, "/x: bad"),
+        (
+            RuntimeError(
+                "Error received from SDK harness for instruction 3: Traceback (most recent call last):\n"
+                '  File "x.py", line 1\n'
+                "pipeline.errors.DataError: /x: first\n\nDuring handling of ...\n"
+                "pipeline.errors.DataError: /x: first [while running 'Convert/WriteShard-ptransform-7']\n"
+            ),
+            DataError,
+            "/x: first",
+        ),
+        (RuntimeError("Traceback\npipeline.errors.UsageError: --flag: no"), UsageError, "--flag: no"),
+        (RuntimeError("Traceback\npipeline.errors.OtherError: text"), DataError, "text"),
+        (ValueError("first\n\n  last  \n"), DataError, "Beam: ValueError: last"),
+        (RuntimeError(), DataError, "Beam: RuntimeError: no message"),
+    ],
+)
+def test_our_error_is_found(failure, kind, text):
+    found = as_one_line(failure)
+    assert type(found) is kind
+    assert str(found) == text
