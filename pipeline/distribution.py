@@ -59,6 +59,8 @@ def distribute(
     options = tf.distribute.InputOptions(
         experimental_fetch_to_device=prefetch > 0, experimental_per_replica_buffer_size=max(1, prefetch)
     )
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+    # TensorFlow 2.21's CentralStorageStrategy.experimental_distribute_dataset fails on any options (a misspelt name).
+    by_function = (tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.experimental.CentralStorageStrategy)
+    if isinstance(strategy, by_function):
         return strategy.distribute_datasets_from_function(dataset_fn, options)
     return strategy.experimental_distribute_dataset(dataset_fn(None), options)

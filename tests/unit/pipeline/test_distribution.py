@@ -1,0 +1,82 @@
+"""`distribute` on real strategies of one process; several processes are in tests/integration."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from pipeline import distribute, input_fn
+from pipeline.errors import UsageError
+from tests.datasets import write_dataset
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("made")
+    write_dataset(path, (5, 0, 4, 4), (8, 6, 3))
+    return path
+
+
+STRATEGIES = {
+    "default": tf.distribute.get_strategy,
+    "one_device": lambda: tf.distribute.OneDeviceStrategy("CPU:0"),
+    "mirrored x1": lambda: tf.distribute.MirroredStrategy(["CPU:0"]),
+    "mirrored x2": lambda: tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
+    "mirrored x4": lambda: tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(4)]),
+    "central_storage x2": lambda: tf.distribute.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"]),
+    "multiworker x1": tf.distribute.MultiWorkerMirroredStrategy,
+}
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_each_replica_gets_exactly_its_rows(folder, name, prefetch):
+    strategy = STRATEGIES[name]()
+    replicas = strategy.num_replicas_in_sync
+    # 13 records in batches of 8: in the last step, replicas 2 and 3 of 4 have nothing but padding or little.
+    arguments = {"global_batch_size": 8, "training": True, "seed": 5, "epochs": 2, "record_ids": True}
+    whole = list(input_fn(folder, **arguments).as_numpy_iterator())
+    got = list(distribute(strategy, folder, prefetch=prefetch, **arguments))
+    assert len(got) == len(whole) == 4
+    for element, expected in zip(got, whole, strict=True):
+        for component, whole_component in zip(element, expected, strict=True):
+            rows = [value.numpy() for value in strategy.experimental_local_results(component)]
+            assert len(rows) == replicas
+            assert {len(r) for r in rows} == {8 // replicas}
+            assert np.array_equal(np.concatenate(rows), whole_component)
+
+
+@pytest.mark.parametrize("name", ["one_device", "mirrored x2", "mirrored x4", "multiworker x1"])
+def test_distortions_do_not_depend_on_the_topology(folder, name):
+    arguments = {"global_batch_size": 8, "training": True, "distort": "cifar10_tutorial(crop=5)", "epochs": 3}
+    whole = list(input_fn(folder, **arguments).as_numpy_iterator())
+    strategy = STRATEGIES[name]()
+    for (images, *_), (expected, *_) in zip(distribute(strategy, folder, **arguments), whole, strict=True):
+        rows = [value.numpy() for value in strategy.experimental_local_results(images)]
+        np.testing.assert_allclose(np.concatenate(rows), expected, atol=2e-5)
+
+
+def test_experimental_distribute_dataset_takes_the_dataset_as_it_is(folder):
+    strategy = STRATEGIES["mirrored x4"]()
+    arguments = {"global_batch_size": 8, "training": True, "epochs": 1, "record_ids": True}
+    dataset = input_fn(folder, **arguments)
+    assert dataset.options().experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.DATA
+    whole = list(dataset.as_numpy_iterator())
+    for element, expected in zip(strategy.experimental_distribute_dataset(dataset), whole, strict=True):
+        assert np.array_equal(np.concatenate([v.numpy() for v in element[3].values]), expected[3])
+
+
+def test_what_cannot_work_is_one_clear_error(folder):
+    strategy = STRATEGIES["mirrored x4"]()
+    with pytest.raises(UsageError, match="10 is not divisible by 4 replicas; nearest that work: 8 and 12"):
+        distribute(strategy, folder, global_batch_size=10, training=True)
+    with pytest.raises(UsageError, match="prefetch=-1"):
+        distribute(strategy, folder, global_batch_size=8, training=True, prefetch=-1)
+    with pytest.raises(UsageError, match="takes no shard"):
+        distribute(strategy, folder, global_batch_size=8, training=True, shard=None)
+
+
+@pytest.mark.skipif(not tf.config.list_physical_devices("GPU"), reason="needs a GPU: batches wait on its memory")
+def test_prefetch_puts_batches_on_the_gpu(folder):
+    strategy = tf.distribute.OneDeviceStrategy("GPU:0")
+    images, _, _ = next(iter(distribute(strategy, folder, global_batch_size=4, training=True, prefetch=2)))
+    assert "GPU:0" in images.device

@@ -1,0 +1,185 @@
+"""`input_fn` against `pipeline.order` and the data set's own bytes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import pipeline
+from pipeline import hashing, input_fn, order_spec, steps_per_epoch
+from pipeline import manifest as manifests
+from pipeline.errors import DataError, UsageError
+from pipeline.hashing import Domain
+from pipeline.order import make_order
+from pipeline.sharding import Shard
+from pipeline.splits import select
+from tests.datasets import images_of, write_dataset
+
+SHAPE = (8, 6, 3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("made")
+    write_dataset(path, (5, 0, 4, 3), SHAPE)
+    return path
+
+
+def order_of(folder, split="train", **arguments):
+    spec = order_spec(folder, split, **arguments)
+    manifest = manifests.load(folder)
+    counts = tuple(s.num_examples for s in select(manifest, split).segments)
+    return make_order(spec, counts, int(np.prod(SHAPE)))
+
+
+def elements(dataset, count=None):
+    return list((dataset if count is None else dataset.take(count)).as_numpy_iterator())
+
+
+@pytest.mark.parametrize("streams", [1, 2, 4])
+@pytest.mark.parametrize("remainder", ["pad", "drop"])
+def test_batches_are_the_orders_records_with_their_pixels_and_labels(folder, streams, remainder):
+    arguments = {"global_batch_size": 8, "training": True, "seed": 3, "streams": streams, "remainder": remainder}
+    order = order_of(folder, **arguments)
+    images = images_of(0, 12, SHAPE)
+    got = elements(input_fn(folder, epochs=3, record_ids=True, **arguments))
+    assert len(got) == 3 * order.steps_per_epoch == (6 if remainder == "pad" else 3)
+    for step, (x, y, w, records) in enumerate(got):
+        expected, real = order.batch(step)
+        assert np.array_equal(records, expected)
+        assert np.array_equal(w, real.astype(np.float32))
+        assert np.array_equal(x, images[expected])
+        assert np.array_equal(y, expected % 3)
+        assert (x.dtype, y.dtype, w.dtype) == (np.uint8, np.int64, np.float32)
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 3, 5, 6])
+def test_starting_at_a_step_gives_the_tail_of_the_run(folder, start):
+    arguments = {"global_batch_size": 4, "training": True, "distort": "shift", "epochs": 2, "record_ids": True}
+    whole = elements(input_fn(folder, **arguments))
+    tail = elements(input_fn(folder, start_step=start, **arguments))
+    assert len(whole) == 6
+    assert len(tail) == 6 - start
+    for one, other in zip(whole[start:], tail, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_starting_far_away_costs_no_replay_and_gives_that_epoch(folder):
+    arguments = {"global_batch_size": 4, "training": True, "record_ids": True}
+    order = order_of(folder, global_batch_size=4, training=True)
+    start = 3 * 10**12 + 1
+    for step, element in enumerate(input_fn(folder, start_step=start, **arguments).take(3)):
+        assert np.array_equal(element[3].numpy(), order.batch(start + step)[0])
+
+
+@pytest.mark.parametrize(("count", "local"), [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (1, 4), (8, 1)])
+def test_shards_give_each_replica_its_rows(folder, count, local):
+    arguments = {"global_batch_size": 8, "training": True, "distort": "cifar10_tutorial(crop=6)", "epochs": 2}
+    whole = elements(input_fn(folder, record_ids=True, **arguments))
+    rows = 8 // (count * local)
+    for index in range(count):
+        part = elements(input_fn(folder, shard=Shard(index, count, local), record_ids=True, **arguments))
+        assert len(part) == len(whole) * local
+        for number, (x, y, w, records) in enumerate(part):
+            step, replica = number // local, index * local + number % local
+            take = slice(replica * rows, (replica + 1) * rows)
+            np.testing.assert_allclose(x, whole[step][0][take], atol=2e-5)
+            assert np.array_equal(y, whole[step][1][take])
+            assert np.array_equal(w, whole[step][2][take])
+            assert np.array_equal(records, whole[step][3][take])
+
+
+def test_cardinality_and_shapes_are_known(folder):
+    train = {"global_batch_size": 8, "training": True}
+    assert input_fn(folder, **train).cardinality() == tf.data.INFINITE_CARDINALITY
+    assert input_fn(folder, epochs=5, start_step=3, **train).cardinality() == 7
+    assert input_fn(folder, epochs=5, shard=Shard(0, 2, 2), **train).cardinality() == 20
+    assert input_fn(folder, "test", global_batch_size=3, training=False).cardinality() == 2
+    spec = input_fn(folder, distort="shift", **train).element_spec
+    assert [s.shape.as_list() for s in spec] == [[8, *SHAPE], [8], [8]]
+    assert [s.dtype for s in spec] == [tf.float32, tf.int64, tf.float32]
+    assert steps_per_epoch(folder, global_batch_size=8) == 2
+    assert steps_per_epoch(folder, global_batch_size=8, remainder="drop") == 1
+    assert steps_per_epoch(folder, "train[:3]", global_batch_size=1) == 3
+
+
+def test_evaluation_is_the_split_once_in_its_order(folder):
+    got = elements(input_fn(folder, "train", global_batch_size=5, training=False, record_ids=True, streams=5))
+    records = np.concatenate([r[w > 0] for _, _, w, r in got])
+    assert records.tolist() == list(range(12))
+    assert [w.sum() for _, _, w, _ in got] == [5, 5, 2]
+
+
+def test_slices_feed_their_records_only(folder):
+    got = elements(input_fn(folder, "train[4:9]", global_batch_size=2, training=True, epochs=1))
+    numbers = sorted(int(x[0, 0, 0]) for x, _, w in got for x in x[w > 0])
+    assert numbers == [4, 5, 6, 7, 8]
+
+
+def test_mean_weights_make_the_mean_over_the_batch_the_mean_over_real_rows(folder):
+    got = elements(input_fn(folder, global_batch_size=8, training=True, epochs=1, weights="mean", streams=4))
+    assert [w.tolist() for _, _, w in got] == [[1.0] * 8, [2.0, 0.0] * 4]
+    values = np.random.default_rng(0).random(8)
+    assert np.isclose((got[1][2] * values).mean(), values[[0, 2, 4, 6]].mean())
+
+
+def test_the_users_own_function_gets_pixels_and_keys_by_seed_epoch_and_record(folder):
+    def draws(images, keys):
+        assert images.dtype == tf.uint8
+        return tf.stack([pipeline.uniform(keys, 0), pipeline.uniform(keys, 1)], axis=1)
+
+    arguments = {"global_batch_size": 4, "training": True, "seed": 11, "epochs": 2, "record_ids": True}
+    for step, (x, _, _, records) in enumerate(elements(input_fn(folder, distort=draws, **arguments))):
+        keys = hashing.derive_key(Domain.DISTORT, 11, step // 3, records)
+        assert np.array_equal(x, np.stack([hashing.uniform(keys, 0), hashing.uniform(keys, 1)], 1))
+
+
+def test_another_epoch_has_another_order_and_other_distortions(folder):
+    got = elements(input_fn(folder, global_batch_size=12, training=True, epochs=2, distort="shift", record_ids=True))
+    (x0, _, _, r0), (x1, _, _, r1) = got
+    assert not np.array_equal(r0, r1)
+    assert sorted(r0) == sorted(r1) == list(range(12))
+    by_record0, by_record1 = x0[np.argsort(r0)], x1[np.argsort(r1)]
+    assert 6 <= sum(not np.array_equal(a, b) for a, b in zip(by_record0, by_record1, strict=True)) <= 12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"global_batch_size": 0}, UsageError, "global_batch_size=0: must be 1 or more"),
+        ({"remainder": "padd"}, UsageError, "unknown 'padd'; did you mean 'pad'"),
+        ({"weights": "mask2"}, UsageError, "unknown 'mask2'; did you mean 'mask'"),
+        ({"distort": "shfit"}, UsageError, "did you mean 'shift'"),
+        ({"split": "tets"}, UsageError, "did you mean 'test'"),
+        ({"streams": 3}, UsageError, "streams=3 does not divide global_batch_size=8; nearest that work: 2 and 4"),
+        ({"start_step": -1}, UsageError, "start_step=-1: must be 0 or more"),
+        ({"start_step": 5, "epochs": 2}, UsageError, "2 epochs end at step 4"),
+        ({"epochs": 0}, UsageError, "epochs=0"),
+        ({"shuffle_bytes": 0}, UsageError, "shuffle_bytes=0"),
+        ({"shuffle_bytes": 1200}, UsageError, "do not fit shuffle_bytes=1200 and reading in windows is not available"),
+        ({"seed": 2**63}, UsageError, "must fit in a signed 64-bit integer"),
+        ({"shard": Shard(0, 3)}, UsageError, "8 is not divisible by 3 replicas; nearest that work: 6 and 9"),
+        ({"global_batch_size": 16, "remainder": "drop"}, UsageError, "do not fill one batch of 16"),
+        ({"data_dir": "/nowhere"}, DataError, "no manifest"),
+    ],
+)
+def test_what_cannot_work_is_one_clear_error(folder, arguments, error, message):
+    fields = {"data_dir": folder, "global_batch_size": 8, "training": True} | arguments
+    with pytest.raises(error, match=message):
+        input_fn(**fields)
+
+
+def test_the_spec_does_not_depend_on_the_topology(folder):
+    spec = order_spec(folder, global_batch_size=8, training=True)
+    fields = {field.name for field in dataclasses.fields(spec)}
+    assert not fields & {"workers", "replicas", "shard", "start_step", "epochs"}
+    assert spec.streams == 1
+    assert order_spec(folder, global_batch_size=8, training=True, shuffle_bytes=1200).streams == 8
+
+
+def test_importing_pipeline_loads_no_tensorflow_and_unknown_names_fail():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = pipeline.nothing
+    assert set(pipeline.__all__) == {"Shard", "distribute", "input_fn", "order_spec", "steps_per_epoch", "uniform"}
+    assert callable(pipeline.distribute)
