@@ -67,8 +67,7 @@ class Cifar10Source:
             own_rows = rows[chosen] - bounds[number]
             records[chosen] = self._records(name)[own_rows]
             keys[chosen] = base.row_keys(name, own_rows, self._digits(split))
-        planes = records[:, 1:].reshape(-1, _CHANNELS, _SIDE, _SIDE)
-        return Block(np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), records[:, 0].astype(np.int64), keys)
+        return Block(_channels_last(records[:, 1:]), records[:, 0].astype(np.int64), keys)
 
     def _counts(self, split: str) -> list[int]:
         sizes = {file.file: file.num_bytes for file in self.files}
@@ -114,6 +113,13 @@ def _read(path: pathlib.Path) -> dict[str, bytes]:
     if not path.exists():
         raise DataError(f"{path}: no such folder or file; --source of cifar10 is the folder {FOLDER} or its .tar.gz")
     return archive.read_members(path, FOLDER, names)
+
+
+def _channels_last(planes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    images = np.empty((len(planes), _SIDE * _SIDE, _CHANNELS), np.uint8)
+    for channel in range(_CHANNELS):  # three times as fast as a transposed copy
+        images[:, :, channel] = planes[:, channel * _SIDE * _SIDE : (channel + 1) * _SIDE * _SIDE]
+    return images.reshape(-1, _SIDE, _SIDE, _CHANNELS)
 
 
 def _as_records(data: bytes) -> NDArray[np.uint8]:

@@ -122,7 +122,9 @@ def kill_when(out, shards, *arguments):
 
 
 @needs_mnist
-@pytest.mark.parametrize("workers", [pytest.param(1, id="in_memory"), pytest.param(2, id="two processes")])
+@pytest.mark.parametrize(
+    "workers", [pytest.param(1, id="in memory"), pytest.param(2, id="two processes", marks=pytest.mark.slow)]
+)
 def test_a_killed_conversion_that_is_run_again_gives_the_same_bytes(workers, mnist, tmp_path):
     out = tmp_path / "out"
     flags = ["--num_shards=train:100,test:1"]

@@ -203,8 +203,15 @@ def test_a_full_disk_in_a_worker_is_one_line(mode, mnist_folder, tmp_path, conve
     refused(outcome, 1, "train-00000-of-00001.tfrecord: cannot be written: File too large", data_dir=out)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("mode", ["in_memory", "multi_processing"])
+@pytest.mark.parametrize(
+    ("number", "mode"),
+    [
+        (signal.SIGINT, "in_memory"),
+        (signal.SIGTERM, "in_memory"),
+        (signal.SIGTERM, "multi_processing"),
+        pytest.param(signal.SIGINT, "multi_processing", marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_ends_it_with_one_line_and_no_data_set(number, mode, mnist_folder, tmp_path, contents):
     out = tmp_path / "out"
     more = ["--num_shards=train:4000,test:20", f"--direct_running_mode={mode}"]

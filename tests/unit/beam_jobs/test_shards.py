@@ -101,8 +101,15 @@ def test_statistics_are_exact_integers():
     assert found.label_histogram == tuple(np.bincount(block.labels, minlength=100).tolist())
 
 
+def test_statistics_of_the_largest_values_do_not_overflow():
+    count = shards._STATISTICS_ROWS + 1
+    block = Block(np.full((count, 2, 2, 3), 255, np.uint8), np.zeros(count, np.int64), np.array([b"k"] * count))
+    found = shards.statistics(block, 1)
+    assert found.squares == (255 * 255 * 4 * count,) * 3
+
+
 def test_statistics_do_not_depend_on_the_chunk(monkeypatch):
     block = random_block(10)
     whole = shards.statistics(block, 100)
-    monkeypatch.setattr(shards, "_STATISTICS_CHUNK", 333)
+    monkeypatch.setattr(shards, "_STATISTICS_ROWS", 3)
     assert shards.statistics(block, 100) == whole
