@@ -17,6 +17,7 @@ from beam_jobs.runners import make_runner
 from pipeline import errors
 
 _POLL_SECONDS = 0.1
+_WORKER_DIED = "Channel closed prematurely"  # all that Beam says of it
 # A worker in another process sends its exception as text: the traceback, and where in the pipeline it was.
 _OUR_ERROR = re.compile(r"^(?:\w+: )?pipeline\.errors\.(\w+Error): (.*?)(?: \[while running .*)?$", re.MULTILINE)
 
@@ -72,5 +73,7 @@ def as_one_line(failure: BaseException) -> errors.PipelineError:
             kind = getattr(errors, match[1], errors.DataError)
             return kind(match[2]) if issubclass(kind, errors.PipelineError) else errors.DataError(match[2])
         error = error.__cause__ or error.__context__
+    if _WORKER_DIED in str(failure):
+        return errors.DataError("a worker process died (out of memory?); run again with fewer --direct_num_workers")
     lines = [line.strip() for line in str(failure).splitlines() if line.strip()] or ["no message"]
     return errors.DataError(f"Beam: {type(failure).__name__}: {lines[-1]}")

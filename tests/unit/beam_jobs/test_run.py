@@ -9,6 +9,7 @@ def caused(error, cause):
     return error
 
 
+WORKER_DIED = "a worker process died (out of memory?); run again with fewer --direct_num_workers"
 OURS = DataError("/x/train: cannot be written: No space left on device")
 
 
@@ -35,6 +36,7 @@ OURS = DataError("/x/train: cannot be written: No space left on device")
         (RuntimeError("Traceback\npipeline.errors.UsageError: --flag: no"), UsageError, "--flag: no"),
         (RuntimeError("Traceback\npipeline.errors.OtherError: text"), DataError, "text"),
         (ValueError("first\n\n  last  \n"), DataError, "Beam: ValueError: last"),
+        (RuntimeError("Channel closed prematurely."), DataError, WORKER_DIED),
         (RuntimeError(), DataError, "Beam: RuntimeError: no message"),
     ],
 )
