@@ -1,0 +1,1 @@
+"""What it costs, as ratios of two things measured in one run."""

@@ -1,0 +1,125 @@
+"""Images per second of this input against the `tf.data` pipeline of the tutorials, in one process, as ratios.
+
+    python -m benchmarks.input_throughput [--data_dir=DIR] [--global_batch_size=128]
+
+Both read the same shards. The tutorials' pipeline reads, shuffles (10,000), parses, and distorts one example at a
+time, in parallel maps, then batches and prefetches. Rounds of the two alternate, so that a change of the machine's
+speed meets both; the ratio is taken round by round, and its median counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from beam_jobs import convert
+from pipeline import commandline, manifest, quiet
+
+COMMAND = "benchmarks.input_throughput"
+_WARM_UP_STEPS = 30  # the shuffle buffer fills, functions compile
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkConfig:
+    """What is measured."""
+
+    data_dir: str | None = None  # CIFAR-10 as converted; default: 50,000 random images of its shape, made for the run
+    global_batch_size: int = 128  # rows of a batch
+    rounds: int = 5  # of each pipeline, in turn
+    seconds: float = 2.0  # a round's length
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints a line a measurement."""
+    parser = commandline.Parser(COMMAND, "Measure the input against one-by-one tf.data.")
+    parser.add_arguments(BenchmarkConfig, "config")
+    config = parser.parse(argv).config
+    commandline.require(COMMAND, "tensorflow", "apache_beam")
+    commandline.quiet_tensorflow()
+    with tempfile.TemporaryDirectory() as folder:
+        data_dir = config.data_dir or make_data(pathlib.Path(folder))
+        for distorted in (True, False):
+            compare(config, data_dir, distorted)
+
+
+def make_data(folder: pathlib.Path) -> str:
+    """Writes random images in CIFAR-10's binary layout, converts them, and returns the data set's folder."""
+    source = folder / "cifar-10-batches-bin"
+    source.mkdir()
+    random = np.random.default_rng(0)
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        records = random.integers(0, 256, (10_000, 3073), np.uint8)
+        records[:, 0] %= 10
+        (source / f"{name}.bin").write_bytes(records.tobytes())
+    convert.main(["--dataset=cifar10", f"--source={source}", f"--data_dir={folder / 'data'}"])
+    return str(folder / "data")
+
+
+def compare(config: BenchmarkConfig, data_dir: str, distorted: bool) -> None:
+    """Measures both pipelines in turn and prints the medians and the ratio."""
+    with quiet.loading():
+        import tensorflow as tf  # noqa: PLC0415
+
+    from pipeline import input_fn  # noqa: PLC0415
+
+    recipe = "cifar10_tutorial" if distorted else "none"
+    ours = iter(input_fn(data_dir, global_batch_size=config.global_batch_size, training=True, distort=recipe))
+    content = manifest.load(data_dir)
+    files = [str(pathlib.Path(data_dir) / shard.file) for shard in content.split("train").shards]
+    theirs = iter(one_by_one(tf, files, content.image_shape, config.global_batch_size, distorted))
+    rates = [(rate(ours, config), rate(theirs, config)) for _ in range(config.rounds)]
+    mine, other = (statistics.median(column) for column in zip(*rates, strict=True))
+    ratios = sorted(one / two for one, two in rates)
+    print(
+        f"{recipe}, batch {config.global_batch_size}: {mine:,.0f} img/s against {other:,.0f} one by one: "
+        f"ratio {statistics.median(ratios):.1f} ({ratios[0]:.1f} to {ratios[-1]:.1f})",
+        flush=True,
+    )
+
+
+def rate(batches: Iterator, config: BenchmarkConfig) -> float:
+    """Returns images per second of an endless iterator over one round."""
+    for _ in range(_WARM_UP_STEPS):
+        next(batches)
+    steps, start = 0, time.perf_counter()
+    while time.perf_counter() - start < config.seconds:
+        next(batches)
+        steps += 1
+    return steps * config.global_batch_size / (time.perf_counter() - start)
+
+
+def one_by_one(tf, files: list[str], shape: tuple[int, int, int], rows: int, distorted: bool):
+    """Returns the tutorials' pipeline, as cifar10_input.py has it, in `tf.data`."""
+    features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
+
+    def parse(record):
+        example = tf.io.parse_single_example(record, features)
+        image = tf.reshape(tf.io.decode_raw(example["image"], tf.uint8), shape)
+        return distort(tf, image) if distorted else image, example["label"]
+
+    dataset = tf.data.TFRecordDataset(files, num_parallel_reads=tf.data.AUTOTUNE).repeat().shuffle(10_000)
+    return dataset.map(parse, num_parallel_calls=tf.data.AUTOTUNE).batch(rows).prefetch(tf.data.AUTOTUNE)
+
+
+def distort(tf, image):
+    """The tutorial's distorted inputs, of one image."""
+    image = tf.image.random_crop(tf.cast(image, tf.float32), [24, 24, image.shape[2]])
+    image = tf.image.random_flip_left_right(image)
+    image = tf.image.random_brightness(image, max_delta=63)
+    image = tf.image.random_contrast(image, lower=0.2, upper=1.8)
+    return tf.image.per_image_standardization(image)
+
+
+def entry_point() -> None:
+    """Runs the command."""
+    commandline.run(COMMAND, main)
+
+
+if __name__ == "__main__":
+    entry_point()
