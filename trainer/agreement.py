@@ -43,6 +43,7 @@ class Agreement:
     @tf.function
     def _all_sum(self, values: tf.Tensor) -> tf.Tensor:
         def replica_sum() -> tf.Tensor:
-            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
+            here = tf.identity(values)  # on the replica's device
+            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, here)
 
         return self._strategy.experimental_local_results(self._strategy.run(replica_sum))[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -39,7 +40,8 @@ class _Record(tf.train.experimental.PythonState):
 class Checkpoints:
     """Saves and restores the state of one run in its model_dir.
 
-    Every worker saves, as tf.distribute wants it, but only the chief into model_dir; all restore from there.
+    Every worker saves, as tf.distribute wants it, but only the chief into model_dir, the others into a temporary folder
+    that they remove; all restore from model_dir.
     """
 
     def __init__(
@@ -47,22 +49,19 @@ class Checkpoints:
     ) -> None:
         self._state, self._spec, self._config, self._say = state, spec, config, say
         self._folder = pathlib.Path(config.model_dir)
-        self._scratch = None if cluster.is_chief else tempfile.TemporaryDirectory(prefix="trainer-worker-")
         self._checkpoint = tf.train.Checkpoint(
             model=state.model,
             optimizer=state.optimizer,
             global_step=state.global_step,
             record=_Record(json.dumps(self._record(), sort_keys=True)),
         )
-        self._manager = tf.train.CheckpointManager(
-            self._checkpoint,
-            self._scratch.name if self._scratch else str(self._folder),
-            max_to_keep=config.max_to_keep if cluster.is_chief else 1,
-            checkpoint_name=_PREFIX,
-        )
+        self._manager = None
         self._saved_step = 0
         if cluster.is_chief:
             _remove_unfinished(self._folder)
+            self._manager = tf.train.CheckpointManager(
+                self._checkpoint, str(self._folder), max_to_keep=config.max_to_keep, checkpoint_name=_PREFIX
+            )
 
     @property
     def newest(self) -> str | None:
@@ -116,13 +115,12 @@ class Checkpoints:
                 f"step {step}: a weight is NaN or infinite, so it is not saved; "
                 f"the last good checkpoint is {self.newest or 'none'}; try a lower --learning_rate"
             )
-        self._manager.save(checkpoint_number=step)
+        if self._manager:
+            self._manager.save(checkpoint_number=step)
+        else:
+            with tempfile.TemporaryDirectory(prefix="trainer-worker-") as scratch:
+                self._checkpoint.write(os.path.join(scratch, _PREFIX))
         self._saved_step = step
-
-    def close(self) -> None:
-        """Removes what a worker other than the chief has saved."""
-        if self._scratch:
-            self._scratch.cleanup()
 
     def _record(self) -> dict[str, Any]:
         _, *image_shape = self._state.model.input_shape

@@ -19,7 +19,7 @@ OPTIMIZERS = ("sgd", "momentum", "adam")
 # What differs from TrainConfig's own defaults, by model.
 MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     # 784-500-10 of the MNIST chapter of "TensorFlow: a practical Google deep-learning framework" (Zheng, Gu): batch
-    # 100, decay 0.99 an epoch. Its rate of 0.8 diverges on inputs that are not in [0, 1]; 0.1 with momentum gets as far.
+    # 100, decay 0.99 an epoch. Its rate of 0.8 diverges on inputs outside [0, 1]; 0.1 with momentum gets as far.
     "mlp": {},
     # LeNet-5 (LeCun et al. 1998), trained by momentum as is usual today.
     "lenet": {

@@ -21,6 +21,7 @@ _OWN = (
     tf.errors.ResourceExhaustedError,
     tf.errors.UnimplementedError,
 )
+_WHERE = re.compile(r"Graph execution error:|Detected at node|\s*File \"|\s*\[\[")
 
 
 @contextlib.contextmanager
@@ -51,6 +52,10 @@ def translate(error: tf.errors.OpError, num_workers: int) -> PipelineError:
 
 
 def first_line(error: tf.errors.OpError) -> str:
-    """Returns the first line of an error's message, without names of graph nodes and with at most 300 characters."""
-    text = re.sub(r"\{\{[^}]*\}\}\s*", "", error.message).strip() or type(error).__name__
-    return text.splitlines()[0][:300]
+    """Returns the line of an error's message that says what happened, at most 300 characters of it.
+
+    The lines before it say where in the graph and the Python code it did; names of graph nodes are left out.
+    """
+    text = re.sub(r"\{\{[^}]*\}\}\s*", "", error.message)
+    lines = [line for line in text.splitlines() if line.strip() and not _WHERE.match(line)]
+    return lines[0].strip()[:300] if lines else type(error).__name__

@@ -45,7 +45,8 @@ class Interrupt:
         self._stderr = os.dup(2)  # whatever file descriptor 2 is later
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
-        self._handlers = {number: signal.signal(number, _ignore) for number in SIGNALS}
+        self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
+        self._listen()
         self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
         return self
@@ -58,6 +59,22 @@ class Interrupt:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         os.close(self._write)  # ends the thread
+
+    @contextlib.contextmanager
+    def left_to_the_system(self) -> Iterator[None]:
+        """Where signals end the process as if it had no handler: for calls that hold the interpreter's lock.
+
+        At the end the signals are taken again, also from TensorFlow, whose preemption notifier takes SIGTERM when a
+        cluster is joined.
+        """
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        yield
+        self._listen()
+
+    def _listen(self) -> None:
+        for number in SIGNALS:
+            signal.signal(number, _ignore)
 
     def _watch(self) -> None:
         while byte := os.read(self._read, 1):

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from pipeline import commandline
+from pipeline import commandline, quiet
 from trainer import cluster as clusters
 from trainer import config as configs
 from trainer import plan as plans
-from trainer import quiet
 from trainer.interrupt import Interrupt
 
 COMMAND = "trainer.run"

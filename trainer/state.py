@@ -7,7 +7,6 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from pipeline.manifest import Manifest
 from pipeline.recipes import make_recipe
 from pipeline.recipes.base import output_spec
 from trainer import models, optimizers
@@ -52,22 +51,11 @@ def create(strategy: tf.distribute.Strategy, config: TrainConfig, plan: Plan) ->
     Raises:
       UsageError: the model or the distortion cannot take such images.
     """
-    shape, dtype = distorted_images(config.distort, plan.manifest)
+    images = output_spec(make_recipe(config.distort, "--distort"), plan.manifest.image_shape)
+    _, height, width, channels = images.shape
     with strategy.scope():
-        model = models.build(config.model, shape, dtype, plan.num_classes, config.seed)
+        model = models.build(config.model, (height, width, channels), images.dtype.name, plan.num_classes, config.seed)
         optimizer = optimizers.create(config.optimizer, config.momentum)
         optimizer.build(model.trainable_variables)
         step = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="global_step")
     return TrainState(model, optimizer, step)
-
-
-def distorted_images(distort: str, manifest: Manifest) -> tuple[tuple[int, int, int], str]:
-    """Returns ((height, width, channels), dtype name) of the data's images as a recipe gives them to the model.
-
-    Raises:
-      UsageError: the recipe cannot take them.
-    """
-    recipe = make_recipe(distort, "--distort")
-    images = output_spec(recipe, manifest.image_shape)
-    _, height, width, channels = images.shape
-    return (height, width, channels), images.dtype.name

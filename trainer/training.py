@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 
 import keras
 import tensorflow as tf
-from pipeline.distribute import distribute
 
+from pipeline import distribute
 from pipeline.errors import RerunError
 from trainer import failures, loop, state, strategies
 from trainer.actions import Evaluate, Evaluation, Report, Save
@@ -50,7 +50,10 @@ class _Run:
     def __init__(self, config: TrainConfig, plan: Plan, cluster: Cluster, interrupt: Interrupt) -> None:
         self.config, self.plan, self.interrupt = config, plan, interrupt
         self.say: Callable[[str], None] = functools.partial(print, flush=True) if cluster.is_chief else _say_nothing
-        self.strategy = strategies.create(config, cluster)
+        if cluster.size > 1:
+            self.say(f"waiting for {cluster.size} workers: {', '.join(cluster.addresses)}")
+        with interrupt.left_to_the_system():  # joining a cluster waits for the others and lets no thread run
+            self.strategy = strategies.create(config, cluster)
         self.agreement = Agreement(self.strategy, cluster)
         self.state = state.create(self.strategy, config, plan)
         self.schedule = StaircaseDecay(config.learning_rate, config.decay_factor, plan.decay_steps(config.decay_epochs))
@@ -71,7 +74,6 @@ class _Run:
             self.say(f"nothing left to train: step {self.state.step} of {self.plan.last_step} is reached")
         result = self._evaluate_at_end(evaluate) if evaluate else None
         self.say(f"checkpoint: {self.checkpoints.newest}; logs: tensorboard --logdir={self.logs}")
-        self.checkpoints.close()
         self.agreement.wait()
         return result
 
