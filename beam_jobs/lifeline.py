@@ -25,11 +25,17 @@ class Lifeline:
         self.port = int(self._listener.getsockname()[1])
         self._workers: list[socket.socket] = []
         self._lock = threading.Lock()
+        self._is_cut = False
         threading.Thread(target=self._accept, daemon=True, name="lifeline").start()
 
     def cut(self) -> None:
         """Ends all workers and returns when they are gone."""
         with self._lock:
+            self._is_cut = True
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(
+                    socket.SHUT_RDWR
+                )  # a close alone leaves the thread in accept, and the port open
             self._listener.close()
             for worker in self._workers:
                 with contextlib.suppress(OSError):
@@ -44,7 +50,10 @@ class Lifeline:
             while True:
                 worker, _ = self._listener.accept()
                 with self._lock:
-                    self._workers.append(worker)
+                    if self._is_cut:
+                        worker.close()
+                    else:
+                        self._workers.append(worker)
 
 
 def hold(port: int) -> None:
