@@ -19,7 +19,7 @@ from beam_jobs.quiet import quiet_import
 from beam_jobs.summary import summary
 from pipeline import commandline, manifest
 
-COMMAND = "convert"
+COMMAND = "beam_jobs.convert"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     started = time.monotonic()
     config, beam_arguments, flags = _parse(argv)
     sources.check_name(config.dataset)
-    commandline.require(COMMAND, "apache_beam", *sources.MODULES_NEEDED.get(config.dataset, ()))
+    commandline.require("apache_beam", *sources.MODULES_NEEDED.get(config.dataset, ()))
     with quiet_import():
         from beam_jobs import beam_flags, run, runners  # noqa: PLC0415 (2 s to import: after --help and our own flags)
     options = beam_flags.parse(beam_arguments, flags)

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = commandline.Parser(COMMAND, "Measure the input against one-by-one tf.data.")
     parser.add_arguments(BenchmarkConfig, "config")
     config = parser.parse(argv).config
-    commandline.require(COMMAND, "tensorflow", "apache_beam")
+    commandline.require("tensorflow", "apache_beam")
     commandline.quiet_tensorflow()
     with tempfile.TemporaryDirectory() as folder:
         data_dir = config.data_dir or make_data(pathlib.Path(folder))

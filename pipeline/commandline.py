@@ -59,12 +59,12 @@ class Parser(simple_parsing.ArgumentParser):
         return [option for option in self._option_string_actions if option.startswith("--")]
 
 
-def require(command: str, *modules: str) -> None:
+def require(*modules: str) -> None:
     """Raises UsageError with the `pip install` that brings a missing optional package."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
             raise errors.UsageError(
-                f"{command} needs {module}, which is not installed: pip install 'stepfeed[{_EXTRA_OF[module]}]'"
+                f"needs {module}, which is not installed: pip install 'stepfeed[{_EXTRA_OF[module]}]'"
             )
 
 

@@ -100,7 +100,7 @@ def _table(header: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def _write_sheet(config: InspectConfig, content: Manifest) -> None:
-    commandline.require(f"{COMMAND} --png", "tensorflow", "PIL")
+    commandline.require("tensorflow", "PIL")
     commandline.quiet_tensorflow()
     with quiet.loading():
         import tensorflow  # noqa: F401, PLC0415

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     plan = plans.make(config, cluster)
     if cluster.is_chief:
         plans.prepare_model_dir(config.model_dir)
-    commandline.require(COMMAND, "tensorflow")
+    commandline.require("tensorflow")
     commandline.quiet_tensorflow()
     with Interrupt(COMMAND) as interrupt:
         with quiet.loading():

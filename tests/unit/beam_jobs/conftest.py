@@ -95,7 +95,7 @@ def convert(capfd):
         try:
             main([str(flag) for flag in flags])
         except PipelineError as error:
-            code, text = error.exit_code, f"convert: {error}\n"
+            code, text = error.exit_code, f"beam_jobs.convert: {error}\n"
         captured = capfd.readouterr()
         return Outcome(code, captured.out, captured.err + text)
 

@@ -168,7 +168,7 @@ def test_a_missing_extra_is_one_line_with_the_install(tmp_path):
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert (
-        done.stderr == "convert: convert needs apache_beam, which is not installed: pip install 'stepfeed[convert]'\n"
+        done.stderr == "beam_jobs.convert: needs apache_beam, which is not installed: pip install 'stepfeed[convert]'\n"
     )
 
 
@@ -223,7 +223,7 @@ def test_a_signal_ends_it_with_one_line_and_no_data_set(number, mode, mnist_fold
         time.sleep(0.01)
     process.send_signal(number)
     _, err = process.communicate(timeout=20)
-    assert err == "convert: interrupted\n"
+    assert err == "beam_jobs.convert: interrupted\n"
     assert process.returncode == 128 + number
     left = contents(out)
     assert 20 <= len(left) < 4020

@@ -1,0 +1,88 @@
+"""`model.fit(input_fn(...))`, without a strategy and with two replicas."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from pipeline import input_fn, steps_per_epoch
+from tests.datasets import images_of, write_dataset
+
+SHAPE = (8, 6, 3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("made")
+    write_dataset(path, (5, 0, 4, 4), SHAPE)  # 13 records
+    return path
+
+
+def linear_model():
+    keras.utils.set_random_seed(1)
+    return keras.Sequential(
+        [keras.Input(SHAPE), keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(3)]
+    )
+
+
+def strategies():
+    return {
+        "none": tf.distribute.get_strategy(),
+        "mirrored x2": tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
+    }
+
+
+@pytest.mark.parametrize("name", ["none", "mirrored x2"])
+def test_fit_of_a_padded_batch_makes_the_exact_update(folder, name):
+    """One step on 13 records in a batch of 16 is the gradient step of the mean over the 13.
+
+    Two replicas only: a process that has reduced over two cannot reduce over four (TensorFlow 2.21).
+    """
+    with strategies()[name].scope():
+        model = linear_model()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.5), loss, weighted_metrics=["accuracy"])
+    before = [w.numpy() for w in model.trainable_variables]
+    dataset = input_fn(folder, global_batch_size=16, training=True, weights="mean")
+    history = model.fit(dataset, steps_per_epoch=1, epochs=1, verbose=0)
+    images, labels = images_of(0, 13, SHAPE).reshape(13, -1) / 255.0, np.arange(13) % 3
+    logits = images @ before[0] + before[1]
+    probabilities = np.exp(logits - logits.max(1, keepdims=True))
+    probabilities /= probabilities.sum(1, keepdims=True)
+    error = (probabilities - np.eye(3)[labels]) / 13
+    np.testing.assert_allclose(model.trainable_variables[0].numpy(), before[0] - 0.5 * images.T @ error, atol=2e-6)
+    np.testing.assert_allclose(model.trainable_variables[1].numpy(), before[1] - 0.5 * error.sum(0), atol=2e-6)
+    np.testing.assert_allclose(history.history["loss"], -np.log(probabilities[np.arange(13), labels]).mean(), rtol=1e-5)
+
+
+def test_fit_sees_another_order_and_other_distortions_in_its_second_epoch(folder):
+    seen = []
+
+    class Recording(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(3)
+
+        def call(self, images):
+            return self.dense(tf.reshape(images, (-1, 144)))
+
+        def train_step(self, data):
+            seen.append([component.numpy() for component in data])
+            return super().train_step(data)
+
+    model = Recording()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), run_eagerly=True)
+    steps = steps_per_epoch(folder, global_batch_size=8)
+    dataset = input_fn(folder, global_batch_size=8, training=True, distort="shift(pixels=1)", weights="mean")
+    model.fit(dataset, steps_per_epoch=steps, epochs=2, verbose=0)
+    plain = list(
+        input_fn(folder, global_batch_size=8, training=True, distort="shift(pixels=1)", epochs=2, record_ids=True)
+    )
+    assert len(seen) == len(plain) == 2 * steps == 4
+    for (images, labels, _), (expected, expected_labels, _, _) in zip(seen, plain, strict=True):
+        assert np.array_equal(images, expected)
+        assert np.array_equal(labels, expected_labels)
+    first, second = (np.concatenate([p[3].numpy()[p[2].numpy() > 0] for p in plain[i : i + 2]]) for i in (0, 2))
+    assert sorted(first) == sorted(second) == list(range(13))
+    assert not np.array_equal(first, second)
+    assert not np.array_equal(seen[0][0], seen[2][0])
