@@ -50,16 +50,12 @@ class TrainConfig:
     model_dir: str  # folder of checkpoints and logs; a run goes on from the newest checkpoint in it
     model: str = "mlp"  # mlp, lenet or cifar10_cnn
     strategy: str = "one_device"  # one_device, mirrored, multiworker (reads TF_CONFIG) or central_storage
-    num_replicas: int | None = (
-        None  # the first N GPUs, or N logical CPUs where there is none (None: all GPUs, or one CPU)
-    )
+    num_replicas: int | None = None  # the first N GPUs, else N logical CPUs (None: all GPUs, or one CPU)
     train_split: str = "train"  # what to train on; slices such as train[1000:] work
     eval_split: str = "test"  # what to evaluate on; 'none' for no evaluation
     global_batch_size: int = 100  # rows of a step over all replicas
     train_steps: int | None = None  # global step to train to (or --epochs)
-    epochs: int | None = (
-        None  # passes over the training split (None, and no --train_steps: mlp 20, lenet 10, cifar10_cnn 100)
-    )
+    epochs: int | None = None  # passes over the training split (neither: mlp 20, lenet 10, cifar10_cnn 100)
     steps_per_loop: int = 20  # steps inside one tf.function; a signal waits for the end of it
     log_every: int = 100  # steps between lines; 0: none
     checkpoint_every: int = 1000  # steps between checkpoints; one is always saved at the end
