@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -86,7 +87,7 @@ def train(
         result = inner_loop(steps)
         seconds += time.perf_counter() - began
         if not result.finite:
-            raise DataError(f"step {result.step}: loss is {result.loss}; try a lower --learning_rate")
+            raise DataError(_diverged(result))
         step += steps
         if result.step != step:
             raise PipelineError(f"the inner loop ended at step {result.step} instead of {step}")
@@ -97,3 +98,8 @@ def train(
         if stop():
             return True
     return False
+
+
+def _diverged(result: InnerResult) -> str:
+    weights = ", and a weight after it is NaN or infinite" if math.isfinite(result.loss) else ""
+    return f"step {result.step}: loss is {result.loss:.4g}{weights}; try a lower --learning_rate"

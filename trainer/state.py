@@ -33,6 +33,10 @@ class TrainState:
         """The global step as a number."""
         return int(self.global_step.numpy())
 
+    def has_finite_weights(self) -> tf.Tensor:
+        """Returns whether the sum of all squared weights is finite, bool scalar; cheap enough for every step."""
+        return tf.math.is_finite(tf.add_n([tf.nn.l2_loss(v.value) for v in self.model.trainable_variables]))
+
     @tf.function
     def is_finite(self) -> tf.Tensor:
         """Returns whether no weight, moment or velocity is NaN or infinite, bool scalar."""

@@ -23,7 +23,8 @@ class LoopResult(NamedTuple):
     Attributes:
       loss: of the last update, regularisation included, float32 scalar.
       accuracy: of the last batch, before the update, float32 scalar.
-      bad_step: global step of the update whose loss is not finite, at which the loop ended, or FINITE; int64 scalar.
+      bad_step: global step of the update at which the loop ended because its loss, or a weight after it, is not finite
+        (a NaN can pass through ReLU as 0 and show in the gradient only), or FINITE; int64 scalar.
     """
 
     loss: tf.Tensor
@@ -55,12 +56,12 @@ class Stepper:
 
     @tf.function
     def train(self, iterator: Iterator[tuple[tf.Tensor, ...]], steps: tf.Tensor) -> LoopResult:
-        """Makes `steps` (int64 scalar) updates, or fewer where a loss is not finite."""
+        """Makes `steps` (int64 scalar) updates, or fewer where one is bad."""
         loss, accuracy = tf.constant(0.0), tf.constant(0.0)
         bad_step = tf.constant(FINITE, tf.int64)
         for _ in tf.range(steps):
             loss, accuracy = self._update(next(iterator))
-            if not tf.math.is_finite(loss):
+            if not (tf.math.is_finite(loss) and self.state.has_finite_weights()):
                 bad_step = self.state.global_step.read_value()
                 break
         return LoopResult(loss, accuracy, bad_step)
