@@ -7,12 +7,13 @@ from setuptools import setup
 TRAIN = ["tensorflow>=2.20,<2.22", "keras>=3.12", "pillow>=10"]
 CONVERT = ["apache-beam>=2.77,<3", "tensorflow-datasets>=4.9.10"]
 DEMO = ["scikit-learn>=1.5", "matplotlib>=3.9"]
-DEV = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.8", "mypy>=1.13", "pre-commit>=4"]
+TEST = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100"]
+DEV = [*TEST, "ruff>=0.8", "mypy>=1.13", "pre-commit>=4"]
 
 setup(
     name="stepfeed",
     version="0.1.0",
-    description="TFRecord conversion, per-replica input sharding and training for TensorFlow: the input's state is the step",
+    description="TFRecord conversion, per-replica input sharding and training: the input's state is the step",
     long_description=pathlib.Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
