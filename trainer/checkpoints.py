@@ -58,7 +58,7 @@ class Checkpoints:
         self._manager = None
         self._saved_step = 0
         if cluster.is_chief:
-            _remove_unfinished(self._folder)
+            _tidy(self._folder)
             self._manager = tf.train.CheckpointManager(
                 self._checkpoint, str(self._folder), max_to_keep=config.max_to_keep, checkpoint_name=_PREFIX
             )
@@ -84,14 +84,9 @@ class Checkpoints:
             try:
                 self._check(path, _stored_record(path))
                 self._checkpoint.restore(path).assert_existing_objects_matched()
-            except (tf.errors.OpError, UnicodeDecodeError) as error:
+            except (tf.errors.OpError, IndexError) as error:  # IndexError: its reader's word for a file cut short
                 self._say(f"{path} is damaged and passed over: {str(error).splitlines()[0]}")
                 continue
-            except (ValueError, AssertionError) as error:
-                if isinstance(error, UsageError):
-                    raise
-                reason = str(error).splitlines()[0]
-                raise UsageError(f"{path} does not fit this run ({reason}); use another --model_dir") from None
             self._saved_step = self._state.step
             return path
         if paths:
@@ -166,10 +161,17 @@ def _complete_checkpoints(folder: pathlib.Path) -> list[str]:
     return [str(folder / f"{_PREFIX}-{step}") for step in sorted(int(match[1]) for match in steps if match)]
 
 
-def _remove_unfinished(folder: pathlib.Path) -> None:
-    """Removes what a killed save left behind."""
+def _tidy(folder: pathlib.Path) -> None:
+    """Removes what a killed save left behind, and lists what is complete for CheckpointManager."""
     for path in folder.glob(f"{_PREFIX}-*_temp"):
         shutil.rmtree(path, ignore_errors=True)
+    (folder / "checkpoint").unlink(missing_ok=True)
+    paths = _complete_checkpoints(folder)
+    if paths:
+        times = [os.path.getmtime(f"{path}.index") for path in paths]
+        tf.compat.v1.train.update_checkpoint_state(
+            str(folder), paths[-1], paths, all_model_checkpoint_timestamps=times, last_preserved_timestamp=0.0
+        )
 
 
 def _short(value: Any) -> str:

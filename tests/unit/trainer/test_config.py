@@ -8,9 +8,11 @@ PATHS = ["--data_dir=D", "--model_dir=M"]
 
 
 def test_flags_named_in_scripts_exist():
-    flags = """data_dir model_dir model strategy num_replicas global_batch_size train_steps epochs steps_per_loop
-    log_every checkpoint_every eval_every learning_rate optimizer distort streams shuffle_bytes remainder prefetch
-    max_to_keep seed deterministic""".split()
+    flags = [
+        *("data_dir", "model_dir", "model", "strategy", "num_replicas", "global_batch_size", "train_steps", "epochs"),
+        *("steps_per_loop", "log_every", "checkpoint_every", "eval_every", "learning_rate", "optimizer", "distort"),
+        *("streams", "shuffle_bytes", "remainder", "prefetch", "max_to_keep", "seed", "deterministic"),
+    ]
     assert set(flags) <= set(TrainConfig.__dataclass_fields__)
 
 

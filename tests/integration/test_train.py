@@ -1,0 +1,218 @@
+"""`trainer.run` on real digits: what it prints, writes and refuses. In this process, but for what only a new one shows."""
+
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+import tensorflow as tf
+
+from beam_jobs import convert
+from pipeline.errors import DataError, PipelineError, UsageError
+from trainer import run
+
+ROOT = pathlib.Path(__file__).parents[2]
+LOG_LINE = re.compile(r"step (\d+), loss = \d+\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\)")
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "digits"
+    convert.main(["--dataset=digits", f"--data_dir={folder}"])
+    return folder
+
+
+@pytest.fixture
+def train(digits, tmp_path, capsys):
+    """Returns a function that runs the command on the digits and returns its lines."""
+
+    def train(*flags):
+        run.main([f"--data_dir={digits}", f"--model_dir={tmp_path}", *flags])
+        return capsys.readouterr().out.splitlines()
+
+    return train
+
+
+def files(folder):
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+
+
+def test_two_replicas_learn_the_digits(train, tmp_path):
+    lines = train("--strategy=mirrored", "--num_replicas=2", "--train_steps=120", "--log_every=50", "--eval_every=60")
+    assert lines[0] == (
+        "mirrored: 2 replicas, here CPU:0, CPU:1; mlp with 397,510 parameters; step 0 to 120 of 100 examples, "
+        "15 an epoch; a new run"
+    )
+    assert [int(LOG_LINE.fullmatch(line)[1]) for line in lines if "loss =" in line] == [50, 100]
+    assert (
+        len([line for line in lines if re.fullmatch(r"step 60, test accuracy = 0\.\d{4} \(\d+ examples\)", line)]) == 1
+    )
+    accuracy, examples = re.fullmatch(r"test accuracy = (\S+) \((\d+) examples\)", lines[-2]).groups()
+    assert float(accuracy) >= 0.93
+    assert int(examples) == 368
+    assert lines[-1] == f"checkpoint: {tmp_path}/ckpt-120; logs: tensorboard --logdir={tmp_path}/logs"
+    assert list((tmp_path / "logs").glob("events.*"))
+
+
+def test_what_is_trained_already_is_evaluated(train, tmp_path):
+    first = train("--train_steps=10")
+    again = train("--train_steps=10")
+    assert again[0].endswith(f"step 10 to 10 of 100 examples, 15 an epoch; resumed from {tmp_path}/ckpt-10")
+    assert again[1] == "nothing left to train: step 10 of 10 is reached"
+    assert again[2:] == first[-2:]
+
+
+def test_an_epoch_counts_its_padded_step(train):
+    assert "step 0 to 30 of 100 examples, 15 an epoch" in train("--epochs=2")[0]
+
+
+def test_without_a_split_to_evaluate_on(train):
+    assert not any("accuracy" in line for line in train("--train_steps=2", "--eval_split=none"))
+
+
+def test_slices_of_splits(train):
+    lines = train("--train_steps=2", "--train_split=train[:1000]", "--eval_split=train[1000:]")
+    assert "10 an epoch" in lines[0]
+    assert lines[-2].endswith("(429 examples)")
+    assert lines[-2].startswith("train[1000:] accuracy")
+
+
+@pytest.mark.parametrize(
+    ("model", "flags"),
+    [
+        ("lenet", ["--optimizer=adam", "--learning_rate=0.001", "--distort=shift(pixels=2)"]),
+        ("cifar10_cnn", ["--distort=none", "--global_batch_size=32"]),
+        ("mlp", ["--strategy=central_storage", "--num_replicas=2", "--remainder=drop"]),
+    ],
+)
+def test_models_optimizers_and_strategies(model, flags, train):
+    lines = train(f"--model={model}", "--train_steps=3", "--log_every=3", *flags)
+    assert LOG_LINE.fullmatch(lines[1])
+    assert lines[-2].endswith("(368 examples)")
+
+
+def test_resuming_in_two_runs_is_one_run(digits, tmp_path, capsys):
+    weights = []
+    for name, ends in (("whole", [40]), ("parts", [17, 40])):
+        for end in ends:
+            flags = [f"--train_steps={end}", "--checkpoint_every=10", "--distort=shift(pixels=2)", "--eval_split=none"]
+            run.main([f"--data_dir={digits}", f"--model_dir={tmp_path / name}", *flags])
+        reader = tf.train.load_checkpoint(str(tmp_path / name / "ckpt-40"))
+        names = [key for key in reader.get_variable_to_shape_map() if key.startswith(("model", "optimizer"))]
+        weights.append({key: reader.get_tensor(key).tobytes() for key in names})
+    assert len(weights[0]) >= 9
+    assert weights[0] == weights[1]
+
+
+def test_a_loss_that_is_not_finite_leaves_the_last_good_checkpoint(train, tmp_path):
+    train("--train_steps=10", "--eval_split=none")
+    before = {name: time_ for name, time_ in files(tmp_path).items() if name.startswith("ckpt")}
+    with pytest.raises(DataError, match=r"^step 1\d: loss is \S+.*; try a lower --learning_rate$") as caught:
+        train("--train_steps=200", "--learning_rate=1e18", "--checkpoint_every=100")
+    assert caught.value.exit_code == 1
+    assert {name: time_ for name, time_ in files(tmp_path).items() if name.startswith("ckpt")} == before
+
+
+def test_another_order_is_refused_and_can_be_allowed(train):
+    train("--train_steps=3")
+    with pytest.raises(UsageError, match=r"seed was 0, is 1"):
+        train("--train_steps=6", "--seed=1")
+    with pytest.raises(UsageError, match=r"global_batch_size was 100, is 50"):
+        train("--train_steps=6", "--global_batch_size=50")
+    assert "step 3 to 6" in train("--train_steps=6", "--seed=1", "--allow_order_change")[0]
+
+
+@pytest.mark.parametrize("flag", ["--model=lenet", "--optimizer=adam"])
+def test_another_model_or_optimizer_is_refused(flag, train):
+    train("--train_steps=3", "--eval_split=none")
+    with pytest.raises(UsageError, match=r"ckpt-3 has (model mlp|optimizer momentum), this run has"):
+        train("--train_steps=6", flag)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--eval_split=tset"], "did you mean 'test'"),
+        (["--strategy=mirrored", "--num_replicas=3"], "not divisible by 3 replicas; nearest that work: 99 and 102"),
+        (["--distort=shfit"], "did you mean 'shift'"),
+        (["--model=lenet", "--distort=cifar10_tutorial(crop=8)"], "lenet cannot take images of 8x8x1"),
+        (["--shuffle_bytes=1000"], "shuffle_bytes=1000"),
+        (["--remainder=drop", "--global_batch_size=2000"], "do not fill one batch of 2000"),
+    ],
+)
+def test_flags_that_do_not_fit_the_data_or_each_other(flags, words, train):
+    with pytest.raises(UsageError) as caught:
+        train(*flags)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def command(*flags):
+    """Runs the command in a new process; returns its exit code, stdout and stderr."""
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer.run", *flags],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_run_in_its_own_process_says_nothing_on_stderr(digits, tmp_path):
+    code, out, err = command(f"--data_dir={digits}", f"--model_dir={tmp_path}", "--train_steps=20", "--eval_every=10")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0].startswith("one_device: 1 replica, here CPU:0; ")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "flags", "code", "words"),
+    [
+        (None, ["--data_dir={tmp}/none"], 1, "no manifest"),
+        (None, ["--data_dir={data}", "--modle=mlp"], 2, "did you mean '--model'"),
+        ("file", ["--data_dir={data}"], 2, "is a file, not a folder"),
+        (None, ["--data_dir={data}", "--strategy=multiworker", "--num_replicas=2"], 2, "TF_CONFIG"),
+    ],
+)
+def test_mistakes_are_one_line(prepare, flags, code, words, digits, tmp_path):
+    model_dir = tmp_path / "model"
+    if prepare == "file":
+        model_dir.write_bytes(b"")
+    names = {"tmp": tmp_path, "data": digits}
+    found, out, err = command(*(flag.format(**names) for flag in flags), f"--model_dir={model_dir}", "--train_steps=5")
+    assert (found, out) == (code, "")
+    assert err.startswith("trainer.run: ")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_a_damaged_shard_is_one_line(digits, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    for path in digits.iterdir():
+        (data / path.name).write_bytes(path.read_bytes())
+    shard = next(data.glob("train-*"))
+    shard.write_bytes(shard.read_bytes()[:-10])
+    with pytest.raises(PipelineError, match=shard.name):
+        run.main([f"--data_dir={data}", f"--model_dir={tmp_path / 'model'}", "--train_steps=5"])
+    shard.unlink()
+    with pytest.raises(PipelineError, match=shard.name):
+        run.main([f"--data_dir={data}", f"--model_dir={tmp_path / 'model'}", "--train_steps=5"])
+
+
+def test_multiworker_without_a_cluster_is_one_worker(train, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "{")
+    with pytest.raises(UsageError, match="TF_CONFIG is not valid JSON"):
+        train("--strategy=multiworker", "--train_steps=2")
+
+
+def test_help_is_fast():
+    began = time.monotonic()
+    code, out, err = command("--help")
+    seconds = time.monotonic() - began
+    assert (code, err) == (0, "")
+    assert "--global_batch_size" in out
+    assert seconds < 1.5  # 0.4 s on an idle machine; others may be using this one

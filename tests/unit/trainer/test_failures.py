@@ -1,0 +1,53 @@
+import pytest
+import tensorflow as tf
+
+from pipeline.errors import DataError, RerunError
+from trainer import failures
+
+MESSAGE = """Graph execution error:
+
+Detected at node CollectiveReduceV2 defined at (most recent call last):
+  File "<frozen runpy>", line 198, in _run_module_as_main
+
+Collective ops is aborted by: Error reported from /job:worker/task:1: unhealthy
+The error could be from a previous operation. Restart your program to reset.
+\t [[{{node CollectiveReduceV2}}]] [Op:__inference__all_sum_147]"""
+
+
+def test_the_line_that_says_what_happened():
+    error = tf.errors.UnavailableError(None, None, MESSAGE)
+    expected = "Collective ops is aborted by: Error reported from /job:worker/task:1: unhealthy"
+    assert failures.first_line(error) == expected
+
+
+def test_names_of_nodes_are_left_out():
+    error = tf.errors.DataLossError(None, None, "{{function_node __wrapped__X}} corrupted record at 12 [Op:X]")
+    assert failures.first_line(error) == "corrupted record at 12 [Op:X]"
+
+
+def test_an_error_without_words():
+    assert failures.first_line(tf.errors.UnavailableError(None, None, "")) == "UnavailableError"
+
+
+@pytest.mark.parametrize("kind", ["UnavailableError", "DeadlineExceededError", "CancelledError", "AbortedError"])
+def test_a_lost_worker_asks_for_a_rerun_of_all(kind):
+    error = getattr(tf.errors, kind)(None, None, "Socket closed")
+    with pytest.raises(RerunError, match=r"lost another worker \(Socket closed\); start all 3 again") as caught:
+        with failures.in_one_line(num_workers=3):
+            raise error
+    assert caught.value.exit_code == 75
+
+
+def test_alone_there_is_no_worker_to_lose():
+    with pytest.raises(DataError, match="Socket closed"), failures.in_one_line(num_workers=1):
+        raise tf.errors.UnavailableError(None, None, "Socket closed")
+
+
+def test_bad_data_is_bad_data_in_a_cluster_too():
+    with pytest.raises(DataError, match="corrupted record"), failures.in_one_line(num_workers=3):
+        raise tf.errors.DataLossError(None, None, "corrupted record")
+
+
+def test_out_of_memory_says_what_to_do():
+    with pytest.raises(DataError, match="smaller --global_batch_size"), failures.in_one_line(num_workers=1):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
