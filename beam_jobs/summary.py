@@ -25,7 +25,9 @@ def summary(made: Manifest, data_dir: str, writing_seconds: float, total_seconds
     folder = shlex.quote(data_dir)
     model = "cifar10_cnn" if made.image_shape[-1] == 3 else "lenet"
     lines.append(f"look at it:  python -m pipeline.inspect {folder}")
-    lines.append(f"train on it: python -m trainer.run --data_dir={folder} --model={model} --strategy=mirrored")
+    run = shlex.quote(f"{data_dir.rstrip('/')}-run")
+    command = f"python -m trainer.run --data_dir={folder} --model_dir={run} --model={model} --strategy=mirrored"
+    lines.append(f"train on it: {command}")
     return "\n".join([f"{made.dataset} is in {data_dir}:", *lines])
 
 
