@@ -162,16 +162,27 @@ def _complete_checkpoints(folder: pathlib.Path) -> list[str]:
 
 
 def _tidy(folder: pathlib.Path) -> None:
-    """Removes what a killed save left behind, and lists what is complete for CheckpointManager."""
+    """Removes what a killed save left behind, and lists for CheckpointManager what is complete."""
     for path in folder.glob(f"{_PREFIX}-*_temp"):
         shutil.rmtree(path, ignore_errors=True)
-    (folder / "checkpoint").unlink(missing_ok=True)
-    paths = _complete_checkpoints(folder)
+    listing, new = folder / "checkpoint", folder / "checkpoint.tmp"
+    listing.unlink(missing_ok=True)
+    paths = [pathlib.Path(path) for path in _complete_checkpoints(folder)]
     if paths:
-        times = [os.path.getmtime(f"{path}.index") for path in paths]
-        tf.compat.v1.train.update_checkpoint_state(
-            str(folder), paths[-1], paths, all_model_checkpoint_timestamps=times, last_preserved_timestamp=0.0
-        )
+        new.write_text(_checkpoint_state(paths), encoding="utf-8")
+        new.replace(listing)
+
+
+def _checkpoint_state(paths: list[pathlib.Path]) -> str:
+    """Returns the text of TensorFlow's CheckpointState for checkpoints of one folder, oldest first.
+
+    Without times of its own CheckpointManager would not remove them later.
+    """
+    times = [os.path.getmtime(f"{path}.index") for path in paths]
+    lines = [f'model_checkpoint_path: "{paths[-1].name}"']
+    lines += [f'all_model_checkpoint_paths: "{path.name}"' for path in paths]
+    lines += [f"all_model_checkpoint_timestamps: {time}" for time in times]
+    return "\n".join([*lines, "last_preserved_timestamp: 0.0\n"])
 
 
 def _short(value: Any) -> str:

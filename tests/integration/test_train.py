@@ -1,4 +1,4 @@
-"""`trainer.run` on real digits: what it prints, writes and refuses. In this process, but for what only a new one shows."""
+"""`trainer.run` on real digits: what it prints, writes and refuses; in this process where that is enough."""
 
 import pathlib
 import re

@@ -45,8 +45,9 @@ def test_everything_comes_back(saved, make_state, make_checkpoints, tmp_path):
     checkpoints = make_checkpoints(state)
     assert checkpoints.restore() == str(tmp_path / "ckpt-20")
     assert state.step == 20
-    pairs = zip(saved.model.variables + saved.optimizer.variables, state.model.variables + state.optimizer.variables)
-    for old, new in pairs:
+    old_variables = saved.model.variables + saved.optimizer.variables
+    new_variables = state.model.variables + state.optimizer.variables
+    for old, new in zip(old_variables, new_variables, strict=True):
         np.testing.assert_array_equal(old.numpy(), new.numpy())
 
 

@@ -32,10 +32,10 @@ def test_an_error_without_words():
 @pytest.mark.parametrize("kind", ["UnavailableError", "DeadlineExceededError", "CancelledError", "AbortedError"])
 def test_a_lost_worker_asks_for_a_rerun_of_all(kind):
     error = getattr(tf.errors, kind)(None, None, "Socket closed")
-    with pytest.raises(RerunError, match=r"lost another worker \(Socket closed\); start all 3 again") as caught:
-        with failures.in_one_line(num_workers=3):
-            raise error
-    assert caught.value.exit_code == 75
+    words = r"lost another worker \(Socket closed\); start all 3 again"
+    with pytest.raises(RerunError, match=words), failures.in_one_line(num_workers=3):
+        raise error
+    assert failures.translate(error, 3).exit_code == 75
 
 
 def test_alone_there_is_no_worker_to_lose():

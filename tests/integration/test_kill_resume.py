@@ -1,0 +1,167 @@
+"""Killed at any moment and run again, a run ends with the bits of one that was never killed: in real processes."""
+
+import os
+import pathlib
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import tensorflow as tf
+
+from beam_jobs import convert
+
+ROOT = pathlib.Path(__file__).parents[2]
+STEPS = 400
+# Checkpoints, lines and epochs at unrelated steps; distortions, so that their randomness has to come back too.
+FLAGS = (f"--train_steps={STEPS}", "--checkpoint_every=23", "--log_every=10", "--steps_per_loop=4", "--eval_every=150")
+DISTORT = "--distort=shift(pixels=2)"
+TOPOLOGIES = {
+    "one_device": ("--strategy=one_device",),
+    "mirrored": ("--strategy=mirrored", "--num_replicas=2"),
+}
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "digits"
+    convert.main(["--dataset=digits", f"--data_dir={folder}"])
+    return folder
+
+
+def start(data_dir, model_dir, *flags):
+    program = [sys.executable, "-m", "trainer.run", f"--data_dir={data_dir}", f"--model_dir={model_dir}", *flags]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        program, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(process):
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def wait_for_step(process, step):
+    """Reads lines until a log line of that step or a later one."""
+    for line in process.stdout:
+        match = re.match(r"step (\d+), loss", line)
+        if match and int(match[1]) >= step:
+            return
+    raise AssertionError(process.stderr.read())
+
+
+def state(model_dir):
+    """Returns every tensor of the newest checkpoint as bytes, but for the count of saves."""
+    reader = tf.train.load_checkpoint(str(model_dir / f"ckpt-{STEPS}"))
+    names = reader.get_variable_to_shape_map()
+    values = {name: reader.get_tensor(name) for name in names if not name.startswith(("save_counter", "_"))}
+    return {name: value if isinstance(value, bytes) else value.tobytes() for name, value in values.items()}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(digits, tmp_path_factory):
+    """Returns a function from flags to the state at the end of a run that nobody touched."""
+    known = {}
+
+    def run(*flags):
+        if flags not in known:
+            folder = tmp_path_factory.mktemp("uninterrupted")
+            assert finish(start(digits, folder, *flags))[0] == 0
+            known[flags] = state(folder)
+            assert len(known[flags]) >= 11
+        return known[flags]
+
+    return run
+
+
+def kill_after(process, step):
+    wait_for_step(process, step)
+    time.sleep(random.Random(step).uniform(0, 0.3))
+    process.kill()
+    finish(process)
+
+
+def test_killed_on_one_device(digits, tmp_path, uninterrupted):
+    flags = (*TOPOLOGIES["one_device"], *FLAGS, DISTORT)
+    kill_after(start(digits, tmp_path, *flags), 100)
+    code, _, err = finish(start(digits, tmp_path, *flags))
+    assert (code, err) == (0, "")
+    assert state(tmp_path) == uninterrupted(*flags)
+
+
+def test_killed_and_terminated_on_two_replicas(digits, tmp_path, uninterrupted):
+    flags = (*TOPOLOGIES["mirrored"], *FLAGS, DISTORT)
+    kill_after(start(digits, tmp_path, *flags), 50)
+
+    terminated = start(digits, tmp_path, *flags)
+    wait_for_step(terminated, 150)
+    terminated.terminate()
+    code, _, err = finish(terminated)
+    assert code == 75
+    stopped = re.fullmatch(
+        rf"trainer.run: training stopped by SIGTERM: step (\d+) of {STEPS} is saved; the same command goes on\n", err
+    )
+    assert stopped, err
+    assert (tmp_path / f"ckpt-{stopped[1]}.index").exists()
+
+    code, out, err = finish(start(digits, tmp_path, *flags))
+    assert (code, err) == (0, "")
+    assert f"resumed from {tmp_path}/ckpt-{stopped[1]}" in out
+    assert state(tmp_path) == uninterrupted(*flags)
+
+
+@pytest.mark.slow
+def test_interrupted_by_the_keyboard(digits, tmp_path):
+    process = start(digits, tmp_path, *FLAGS)
+    wait_for_step(process, 20)
+    process.send_signal(signal.SIGINT)
+    code, _, err = finish(process)
+    assert code == 75
+    assert re.fullmatch(r"trainer.run: training stopped by SIGINT: step \d+ of 400 is saved; .*\n", err)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (*TOPOLOGIES["one_device"], "--model=mlp", "--optimizer=adam", "--learning_rate=0.001", DISTORT),
+        (*TOPOLOGIES["mirrored"], "--model=lenet", DISTORT),
+        (*TOPOLOGIES["mirrored"], "--model=cifar10_cnn", "--distort=pad_crop_flip", "--global_batch_size=32"),
+        ("--strategy=central_storage", "--num_replicas=2", "--model=mlp", DISTORT),
+    ],
+    ids=["one_device-mlp", "mirrored-lenet", "mirrored-cifar10_cnn", "central_storage-mlp"],
+)
+def test_killed_at_any_moment(flags, seed, digits, tmp_path, uninterrupted):
+    """Kills at random times of the process's life: start-up, steps, saves and evaluation."""
+    draw, flags = random.Random(f"{seed}{flags}"), (*flags, *FLAGS)
+    for _ in range(4):
+        process = start(digits, tmp_path, *flags)
+        if draw.random() < 0.7:
+            wait_for_step(process, 0)
+        try:
+            process.wait(timeout=draw.uniform(0, 1.5))
+        except subprocess.TimeoutExpired:
+            process.kill()
+        finish(process)
+    code, _, err = finish(start(digits, tmp_path, *flags))
+    assert (code, err) == (0, "")
+    assert state(tmp_path) == uninterrupted(*flags)
+    assert not list(tmp_path.glob("*_temp"))
+
+
+@pytest.mark.slow
+def test_stopped_in_the_middle_of_evaluation(digits, tmp_path, uninterrupted):
+    flags = (*TOPOLOGIES["one_device"], *FLAGS, DISTORT)
+    for _ in range(2):  # evaluating all the time, so that the signal meets it
+        process = start(digits, tmp_path, *flags[:-2], "--eval_every=1", DISTORT)
+        wait_for_step(process, 0)
+        time.sleep(0.3)
+        process.terminate()
+        assert finish(process)[0] in (0, 75)
+    assert finish(start(digits, tmp_path, *flags))[0] == 0
+    assert state(tmp_path) == uninterrupted(*flags)
