@@ -16,7 +16,8 @@ def test_it_says_what_where_how_fast_and_what_next():
         "  test: 0 examples, 0 shards, 0.0 MiB",
         "  0.5 s, 3,000 examples/s (3.0 s with start-up and checks)",
         "look at it:  python -m pipeline.inspect 'my data'",
-        "train on it: python -m trainer.run --data_dir='my data' --model_dir='my data-run' --model=lenet --strategy=mirrored",
+        "train on it: python -m trainer.run --data_dir='my data' --model_dir='my data-run' --model=lenet "
+        "--strategy=mirrored",
     ]
 
 
