@@ -72,8 +72,15 @@ def make(config: TrainConfig, cluster: Cluster) -> Plan:
         global_batch_size=config.global_batch_size,
         remainder=config.remainder,
     )
-    examples = select(manifest, config.eval_split).num_examples if config.evaluates else 0
+    examples = _count(manifest, config.eval_split) if config.evaluates else 0
     return Plan(manifest, spec, steps, config.last_step(steps), -(-examples // config.global_batch_size), examples)
+
+
+def _count(manifest: Manifest, split: str) -> int:
+    try:
+        return select(manifest, split).num_examples
+    except UsageError as error:
+        raise UsageError(f"--eval_split={split}: {error}; --eval_split=none trains without evaluation") from None
 
 
 def prepare_model_dir(path: str) -> None:

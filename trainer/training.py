@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pathlib
 from collections.abc import Callable, Iterable
@@ -52,7 +53,8 @@ class _Run:
         self.say: Callable[[str], None] = functools.partial(print, flush=True) if cluster.is_chief else _say_nothing
         if cluster.size > 1:
             self.say(f"waiting for {cluster.size} workers: {', '.join(cluster.addresses)}")
-        with interrupt.left_to_the_system():  # joining a cluster waits for the others and lets no thread run
+        joins = config.strategy == "multiworker"  # which waits for the others and lets no thread run meanwhile
+        with interrupt.left_to_the_system() if joins else contextlib.nullcontext():
             self.strategy = strategies.create(config, cluster)
         self.agreement = Agreement(self.strategy, cluster)
         self.state = state.create(self.strategy, config, plan)
@@ -88,8 +90,8 @@ class _Run:
             finite = int(result.bad_step) == FINITE
             return loop.InnerResult(self.state.step, float(result.loss), float(result.accuracy), finite)
 
+        actions += [evaluate] if evaluate else []
         with self.interrupt.waited_for():
-            actions += [evaluate] if evaluate else []
             stopped = loop.train(inner_loop, start, self.plan.last_step, config.steps_per_loop, actions, self._stop)
             self.checkpoints.save()
         if stopped:

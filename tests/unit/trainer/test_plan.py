@@ -1,0 +1,105 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import DataError, UsageError
+from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo
+from trainer import plan
+from trainer.cluster import ALONE, Cluster
+from trainer.config import TrainConfig
+
+ROOT = Path(__file__).parents[3]
+
+
+def split(name, examples):
+    shard = ShardInfo(f"{name}-00000-of-00001.tfrecord", examples, 64 * examples, "00000000", 64)
+    return SplitInfo((shard,), (examples, 0))
+
+
+@pytest.fixture
+def data_dir(tmp_path):
+    """A manifest of 250 training and 33 test examples of 4x4x1 in two classes; no shard is read."""
+    features = {"image": Feature("uint8", (4, 4, 1), "raw"), "label": Feature("int64"), "key": Feature("string")}
+    splits = {"train": split("train", 250), "test": split("test", 33)}
+    manifest = Manifest("tiny", ("a", "b"), features, splits, (0.0,), (1.0,), (), {})
+    (tmp_path / "manifest.json").write_bytes(manifest.to_bytes())
+    return tmp_path
+
+
+def config_of(data_dir, **values):
+    return TrainConfig.for_model("mlp", data_dir=str(data_dir), model_dir="", **values)
+
+
+def test_numbers(data_dir):
+    made = plan.make(config_of(data_dir, epochs=4, global_batch_size=20), ALONE)
+    assert (made.steps_per_epoch, made.last_step) == (13, 52)
+    assert (made.evaluation_steps, made.evaluation_examples) == (2, 33)
+    assert made.num_classes == 2
+    assert (made.spec.seed, made.spec.streams, made.spec.training) == (0, 1, True)
+
+
+def test_a_dropped_remainder_shortens_the_epoch(data_dir):
+    made = plan.make(config_of(data_dir, epochs=4, global_batch_size=20, remainder="drop"), ALONE)
+    assert (made.steps_per_epoch, made.last_step, made.evaluation_steps) == (12, 48, 2)
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(350.0, 4550), (0.5, 6), (0.01, 1)])
+def test_decay_in_steps(epochs, steps, data_dir):
+    assert plan.make(config_of(data_dir, global_batch_size=20), ALONE).decay_steps(epochs) == steps
+
+
+@pytest.mark.parametrize("name", ["none", ""])
+def test_no_evaluation(name, data_dir):
+    made = plan.make(config_of(data_dir, eval_split=name), ALONE)
+    assert (made.evaluation_steps, made.evaluation_examples) == (0, 0)
+
+
+def test_an_unknown_split_to_evaluate_on(data_dir):
+    words = (
+        r"--eval_split=validation: split: unknown 'validation'.*known: test, train; --eval_split=none trains without"
+    )
+    with pytest.raises(UsageError, match=words):
+        plan.make(config_of(data_dir, eval_split="validation"), ALONE)
+
+
+@pytest.mark.parametrize(
+    ("values", "cluster"),
+    [
+        ({"strategy": "mirrored", "num_replicas": 3}, ALONE),
+        ({"strategy": "multiworker"}, Cluster(("a:1", "b:2", "c:3"), 1)),
+    ],
+)
+def test_replicas_have_to_divide_the_batch(values, cluster, data_dir):
+    with pytest.raises(UsageError, match=r"global_batch_size=100 .* 3 replicas; nearest that work: 99 and 102"):
+        plan.make(config_of(data_dir, **values), cluster)
+
+
+def test_no_data(tmp_path):
+    with pytest.raises(DataError, match="no manifest"):
+        plan.make(config_of(tmp_path), ALONE)
+
+
+def test_a_plan_is_made_without_tensorflow(data_dir):
+    program = f"""
+import sys
+from trainer import plan, config, cluster, run
+made = plan.make(config.TrainConfig.for_model("lenet", data_dir={str(data_dir)!r}, model_dir=""), cluster.ALONE)
+assert made.last_step == 30, made
+assert not [name for name in ("tensorflow", "keras", "apache_beam") if name in sys.modules]
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+
+
+def test_model_dir_is_made_with_its_parents(tmp_path):
+    plan.prepare_model_dir(str(tmp_path / "a" / "b"))
+    plan.prepare_model_dir(str(tmp_path / "a" / "b"))
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_model_dir_that_cannot_be(name, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"--model_dir=.*file"):
+        plan.prepare_model_dir(str(tmp_path / name))
