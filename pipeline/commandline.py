@@ -79,7 +79,8 @@ def run(command: str, main: Callable[[Sequence[str] | None], Any], argv: Sequenc
         main(argv)
         sys.stdout.flush()
     except errors.PipelineError as error:
-        print(f"{command}: {error}", file=sys.stderr, flush=True)
+        line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(error))  # a file's name may hold a newline
+        print(f"{command}: {line}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print(f"{command}: interrupted", file=sys.stderr, flush=True)

@@ -8,36 +8,36 @@ import tensorflow as tf
 
 from pipeline import order_tf
 from pipeline.batch import Batches
+from pipeline.errors import UsageError
+from pipeline.input import MAX_STEP
 from pipeline.manifest import Manifest
 from pipeline.order import Order, replica_rows
+from pipeline.ordered_split import OrderedSplit
 from pipeline.recipes import make_recipe
 from pipeline.recipes.base import ImageStatistics, Recipe
 from pipeline.recipes.own import Own, UserDistort
 from pipeline.sharding import Shard
-from pipeline.splits import Selection
 from pipeline.window import load_window
 
-_ENDLESS = (1 << 62) - 1  # a step that no run reaches
 _READY = 4  # elements made ahead: enough to hide the sorting of the next epoch's order
 
 
 def make_dataset(
     data_dir: str | os.PathLike[str],
-    manifest: Manifest,
-    selection: Selection,
-    order: Order,
+    source: OrderedSplit,
     *,
     shard: Shard | None,
     first_step: int,
-    last_step: int | None,
+    last_step: int,
     distort: str | UserDistort | None,
     weights: str,
     record_ids: bool,
 ) -> tf.data.Dataset:
-    """Returns the dataset that `input_fn` documents; `last_step` None is endless."""
+    """Returns the dataset that `input_fn` documents, from `first_step` to before `last_step`; MAX_STEP is endless."""
+    manifest, order = source.manifest, source.order
     rows = [_replica_rows(order, shard, local) for local in range(shard.local_replicas if shard else 1)]
     recipe = _recipe(distort, manifest)
-    window = load_window(data_dir, selection, manifest.image_shape)
+    window = load_window(data_dir, source.selection, manifest.image_shape)
     with tf.device("CPU:0"):
         batches = Batches(
             order,
@@ -49,8 +49,13 @@ def make_dataset(
             record_ids,
         )
         dataset = _elements(batches, rows, first_step, last_step)
+    _check_rows(dataset, rows[0][1] - rows[0][0])
     options = tf.data.Options()
     options.deterministic = True
+    # Rewriting the graph would copy the captured images: the split would lie in memory twice. There is nothing to gain:
+    # the maps are parallel and prefetched as they stand.
+    options.experimental_optimization.apply_default_optimizations = False
+    options.autotune.enabled = False
     # The global batch is made whole on every worker, so a worker takes its rows of it; FILE would ask for files.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return dataset.with_options(options)
@@ -59,9 +64,20 @@ def make_dataset(
 def _recipe(distort: str | UserDistort | None, manifest: Manifest) -> Recipe:
     if callable(distort):
         return Own(distort)
-    recipe = make_recipe(distort or "none")
+    if not isinstance(distort, str | None):
+        raise UsageError(f"distort={distort!r}: must be a recipe's name, a function of (images, keys), or None")
+    recipe = make_recipe("none" if distort is None else distort)
     recipe.check(manifest.image_shape)
     return recipe
+
+
+def _check_rows(dataset: tf.data.Dataset, rows: int) -> None:
+    """Raises UsageError where the user's own function gave something else than a tensor of as many rows."""
+    spec = dataset.element_spec[0]
+    if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None or spec.shape[:1] != [rows]:
+        raise UsageError(
+            f"distort: the function must return a tensor of {rows} rows, as many as it gets; it gives {spec}"
+        )
 
 
 def _replica_rows(order: Order, shard: Shard | None, local_replica: int) -> tuple[int, int]:
@@ -70,10 +86,9 @@ def _replica_rows(order: Order, shard: Shard | None, local_replica: int) -> tupl
     return shard.replica_rows(local_replica, order.global_batch_size)
 
 
-def _elements(batches: Batches, rows: list[tuple[int, int]], first_step: int, last_step: int | None) -> tf.data.Dataset:
+def _elements(batches: Batches, rows: list[tuple[int, int]], first_step: int, last_step: int) -> tf.data.Dataset:
     order, replicas = batches.order, len(rows)
     steps = order.steps_per_epoch
-    end = _ENDLESS if last_step is None else last_step
 
     def with_order(epoch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return epoch, order_tf.records_by_position(order, epoch)
@@ -83,8 +98,8 @@ def _elements(batches: Batches, rows: list[tuple[int, int]], first_step: int, la
         numbers = tf.data.Dataset.range(first * replicas, steps * replicas)
         return tf.data.Dataset.zip(tf.data.Dataset.from_tensors((epoch, by_position)).repeat(), numbers)
 
-    epochs = tf.data.Dataset.range(first_step // steps, -(-end // steps))
+    epochs = tf.data.Dataset.range(first_step // steps, -(-last_step // steps))
     dataset = epochs.map(with_order).prefetch(1).flat_map(elements_of)
     dataset = dataset.map(batches.element_maker(rows), num_parallel_calls=tf.data.AUTOTUNE)
-    count = tf.data.INFINITE_CARDINALITY if last_step is None else (last_step - first_step) * replicas
+    count = tf.data.INFINITE_CARDINALITY if last_step == MAX_STEP else (last_step - first_step) * replicas
     return dataset.apply(tf.data.experimental.assert_cardinality(count)).prefetch(_READY)

@@ -21,13 +21,18 @@ class InspectConfig:
 
     data_dir: str = simple_parsing.field(positional=True, metavar="DATA_DIR")  # the data set's folder
     png: str | None = None  # write a contact sheet here: images as stored and distorted
-    split: str = "train"  # the split or slice that the contact sheet shows
+    split: str | None = None  # the split or slice that the contact sheet shows; default: train
     distort: str | None = None  # the contact sheet's recipe; default: one that fits the images
-    seed: int = 0  # of the contact sheet's batch
+    seed: int | None = None  # of the contact sheet's batch; default: 0
 
     def __post_init__(self) -> None:
         if self.png is not None and not self.png.endswith(".png"):
             raise UsageError(f"--png={self.png}: the file's name must end in .png")
+        given = [name for name in ("split", "distort", "seed") if getattr(self, name) is not None]
+        if self.png is None and given:
+            raise UsageError(
+                f"--{given[0]}={getattr(self, given[0])}: chooses what --png shows; give --png=FILE.png too"
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -108,13 +113,14 @@ def _write_sheet(config: InspectConfig, content: Manifest) -> None:
         from pipeline import contact_sheet  # noqa: PLC0415
 
     recipe = config.distort or contact_sheet.default_recipe(content)
-    sheet = contact_sheet.draw_contact_sheet(config.data_dir, content, config.split, recipe, seed=config.seed)
+    split = config.split or "train"
+    sheet = contact_sheet.draw_contact_sheet(config.data_dir, content, split, recipe, seed=config.seed or 0)
     path = pathlib.Path(config.png or "")
     try:
         sheet.save(path)
     except OSError as error:
         raise DataError(f"--png={path}: cannot be written: {error.strerror or error}") from None
-    print(f"\n{path}: contact sheet of {config.split}, as stored and by {recipe}")
+    print(f"\n{path}: contact sheet of {split}, as stored and by {recipe}")
 
 
 def entry_point() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import pathlib
+import re
 from typing import Any
 
 from pipeline import naming
@@ -109,7 +111,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the file's bytes, hexadecimal: the identity of the data."""
+        """SHA-256 of `to_bytes()`, hexadecimal: the identity of the data."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def split(self, name: str) -> SplitInfo:
@@ -145,7 +147,7 @@ def load(data_dir: str | os.PathLike[str]) -> Manifest:
         raise DataError(f"{path}: cannot be read: {error}") from None
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not valid JSON ({error}); convert the data again") from None
     version = content.get("format_version") if isinstance(content, dict) else None
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
@@ -187,30 +189,58 @@ def _parse(content: dict[str, Any]) -> Manifest:
 
 
 def _check(manifest: Manifest, path: pathlib.Path) -> None:
-    image = manifest.features.get("image")
-    if image is None or len(image.shape) != 3 or not all(isinstance(n, int) and n > 0 for n in image.shape):
-        raise DataError(f"{path}: feature 'image' must have a shape of three sizes; it is {image}")
+    image = _feature(manifest, "image", "uint8", path)
+    if len(image.shape) != 3 or not all(_is_count(n) and n > 0 for n in image.shape):
+        raise DataError(f"{path}: feature 'image' must have a shape of three sizes; it is {image.shape}")
+    if image.encoding != "raw":
+        raise DataError(f"{path}: images are encoded as {image.encoding!r}; this release reads 'raw' only")
+    _feature(manifest, "label", "int64", path)
+    _feature(manifest, "key", "string", path)
+    for name, values in (("image_mean", manifest.image_mean), ("image_std", manifest.image_std)):
+        if len(values) != image.shape[2] or not all(math.isfinite(v) for v in values):
+            raise DataError(f"{path}: {name} must be {image.shape[2]} finite numbers, one a channel; it is {values}")
+    if not all(isinstance(name, str) for name in manifest.class_names):
+        raise DataError(f"{path}: class_names must be strings; they are {manifest.class_names}")
     for name, split in manifest.splits.items():
-        for shard in split.shards:
-            _check_shard(shard, name, path)
-        total = sum(split.label_histogram)
-        if total != split.num_examples:
-            raise DataError(
-                f"{path}: split {name!r}: {split.num_examples} examples, but {total} in its label histogram"
-            )
+        _check_split(name, split, path)
+
+
+def _feature(manifest: Manifest, name: str, dtype: str, path: pathlib.Path) -> Feature:
+    feature = manifest.features.get(name)
+    if feature is None or feature.dtype != dtype:
+        raise DataError(f"{path}: feature {name!r} of dtype {dtype} is needed; there is {feature}")
+    return feature
+
+
+def _check_split(name: str, split: SplitInfo, path: pathlib.Path) -> None:
+    if not naming.is_split_name(name):
+        raise DataError(f"{path}: {name!r} cannot name a split")
+    if not split.shards:
+        raise DataError(f"{path}: split {name!r} lists no shard")
+    for shard in split.shards:
+        _check_shard(shard, name, path)
+    if not all(_is_count(n) for n in split.label_histogram) or sum(split.label_histogram) != split.num_examples:
+        raise DataError(
+            f"{path}: split {name!r}: the label histogram {list(split.label_histogram)} is not of its "
+            f"{split.num_examples} examples"
+        )
 
 
 def _check_shard(shard: ShardInfo, split: str, path: pathlib.Path) -> None:
     if not isinstance(shard.file, str) or not naming.is_base_name(shard.file):
         raise DataError(f"{path}: split {split!r}: the file name {shard.file!r} is not a plain name; paths are refused")
-    for field in ("num_examples", "num_bytes"):
+    for field in ("num_examples", "num_bytes", *(["stride"] if shard.stride is not None else [])):
         value = getattr(shard, field)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        if not _is_count(value):
             raise DataError(f"{path}: {shard.file}: {field} is {value!r}, not a whole number of 0 or more")
-    if not (isinstance(shard.crc32c, str) and len(shard.crc32c) == 8):
+    if not (isinstance(shard.crc32c, str) and re.fullmatch("[0-9a-f]{8}", shard.crc32c)):
         raise DataError(f"{path}: {shard.file}: crc32c is {shard.crc32c!r}, not 8 hexadecimal digits")
     if shard.stride is not None and shard.stride * shard.num_examples != shard.num_bytes:
         raise DataError(
             f"{path}: {shard.file}: {shard.num_examples} records of {shard.stride} bytes are not "
             f"{shard.num_bytes} bytes"
         )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -37,14 +37,14 @@ def read_shard(data_dir: str | os.PathLike[str], shard: ShardInfo) -> NDArray[np
     path = pathlib.Path(data_dir) / shard.file
     check_present(data_dir, (shard,))
     try:
-        data = np.fromfile(path, np.uint8)
+        data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
-    crc = google_crc32c.value(data.tobytes())
+    crc = google_crc32c.value(data)
     if f"{crc:08x}" != shard.crc32c:
-        for _ in framing.records(data.tobytes(), str(path)):  # raises at the record that is corrupt
+        for _ in framing.records(data, str(path)):  # raises at the record that is corrupt
             pass
         raise DataError(
             f"{path}: every record is whole, but the file's CRC32C is {crc:08x}, not {shard.crc32c}; {_RECOVER}"
         )
-    return data
+    return np.frombuffer(data, np.uint8)

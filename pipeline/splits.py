@@ -9,7 +9,7 @@ import re
 from pipeline.errors import UsageError
 from pipeline.manifest import Manifest, ShardInfo
 
-_PART = re.compile(r"(?P<name>\w+)(\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\])?")
+_PART = re.compile(r"(?P<name>\w+)(\[(?P<start>-?\d{1,18}%?)?:(?P<stop>-?\d{1,18}%?)?\])?")
 
 
 @dataclasses.dataclass(frozen=True)

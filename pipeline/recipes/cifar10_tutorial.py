@@ -44,6 +44,7 @@ class Cifar10Tutorial:
 
     def __post_init__(self) -> None:
         check_bounds("brightness", self.brightness, 0, 255)
+        check_bounds("contrast_high", self.contrast_high, 0, 255)
         check_bounds("contrast_low", self.contrast_low, 0, self.contrast_high)
 
     def check(self, image_shape: tuple[int, int, int]) -> None:

@@ -57,6 +57,15 @@ def test_errors_are_one_line_and_an_exit_code(error, code, capsys):
     assert capsys.readouterr().err == f"made: {error}\n"
 
 
+def test_a_newline_in_a_name_stays_on_the_line(capsys):
+    def main(argv):
+        raise errors.DataError("a\nb\x1b[0m: is missing; Zürich is not")
+
+    with pytest.raises(SystemExit):
+        commandline.run("made", main)
+    assert capsys.readouterr().err == "made: a\\nb\\x1b[0m: is missing; Zürich is not\n"
+
+
 def test_ctrl_c_is_one_line_and_130(capsys):
     def main(argv):
         raise KeyboardInterrupt

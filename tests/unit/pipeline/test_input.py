@@ -155,10 +155,22 @@ def test_another_epoch_has_another_order_and_other_distortions(folder):
         ({"streams": 3}, UsageError, "streams=3 does not divide global_batch_size=8; nearest that work: 2 and 4"),
         ({"start_step": -1}, UsageError, "start_step=-1: must be 0 or more"),
         ({"start_step": 5, "epochs": 2}, UsageError, "2 epochs end at step 4"),
-        ({"epochs": 0}, UsageError, "epochs=0"),
+        ({"epochs": 0}, UsageError, "epochs=0: must be 1 or more"),
+        ({"start_step": 2**62 + 1}, UsageError, "a run without end ends at step 4611686018427387904"),
+        ({"start_step": 2**63}, UsageError, "start_step=9223372036854775808: must be in the range"),
+        ({"start_step": 1.0}, UsageError, "start_step=1.0: must be a whole number"),
+        ({"epochs": 1.5}, UsageError, "epochs=1.5: must be a whole number"),
+        ({"global_batch_size": 8.0}, UsageError, "global_batch_size=8.0: must be a whole number"),
+        ({"seed": "a"}, UsageError, "seed='a': must be a whole number"),
+        ({"training": False, "streams": 3}, UsageError, "streams=3 does not divide"),
+        ({"distort": 5}, UsageError, "distort=5: must be a recipe's name, a function"),
+        ({"distort": ""}, UsageError, "distort: '' is not a recipe"),
+        ({"distort": lambda images, keys: images[:3]}, UsageError, "must return a tensor of 8 rows"),
+        ({"distort": lambda images, keys: None}, UsageError, "must return a tensor of 8 rows"),
+        ({"split": "train[:" + "9" * 5000 + "]"}, UsageError, "is no slice"),
         ({"shuffle_bytes": 0}, UsageError, "shuffle_bytes=0"),
         ({"shuffle_bytes": 1200}, UsageError, "do not fit shuffle_bytes=1200 and reading in windows is not available"),
-        ({"seed": 2**63}, UsageError, "must fit in a signed 64-bit integer"),
+        ({"seed": 2**63}, UsageError, "must be in the range of a signed 64-bit integer"),
         ({"shard": Shard(0, 3)}, UsageError, "8 is not divisible by 3 replicas; nearest that work: 6 and 9"),
         ({"global_batch_size": 16, "remainder": "drop"}, UsageError, "do not fill one batch of 16"),
         ({"data_dir": "/nowhere"}, DataError, "no manifest"),
@@ -183,3 +195,14 @@ def test_importing_pipeline_loads_no_tensorflow_and_unknown_names_fail():
         _ = pipeline.nothing
     assert set(pipeline.__all__) == {"Shard", "distribute", "input_fn", "order_spec", "steps_per_epoch", "uniform"}
     assert callable(pipeline.distribute)
+
+
+def test_numpy_integers_are_integers(folder):
+    spec = order_spec(folder, global_batch_size=np.int64(8), training=True, seed=np.int32(3), streams=np.uint8(2))
+    assert spec.digest == order_spec(folder, global_batch_size=8, training=True, seed=3, streams=2).digest
+
+
+def test_the_bytes_that_an_error_asks_for_are_enough(folder):
+    with pytest.raises(UsageError, match="give shuffle_bytes=1728 or more"):
+        input_fn(folder, global_batch_size=8, training=True, streams=4, shuffle_bytes=1727)
+    assert input_fn(folder, global_batch_size=8, training=True, streams=4, shuffle_bytes=1728).cardinality() == -1

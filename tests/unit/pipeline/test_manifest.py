@@ -65,10 +65,25 @@ def shard(content):
         (lambda c: shard(c).update(num_examples=4), "4 records of"),
         (lambda c: shard(c).update(crc32c="zz"), "crc32c is 'zz'"),
         (lambda c: shard(c).update(colour="red"), "not a valid manifest"),
-        (lambda c: c["splits"]["train"].update(label_histogram=[1, 2]), "12 examples, but 3 in its label histogram"),
+        (
+            lambda c: c["splits"]["train"].update(label_histogram=[1, 2]),
+            "the label histogram .1, 2. is not of its 12 examples",
+        ),
         (lambda c: c["features"]["image"].update(shape=[8, 6]), "must have a shape of three sizes"),
         (lambda c: c["features"]["image"].update(shape=[8, 0, 3]), "must have a shape of three sizes"),
-        (lambda c: c["features"].pop("image"), "feature 'image'"),
+        (lambda c: c["features"].pop("image"), "feature 'image' of dtype uint8 is needed; there is None"),
+        (lambda c: c["features"].pop("label"), "feature 'label' of dtype int64 is needed; there is None"),
+        (lambda c: c["features"]["image"].update(dtype="float32"), "feature 'image' of dtype uint8 is needed"),
+        (lambda c: c["features"]["image"].update(encoding="png"), "encoded as 'png'; this release reads 'raw' only"),
+        (lambda c: c["splits"]["train"].update(label_histogram=["a"]), "the label histogram"),
+        (lambda c: c["splits"]["train"].update(label_histogram=[None]), "the label histogram"),
+        (lambda c: c["splits"]["train"].update(shards=[], label_histogram=[]), "split 'train' lists no shard"),
+        (lambda c: c["splits"].update({"a/b": c["splits"]["train"]}), "'a/b' cannot name a split"),
+        (lambda c: shard(c).update(stride=2.5), "stride is 2.5"),
+        (lambda c: c.update(class_names=[1, 2]), "class_names must be strings"),
+        (lambda c: c.update(image_mean=[1.0]), "image_mean must be 3 finite numbers"),
+        (lambda c: c.update(image_std=[]), "image_std must be 3 finite numbers"),
+        (lambda c: c.update(image_std=[1.0, 2.0, float("nan")]), "image_std must be 3 finite numbers"),
     ],
 )
 def test_what_cannot_be_is_named(folder, change, message):
@@ -77,7 +92,7 @@ def test_what_cannot_be_is_named(folder, change, message):
         manifests.load(folder)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"a"', "{}", "\x00"])
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "[]", "null", '"a"', "{}", "\x00"])
 def test_damaged_json_is_one_error(folder, text):
     (folder / "manifest.json").write_text(text)
     with pytest.raises(DataError, match=r"manifest\.json: "):

@@ -78,21 +78,45 @@ def test_grid_each_record_once_even_steps_padding_last(counts, remainder):
                 check_epoch(order, records, real)
                 if not training:
                     assert np.array_equal(records[real], np.arange(real.sum()))
-                check_windows(order, records, real)
+                check_layout_and_windows(order, epoch)
+                check_streams(order, records, real)
             check_topologies(size)
             cases += 1
     assert cases >= 1 or sum(counts) < min(BATCHES)
 
 
-def check_windows(order, records, real):
-    """A window's positions are filled by the window's own layout positions: sets agree, nothing crosses a window."""
-    bounds = np.concatenate([order.window_bounds(k)[:-1] for k in range(order.streams)] + [[order.num_records]])
-    assert (np.diff(bounds) >= 0).all()
-    q = order.rows_per_stream
-    for stream in range(order.streams):
-        start, stop = order.stream_bounds()[stream : stream + 2]
-        rows = records[:, stream * q : (stream + 1) * q][real[:, stream * q : (stream + 1) * q]]
-        assert len(rows) == min(stop - start, order.steps_per_epoch * q)
+def floor_cuts(start, stop, parts):
+    """Where a range is cut into parts, by the floor rule, in plain integers."""
+    return [start + i * (stop - start) // parts for i in range(parts + 1)]
+
+
+def check_layout_and_windows(order, epoch):
+    """Points 1 and 2: whole shards in some order; streams and windows by the floor rule, each with its own records."""
+    shards = [int(s) for s in order.shard_order(epoch)]
+    assert sorted(shards) == list(range(len(order.counts)))
+    starts = list(itertools.accumulate(order.counts, initial=0))
+    laid = [record for s in shards for record in range(starts[s], starts[s + 1])]
+    by_position = order.records_by_position(epoch).tolist()
+    total = sum(order.counts)
+    for start, stop in itertools.pairwise(floor_cuts(0, total, order.streams)):
+        for low, high in itertools.pairwise(floor_cuts(start, stop, order.windows)):
+            assert sorted(by_position[low:high]) == sorted(laid[low:high])
+
+
+def check_streams(order, records, real):
+    """Point 3: stream k fills rows kq..(k+1)q-1 with its positions in turn."""
+    q, cuts = order.rows_per_stream, floor_cuts(0, order.num_records, order.streams)
+    for stream, (start, stop) in enumerate(itertools.pairwise(cuts)):
+        block = np.s_[:, stream * q : (stream + 1) * q]
+        assert real[block].sum() == min(stop - start, order.steps_per_epoch * q)
+    positions = np.stack([order.positions(step)[0] for step in range(order.steps_per_epoch)])
+    expected = np.concatenate(
+        [start + np.arange(order.steps_per_epoch * q).reshape(-1, q) for start in cuts[:-1]],
+        axis=1,
+    )
+    assert np.array_equal(positions[real], expected[real])
+    by_position = order.records_by_position(0) if not order.training else None
+    assert by_position is None or np.array_equal(records, by_position[positions])
 
 
 def check_topologies(size):

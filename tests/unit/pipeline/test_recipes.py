@@ -140,6 +140,7 @@ def test_output_spec_tells_shape_and_dtype_without_data():
         ("", "is not a recipe"),
         ("shift(", "is not a recipe"),
         ("cifar10_tutorial(contrast_low=2.0)", "contrast_low=2.0: must be in 0..1.8"),
+        ("cifar10_tutorial(contrast_high=1e999)", "contrast_high=inf: must be in 0..255"),
         ("cifar10_tutorial(brightness=300)", "brightness=300: must be in 0..255"),
     ],
 )
