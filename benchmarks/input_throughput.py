@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from beam_jobs import convert
 from pipeline import commandline, manifest, quiet
 
 COMMAND = "benchmarks.input_throughput"
@@ -40,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = commandline.Parser(COMMAND, "Measure the input against one-by-one tf.data.")
     parser.add_arguments(BenchmarkConfig, "config")
     config = parser.parse(argv).config
-    commandline.require("tensorflow", "apache_beam")
+    commandline.require("tensorflow", *([] if config.data_dir else ["apache_beam"]))
     commandline.quiet_tensorflow()
     with tempfile.TemporaryDirectory() as folder:
         data_dir = config.data_dir or make_data(pathlib.Path(folder))
@@ -50,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def make_data(folder: pathlib.Path) -> str:
     """Writes random images in CIFAR-10's binary layout, converts them, and returns the data set's folder."""
+    from beam_jobs import convert  # noqa: PLC0415, needs Beam
+
     source = folder / "cifar-10-batches-bin"
     source.mkdir()
     random = np.random.default_rng(0)

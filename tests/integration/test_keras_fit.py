@@ -55,6 +55,23 @@ def test_fit_of_a_padded_batch_makes_the_exact_update(folder, name):
     np.testing.assert_allclose(history.history["loss"], -np.log(probabilities[np.arange(13), labels]).mean(), rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["none", "mirrored x2"])
+@pytest.mark.parametrize("size", [8, 12, 64])
+def test_weighted_metrics_are_exact_over_a_padded_split(folder, name, size):
+    with strategies()[name].scope():
+        model = linear_model()
+        cross_entropy = keras.metrics.SparseCategoricalCrossentropy(from_logits=True)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss, weighted_metrics=["accuracy", cross_entropy])
+    dataset = input_fn(folder, "train", global_batch_size=size, training=False)
+    got = model.evaluate(dataset, verbose=0, return_dict=True)
+    labels = np.arange(13) % 3
+    logits = model.predict(images_of(0, 13, SHAPE).astype(np.float32), verbose=0)
+    losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(13), labels]
+    np.testing.assert_allclose(got["accuracy"], (logits.argmax(1) == labels).mean(), rtol=1e-6)
+    np.testing.assert_allclose(got["sparse_categorical_crossentropy"], losses.mean(), rtol=1e-5)
+
+
 def test_fit_sees_another_order_and_other_distortions_in_its_second_epoch(folder):
     seen = []
 
