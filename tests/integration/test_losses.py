@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 
@@ -12,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs import convert
+from tests.loopback import free_ports
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STEPS = 50
@@ -25,16 +25,6 @@ def data_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "digits"
     convert.main(["--dataset=digits", f"--data_dir={folder}"])
     return folder
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("localhost", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def losses(data_dir, model_dir, model, strategy, count):

@@ -6,7 +6,6 @@ import pathlib
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs import convert
+from tests.loopback import free_ports
 
 ROOT = pathlib.Path(__file__).parents[2]
 STEPS = 200
@@ -29,16 +29,6 @@ def digits(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "digits"
     convert.main(["--dataset=digits", f"--data_dir={folder}"])
     return folder
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("localhost", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def start(data_dir, model_dirs, *flags):

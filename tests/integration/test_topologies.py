@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 
@@ -11,18 +10,9 @@ import numpy as np
 import pytest
 
 from tests.datasets import write_dataset
+from tests.loopback import free_ports
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for s in sockets:
-        s.bind(("localhost", 0))
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 def run(data_dir, folder, kind, count):
