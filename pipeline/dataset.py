@@ -9,9 +9,8 @@ import tensorflow as tf
 from pipeline import order_tf
 from pipeline.batch import Batches
 from pipeline.errors import UsageError
-from pipeline.input import MAX_STEP
 from pipeline.manifest import Manifest
-from pipeline.order import Order, replica_rows
+from pipeline.order import MAX_STEP, Order, replica_rows
 from pipeline.ordered_split import OrderedSplit
 from pipeline.recipes import make_recipe
 from pipeline.recipes.base import ImageStatistics, Recipe

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from pipeline.errors import UsageError, unknown
-from pipeline.order import SHUFFLE_BYTES, Order, OrderSpec
+from pipeline.order import MAX_STEP, SHUFFLE_BYTES, Order, OrderSpec
 from pipeline.ordered_split import ordered_split, whole_number
 from pipeline.sharding import InputContext, Shard, as_shard
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 PathLike = str | os.PathLike[str]
 WEIGHTS = ("mask", "mean")
-MAX_STEP = 1 << 62  # where an endless dataset ends
 
 
 def steps_per_epoch(data_dir: PathLike, split: str = "train", *, global_batch_size: int, remainder: str = "pad") -> int:

@@ -22,6 +22,7 @@ ORDER_VERSION = 1
 MAX_STREAMS = 64  # more readers than this do not help one job; fewer divisors of G would be left
 SHUFFLE_BYTES = 1 << 30  # 1 GiB: MNIST, CIFAR and the like fit and are shuffled as a whole
 REMAINDERS = ("pad", "drop")
+MAX_STEP = 1 << 62  # where an endless run ends
 
 I64 = NDArray[np.int64]
 
