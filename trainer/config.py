@@ -19,14 +19,15 @@ OPTIMIZERS = ("sgd", "momentum", "adam")
 # What differs from TrainConfig's own defaults, by model.
 MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     # 784-500-10 of the MNIST chapter of "TensorFlow: a practical Google deep-learning framework" (Zheng, Gu): batch
-    # 100, decay 0.99 an epoch. Its rate of 0.8 diverges on inputs outside [0, 1]; 0.1 with momentum gets as far.
+    # 100, decay 0.99 an epoch. Its plain gradient at a rate of 0.8 gets MNIST to 98.2% in 8 epochs, but our 1,429
+    # digits to 14% only; momentum at 0.05 gets both to where they go (98.2%, 96.5%).
     "mlp": {},
     # LeNet-5 (LeCun et al. 1998), trained by momentum as is usual today.
     "lenet": {
         "global_batch_size": 100,
         "optimizer": "momentum",
-        "learning_rate": 0.02,
-        "decay_factor": 0.95,
+        "learning_rate": 0.01,
+        "decay_factor": 0.98,
         "decay_epochs": 1.0,
     },
     # The CIFAR-10 tutorial's cifar10.py: batch 128, rate 0.1 times 0.1 every 350 epochs, distorted 24x24 crops.
@@ -62,7 +63,7 @@ class TrainConfig:
     eval_every: int = 0  # steps between evaluations; 0: only at the end
     max_to_keep: int = 5  # checkpoints kept
     optimizer: str = "momentum"  # sgd, momentum or adam
-    learning_rate: float = 0.1  # at step 0
+    learning_rate: float = 0.05  # at step 0
     decay_factor: float = 0.99  # learning_rate is multiplied by this every --decay_epochs (a staircase)
     decay_epochs: float = 1.0  # see --decay_factor
     momentum: float = 0.9  # of --optimizer=momentum
