@@ -23,7 +23,7 @@ from pipeline.manifest import ShardInfo
 
 
 class ConvertDataset(beam.PTransform):
-    """Writes the shards and the manifest of a plan; the output is the manifest's path, once."""
+    """Writes the shards and the manifest of a plan into its folder; the output is the manifest's path, once."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
@@ -63,11 +63,12 @@ def write_shard(plan: Plan, split: str, shard: int) -> Receipt:
     """Writes one shard of a plan.
 
     Raises:
-      DataError: the source cannot be read or changed, or the file cannot be written.
+      DataError: the source cannot be read, changed or has a label out of range, or the file cannot be written.
     """
     count = plan.num_shards[split]
     rows = shards.shard_rows(plan.seed, split, plan.source.splits[split], shard, count)
     block = plan.source.read(split, rows)
+    shards.check_labels(block, len(plan.source.class_names))
     matrix = shards.shard_bytes(block)
     name = naming.shard_name(split, shard, count)
     write.publish(pathlib.Path(plan.data_dir) / name, matrix.data)

@@ -10,6 +10,7 @@ from beam_jobs.config import MAX_SHARDS
 from beam_jobs.sources.base import Source
 from pipeline import naming
 from pipeline.errors import UsageError, unknown
+from pipeline.example import MAX_ONE_BYTE
 
 SMALL_SHARD = 16 << 20  # 16 MiB: enough shards for many readers of a small data set
 MANY_SHARDS = 64
@@ -69,8 +70,13 @@ def make_plan(source: Source, data_dir: str, seed: int, requested: int | dict[st
       requested: shards of every split, or {split: shards}, or None; a split without a number gets the default.
 
     Raises:
-      UsageError: more shards than examples, or a split that the source has not.
+      UsageError: more shards than examples, a split that the source has not, or more classes than a record can hold.
     """
+    if len(source.class_names) > MAX_ONE_BYTE + 1:
+        raise UsageError(
+            f"--dataset={source.dataset}: has {len(source.class_names)} classes; "
+            f"records hold labels 0..{MAX_ONE_BYTE}, so at most {MAX_ONE_BYTE + 1}"
+        )
     wanted = requested if isinstance(requested, dict) else dict.fromkeys(source.splits, requested)
     for split in wanted:
         if split not in source.splits:

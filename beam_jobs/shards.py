@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from beam_jobs.sources.base import Block
 from pipeline import framing, hashing
+from pipeline.errors import DataError
 from pipeline.example import MAX_ONE_BYTE, Layout
 from pipeline.hashing import Domain
 
@@ -52,6 +53,18 @@ def _permutation(seed: int, split: str, num_rows: int) -> NDArray[np.int64]:
 def record_stride(image_size: int, key_size: int) -> int:
     """Returns the bytes of a record with its container, for images and keys of these many bytes."""
     return framing.HEADER + len(Layout.build(image_size, key_size).template) + framing.FOOTER
+
+
+def check_labels(block: Block, num_classes: int) -> None:
+    """Checks a block that a source has read.
+
+    Raises:
+      DataError: a label is not in 0..num_classes - 1; the first is named with its key.
+    """
+    outside = np.flatnonzero((block.labels < 0) | (block.labels >= num_classes))
+    if len(outside):
+        row = outside[0]
+        raise DataError(f"{block.keys[row].decode()}: label {block.labels[row]} is not in 0..{num_classes - 1}")
 
 
 def shard_bytes(block: Block) -> NDArray[np.uint8]:

@@ -56,3 +56,10 @@ def test_more_shards_than_examples_is_an_error(mnist_folder):
         plan.make_plan(source, "/out", 0, {"test": 21})
     with pytest.raises(UsageError, match="unknown 'trian'; did you mean 'train'"):
         plan.make_plan(source, "/out", 0, {"trian": 2})
+
+
+def test_more_classes_than_a_record_can_hold_are_refused(mnist_folder, monkeypatch):
+    source = sources.open_source("mnist", str(mnist_folder()))
+    monkeypatch.setattr(type(source), "class_names", tuple(map(str, range(129))))
+    with pytest.raises(UsageError, match=r"has 129 classes; records hold labels 0\.\.127, so at most 128"):
+        plan.make_plan(source, "/x", 0, None)

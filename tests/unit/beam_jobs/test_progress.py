@@ -11,10 +11,9 @@ def made(mnist_folder, tmp_path):
     return plan.make_plan(sources.open_source("mnist", str(mnist_folder())), str(tmp_path / "out"), 0, 2)
 
 
-def test_shards_of_an_earlier_run_are_not_counted(made, tmp_path):
-    jobs.write_shard(made, "train", 0)
-    jobs.write_shard(made, "test", 1)
-    (tmp_path / "out" / "train-00000-of-00009.tfrecord").write_bytes(b"another run's")
+def test_finished_shards_are_counted_and_nothing_else(made, tmp_path):
+    (tmp_path / "out" / "train-00000-of-00009.tfrecord").write_bytes(b"another's")
+    (tmp_path / "out" / ".train-00000-of-00002.tfrecord.tmp-0123456789abcdef").write_bytes(b"half")
     with progress.Progress(made) as bar:
         assert bar.finished == 0
         counts = []
@@ -22,6 +21,12 @@ def test_shards_of_an_earlier_run_are_not_counted(made, tmp_path):
             jobs.write_shard(made, *element)
             counts.append(bar.finished)
         assert counts == [1, 2, 3, 4]
+
+
+def test_a_folder_that_is_gone_is_not_its_affair(made, tmp_path):
+    with progress.Progress(made) as bar:
+        (tmp_path / "out").rmdir()
+        assert bar.finished == 0
 
 
 def test_off_a_terminal_there_is_a_line_every_five_seconds(made, monkeypatch, capsys):

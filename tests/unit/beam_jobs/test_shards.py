@@ -6,6 +6,7 @@ import pytest
 from beam_jobs import shards
 from beam_jobs.sources.base import Block
 from pipeline import framing
+from pipeline.errors import DataError
 from pipeline.example import encode
 
 # Two records of a 2x2x1 image, written out by the recipe of test_records_are_as_tensorflow_writes_them:
@@ -65,6 +66,14 @@ def test_a_label_that_does_not_fit_one_byte_is_refused(label):
     block = Block(np.zeros((1, 2, 2, 1), np.uint8), np.array([label]), np.array([b"k"]))
     with pytest.raises(ValueError, match=r"must be in 0\.\.127"):
         shards.shard_bytes(block)
+
+
+@pytest.mark.parametrize("label", [-1, 10, 300])
+def test_a_label_outside_the_classes_is_an_error_that_names_its_key(label):
+    block = Block(np.zeros((2, 2, 2, 1), np.uint8), np.array([9, label]), np.array([b"a#0", b"a#1"]))
+    with pytest.raises(DataError, match=rf"^a#1: label {label} is not in 0\.\.9$"):
+        shards.check_labels(block, 10)
+    shards.check_labels(Block(block.images[:1], block.labels[:1], block.keys[:1]), 10)
 
 
 @pytest.mark.parametrize(("rows", "count"), [(1, 1), (10, 3), (7, 7), (1000, 1), (1000, 64), (999, 10)])
