@@ -6,7 +6,8 @@ import logging
 import shlex
 import sys
 
-from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, PortableOptions, StandardOptions
+from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
 from apache_beam.runners import create_runner
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineRunner
@@ -19,15 +20,21 @@ DEFAULT_RUNNER = "FnApiRunner"  # in-process, without the download that Beam's o
 
 
 def check(options: PipelineOptions) -> None:
-    """Checks, before any work, that `make_runner` will find a runner.
+    """Checks, before any work, that `make_runner` will find a runner, and that it has the options that it needs.
 
     Raises:
-      UsageError: there is none of that name, it cannot be loaded, or the number of workers is negative.
+      UsageError: there is none of that name, it cannot be loaded, misses an option or has one of a bad value.
     """
     workers = options.view_as(DirectOptions).direct_num_workers
     if workers < 0:
         raise errors.UsageError(f"--direct_num_workers={workers}: must be 0 (one a core) or more")
-    _create(options)
+    runner = _create(options)
+    if type(runner).__name__ == "PortableRunner" and not options.view_as(PortableOptions).job_endpoint:
+        raise errors.UsageError(
+            "--runner=PortableRunner: --job_endpoint is missing: host:port of the cluster's job server"
+        )
+    if problems := PipelineOptionsValidator(options, runner).validate():
+        raise errors.UsageError(f"--runner={type(runner).__name__}: {' '.join(' '.join(problems).split())}")
 
 
 def make_runner(options: PipelineOptions) -> tuple[PipelineRunner, Lifeline | None]:

@@ -37,6 +37,7 @@ def test_a_flag_that_nobody_knows_is_an_error_with_the_nearest(flags, message):
         (["--runner=no.such.Runner"], "--runner=no.such.Runner: cannot be loaded"),
         (["--runner=os.NoRunner"], "--runner=os.NoRunner: cannot be loaded"),
         (["--direct_num_workers=-1"], "--direct_num_workers=-1: must be 0"),
+        (["--runner=PortableRunner"], "--runner=PortableRunner: --job_endpoint is missing"),
     ],
 )
 def test_a_runner_that_cannot_be_made_is_an_error(flags, message):
