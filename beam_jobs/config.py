@@ -34,7 +34,8 @@ class ConvertConfig:
     seed: int = 0
     """of the permutation that spreads the examples over the shards"""
     overwrite: bool = False
-    """remove the data set that is in data_dir first: its manifest, then the files that the manifest lists"""
+    """replace the data set that is in data_dir: once the new one is written, beside it, the old manifest is removed,
+    then the files that it lists"""
 
     def __post_init__(self) -> None:
         """Checks every value."""

@@ -1,4 +1,4 @@
-"""The folder that a conversion writes to: what is there already, and what of it may be removed."""
+"""The folder that a conversion writes to: may it, is another one at work there, and what is there already."""
 
 from __future__ import annotations
 
@@ -9,19 +9,30 @@ import pathlib
 import shutil
 from collections.abc import Iterator
 
+import google_crc32c
+
 from beam_jobs import write
 from beam_jobs.plan import Plan
-from pipeline import manifest, naming
+from pipeline import manifest, naming, read
 from pipeline.errors import DataError, UsageError
-from pipeline.manifest import Manifest
+from pipeline.manifest import Manifest, ShardInfo
+
+_CRC_BLOCK = 4 << 20  # 4 MiB: a shard may be larger than memory
 
 
 def check_folder(data_dir: pathlib.Path) -> None:
     """Checks that `data_dir` is a folder or can become one, without making it.
 
     Raises:
-      UsageError: it, or what should be its parent, is a file, or cannot be written to.
+      UsageError: it, or what should be its parent, is a file, or cannot be seen, listed or written to.
     """
+    try:
+        _check_folder(data_dir)
+    except OSError as error:
+        raise UsageError(f"--data_dir={data_dir}: cannot be used: {error.strerror or error}") from None
+
+
+def _check_folder(data_dir: pathlib.Path) -> None:
     existing = data_dir
     while not existing.exists() and existing != existing.parent:
         if existing.is_symlink():
@@ -31,6 +42,8 @@ def check_folder(data_dir: pathlib.Path) -> None:
         raise UsageError(f"--data_dir={data_dir}: {existing} is not a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UsageError(f"--data_dir={data_dir}: no permission to write in {existing}")
+    if existing == data_dir and not os.access(existing, os.R_OK):
+        raise UsageError(f"--data_dir={data_dir}: no permission to list it")
 
 
 def existing_manifest(data_dir: pathlib.Path) -> Manifest | None:
@@ -56,7 +69,7 @@ def check_same(plan: Plan, present: Manifest) -> None:
 
     Raises:
       UsageError: it was made with other options or of another source; the message has both values of each.
-      DataError: a shard is missing or of another size.
+      DataError: a shard is missing or has another size or other bytes.
     """
     differences = [f"{name} is {there} there and {here} here" for name, there, here in _differences(plan, present)]
     if differences:
@@ -64,13 +77,24 @@ def check_same(plan: Plan, present: Manifest) -> None:
             f"{plan.data_dir}: holds another data set: {'; '.join(differences)}; "
             "choose another --data_dir, or --overwrite to replace it"
         )
-    for split in present.splits.values():
-        for shard in split.shards:
-            path = pathlib.Path(plan.data_dir) / shard.file
-            size = path.stat().st_size if path.is_file() else None
-            if size != shard.num_bytes:
-                found = "is missing" if size is None else f"has {size} bytes, not {shard.num_bytes}"
-                raise DataError(f"{path}: {found}, as the manifest says; --overwrite converts it again")
+    shards = [shard for split in present.splits.values() for shard in split.shards]
+    read.check_present(plan.data_dir, tuple(shards))
+    for shard in shards:
+        _check_content(pathlib.Path(plan.data_dir) / shard.file, shard)
+
+
+def _check_content(path: pathlib.Path, shard: ShardInfo) -> None:
+    crc = 0
+    try:
+        with open(path, "rb") as file:
+            while block := file.read(_CRC_BLOCK):
+                crc = google_crc32c.extend(crc, block)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}; --overwrite converts it again") from None
+    if f"{crc:08x}" != shard.crc32c:
+        raise DataError(
+            f"{path}: its CRC32C is {crc:08x}, but the manifest says {shard.crc32c}; --overwrite converts it again"
+        )
 
 
 def _differences(plan: Plan, present: Manifest) -> Iterator[tuple[str, object, object]]:
@@ -97,72 +121,52 @@ def _digest(value: str | None) -> str:
 
 
 def check_space(plan: Plan, replaced: Manifest | None) -> None:
-    """Checks that the shards fit on the disk, counting the data set that they replace as free.
+    """Checks that the shards fit on the disk, beside the data set that they replace: it goes when they are there.
 
     Raises:
       DataError: they do not; nothing was written or removed yet.
     """
-    folder = pathlib.Path(plan.data_dir)
-    while not folder.exists():
-        folder = folder.parent
-    freed = sum(split.num_bytes for split in replaced.splits.values()) if replaced else 0
-    free = shutil.disk_usage(folder).free + freed
+    free = shutil.disk_usage(plan.data_dir).free
     if plan.num_bytes > free:
+        beside = ", beside the one that it replaces" if replaced else ""
         raise DataError(
-            f"{plan.data_dir}: the data set takes {plan.num_bytes} bytes, its disk has {free} free; make room"
+            f"{plan.data_dir}: the data set takes {plan.num_bytes} bytes{beside}, its disk has {free} free; make room"
         )
 
 
 def stray_shards(data_dir: pathlib.Path, present: Manifest) -> list[str]:
     """Returns the names in a folder that are shards of ours by their form, but that its manifest does not list."""
     listed = {shard.file for split in present.splits.values() for shard in split.shards}
-    return sorted(name for name in os.listdir(data_dir) if naming.parse_shard_name(name) and name not in listed)
+    return sorted(name for name in write.names_in(data_dir) if naming.parse_shard_name(name) and name not in listed)
 
 
 @contextlib.contextmanager
-def prepared(plan: Plan, replaced: Manifest | None) -> Iterator[None]:
-    """Makes the folder, removes what `replaced` lists and old temporary files, and keeps other conversions out.
+def locked(folder: pathlib.Path) -> Iterator[None]:
+    """Makes the folder and keeps other conversions out of it; what is in it is to be looked at from here on.
 
     Raises:
-      UsageError: another conversion is writing to the folder.
-      DataError: the folder cannot be made, or a file cannot be removed.
+      UsageError: another conversion is writing to the folder, or it cannot be opened.
+      DataError: the folder cannot be made.
     """
-    folder = pathlib.Path(plan.data_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(f"{folder}: cannot be made: {error.strerror or error}") from None
-    with _locked(folder):
-        if replaced:
-            _remove(folder, replaced)
-        write.remove_temporaries(folder)
-        try:
-            yield
-        finally:
-            write.remove_temporaries(folder)
-
-
-@contextlib.contextmanager
-def _locked(folder: pathlib.Path) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise UsageError(f"--data_dir={folder}: another conversion is writing there; wait for its end") from None
-    except OSError:
-        pass  # some network file systems lock no folders; the temporary names keep files whole there too
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise UsageError(f"--data_dir={folder}: cannot be opened: {error.strerror or error}") from None
     try:
+        _lock(descriptor, folder)
         yield
     finally:
         os.close(descriptor)
 
 
-def _remove(folder: pathlib.Path, present: Manifest) -> None:
-    # The manifest goes first and for good: what a kill leaves from here on is no data set.
-    write.remove(folder / naming.MANIFEST)
-    write.sync_folder(folder)
-    for split in present.splits.values():
-        for shard in split.shards:
-            if naming.parse_shard_name(shard.file):
-                write.remove(folder / shard.file)
+def _lock(descriptor: int, folder: pathlib.Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(f"--data_dir={folder}: another conversion is writing there; wait for its end") from None
+    except OSError:
+        pass  # some network file systems lock no folders; each conversion has its own inner folder there too

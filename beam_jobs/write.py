@@ -79,6 +79,8 @@ def _publish(path: pathlib.Path, data: bytes | memoryview) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
         sync_folder(path.parent)
+    except DataError:
+        raise
     except OSError as error:
         raise DataError(f"{path}: cannot be written: {error.strerror or error}") from None
     finally:
@@ -87,12 +89,31 @@ def _publish(path: pathlib.Path, data: bytes | memoryview) -> None:
 
 
 def sync_folder(folder: pathlib.Path) -> None:
-    """Makes renames and removals in `folder` last."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    """Makes renames and removals in `folder` last.
+
+    Raises:
+      DataError: the folder cannot be opened, or the disk fails.
+    """
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be synced to its disk: {error.strerror or error}") from None
+
+
+def names_in(folder: pathlib.Path) -> list[str]:
+    """Returns the names in a folder.
+
+    Raises:
+      DataError: it cannot be listed.
+    """
+    try:
+        return os.listdir(folder)
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be listed: {error.strerror or error}") from None
 
 
 def temporary_name(name: str) -> str:
@@ -112,9 +133,9 @@ def remove_temporaries(folder: pathlib.Path) -> None:
     """Removes what killed conversions left under temporary names.
 
     Raises:
-      DataError: a file cannot be removed.
+      DataError: the folder cannot be listed, or a file cannot be removed.
     """
-    for name in os.listdir(folder):
+    for name in names_in(folder):
         if is_temporary(name):
             remove(folder / name)
 

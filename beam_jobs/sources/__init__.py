@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from pipeline.errors import unknown
+from pipeline.errors import DataError, unknown
 
 if TYPE_CHECKING:
     from beam_jobs.sources.base import Source
@@ -34,8 +34,14 @@ def open_source(dataset: str, source: str) -> Source:
 
     Raises:
       UsageError: the name is unknown, or the data set needs a source, or takes none.
-      DataError: a file is missing or holds what it must not.
+      DataError: a file is missing, cannot be read or holds what it must not.
     """
     check_name(dataset)
-    opened: Source = importlib.import_module(f"beam_jobs.sources.{_MODULE_OF[dataset]}").open_source(dataset, source)
+    module = importlib.import_module(f"beam_jobs.sources.{_MODULE_OF[dataset]}")
+    try:
+        opened: Source = module.open_source(dataset, source)
+    except DataError:
+        raise
+    except OSError as error:  # a folder on the way cannot be searched, a name is too long
+        raise DataError(f"{error.filename or source}: cannot be read: {error.strerror or error}") from None
     return opened

@@ -4,8 +4,15 @@ import types
 
 import pytest
 
-from beam_jobs import target
+from beam_jobs import jobs, target
+from beam_jobs.convert import main
 from pipeline.errors import DataError, UsageError
+
+
+def flip_last_bit(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
 
 
 @pytest.fixture
@@ -70,14 +77,21 @@ def test_another_data_set_is_an_error(data_set, cifar_folder, convert):
 
 @pytest.mark.parametrize(
     ("damage", "text"),
-    [(os.unlink, "is missing"), (lambda path: os.truncate(path, 5), "has 5 bytes, not ")],
+    [
+        (os.unlink, "No such file or directory; "),
+        (lambda path: os.truncate(path, 5), "5 bytes, but the manifest says "),
+        (flip_last_bit, "its CRC32C is "),
+    ],
 )
 def test_a_damaged_shard_is_seen(data_set, damage, text):
     _, out, again = data_set
     damage(out / "train-00001-of-00003.tfrecord")
     outcome = again("--num_shards=train:3,test:2")
     assert outcome.code == 1
-    assert f"train-00001-of-00003.tfrecord: {text}" in outcome.err
+    assert outcome.err.count("\n") == 1
+    assert "train-00001-of-00003.tfrecord: " in outcome.err
+    assert text in outcome.err
+    assert "--overwrite" in outcome.err
     assert again("--num_shards=train:3,test:2", "--overwrite").code == 0
     assert again("--num_shards=train:3,test:2").code == 0
 
@@ -99,10 +113,9 @@ def test_overwrite_removes_what_the_manifest_lists_and_nothing_else(data_set, co
 def test_overwrite_never_removes_a_file_that_is_no_shard(data_set):
     _, out, again = data_set
     (out / "notes.txt").write_bytes(b"mine")
-    manifest = json.loads((out / "manifest.json").read_text())
-    shard = manifest["splits"]["test"]["shards"][0]
-    shard["file"] = "notes.txt"
-    (out / "manifest.json").write_text(json.dumps(manifest))
+    changed = json.loads((out / "manifest.json").read_text())
+    changed["splits"]["test"]["shards"][0]["file"] = "notes.txt"
+    (out / "manifest.json").write_text(json.dumps(changed))
     assert again("--overwrite").code == 0
     assert (out / "notes.txt").read_bytes() == b"mine"
 
@@ -151,7 +164,7 @@ def test_leftovers_of_a_killed_conversion_are_replaced_and_cleared(mnist_folder,
 def test_two_conversions_to_one_folder_are_refused(mnist_folder, tmp_path, convert, refused):
     out = tmp_path / "out"
     out.mkdir()
-    with target._locked(out):
+    with target.locked(out):
         outcome = convert("--dataset=mnist", f"--source={mnist_folder()}", f"--data_dir={out}")
     refused(outcome, 2, "another conversion is writing there", data_dir=out)
 
@@ -168,27 +181,76 @@ def test_a_data_dir_that_cannot_be_one(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-def test_no_permission_to_write_is_an_error(tmp_path):
-    if os.geteuid() == 0:
-        pytest.skip("root may write everywhere")
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(UsageError, match="no permission to write"):
-            target.check_folder(tmp_path / "out")
-    finally:
-        tmp_path.chmod(0o700)
-
-
 def test_a_full_disk_is_seen_before_anything_is_written(data_set, contents, monkeypatch):
     _, out, again = data_set
     before = contents(out)
     monkeypatch.setattr(target.shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=100))
-    size = sum(len(data) for name, data in before.items() if name != "manifest.json")
-    monkeypatch.setattr(target.Plan, "num_bytes", property(lambda self: size + 101))
+    monkeypatch.setattr(target.Plan, "num_bytes", property(lambda self: 101))
     outcome = again("--overwrite")
     assert outcome.code == 1
-    assert f"the data set takes {size + 101} bytes, its disk has {size + 100} free; make room" in outcome.err
+    text = "the data set takes 101 bytes, beside the one that it replaces, its disk has 100 free; make room"
+    assert text in outcome.err
     assert contents(out) == before
+
+
+def test_no_other_conversion_comes_between_the_look_and_the_write(mnist_folder, tmp_path, convert, monkeypatch):
+    flags = ("--dataset=mnist", f"--source={mnist_folder()}", f"--data_dir={tmp_path / 'out'}")
+    look, refusals = target.existing_manifest, []
+
+    def another_one_after(data_dir):
+        present = look(data_dir)
+        monkeypatch.setattr(target, "existing_manifest", look)
+        try:
+            main([*flags, "--seed=1"])
+        except UsageError as error:
+            refusals.append(str(error))
+        return present
+
+    monkeypatch.setattr(target, "existing_manifest", another_one_after)
+    assert convert(*flags).code == 0
+    assert refusals == [f"--data_dir={tmp_path / 'out'}: another conversion is writing there; wait for its end"]
+    assert convert(*flags, "--seed=1").code == 2  # looks anew
+
+
+def test_a_runner_that_fails_leaves_the_old_data_set_whole(data_set, contents, monkeypatch):
+    _, out, again = data_set
+    before, write_shard, written = contents(out), jobs.write_shard, []
+
+    def fails_at_the_third(plan, split, shard):
+        if len(written) == 2:
+            raise RuntimeError("the worker was lost")
+        written.append(write_shard(plan, split, shard))
+        return written[-1]
+
+    monkeypatch.setattr(jobs, "write_shard", fails_at_the_third)
+    outcome = again("--num_shards=train:3,test:2", "--seed=1", "--overwrite")
+    assert outcome.code == 1
+    assert len(written) == 2
+    assert contents(out) == before
+
+
+def test_a_runner_without_its_options_changes_nothing(data_set, contents):
+    _, out, again = data_set
+    before = contents(out)
+    outcome = again("--overwrite", "--runner=PortableRunner")
+    assert outcome.code == 2
+    assert "--runner=PortableRunner: --job_endpoint is missing" in outcome.err
+    assert contents(out) == before
+
+
+def test_links_in_the_place_of_shards_are_replaced_and_never_written_through(mnist_folder, tmp_path, convert):
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    out.mkdir()
+    elsewhere.write_bytes(b"mine")
+    links = {"train-00000-of-00002.tfrecord": tmp_path / "gone", "train-00001-of-00002.tfrecord": elsewhere}
+    links["test-00000-of-00002.tfrecord"] = tmp_path  # a folder
+    for name, place in links.items():
+        (out / name).symlink_to(place)
+    outcome = convert("--dataset=mnist", f"--source={mnist_folder()}", f"--data_dir={out}", "--num_shards=2")
+    assert outcome.code == 0, outcome
+    assert not any((out / name).is_symlink() for name in links)
+    assert not (tmp_path / "gone").exists()
+    assert elsewhere.read_bytes() == b"mine"
 
 
 def test_a_missing_manifest_is_no_data_set_and_a_dangling_one_an_error(tmp_path):

@@ -1,0 +1,132 @@
+"""Files and folders that may not be read, and names too long: one line, whoever runs it."""
+
+import contextlib
+import importlib
+import os
+import pathlib
+import shutil
+import tempfile
+
+import pytest
+
+from beam_jobs import sources, target, write
+from pipeline.errors import DataError, UsageError
+
+NOBODY = 65534
+LONG = "x" * 300
+LOADED_BEFORE = ("conversion", "beam_flags", "run", "runners", "sources.mnist", "sources.cifar10")
+
+
+@contextlib.contextmanager
+def unprivileged():
+    """Takes root's rights from this process; folders without any permission bind every other user anyway."""
+    if os.geteuid():
+        yield
+        return
+    for module in LOADED_BEFORE:  # the interpreter's own files may be readable by root only
+        importlib.import_module(f"beam_jobs.{module}")
+    try:
+        os.setresuid(NOBODY, NOBODY, 0)
+    except OSError:
+        pytest.skip("root cannot become another user here")
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+@pytest.fixture
+def folder():
+    """A folder that other users can get to, and that the unprivileged user owns."""
+    with tempfile.TemporaryDirectory() as name:
+        path = pathlib.Path(name)
+        path.chmod(0o755)
+        give(path)
+        yield path
+
+
+def give(path):
+    if not os.geteuid():
+        os.chown(path, NOBODY, NOBODY)
+
+
+@contextlib.contextmanager
+def mode(path, bits):
+    give(path)
+    path.chmod(bits)
+    try:
+        yield
+    finally:
+        path.chmod(0o755)
+
+
+@pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
+def test_a_source_below_a_closed_folder(dataset, folder, convert):
+    (folder / "closed" / "source").mkdir(parents=True)
+    with mode(folder / "closed", 0), unprivileged():
+        outcome = convert(f"--dataset={dataset}", f"--source={folder}/closed/source", f"--data_dir={folder}/out")
+    assert outcome.code == 1
+    assert outcome.err.count("\n") == 1
+    assert f"{folder}/closed/source" in outcome.err
+    assert ": cannot be read: Permission denied" in outcome.err
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize(("dataset", "bits"), [("mnist", 0o444), ("mnist", 0), ("cifar10", 0o444), ("cifar10", 0)])
+def test_a_source_that_may_be_listed_but_not_searched(dataset, bits, folder, mnist_folder, cifar_folder):
+    made = mnist_folder() if dataset == "mnist" else cifar_folder()[0]
+    source = folder / made.name
+    shutil.copytree(made, source)
+    sources.open_source(dataset, str(source))
+    with mode(source, bits), unprivileged(), pytest.raises(DataError, match=r"cannot be read: Permission denied"):
+        sources.open_source(dataset, str(source))
+
+
+@pytest.mark.parametrize(
+    ("path", "bits", "message"),
+    [
+        ("closed/out", 0, "cannot be used: Permission denied"),
+        ("closed/below/out", 0, "cannot be used: Permission denied"),
+        ("closed", 0o300, "no permission to list it"),
+        ("closed", 0o500, "no permission to write in"),
+        ("closed/out", 0o500, "no permission to write in"),
+        ("closed", 0o600, "Permission denied|no permission to write in"),
+    ],
+)
+def test_a_data_dir_that_may_not_be_used(path, bits, message, folder):
+    (folder / "closed").mkdir()
+    with mode(folder / "closed", bits), unprivileged(), pytest.raises(UsageError, match=f"--data_dir=.*{message}"):
+        target.check_folder(folder / path)
+
+
+def test_a_data_dir_that_is_closed_as_a_command_sees_it(folder, mnist_folder, convert):
+    (folder / "out").mkdir()
+    shutil.copytree(mnist_folder(), folder / "source")
+    for bits in (0o300, 0):
+        with mode(folder / "out", bits), unprivileged():
+            outcome = convert("--dataset=mnist", f"--source={folder}/source", f"--data_dir={folder}/out")
+        assert outcome.code == 2
+        assert outcome.err.count("\n") == 1
+
+
+def test_permissions_that_change_after_the_check(folder):
+    """As the steps after check_folder meet them."""
+    (folder / "out").mkdir()
+    with mode(folder / "out", 0o300), unprivileged():
+        with pytest.raises(UsageError, match="cannot be opened: Permission denied"), target.locked(folder / "out"):
+            pass
+        for step in (write.remove_temporaries, write.sync_folder, write.names_in):
+            with pytest.raises(DataError, match="Permission denied"):
+                step(folder / "out")
+
+
+@pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
+def test_a_source_with_too_long_a_name(dataset, tmp_path):
+    with pytest.raises(DataError, match=f"{LONG}.*: cannot be read: File name too long"):
+        sources.open_source(dataset, str(tmp_path / LONG))
+
+
+@pytest.mark.parametrize("name", [LONG, f"{LONG}/below"])
+def test_a_data_dir_with_too_long_a_name(name, tmp_path):
+    with pytest.raises(UsageError, match="cannot be used: File name too long"):
+        target.check_folder(tmp_path / name)
