@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 EXIT_DATA = 1
 EXIT_USAGE = 2
+_MOST_LISTED = 16  # names in one line
 EXIT_RERUN = 75  # EX_TEMPFAIL of sysexits.h: not finished; the same command again goes on from the last checkpoint
 
 
@@ -46,4 +47,5 @@ def unknown(what: str, value: str, known: Iterable[str]) -> UsageError:
     names = sorted(known)
     near = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return UsageError(f"{what}: unknown {value!r}; {hint}known: {', '.join(names)}")
+    listed = f"known: {', '.join(names)}" if len(names) <= _MOST_LISTED else "see --help"
+    return UsageError(f"{what}: unknown {value!r}; {hint}{listed}")
