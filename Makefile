@@ -39,7 +39,7 @@ test: lint
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.input_throughput
