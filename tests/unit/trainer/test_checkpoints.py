@@ -186,4 +186,4 @@ def test_a_worker_other_than_the_chief_leaves_nothing(make_checkpoints, make_sta
     state.global_step.assign(10)
     make_checkpoints(state, cluster=Cluster(("a:1", "b:2"), rank=1)).save()
     assert names(tmp_path) == ["scratch"]
-    assert names(scratch) == []
+    assert not list(scratch.glob("trainer-worker-*"))  # TensorFlow keeps generated code there
