@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import re
 from collections.abc import Iterator
 
@@ -47,7 +49,9 @@ def translate(error: tf.errors.OpError, num_workers: int) -> PipelineError:
             "last checkpoint"
         )
     if isinstance(error, tf.errors.ResourceExhaustedError):
-        return DataError(f"out of memory or disk ({reason}); try a smaller --global_batch_size or --shuffle_bytes")
+        if os.strerror(errno.ENOSPC) in error.message:
+            return DataError(f"the disk is full ({reason}); make room; the same command goes on from the last save")
+        return DataError(f"out of memory ({reason}); try a smaller --global_batch_size")
     return DataError(reason)
 
 

@@ -26,11 +26,11 @@ def main(argv: Sequence[str] | None = None) -> None:
       PipelineError: whatever a user can cause.
     """
     config = configs.parse(argv)
+    commandline.require("tensorflow")
     cluster = _cluster(config)
     plan = plans.make(config, cluster)
     if cluster.is_chief:
         plans.prepare_model_dir(config.model_dir)
-    commandline.require("tensorflow")
     commandline.quiet_tensorflow()
     with Interrupt(COMMAND) as interrupt:
         with quiet.loading(), _left_out("matplotlib", "sklearn"):

@@ -10,9 +10,9 @@ import sys
 import time
 
 import pytest
-import tensorflow as tf
 
 from beam_jobs import convert
+from tests.runs import checkpoint_bytes, wait_for_step
 
 ROOT = pathlib.Path(__file__).parents[2]
 STEPS = 400
@@ -45,23 +45,6 @@ def finish(process):
     return process.returncode, out, err
 
 
-def wait_for_step(process, step):
-    """Reads lines until a log line of that step or a later one."""
-    for line in process.stdout:
-        match = re.match(r"step (\d+), loss", line)
-        if match and int(match[1]) >= step:
-            return
-    raise AssertionError(process.stderr.read())
-
-
-def state(model_dir):
-    """Returns every tensor of the newest checkpoint as bytes, but for the count of saves."""
-    reader = tf.train.load_checkpoint(str(model_dir / f"ckpt-{STEPS}"))
-    names = reader.get_variable_to_shape_map()
-    values = {name: reader.get_tensor(name) for name in names if not name.startswith(("save_counter", "_"))}
-    return {name: value if isinstance(value, bytes) else value.tobytes() for name, value in values.items()}
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(digits, tmp_path_factory):
     """Returns a function from flags to the state at the end of a run that nobody touched."""
@@ -71,7 +54,7 @@ def uninterrupted(digits, tmp_path_factory):
         if flags not in known:
             folder = tmp_path_factory.mktemp("uninterrupted")
             assert finish(start(digits, folder, *flags))[0] == 0
-            known[flags] = state(folder)
+            known[flags] = checkpoint_bytes(folder, STEPS)
             assert len(known[flags]) >= 11
         return known[flags]
 
@@ -90,7 +73,7 @@ def test_killed_on_one_device(digits, tmp_path, uninterrupted):
     kill_after(start(digits, tmp_path, *flags), 100)
     code, _, err = finish(start(digits, tmp_path, *flags))
     assert (code, err) == (0, "")
-    assert state(tmp_path) == uninterrupted(*flags)
+    assert checkpoint_bytes(tmp_path, STEPS) == uninterrupted(*flags)
 
 
 def test_killed_and_terminated_on_two_replicas(digits, tmp_path, uninterrupted):
@@ -111,7 +94,7 @@ def test_killed_and_terminated_on_two_replicas(digits, tmp_path, uninterrupted):
     code, out, err = finish(start(digits, tmp_path, *flags))
     assert (code, err) == (0, "")
     assert f"resumed from {tmp_path}/ckpt-{stopped[1]}" in out
-    assert state(tmp_path) == uninterrupted(*flags)
+    assert checkpoint_bytes(tmp_path, STEPS) == uninterrupted(*flags)
 
 
 @pytest.mark.slow
@@ -150,7 +133,7 @@ def test_killed_at_any_moment(flags, seed, digits, tmp_path, uninterrupted):
         finish(process)
     code, _, err = finish(start(digits, tmp_path, *flags))
     assert (code, err) == (0, "")
-    assert state(tmp_path) == uninterrupted(*flags)
+    assert checkpoint_bytes(tmp_path, STEPS) == uninterrupted(*flags)
     assert not list(tmp_path.glob("*_temp"))
 
 
@@ -164,4 +147,4 @@ def test_stopped_in_the_middle_of_evaluation(digits, tmp_path, uninterrupted):
         process.terminate()
         assert finish(process)[0] in (0, 75)
     assert finish(start(digits, tmp_path, *flags))[0] == 0
-    assert state(tmp_path) == uninterrupted(*flags)
+    assert checkpoint_bytes(tmp_path, STEPS) == uninterrupted(*flags)

@@ -11,10 +11,10 @@ import sys
 import time
 
 import pytest
-import tensorflow as tf
 
 from beam_jobs import convert
 from tests.loopback import free_ports
+from tests.runs import checkpoint_bytes, wait_for_step
 
 ROOT = pathlib.Path(__file__).parents[2]
 STEPS = 200
@@ -53,21 +53,6 @@ def finish(workers):
     return [(worker.returncode, *output) for worker, output in zip(workers, outputs, strict=True)]
 
 
-def wait_for_step(workers, step):
-    for line in workers[0].stdout:
-        match = re.match(r"step (\d+), loss", line)
-        if match and int(match[1]) >= step:
-            return
-    raise AssertionError([worker.stderr.read() for worker in workers])
-
-
-def state(model_dir):
-    reader = tf.train.load_checkpoint(str(model_dir / f"ckpt-{STEPS}"))
-    names = reader.get_variable_to_shape_map()
-    values = {name: reader.get_tensor(name) for name in names if not name.startswith(("save_counter", "_"))}
-    return {name: value if isinstance(value, bytes) else value.tobytes() for name, value in values.items()}
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(digits, tmp_path_factory):
     folder = tmp_path_factory.mktemp("uninterrupted")
@@ -76,7 +61,7 @@ def uninterrupted(digits, tmp_path_factory):
     assert other == (0, "", "")  # the chief alone prints
     assert "multiworker: 2 replicas, here CPU:0; mlp" in chief[1]
     assert re.search(r"test accuracy = 0\.\d{4} \(368 examples\)", chief[1])
-    return state(folder)
+    return checkpoint_bytes(folder, STEPS)
 
 
 LOST = r"trainer.run: lost another worker \(.+\); start all 2 again with the same commands .*\n"
@@ -84,7 +69,7 @@ LOST = r"trainer.run: lost another worker \(.+\); start all 2 again with the sam
 
 def test_stopped_by_a_signal_then_losing_the_chief_then_going_on(digits, tmp_path, uninterrupted):
     workers = start(digits, [tmp_path] * 2, *FLAGS)
-    wait_for_step(workers, 30)
+    wait_for_step(workers[0], 30)
     workers[1].send_signal(signal.SIGTERM)
     chief, other = finish(workers)
     assert (chief[0], other[0]) == (75, 75)
@@ -94,7 +79,7 @@ def test_stopped_by_a_signal_then_losing_the_chief_then_going_on(digits, tmp_pat
     assert re.fullmatch(line % "SIGTERM", other[2])[1] == first[1]
 
     workers = start(digits, [tmp_path] * 2, *FLAGS)
-    wait_for_step(workers, 100)
+    wait_for_step(workers[0], 100)
     workers[0].kill()
     began = time.monotonic()
     code, _, err = finish(workers)[1]
@@ -105,13 +90,13 @@ def test_stopped_by_a_signal_then_losing_the_chief_then_going_on(digits, tmp_pat
     chief, other = finish(start(digits, [tmp_path] * 2, *FLAGS))
     assert (chief[0], other[0]) == (0, 0)
     assert f"resumed from {tmp_path}/ckpt-" in chief[1]
-    assert state(tmp_path) == uninterrupted
+    assert checkpoint_bytes(tmp_path, STEPS) == uninterrupted
 
 
 @pytest.mark.slow
 def test_a_killed_worker_ends_the_chief_with_one_line(digits, tmp_path):
     workers = start(digits, [tmp_path] * 2, *FLAGS)
-    wait_for_step(workers, 20)
+    wait_for_step(workers[0], 20)
     workers[1].kill()
     began = time.monotonic()
     code, _, err = finish(workers)[0]
@@ -135,13 +120,13 @@ def test_both_killed_at_any_moment(seed, digits, tmp_path, uninterrupted):
             worker.kill()
         finish(workers)
     assert [code for code, _, _ in finish(start(digits, [tmp_path] * 2, *FLAGS))] == [0, 0]
-    assert state(tmp_path) == uninterrupted
+    assert checkpoint_bytes(tmp_path, STEPS) == uninterrupted
 
 
 @pytest.mark.slow
 def test_a_stopped_worker_is_given_up(digits, tmp_path):
     workers = start(digits, [tmp_path] * 2, *FLAGS)
-    wait_for_step(workers, 20)
+    wait_for_step(workers[0], 20)
     workers[1].send_signal(signal.SIGSTOP)
     code, _, err = finish(workers[:1])[0]
     workers[1].kill()

@@ -1,5 +1,6 @@
 """`trainer.run` on real digits: what it prints, writes and refuses; in this process where that is enough."""
 
+import importlib.util
 import pathlib
 import re
 import subprocess
@@ -216,3 +217,10 @@ def test_help_is_fast():
     assert (code, err) == (0, "")
     assert "--global_batch_size" in out
     assert seconds < 1.5  # 0.4 s on an idle machine; others may be using this one
+
+
+def test_without_tensorflow_nothing_is_made(monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"needs tensorflow, .*pip install 'stepfeed\[train\]'"):
+        run.main([f"--data_dir={tmp_path / 'data'}", f"--model_dir={tmp_path / 'model'}"])
+    assert list(tmp_path.iterdir()) == []

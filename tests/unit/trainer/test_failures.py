@@ -51,3 +51,11 @@ def test_bad_data_is_bad_data_in_a_cluster_too():
 def test_out_of_memory_says_what_to_do():
     with pytest.raises(DataError, match="smaller --global_batch_size"), failures.in_one_line(num_workers=1):
         raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+
+
+def test_a_full_disk_says_so_and_not_to_shrink_the_batch():
+    message = "/runs/ckpt-10_temp/part-00000-of-00001.data-00000-of-00001; No space left on device [Op:SaveV2]"
+    error = str(failures.translate(tf.errors.ResourceExhaustedError(None, None, message), num_workers=1))
+    assert error.startswith("the disk is full (/runs/ckpt-10_temp/")
+    assert error.endswith("make room; the same command goes on from the last save")
+    assert "--global_batch_size" not in error
