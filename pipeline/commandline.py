@@ -15,7 +15,11 @@ from simple_parsing.wrappers.field_wrapper import DashVariant
 
 from pipeline import errors
 
-_EXTRA_OF = {"tensorflow": "train", "PIL": "train", "apache_beam": "convert", "sklearn": "demo"}
+_EXTRA_OF = {
+    "tensorflow": "train",
+    **dict.fromkeys(("apache_beam", "tensorflow_datasets", "array_record"), "convert"),
+    "sklearn": "demo",
+}
 
 
 class Parser(simple_parsing.ArgumentParser):

@@ -16,6 +16,7 @@ from pipeline.errors import DataError
 
 HEADER = 12  # bytes: length, crc of the length
 FOOTER = 4  # bytes: crc of the record
+MAX_RECORD = 320 << 20  # 320 MiB, more than the largest image file: else a few MB of GZIP could claim all memory
 _MASK_DELTA = 0xA282EAD8
 
 
@@ -25,9 +26,16 @@ def mask(crc: NDArray[np.uint32]) -> NDArray[np.uint32]:
         return ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(_MASK_DELTA)
 
 
+def unmask(stored: int) -> int:
+    """Returns the CRC32C of a masked one: the inverse of `mask`, of one number."""
+    rotated = (stored - _MASK_DELTA) & 0xFFFFFFFF
+    return (rotated >> 17 | rotated << 15) & 0xFFFFFFFF
+
+
 def masked_crc32c(data: bytes | memoryview) -> int:
     """Returns the masked CRC32C of `data`."""
-    return int(mask(np.array([google_crc32c.value(bytes(data))], np.uint32))[0])
+    crc = google_crc32c.value(data if isinstance(data, bytes) else bytes(data))
+    return ((crc >> 15 | crc << 17 & 0xFFFFFFFF) + _MASK_DELTA) & 0xFFFFFFFF  # as `mask`, of one number
 
 
 def frame(record: bytes) -> bytes:

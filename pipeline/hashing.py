@@ -25,6 +25,7 @@ class Domain(enum.IntEnum):
     WINDOW = 2
     DISTORT = 3
     CONVERT = 4
+    SPLIT = 5
 
 
 def splitmix64(x: ArrayLike) -> U64:

@@ -10,9 +10,12 @@ import simple_parsing
 
 from pipeline import commandline, manifest, quiet, read
 from pipeline.errors import DataError, UsageError
-from pipeline.manifest import Manifest
+from pipeline.manifest import Feature, Manifest
+from pipeline.ordered_split import check_readable
 
 COMMAND = "pipeline.inspect"
+_NEEDED = ("image", "label", "key")  # features of every data set
+_MOST_SIZES = 20  # of images, listed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     Raises:
       DataError: no valid data set, or a shard that is missing or has another size.
-      UsageError: a flag that cannot work.
+      UsageError: a flag that cannot work; a picture of images that the input does not read.
     """
     parser = commandline.Parser(COMMAND, "Show what is in a data set.")
     parser.add_arguments(InspectConfig, "config")
@@ -54,21 +57,47 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def summary(content: Manifest) -> list[str]:
-    """Returns the lines of the tables: splits, shards, labels."""
-    image = content.features["image"]
-    height, width, channels = content.image_shape
+    """Returns the lines of the tables: splits, shards, labels, and sizes where images differ."""
     total = sum(split.num_examples for split in content.splits.values())
     mean, std = (", ".join(f"{v:.1f}" for v in values) for values in (content.image_mean, content.image_std))
     return [
-        f"{content.dataset}: {total:,} examples, image {height}x{width}x{channels} {image.dtype} {image.encoding}, "
+        f"{content.dataset}: {total:,} examples, image {_text(content.features['image'])}, "
         f"{len(content.class_names)} classes, pixel mean {mean}, standard deviation {std}",
+        *_more_lines(content),
         "",
-        *_table(["split", "shards", "examples", "MiB", "examples a shard"], _split_rows(content)),
+        *_table(["split", "shards", "examples", "MiB", "examples a shard", "rejects"], _split_rows(content)),
         "",
         *_table(["shard", "examples", "bytes", "CRC32C"], _shard_rows(content)),
         "",
         *_table(["label", "class", *content.splits], _label_rows(content)),
+        *_size_lines(content),
     ]
+
+
+def _text(feature: Feature) -> str:
+    shape = "x".join("?" if size is None else str(size) for size in feature.shape)
+    return " ".join(part for part in (shape, feature.dtype, feature.encoding) if part)
+
+
+def _more_lines(content: Manifest) -> list[str]:
+    others = [f"{name} ({_text(f)})" for name, f in sorted(content.features.items()) if name not in _NEEDED]
+    return [
+        *([f"other features: {', '.join(others)}"] if others else []),
+        *([f"shards compressed with {content.compression}"] if content.compression else []),
+    ]
+
+
+def _size_lines(content: Manifest) -> list[str]:
+    if None not in content.features["image"].shape[:2]:
+        return []
+    splits = content.splits.values()
+    counts = {
+        size: [split.image_sizes.get(size, 0) for split in splits] for split in splits for size in split.image_sizes
+    }
+    common = sorted(counts, key=lambda size: (-sum(counts[size]), [int(side) for side in size.split("x")]))
+    rows = [[size, *(f"{count:,}" for count in counts[size])] for size in common[:_MOST_SIZES]]
+    more = [f"and {len(common) - _MOST_SIZES} more sizes"] if len(common) > _MOST_SIZES else []
+    return ["", *_table(["height x width", *content.splits], rows), *more]
 
 
 def _split_rows(content: Manifest) -> list[list[str]]:
@@ -77,6 +106,7 @@ def _split_rows(content: Manifest) -> list[list[str]]:
         counts = [shard.num_examples for shard in split.shards]
         spread = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
         rows.append([name, f"{len(counts):,}", f"{sum(counts):,}", f"{split.num_bytes / (1 << 20):,.1f}", spread])
+        rows[-1].append(f"{split.num_rejects:,}")
     return rows
 
 
@@ -105,7 +135,8 @@ def _table(header: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def _write_sheet(config: InspectConfig, content: Manifest) -> None:
-    commandline.require("tensorflow", "PIL")
+    check_readable(content, config.data_dir)
+    commandline.require("tensorflow")
     commandline.quiet_tensorflow()
     with quiet.loading():
         import tensorflow  # noqa: F401, PLC0415

@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import os
 import pathlib
-import re
-from typing import Any
+from typing import Any, Protocol
 
-from pipeline import naming
-from pipeline.errors import DataError, unknown
+from pipeline import manifest_checks, naming
+from pipeline.errors import DataError, UsageError, unknown
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,14 +20,17 @@ class Feature:
     """One feature of an example.
 
     Attributes:
-      dtype: `uint8` (image), `int64` (label) or `string` (key).
-      shape: of one example: (height, width, channels) for images, () for scalars.
-      encoding: how the bytes hold it: `raw` (row-major uint8) for images, None for scalars.
+      dtype: `uint8` (image), `int64`, `float32` or `string`.
+      shape: of one example: (height, width, channels) for images, () for scalars; None where a size varies.
+      encoding: how the bytes of an image hold it: `raw` (row-major uint8), `png`, `jpeg`, or `any` of these two; None
+        for other features.
+      class_names: one a value, where the feature is a second label; else empty.
     """
 
     dtype: str
-    shape: tuple[int, ...] = ()
+    shape: tuple[int | None, ...] = ()
     encoding: str | None = None
+    class_names: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +43,9 @@ class ShardInfo:
       num_bytes: the file's size.
       crc32c: of the whole file, 8 hexadecimal digits (plain CRC32C, not masked).
       stride: bytes from one record to the next, container included, where all are of one length; else None.
+      offsets_crc32c: of the file `naming.offsets_name(file)`, which has the byte offset of each record and the file's
+        size, uint64, little-endian; None where there is a stride, or the shard is compressed.
+      label_entropy: of the labels in it, in bits: how well they are mixed; None where it has no record.
     """
 
     file: str
@@ -49,14 +53,25 @@ class ShardInfo:
     num_bytes: int
     crc32c: str
     stride: int | None
+    offsets_crc32c: str | None = None
+    label_entropy: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class SplitInfo:
-    """One split: its shards in order and the count of each label, 0 and up."""
+    """One split.
+
+    Attributes:
+      shards: in order.
+      label_histogram: count of each label, 0 and up.
+      image_sizes: {"<height>x<width>": images}.
+      num_rejects: the source's rows that are no example, and so in no shard; `rejects.jsonl` lists them.
+    """
 
     shards: tuple[ShardInfo, ...]
     label_histogram: tuple[int, ...]
+    image_sizes: dict[str, int] = dataclasses.field(default_factory=dict)
+    num_rejects: int = 0
 
     @property
     def num_examples(self) -> int:
@@ -71,7 +86,10 @@ class SplitInfo:
 
 @dataclasses.dataclass(frozen=True)
 class SourceFile:
-    """A file that the data set was made from: its base name, size in bytes and SHA-256 in hexadecimal."""
+    """A file (or folder of files) that the data set was made from: its name, size in bytes, SHA-256 in hexadecimal.
+
+    The SHA-256 is of the content, decompressed; of a Parquet file in an object store or HDFS it is of the footer alone.
+    """
 
     file: str
     num_bytes: int
@@ -85,11 +103,12 @@ class Manifest:
     Attributes:
       dataset: its name (`mnist`).
       class_names: one a label.
-      features: by name: `image`, `label`, `key`.
+      features: by name: `image`, `label`, `key` and whatever else the source has.
       splits: by name.
       image_mean, image_std: per channel, of the training images' pixels in 0..255.
       source: the files it was made from.
       options: what shaped the bytes (seed, number of shards).
+      compression: of the shards: none, or `GZIP`.
       format_version: of this file.
     """
 
@@ -101,13 +120,25 @@ class Manifest:
     image_std: tuple[float, ...]
     source: tuple[SourceFile, ...]
     options: dict[str, Any]
+    compression: str = ""
     format_version: int = FORMAT_VERSION
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """(height, width, channels) of every image."""
+        """(height, width, channels) of every image.
+
+        Raises:
+          UsageError: the images differ in size.
+        """
         height, width, channels = self.features["image"].shape
+        if height is None or width is None or channels is None:
+            raise UsageError(f"{self.dataset}: its images differ in size; convert it with --resize=HxW")
         return height, width, channels
+
+    @property
+    def shards(self) -> tuple[ShardInfo, ...]:
+        """The shards of all splits, in order."""
+        return tuple(shard for split in self.splits.values() for shard in split.shards)
 
     @property
     def digest(self) -> str:
@@ -129,13 +160,20 @@ class Manifest:
         return (json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n").encode()
 
 
-def load(data_dir: str | os.PathLike[str]) -> Manifest:
+class RemoteFolder(Protocol):
+    """A folder that is no local path, such as one of an object store: `/` gives a file in it, with `read_text`."""
+
+    def __truediv__(self, name: str) -> Any: ...
+
+
+def load(data_dir: str | os.PathLike[str] | RemoteFolder) -> Manifest:
     """Reads and checks `data_dir/manifest.json`.
 
     Raises:
-      DataError: there is no manifest, it is of a newer version, cut, or says what cannot be.
+      DataError: there is no manifest, it is of another version, cut, or says what cannot be.
     """
-    path = pathlib.Path(data_dir) / naming.MANIFEST
+    folder = pathlib.Path(data_dir) if isinstance(data_dir, str | os.PathLike) else data_dir
+    path = folder / naming.MANIFEST
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -145,24 +183,43 @@ def load(data_dir: str | os.PathLike[str]) -> Manifest:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
+    return parse(text, str(path))
+
+
+def parse(text: str, file: str) -> Manifest:
+    """Returns the manifest that a text holds, checked.
+
+    Args:
+      text: of the file.
+      file: its path, for messages.
+
+    Raises:
+      DataError: it is of another version, cut, or says what cannot be.
+    """
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not valid JSON ({error}); convert the data again") from None
-    version = content.get("format_version") if isinstance(content, dict) else None
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise DataError(f"{path}: format_version is {version!r}, not a version of a manifest")
-    if version > FORMAT_VERSION:
-        raise DataError(
-            f"{path}: format_version {version} is newer than {FORMAT_VERSION}, the newest that this release "
-            "reads; upgrade it"
-        )
+        raise DataError(f"{file}: not valid JSON ({error}); convert the data again") from None
+    _check_version(content, file)
     try:
         manifest = _parse(content)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"{path}: not a valid manifest: {type(error).__name__}: {error}; convert again") from None
-    _check(manifest, path)
+        raise DataError(f"{file}: not a valid manifest: {type(error).__name__}: {error}; convert again") from None
+    manifest_checks.check(manifest, file)
     return manifest
+
+
+def _check_version(content: Any, file: str) -> None:
+    version = content.get("format_version") if isinstance(content, dict) else None
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise DataError(f"{file}: format_version is {version!r}, not a version of a manifest")
+    if version < FORMAT_VERSION:
+        raise DataError(f"{file}: format_version {version} is of an earlier release; convert the data again")
+    if version > FORMAT_VERSION:
+        raise DataError(
+            f"{file}: format_version {version} is newer than {FORMAT_VERSION}, the newest that this release "
+            "reads; upgrade it"
+        )
 
 
 def _parse(content: dict[str, Any]) -> Manifest:
@@ -170,10 +227,11 @@ def _parse(content: dict[str, Any]) -> Manifest:
         return ShardInfo(**c)
 
     def split(c: dict[str, Any]) -> SplitInfo:
-        return SplitInfo(tuple(shard(s) for s in c["shards"]), tuple(c["label_histogram"]))
+        shards = tuple(shard(s) for s in c["shards"])
+        return SplitInfo(shards, tuple(c["label_histogram"]), dict(c["image_sizes"]), c["num_rejects"])
 
     def feature(c: dict[str, Any]) -> Feature:
-        return Feature(c["dtype"], tuple(c["shape"]), c["encoding"])
+        return Feature(c["dtype"], tuple(c["shape"]), c["encoding"], tuple(c["class_names"]))
 
     return Manifest(
         dataset=content["dataset"],
@@ -184,63 +242,6 @@ def _parse(content: dict[str, Any]) -> Manifest:
         image_std=tuple(float(v) for v in content["image_std"]),
         source=tuple(SourceFile(**c) for c in content["source"]),
         options=dict(content["options"]),
+        compression=content["compression"],
         format_version=content["format_version"],
     )
-
-
-def _check(manifest: Manifest, path: pathlib.Path) -> None:
-    image = _feature(manifest, "image", "uint8", path)
-    if len(image.shape) != 3 or not all(_is_count(n) and n > 0 for n in image.shape):
-        raise DataError(f"{path}: feature 'image' must have a shape of three sizes; it is {image.shape}")
-    if image.encoding != "raw":
-        raise DataError(f"{path}: images are encoded as {image.encoding!r}; this release reads 'raw' only")
-    _feature(manifest, "label", "int64", path)
-    _feature(manifest, "key", "string", path)
-    for name, values in (("image_mean", manifest.image_mean), ("image_std", manifest.image_std)):
-        if len(values) != image.shape[2] or not all(math.isfinite(v) for v in values):
-            raise DataError(f"{path}: {name} must be {image.shape[2]} finite numbers, one a channel; it is {values}")
-    if not all(isinstance(name, str) for name in manifest.class_names):
-        raise DataError(f"{path}: class_names must be strings; they are {manifest.class_names}")
-    for name, split in manifest.splits.items():
-        _check_split(name, split, path)
-
-
-def _feature(manifest: Manifest, name: str, dtype: str, path: pathlib.Path) -> Feature:
-    feature = manifest.features.get(name)
-    if feature is None or feature.dtype != dtype:
-        raise DataError(f"{path}: feature {name!r} of dtype {dtype} is needed; there is {feature}")
-    return feature
-
-
-def _check_split(name: str, split: SplitInfo, path: pathlib.Path) -> None:
-    if not naming.is_split_name(name):
-        raise DataError(f"{path}: {name!r} cannot name a split")
-    if not split.shards:
-        raise DataError(f"{path}: split {name!r} lists no shard")
-    for shard in split.shards:
-        _check_shard(shard, name, path)
-    if not all(_is_count(n) for n in split.label_histogram) or sum(split.label_histogram) != split.num_examples:
-        raise DataError(
-            f"{path}: split {name!r}: the label histogram {list(split.label_histogram)} is not of its "
-            f"{split.num_examples} examples"
-        )
-
-
-def _check_shard(shard: ShardInfo, split: str, path: pathlib.Path) -> None:
-    if not isinstance(shard.file, str) or not naming.is_base_name(shard.file):
-        raise DataError(f"{path}: split {split!r}: the file name {shard.file!r} is not a plain name; paths are refused")
-    for field in ("num_examples", "num_bytes", *(["stride"] if shard.stride is not None else [])):
-        value = getattr(shard, field)
-        if not _is_count(value):
-            raise DataError(f"{path}: {shard.file}: {field} is {value!r}, not a whole number of 0 or more")
-    if not (isinstance(shard.crc32c, str) and re.fullmatch("[0-9a-f]{8}", shard.crc32c)):
-        raise DataError(f"{path}: {shard.file}: crc32c is {shard.crc32c!r}, not 8 hexadecimal digits")
-    if shard.stride is not None and shard.stride * shard.num_examples != shard.num_bytes:
-        raise DataError(
-            f"{path}: {shard.file}: {shard.num_examples} records of {shard.stride} bytes are not "
-            f"{shard.num_bytes} bytes"
-        )
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

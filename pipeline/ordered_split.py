@@ -64,6 +64,7 @@ def ordered_split(
       UsageError: a value that cannot work.
     """
     manifest = manifests.load(data_dir)
+    check_readable(manifest, data_dir)
     selection = select(manifest, split)
     size = whole_number("global_batch_size", global_batch_size, 1)
     shuffle_bytes = whole_number("shuffle_bytes", shuffle_bytes, 1)
@@ -87,6 +88,26 @@ def ordered_split(
     )
     counts = tuple(segment.num_examples for segment in selection.segments)
     return OrderedSplit(manifest, selection, spec, orders.make_order(spec, counts, record_bytes))
+
+
+def check_readable(manifest: Manifest, data_dir: str | os.PathLike[str]) -> None:
+    """Checks that the input can read a data set: raw images of one size, in shards that are not compressed.
+
+    Raises:
+      UsageError: it cannot, with how to convert the data so that it can.
+    """
+    image = manifest.features["image"]
+    problems = [] if image.encoding == "raw" else [f"has images encoded as {image.encoding}"]
+    if None in image.shape:
+        problems.append("has images that differ in size")
+    if manifest.compression:
+        problems.append(f"is compressed with {manifest.compression}")
+    if problems:
+        resize = " --resize=HxW" if None in image.shape else ""
+        raise UsageError(
+            f"{os.fspath(data_dir)}: {', '.join(problems)}; the input of this release reads raw images of one size "
+            f"that are not compressed: convert it with --image_encoding=raw{resize} and no --compression"
+        )
 
 
 def whole_number(name: str, value: int, least: int) -> int:
