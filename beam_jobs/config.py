@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import re
+from typing import Any
 
+from beam_jobs import flag_values
+from beam_jobs.flag_values import MAX_SHARDS
+from beam_jobs.sources.base import SourceOptions
 from pipeline import naming
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, unknown
 
-_SHARDS_OF_SPLIT = re.compile(r"([A-Za-z][A-Za-z0-9_]*):([0-9]{1,9})")
-MAX_SHARDS = 99_999  # five digits in a shard's name
+IMAGE_ENCODINGS = ("source", "raw", "png", "jpeg")
 MAX_SEED = 2**63 - 1
+_LARGEST_SHARD = 256 << 20  # 256 MiB: a size that object stores and page caches read well
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,14 +25,44 @@ class ConvertConfig:
     """
 
     dataset: str = ""
-    """what to convert: mnist, cifar10 or digits"""
+    """what to convert: mnist, fashion_mnist, kmnist, emnist_balanced (byclass, bymerge, digits, letters, mnist),
+    cifar10, cifar100, digits; or a layout of your own data: parquet, image_folder, tfrecord; or tfds:NAME"""
     data_dir: str = ""
     """folder for the shards and manifest.json; made if missing"""
     source: str = ""
-    """the data set's files: a folder (mnist, cifar10) or the .tar.gz (cifar10); digits needs none"""
+    """the data set's files: a folder, an archive, a file or a glob; mnist and cifar are downloaded without it"""
+    image_column: str = ""
+    """parquet: the column of images, bytes or Hugging Face's struct; default: image or img"""
+    label_column: str = ""
+    """parquet: the column of labels, integers or strings; default: label"""
+    key_column: str = ""
+    """parquet: the column that names each example, unlike all others; default: <file>#<row>"""
+    keep_columns: str = ""
+    """parquet, tfrecord: other columns to keep as features: a,b,..."""
+    feature_map: str = ""
+    """tfrecord: the names of the features in foreign records: image:image_raw,label:label"""
+    image_shape: str = ""
+    """tfrecord: HxWxC of raw pixels in foreign records"""
+    image_encoding: str = "source"
+    """of the images in the shards: source (as they are: pixels as raw, PNG and JPEG files untouched), raw, png or
+    jpeg"""
+    resize: str = ""
+    """HxW: resize every image; default: images stay as large as they are"""
+    channels: int = 0
+    """1 grey or 3 colour; default: as the source's first images"""
+    compression: str = ""
+    """of the shards: GZIP, or none"""
+    split: str = ""
+    """new splits by a stable hash of each row, instead of the source's: train:0.9,validation:0.1"""
     num_shards: str = ""
     """one number for every split, or split:number,... (train:8,test:2); default: shards of at most 16 MiB up to 64
-    shards, then of at most 256 MiB"""
+    shards, then of at most max_shard_bytes"""
+    max_shard_bytes: int = _LARGEST_SHARD
+    """bytes of the largest shard; a worker holds one or two of this size in memory"""
+    passes: int = 1
+    """2: shuffle again, row by row, what the first pass wrote; for a source sorted by class that is read in chunks"""
+    max_rejects: int = 0
+    """rows of the source that may be no example and are left out; they are listed in rejects.jsonl"""
     seed: int = 0
     """of the permutation that spreads the examples over the shards"""
     overwrite: bool = False
@@ -43,45 +75,57 @@ class ConvertConfig:
             if not getattr(self, flag):
                 raise UsageError(f"--{flag} is missing; see --help")
         for flag in ("data_dir", "source"):
-            _check_local(flag, getattr(self, flag))
-        if not 0 <= self.seed <= MAX_SEED:
-            raise UsageError(f"--seed={self.seed}: must be in 0..{MAX_SEED}")
-        _ = self.shards_by_split
+            flag_values.check_path(flag, getattr(self, flag))
+        for flag, known in (("image_encoding", IMAGE_ENCODINGS), ("compression", naming.COMPRESSIONS)):
+            if getattr(self, flag) not in known:
+                raise unknown(f"--{flag}", getattr(self, flag), [name for name in known if name])
+        flag_values.check_range("seed", self.seed, 0, MAX_SEED)
+        flag_values.check_range("passes", self.passes, 1, 2)
+        flag_values.check_range("max_rejects", self.max_rejects, 0, MAX_SEED)
+        flag_values.check_range("max_shard_bytes", self.max_shard_bytes, 1 << 20, 4 << 30)
+        if self.channels not in (0, 1, 3):
+            raise UsageError(f"--channels={self.channels}: must be 1 or 3")
+        _ = self.shards_by_split, self.split_fractions, self.size, self.source_options
 
     @property
     def shards_by_split(self) -> int | dict[str, int] | None:
-        """`num_shards` read: a number for every split, {split: number}, or None for the default.
+        """`num_shards` read: a number for every split, {split: number}, or None for the default."""
+        return flag_values.numbers_by_split("num_shards", self.num_shards, MAX_SHARDS)
 
-        Raises:
-          UsageError: it is neither, or a number is not in 1..99999.
-        """
-        if not self.num_shards:
-            return None
-        if re.fullmatch(r"-?[0-9]{1,9}", self.num_shards):
-            return _checked(int(self.num_shards), self.num_shards)
-        shards: dict[str, int] = {}
-        for part in self.num_shards.split(","):
-            match = _SHARDS_OF_SPLIT.fullmatch(part.strip())
-            if not match or not naming.is_split_name(match[1]):
-                raise UsageError(f"--num_shards={self.num_shards}: {part!r} is not a number or split:number")
-            if match[1] in shards:
-                raise UsageError(f"--num_shards={self.num_shards}: names split {match[1]!r} twice")
-            shards[match[1]] = _checked(int(match[2]), self.num_shards)
-        return shards
+    @property
+    def split_fractions(self) -> dict[str, float]:
+        """`split` read: {split: fraction}, which sum to 1; empty where the source's own splits stay."""
+        return flag_values.fractions("split", self.split)
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """`resize` read: (height, width), or None."""
+        sizes = flag_values.sizes("resize", self.resize, 2)
+        return (sizes[0], sizes[1]) if sizes else None
+
+    @property
+    def source_options(self) -> SourceOptions:
+        """What concerns the source."""
+        shape = flag_values.sizes("image_shape", self.image_shape, 3)
+        return SourceOptions(
+            dataset=self.dataset,
+            source=self.source,
+            image_column=self.image_column,
+            label_column=self.label_column,
+            key_column=self.key_column,
+            keep_columns=flag_values.names("keep_columns", self.keep_columns),
+            feature_map=flag_values.pairs("feature_map", self.feature_map),
+            image_shape=(shape[0], shape[1], shape[2]) if shape else None,
+        )
+
+    @property
+    def shaping_flags(self) -> dict[str, Any]:
+        """The flags, besides num_shards and seed, that shape the bytes and are given: for the manifest's options."""
+        return {name: getattr(self, name) for name in _SHAPING if getattr(self, name) != _defaults[name]}
 
 
-def _checked(number: int, text: str) -> int:
-    if not 1 <= number <= MAX_SHARDS:
-        raise UsageError(f"--num_shards={text}: must be in 1..{MAX_SHARDS}")
-    return number
-
-
-def _check_local(flag: str, value: str) -> None:
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", value):
-        raise UsageError(f"--{flag}={value}: must be a local or mounted path, not a URL")
-    if "\0" in value:
-        raise UsageError(f"--{flag}: holds a NUL character")
-    try:
-        os.fsencode(value)
-    except UnicodeEncodeError:
-        raise UsageError(f"--{flag}: holds characters that no path can have") from None
+_SHAPING = (
+    *("image_column", "label_column", "key_column", "keep_columns", "feature_map", "image_shape"),
+    *("image_encoding", "resize", "channels", "compression", "split", "passes"),
+)
+_defaults = {field.name: field.default for field in dataclasses.fields(ConvertConfig)}

@@ -1,25 +1,25 @@
 """The Beam pipeline: one linear chain, which runs right on every runner.
 
-    shard numbers -> Reshuffle -> write a shard -> all receipts in one list -> publish the manifest
+    shard numbers -> Reshuffle -> make shards -> group by bucket -> find keys that come twice -> one list -> publish
 
-Elements are shard numbers and receipts; no pixel goes through a shuffle. A shard is a pure function of the plan and
-its number, written under a temporary name, so a retried or doubled bundle changes nothing.
+Elements are lists of shard numbers, receipts and hashes of keys; no pixel goes through a shuffle. A shard is a pure
+function of the plan and its number, written under a temporary name, so a retried or doubled bundle changes nothing.
 """
 
 from __future__ import annotations
 
-import os
-import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import apache_beam as beam
-import google_crc32c
 
-from beam_jobs import shards, write
 from beam_jobs.plan import Plan
-from beam_jobs.receipts import Receipt, make_manifest
-from pipeline import naming
-from pipeline.manifest import ShardInfo
+from beam_jobs.runs import runners
+from beam_jobs.shards import finish, key_check, making
+from beam_jobs.shards.key_check import KeyHashes, Repeated
+from beam_jobs.shards.receipts import Receipt
+
+_RECEIPTS = -1  # the bucket of the receipts; keys have those from 0
 
 
 class ConvertDataset(beam.PTransform):
@@ -31,47 +31,48 @@ class ConvertDataset(beam.PTransform):
 
     def expand(self, pbegin: beam.Pipeline) -> beam.PCollection:
         """Builds the chain."""
+        # A worker that makes its shards one after the other reads the next while it writes one.
+        elements = self._plan.elements
+        step = runners.workers(pbegin.pipeline) or len(elements)
+        parts = [elements[start::step] for start in range(min(step, len(elements)))]
         return (
             pbegin
-            | "ShardNumbers" >> beam.Create(self._plan.elements, reshuffle=False)
+            | "ShardNumbers" >> beam.Create(parts, reshuffle=False)
             | "Spread" >> beam.Reshuffle()
-            | "WriteShard" >> beam.ParDo(_WriteShard(self._plan))
-            | "Receipts" >> beam.CombineGlobally(beam.combiners.ToListCombineFn())
+            | "MakeShards" >> beam.ParDo(_MakeShards(self._plan))
+            | "Group" >> beam.GroupByKey()
+            | "CheckKeys" >> beam.ParDo(_CheckGroup())
+            | "Gather" >> beam.CombineGlobally(beam.combiners.ToListCombineFn()).without_defaults()
             | "PublishManifest" >> beam.ParDo(_PublishManifest(self._plan))
         )
 
 
-class _WriteShard(beam.DoFn):
+class _MakeShards(beam.DoFn):
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
-    def process(self, element: tuple[str, int]) -> Iterator[Receipt]:
-        yield write_shard(self._plan, *element)
+    def process(self, element: list[tuple[str, int]]) -> Iterator[tuple[int, Any]]:
+        for receipt in making.make_shards(self._plan, element):
+            yield _RECEIPTS, receipt
+            if not self._plan.source.unique_keys:
+                yield from key_check.by_bucket(self._plan.data_dir, receipt.info)
+
+
+class _CheckGroup(beam.DoFn):
+    def process(self, element: tuple[int, Iterable[Receipt | KeyHashes]]) -> Iterator[Receipt | Repeated]:
+        bucket, values = element
+        if bucket == _RECEIPTS:
+            yield from values  # type: ignore[misc]
+        elif repeated := key_check.first_repeated(values):  # type: ignore[arg-type]
+            yield repeated
 
 
 class _PublishManifest(beam.DoFn):
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
-    def process(self, element: list[Receipt]) -> Iterator[str]:
-        path = pathlib.Path(self._plan.data_dir) / naming.MANIFEST
-        write.publish(path, make_manifest(self._plan, element).to_bytes())
-        yield os.fspath(path)
-
-
-def write_shard(plan: Plan, split: str, shard: int) -> Receipt:
-    """Writes one shard of a plan.
-
-    Raises:
-      DataError: the source cannot be read, changed or has a label out of range, or the file cannot be written.
-    """
-    count = plan.num_shards[split]
-    rows = shards.shard_rows(plan.seed, split, plan.source.splits[split], shard, count)
-    block = plan.source.read(split, rows)
-    shards.check_labels(block, len(plan.source.class_names))
-    matrix = shards.shard_bytes(block)
-    name = naming.shard_name(split, shard, count)
-    write.publish(pathlib.Path(plan.data_dir) / name, matrix.data)
-    crc = google_crc32c.value(matrix.tobytes())
-    info = ShardInfo(name, len(matrix), matrix.nbytes, f"{crc:08x}", matrix.shape[1])
-    return Receipt(split, shard, info, shards.statistics(block, len(plan.source.class_names)))
+    def process(self, element: list[Receipt | Repeated]) -> Iterator[str]:
+        repeated = [value for value in element if isinstance(value, Repeated)]
+        if repeated:
+            raise key_check.as_error(self._plan.data_dir, repeated)
+        yield str(finish.publish(self._plan, [value for value in element if isinstance(value, Receipt)]))

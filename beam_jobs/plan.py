@@ -3,40 +3,93 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from typing import Any
 
-from beam_jobs import shards
-from beam_jobs.config import MAX_SHARDS
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_jobs.flag_values import MAX_SHARDS
+from beam_jobs.places import paths
+from beam_jobs.sample import Sample
+from beam_jobs.shards import rows as shards
+from beam_jobs.shards.recode import ImageOptions
 from beam_jobs.sources.base import Source
-from pipeline import naming
+from pipeline import manifest, naming
 from pipeline.errors import UsageError, unknown
-from pipeline.example import MAX_ONE_BYTE
+from pipeline.manifest import SourceFile
 
 SMALL_SHARD = 16 << 20  # 16 MiB: enough shards for many readers of a small data set
 MANY_SHARDS = 64
-LARGE_SHARD = 256 << 20  # 256 MiB: a size that object stores and page caches read well
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where the rows of a second pass came from.
+
+    Attributes:
+      files: of the first pass's source.
+      num_rejects: {split: rows of it that are in no shard}.
+    """
+
+    files: tuple[SourceFile, ...]
+    num_rejects: dict[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One conversion. Pickles to about a kilobyte.
+    """One conversion. Pickles to a few kilobytes.
 
     Attributes:
       source: what is converted.
       data_dir: absolute path of the folder.
       seed: of the permutation.
       num_shards: {split: number of shards}.
+      images: how images are stored.
+      record_bytes: {split: of a record, on average}.
+      source_bytes: {split: of an image in the source, on average}; what is not known counts as small.
+      compression: of the shards.
+      max_shard_bytes: of the largest shard, before compression.
+      max_rejects: rows that may be left out.
+      flags: the other flags that shape the bytes, for the manifest: {name: value}.
+      own_receipts_dir: the folder of the receipts; "" for the default.
+      origin: of a second pass; else None.
     """
 
     source: Source
     data_dir: str
     seed: int
     num_shards: dict[str, int]
+    images: ImageOptions
+    record_bytes: dict[str, float]
+    source_bytes: dict[str, float]
+    compression: str
+    max_shard_bytes: int
+    max_rejects: int
+    flags: dict[str, Any]
+    own_receipts_dir: str = ""
+    origin: Origin | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """The manifest's options: all that shapes the bytes besides the source."""
-        return {"num_shards": self.num_shards, "seed": self.seed}
+        return {"num_shards": self.num_shards, "seed": self.seed, **self.flags}
+
+    @property
+    def digest(self) -> str:
+        """SHA-256, hexadecimal, of all that shapes the bytes: two plans of one digest write the same shards."""
+        files = [dataclasses.asdict(file) for file in self.source.files]
+        content = [manifest.FORMAT_VERSION, self.source.dataset, self.source.class_names, files, self.options]
+        images = [*dataclasses.astuple(self.images), self.compression]
+        return hashlib.sha256(json.dumps([*content, images], sort_keys=True).encode()).hexdigest()
+
+    @property
+    def receipts_dir(self) -> str:
+        """The folder of the receipts: beside the shards; on an object store one that goes at the end."""
+        if self.own_receipts_dir or not paths.is_url(self.data_dir):
+            return self.own_receipts_dir or self.data_dir
+        return (paths.RemotePath(self.data_dir) / f".converting.tmp-{self.digest[:16]}").url
 
     @property
     def elements(self) -> list[tuple[str, int]]:
@@ -46,56 +99,67 @@ class Plan:
     @property
     def file_names(self) -> list[str]:
         """The shards' base names, in the order of `elements`."""
-        return [naming.shard_name(split, shard, self.num_shards[split]) for split, shard in self.elements]
+        return [self.file_name(split, shard) for split, shard in self.elements]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all shards together."""
-        return sum(rows * stride(self.source, split) for split, rows in self.source.splits.items())
+        """Bytes of all shards together, before compression; an estimate where records differ in length."""
+        return round(sum(rows * self.record_bytes[split] for split, rows in self.source.splits.items()))
+
+    def rows_at_once(self, split: str) -> int:
+        """Returns how many rows of the source are read at a time: as many as take what a shard may."""
+        return max(1, int(self.max_shard_bytes / max(1.0, self.source_bytes.get(split, 1.0))))
+
+    def file_name(self, split: str, shard: int) -> str:
+        """Returns the base name of a shard."""
+        return naming.shard_name(split, shard, self.num_shards[split], self.compression)
+
+    def rows(self, split: str, shard: int) -> NDArray[np.int64]:
+        """Returns the source's rows of a shard, in their order."""
+        rows, chunks = self.source.splits[split], self.source.chunks(split)
+        return shards.shard_rows(self.seed, split, rows, chunks, shard, self.num_shards[split])
 
 
-def stride(source: Source, split: str) -> int:
-    """Returns the bytes from one record of a split to the next."""
-    height, width, channels = source.image_shape
-    return shards.record_stride(height * width * channels, source.key_sizes[split])
-
-
-def make_plan(source: Source, data_dir: str, seed: int, requested: int | dict[str, int] | None) -> Plan:
-    """Returns the plan of a conversion.
+def shard_counts(
+    source: Source, sample: Sample, requested: int | dict[str, int] | None, max_shard_bytes: int
+) -> dict[str, int]:
+    """Returns {split: number of shards}.
 
     Args:
       source: an open source.
-      data_dir: absolute path.
-      seed: of the permutation.
+      sample: of its records.
       requested: shards of every split, or {split: shards}, or None; a split without a number gets the default.
+      max_shard_bytes: of the largest shard.
 
     Raises:
-      UsageError: more shards than examples, a split that the source has not, or more classes than a record can hold.
+      UsageError: more shards than examples, shards that would be too large, or a split that the source has not.
     """
-    if len(source.class_names) > MAX_ONE_BYTE + 1:
-        raise UsageError(
-            f"--dataset={source.dataset}: has {len(source.class_names)} classes; "
-            f"records hold labels 0..{MAX_ONE_BYTE}, so at most {MAX_ONE_BYTE + 1}"
-        )
     wanted = requested if isinstance(requested, dict) else dict.fromkeys(source.splits, requested)
     for split in wanted:
         if split not in source.splits:
             raise unknown("--num_shards: split", split, source.splits)
     counts: dict[str, int] = {}
     for split, rows in source.splits.items():
-        counts[split] = wanted.get(split) or default_num_shards(rows, rows * stride(source, split))
+        num_bytes = round(rows * sample.record_bytes[split])
+        counts[split] = wanted.get(split) or default_num_shards(rows, num_bytes, max_shard_bytes)
         if counts[split] > rows:
             raise UsageError(
                 f"--num_shards: {counts[split]} shards for the {rows} examples of split {split!r}; at most {rows}"
             )
-    return Plan(source, data_dir, seed, counts)
+        if num_bytes > counts[split] * max_shard_bytes:
+            raise UsageError(
+                f"--num_shards: {counts[split]} shards of split {split!r} would have about "
+                f"{num_bytes // counts[split]} bytes each, over --max_shard_bytes={max_shard_bytes}; "
+                f"give {-(-num_bytes // max_shard_bytes)} or more"
+            )
+    return counts
 
 
-def default_num_shards(num_examples: int, num_bytes: int) -> int:
+def default_num_shards(num_examples: int, num_bytes: int, max_shard_bytes: int) -> int:
     """Returns the number of shards of a split.
 
     Enough that each is at most 16 MiB, up to 64 shards; of a larger split 64, or as many as keep a shard at most
-    256 MiB; never more than there are examples.
+    `max_shard_bytes` (a quarter more, as records may differ in length); never more than there are examples.
     """
-    small, large = -(-num_bytes // SMALL_SHARD), -(-num_bytes // LARGE_SHARD)
+    small, large = -(-num_bytes // min(SMALL_SHARD, max_shard_bytes)), -(-num_bytes * 5 // (4 * max_shard_bytes))
     return max(1, min(small if small <= MANY_SHARDS else max(MANY_SHARDS, large), num_examples, MAX_SHARDS))

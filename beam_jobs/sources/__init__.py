@@ -1,47 +1,105 @@
-"""The data sets that can be converted, by name. A source's module is loaded when it is asked for."""
+"""The data sets and layouts that can be converted, by name. A source's module is loaded when it is asked for."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from typing import TYPE_CHECKING
 
-from pipeline.errors import DataError, unknown
+from beam_jobs.places import paths
+from pipeline.errors import DataError, UsageError, unknown
 
 if TYPE_CHECKING:
-    from beam_jobs.sources.base import Source
+    from beam_jobs.sources.base import Source, SourceOptions
 
-_MODULE_OF = {"mnist": "mnist", "cifar10": "cifar10", "digits": "digits"}
-MODULES_NEEDED = {"digits": ("sklearn",)}  # besides Beam
+TFDS_PREFIX = "tfds:"  # before the name of a data set that TensorFlow Datasets has prepared
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """Where a source is implemented and what it takes.
+
+    Attributes:
+      module: of this package.
+      flags: besides --source.
+      packages: that it needs besides Beam.
+      remote: whether --source may be in an object store or HDFS.
+    """
+
+    module: str
+    flags: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    remote: bool = False
+
+
+_KINDS = {
+    **dict.fromkeys(("mnist", "fashion_mnist", "kmnist"), _Kind("mnist")),
+    **{f"emnist_{part}": _Kind("mnist") for part in ("balanced", "byclass", "bymerge", "digits", "letters", "mnist")},
+    "cifar10": _Kind("cifar.source"),
+    "cifar100": _Kind("cifar.source"),
+    "digits": _Kind("digits", packages=("sklearn",)),
+    "parquet": _Kind("parquet.source", ("image_column", "label_column", "key_column", "keep_columns"), remote=True),
+    "image_folder": _Kind("folders.source"),
+    "tfrecord": _Kind("records.tfrecord", ("feature_map", "image_shape", "keep_columns"), remote=True),
+}
+_TFDS = _Kind("records.tfds", packages=("tensorflow_datasets",))
+_OPTIONAL_FLAGS = ("image_column", "label_column", "key_column", "keep_columns", "feature_map", "image_shape")
 
 
 def names() -> list[str]:
-    """Returns the names that `open_source` takes."""
-    return sorted(_MODULE_OF)
+    """Returns the names that `open_source` takes, besides `tfds:NAME`."""
+    return sorted(_KINDS)
 
 
-def check_name(dataset: str) -> None:
-    """Raises UsageError, with the nearest name, where `dataset` is not one of `names`."""
-    if dataset not in _MODULE_OF:
-        raise unknown("--dataset", dataset, _MODULE_OF)
-
-
-def open_source(dataset: str, source: str) -> Source:
-    """Opens a data set and checks all of its files.
-
-    Args:
-      dataset: one of `names`.
-      source: its folder or archive; empty for a data set that needs none.
+def packages_needed(dataset: str) -> tuple[str, ...]:
+    """Returns the packages that a data set needs besides Beam.
 
     Raises:
-      UsageError: the name is unknown, or the data set needs a source, or takes none.
+      UsageError: the name is unknown; the nearest is suggested.
+    """
+    return _kind(dataset).packages
+
+
+def check(options: SourceOptions) -> None:
+    """Checks the flags that concern the source against each other; touches no file.
+
+    Raises:
+      UsageError: the name is unknown, a flag is not for it, or its source must be local and is not.
+    """
+    kind = _kind(options.dataset)
+    for flag in _OPTIONAL_FLAGS:
+        if getattr(options, flag) and flag not in kind.flags:
+            takers = [name for name, other in _KINDS.items() if flag in other.flags]
+            raise UsageError(f"--{flag}: is not for --dataset={options.dataset}, but for {', '.join(takers)}")
+    if paths.is_url(options.source) and not kind.remote:
+        others = " and ".join(name for name, other in _KINDS.items() if other.remote)
+        raise UsageError(
+            f"--source={paths.path_of(options.source)}: {options.dataset} is read from local or mounted folders; "
+            f"{others} from object stores too"
+        )
+
+
+def open_source(options: SourceOptions) -> Source:
+    """Opens a data set and checks its files.
+
+    Raises:
+      UsageError: the name is unknown, the data set needs a source or takes none, or a flag is not for it.
       DataError: a file is missing, cannot be read or holds what it must not.
     """
-    check_name(dataset)
-    module = importlib.import_module(f"beam_jobs.sources.{_MODULE_OF[dataset]}")
+    check(options)
+    module = importlib.import_module(f"beam_jobs.sources.{_kind(options.dataset).module}")
     try:
-        opened: Source = module.open_source(dataset, source)
+        opened: Source = module.open_source(options)
     except DataError:
         raise
     except OSError as error:  # a folder on the way cannot be searched, a name is too long
-        raise DataError(f"{error.filename or source}: cannot be read: {error.strerror or error}") from None
+        raise DataError(f"{error.filename or options.source}: cannot be read: {error.strerror or error}") from None
     return opened
+
+
+def _kind(dataset: str) -> _Kind:
+    if dataset.startswith(TFDS_PREFIX):
+        return _TFDS
+    if dataset not in _KINDS:
+        raise unknown("--dataset", dataset, [*_KINDS, f"{TFDS_PREFIX}NAME"])
+    return _KINDS[dataset]

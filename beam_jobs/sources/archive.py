@@ -1,55 +1,71 @@
-"""Files read out of a .tar or .tar.gz member by member: nothing is extracted, so nothing can be put anywhere."""
+"""Files read out of an archive member by member, by names of our own: what it names itself is never written to."""
 
 from __future__ import annotations
 
+import os
 import pathlib
 import tarfile
-from collections.abc import Sequence
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Collection
+from typing import IO, Any
 
 from beam_jobs.sources import content
 from pipeline.errors import DataError
 
-MAX_FILE = 1 << 30  # 1 GiB: thirty times a published CIFAR batch
+MAX_FILE = 1 << 30  # 1 GiB: six times the largest file of these data sets, CIFAR-100's train
 MAX_MEMBERS = 1000  # an archive of these data sets has about ten
+_MAX_HEADER = 1 << 20  # 1 MiB: of a member, with what tarfile reads ahead
 MAX_ARCHIVE = 8 << 30  # 8 GiB of content: more is a gzip bomb or another archive
 
 
-def read_bounded(path: pathlib.Path) -> bytes:
-    """Returns a whole file.
+def unpack(path: pathlib.Path, members: Collection[tuple[str, str]]) -> dict[tuple[str, str], IO[bytes]]:
+    """Returns the content of those of `members` that a tar archive holds, each in a temporary file without a name.
+
+    Args:
+      path: the archive, gzip or not.
+      members: (folder, name) of each wanted file; it is also taken where it lies in no folder.
 
     Raises:
-      DataError: it is missing, unreadable or larger than 1 GiB.
+      DataError: it is no tar archive, is cut short or corrupt, holds a file twice, as a link or with a path that leaves
+        the archive, or is larger than can be.
     """
+    found: dict[tuple[str, str], IO[bytes]] = {}
     with content.opened(path) as stream:
-        data = content.read_at_most(stream, MAX_FILE + 1)
-    if len(data) > MAX_FILE:
-        raise DataError(f"{path}: is larger than {MAX_FILE} bytes, the most that a file of this data set can be")
-    return data
-
-
-def read_members(path: pathlib.Path, folder: str, names: Sequence[str]) -> dict[str, bytes]:
-    """Returns the content of `folder/name` for each of `names`, in their order.
-
-    Raises:
-      DataError: it is no tar archive, is cut short or corrupt, lacks a file, holds one twice, as a link or with a path
-        that leaves the archive, or is larger than can be.
-    """
-    found: dict[str, bytes] = {}
-    with content.opened(path) as stream:
+        meter = _Meter(stream, path)
         try:
             # Read front to back ("r|"): the stream is decompressed once, and never sought in.
-            with tarfile.open(fileobj=stream, mode="r|") as tar:
-                for number, member in enumerate(tar):
-                    _check_member(path, member, number)
-                    parts = pathlib.PurePosixPath(member.name).parts
-                    if parts in {(folder, name) for name in names} or (len(parts) == 1 and parts[0] in names):
-                        _add(found, tar, member, parts[-1], path)
+            with tarfile.open(fileobj=meter, mode="r|") as tar:  # type: ignore[call-overload]
+                for number, info in enumerate(tar):
+                    _check_member(path, info, number)
+                    meter.left = info.size + _MAX_HEADER
+                    parts = pathlib.PurePosixPath(info.name).parts
+                    for member in members:
+                        if info.isfile() and parts in (member, member[1:]):
+                            if member in found:
+                                raise DataError(f"{path}: holds {member[1]} twice")
+                            found[member] = _spool(tar, info, path)
         except tarfile.TarError as error:
             raise DataError(f"{path}: is no whole tar archive ({error}); get the file again") from None
-    for name in names:
-        if name not in found:
-            raise DataError(f"{path}: holds no {folder}/{name}")
-    return {name: found[name] for name in names}
+    return found
+
+
+class _Meter:
+    """A stream that ends in an error where a member's header, which `tarfile` reads whole, is larger than can be."""
+
+    def __init__(self, stream: IO[bytes], path: pathlib.Path) -> None:
+        self._stream = stream
+        self._path = path
+        self.left = _MAX_HEADER
+
+    def read(self, size: int) -> bytes:
+        """Returns the next `size` bytes, fewer at the end."""
+        data = self._stream.read(size)
+        self.left -= len(data)
+        if self.left < 0:
+            raise DataError(f"{self._path}: a member's header has more than {_MAX_HEADER} bytes; refused")
+        return data
 
 
 def _check_member(path: pathlib.Path, member: tarfile.TarInfo, number: int) -> None:
@@ -64,10 +80,45 @@ def _check_member(path: pathlib.Path, member: tarfile.TarInfo, number: int) -> N
         raise DataError(f"{path}: member {member.name!r} of {member.size} bytes is larger than can be; refused")
 
 
-def _add(found: dict[str, bytes], tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, path: pathlib.Path) -> None:
-    if name in found:
-        raise DataError(f"{path}: holds {name} twice")
+def _spool(tar: tarfile.TarFile, member: tarfile.TarInfo, path: pathlib.Path) -> IO[bytes]:
     stream = tar.extractfile(member)
-    found[name] = stream.read() if stream is not None else b""
-    if len(found[name]) != member.size:
+    handle = content.spool(content.blocks(stream, member.size) if stream is not None else ())
+    if content.size(handle) != member.size:
         raise DataError(f"{path}: is cut short inside {member.name}; get the file again")
+    return handle
+
+
+def unzip(path: pathlib.Path, folder: str, names: Collection[str], target: pathlib.Path) -> None:
+    """Makes the folder `target` with the files `folder/<name>` of a .zip, written where they are not there yet.
+
+    Raises:
+      DataError: it is no .zip, is damaged, lacks a file, or holds one that is larger than can be.
+    """
+    with content.errors_of(path):
+        target.mkdir(exist_ok=True)
+        try:
+            for name in names:
+                if not (target / name).exists():
+                    with zipfile.ZipFile(path) as opened:
+                        _write_member(opened, path, f"{folder}/{name}", target / name)
+        except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
+            raise DataError(f"{path}: is no whole .zip ({error}); get the file again") from None
+
+
+def _write_member(opened: zipfile.ZipFile, path: pathlib.Path, member: str, target: pathlib.Path) -> None:
+    """Writes a member to `target`, whole or not at all."""
+    try:
+        size = opened.getinfo(member).file_size
+    except KeyError:
+        raise DataError(f"{path}: holds no {member}") from None
+    if size > MAX_FILE:
+        raise DataError(f"{path}: member {member!r} of {size} bytes is larger than can be; refused")
+    written: Any = tempfile.NamedTemporaryFile(dir=target.parent, prefix=".partial-", delete=False)  # noqa: SIM115
+    try:
+        with written, opened.open(member) as stream:
+            for block in content.blocks(stream, size + 1):
+                written.write(block)
+        os.replace(written.name, target)
+    except BaseException:
+        os.unlink(written.name)
+        raise

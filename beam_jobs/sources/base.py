@@ -3,40 +3,76 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
+import hashlib
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.manifest import SourceFile
+from pipeline import hashing
+from pipeline.hashing import Domain
+from pipeline.manifest import Feature, SourceFile
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceOptions:
+    """What the flags say of a source; `beam_jobs.config.ConvertConfig` documents each.
+
+    Attributes:
+      dataset: the name that --dataset gives (`mnist`, `parquet`, `tfds:imagenette`).
+      source: its files: a folder, an archive, a file or a glob; "" where the flag is not given.
+      image_column, label_column, key_column: names of columns; "" where not given.
+      keep_columns: other columns to keep as features.
+      feature_map: {ours: theirs} for foreign records: `image`, `label` and `key` by the names that they have there.
+      image_shape: (height, width, channels) of raw pixels that say it nowhere; None where not given.
+    """
+
+    dataset: str
+    source: str = ""
+    image_column: str = ""
+    label_column: str = ""
+    key_column: str = ""
+    keep_columns: tuple[str, ...] = ()
+    feature_map: tuple[tuple[str, str], ...] = ()
+    image_shape: tuple[int, int, int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Some examples.
+    """Some examples, as columns.
 
     Attributes:
-      images: uint8 (n, height, width, channels), 0..255.
-      labels: int64 (n,), 0..number of classes - 1.
-      keys: ASCII, dtype S (n,), all of one length, each once in the data set.
+      images: pixels, uint8 (n, height, width, channels); or encoded files (PNG, JPEG, ...), a list of n. Encoded images
+        need not be valid, the reader of the block finds out; the image of a bad row is anything of the right type.
+      labels: int64 (n,). A label out of range is found by the reader of the block.
+      keys: dtype S (n,) without trailing NULs, or a list of n.
+      extra: the source's other features: {name: values}, an array (n, ...) or a list of n: int64 or float32 arrays of
+        one dimension where the feature's shape is (None,), bytes where its dtype is string.
+      bad: {row of the block: reason} of the rows that cannot be an example (no label, no image).
     """
 
-    images: NDArray[np.uint8]
+    images: NDArray[np.uint8] | list[bytes]
     labels: NDArray[np.int64]
-    keys: NDArray[np.bytes_]
+    keys: NDArray[np.bytes_] | list[bytes]
+    extra: dict[str, Any] = dataclasses.field(default_factory=dict)
+    bad: dict[int, str] = dataclasses.field(default_factory=dict)
 
 
 class Source(Protocol):
-    """A data set as it was published. Pickles to a few hundred bytes: a worker reads the files itself.
+    """A data set as it was published. Pickles to a few kilobytes: a worker reads the files itself.
+
+    Rows of a split are numbered 0..splits[split] - 1, over all its files.
 
     Attributes:
       dataset: its name (`mnist`).
       class_names: one a label.
-      image_shape: (height, width, channels) of every image.
+      image_shape: (height, width, channels) of every image, whose blocks hold pixels; None where they hold encoded
+        images.
+      features: the features besides `image`, `label` and `key`.
       splits: {name: number of rows}.
-      key_sizes: {split: bytes of every key of it}.
       files: what it was read from. Digests are of the content, decompressed, for that alone shapes the shards: the
-        same data set gives the same manifest however it was packed.
+        same data set gives the same manifest however it was packed. Of remote Parquet files they are of the footer.
+      unique_keys: whether no two rows can have one key, by construction; else the keys are checked.
     """
 
     @property
@@ -46,19 +82,42 @@ class Source(Protocol):
     def class_names(self) -> tuple[str, ...]: ...  # noqa: D102
 
     @property
-    def image_shape(self) -> tuple[int, int, int]: ...  # noqa: D102
+    def image_shape(self) -> tuple[int, int, int] | None: ...  # noqa: D102
+
+    @property
+    def features(self) -> dict[str, Feature]: ...  # noqa: D102
 
     @property
     def splits(self) -> dict[str, int]: ...  # noqa: D102
 
     @property
-    def key_sizes(self) -> dict[str, int]: ...  # noqa: D102
+    def files(self) -> tuple[SourceFile, ...]: ...  # noqa: D102
 
     @property
-    def files(self) -> tuple[SourceFile, ...]: ...  # noqa: D102
+    def unique_keys(self) -> bool: ...  # noqa: D102
+
+    def chunks(self, split: str) -> NDArray[np.int64] | None:
+        """Returns the rows of each unit of random access (a row group, a file), int64, which sum to the split's rows.
+
+        None: any row is as cheap to read as any other.
+        """
+        ...
+
+    def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
+        """Returns a stable hash of the identity of rows start..stop - 1, uint64 (n,): what new splits are drawn by.
+
+        It depends on the row's file and place there (or its path), not on how many other files there are.
+        """
+        ...
+
+    def where(self, split: str, row: int) -> tuple[str, int]:
+        """Returns (file, row in that file) of a row, for people: as in the default key `<file>#<row>`."""
+        ...
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns rows of a split, in the order asked for.
+
+        Memory: what the rows take, and one unit of random access.
 
         Args:
           split: one of `splits`.
@@ -70,9 +129,53 @@ class Source(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """The files of a split, whose rows lie end to end: the arithmetic that sources of several files share.
+
+    Attributes:
+      names: as in keys.
+      counts: the rows of each.
+    """
+
+    names: tuple[str, ...]
+    counts: tuple[int, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all files."""
+        return sum(self.counts)
+
+    @property
+    def bounds(self) -> NDArray[np.int64]:
+        """The first row of each file, and the number of rows at the end."""
+        return np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int64)
+
+    def place(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns (number of the file, row in it) of each row."""
+        bounds = self.bounds
+        files = np.searchsorted(bounds, rows, side="right") - 1
+        return files, rows - bounds[files]
+
+    def where(self, row: int) -> tuple[str, int]:
+        """Returns (file, row in it) of a row; see `Source.where`."""
+        files, rows = self.place(np.array([row], np.int64))
+        return self.names[int(files[0])], int(rows[0])
+
+    def hashes(self, start: int, stop: int) -> NDArray[np.uint64]:
+        """Returns a hash of (file, row in it) of rows start..stop - 1; see `Source.hashes`."""
+        files, rows = self.place(np.arange(start, stop, dtype=np.int64))
+        names = np.array([_name_number(name) for name in self.names], np.int64)
+        return hashing.derive_key(Domain.SPLIT, names[files], rows)
+
+
+def _name_number(name: str) -> int:
+    return int(np.frombuffer(hashlib.sha256(name.encode()).digest()[:8], "<i8")[0])
+
+
 def row_keys(file: str, rows: NDArray[np.int64], digits: int) -> NDArray[np.bytes_]:
     """Returns `<file>#<row>` of each row, the row padded with zeros to `digits`; dtype S (n,)."""
-    prefix = np.frombuffer(file.encode("ascii") + b"#", np.uint8)
+    prefix = np.frombuffer(file.encode() + b"#", np.uint8)
     keys = np.empty((len(rows), len(prefix) + digits), np.uint8)
     keys[:, : len(prefix)] = prefix
     keys[:, len(prefix) :] = rows[:, None] // 10 ** np.arange(digits - 1, -1, -1) % 10 + ord("0")

@@ -1,4 +1,4 @@
-"""Whole files read into memory, gzip or not, bounded and checked against the digest they had when first read."""
+"""Files read as streams, gzip or not; what is packed is copied once to a temporary file, of which rows can be read."""
 
 from __future__ import annotations
 
@@ -7,83 +7,24 @@ import gzip
 import hashlib
 import os
 import pathlib
-import threading
+import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO
 
+from beam_jobs.places.paths import RemotePath
 from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 
 GZIP_MAGIC = b"\x1f\x8b"
-_CHUNK = 64 << 20  # 64 MiB
-_KEPT = 8  # files' contents kept a process: the four of MNIST, the six of CIFAR-10
-_lock = threading.Lock()
-_contents: dict[SourceFile, bytes] = {}
-
-
-def describe(name: str, data: bytes) -> SourceFile:
-    """Returns the manifest's entry of a file: its name, size and SHA-256."""
-    return SourceFile(name, len(data), hashlib.sha256(data).hexdigest())
-
-
-def cached(file: SourceFile, where: str, read: Callable[[], dict[str, bytes]]) -> bytes:
-    """Returns the content of `file`, read once a process.
-
-    Args:
-      file: what was read when the source was opened.
-      where: the path, for the error.
-      read: reads it again, and with it whatever lies in the same archive: {name: content}.
-
-    Raises:
-      DataError: the content is no longer the same.
-    """
-    with _lock:
-        if file not in _contents:
-            for name, data in read().items():
-                keep(describe(name, data), data)
-        if file not in _contents:
-            raise DataError(f"{where}: changed while it was being converted; run the conversion again")
-        return _contents[file]
-
-
-def keep(file: SourceFile, data: bytes) -> None:
-    """Keeps a content for `cached`, so that the process which checked a source need not read it twice."""
-    while len(_contents) >= _KEPT:
-        _contents.pop(next(iter(_contents)))
-    _contents[file] = data
-
-
-def read_at_most(stream: IO[bytes], size: int) -> bytes:
-    """Returns the next `size` bytes, fewer at the end of the file.
-
-    In chunks, because `stream.read(size)` would first allocate all that a damaged header claims.
-    """
-    chunks: list[bytes] = []
-    while size > 0 and (chunk := stream.read(min(size, _CHUNK))):
-        chunks.append(chunk)
-        size -= len(chunk)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+BLOCK = 1 << 20  # 1 MiB: what is held of a file in memory at a time
 
 
 @contextlib.contextmanager
-def opened(path: pathlib.Path) -> Iterator[IO[bytes]]:
-    """Opens a file for reading, decompressing where its first bytes say gzip.
-
-    Raises:
-      DataError: it is missing, no regular file, unreadable, or its gzip is cut short or corrupt; also while it is read.
-    """
+def errors_of(path: object) -> Iterator[None]:
+    """Raises DataError, in one line with the path, where the block fails to read that file."""
     try:
-        if path.exists() and not path.is_file():
-            raise DataError(f"{path}: is not a regular file")
-        with open(path, "rb") as raw:
-            packed = raw.read(2) == GZIP_MAGIC
-            raw.seek(0, os.SEEK_SET)
-            if packed:
-                with gzip.open(raw, "rb") as stream:
-                    yield stream  # type: ignore[misc]
-            else:
-                yield raw
+        yield
     except DataError:
         raise
     except EOFError:
@@ -93,4 +34,123 @@ def opened(path: pathlib.Path) -> Iterator[IO[bytes]]:
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+        reason = error.strerror or " ".join(str(error).split())  # pyarrow's has several lines
+        raise DataError(f"{path}: cannot be read: {reason}") from None
+
+
+def open_plain(path: str | os.PathLike[str] | RemotePath) -> IO[bytes]:
+    """Opens a file as it is, unbuffered.
+
+    Raises:
+      DataError: it is missing, no regular file or unreadable.
+    """
+    with errors_of(path):
+        if isinstance(path, RemotePath):
+            return path.open()
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise DataError(f"{path}: is not a regular file")
+        return open(path, "rb", buffering=0)
+
+
+def is_packed(handle: IO[bytes]) -> bool:
+    """Whether the first bytes of an open file say gzip."""
+    return os.pread(handle.fileno(), len(GZIP_MAGIC), 0) == GZIP_MAGIC
+
+
+@contextlib.contextmanager
+def opened(path: pathlib.Path) -> Iterator[IO[bytes]]:
+    """Opens a file for reading, decompressing where its first bytes say gzip.
+
+    Raises:
+      DataError: as `open_plain`, or its gzip is cut short or corrupt; also while it is read.
+    """
+    with errors_of(path), open_plain(path) as raw:
+        if is_packed(raw):
+            with gzip.open(raw, "rb") as stream:
+                yield stream  # type: ignore[misc]
+        else:
+            yield raw
+
+
+def blocks(stream: IO[bytes], size: int) -> Iterator[bytes]:
+    """Yields the next `size` bytes, fewer at the end of the file, in blocks of at most 1 MiB.
+
+    In blocks, because `stream.read(size)` would first allocate all that a damaged header claims.
+    """
+    while size > 0 and (block := stream.read(min(size, BLOCK))):
+        yield block
+        size -= len(block)
+
+
+def spool(content: Iterable[bytes]) -> IO[bytes]:
+    """Returns a temporary file without a name that holds `content`: it is gone with the process, however that ends.
+
+    Raises:
+      DataError: the temporary folder has no room for it; errors of `content` pass.
+    """
+    with _errors_of_temporary():
+        handle = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (the caller closes it)
+    try:
+        for block in content:
+            with _errors_of_temporary():
+                write_all(handle, block)
+    except BaseException:
+        handle.close()
+        raise
+    return handle
+
+
+def write_all(handle: IO[bytes], data: bytes) -> None:
+    """Writes all of `data` to an unbuffered file, which may take it in parts."""
+    view = memoryview(data)
+    while view:
+        view = view[handle.write(view) :]
+
+
+@contextlib.contextmanager
+def _errors_of_temporary() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{tempfile.gettempdir()}: cannot hold the unpacked source: {error.strerror or error}; make room, or set "
+            "TMPDIR to a folder that has it"
+        ) from None
+
+
+def size(handle: IO[bytes]) -> int:
+    """Returns the bytes of an open file."""
+    return os.fstat(handle.fileno()).st_size
+
+
+def scan(handle: IO[bytes], start: int, stop: int, step: int = 1) -> Iterator[bytes]:
+    """Yields bytes start..stop - 1 of an open file in blocks of about 1 MiB, multiples of `step`.
+
+    The last block is the rest; nothing comes after the end of a file that is shorter.
+    """
+    length = max(BLOCK // step, 1) * step
+    while start < stop and (block := os.pread(handle.fileno(), min(length, stop - start), start)):
+        yield block
+        start += len(block)
+
+
+def read_exactly(handle: IO[bytes], size: int, start: int, where: str) -> bytes:
+    """Returns `size` bytes from `start` of an open file that had them a moment ago.
+
+    Raises:
+      DataError: it was cut since; `where` is named.
+    """
+    data = os.pread(handle.fileno(), size, start)
+    if len(data) != size:
+        raise DataError(f"{where}: changed while it was being read; run the conversion again")
+    return data
+
+
+def describe(name: str, handle: IO[bytes]) -> SourceFile:
+    """Returns the manifest's entry of an open file: its name, size and SHA-256."""
+    digest = hashlib.sha256()
+    num_bytes = 0
+    for block in scan(handle, 0, size(handle)):
+        digest.update(block)
+        num_bytes += len(block)
+    return SourceFile(name, num_bytes, digest.hexdigest())

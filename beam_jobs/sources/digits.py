@@ -9,10 +9,10 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.sources import base, content
-from beam_jobs.sources.base import Block
+from beam_jobs.sources import base
+from beam_jobs.sources.base import Block, Files, SourceOptions
 from pipeline.errors import DataError, UsageError
-from pipeline.manifest import SourceFile
+from pipeline.manifest import Feature, SourceFile
 
 _FILE = "digits"
 _TRAIN_PERCENT = 80
@@ -38,10 +38,25 @@ class DigitsSource:
         return _SIDE, _SIDE, 1
 
     @property
-    def key_sizes(self) -> dict[str, int]:
-        """Bytes of each split's keys."""
-        size = len(_FILE) + 1 + base.row_digits(sum(self.splits.values()))
-        return dict.fromkeys(self.splits, size)
+    def features(self) -> dict[str, Feature]:
+        """None besides the image, the label and the key."""
+        return {}
+
+    @property
+    def unique_keys(self) -> bool:
+        """Yes: a key holds the file and the row."""
+        return True
+
+    def chunks(self, split: str) -> None:
+        """Any row is as cheap to read as any other."""
+
+    def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
+        """Returns a hash of rows' places; see `base.Source.hashes`."""
+        return self._places.hashes(0, sum(self.splits.values()))[self._rows(split)[start:stop]]
+
+    def where(self, split: str, row: int) -> tuple[str, int]:
+        """Returns (file, row in it); see `base.Source.where`."""
+        return self._places.where(int(self._rows(split)[row]))
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns rows of a split; see `base.Source.read`. A key's number is the row in scikit-learn's array."""
@@ -52,15 +67,22 @@ class DigitsSource:
         keys = base.row_keys(_FILE, chosen, base.row_digits(len(labels)))
         return Block(upscale(pixels[chosen])[..., None], labels[chosen], keys)
 
+    @property
+    def _places(self) -> Files:
+        return Files((_FILE,), (sum(self.splits.values()),))
 
-def open_source(dataset: str, source: str) -> DigitsSource:
+    def _rows(self, split: str) -> NDArray[np.int64]:
+        return _rows_of_split(sum(self.splits.values()))[split]
+
+
+def open_source(options: SourceOptions) -> DigitsSource:
     """Opens the digits of the installed scikit-learn.
 
     Raises:
       UsageError: a source is named; there is none to read.
     """
-    if source:
-        raise UsageError(f"--source={source}: {dataset} comes with scikit-learn and takes no --source")
+    if options.source:
+        raise UsageError(f"--source={options.source}: {options.dataset} comes with scikit-learn and takes no --source")
     pixels, labels = _load()
     splits = {split: len(rows) for split, rows in _rows_of_split(len(labels)).items()}
     return DigitsSource((_describe(pixels, labels),), splits)
@@ -92,7 +114,8 @@ def _load() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def _describe(pixels: NDArray[np.uint8], labels: NDArray[np.int64]) -> SourceFile:
-    return content.describe(_FILE, pixels.tobytes() + labels.astype(np.uint8).tobytes())
+    data = pixels.tobytes() + labels.astype(np.uint8).tobytes()
+    return SourceFile(_FILE, len(data), hashlib.sha256(data).hexdigest())
 
 
 @functools.cache

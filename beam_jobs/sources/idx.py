@@ -5,18 +5,77 @@ Format: the bottom of http://yann.lecun.com/exdb/mnist/. Only type 8 (unsigned b
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 import pathlib
 import struct
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.sources import content
+from beam_jobs.sources import content, stored
+from beam_jobs.sources.stored import Stored
 from pipeline.errors import DataError
+from pipeline.manifest import SourceFile
 
 _UINT8 = 0x08
 MAX_BYTES = 16 << 30  # 16 GiB: a size above it in a header is damage, not data
+MAX_PACKED = 2 << 30  # 2 GiB: four times EMNIST's largest, for what is unpacked into the temporary folder
+
+
+@dataclasses.dataclass(frozen=True)
+class IdxFile:
+    """An IDX file whose header was checked against its size.
+
+    Attributes:
+      stored: the file.
+      shape: (items, ...), all the bytes after the header.
+    """
+
+    stored: Stored
+    shape: tuple[int, ...]
+
+    def read(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Returns items, uint8 (n, ...), in the order asked for.
+
+        Raises:
+          DataError: the file changed since it was opened, or cannot be read.
+        """
+        out = np.empty((len(rows), *self.shape[1:]), np.uint8)
+        handle = stored.rows_file(self.stored, self._unpack)
+        with content.errors_of(self.stored.path):
+            whole = stored.gather(handle, header_size(len(self.shape)), rows, out.reshape(len(rows), self._item))
+        if not whole:
+            raise self.stored.changed
+        stored.check_unchanged(self.stored)
+        return out
+
+    def check_range(self, low: int, high: int) -> None:
+        """Checks that all bytes are in low..high.
+
+        Raises:
+          DataError: one is not; the first is named.
+        """
+        handle = stored.rows_file(self.stored, self._unpack)
+        start = header_size(len(self.shape))
+        row = 0
+        for block in content.scan(handle, start, start + math.prod(self.shape)):
+            values = np.frombuffer(block, np.uint8)
+            if values.min() < low or values.max() > high:
+                at = int(np.argmax((values < low) | (values > high)))
+                raise DataError(f"{self.stored.path}: row {row + at}: label {values[at]} is not in {low}..{high}")
+            row += len(values)
+
+    @property
+    def _item(self) -> int:
+        return math.prod(self.shape[1:])
+
+    def _unpack(self) -> dict[SourceFile, IO[bytes]]:
+        with content.opened(pathlib.Path(self.stored.path)) as stream:
+            handle = content.spool(content.blocks(stream, self.stored.file.num_bytes + 1))
+        return {content.describe(self.stored.file.file, handle): handle}
 
 
 def header_size(rank: int) -> int:
@@ -24,32 +83,39 @@ def header_size(rank: int) -> int:
     return 4 + 4 * rank
 
 
-def read(path: pathlib.Path, rank: int) -> bytes:
-    """Returns a whole file, decompressed and checked: `array` gives its values.
+def open_file(path: pathlib.Path, name: str, rank: int) -> IdxFile:
+    """Opens a file, gzip or not, and checks its header, its size and, of gzip, its CRC.
+
+    Args:
+      path: the file.
+      name: of the file in keys and the manifest, without `.gz`.
+      rank: 1 of labels, 3 of images.
 
     Raises:
       DataError: unreadable, another type or rank, no item, or shorter or longer than its header says.
     """
+    stamp = stored.stamp(path)
+    handle = content.open_plain(path)
+    packed = content.is_packed(handle)
     with content.opened(path) as stream:
         header = stream.read(header_size(rank))
-        shape = _shape(header, rank, path)
+        shape = _shape(header, rank, MAX_PACKED if packed else MAX_BYTES, path)
         size = math.prod(shape)
-        # One byte more than the header says, so that a longer file is seen and a gzip bomb is not unpacked.
-        values = content.read_at_most(stream, size + 1)
-    if len(values) != size:
-        found = "more" if len(values) > size else str(len(values))
-        hint = "it is not what its header says" if len(values) > size else "it is cut short; get the file again"
-        raise DataError(f"{path}: its header says {'x'.join(map(str, shape))} = {size} bytes, it has {found}: {hint}")
-    return header + values
+        if packed:
+            handle.close()
+            # One byte more than the header says, so that a longer file is seen and a gzip bomb is not unpacked.
+            handle = content.spool(itertools.chain([header], content.blocks(stream, size + 1)))
+    found = content.size(handle) - len(header)
+    if found != size:
+        text = "more" if found > size else str(found)
+        hint = "it is not what its header says" if found > size else "it is cut short; get the file again"
+        raise DataError(f"{path}: its header says {'x'.join(map(str, shape))} = {size} bytes, it has {text}: {hint}")
+    opened = IdxFile(Stored(str(path), content.describe(name, handle), stamp, packed), shape)
+    stored.keep(opened.stored, handle)
+    return opened
 
 
-def array(data: bytes, rank: int) -> NDArray[np.uint8]:
-    """Returns the values of a checked file: uint8, of the header's shape, read-only, without a copy."""
-    shape = struct.unpack(f">{rank}I", data[4 : header_size(rank)])
-    return np.frombuffer(data, np.uint8, offset=header_size(rank)).reshape(shape)
-
-
-def _shape(header: bytes, rank: int, path: pathlib.Path) -> tuple[int, ...]:
+def _shape(header: bytes, rank: int, most: int, path: pathlib.Path) -> tuple[int, ...]:
     magic = _UINT8 << 8 | rank
     if len(header) < 4 or struct.unpack(">I", header[:4])[0] != magic:
         found = f"0x{header[:4].hex()}" if header else "an empty file"
@@ -58,7 +124,7 @@ def _shape(header: bytes, rank: int, path: pathlib.Path) -> tuple[int, ...]:
     if len(header) < header_size(rank):
         raise DataError(f"{path}: ends inside its header ({len(header)} of {header_size(rank)} bytes)")
     shape = struct.unpack(f">{rank}I", header[4:])
-    if not all(shape) or math.prod(shape) > MAX_BYTES:
+    if not all(shape) or math.prod(shape) > most:
         text = "x".join(map(str, shape))
-        raise DataError(f"{path}: its header says {text} values; must be 1 to {MAX_BYTES}")
+        raise DataError(f"{path}: its header says {text} values; must be 1 to {most}")
     return shape

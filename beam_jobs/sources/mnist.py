@@ -1,31 +1,54 @@
-"""MNIST and the data sets that copy its four IDX files: 28x28 grey images, gzip or not."""
+"""MNIST and the data sets that copy its four IDX files: 28x28 grey images, gzip or not.
+
+EMNIST's images lie transposed in its files; they are turned upright here, unlike those of TensorFlow Datasets.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
+import string
 
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.sources import base, content, idx
-from beam_jobs.sources.base import Block
-from pipeline.errors import DataError, UsageError
-from pipeline.manifest import SourceFile
+from beam_jobs.sources import archive, base, download, idx
+from beam_jobs.sources.base import Block, Files, SourceOptions
+from beam_jobs.sources.idx import IdxFile
+from pipeline.errors import DataError
+from pipeline.manifest import Feature, SourceFile
 
-_PREFIX_OF_SPLIT = {"train": "train", "test": "t10k"}
+SPLITS = ("train", "test")
 _SIDE = 28
-CLASS_NAMES = {"mnist": tuple("0123456789")}  # a new data set of this layout is one more line
+_DIGITS = tuple(string.digits)
+_FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+_MERGED = (*_DIGITS, *string.ascii_uppercase, *"abdefghnqrt")  # the lower-case letters unlike their capitals
+CLASS_NAMES = {
+    "mnist": _DIGITS,
+    "fashion_mnist": _FASHION,
+    "kmnist": ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"),
+    "emnist_balanced": _MERGED,
+    "emnist_byclass": (*_DIGITS, *string.ascii_uppercase, *string.ascii_lowercase),
+    "emnist_bymerge": _MERGED,
+    "emnist_digits": _DIGITS,
+    "emnist_letters": tuple(string.ascii_uppercase),  # of either case
+    "emnist_mnist": _DIGITS,
+}
+_EMNIST = "emnist_"
+_ZIP_FOLDER = "gzip"  # in EMNIST's archive
+_FIRST_LABEL = {"emnist_letters": 1}  # in the files; 0 elsewhere
 
 
 @dataclasses.dataclass(frozen=True)
 class MnistSource:
-    """The four files of a folder, opened and checked by `open_source`."""
+    """The four files of a folder, opened and checked by `open_source`.
+
+    Attributes:
+      pairs: {split: (images, labels)}.
+    """
 
     dataset: str
-    folder: str
-    files: tuple[SourceFile, ...]
-    splits: dict[str, int]
+    pairs: dict[str, tuple[IdxFile, IdxFile]]
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -38,73 +61,109 @@ class MnistSource:
         return _SIDE, _SIDE, 1
 
     @property
-    def key_sizes(self) -> dict[str, int]:
-        """Bytes of each split's keys."""
-        return {split: len(_images_name(split)) + 1 + base.row_digits(count) for split, count in self.splits.items()}
+    def features(self) -> dict[str, Feature]:
+        """None besides the image, the label and the key."""
+        return {}
+
+    @property
+    def splits(self) -> dict[str, int]:
+        """Rows of each split."""
+        return {split: images.shape[0] for split, (images, _) in self.pairs.items()}
+
+    @property
+    def files(self) -> tuple[SourceFile, ...]:
+        """Images and labels of each split."""
+        return tuple(file.stored.file for pair in self.pairs.values() for file in pair)
+
+    @property
+    def unique_keys(self) -> bool:
+        """Yes: a key holds the file and the row."""
+        return True
+
+    def chunks(self, split: str) -> None:
+        """Any row is as cheap to read as any other."""
+
+    def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
+        """Returns a hash of rows' places; see `base.Source.hashes`."""
+        return self._places(split).hashes(start, stop)
+
+    def where(self, split: str, row: int) -> tuple[str, int]:
+        """Returns (file, row in it); see `base.Source.where`."""
+        return self._places(split).where(row)
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns rows of a split; see `base.Source.read`."""
-        images = self._array(_images_name(split), 3)[rows]
-        labels = self._array(_labels_name(split), 1)[rows].astype(np.int64)
-        keys = base.row_keys(_images_name(split), rows, base.row_digits(self.splits[split]))
-        return Block(images[..., None], labels, keys)
+        images, labels = (file.read(rows) for file in self.pairs[split])
+        if self.dataset.startswith(_EMNIST):
+            images = np.ascontiguousarray(images.transpose(0, 2, 1))
+        keys = base.row_keys(self._places(split).names[0], rows, base.row_digits(self.splits[split]))
+        return Block(images[..., None], labels.astype(np.int64) - _FIRST_LABEL.get(self.dataset, 0), keys)
 
-    def _array(self, name: str, rank: int) -> NDArray[np.uint8]:
-        file = next(file for file in self.files if file.file == name)
-        path = _find(pathlib.Path(self.folder), name)
-        return idx.array(content.cached(file, str(path), lambda: {name: idx.read(path, rank)}), rank)
+    def _places(self, split: str) -> Files:
+        return Files((self.pairs[split][0].stored.file.file,), (self.splits[split],))
 
 
-def open_source(dataset: str, source: str) -> MnistSource:
-    """Opens and checks the four files in the folder `source`.
+def open_source(options: SourceOptions) -> MnistSource:
+    """Opens and checks the four files in the folder `options.source`; without one, downloads them.
 
     Raises:
-      UsageError: no folder is named.
-      DataError: a file is missing, is no whole IDX file, has another image size, a label out of range, or the images
-        and labels of a split differ in number.
+      DataError: a file is missing, is no whole IDX file, has another image size, a label out of range, the images
+        and labels of a split differ in number, or the files cannot be downloaded.
     """
-    if not source:
-        raise UsageError(f"--source is missing: the folder with {dataset}'s four IDX files (gzip or not)")
-    folder = pathlib.Path(source).absolute()
+    dataset = options.dataset
+    folder = pathlib.Path(options.source).absolute() if options.source else _downloaded(dataset)
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "no such folder"
         raise DataError(f"{folder}: {problem}; --source of {dataset} is the folder with its four IDX files")
-    found = {split: _open_split(folder, split, len(CLASS_NAMES[dataset])) for split in _PREFIX_OF_SPLIT}
-    files = tuple(file for pair, _ in found.values() for file in pair)
-    return MnistSource(dataset, str(folder), files, {split: count for split, (_, count) in found.items()})
+    return MnistSource(dataset, {split: _open_split(folder, dataset, split) for split in SPLITS})
 
 
-def _open_split(folder: pathlib.Path, split: str, classes: int) -> tuple[list[SourceFile], int]:
-    entries, arrays, paths = [], [], []
-    for name, rank in ((_images_name(split), 3), (_labels_name(split), 1)):
-        path = _find(folder, name)
-        data = idx.read(path, rank)
-        entries.append(content.describe(name, data))
-        content.keep(entries[-1], data)
-        arrays.append(idx.array(data, rank))
-        paths.append(path)
-    images, labels = arrays
+def file_names(dataset: str, split: str) -> tuple[str, str]:
+    """Returns the names of a split's images and labels, without `.gz`."""
+    if dataset.startswith(_EMNIST):
+        prefix = f"emnist-{dataset.removeprefix(_EMNIST)}-{split}"
+    else:
+        prefix = "train" if split == "train" else "t10k"
+    return f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
+
+
+def _downloaded(dataset: str) -> pathlib.Path:
+    """Returns the folder with a data set's files."""
+    if not dataset.startswith(_EMNIST):
+        return download.files(dataset)[0].parent
+    folder = download.cache_folder() / "emnist" / dataset
+    names = [f"{name}.gz" for split in SPLITS for name in file_names(dataset, split)]
+    if not all((folder / name).exists() for name in names):
+        (packed,) = download.files("emnist")  # one archive with the files of all six
+        archive.unzip(packed, _ZIP_FOLDER, names, folder)
+    return folder
+
+
+def _open_split(folder: pathlib.Path, dataset: str, split: str) -> tuple[IdxFile, IdxFile]:
+    names = file_names(dataset, split)
+    images, labels = (idx.open_file(_find(folder, dataset, names[i]), names[i], rank) for i, rank in ((0, 3), (1, 1)))
     if images.shape[1:] != (_SIDE, _SIDE):
         size = "x".join(map(str, images.shape[1:]))
-        raise DataError(f"{paths[0]}: its images are {size}; they must be {_SIDE}x{_SIDE}")
-    if len(images) != len(labels):
-        raise DataError(f"{paths[0]} has {len(images)} images, but {paths[1]} has {len(labels)} labels")
-    if labels.max() >= classes:
-        row = int(np.argmax(labels >= classes))
-        raise DataError(f"{paths[1]}: row {row}: label {labels[row]} is not in 0..{classes - 1}")
-    return entries, len(images)
+        raise DataError(f"{images.stored.path}: its images are {size}; they must be {_SIDE}x{_SIDE}")
+    if images.shape[0] != labels.shape[0]:
+        raise DataError(
+            f"{images.stored.path} has {images.shape[0]} images, but {labels.stored.path} has {labels.shape[0]} labels"
+        )
+    first = _FIRST_LABEL.get(dataset, 0)
+    labels.check_range(first, first + len(CLASS_NAMES[dataset]) - 1)
+    return images, labels
 
 
-def _images_name(split: str) -> str:
-    return f"{_PREFIX_OF_SPLIT[split]}-images-idx3-ubyte"
-
-
-def _labels_name(split: str) -> str:
-    return f"{_PREFIX_OF_SPLIT[split]}-labels-idx1-ubyte"
-
-
-def _find(folder: pathlib.Path, name: str) -> pathlib.Path:
+def _find(folder: pathlib.Path, dataset: str, name: str) -> pathlib.Path:
     for path in (folder / name, folder / f"{name}.gz"):
         if path.exists():
             return path
+    others = [other for other in CLASS_NAMES if other != dataset and _is_of(folder, other)]
+    if others and not _is_of(folder, dataset):
+        raise DataError(f"{folder}: holds no {name}, but the files of --dataset={' or '.join(others)}")
     raise DataError(f"{folder / name}: no such file, and no {name}.gz either; --source must hold the four IDX files")
+
+
+def _is_of(folder: pathlib.Path, dataset: str) -> bool:
+    names = [name for split in SPLITS for name in file_names(dataset, split)]
+    return any((folder / f"{name}{suffix}").exists() for name in names for suffix in ("", ".gz"))

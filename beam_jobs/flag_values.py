@@ -1,0 +1,124 @@
+"""Reads the values of flags that hold more than one thing: `train:8,test:2`, `224x224`, `a,b`."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from beam_jobs.places import paths
+from pipeline import naming
+from pipeline.errors import UsageError
+
+MAX_SHARDS = 99_999  # five digits in a shard's name
+MAX_SIDE = 1 << 14  # pixels
+_SUM_TOLERANCE = 1e-9  # of fractions that are written in decimals
+
+
+def check_range(flag: str, value: int, least: int, most: int) -> None:
+    """Raises UsageError where `value` is not in least..most."""
+    if not least <= value <= most:
+        raise UsageError(f"--{flag}={value}: must be in {least}..{most}")
+
+
+def check_path(flag: str, value: str) -> None:
+    """Raises UsageError where `value` is neither a local path nor the URL of a store that can be reached."""
+    if paths.is_url(value) and paths.scheme_of(value) not in paths.SCHEMES:
+        schemes = ", ".join(f"{scheme}://" for scheme in paths.SCHEMES)
+        raise UsageError(f"--{flag}={value}: must be a local path, or one of {schemes}")
+    if "\0" in value:
+        raise UsageError(f"--{flag}: holds a NUL character")
+    try:
+        os.fsencode(value)
+    except UnicodeEncodeError:
+        raise UsageError(f"--{flag}: holds characters that no path can have") from None
+
+
+def numbers_by_split(flag: str, text: str, most: int) -> int | dict[str, int] | None:
+    """Returns one number, {split: number}, or None of an empty text.
+
+    Raises:
+      UsageError: it is neither, a split comes twice, or a number is not in 1..most.
+    """
+    if not text:
+        return None
+    if re.fullmatch(r"-?[0-9]{1,9}", text):
+        check_range(flag, int(text), 1, most)
+        return int(text)
+    numbers: dict[str, int] = {}
+    for split, value in _by_split(flag, text, r"[0-9]{1,9}", "a number or split:number"):
+        check_range(flag, int(value), 1, most)
+        numbers[split] = int(value)
+    return numbers
+
+
+def fractions(flag: str, text: str) -> dict[str, float]:
+    """Returns {split: fraction}; empty of an empty text.
+
+    Raises:
+      UsageError: no such text, a split comes twice, a fraction is not above 0, or they do not sum to 1.
+    """
+    if not text:
+        return {}
+    values = {split: float(value) for split, value in _by_split(flag, text, r"[0-9]*\.?[0-9]+", "split:fraction")}
+    if not all(values.values()) or abs(sum(values.values()) - 1) > _SUM_TOLERANCE:
+        raise UsageError(
+            f"--{flag}={text}: the fractions must be above 0 and sum to 1; they sum to {sum(values.values()):g}"
+        )
+    return values
+
+
+def sizes(flag: str, text: str, count: int) -> tuple[int, ...] | None:
+    """Returns `count` sizes of a text like 28x28; None of an empty text.
+
+    Raises:
+      UsageError: it is no such text, or a size is not in 1..16384.
+    """
+    if not text:
+        return None
+    example = "x".join(["224", "224", "3"][:count])
+    if not re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9})*", text) or text.count("x") != count - 1:
+        raise UsageError(f"--{flag}={text}: must be {count} sizes, as in {example}")
+    values = tuple(int(size) for size in text.split("x"))
+    if not all(1 <= size <= MAX_SIDE for size in values):
+        raise UsageError(f"--{flag}={text}: every size must be in 1..{MAX_SIDE}")
+    return values
+
+
+def names(flag: str, text: str) -> tuple[str, ...]:
+    """Returns the names of a text like a,b; none of an empty text.
+
+    Raises:
+      UsageError: a name is empty or comes twice.
+    """
+    if not text:
+        return ()
+    values = tuple(name.strip() for name in text.split(","))
+    if not all(values) or len(set(values)) != len(values):
+        raise UsageError(f"--{flag}={text}: must be names between commas, each once")
+    return values
+
+
+def pairs(flag: str, text: str) -> tuple[tuple[str, str], ...]:
+    """Returns the pairs of a text like image:image_raw,label:label; none of an empty text.
+
+    Raises:
+      UsageError: a part is no pair, or a first name comes twice.
+    """
+    if not text:
+        return ()
+    values = [tuple(part.strip().split(":", 1)) for part in text.split(",")]
+    if not all(len(pair) == 2 and all(pair) for pair in values) or len({pair[0] for pair in values}) != len(values):
+        raise UsageError(f"--{flag}={text}: must be ours:theirs,..., each of ours once")
+    return tuple((pair[0], pair[1]) for pair in values)
+
+
+def _by_split(flag: str, text: str, value: str, form: str) -> list[tuple[str, str]]:
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        match = re.fullmatch(rf"(\w+):({value})", part.strip())
+        if not match or not naming.is_split_name(match[1]):
+            raise UsageError(f"--{flag}={text}: {part!r} is not {form}")
+        if match[1] in found:
+            raise UsageError(f"--{flag}={text}: names split {match[1]!r} twice")
+        found[match[1]] = match[2]
+    return list(found.items())

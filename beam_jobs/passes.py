@@ -1,0 +1,53 @@
+"""Two passes: what the first wrote, chunk by chunk of the source, the second shuffles row by row."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from beam_jobs import sources
+from beam_jobs.places import paths, staging, write
+from beam_jobs.plan import Origin, Plan
+from beam_jobs.runs import run
+from beam_jobs.sources.base import SourceOptions
+from pipeline import manifest, naming
+from pipeline.errors import DataError, PipelineError
+from pipeline.manifest import Manifest
+
+
+def run_both(plan: Plan, options: PipelineOptions) -> None:
+    """Writes the shards and the manifest of a plan by way of an inner folder with those of the first pass.
+
+    Raises:
+      PipelineError: as `run.run`.
+    """
+    folder, first = paths.path_of(plan.data_dir), paths.path_of(plan.receipts_dir) / staging.FIRST_PASS
+    place = paths.text_of(first)
+    try:
+        if isinstance(first, pathlib.Path):
+            first.mkdir(exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{first}: cannot be made: {error.strerror or error}") from None
+    try:
+        run.run(dataclasses.replace(plan, data_dir=place, own_receipts_dir=place, compression=""), options)
+    except PipelineError:
+        staging.keep_rejects(first, folder)
+        raise
+    made = manifest.load(first)
+    again = dataclasses.replace(
+        plan,
+        source=sources.open_source(SourceOptions("tfrecord", place)),
+        images=dataclasses.replace(plan.images, encoding=_as_stored(made), size=None),
+        source_bytes={},
+        own_receipts_dir=plan.receipts_dir,
+        origin=Origin(made.source, {name: split.num_rejects for name, split in made.splits.items()}),
+    )
+    write.remove(folder / naming.REJECTS)  # of an earlier run
+    staging.keep_rejects(first, folder)  # before the manifest, the last of all files
+    run.run(again, options)
+
+
+def _as_stored(made: Manifest) -> str:
+    return "raw" if made.features["image"].encoding == "raw" else "source"

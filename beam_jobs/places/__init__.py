@@ -1,0 +1,1 @@
+"""Where shards go: local folders, object stores, and how a data set appears there at once."""

@@ -1,0 +1,1 @@
+"""`card.html`: a data set on one page."""

@@ -1,0 +1,118 @@
+"""Which images the card shows: some of each class, from the shards that were just written; reading is bounded."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import struct
+from collections.abc import Iterator
+from typing import IO, Any
+
+import numpy as np
+
+from beam_jobs.places.paths import AnyPath, RemotePath
+from pipeline import example_proto, framing
+from pipeline.errors import DataError
+from pipeline.manifest import Manifest, ShardInfo
+
+CLASSES = 20
+PER_CLASS = 5
+_SHARDS = 16  # read, over the whole split: the shards of a source sorted by class have few classes each
+_RECORDS = 4096  # read of all of them
+_BYTES = 64 << 20  # 64 MiB, read of all of them; of each at least one record
+_MAX_RECORD = 1 << 30  # 1 GiB: a longer record is no image to show
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """One example: the bytes of its image, and its key."""
+
+    image: bytes
+    key: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Samples:
+    """Examples by class.
+
+    Attributes:
+      split: theirs.
+      shards: files that were looked at.
+      by_label: {label: the first examples found}, in the order of the labels.
+    """
+
+    split: str
+    shards: int
+    by_label: dict[int, list[Sample]]
+
+
+def take(folder: AnyPath, made: Manifest) -> Samples:
+    """Returns samples of the training split, else of the largest: the same for the same data set.
+
+    Raises:
+      OSError, EOFError, zlib.error: a shard cannot be read.
+      DataError: a record is corrupt.
+    """
+    split = "train" if "train" in made.splits else max(made.splits, key=lambda name: made.splits[name].num_examples)
+    shards = _spread([shard for shard in made.splits[split].shards if shard.num_examples])
+    wanted = {label: min(n, PER_CLASS) for label, n in enumerate(made.splits[split].label_histogram) if n}
+    found: dict[int, list[Sample]] = {label: [] for label in wanted}
+    missing = sum(wanted.values())
+    for shard in shards:
+        for record in _first_records(folder / shard.file, _RECORDS // len(shards), _BYTES // len(shards)):
+            label, sample = _parse(record, shard.file)
+            if len(found.get(label, ())) < wanted.get(label, 0):
+                found[label].append(sample)
+                missing -= 1
+            if not missing:
+                return Samples(split, len(shards), _choose(found))
+    return Samples(split, len(shards), _choose(found))
+
+
+def _spread(shards: list[ShardInfo]) -> list[ShardInfo]:
+    return [shards[i] for i in np.unique(np.linspace(0, len(shards) - 1, min(len(shards), _SHARDS)).astype(int))]
+
+
+def _choose(found: dict[int, list[Sample]]) -> dict[int, list[Sample]]:
+    """Returns at most `CLASSES` classes: those with most samples; of many that have all, some from first to last."""
+    full = [label for label, samples in found.items() if len(samples) == PER_CLASS]
+    if len(full) > CLASSES:
+        chosen = [full[i] for i in np.linspace(0, len(full) - 1, CLASSES).astype(int)]
+    else:
+        ranked = sorted((label for label in found if found[label]), key=lambda label: (-len(found[label]), label))
+        chosen = sorted(ranked[:CLASSES])
+    return {label: found[label] for label in chosen}
+
+
+def _first_records(path: AnyPath, count: int, num_bytes: int) -> Iterator[bytes]:
+    """Yields a shard's first records: so many, in so many bytes; at least one."""
+    left = num_bytes
+    with path.open() if isinstance(path, RemotePath) else path.open("rb") as file:
+        stream: Any = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
+        for number in range(count):
+            record = _next_record(stream, str(path))
+            if record is None:
+                return
+            left -= len(record)
+            if left < 0 and number:
+                return
+            yield record
+
+
+def _next_record(stream: IO[bytes], file: str) -> bytes | None:
+    header = stream.read(framing.HEADER)
+    if len(header) < framing.HEADER:
+        return None
+    length = struct.unpack_from("<Q", header)[0]
+    if length > _MAX_RECORD:
+        raise DataError(f"{file}: a record of {length} bytes")
+    _, record = next(framing.records(header + stream.read(length + framing.FOOTER), file))
+    return record
+
+
+def _parse(record: bytes, file: str) -> tuple[int, Sample]:
+    try:
+        found = example_proto.decode(record, ("image", "label", "key"))
+        return int(found["label"][0]), Sample(found["image"][0], found["key"][0].decode(errors="backslashreplace"))
+    except (ValueError, KeyError, IndexError, AttributeError):
+        raise DataError(f"{file}: a record is no example of image, label and key") from None

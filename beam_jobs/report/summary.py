@@ -1,0 +1,153 @@
+"""What the converter says at its end."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+
+from beam_jobs.report import mixing
+from pipeline import naming
+from pipeline.manifest import Manifest
+
+_TRAIN, _TEST = "train", "test"  # the trainer's own defaults
+_EVALUATED = (_TEST, "validation", "val", "valid", "dev", "eval")  # names of splits to evaluate on, the best first
+_TUTORIAL_SIDE = 24  # pixels: cifar10_cnn's default distortion cuts 24x24 out
+_LENET_SIDE = 12  # pixels: what its layers need
+_LISTED_SIZES = 3
+
+
+def summary(
+    made: Manifest,
+    data_dir: str,
+    writing_seconds: float,
+    total_seconds: float,
+    *,
+    resumed: float = 0.0,
+    has_card: bool = False,
+) -> str:
+    """Returns a few lines for a person: what was written, how fast, where, and the next commands.
+
+    Args:
+      made: the manifest that was published.
+      data_dir: the folder, as the user named it.
+      writing_seconds: from the start of the Beam pipeline to its end.
+      total_seconds: from the start of the command.
+      resumed: the part of the work, 0 to 1, that an earlier run had done: the rate is without it.
+      has_card: whether there is a card.html.
+    """
+    examples = sum(split.num_examples for split in made.splits.values())
+    rate = examples * (1 - resumed) / max(writing_seconds, 1e-9)
+    earlier = f"; {resumed:.0%} was done by an earlier run" if resumed else ""
+    lines = [
+        f"{made.dataset} is in {data_dir}:",
+        *_split_lines(made),
+        f"  {image_text(made)}",
+        f"  {writing_seconds:.1f} s, {rate:,.0f} examples/s ({total_seconds:.1f} s with start-up and checks){earlier}",
+        *_reject_lines(made, data_dir),
+    ]
+    if warning := mixing.warning(made):
+        lines.append(f"warning: {warning}")
+    return "\n".join([*lines, *_next_lines(made, data_dir, has_card)])
+
+
+def image_text(made: Manifest) -> str:
+    """Returns how the images are stored, in words: `raw images of 28x28x1`."""
+    image = made.features["image"]
+    kind = "png and jpeg" if image.encoding == "any" else image.encoding
+    compressed = f", shards compressed with {made.compression}" if made.compression else ""
+    if None not in image.shape:
+        return f"{kind} images of {'x'.join(map(str, image.shape))}{compressed}"
+    sizes = image_sizes(made)
+    listed = ", ".join(size for size, _ in sizes[:_LISTED_SIZES])
+    more = f" and {len(sizes) - _LISTED_SIZES:,} more" if len(sizes) > _LISTED_SIZES else ""
+    channels = {1: "grey", 3: "colour"}.get(image.shape[2] or 0, "grey or colour")
+    return f"{kind} images, {channels}, of {len(sizes):,} sizes: {listed}{more}{compressed}"
+
+
+def image_sizes(made: Manifest) -> list[tuple[str, int]]:
+    """Returns (height x width, images) over all splits, the most common size first."""
+    sizes: Counter[str] = Counter()
+    for split in made.splits.values():
+        sizes.update(split.image_sizes)
+    return sorted(sizes.items(), key=lambda item: (-item[1], [int(side) for side in item[0].split("x")]))
+
+
+def size_text(num_bytes: int) -> str:
+    """Returns a number of bytes for people, in MiB or GiB."""
+    return f"{num_bytes / (1 << 20):,.1f} MiB" if num_bytes < 10 << 30 else f"{num_bytes / (1 << 30):,.1f} GiB"
+
+
+def _split_lines(made: Manifest) -> list[str]:
+    ordered = sorted(made.splits.items(), key=lambda item: -item[1].num_examples)
+    return [
+        f"  {name}: {split.num_examples:,} examples, {_count(len(split.shards), 'shard')}, {size_text(split.num_bytes)}"
+        for name, split in ordered
+    ]
+
+
+def _reject_lines(made: Manifest, data_dir: str) -> list[str]:
+    rejects = sum(split.num_rejects for split in made.splits.values())
+    if not rejects:
+        return []
+    text = "row of the source is no example and was" if rejects == 1 else "rows of the source are no examples and were"
+    return [f"  {rejects:,} {text} left out: {_inside(data_dir, naming.REJECTS)}"]
+
+
+def _next_lines(made: Manifest, data_dir: str, has_card: bool) -> list[str]:
+    card = [f"look at it:  {_inside(data_dir, naming.CARD)}"] if has_card else []
+    if "://" in data_dir:
+        return [*card, "the other commands read local or mounted folders"]
+    inspect = f"python -m pipeline.inspect {shlex.quote(data_dir)}"
+    return [
+        *card,
+        ("or:" if card else "look at it:").ljust(13) + inspect,
+        f"train on it: {_training(made, data_dir)}",
+    ]
+
+
+def _training(made: Manifest, data_dir: str) -> str:
+    """Returns the trainer's command; where it cannot read the data set, the flags that make one that it can."""
+    image, flags = made.features["image"], []
+    if image.encoding != "raw":
+        flags.append("--image_encoding=raw")
+    if None in image.shape[:2]:
+        flags.append("--resize=HxW")
+    if image.shape[2] is None:
+        flags.append("--channels=3")
+    if made.compression:
+        flags.append("no --compression")
+    if flags:
+        return f"the trainer reads raw images of one size, not compressed: convert with {_listed(flags)}"
+    run = shlex.quote(f"{data_dir.rstrip('/')}-run")
+    where = f"--data_dir={shlex.quote(data_dir)} --model_dir={run}"
+    return f"python -m trainer.run {where} --model={_model(made)} --strategy=mirrored{_split_flags(made)}"
+
+
+def _model(made: Manifest) -> str:
+    height, width, channels = made.image_shape
+    if channels == 3 and min(height, width) >= _TUTORIAL_SIDE:
+        return "cifar10_cnn"
+    return "lenet" if min(height, width) >= _LENET_SIDE else "mlp"
+
+
+def _split_flags(made: Manifest) -> str:
+    """Returns the trainer's flags for splits of other names than its defaults."""
+    by_size = sorted(made.splits, key=lambda name: -made.splits[name].num_examples)
+    trained = _TRAIN if _TRAIN in made.splits else by_size[0]
+    others = [name for name in (*_EVALUATED, *by_size) if name in made.splits and name != trained]
+    evaluated = others[0] if others else "none"
+    train_flag = f" --train_split={trained}" if trained != _TRAIN else ""
+    return train_flag + (f" --eval_split={evaluated}" if evaluated != _TEST else "")
+
+
+def _inside(data_dir: str, name: str) -> str:
+    return f"{data_dir.rstrip('/')}/{name}"
+
+
+def _listed(flags: Sequence[str]) -> str:
+    return " and ".join([", ".join(flags[:-1]), flags[-1]]) if len(flags) > 1 else flags[0]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

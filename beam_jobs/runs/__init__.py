@@ -1,0 +1,1 @@
+"""Running a Beam pipeline from a command: runners, worker processes, signals, progress."""

@@ -1,0 +1,163 @@
+"""The job server of Flink, Spark and Prism: a process of Beam's that takes the pipeline, watched by a supervisor.
+
+Beam's own way of starting it sets signal handlers, which only a main thread may, and leaves it running after a killed
+command.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+
+import grpc
+from apache_beam.options.pipeline_options import (
+    FlinkRunnerOptions,
+    JobServerOptions,
+    PipelineOptions,
+    PortableOptions,
+    SparkRunnerOptions,
+)
+from apache_beam.portability.api import beam_job_api_pb2_grpc
+from apache_beam.runners.portability.flink_runner import FlinkRunner
+from apache_beam.runners.portability.job_server import (
+    JavaJarJobServer,
+    JobServer,
+    StopOnExitJobServer,
+    SubprocessJobServer,
+)
+from apache_beam.runners.portability.portable_runner import PortableRunner
+from apache_beam.runners.portability.prism_runner import PrismRunner
+from apache_beam.runners.portability.spark_runner import SparkRunner
+
+from beam_jobs.runs import supervisor
+from beam_jobs.runs.lifeline import Lifeline
+from pipeline.errors import DataError, UsageError
+
+_START_SECONDS = 120.0  # Java takes 2 to 5 s on an idle machine
+_ANSWER_SECONDS = 10.0  # for a job server that should be there already
+_POLL_SECONDS = 0.2
+_LOCAL_JVM = ("-Dspark.ui.enabled=false",)  # a port less; nobody looks at a cluster that lives for one conversion
+
+
+def starts_one(runner: PortableRunner, options: PipelineOptions) -> bool:
+    """Says whether the runner brings a job server of its own."""
+    if options.view_as(PortableOptions).job_endpoint:
+        return False
+    if isinstance(runner, FlinkRunner):
+        return not options.view_as(FlinkRunnerOptions).flink_submit_uber_jar
+    if isinstance(runner, SparkRunner):
+        return not options.view_as(SparkRunnerOptions).spark_submit_uber_jar
+    return isinstance(runner, PrismRunner)
+
+
+def check_java(runner: PortableRunner, options: PipelineOptions) -> None:
+    """Checks that the job server can be started, if it is one in Java.
+
+    Raises:
+      UsageError: there is no Java, or the jar that the flags name is not there.
+    """
+    if isinstance(runner, FlinkRunner):
+        flag, jar = "flink_job_server_jar", options.view_as(FlinkRunnerOptions).flink_job_server_jar
+    elif isinstance(runner, SparkRunner):
+        flag, jar = "spark_job_server_jar", options.view_as(SparkRunnerOptions).spark_job_server_jar
+    else:
+        return
+    launcher = options.view_as(JobServerOptions).job_server_java_launcher
+    if not shutil.which(launcher):
+        raise UsageError(
+            f"--runner={type(runner).__name__}: needs Java, but there is no {launcher!r}; install Java 11 or 17, or "
+            "give --job_server_java_launcher=PATH, or --job_endpoint=HOST:PORT of a job server that runs already"
+        )
+    if jar and not urllib.parse.urlparse(jar).scheme and not os.path.isfile(jar):
+        raise UsageError(f"--{flag}={jar}: no such file; docs/clusters.md says where to get it")
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Checks that a job server answers.
+
+    Raises:
+      UsageError: none does within ten seconds.
+    """
+    with grpc.insecure_channel(endpoint) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=_ANSWER_SECONDS)
+        except grpc.FutureTimeoutError:
+            raise UsageError(
+                f"--job_endpoint={endpoint}: no job server answers there ({_ANSWER_SECONDS:.0f} s); "
+                "it must be HOST:PORT of one that runs"
+            ) from None
+
+
+def supervise(runner: PortableRunner, lifeline: Lifeline) -> None:
+    """Lets the runner's job server end with `lifeline`."""
+    make = runner.default_job_server
+
+    def make_supervised(options: PipelineOptions) -> JobServer:
+        server = make(options)
+        return SupervisedJobServer(server._job_server, lifeline) if isinstance(server, StopOnExitJobServer) else server
+
+    runner.default_job_server = make_supervised
+
+
+class SupervisedJobServer(JobServer):  # type: ignore[misc]
+    """A job server that ends with a lifeline."""
+
+    def __init__(self, server: SubprocessJobServer, lifeline: Lifeline) -> None:
+        self._server = server
+        self._lifeline = lifeline
+
+    def start(self) -> beam_job_api_pb2_grpc.JobServiceStub:
+        """Starts it and returns its service, when it answers.
+
+        Raises:
+          DataError: it does not start, with the last line that it printed, or does not answer in two minutes.
+        """
+        folder = pathlib.Path(tempfile.mkdtemp(prefix="stepfeed-job-server-"))  # the supervisor removes it
+        try:
+            program, endpoint = self._program(folder)
+        except (OSError, RuntimeError, ValueError) as error:
+            folder.rmdir()
+            reason = str(error).split(". ")[0]
+            raise DataError(
+                f"the runner's job server is not there: {reason}; docs/clusters.md says where to get it"
+            ) from None
+        command = [sys.executable, "-m", "beam_jobs.runs.supervisor", str(self._lifeline.port), os.fspath(folder)]
+        environment = os.environ | {"TMPDIR": os.fspath(folder)}
+        subprocess.Popen([*command, *program], stdin=subprocess.DEVNULL, env=environment)
+        channel = grpc.insecure_channel(endpoint, [("grpc.max_receive_message_length", -1)])
+        _wait_until_ready(channel, folder)
+        return beam_job_api_pb2_grpc.JobServiceStub(channel)
+
+    def _program(self, folder: pathlib.Path) -> tuple[list[str], str]:
+        is_java = isinstance(self._server, JavaJarJobServer)
+        if is_java:
+            self._server._artifacts_dir = self._server._artifacts_dir or os.fspath(folder)
+        (launcher, *arguments), endpoint = self._server.subprocess_cmd_and_endpoint()  # downloads it if none is named
+        # The clusters inside keep their blocks and blobs where Java keeps its temporary files: gone with the folder.
+        properties = [f"-Djava.io.tmpdir={folder}", *_LOCAL_JVM] if is_java else []
+        return [launcher, *properties, *map(str, arguments)], endpoint
+
+
+def _wait_until_ready(channel: grpc.Channel, folder: pathlib.Path) -> None:
+    ready = grpc.channel_ready_future(channel)
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            ready.result(timeout=_POLL_SECONDS)
+            return
+        except grpc.FutureTimeoutError:
+            if (folder / supervisor.ENDED).exists():
+                raise DataError(f"the job server did not start: {_last_line(folder)}") from None
+    raise DataError(f"the job server does not answer after {_START_SECONDS:.0f} s: {_last_line(folder)}")
+
+
+def _last_line(folder: pathlib.Path) -> str:
+    lines = (folder / supervisor.OUTPUT).read_text(errors="backslashreplace").splitlines()
+    said = [line.strip() for line in lines if line.strip() and not line.startswith("\t")]  # a tab: a place in Java
+    return said[-1] if said else "it printed nothing"

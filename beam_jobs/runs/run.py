@@ -1,0 +1,132 @@
+"""Runs a Beam pipeline in the background, so that signals, the bar and errors stay with the command."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import threading
+from typing import Any, Protocol
+
+import apache_beam as beam
+import grpc
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.runner import PipelineResult, PipelineRunner
+
+from beam_jobs import jobs
+from beam_jobs.places import write
+from beam_jobs.plan import Plan
+from beam_jobs.runs.progress import Progress
+from beam_jobs.runs.quiet import MainThreadOnly, quiet_threads
+from beam_jobs.runs.runners import make_runner
+from pipeline import errors
+
+_POLL_SECONDS = 0.1
+_CANCEL_SECONDS = 5.0  # for a cluster to take the word that its job is over
+_WORKER_DIED = "Channel closed prematurely"  # all that Beam says of it
+# A worker in another process sends its exception as text: the traceback, and where in the pipeline it was.
+_OUR_ERROR = re.compile(r"^(?:\w+: )?pipeline\.errors\.(\w+Error): (.*?)(?: \[while running .*)?$", re.MULTILINE)
+
+
+class Shows(Protocol):
+    """What tells how far the work is: a context, of which `show` is called some ten times a second."""
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *error: Any) -> None: ...
+
+    def show(self) -> None: ...  # noqa: D102
+
+
+def run(plan: Plan, options: PipelineOptions) -> None:
+    """Writes the shards and the manifest of a plan; otherwise as `run_transform`."""
+    run_transform(jobs.ConvertDataset(plan), options, Progress(plan))
+
+
+def run_transform(transform: beam.PTransform, options: PipelineOptions, progress: Shows) -> None:
+    """Runs a pipeline of one transform to its end.
+
+    Args:
+      transform: from nothing to whatever; what it finds, it writes.
+      options: Beam's, with the runner.
+      progress: shown meanwhile.
+
+    Raises:
+      PipelineError: a worker's own error, or what Beam says in one line.
+    """
+    runner, lifeline = make_runner(options)
+    failures: list[BaseException] = []
+    results: list[PipelineResult] = []
+    arguments = (transform, options, runner, results, failures)
+    thread = threading.Thread(target=_run, args=arguments, daemon=True, name="beam")
+    write.gate.open()
+    ended = False
+    try:
+        with progress, quiet_threads():
+            thread.start()
+            while thread.is_alive():
+                thread.join(_POLL_SECONDS)
+                progress.show()
+        ended = not failures
+    finally:
+        # After Ctrl-C the runner's threads and processes are still at work; after a failure some can be.
+        if not ended:
+            sys.stderr = MainThreadOnly(sys.stderr)
+        if lifeline:
+            lifeline.cut()
+        elif not ended and not failures:
+            _cancel(results)
+        if not ended:
+            write.gate.shut()
+    if failures:
+        raise as_one_line(failures[0]) from failures[0]
+
+
+def _run(
+    transform: beam.PTransform,
+    options: PipelineOptions,
+    runner: PipelineRunner,
+    results: list[PipelineResult],
+    failures: list[BaseException],
+) -> None:
+    try:
+        pipeline = beam.Pipeline(runner, options)
+        pipeline | transform
+        results.append(pipeline.run())
+        state = results[0].wait_until_finish()
+        if state not in (None, "DONE"):
+            raise errors.DataError(f"the runner ended in state {state}; see its log")
+    except BaseException as error:
+        failures.append(error)
+
+
+def _cancel(results: list[PipelineResult]) -> None:
+    """Ends the job on a cluster: the folder that it writes to is going away with the command."""
+
+    def cancel() -> None:
+        with contextlib.suppress(Exception):
+            results[0].cancel()
+
+    if results:
+        thread = threading.Thread(target=cancel, daemon=True, name="cancel")
+        thread.start()
+        thread.join(_CANCEL_SECONDS)
+
+
+def as_one_line(failure: BaseException) -> errors.PipelineError:
+    """Returns the error of ours that is in `failure`, its causes or their texts; else one of Beam's last line."""
+    error: BaseException | None = failure
+    while error is not None:
+        if match := _OUR_ERROR.search(f"{type(error).__module__}.{type(error).__name__}: {error}"):
+            kind = getattr(errors, match[1], errors.DataError)
+            return kind(match[2]) if issubclass(kind, errors.PipelineError) else errors.DataError(match[2])
+        error = error.__cause__ or error.__context__
+    if _WORKER_DIED in str(failure):
+        return errors.DataError("a worker process died (out of memory?); run again with fewer --direct_num_workers")
+    if isinstance(failure, grpc.FutureTimeoutError):
+        return errors.DataError("the runner's job server does not answer")
+    if isinstance(failure, grpc.RpcError):
+        reason = failure.details() if isinstance(failure, grpc.Call) else str(failure)
+        return errors.DataError(f"the runner's job server is gone or failed: {' '.join(str(reason).split())}")
+    lines = [line.strip() for line in str(failure).splitlines() if line.strip()] or ["no message"]
+    return errors.DataError(f"Beam: {type(failure).__name__}: {lines[-1]}")

@@ -1,0 +1,131 @@
+"""The Beam runner that the flags name."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shlex
+import sys
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, PortableOptions, StandardOptions
+from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
+from apache_beam.runners import create_runner
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.runners.portability.portable_runner import PortableRunner
+from apache_beam.runners.runner import PipelineRunner
+from apache_beam.transforms.environments import SubprocessSDKEnvironment
+
+from beam_jobs.runs import job_server
+from beam_jobs.runs.lifeline import Lifeline
+from pipeline import errors
+
+_SECONDS_THAT_PAY = 12.0  # of work on one core; worker processes take 2 to 4 s to start
+DEFAULT_RUNNER = "FnApiRunner"  # in-process, without the download that Beam's own default tries first
+_LOOPBACK = re.compile(r"(localhost|127(\.[0-9]+){3}|\[::1\]):[0-9]+|embed")  # where this machine's job servers are
+
+
+def check(options: PipelineOptions) -> None:
+    """Checks, before any work, that `make_runner` will find a runner, and that it has the options that it needs.
+
+    Raises:
+      UsageError: there is none of that name, it cannot be loaded, misses an option or has one of a bad value.
+    """
+    workers = options.view_as(DirectOptions).direct_num_workers
+    if workers < 0:
+        raise errors.UsageError(f"--direct_num_workers={workers}: must be 0 (one a core) or more")
+    runner = _create(options)
+    if isinstance(runner, PortableRunner):
+        _check_job_server(runner, options)
+    if problems := PipelineOptionsValidator(options, runner).validate():
+        raise errors.UsageError(f"--runner={type(runner).__name__}: {' '.join(' '.join(problems).split())}")
+
+
+def make_runner(options: PipelineOptions) -> tuple[PipelineRunner, Lifeline | None]:
+    """Returns the runner of `options`, and what ends its worker processes where they are our own.
+
+    Raises:
+      UsageError: as `check`.
+    """
+    runner = _create(options)
+    direct = options.view_as(DirectOptions)
+    if type(runner).__name__ in StandardOptions.LOCAL_RUNNERS or isinstance(runner, PortableRunner):
+        # A failed bundle is logged with its traceback, often twice; the command says the same in one line.
+        logging.getLogger().setLevel(logging.CRITICAL + 1)
+        logging.getLogger("apache_beam").setLevel(logging.CRITICAL + 1)
+    if type(runner) is FnApiRunner and direct.direct_running_mode == "multi_processing":
+        direct.direct_running_mode = "in_memory"  # else the runner puts its own command in the place of ours
+        lifeline = Lifeline()
+        return FnApiRunner(default_environment=_worker_processes(lifeline.port)), lifeline
+    if isinstance(runner, PortableRunner):
+        _stay_on_this_machine(options)
+        if job_server.starts_one(runner, options):
+            lifeline = Lifeline()
+            job_server.supervise(runner, lifeline)
+            return runner, lifeline
+    return runner, None
+
+
+def use_all_cores(options: PipelineOptions, seconds: float) -> int:
+    """Lets the in-process runner work in one process a core where that pays and the flags leave it open.
+
+    Args:
+      options: Beam's; changed.
+      seconds: that the work may take one core.
+
+    Returns:
+      The number of processes.
+    """
+    direct, cores = options.view_as(DirectOptions), len(os.sched_getaffinity(0))
+    name = options.view_as(StandardOptions).runner or DEFAULT_RUNNER
+    given = any(flag.startswith(("--direct_num_workers", "--direct_running_mode")) for flag in options._flags)
+    if name == DEFAULT_RUNNER and not given and cores > 1 and seconds > _SECONDS_THAT_PAY:
+        direct.direct_num_workers, direct.direct_running_mode = cores, "multi_processing"
+    if direct.direct_running_mode != "multi_processing":
+        return 1
+    return direct.direct_num_workers or cores
+
+
+def workers(pipeline: beam.Pipeline) -> int:
+    """Returns among how many the in-process runner deals a bundle's elements; 0 of other runners, which know best."""
+    if type(pipeline.runner) is not FnApiRunner:
+        return 0
+    return pipeline.options.view_as(DirectOptions).direct_num_workers or os.cpu_count() or 1
+
+
+def _check_job_server(runner: PortableRunner, options: PipelineOptions) -> None:
+    endpoint = options.view_as(PortableOptions).job_endpoint
+    if endpoint and endpoint != "embed":
+        job_server.check_endpoint(endpoint)
+    elif job_server.starts_one(runner, options):
+        job_server.check_java(runner, options)
+    elif type(runner) is PortableRunner and not endpoint:
+        raise errors.UsageError(
+            "--runner=PortableRunner: --job_endpoint is missing: host:port of the cluster's job server"
+        )
+
+
+def _stay_on_this_machine(options: PipelineOptions) -> None:
+    """Lets a job server on this machine use this process as its worker; Beam's own default is a Docker container."""
+    portable = options.view_as(PortableOptions)
+    if not portable.environment_type and _LOOPBACK.fullmatch(portable.job_endpoint or ""):
+        portable.environment_type = "LOOPBACK"
+
+
+def _create(options: PipelineOptions) -> PipelineRunner:
+    name = options.view_as(StandardOptions).runner or DEFAULT_RUNNER
+    if name in ("DirectRunner", "SwitchingDirectRunner"):
+        name = DEFAULT_RUNNER  # where it ends up, but only after a download that can hang behind a proxy
+    try:
+        return create_runner(name)
+    except (ValueError, AttributeError, ImportError) as error:
+        if "." in name or name in StandardOptions.KNOWN_RUNNER_NAMES:
+            raise errors.UsageError(f"--runner={name}: cannot be loaded: {error}") from None
+        raise errors.unknown("--runner", name, StandardOptions.KNOWN_RUNNER_NAMES) from None
+
+
+def _worker_processes(port: int) -> SubprocessSDKEnvironment:
+    command = shlex.join([sys.executable, "-m", "beam_jobs.runs.worker", str(port)])
+    # Beam starts it through a shell, and waits for the shell only.
+    return SubprocessSDKEnvironment.from_command_string(f"exec {command}")

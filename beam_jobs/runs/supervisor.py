@@ -1,0 +1,55 @@
+"""Runs a program of another language beside the command, and ends it with the command, however that ends.
+
+`python -m beam_jobs.runs.supervisor PORT FOLDER PROGRAM ...`, started by `beam_jobs.runs.job_server`. A Java process
+holds no lifeline itself and would go on with its job, its ports and its temporary files after a killed command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from typing import NoReturn
+
+from beam_jobs.runs import lifeline
+
+OUTPUT = "output.txt"  # in the folder: what the program printed, to say why it ended
+ENDED = "exit_code.txt"  # in the folder, when the program has ended by itself
+_WRITE_SECONDS = 1.0
+
+
+def main(port: int, folder: pathlib.Path, program: list[str]) -> NoReturn:
+    """Runs the program; ends it, and this process, when the command that listens on `port` does.
+
+    Args:
+      port: of the command's lifeline.
+      folder: for the program's output and temporary files; removed at the end.
+      program: its command line.
+    """
+    # Ctrl-C reaches the whole group of a terminal; the command answers it, and then this process and its child end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with open(folder / OUTPUT, "wb") as output:
+        process = subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+    said = threading.Event()
+
+    def end() -> None:
+        process.kill()
+        process.wait()
+        said.wait(_WRITE_SECONDS)  # else that file could come into the folder while it is removed
+        shutil.rmtree(folder, ignore_errors=True)
+
+    lifeline.hold(port, end)
+    code = process.wait()
+    with contextlib.suppress(OSError):
+        (folder / ENDED).write_text(str(code))
+    said.set()
+    threading.Event().wait()  # the line's thread ends this process
+    raise AssertionError
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3:])

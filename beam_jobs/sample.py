@@ -1,0 +1,123 @@
+"""A look at a source's first rows: how its images will be stored, how large records are, how long they take."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_jobs.shards import images
+from beam_jobs.shards.images import BadImageError
+from beam_jobs.shards.recode import ImageOptions
+from beam_jobs.shards.records import make_records
+from beam_jobs.shards.selection import select
+from beam_jobs.sources.base import Block, Source
+from pipeline.errors import UsageError
+
+_ROWS = 16  # of a split
+_MOST_CHANNELS = 4  # whose meaning is known: grey or colour, with or without transparency
+_CHUNKS = 3  # they are taken from: the first, the middle one and the last
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """What some rows of each split say of all.
+
+    Attributes:
+      images: how images will be stored.
+      record_bytes: {split: of a record with its container, on average}.
+      source_bytes: {split: of an image in the source, on average}.
+      seconds: that all rows would take one core.
+    """
+
+    images: ImageOptions
+    record_bytes: dict[str, float]
+    source_bytes: dict[str, float]
+    seconds: float
+
+
+def take(source: Source, encoding: str, size: tuple[int, int] | None, channels: int) -> Sample:
+    """Reads some rows of each split and makes records of them.
+
+    Args:
+      source: an open source.
+      encoding: `source`, `raw`, `png` or `jpeg`.
+      size: (height, width) to resize to, or None.
+      channels: 1 or 3, or 0: as the rows have.
+
+    Raises:
+      UsageError: none of the rows can be an example, or raw images would differ in size.
+    """
+    blocks = {split: source.read(split, _some_rows(source, split)) for split in source.splits}
+    options = _image_options(source, list(blocks.values()), encoding, size, channels)
+    sizes, seconds = {}, 0.0
+    for split, block in blocks.items():
+        began = time.perf_counter()
+        chosen = select(block, len(source.class_names), options)
+        if not len(chosen.rows.labels):
+            file, row = source.where(split, int(_some_rows(source, split)[0]))
+            raise UsageError(
+                f"{file}, row {row}: {chosen.bad[0]}; nor is any other of {len(chosen.bad)} rows an example"
+            )
+        records = make_records(chosen.rows)
+        sizes[split] = len(records.data) / records.count
+        seconds += (time.perf_counter() - began) / len(block.labels) * source.splits[split]
+    source_bytes = {split: sum(map(_bytes_of, block.images)) / len(block.labels) for split, block in blocks.items()}
+    return Sample(options, sizes, source_bytes, seconds)
+
+
+def _bytes_of(image: bytes | NDArray[np.uint8]) -> int:
+    return len(image) if isinstance(image, bytes) else image.nbytes
+
+
+def _some_rows(source: Source, split: str) -> NDArray[np.int64]:
+    count, chunks = source.splits[split], source.chunks(split)
+    if chunks is None:
+        return np.unique(np.linspace(0, count - 1, _ROWS).astype(np.int64))
+    firsts = np.cumsum(chunks) - chunks
+    filled = np.flatnonzero(chunks)
+    chosen = np.unique(filled[np.linspace(0, len(filled) - 1, _CHUNKS).astype(np.int64)])
+    return np.concatenate([np.arange(min(chunks[c], _ROWS // _CHUNKS)) + firsts[c] for c in chosen])
+
+
+def _image_options(
+    source: Source, blocks: list[Block], encoding: str, size: tuple[int, int] | None, channels: int
+) -> ImageOptions:
+    if source.image_shape is not None:
+        shapes = {source.image_shape}
+        encoding = "raw" if encoding == "source" else encoding
+    else:
+        shapes = set(itertools.chain.from_iterable(_shapes(block) for block in blocks))
+        if encoding == "source" and (size or channels):
+            flag = "--resize" if size else "--channels"
+            raise UsageError(f"{flag}: changes the images, so give --image_encoding=raw, png or jpeg with it")
+    own = max((shape[2] for shape in shapes), default=3)
+    if channels not in (0, own) and own > _MOST_CHANNELS:
+        raise UsageError(f"--channels={channels}: cannot be made of images of {own} channels")
+    channels = channels or own
+    if channels not in (1, 3) and (encoding != "raw" or size):
+        flag = "--resize" if size else f"--image_encoding={encoding}"
+        raise UsageError(f"{flag}: images of {channels} channels can only be stored raw, as large as they are")
+    if encoding != "raw":
+        return ImageOptions(encoding, channels, size)
+    if size is None and len({shape[:2] for shape in shapes}) > 1:
+        text = ", ".join(sorted(f"{height}x{width}" for height, width, _ in shapes)[:3])
+        raise UsageError(
+            f"--image_encoding=raw: the images differ in size ({text}, ...); give --resize=HxW, or png, jpeg or source"
+        )
+    height, width = size or next(iter(shapes), (1, 1, channels))[:2]
+    return ImageOptions(encoding, channels, size, (height, width, channels))
+
+
+def _shapes(block: Block) -> list[tuple[int, int, int]]:
+    found = []
+    for image in block.images:
+        try:
+            opened = images.open_file(bytes(image))
+        except BadImageError:
+            continue
+        found.append((opened.height, opened.width, images.channels_of(opened)))
+    return found

@@ -1,0 +1,115 @@
+"""Image files to pixels and back, with Pillow. Files come from anywhere, so decoding is bounded."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import PIL.Image
+from numpy.typing import NDArray
+
+MAX_PIXELS = 1 << 26  # 64 Mi, three times a large camera's: 192 MiB decoded; more is a decompression bomb
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
+# That every reader of TFRecords decodes; MPO is a JPEG file with more images after the first, as cameras write it.
+KEPT_FORMATS = {"PNG": "png", "JPEG": "jpeg", "MPO": "jpeg"}
+_EIGHT_BITS = {"1": 1, "L": 1, "LA": 1, "P": 3, "PA": 3, "RGB": 3, "RGBA": 3, "RGBX": 3, "CMYK": 3, "YCbCr": 3}
+_MODE_OF_CHANNELS = {1: "L", 3: "RGB"}
+_JPEG_QUALITY = 95
+_PNG_BITS = 24  # place of the bit depth in a PNG file: after the signature, and length, name, width and height of IHDR
+
+
+class BadImageError(ValueError):
+    """The bytes are no image that can be used; the message says why."""
+
+
+def open_file(data: bytes) -> PIL.Image.Image:
+    """Reads an image file's header.
+
+    Raises:
+      BadImageError: no image, not of `FORMATS`, more than 8 bits a channel, or more than 64 Mi pixels.
+    """
+    try:
+        with _quiet():
+            image = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
+    except Exception as error:  # Pillow's readers raise a dozen kinds, down to SyntaxError
+        raise BadImageError(_reason(data, error)) from None
+    if image.width * image.height > MAX_PIXELS:
+        raise BadImageError(f"the image has {image.width}x{image.height} pixels, the most is {MAX_PIXELS}")
+    if image.format == "PNG" and data[_PNG_BITS : _PNG_BITS + 1] > b"\x08":  # Pillow would drop the lower ones
+        raise BadImageError(f"the image has {data[_PNG_BITS]} bits a channel, not 8")
+    if image.mode not in _EIGHT_BITS:
+        raise BadImageError(f"the image has mode {image.mode}, not 8 bits a channel")
+    return image
+
+
+def channels_of(image: PIL.Image.Image) -> int:
+    """Returns 1 for a grey image, else 3; transparency does not count."""
+    return _EIGHT_BITS[image.mode]
+
+
+def pixels(image: PIL.Image.Image, channels: int = 0) -> NDArray[np.uint8]:
+    """Decodes an opened image: uint8 (height, width, channels), transparency dropped.
+
+    Args:
+      image: from `open_file`.
+      channels: 1 or 3; 0 for as many as it has.
+
+    Raises:
+      BadImageError: the file is cut short or corrupt.
+    """
+    channels = channels or channels_of(image)
+    try:
+        with _quiet():
+            decoded = image.convert(_MODE_OF_CHANNELS[channels])
+    except Exception as error:
+        raise BadImageError(f"the image cannot be decoded: {error or type(error).__name__}") from None
+    return np.asarray(decoded, np.uint8).reshape(image.height, image.width, channels)
+
+
+def with_channels(array: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]:
+    """Returns an image with 1 or 3 channels, grey by the weights of ITU-R 601-2 (Pillow's)."""
+    if array.shape[2] == channels:
+        return array
+    return pixels(_image(array), channels)
+
+
+def resized(array: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
+    """Returns an image of (height, width), by a bilinear filter as wide as the reduction (antialiased)."""
+    if array.shape[:2] == size:
+        return array
+    image = _image(array).resize((size[1], size[0]), PIL.Image.Resampling.BILINEAR)
+    return np.asarray(image, np.uint8).reshape(*size, array.shape[2])
+
+
+def encoded(array: NDArray[np.uint8], encoding: str) -> bytes:
+    """Returns an image's file: `png`, or `jpeg` of quality 95."""
+    stream = io.BytesIO()
+    if encoding == "png":
+        _image(array).save(stream, "PNG")
+    else:
+        _image(array).save(stream, "JPEG", quality=_JPEG_QUALITY)
+    return stream.getvalue()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps Pillow's warnings off the terminal: of odd metadata, of a palette's transparency, of large images."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _image(array: NDArray[np.uint8]) -> PIL.Image.Image:
+    return PIL.Image.fromarray(np.ascontiguousarray(array[..., 0] if array.shape[2] == 1 else array))
+
+
+def _reason(data: bytes, error: Exception) -> str:
+    if isinstance(error, PIL.UnidentifiedImageError):
+        begin = f"begins with 0x{data[:4].hex()}" if data else "is empty"
+        return f"no image of {', '.join(FORMATS)}: it {begin}"
+    if isinstance(error, PIL.Image.DecompressionBombError):
+        return f"more than {MAX_PIXELS} pixels"
+    return f"the image's header is corrupt: {error or type(error).__name__}"

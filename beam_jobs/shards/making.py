@@ -1,0 +1,127 @@
+"""Makes shards of a plan: reads their rows, makes their records, writes them and their receipts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_jobs.places import paths, write
+from beam_jobs.places.paths import AnyPath
+from beam_jobs.places.write import Draft
+from beam_jobs.plan import Plan
+from beam_jobs.shards import receipts
+from beam_jobs.shards.receipts import Receipt, Reject
+from beam_jobs.shards.records import Records, compressed, make_records
+from beam_jobs.shards.selection import Selected, joined, select
+from beam_jobs.shards.statistics import entropy, label_histogram
+from pipeline import naming
+from pipeline.errors import DataError
+from pipeline.manifest import ShardInfo
+
+_MORE_REJECTS = 1000  # listed of one shard beyond the bound: enough to see what is wrong
+
+
+def make_shard(plan: Plan, split: str, shard: int) -> Receipt:
+    """Writes one shard of a plan; see `make_shards`."""
+    return next(make_shards(plan, [(split, shard)]))
+
+
+def make_shards(plan: Plan, elements: Iterable[tuple[str, int]]) -> Iterator[Receipt]:
+    """Writes shards of a plan, but for those that are there already with a receipt that fits them.
+
+    While a thread waits for the disk to have one, the next is made. To read the next while that thread makes one would
+    gain nothing: reading row by row hands the interpreter's lock over too often.
+
+    Args:
+      plan: of the conversion.
+      elements: (split, shard) of each.
+
+    Raises:
+      DataError: the source cannot be read or changed, the shard would be too large, or a file cannot be written.
+    """
+    folder, receipts_folder = paths.path_of(plan.data_dir), paths.path_of(plan.receipts_dir)
+    syncing: Future[Receipt] | None = None
+    with ThreadPoolExecutor(1) as disk:
+        for split, shard in elements:
+            present = receipts.load_checked(folder, plan.file_name(split, shard), receipts_folder)
+            if present and len(present.rejects) >= min(present.num_rejects, _most_listed(plan)):
+                yield present
+                continue
+            draft, receipt = _draft(plan, split, shard)
+            if syncing:
+                yield syncing.result()
+            syncing = disk.submit(_publish, draft, receipts_folder, receipt)
+        if syncing:
+            yield syncing.result()
+
+
+def _draft(plan: Plan, split: str, shard: int) -> tuple[Draft, Receipt]:
+    rows = plan.rows(split, shard)
+    chosen = _chosen(plan, split, rows)
+    draft, info = _write(plan, paths.path_of(plan.data_dir), plan.file_name(split, shard), chosen)
+    return draft, _receipt(plan, split, shard, info, chosen, rows)
+
+
+def _chosen(plan: Plan, split: str, rows: NDArray[np.int64]) -> Selected:
+    """Reads rows and selects those that are examples, in parts where the source's images are larger than the stored."""
+    step, classes = plan.rows_at_once(split), len(plan.source.class_names)
+    if len(rows) <= step:
+        return select(plan.source.read(split, rows), classes, plan.images)
+    order = np.argsort(rows)  # in the source's order, so that no chunk is read by more parts than it has to be
+    places = [order[start : start + step] for start in range(0, len(rows), step)]
+    return joined([(place, select(plan.source.read(split, rows[place]), classes, plan.images)) for place in places])
+
+
+def _publish(draft: Draft, receipts_folder: AnyPath, receipt: Receipt) -> Receipt:
+    draft.publish()
+    receipts.save(receipts_folder, receipt)
+    return receipt
+
+
+def _write(plan: Plan, folder: AnyPath, name: str, chosen: Selected) -> tuple[Draft, ShardInfo]:
+    records = make_records(chosen.rows)
+    _check_size(plan, name, records.num_bytes)
+    if plan.compression:
+        records = compressed(records)
+    offsets_crc = _write_offsets(folder, name, records)
+    draft = Draft(folder / name, records.blocks())
+    histogram = label_histogram(chosen.rows.labels, len(plan.source.class_names))
+    size, crc = draft.written.num_bytes, draft.written.crc32c
+    return draft, ShardInfo(name, records.count, size, crc, records.stride, offsets_crc, entropy(histogram))
+
+
+def _write_offsets(folder: AnyPath, name: str, records: Records) -> str | None:
+    if records.offsets is None:
+        return None
+    return write.publish_blocks(folder / naming.offsets_name(name), [records.offsets.tobytes()]).crc32c
+
+
+def _check_size(plan: Plan, name: str, num_bytes: int) -> None:
+    if num_bytes > plan.max_shard_bytes:
+        more = -(-sum(plan.num_shards.values()) * num_bytes // plan.max_shard_bytes)
+        raise DataError(
+            f"{name}: would have {num_bytes} bytes, over --max_shard_bytes={plan.max_shard_bytes}; "
+            f"give a larger one, or more --num_shards ({more})"
+        )
+
+
+def _receipt(plan: Plan, split: str, shard: int, info: ShardInfo, chosen: Selected, rows: NDArray[np.int64]) -> Receipt:
+    listed = sorted(chosen.bad)[: _most_listed(plan)]
+    return Receipt(
+        split=split,
+        shard=shard,
+        info=info,
+        label_histogram=label_histogram(chosen.rows.labels, len(plan.source.class_names)),
+        formats=tuple(sorted(chosen.recoded.formats)),
+        sizes=tuple(sorted(chosen.recoded.sizes.items())),
+        sums=chosen.recoded.sums,
+        num_rejects=len(chosen.bad),
+        rejects=tuple(Reject(*plan.source.where(split, int(rows[row])), chosen.bad[row]) for row in listed),
+    )
+
+
+def _most_listed(plan: Plan) -> int:
+    return plan.max_rejects + _MORE_REJECTS

@@ -1,0 +1,132 @@
+"""What a worker says of a shard that it wrote, in memory and as a file beside the shard; a re-run believes the file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import google_crc32c
+
+from beam_jobs.places import write
+from beam_jobs.places.paths import AnyPath, RemotePath
+from beam_jobs.shards.statistics import PixelSums
+from pipeline import naming
+from pipeline.manifest import ShardInfo
+
+_SUFFIX = ".receipt.json"
+_CRC_BLOCK = 4 << 20  # 4 MiB
+
+
+@dataclasses.dataclass(frozen=True)
+class Reject:
+    """A row of the source that is no example: its file, its row there, and why."""
+
+    file: str
+    row: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Receipt:
+    """One finished shard.
+
+    Attributes:
+      split, shard: which.
+      info: its entry in the manifest.
+      label_histogram: count of each label.
+      formats: of its images: raw, png, jpeg.
+      sizes: ((height, width, channels), images), sorted.
+      sums: of its pixels.
+      num_rejects: rows that were left out.
+      rejects: the first of them, as many as a data set may have and some more.
+    """
+
+    split: str
+    shard: int
+    info: ShardInfo
+    label_histogram: tuple[int, ...]
+    formats: tuple[str, ...]
+    sizes: tuple[tuple[tuple[int, int, int], int], ...]
+    sums: PixelSums
+    num_rejects: int
+    rejects: tuple[Reject, ...]
+
+
+def name_of(shard_file: str) -> str:
+    """Returns the base name of a shard's receipt."""
+    return f"{shard_file}{_SUFFIX}"
+
+
+def shard_of(name: str) -> str:
+    """Returns the base name of the shard that a receipt of this base name is of."""
+    return name.removesuffix(_SUFFIX)
+
+
+def is_receipt(name: str) -> bool:
+    """Says whether `name` is that of a shard's receipt."""
+    return name.endswith(_SUFFIX) and naming.parse_shard_name(shard_of(name)) is not None
+
+
+def save(folder: AnyPath, receipt: Receipt) -> None:
+    """Writes a receipt of a shard that is there already.
+
+    Raises:
+      DataError: it cannot be written.
+    """
+    text = json.dumps(dataclasses.asdict(receipt), sort_keys=True)
+    # Not synced: a receipt that a crash of the machine takes away or apart is not believed, and its shard made again.
+    write.publish_blocks(folder / name_of(receipt.info.file), [text.encode()], sync=False)
+
+
+def load(path: AnyPath) -> Receipt | None:
+    """Returns the receipt of a file; None where there is none that is whole."""
+    try:
+        return _parse(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def load_checked(folder: AnyPath, shard_file: str, receipts_folder: AnyPath | None = None) -> Receipt | None:
+    """Returns the receipt of a shard that is there with all the bytes that it tells of; else None.
+
+    Args:
+      folder: of the shard.
+      shard_file: its base name.
+      receipts_folder: where its receipt is; default: beside it.
+    """
+    receipt = load((receipts_folder or folder) / name_of(shard_file))
+    if receipt is None or receipt.info.file != shard_file:
+        return None
+    info = receipt.info
+    if file_crc32c(folder / info.file) != info.crc32c:
+        return None
+    if info.offsets_crc32c and file_crc32c(folder / naming.offsets_name(info.file)) != info.offsets_crc32c:
+        return None
+    return receipt
+
+
+def file_crc32c(path: AnyPath) -> str | None:
+    """Returns the CRC32C of a file, 8 hexadecimal digits; None where it cannot be read."""
+    crc = 0
+    try:
+        with path.open() if isinstance(path, RemotePath) else open(path, "rb") as file:
+            while block := file.read(_CRC_BLOCK):
+                crc = google_crc32c.extend(crc, block)
+    except OSError:
+        return None
+    return f"{crc:08x}"
+
+
+def _parse(content: dict[str, Any]) -> Receipt:
+    return Receipt(
+        split=content["split"],
+        shard=content["shard"],
+        info=ShardInfo(**content["info"]),
+        label_histogram=tuple(content["label_histogram"]),
+        formats=tuple(content["formats"]),
+        sizes=tuple(((h, w, c), count) for (h, w, c), count in content["sizes"]),
+        sums=PixelSums(**content["sums"]),
+        num_rejects=content["num_rejects"],
+        rejects=tuple(Reject(**reject) for reject in content["rejects"]),
+    )

@@ -1,0 +1,125 @@
+"""The images of a block as a shard stores them: decoded, resized and encoded again where that is asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_jobs.shards import images
+from beam_jobs.shards.images import BadImageError
+from beam_jobs.shards.statistics import PixelSums
+from beam_jobs.sources.base import Block
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageOptions:
+    """How images are stored.
+
+    Attributes:
+      encoding: `source`, `raw`, `png` or `jpeg`.
+      channels: 1 or 3: of raw images, and of what statistics are taken of.
+      size: (height, width) that all are resized to; None: each as it is.
+      shape: of every image stored raw; None where each may differ.
+    """
+
+    encoding: str
+    channels: int
+    size: tuple[int, int] | None = None
+    shape: tuple[int, int, int] | None = None
+
+
+@dataclasses.dataclass
+class Recoded:
+    """Images as they are stored.
+
+    Attributes:
+      images: raw pixels (n, height, width, channels), or files; only of the rows that are not in `bad`.
+      formats: `raw`, `png`, `jpeg`: those that occur.
+      sizes: {(height, width, channels): images}.
+      sums: of the pixels.
+      bad: {row of the block: reason}.
+    """
+
+    images: NDArray[np.uint8] | list[bytes]
+    formats: set[str]
+    sizes: dict[tuple[int, int, int], int]
+    sums: PixelSums
+    bad: dict[int, str]
+
+
+def recode(block: Block, options: ImageOptions, skip: frozenset[int] = frozenset()) -> Recoded:
+    """Returns the images of a block as `options` want them.
+
+    Args:
+      block: from a source.
+      options: how to store them.
+      skip: rows that are bad for other reasons; they are left out.
+    """
+    if _as_they_are(block, options):
+        pixels = np.asarray(block.images)
+        if skip:
+            pixels = np.delete(pixels, list(skip), axis=0)
+        sums = PixelSums(options.channels)
+        sums.add(pixels)
+        sizes = {pixels.shape[1:]: len(pixels)} if len(pixels) else {}
+        return Recoded(pixels, {"raw"} if len(pixels) else set(), sizes, sums, {})  # type: ignore[dict-item]
+    return _each(block, options, skip)
+
+
+def _as_they_are(block: Block, options: ImageOptions) -> bool:
+    if isinstance(block.images, list) or options.encoding not in ("source", "raw"):
+        return False
+    return options.shape is None or block.images.shape[1:] == options.shape
+
+
+def _each(block: Block, options: ImageOptions, skip: frozenset[int]) -> Recoded:
+    made = Recoded([], set(), {}, PixelSums(options.channels), {})
+    raw = None if options.shape is None else np.empty((len(block.labels), *options.shape), np.uint8)
+    files: list[bytes] = []
+    for row, image in enumerate(block.images):
+        if row in skip:
+            continue
+        try:
+            stored, pixels, kind = _one(image, options)
+        except BadImageError as error:
+            made.bad[row] = str(error)
+            continue
+        if raw is not None:
+            raw[sum(made.sizes.values())] = pixels
+        else:
+            files.append(stored)
+            made.sums.add_one(images.with_channels(pixels, options.channels))
+        made.formats.add(kind)
+        made.sizes[pixels.shape] = made.sizes.get(pixels.shape, 0) + 1  # type: ignore[index, arg-type]
+    made.images = files
+    if raw is not None:
+        made.images = raw[: sum(made.sizes.values())]
+        made.sums.add(made.images)  # all at once: a fraction of the time that small images take one by one
+    return made
+
+
+def _one(image: bytes | NDArray[np.uint8], options: ImageOptions) -> tuple[bytes, NDArray[np.uint8], str]:
+    if not isinstance(image, bytes):
+        pixels, keeps = image, None
+    else:
+        opened = images.open_file(image)
+        keeps = images.KEPT_FORMATS.get(opened.format or "") if options.encoding == "source" else None
+        pixels = images.pixels(opened, 0 if options.encoding == "source" else options.channels)
+    if keeps and options.size is None:
+        return bytes(image), pixels, keeps
+    if options.encoding != "source":
+        pixels = images.with_channels(pixels, options.channels)
+    if options.size is not None:
+        pixels = images.resized(pixels, options.size)
+    if options.shape is not None:
+        if pixels.shape != options.shape:
+            raise BadImageError(f"the image is {_text(pixels.shape)}, all others are {_text(options.shape)}")
+        return b"", pixels, "raw"
+    kind = "jpeg" if options.encoding == "jpeg" else "png"
+    return images.encoded(pixels, kind), pixels, kind
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))

@@ -1,0 +1,142 @@
+"""A shard's bytes: framed records of `tf.train.Example`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline import example_proto, framing
+from pipeline.example import MAX_ONE_BYTE, Layout
+
+Bytes: TypeAlias = bytes | NDArray[np.uint8]
+
+_BLOCK = 768 << 10  # 768 KiB: bytes made at a time, which a core's cache holds until they are written
+_GZIP_LEVEL = 6  # zlib's own default
+_GZIP_WINDOW = 16 + zlib.MAX_WBITS  # 16: with gzip's header, which zlib writes without a time
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Examples that can be stored.
+
+    Attributes:
+      images: raw pixels, uint8 (n, height, width, channels), or a list of n files.
+      labels: int64 (n,), 0 or more.
+      keys: dtype S (n,), or a list of n.
+      extra: other features, as in `sources.base.Block`.
+    """
+
+    images: NDArray[np.uint8] | list[bytes]
+    labels: NDArray[np.int64]
+    keys: NDArray[np.bytes_] | list[bytes]
+    extra: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Records:
+    """Framed records, one after the other.
+
+    Attributes:
+      blocks: makes the bytes of the file in pieces, bytes or uint8 (n,), as they are asked for.
+      num_bytes: of the file before compression.
+      count: how many records.
+      stride: bytes from one to the next where all are of one length, else None.
+      offsets: of each record, and of the end: uint64 (count + 1,); None where there is a stride or compression.
+    """
+
+    blocks: Callable[[], Iterable[Bytes]]
+    num_bytes: int
+    count: int
+    stride: int | None
+    offsets: NDArray[np.uint64] | None
+
+    @property
+    def data(self) -> bytes:
+        """All bytes of the file, made anew."""
+        return b"".join(self.blocks())  # type: ignore[arg-type]
+
+
+def make_records(rows: Rows) -> Records:
+    """Returns the records of examples, in their order."""
+    count = len(rows.labels)
+    if _has_one_layout(rows):
+        images, keys = np.asarray(rows.images), np.ascontiguousarray(rows.keys)
+        layout = Layout.build(images[0].size, keys.itemsize)
+        stride = framing.HEADER + len(layout.template) + framing.FOOTER
+        blocks = functools.partial(_matrices, layout, images, rows.labels, keys)
+        return Records(blocks, count * stride, count, stride, None)
+    framed = [framing.frame(record) for record in _examples(rows)]
+    lengths = np.array([len(record) for record in framed], np.int64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype("<u8")
+    made = Records(functools.partial(_joined, framed), int(offsets[-1]), count, None, offsets)
+    if count and (lengths == lengths[0]).all():
+        return dataclasses.replace(made, stride=int(lengths[0]), offsets=None)
+    return made
+
+
+def compressed(records: Records) -> Records:
+    """Returns the same records as one GZIP member without a time in it; single records cannot be found in it."""
+    return dataclasses.replace(records, blocks=lambda: _gzip(records.blocks()), stride=None, offsets=None)
+
+
+def _gzip(blocks: Iterable[Any]) -> Iterator[bytes]:
+    stream = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
+    for block in blocks:
+        yield stream.compress(block)
+    yield stream.flush()
+
+
+def _has_one_layout(rows: Rows) -> bool:
+    if isinstance(rows.images, list) or isinstance(rows.keys, list) or rows.extra or not len(rows.labels):
+        return False
+    ends = np.ascontiguousarray(rows.keys).view(np.uint8).reshape(len(rows.labels), -1)[:, -1]
+    return bool(rows.labels.max() <= MAX_ONE_BYTE and ends.all())  # NumPy pads shorter keys with zeros
+
+
+def _matrices(
+    layout: Layout, images: NDArray[np.uint8], labels: NDArray[np.int64], keys: NDArray[np.bytes_]
+) -> Iterator[NDArray[np.uint8]]:
+    """Yields records of equal length as matrices, a row a record, small enough to stay in the cache until written."""
+    flat, key_bytes = images.reshape(len(labels), -1), keys.view(np.uint8).reshape(len(labels), -1)
+    empty = np.frombuffer(framing.frame(layout.template.tobytes()), np.uint8)
+    step = _rows_at_once(len(empty))
+    for start in range(0, len(labels), step):
+        rows = slice(start, start + step)
+        matrix = np.empty((len(labels[rows]), len(empty)), np.uint8)
+        records = matrix[:, framing.HEADER : -framing.FOOTER]
+        image_end = framing.HEADER + layout.image.stop
+        matrix[:, : framing.HEADER + layout.image.start] = empty[: framing.HEADER + layout.image.start]
+        matrix[:, image_end:] = empty[image_end:]
+        records[:, layout.image] = flat[rows]
+        records[:, layout.key] = key_bytes[rows]
+        records[:, layout.label] = labels[rows, None]
+        crcs = np.fromiter(map(google_crc32c.value, records), np.uint32, len(records))  # which takes a row as it lies
+        matrix[:, -framing.FOOTER :] = framing.mask(crcs).astype("<u4").view(np.uint8).reshape(-1, framing.FOOTER)
+        yield matrix.reshape(-1)
+
+
+def _joined(framed: list[bytes]) -> Iterator[bytes]:
+    step = _rows_at_once(sum(map(len, framed)) // max(1, len(framed)))
+    for start in range(0, len(framed), step):
+        yield b"".join(framed[start : start + step])
+
+
+def _rows_at_once(record_bytes: int) -> int:
+    return max(1, _BLOCK // max(1, record_bytes))
+
+
+def _examples(rows: Rows) -> Sequence[bytes]:
+    raw = not isinstance(rows.images, list)
+    made = []
+    for row, (image, label, key) in enumerate(zip(rows.images, rows.labels.tolist(), rows.keys, strict=True)):
+        features = {name: values[row] for name, values in rows.extra.items()}
+        features |= {"image": image.tobytes() if raw else image, "label": label, "key": bytes(key)}  # type: ignore[union-attr]
+        made.append(example_proto.encode(features))
+    return made

@@ -1,0 +1,84 @@
+"""Which rows of a block are examples, with their images as they will be stored; and why the others are none."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_jobs.shards.recode import ImageOptions, Recoded, recode
+from beam_jobs.shards.records import Rows
+from beam_jobs.shards.statistics import PixelSums
+from beam_jobs.sources.base import Block
+
+
+@dataclasses.dataclass(frozen=True)
+class Selected:
+    """The examples of a block.
+
+    Attributes:
+      rows: in the block's order.
+      recoded: what became of their images.
+      bad: {row of the block: reason} of the others.
+    """
+
+    rows: Rows
+    recoded: Recoded
+    bad: dict[int, str]
+
+
+def select(block: Block, num_classes: int, options: ImageOptions) -> Selected:
+    """Returns the rows of a block that are examples.
+
+    Args:
+      block: from a source.
+      num_classes: labels must be below it.
+      options: how images are stored.
+    """
+    bad = dict(block.bad)
+    for row in np.flatnonzero((block.labels < 0) | (block.labels >= num_classes)).tolist():
+        bad.setdefault(row, f"label {block.labels[row]} is not in 0..{num_classes - 1}")
+    recoded = recode(block, options, frozenset(bad))
+    bad |= recoded.bad
+    if not bad:
+        return Selected(Rows(recoded.images, block.labels, block.keys, block.extra), recoded, {})
+    good = np.setdiff1d(np.arange(len(block.labels)), list(bad))
+    extra = {name: _taken(values, good) for name, values in block.extra.items()}
+    return Selected(Rows(recoded.images, block.labels[good], _taken(block.keys, good), extra), recoded, bad)
+
+
+def joined(parts: Sequence[tuple[NDArray[np.int64], Selected]]) -> Selected:
+    """Returns what `select` gives of a block, of what it gives of its rows in several parts, in any order.
+
+    Args:
+      parts: the block's rows that were a part's, int64 (n,), and what is selected of them. Every row is in one part.
+    """
+    good = np.concatenate([np.delete(rows, list(part.bad)) for rows, part in parts])
+    order = np.argsort(good)
+    recoded = [part.recoded for _, part in parts]
+    whole = Recoded(_placed([r.images for r in recoded], order), set(), {}, PixelSums(recoded[0].sums.channels), {})
+    for part in recoded:
+        whole.formats |= part.formats
+        whole.sums.merge(part.sums)
+        for shape, count in part.sizes.items():
+            whole.sizes[shape] = whole.sizes.get(shape, 0) + count
+    bad = {int(rows[row]): reason for rows, part in parts for row, reason in part.bad.items()}
+    columns = [part.rows for _, part in parts]
+    extra = {name: _placed([c.extra[name] for c in columns], order) for name in columns[0].extra}
+    labels, keys = _placed([c.labels for c in columns], order), _placed([c.keys for c in columns], order)
+    return Selected(Rows(whole.images, labels, keys, extra), whole, bad)
+
+
+def _placed(parts: list[Any], order: NDArray[np.int64]) -> Any:
+    if any(isinstance(part, list) for part in parts):
+        values = list(itertools.chain.from_iterable(parts))
+        return [values[row] for row in order]
+    return np.concatenate(parts)[order]
+
+
+def _taken(values: Any, rows: NDArray[np.int64]) -> Any:
+    return [values[row] for row in rows] if isinstance(values, list) else values[rows]

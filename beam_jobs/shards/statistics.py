@@ -1,0 +1,96 @@
+"""Sums over pixels and labels: integers, so that the mean of many shards depends on no order of summation."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+_VALUES = 3 << 16  # 192 Ki widened to uint32 at a time: a cache full
+_MOST_ROWS = 66_051  # whose sums of squares fit
+_MOST_LANES = 1 << 14
+
+
+@dataclasses.dataclass
+class PixelSums:
+    """Sums of each channel's values and of their squares.
+
+    Attributes:
+      channels: how many.
+      images, pixels: counts.
+      sums, squares: one a channel.
+    """
+
+    channels: int
+    images: int = 0
+    pixels: int = 0
+    sums: list[int] = dataclasses.field(default_factory=list)
+    squares: list[int] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Starts at 0."""
+        self.sums = self.sums or [0] * self.channels
+        self.squares = self.squares or [0] * self.channels
+
+    def add(self, images: NDArray[np.uint8]) -> None:
+        """Adds images: uint8 (n, height, width, channels)."""
+        self.images += len(images)
+        lanes = math.prod(images.shape[1:])
+        self._add(images.reshape(-1, lanes if lanes <= _MOST_LANES else math.prod(images.shape[2:])))
+
+    def add_one(self, image: NDArray[np.uint8]) -> None:
+        """Adds an image, uint8 (height, width, channels)."""
+        self.images += 1
+        self._add(image.reshape(image.shape[0], -1))  # by its rows: many short ones fit the cache
+
+    def merge(self, other: PixelSums) -> None:
+        """Adds what another has summed up, of as many channels."""
+        self.images += other.images
+        self.pixels += other.pixels
+        self.sums = [a + b for a, b in zip(self.sums, other.sums, strict=True)]
+        self.squares = [a + b for a, b in zip(self.squares, other.squares, strict=True)]
+
+    def _add(self, values: NDArray[np.uint8]) -> None:
+        lanes = values.shape[1]
+        sums, squares = np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
+        # Down the first axis, along a long contiguous one; the channels in it are folded at the end.
+        rows = min(max(1, _VALUES // max(1, lanes)), _MOST_ROWS)
+        for start in range(0, len(values), rows):
+            chunk = values[start : start + rows].astype(np.uint32)
+            sums += chunk.sum(axis=0, dtype=np.uint32)
+            chunk *= chunk
+            squares += chunk.sum(axis=0, dtype=np.uint32)
+        self.pixels += values.size // self.channels
+        for channel in range(self.channels):
+            self.sums[channel] += int(sums[channel :: self.channels].sum())
+            self.squares[channel] += int(squares[channel :: self.channels].sum())
+
+
+def label_histogram(labels: NDArray[np.int64], num_classes: int) -> tuple[int, ...]:
+    """Returns the count of each label."""
+    return tuple(np.bincount(labels, minlength=num_classes).tolist())
+
+
+def entropy(histogram: Sequence[int]) -> float | None:
+    """Returns the Shannon entropy of a histogram in bits, to 4 decimals; None where it is empty."""
+    total = sum(histogram)
+    if not total:
+        return None
+    return round(-sum(n / total * math.log2(n / total) for n in histogram if n) + 0.0, 4)
+
+
+def moments(parts: Iterable[PixelSums]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Returns each channel's mean and standard deviation: exact in integers up to the last division.
+
+    With n pixels, sum S and sum of squares Q: mean S / n, standard deviation sqrt(n Q - S^2) / n.
+    """
+    parts = list(parts)
+    pixels = sum(part.pixels for part in parts)
+    sums = [sum(channel) for channel in zip(*(part.sums for part in parts), strict=True)]
+    squares = [sum(channel) for channel in zip(*(part.squares for part in parts), strict=True)]
+    mean = tuple(s / pixels for s in sums)
+    std = tuple(math.sqrt(pixels * q - s * s) / pixels for s, q in zip(sums, squares, strict=True))
+    return mean, std

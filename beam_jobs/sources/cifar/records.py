@@ -1,0 +1,181 @@
+"""The records of CIFAR's files, found where they are or unpacked: each a byte for each label, then 3,072 of pixels.
+
+Format: https://www.cs.toronto.edu/~kriz/cifar.html. A pickle becomes a temporary file of such records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_jobs.sources import archive, content, stored
+from beam_jobs.sources.cifar import pickled
+from beam_jobs.sources.cifar.layout import LABELS, LAYOUTS, PIXELS, Label, Layout
+from pipeline.errors import DataError
+from pipeline.manifest import SourceFile
+
+_ROWS = 1024  # that are checked or written at once, 3 MB
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """One file, read.
+
+    Attributes:
+      path: of the file, or of the archive that holds it.
+      file: as published.
+      stamp: of `path`, as it was before it was read; see `stored.Stored`.
+      records: the open file of records.
+      is_packed: whether that is a temporary file.
+    """
+
+    path: pathlib.Path
+    file: SourceFile
+    stamp: tuple[int, int]
+    records: IO[bytes]
+    is_packed: bool
+
+
+def find(path: pathlib.Path, dataset: str) -> tuple[Layout, list[Found]]:
+    """Returns the layout that a folder or an archive has, and its files in the layout's order.
+
+    Raises:
+      DataError: it has none, a file is missing, damaged or not of the data set.
+    """
+    if not path.exists():
+        folders = " or ".join(layout.folder for layout in LAYOUTS[dataset])
+        raise DataError(f"{path}: no such folder or file; --source of {dataset} is the folder {folders} or its .tar.gz")
+    if path.is_dir():
+        layout, folder = _of_folder(path, dataset)
+        return layout, [load(folder / name, name, layout, dataset) for name in layout.names]
+    return _of_archive(path, dataset)
+
+
+def load(path: pathlib.Path, name: str, layout: Layout, dataset: str) -> Found:
+    """Returns one file of a folder; see `find`."""
+    stamp = stored.stamp(path)
+    handle = content.open_plain(path)
+    with content.errors_of(path):
+        file, records = _checked(handle, name, str(path), layout, dataset)
+    return Found(path, file, stamp, records, layout.is_pickled)
+
+
+def _of_folder(path: pathlib.Path, dataset: str) -> tuple[Layout, pathlib.Path]:
+    def score(layout: Layout, folder: pathlib.Path) -> int:
+        return sum((folder / name).exists() for name in layout.names)
+
+    choices = [(layout, folder) for layout in LAYOUTS[dataset] for folder in (path / layout.folder, path)]
+    best = max(choices, key=lambda choice: score(*choice))
+    if score(*best):
+        return best
+    for other, layouts in LAYOUTS.items():
+        if any(score(layout, folder) for layout in layouts for folder in (path / layout.folder, path)):
+            raise DataError(f"{path}: holds the files of --dataset={other}, not of {dataset}")
+    names = " nor ".join(f"{layout.folder}/{layout.names[0]}" for layout in LAYOUTS[dataset])
+    raise DataError(f"{path}: holds neither {names}")
+
+
+def _of_archive(path: pathlib.Path, dataset: str) -> tuple[Layout, list[Found]]:
+    members = [(layout.folder, name) for layouts in LAYOUTS.values() for layout in layouts for name in layout.names]
+    stamp = stored.stamp(path)
+    handles = archive.unpack(path, members)
+
+    def score(layout: Layout) -> int:
+        return sum((layout.folder, name) in handles for name in layout.names)
+
+    layout = max(LAYOUTS[dataset], key=score)
+    others = [other for other, layouts in LAYOUTS.items() if other != dataset and any(map(score, layouts))]
+    if others and not score(layout):
+        raise DataError(f"{path}: holds the files of --dataset={others[0]}, not of {dataset}")
+    found = []
+    for name in layout.names:
+        if (layout.folder, name) not in handles:
+            raise DataError(f"{path}: holds no {layout.folder}/{name}")
+        file, records = _checked(handles[layout.folder, name], name, f"{path}: {name}", layout, dataset)
+        found.append(Found(path, file, stamp, records, is_packed=True))
+    return layout, found
+
+
+def _checked(handle: IO[bytes], name: str, where: str, layout: Layout, dataset: str) -> tuple[SourceFile, IO[bytes]]:
+    """Returns a file's description and its records, which are whole and have labels in range."""
+    labels = LABELS[dataset]
+    file = content.describe(name, handle)
+    records = _unpickled(handle, where, labels) if layout.is_pickled else handle
+    size, length = content.size(records), len(labels) + PIXELS
+    if not size or size % length:
+        raise DataError(f"{where}: has {size} bytes, not a whole number of {length}-byte records; get the file again")
+    for row in range(0, size // length, _ROWS):
+        rows = min(_ROWS, size // length - row)
+        block = content.read_exactly(records, rows * length, row * length, where)
+        values = np.frombuffer(block, np.uint8).reshape(rows, length)
+        for i, label in enumerate(labels):
+            _check_label(values[:, i], label, row, where)
+    return file, records
+
+
+def _check_label(values: NDArray[np.uint8], label: Label, row: int, where: str) -> None:
+    high = len(label.class_names) - 1
+    if values.max() > high:
+        at = int(np.argmax(values > high))
+        kind = label.feature.replace("_", " ")
+        raise DataError(f"{where}: row {row + at}: {kind} {values[at]} is not in 0..{high}")
+
+
+def _unpickled(handle: IO[bytes], where: str, labels: tuple[Label, ...]) -> IO[bytes]:
+    batch = pickled.load(handle, where)
+    if not isinstance(batch, dict):
+        raise DataError(f"{where}: holds a {type(batch).__name__}, not the dictionary of a batch")
+    batch = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in batch.items()}
+    for key in ("data", *(label.key for label in labels)):
+        if key not in batch:
+            raise DataError(f"{where}: its dictionary has no {key!r}; it is no batch of this data set")
+    columns = [_column(batch[label.key], label, where) for label in labels]
+    rows = len(columns[0])
+    array = batch["data"]
+    shape = array.shape if isinstance(array, pickled.Array) and _is_shape(array.shape) else "no matrix"
+    if shape != (rows, PIXELS) or any(len(column) != rows for column in columns):
+        lengths = " and ".join(str(len(column)) for column in columns)
+        raise DataError(f"{where}: its data is {shape!s:.80} for {lengths} labels; must be uint8 ({rows}, {PIXELS})")
+    try:
+        data, start, size = pickled.plain(handle, array)
+    except ValueError:
+        raise DataError(f"{where}: its data is no string of bytes; get the file again") from None
+    if size != rows * PIXELS:
+        raise DataError(f"{where}: its data has {size} bytes, not {rows} x {PIXELS}; get the file again")
+    return content.spool(_records(data, start, np.stack(columns, axis=1), array.is_fortran, where))
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, tuple) and all(type(size) is int for size in value)
+
+
+def _column(values: Any, label: Label, where: str) -> NDArray[np.uint8]:
+    """Returns a list of labels as bytes."""
+    if not isinstance(values, list) or not values:
+        raise DataError(f"{where}: its {label.key} is no list of labels; it is no batch of this data set")
+    high = len(label.class_names) - 1
+    for row, value in enumerate(values):
+        if type(value) is not int or not 0 <= value <= high:
+            shown = value if isinstance(value, int) else f"a {type(value).__name__}"
+            raise DataError(f"{where}: row {row}: {label.key} has {shown}, which is not in 0..{high}")
+    return np.array(values, np.uint8)
+
+
+def _records(data: IO[bytes], start: int, labels: NDArray[np.uint8], is_fortran: bool, where: str) -> Iterator[bytes]:
+    """Yields records of labels (n, labels) and pixels (n, 3072), which lie row after row, or column after column."""
+    count = len(labels)
+    for first in range(0, count, _ROWS):
+        rows = min(_ROWS, count - first)
+        if is_fortran:
+            places = range(start + first, start + first + count * PIXELS, count)
+            columns = b"".join([content.read_exactly(data, rows, place, where) for place in places])
+            pixels = np.frombuffer(columns, np.uint8).reshape(PIXELS, rows).T
+        else:
+            block = content.read_exactly(data, rows * PIXELS, start + first * PIXELS, where)
+            pixels = np.frombuffer(block, np.uint8).reshape(rows, PIXELS)
+        yield np.concatenate([labels[first : first + rows], pixels], axis=1).tobytes()

@@ -1,0 +1,240 @@
+"""The images below a folder, by split and class: listed the same by every process, and compared by a digest.
+
+Paths are bytes: a file's name need not be valid text. Links to files are followed where they lead to a file of the same
+folder; others, and links to folders, are refused, for what is read must be what the user named.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence, Set
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import DataError
+
+EXTENSIONS = frozenset((b".png", b".jpg", b".jpeg", b".bmp", b".gif", b".webp"))
+_SPLITS = {
+    b"train": "train",
+    **dict.fromkeys((b"validation", b"val", b"valid", b"dev"), "validation"),
+    b"test": "test",
+}
+_HIDDEN = (b".", b"__MACOSX")  # the second is what macOS puts into archives
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Images:
+    """The images of one split: by class, then by path.
+
+    Attributes:
+      paths: from the folder, end to end.
+      bounds: where each path begins, and where the last ends; int64 (n + 1,).
+      labels: int32 (n,).
+      sizes: of the files, in bytes; int64 (n,).
+      times: of their last change, in nanoseconds; int64 (n,).
+    """
+
+    paths: bytes
+    bounds: NDArray[np.int64]
+    labels: NDArray[np.int32]
+    sizes: NDArray[np.int64]
+    times: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def path(self, row: int) -> bytes:
+        """Returns the path of an image, from the folder."""
+        return self.paths[self.bounds[row] : self.bounds[row + 1]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Listing:
+    """All images of a folder.
+
+    Attributes:
+      class_names: sorted; of all splits.
+      splits: {name: its images}.
+      folders: {split: its folder, from the listed one}; b"" where there are no folders of splits.
+      digest: SHA-256, hexadecimal, of every path, size and time.
+      ignored: {extension: files that are no images}.
+    """
+
+    class_names: tuple[str, ...]
+    splits: dict[str, Images]
+    folders: dict[str, bytes]
+    digest: str
+    ignored: collections.Counter[bytes]
+
+
+def scan(root: bytes) -> Listing:
+    """Lists a folder.
+
+    Args:
+      root: has a folder a class, or a folder a split with folders of classes.
+
+    Raises:
+      DataError: it has neither, a class has no image, an image is in no class, is no regular file, or is a link that
+        leads out of the folder; the name of a class is not valid UTF-8; a folder cannot be read.
+    """
+    folders = _split_folders(root)
+    ignored: collections.Counter[bytes] = collections.Counter()
+    classes = {split: _class_folders(root, folder, ignored) for split, folder in folders.items()}
+    names = sorted(set().union(*classes.values()))
+    if not names:
+        raise DataError(f"{text(root)}: has no folders of classes; images are expected as class/file.png")
+    splits = {split: _images(root, folder, names, classes[split], ignored) for split, folder in folders.items()}
+    _check_not_empty(root, names, splits, ignored)
+    class_names = tuple(name.decode() for name in names)
+    return Listing(class_names, splits, folders, _digest(splits.values()), ignored)
+
+
+def _digest(splits: Iterable[Images]) -> str:
+    digest = hashlib.sha256()
+    for images in splits:
+        digest.update(len(images).to_bytes(8, "little") + len(images.paths).to_bytes(8, "little") + images.paths)
+        for column in (images.bounds, images.labels, images.sizes, images.times):
+            digest.update(column.tobytes())
+    return digest.hexdigest()
+
+
+def text(path: bytes) -> str:
+    """Returns a path for people: bytes that are no text in hexadecimal."""
+    return path.decode(errors="backslashreplace")
+
+
+def _split_folders(root: bytes) -> dict[str, bytes]:
+    names = [entry.name for entry in _entries(root) if _is_folder(entry)]
+    known = [name for name in names if name.lower() in _SPLITS]
+    if not known or (len(known) < len(names) and len(known) == 1):
+        return {"train": b""}
+    if len(known) < len(names):
+        other = next(name for name in names if name not in known)
+        raise DataError(
+            f"{text(root)}: has folders of splits ({', '.join(map(text, known))}) beside {text(other)!r}; are they "
+            "classes? move one kind elsewhere"
+        )
+    found: dict[str, bytes] = {}
+    for name in sorted(known, key=lambda name: list(_SPLITS).index(name.lower())):
+        split = _SPLITS[name.lower()]
+        if split in found:
+            raise DataError(
+                f"{text(root)}: {text(found[split])!r} and {text(name)!r} are both split {split!r}; join them"
+            )
+        found[split] = name
+    return found
+
+
+def _class_folders(root: bytes, folder: bytes, ignored: collections.Counter[bytes]) -> set[bytes]:
+    names = set()
+    for entry in _entries(os.path.join(root, folder)):
+        if _is_folder(entry):
+            try:
+                entry.name.decode()
+            except UnicodeDecodeError:
+                raise DataError(f"{text(entry.path)}: the name of a class must be valid UTF-8; rename it") from None
+            names.add(entry.name)
+        elif _is_image(entry, ignored):
+            raise DataError(f"{text(entry.path)}: is in no folder of a class; images are expected as class/file.png")
+    return names
+
+
+def _images(
+    root: bytes,
+    folder: bytes,
+    names: Sequence[bytes],
+    present: Set[bytes],
+    ignored: collections.Counter[bytes],
+) -> Images:
+    paths: list[bytes] = []
+    labels, sizes, times = [], [], []
+    start, real_root = len(os.path.join(root, b"")), os.path.join(os.path.realpath(root), b"")
+    for label, name in enumerate(names):
+        if name in present:
+            for path, size, time in sorted(_walk(os.path.join(root, folder, name), real_root, ignored)):
+                paths.append(path[start:])
+                labels.append(label)
+                sizes.append(size)
+                times.append(time)
+    bounds = np.concatenate([[0], np.cumsum([len(path) for path in paths])])
+    return Images(
+        b"".join(paths),
+        bounds.astype(np.int64),
+        np.array(labels, np.int32),
+        np.array(sizes, np.int64),
+        np.array(times, np.int64),
+    )
+
+
+def _walk(folder: bytes, real_root: bytes, ignored: collections.Counter[bytes]) -> Iterator[tuple[bytes, int, int]]:
+    """Yields (path, size, time of the last change) of the images at any depth."""
+    folders = [folder]
+    while folders:
+        for entry in _entries(folders.pop()):
+            if _is_folder(entry):
+                folders.append(entry.path)
+            elif _is_image(entry, ignored):
+                yield (entry.path, *_status(entry, real_root))
+
+
+def _entries(folder: bytes) -> list[os.DirEntry[bytes]]:
+    try:
+        with os.scandir(folder) as found:
+            return sorted(
+                (entry for entry in found if not entry.name.startswith(_HIDDEN)), key=lambda entry: entry.name
+            )
+    except OSError as error:
+        raise DataError(f"{text(folder)}: cannot be read: {error.strerror or error}") from None
+
+
+def _is_folder(entry: os.DirEntry[bytes]) -> bool:
+    if entry.is_symlink() and entry.is_dir():
+        raise DataError(f"{text(entry.path)}: is a link to a folder, which is not followed; put the folder there")
+    return entry.is_dir(follow_symlinks=False)
+
+
+def _is_image(entry: os.DirEntry[bytes], ignored: collections.Counter[bytes]) -> bool:
+    extension = os.path.splitext(entry.name)[1].lower()
+    if extension not in EXTENSIONS:
+        ignored[extension] += 1
+    return extension in EXTENSIONS
+
+
+def _status(entry: os.DirEntry[bytes], real_root: bytes) -> tuple[int, int]:
+    if entry.is_symlink() and not os.path.realpath(entry.path).startswith(real_root):
+        raise DataError(f"{text(entry.path)}: is a link that leads out of the folder, which is refused; copy the file")
+    try:
+        status = entry.stat()
+    except OSError as error:
+        raise DataError(f"{text(entry.path)}: cannot be read: {error.strerror or error}") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"{text(entry.path)}: is not a regular file")
+    return status.st_size, status.st_mtime_ns
+
+
+def _check_not_empty(
+    root: bytes, names: Sequence[bytes], splits: dict[str, Images], ignored: collections.Counter[bytes]
+) -> None:
+    labels = np.concatenate([images.labels for images in splits.values()])
+    counts = np.bincount(labels, minlength=len(names))
+    for label, name in enumerate(names):
+        if not counts[label]:
+            others = f"; {ignored.total()} files are no images ({listed(ignored)})" if ignored else ""
+            raise DataError(f"{text(root)}: class {text(name)!r} has no image{others}; images are {_known()}")
+    for split, images in splits.items():
+        if not len(images):
+            raise DataError(f"{text(root)}: split {split!r} has no image; images are {_known()}")
+
+
+def _known() -> str:
+    return ", ".join(f"*{extension.decode()}" for extension in sorted(EXTENSIONS))
+
+
+def listed(ignored: collections.Counter[bytes]) -> str:
+    """Returns the extensions that were met most, for people."""
+    return ", ".join(text(extension) or "without extension" for extension, _ in ignored.most_common(5))

@@ -1,0 +1,169 @@
+"""Images in folders that are named by their class: `class/file.png`, or `train/class/file.png`."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import sys
+import threading
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_jobs.sources import digest
+from beam_jobs.sources.base import Block, SourceOptions
+from beam_jobs.sources.folders import listing as folder_listing
+from beam_jobs.sources.folders.listing import Images, Listing, text
+from pipeline import hashing
+from pipeline.errors import DataError, UsageError
+from pipeline.hashing import Domain
+from pipeline.manifest import Feature, SourceFile
+
+MAX_FILE = 256 << 20  # 256 MiB: more than any image that can be decoded
+_LISTINGS = 2  # kept a process
+
+_lock = threading.Lock()
+_listings: dict[tuple[str, str], Listing] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageFolderSource:
+    """A folder, listed by `open_source`. A worker lists it again: a million paths would not pickle small.
+
+    Attributes:
+      listing_digest: what the list must be then.
+    """
+
+    dataset: str
+    folder: str
+    class_names: tuple[str, ...]
+    files: tuple[SourceFile, ...]
+    splits: dict[str, int]
+    listing_digest: str
+
+    @property
+    def image_shape(self) -> None:
+        """None: images are encoded."""
+        return None
+
+    @property
+    def features(self) -> dict[str, Feature]:
+        """None besides image, label and key."""
+        return {}
+
+    @property
+    def unique_keys(self) -> bool:
+        """True: keys are paths."""
+        return True
+
+    def chunks(self, split: str) -> None:
+        """Returns None: every row is a file."""
+        del split
+
+    def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
+        """Returns hashes of the images' paths; see `base.Source.hashes`."""
+        images = self._images(split)
+        digests = b"".join(hashlib.sha256(images.path(row)).digest()[:8] for row in range(start, stop))
+        return hashing.derive_key(Domain.SPLIT, np.frombuffer(digests, "<i8"))
+
+    def where(self, split: str, row: int) -> tuple[str, int]:
+        """Returns (path, 0) of an image."""
+        return text(self._images(split).path(row)), 0
+
+    def read(self, split: str, rows: NDArray[np.int64]) -> Block:
+        """Returns images; keys are their paths from the folder; see `base.Source.read`."""
+        images = self._images(split)
+        found, bad = [], {}
+        for place, row in enumerate(rows.tolist()):
+            size = int(images.sizes[row])
+            if size > MAX_FILE:
+                bad[place] = f"has {size} bytes, above {MAX_FILE}, the most that an image file can be"
+                found.append(b"")
+            else:
+                path = os.path.join(os.fsencode(self.folder), images.path(row))
+                found.append(_content(path, size, int(images.times[row])))
+        keys = [images.path(row) for row in rows.tolist()]
+        return Block(found, images.labels[rows].astype(np.int64), keys, {}, bad)
+
+    def _images(self, split: str) -> Images:
+        with _lock:
+            listing = _listings.get((self.folder, self.listing_digest))
+            if listing is None:
+                listing = folder_listing.scan(os.fsencode(self.folder))
+                if listing.digest != self.listing_digest:
+                    raise DataError(f"{self.folder}: its files changed while it was being converted; run it again")
+                _keep(self.folder, listing)
+        return listing.splits[split]
+
+
+def open_source(options: SourceOptions) -> ImageFolderSource:
+    """Lists a folder and digests its images.
+
+    Raises:
+      UsageError: no folder is named.
+      DataError: it is no folder, or what `folder_listing.scan` says; a file changes meanwhile.
+    """
+    if not options.source:
+        raise UsageError("--source is missing: a folder with one folder of images a class")
+    folder = os.path.abspath(options.source)
+    if not os.path.isdir(folder):
+        problem = "is not a folder" if os.path.exists(folder) else "no such folder"
+        raise DataError(f"{folder}: {problem}; --source of image_folder is a folder with one folder of images a class")
+    listing = folder_listing.scan(os.fsencode(folder))
+    if listing.ignored:
+        count, extensions = listing.ignored.total(), folder_listing.listed(listing.ignored)
+        print(f"{folder}: {count} files are left out, which are no images ({extensions})", file=sys.stderr, flush=True)
+    with _lock:
+        _keep(folder, listing)
+    splits = {split: len(images) for split, images in listing.splits.items()}
+    return ImageFolderSource(
+        options.dataset, folder, listing.class_names, _files(folder, listing), splits, listing.digest
+    )
+
+
+def _keep(folder: str, listing: Listing) -> None:
+    while len(_listings) >= _LISTINGS:
+        _listings.pop(next(iter(_listings)))
+    _listings[folder, listing.digest] = listing
+
+
+def _content(path: bytes, size: int, time: int) -> bytes:
+    """Returns a file's bytes, which must be as they were when it was listed."""
+    try:
+        with open(path, "rb", buffering=0) as stream:
+            status = os.fstat(stream.fileno())
+            data = stream.readall() if (status.st_size, status.st_mtime_ns) == (size, time) else b""
+    except FileNotFoundError:
+        raise DataError(f"{text(path)}: no such file; it was there when the conversion began") from None
+    except OSError as error:
+        raise DataError(f"{text(path)}: cannot be read: {error.strerror or error}") from None
+    if len(data) != size or status.st_mtime_ns != time:
+        raise DataError(f"{text(path)}: changed while it was being converted; run the conversion again")
+    return data
+
+
+def _files(folder: str, listing: Listing) -> tuple[SourceFile, ...]:
+    """Returns an entry a folder of a class: all bytes, and SHA-256 over each file's path, size and SHA-256."""
+    total = sum(int(images.sizes.sum()) for images in listing.splits.values())
+    found = []
+    with digest.bar(total) as advance:
+        for split, images in listing.splits.items():
+            for label, name in enumerate(listing.class_names):
+                rows = range(*np.searchsorted(images.labels, [label, label + 1]).tolist())
+                if rows:
+                    place = os.path.join(text(listing.folders[split]), name)
+                    found.append(_describe(os.fsencode(folder), place, images, rows, advance))
+    return tuple(found)
+
+
+def _describe(folder: bytes, name: str, images: Images, rows: range, advance: Callable[[int], None]) -> SourceFile:
+    content = digest.digests([os.path.join(folder, images.path(row)) for row in rows], advance=advance)
+    sha256 = hashlib.sha256()
+    for row, one in zip(rows, content, strict=True):
+        path = images.path(row)
+        if one.num_bytes != images.sizes[row]:
+            raise DataError(f"{text(os.path.join(folder, path))}: changed while it was being read; run it again")
+        sha256.update(b"%b\0%d\0%b\n" % (path, one.num_bytes, one.sha256.encode()))
+    return SourceFile(name, sum(one.num_bytes for one in content), sha256.hexdigest())

@@ -1,0 +1,190 @@
+"""Which columns of a Parquet file are the image, the label, the key and the features, by the flags and their types."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from typing import Any
+
+import pyarrow as pa
+
+from beam_jobs.sources.base import SourceOptions
+from pipeline.errors import UsageError
+from pipeline.manifest import Feature
+
+_IMAGE_NAMES = ("image", "img")
+_LABEL_NAME = "label"
+_RESERVED = ("image", "label", "key")  # features of every example
+_MOST_LISTED = 16
+IMAGE_FIELD = "bytes"  # the field of Hugging Face's struct of bytes and path
+_LISTS = (pa.types.is_list, pa.types.is_large_list)
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """The columns to read. Equal for two files whose columns can be read alike.
+
+    Attributes:
+      image: name of the images' column.
+      nested: whether it is a struct with a field `bytes`.
+      label: name of the labels' column.
+      label_kind: `int`, `bool` or `string`.
+      key: name of the keys' column; "" where keys are made of file and row.
+      kept: (name, feature) of the others.
+    """
+
+    image: str
+    nested: bool
+    label: str
+    label_kind: str
+    key: str
+    kept: tuple[tuple[str, Feature], ...]
+
+    @property
+    def paths(self) -> list[str]:
+        """The dotted paths of what must be read: of a struct's fields only `bytes`."""
+        image = f"{self.image}.{IMAGE_FIELD}" if self.nested else self.image
+        return [image, self.label, *([self.key] if self.key else []), *(name for name, _ in self.kept)]
+
+
+def choose(path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
+    """Returns the columns of a file, the first of `image` and `img` and `label` where no flag names them.
+
+    Args:
+      path: of the file, for errors.
+      schema: of the file.
+      options: the flags.
+
+    Raises:
+      UsageError: a flag names a column that is not there, or whose type cannot be converted; a kept column is read
+        already or has the name of another feature.
+    """
+    present = [name for name in _IMAGE_NAMES if name in schema.names]
+    image = options.image_column or (present[0] if present else _IMAGE_NAMES[0])
+    label = options.label_column or _LABEL_NAME
+    nested = _check_image(path, schema, image)
+    label_kind = _label_kind(path, schema, label)
+    if options.key_column:
+        _check_key(path, schema, options.key_column)
+    names = class_names(schema)
+    kept = []
+    for name in options.keep_columns:
+        if name in _RESERVED or name in (image, label, options.key_column):
+            problem = "every example has that feature" if name in _RESERVED else "that column is read already"
+            raise UsageError(f"--keep_columns: {name!r} cannot be kept: {problem}")
+        feature = _feature(path, schema, name)
+        own_names = names.get(name, ()) if feature.dtype == "int64" else ()
+        kept.append((name, dataclasses.replace(feature, class_names=own_names)))
+    if len({image, label, options.key_column}) != 3:
+        raise UsageError(
+            f"{path}: image, label and key must be three columns, not {image}, {label}, {options.key_column}"
+        )
+    return Columns(image, nested, label, label_kind, options.key_column, tuple(kept))
+
+
+def class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
+    """Returns {column: names of its classes} of the columns that Hugging Face's metadata in a schema calls so.
+
+    Metadata of another form is ignored: it is somebody's comment.
+    """
+    try:
+        content = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        features: Any = content["info"]["features"]
+        named = {column: feature["names"] for column, feature in features.items() if _is_class_label(feature)}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+    return {column: tuple(names) for column, names in named.items()}
+
+
+def _is_class_label(feature: Any) -> bool:
+    if not isinstance(feature, dict) or feature.get("_type") != "ClassLabel":
+        return False
+    names = feature.get("names")
+    return isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)
+
+
+def _type_of(path: str, schema: pa.Schema, flag: str, name: str) -> pa.DataType:
+    count = schema.names.count(name)
+    if count == 1:
+        return schema.field(name).type
+    if count:
+        raise UsageError(f"--{flag}={name}: {path} has {count} columns of that name")
+    near = difflib.get_close_matches(name, schema.names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    listed = ", ".join(schema.names[:_MOST_LISTED]) + (", ..." if len(schema.names) > _MOST_LISTED else "")
+    raise UsageError(f"--{flag}: {path} has no column {name!r}; {hint}columns: {listed}")
+
+
+def _check_image(path: str, schema: pa.Schema, name: str) -> bool:
+    """Returns whether the column is a struct of bytes and more."""
+    found = _type_of(path, schema, "image_column", name)
+    if pa.types.is_struct(found) and found.get_field_index(IMAGE_FIELD) >= 0:
+        if _is_bytes(plain(found.field(IMAGE_FIELD).type)):
+            return True
+    elif _is_bytes(plain(found)):
+        return False
+    raise UsageError(
+        f"--image_column={name}: {path} has it as {_text(found)}; it must be binary, the bytes of PNG, JPEG, ... "
+        f"files, or a struct with such a field {IMAGE_FIELD!r}"
+    )
+
+
+def _label_kind(path: str, schema: pa.Schema, name: str) -> str:
+    found = _type_of(path, schema, "label_column", name)
+    for kind, test in (("int", pa.types.is_integer), ("bool", pa.types.is_boolean), ("string", _is_text)):
+        if test(plain(found)):
+            return kind
+    raise UsageError(
+        f"--label_column={name}: {path} has it as {_text(found)}; it must be integers, booleans or strings"
+    )
+
+
+def _check_key(path: str, schema: pa.Schema, name: str) -> None:
+    found = _type_of(path, schema, "key_column", name)
+    if not any(
+        test(plain(found)) for test in (pa.types.is_integer, _is_text, _is_bytes, pa.types.is_fixed_size_binary)
+    ):
+        raise UsageError(
+            f"--key_column={name}: {path} has it as {_text(found)}; it must be strings, binary or integers"
+        )
+
+
+def _feature(path: str, schema: pa.Schema, name: str) -> Feature:
+    found = plain(_type_of(path, schema, "keep_columns", name))
+    if _is_text(found) or _is_bytes(found) or pa.types.is_fixed_size_binary(found):
+        return Feature("string")
+    if pa.types.is_fixed_size_list(found) and (dtype := _number(found.value_type)):
+        return Feature(dtype, (found.list_size,))
+    if any(test(found) for test in _LISTS) and (dtype := _number(found.value_type)):
+        return Feature(dtype, (None,))
+    if dtype := _number(found):
+        return Feature(dtype)
+    raise UsageError(
+        f"--keep_columns: {path} has {name!r} as {_text(found)}; integers, booleans, floats, lists of them, strings "
+        "and binary can be kept"
+    )
+
+
+def plain(found: pa.DataType) -> pa.DataType:
+    """Returns the type of the values of a column that is stored as a dictionary of them."""
+    return found.value_type if pa.types.is_dictionary(found) else found
+
+
+def _number(found: pa.DataType) -> str:
+    """Returns the feature's dtype for numbers, "" for what is none. float64 is rounded: features are float32."""
+    if pa.types.is_integer(found) or pa.types.is_boolean(found):
+        return "int64"
+    return "float32" if pa.types.is_floating(found) else ""
+
+
+def _is_bytes(found: pa.DataType) -> bool:
+    return pa.types.is_binary(found) or pa.types.is_large_binary(found) or pa.types.is_binary_view(found)
+
+
+def _is_text(found: pa.DataType) -> bool:
+    return pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found)
+
+
+def _text(found: pa.DataType) -> str:
+    return " ".join(str(found).split())[:100]

@@ -1,0 +1,167 @@
+"""Columns of an Arrow batch as NumPy arrays and bytes, with what is wrong with each row."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from beam_jobs.sources.parquet.columns import IMAGE_FIELD, Columns
+from pipeline.manifest import Feature
+
+_HIGHEST = np.iinfo(np.int64).max
+
+
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """Some rows of one batch.
+
+    Attributes:
+      images: of bytes; b"" where the row is bad.
+      labels: int64.
+      keys: of bytes; None where keys are made of file and row.
+      extra: {name: values}, of numbers, or of objects where they are bytes or vary in length.
+      bad: {row: reason}.
+    """
+
+    images: NDArray[np.object_]
+    labels: NDArray[np.int64]
+    keys: NDArray[np.object_] | None
+    extra: dict[str, NDArray[Any]]
+    bad: dict[int, str]
+
+
+def of_batch(batch: pa.RecordBatch, rows: NDArray[np.int64], columns: Columns, class_names: pa.Array | None) -> Values:
+    """Returns rows of a batch.
+
+    Args:
+      batch: has the columns.
+      rows: numbers in the batch, in the order wanted.
+      columns: what they are.
+      class_names: strings, of which labels are the numbers; None where labels are numbers.
+
+    Raises:
+      ValueError, pyarrow.ArrowException: the values are not of the types that the footer gives.
+    """
+    taken = {name: _taken(batch.column(name), rows) for name in batch.schema.names}
+    bad: dict[int, str] = {}
+    missing = "has no image bytes (a path is not followed)" if columns.nested else f"{columns.image} is null"
+    images = _bytes(taken[columns.image], missing, bad)
+    labels = _labels(taken[columns.label], columns, class_names, bad)
+    keys = _keys(taken[columns.key], columns.key, bad) if columns.key else None
+    extra = {name: _kept(taken[name], name, feature, bad) for name, feature in columns.kept}
+    return Values(images, labels, keys, extra, bad)
+
+
+def _taken(array: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
+    if pa.types.is_struct(array.type):
+        array = pc.struct_field(array, IMAGE_FIELD)
+    if pa.types.is_binary_view(array.type) or pa.types.is_string_view(array.type):
+        array = array.cast(pa.large_binary())  # Arrow cannot take rows of a view
+    whole = len(rows) == len(array) and bool((rows[1:] > rows[:-1]).all())
+    return array if whole else array.take(pa.array(rows))
+
+
+def _refuse(bad: dict[int, str], rows: NDArray[np.bool_], reason: str) -> None:
+    for row in np.flatnonzero(rows).tolist():
+        bad.setdefault(row, reason)
+
+
+def _decoded(array: pa.Array) -> pa.Array:
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def _nulls(array: pa.Array) -> NDArray[np.bool_]:
+    return array.is_null().to_numpy(zero_copy_only=False)
+
+
+def _bytes(array: pa.Array, missing: str, bad: dict[int, str]) -> NDArray[np.object_]:
+    array = _decoded(array)
+    if not pa.types.is_binary(array.type):
+        array = array.cast(pa.large_binary())
+    values: NDArray[np.object_] = array.to_numpy(zero_copy_only=False)
+    if array.null_count:
+        nulls = _nulls(array)
+        _refuse(bad, nulls, missing)
+        values = values.copy()
+        values[nulls] = b""
+    return values
+
+
+def _integers(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.int64]:
+    """Returns integers or booleans; 0 where they are refused."""
+    array = _decoded(array)
+    if array.null_count:
+        _refuse(bad, _nulls(array), f"{name} is null")
+        array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
+    values = array.to_numpy(zero_copy_only=False)
+    if values.dtype == np.uint64 and len(values) and values.max() > _HIGHEST:
+        _refuse(bad, values > _HIGHEST, f"{name} is above {_HIGHEST}, the most that int64 holds")
+        values = np.where(values > _HIGHEST, 0, values)
+    return values.astype(np.int64)
+
+
+def _labels(array: pa.Array, columns: Columns, class_names: pa.Array | None, bad: dict[int, str]) -> NDArray[np.int64]:
+    if class_names is None:
+        return _integers(array, columns.label, bad)
+    array = _decoded(array).cast(pa.large_string())
+    _refuse(bad, _nulls(array), f"{columns.label} is null")
+    numbers = pc.index_in(array, value_set=class_names).fill_null(-1).to_numpy().astype(np.int64)
+    _refuse(bad, numbers < 0, f"{columns.label} is empty")  # the one text that names no class
+    return np.maximum(numbers, 0)
+
+
+def _keys(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.object_]:
+    array = _decoded(array)
+    if pa.types.is_integer(array.type):
+        array = array.cast(pa.large_string())
+    keys = _bytes(array, f"{name} is null", bad)
+    _refuse(bad, keys == b"", f"{name} is empty")
+    return keys
+
+
+def _kept(array: pa.Array, name: str, feature: Feature, bad: dict[int, str]) -> NDArray[Any]:
+    if feature.dtype == "string":
+        return _bytes(array, f"{name} is null", bad)
+    array = _decoded(array)
+    if feature.shape == ():
+        return _numbers(array, name, bad)
+    if array.null_count:
+        _refuse(bad, _nulls(array), f"{name} is null")
+    return _lists(array, name, bad) if feature.shape == (None,) else _vectors(array, name, bad)
+
+
+def _numbers(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[Any]:
+    if not pa.types.is_floating(array.type):
+        return _integers(array, name, bad)
+    if array.null_count:
+        _refuse(bad, _nulls(array), f"{name} is null")
+    with np.errstate(over="ignore"):  # beyond float32: infinite
+        return array.to_numpy(zero_copy_only=False).astype(np.float32)  # nulls become NaN
+
+
+def _lists(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.object_]:
+    offsets = array.offsets.to_numpy()
+    wrong: dict[int, str] = {}
+    values = _numbers(array.values, f"an element of {name}", wrong)
+    for element, reason in wrong.items():
+        row = int(np.searchsorted(offsets, element, side="right")) - 1
+        if 0 <= row < len(array):  # else it is of a neighbour in a slice
+            bad.setdefault(row, reason)
+    out = np.empty(len(array), object)
+    for row, (start, stop) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
+        out[row] = values[start:stop]
+    return out
+
+
+def _vectors(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[Any]:
+    size = array.type.list_size
+    wrong: dict[int, str] = {}
+    values = _numbers(array.values.slice(array.offset * size, len(array) * size), f"an element of {name}", wrong)
+    for element, reason in wrong.items():
+        bad.setdefault(element // size, reason)
+    return values.reshape(len(array), size)

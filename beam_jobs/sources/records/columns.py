@@ -1,0 +1,145 @@
+"""Records of `tf.train.Example` to blocks: which feature is the image, which the label, which are kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_jobs.sources.base import Block
+from pipeline import example_proto
+from pipeline.manifest import Feature
+
+_KIND_OF_DTYPE = {"string": "bytes", "int64": "int64", "float32": "float"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """The features of records by the names that they have there.
+
+    Attributes:
+      image, label: bytes; one int64.
+      key: bytes or an int64; "" where records have none.
+      image_shape: (height, width, channels) of raw pixels; None where images are encoded.
+      sizes: the features of height, width and channels in records of raw pixels; none where there are none.
+      extra: the features that are kept.
+    """
+
+    image: str
+    label: str
+    key: str = ""
+    image_shape: tuple[int, int, int] | None = None
+    sizes: tuple[str, ...] = ()
+    extra: dict[str, Feature] = dataclasses.field(default_factory=dict)
+
+    def block(self, records: Sequence[bytes], keys: Sequence[bytes]) -> Block:
+        """Returns the block of some records; those that are no example are in its `bad`.
+
+        Args:
+          records: serialized Examples.
+          keys: what names each, where records have no key.
+        """
+        images, labels, found_keys = [self._no_image] * len(records), np.zeros(len(records), np.int64), list(keys)
+        extra = {name: [_nothing(feature)] * len(records) for name, feature in self.extra.items()}
+        bad: dict[int, str] = {}
+        names = (self.image, self.label, *([self.key] if self.key else []), *self.sizes, *self.extra)
+        for row, record in enumerate(records):
+            try:
+                features = example_proto.decode(record, names)
+                image, label = self._image(features), int(_one(features, self.label, "int64"))
+                key = self._key(features) if self.key else keys[row]
+                kept = {name: _kept(features, name, feature) for name, feature in self.extra.items()}
+            except ValueError as error:
+                bad[row] = str(error)
+                continue
+            images[row], labels[row], found_keys[row] = image, label, key
+            for name, value in kept.items():
+                extra[name][row] = value
+        arrays = {name: _column(values, self.extra[name]) for name, values in extra.items()}
+        return Block(self._pixels(images), labels, found_keys, arrays, bad)
+
+    @property
+    def _no_image(self) -> bytes:
+        return bytes(math.prod(self.image_shape)) if self.image_shape else b""
+
+    def _pixels(self, images: list[bytes]) -> NDArray[np.uint8] | list[bytes]:
+        if self.image_shape is None:
+            return images
+        return np.frombuffer(b"".join(images), np.uint8).reshape(-1, *self.image_shape)
+
+    def _image(self, features: dict[str, Any]) -> bytes:
+        image: bytes = _one(features, self.image, "bytes")
+        if self.image_shape is None:
+            return image
+        if self.sizes:
+            shape = tuple(int(_one(features, name, "int64")) for name in self.sizes)
+            if shape != self.image_shape:
+                raise ValueError(f"the image is {_text(shape)}; the first is {_text(self.image_shape)}")
+        if len(image) != math.prod(self.image_shape):
+            size = math.prod(self.image_shape)
+            raise ValueError(f"the image has {len(image)} bytes; {_text(self.image_shape)} pixels are {size}")
+        return image
+
+    def _key(self, features: dict[str, Any]) -> bytes:
+        value = _one(features, self.key, "bytes or int64")
+        key = value if isinstance(value, bytes) else str(value).encode()
+        if not key:
+            raise ValueError(f"feature {self.key!r}, the key, is empty")
+        return key
+
+
+def kind(values: Any) -> str:
+    """Returns what `example_proto.decode` found: `bytes`, `int64`, `float`, or `nothing`."""
+    if isinstance(values, list):
+        return "bytes" if values else "nothing"
+    return "int64" if values.dtype == np.int64 else "float"
+
+
+def _one(features: dict[str, Any], name: str, kinds: str) -> Any:
+    if name not in features:
+        raise ValueError(f"there is no feature {name!r}")
+    values = features[name]
+    if kind(values) not in kinds:
+        raise ValueError(f"feature {name!r} holds {kind(values)}, not {kinds}")
+    if len(values) != 1:
+        raise ValueError(f"feature {name!r} has {len(values)} values, not 1")
+    return values[0]
+
+
+def _kept(features: dict[str, Any], name: str, feature: Feature) -> Any:
+    kind_wanted = _KIND_OF_DTYPE[feature.dtype]
+    if not feature.shape:
+        return _one(features, name, kind_wanted)
+    values = features.get(name, [])
+    if not len(values):
+        values = np.zeros(0, feature.dtype)
+    elif kind(values) != kind_wanted:
+        raise ValueError(f"feature {name!r} holds {kind(values)}, not {kind_wanted}")
+    if None in feature.shape:
+        return values
+    shape = [size for size in feature.shape if size is not None]
+    if len(values) != math.prod(shape):
+        raise ValueError(f"feature {name!r} has {len(values)} values, not {_text(shape)}")
+    return values.reshape(shape)
+
+
+def _nothing(feature: Feature) -> Any:
+    """Returns what stands for the value of a bad record."""
+    if feature.dtype == "string":
+        return b""
+    return np.zeros([size or 0 for size in feature.shape], feature.dtype)
+
+
+def _column(values: list[Any], feature: Feature) -> Any:
+    if feature.dtype == "string" or None in feature.shape:
+        return values
+    shape = [size for size in feature.shape if size is not None]
+    return np.array(values, feature.dtype).reshape(len(values), *shape)
+
+
+def _text(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))

@@ -1,0 +1,213 @@
+"""Files of records, read by record number: TFRecord files, compressed or not, and ArrayRecord files.
+
+A file is walked once, when it is indexed. Of a TFRecord file whose records are all of one length that length is kept,
+and any record is as near as any other. Of others the offset of the first record of each piece is kept: 1,000 records
+or 16 MiB, whichever is less. Compressed files are read from their beginning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_jobs.sources import content, files
+from beam_jobs.sources.files import Place, Stamp
+from beam_jobs.sources.records import ranges as record_ranges
+from beam_jobs.sources.records import stream as record_stream
+from pipeline.errors import DataError
+
+ARRAY_RECORD = "array_record"
+_PIECE_RECORDS = 1000
+_PIECE_BYTES = 16 << 20  # 16 MiB
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordFile:
+    """One file, as it was when it was indexed.
+
+    Attributes:
+      path: absolute, or the file's place in a store.
+      num_bytes, mtime_ns: of the file; another size or time means that it was changed.
+      num_records: in it.
+      packing: "" (TFRecord), "gzip" or "zlib" (TFRecord, compressed), or `ARRAY_RECORD`.
+      stride: bytes from one record to the next, where all are of one length.
+      offsets: (path, CRC32C in hexadecimal) of a file with the byte offset of each record and the size of this file,
+        uint64, little-endian; None where there is none.
+      marks: (record, its byte offset) of the first record of each piece, and of the file's end, where there is neither
+        stride nor offsets.
+    """
+
+    path: Place
+    num_bytes: int
+    mtime_ns: int
+    num_records: int
+    packing: str = ""
+    stride: int | None = None
+    offsets: tuple[Place, str] | None = None
+    marks: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def has_random_access(self) -> bool:
+        """Says whether any record is as cheap to read as any other."""
+        return self.packing == ARRAY_RECORD or self.stride is not None or self.offsets is not None
+
+    @property
+    def pieces(self) -> list[int]:
+        """The number of records in each unit of random access; they sum to `num_records`."""
+        firsts = [record for record, _ in self.marks] or [0, self.num_records]
+        return [stop - start for start, stop in itertools.pairwise(firsts) if stop > start]
+
+
+def index(
+    path: Place | pathlib.Path, visit: Callable[[bytes], None] | None = None, tap: Callable[[bytes], None] | None = None
+) -> RecordFile:
+    """Walks a TFRecord file, compressed or not, once.
+
+    Args:
+      path: absolute, or the file's place in a store.
+      visit: gets each record, whose CRC is checked then. Without it the records of a plain file are skipped.
+      tap: gets all bytes as in `record_stream.walk`; none are skipped then.
+
+    Raises:
+      DataError: the file cannot be read, is no TFRecord file, cut short or corrupt: with the record and its offset.
+    """
+    path = files.place(path)
+    packing = record_stream.packing_of(path)
+    size, mtime_ns = files.stamp(path)
+    lengths: set[int] = set()
+    marks, count, end = [(0, 0)], 0, 0
+    for start, end, record in record_stream.walk(path, packing, visit is not None, tap):
+        if count - marks[-1][0] >= _PIECE_RECORDS or (end - marks[-1][1] > _PIECE_BYTES and count > marks[-1][0]):
+            marks.append((count, start))
+        if len(lengths) < 2:
+            lengths.add(end - start)
+        if visit is not None:
+            visit(record)
+        count += 1
+    stride = lengths.pop() if len(lengths) == 1 and not packing else None
+    kept = () if packing or stride is not None else (*marks, (count, end))
+    return RecordFile(path, size, mtime_ns, count, packing, stride, marks=kept)
+
+
+def index_array_record(path: pathlib.Path) -> RecordFile:
+    """Opens an ArrayRecord file, which has its own index.
+
+    Raises:
+      DataError: the file cannot be read or is no ArrayRecord file.
+    """
+    with content.errors_of(path):
+        status = path.stat()
+    with _array_record(path) as reader:
+        count: int = reader.num_records()
+    return RecordFile(str(path), status.st_size, status.st_mtime_ns, count, ARRAY_RECORD)
+
+
+def read(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
+    """Returns records, in the order of `rows`; both CRCs of each are checked.
+
+    Args:
+      file: what `index` returned.
+      rows: int64 (n,), ascending, each in 0..num_records - 1.
+
+    Raises:
+      DataError: the file was changed since, cannot be read, or is corrupt there: with the record and its offset.
+    """
+    with content.errors_of(file.path), files.open_file(file.path) as stream:
+        _check_unchanged(file, files.stamp_of(stream, file.path))
+        if file.packing:
+            return _read_array_record(file, rows) if file.packing == ARRAY_RECORD else _read_streamed(file, rows)
+        if not file.has_random_access:
+            return _read_pieces(file, stream, rows)
+        starts, stops = _ranges(file, rows)
+        framed = record_ranges.read(stream, starts, stops, files.is_remote(file.path))
+        return [
+            record_stream.unframe(data, str(file.path), row, start)
+            for data, row, start in zip(framed, rows.tolist(), starts, strict=True)
+        ]
+
+
+def _check_unchanged(file: RecordFile, now: Stamp) -> None:
+    if now != (file.num_bytes, file.mtime_ns):
+        raise DataError(
+            f"{file.path}: changed while it was being converted ({file.num_bytes} bytes before, {now[0]} now); "
+            "run the conversion again"
+        )
+
+
+def _ranges(file: RecordFile, rows: NDArray[np.int64]) -> tuple[list[int], list[int]]:
+    """Returns the byte offsets of records and of their ends."""
+    if file.stride is not None:
+        return (rows * file.stride).tolist(), ((rows + 1) * file.stride).tolist()
+    assert file.offsets is not None
+    offsets = _load_offsets(*file.offsets, file.num_records, file.num_bytes)
+    return offsets[rows].tolist(), offsets[rows + 1].tolist()
+
+
+@functools.lru_cache(maxsize=64)
+def _load_offsets(path: Place, crc: str, count: int, num_bytes: int) -> NDArray[np.int64]:
+    data = files.path_of(path).read_bytes()
+    if f"{google_crc32c.value(data):08x}" != crc or len(data) != 8 * (count + 1):
+        raise DataError(
+            f"{path}: is not the file of {count + 1} offsets that the manifest lists; convert the data again"
+        )
+    offsets = np.frombuffer(data, "<u8").astype(np.int64)
+    if offsets[0] != 0 or offsets[-1] != num_bytes or (np.diff(offsets) < 0).any():
+        raise DataError(f"{path}: its offsets do not ascend from 0 to {num_bytes}; convert the data again")
+    return offsets
+
+
+def _read_pieces(file: RecordFile, stream: IO[bytes], rows: NDArray[np.int64]) -> list[bytes]:
+    """Returns records out of the pieces that hold them, a piece in memory at a time."""
+    firsts = np.array([record for record, _ in file.marks], np.int64)
+    pieces = np.searchsorted(firsts, rows, side="right") - 1
+    found: list[bytes] = []
+    for piece in np.unique(pieces).tolist():
+        (number, start), (_, stop) = file.marks[piece], file.marks[piece + 1]
+        data = files.read_at(stream, start, stop - start)
+        bounds = record_stream.bounds(data, str(file.path), number, start)
+        for row in rows[pieces == piece].tolist():
+            begin, end = bounds[row - number], bounds[row - number + 1]
+            found.append(record_stream.unframe(data[begin:end], str(file.path), row, start + begin))
+    return found
+
+
+def _read_streamed(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
+    """Returns records of a compressed file, which is read up to the last of them."""
+    found: list[bytes] = []
+    records = enumerate(record_stream.walk(file.path, file.packing))
+    number, record = -1, b""
+    for row in rows.tolist():
+        while number < row:
+            number, (_, _, record) = next(records)
+        found.append(record)
+    return found
+
+
+def _read_array_record(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
+    with _array_record(file.path) as reader:
+        found: list[bytes] = reader.read(rows.tolist())
+    return found
+
+
+@contextlib.contextmanager
+def _array_record(path: Place | pathlib.Path) -> Iterator[Any]:
+    from array_record.python import array_record_module  # noqa: PLC0415 (optional: it comes with TFDS)
+
+    try:
+        reader = array_record_module.ArrayRecordReader(str(path))
+        try:
+            yield reader
+        finally:
+            reader.close()
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{path}: an ArrayRecord file that cannot be read ({reason}); get it again") from None

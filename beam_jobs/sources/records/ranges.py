@@ -1,0 +1,61 @@
+"""Reads many ranges of bytes of a file in few calls, wherever the file lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO
+
+from beam_jobs.sources import files
+
+_GAP = 64 << 10  # 64 KiB: to read on over so small a gap is cheaper than another call
+_SPAN = 8 << 20  # 8 MiB read at once, or one record
+_REMOTE_GAP = 256 << 10  # 256 KiB: a fraction of what a store sends in the time that a request takes
+_WHOLE = 10  # a store's file of which more than a tenth is wanted is read from the first range to the last
+_REQUESTS = 8  # at a time: as many spans are in memory
+
+
+def read(stream: IO[bytes], starts: Sequence[int], stops: Sequence[int], remote: bool) -> Iterator[bytes]:
+    """Yields the bytes of each range, which ascend; near ones are read together, 8 MiB at most.
+
+    Memory: the ranges; of a remote file eight spans of 8 MiB more, which are read at a time.
+
+    Args:
+      stream: from `files.open_file`, unbuffered.
+      starts, stops: byte offsets of each range and of its end.
+      remote: whether every call is a request to an object store.
+
+    Raises:
+      OSError: they cannot be read.
+    """
+
+    def cut(span: tuple[int, int]) -> list[bytes]:
+        first, end = span
+        base = starts[first]
+        data = files.read_at(stream, base, stops[end - 1] - base)
+        return [data[starts[i] - base : stops[i] - base] for i in range(first, end)]
+
+    if not remote:
+        for span in _spans(starts, stops, _GAP):
+            yield from cut(span)
+        return
+    spans = list(_spans(starts, stops, _remote_gap(stream, starts, stops)))
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        for found in pool.map(cut, spans):
+            yield from found
+
+
+def _spans(starts: Sequence[int], stops: Sequence[int], gap: int) -> Iterator[tuple[int, int]]:
+    """Yields the numbers of the first range that is read at once and of the first that is not."""
+    first = 0
+    while first < len(starts):
+        end = first + 1
+        while end < len(starts) and starts[end] <= stops[end - 1] + gap and stops[end] - starts[first] <= _SPAN:
+            end += 1
+        yield first, end
+        first = end
+
+
+def _remote_gap(stream: IO[bytes], starts: Sequence[int], stops: Sequence[int]) -> int:
+    size = files.size_of(stream)
+    return size if (sum(stops) - sum(starts)) * _WHOLE > size else _REMOTE_GAP

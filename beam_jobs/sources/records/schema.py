@@ -1,0 +1,117 @@
+"""Finds out of the first records of a foreign file what its image, label and key are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from beam_jobs.sources.base import SourceOptions
+from beam_jobs.sources.records.columns import Columns, kind
+from pipeline.errors import UsageError, unknown
+from pipeline.manifest import Feature
+
+FIRST_RECORDS = 100  # by which it is told whether a feature has one value in every record
+_OURS = ("image", "label", "key")
+_USUAL = {"image": ("image", "image/encoded", "image_raw"), "label": ("label", "image/class/label")}
+_SIZES = (
+    ("height", "width", "depth"),
+    ("height", "width", "channels"),
+    ("image/height", "image/width", "image/channels"),
+)
+_MAGIC = {b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG"}
+_DTYPE_OF_KIND = {"bytes": "string", "int64": "int64", "float": "float32"}
+
+
+def infer(records: Sequence[Mapping[str, Any]], file: str, options: SourceOptions) -> Columns:
+    """Returns what is what in the records of `file`.
+
+    Args:
+      records: its first records, decoded, at least one.
+      file: for the errors.
+      options: the flags --feature_map, --image_shape and --keep_columns.
+
+    Raises:
+      UsageError: a flag does not fit the first record, or is needed.
+    """
+    first = records[0]
+    names = _names(first, file, options.feature_map)
+    listed = _listed(first)
+    for ours, wanted in (("image", ("bytes",)), ("label", ("int64",)), ("key", ("bytes", "int64"))):
+        if ours in names and (kind(first[names[ours]]) not in wanted or len(first[names[ours]]) != 1):
+            raise UsageError(
+                f"--feature_map={ours}:{names[ours]}: {file}: must be one value of {' or '.join(wanted)}; the first "
+                f"record has {listed}"
+            )
+    shape, sizes = _image_shape(first, names["image"], file, options.image_shape)
+    extra = {name: _feature(records, name, file) for name in options.keep_columns}
+    return Columns(names["image"], names["label"], names.get("key", ""), shape, sizes, extra)
+
+
+def _names(first: Mapping[str, Any], file: str, feature_map: Sequence[tuple[str, str]]) -> dict[str, str]:
+    names = dict(feature_map)
+    for ours, theirs in names.items():
+        if ours not in _OURS:
+            raise unknown("--feature_map", ours, _OURS)
+        if theirs not in first:
+            raise UsageError(f"--feature_map={ours}:{theirs}: {file}: the first record has {_listed(first)}")
+    for ours, usual in _USUAL.items():
+        if ours not in names:
+            found = [name for name in usual if name in first]
+            if not found:
+                raise UsageError(
+                    f"--feature_map must name the {ours}, as in {ours}:{usual[-1]}: {file}: the first record has "
+                    f"{_listed(first)}"
+                )
+            names[ours] = found[0]
+    return names
+
+
+def _listed(first: Mapping[str, Any]) -> str:
+    if not first:
+        return "no feature"
+    return ", ".join(f"{name} ({len(first[name])} {kind(first[name])})" for name in sorted(first))
+
+
+def _image_shape(
+    first: Mapping[str, Any], name: str, file: str, given: tuple[int, int, int] | None
+) -> tuple[tuple[int, int, int] | None, tuple[str, ...]]:
+    image: bytes = first[name][0]
+    for magic, encoding in _MAGIC.items():
+        if image.startswith(magic):
+            if given:
+                raise UsageError(
+                    f"--image_shape: {file}: feature {name!r} holds {encoding} files, which say their size"
+                )
+            return None, ()
+    sizes = next((names for names in _SIZES if all(_is_size(first.get(size)) for size in names)), ())
+    if given is None and not sizes:
+        raise UsageError(
+            f"--image_shape=HxWxC is missing: {file}: feature {name!r} holds {len(image)} bytes that begin with "
+            f"0x{image[:4].hex()}: no PNG or JPEG file, so they must be raw pixels"
+        )
+    shape = given or tuple(int(first[size][0]) for size in sizes)
+    if math.prod(shape) != len(image):
+        text = "x".join(map(str, shape))
+        origin = f"--image_shape={text}" if given else f"{', '.join(sizes)} say {text}"
+        raise UsageError(f"{origin}: {file}: are {math.prod(shape)} bytes; the first image has {len(image)}")
+    return (shape[0], shape[1], shape[2]), () if given else sizes
+
+
+def _is_size(values: Any) -> bool:
+    return values is not None and kind(values) == "int64" and len(values) == 1 and values[0] > 0
+
+
+def _feature(records: Sequence[Mapping[str, Any]], name: str, file: str) -> Feature:
+    """Returns a kept feature: a scalar where each of the first records has one value, else of one open dimension."""
+    if name in _OURS:
+        raise UsageError(f"--keep_columns={name}: is the name of a feature that every record of ours has")
+    found = [record[name] for record in records if name in record and len(record[name])]
+    if not found:
+        raise UsageError(f"--keep_columns={name}: {file}: the first record has {_listed(records[0])}")
+    dtype = _DTYPE_OF_KIND[kind(found[0])]
+    if all(len(values) == 1 for values in found) and len(found) == len(records):
+        return Feature(dtype)
+    if dtype == "string":
+        raise UsageError(f"--keep_columns={name}: {file}: of bytes only one value a record can be kept")
+    return Feature(dtype, (None,))

@@ -1,0 +1,86 @@
+"""TFRecords of `tf.train.Example`: a data set of ours (a folder with manifest.json), or anybody's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from beam_jobs.places import paths
+from beam_jobs.places.paths import AnyPath
+from beam_jobs.sources import files
+from beam_jobs.sources.base import SourceOptions
+from beam_jobs.sources.files import Place
+from beam_jobs.sources.records import foreign as foreign_records
+from beam_jobs.sources.records.columns import Columns
+from beam_jobs.sources.records.files import RecordFile
+from beam_jobs.sources.records.source import RecordSource
+from pipeline import manifest, naming
+from pipeline.errors import DataError, UsageError
+from pipeline.manifest import Manifest, ShardInfo, SourceFile
+
+_PACKING_OF_COMPRESSION = {"": "", "GZIP": "gzip"}
+
+
+def open_source(options: SourceOptions) -> RecordSource:
+    """Opens TFRecords: a folder with a manifest as what it says, others as `foreign_records.open_files` does.
+
+    Raises:
+      UsageError: no source is named, or a flag does not fit it.
+      DataError: a file is missing, cut short, corrupt or cannot be read.
+    """
+    if not options.source:
+        raise UsageError(
+            f"--source is missing: a folder with {naming.MANIFEST}, or TFRecord files: a folder of them, a file, a glob"
+        )
+    folder = paths.path_of(options.source)
+    if (folder / naming.MANIFEST).exists():
+        return _open_ours(folder, options)
+    return foreign_records.open_files(options)
+
+
+def _open_ours(folder: AnyPath, options: SourceOptions) -> RecordSource:
+    """Opens a data set of ours. Its file in the new manifest is its manifest, which has the digests of its shards."""
+    for flag in ("feature_map", "image_shape", "keep_columns"):
+        if getattr(options, flag):
+            raise UsageError(f"--{flag}: is not for {folder}, whose {naming.MANIFEST} says what its features are")
+    made = manifest.load(folder)
+    columns = Columns(
+        *("image", "label", "key"),
+        image_shape=made.image_shape if made.features["image"].encoding == "raw" else None,
+        extra={name: feature for name, feature in made.features.items() if name not in ("image", "label", "key")},
+    )
+    return RecordSource(
+        dataset=made.dataset,
+        class_names=made.class_names,
+        root=files.place(folder),
+        columns=columns,
+        records={
+            name: tuple(_shards(folder, made, split.shards))
+            for name, split in made.splits.items()
+            if split.num_examples
+        },
+        files=(SourceFile(naming.MANIFEST, len(made.to_bytes()), made.digest),),
+        unique_keys=True,
+    )
+
+
+def _shards(folder: AnyPath, made: Manifest, shards: Iterable[ShardInfo]) -> Iterator[RecordFile]:
+    return files.each(lambda shard: _shard(files.place(folder), made, shard), shards, files.is_remote(folder))
+
+
+def _shard(folder: Place, made: Manifest, shard: ShardInfo) -> RecordFile:
+    path = files.join(folder, shard.file)
+    size, mtime_ns = files.stamp(path)
+    if size != shard.num_bytes:
+        raise DataError(f"{path}: {size} bytes, but the manifest says {shard.num_bytes}; convert it again")
+    offsets = None
+    if shard.offsets_crc32c is not None:
+        offsets = (files.join(folder, naming.offsets_name(shard.file)), shard.offsets_crc32c)
+    return RecordFile(
+        path=path,
+        num_bytes=shard.num_bytes,
+        mtime_ns=mtime_ns,
+        num_records=shard.num_examples,
+        packing=_PACKING_OF_COMPRESSION[made.compression],
+        stride=None if made.compression else shard.stride,
+        offsets=None if made.compression else offsets,
+    )

@@ -1,0 +1,1 @@
+"""`beam_jobs.validate`: every record against the manifest."""

@@ -1,0 +1,171 @@
+"""What the command does, step by step: flags, manifest, run, report."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import simple_parsing
+
+from beam_jobs import flag_values
+from beam_jobs.places import paths, write
+from beam_jobs.places.paths import AnyPath, RemotePath
+from beam_jobs.runs.quiet import quiet_import
+from beam_jobs.validation import report as validate_report
+from beam_jobs.validation.report import Report
+from pipeline import commandline, naming
+from pipeline import manifest as manifests
+from pipeline.errors import DataError, UsageError
+from pipeline.manifest import Manifest
+
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+# What checking takes one core, measured, to know whether processes pay: a record, a byte; a byte of raw pixels that are
+# summed; an image that is decoded and a byte of it (JPEG of 500x500: 2.6 ms for 158 kB).
+_RECORD_SECONDS, _BYTE_SECONDS = 15e-6, 1e-9
+_RAW_BYTE_SECONDS, _DECODED_SECONDS, _DECODED_BYTE_SECONDS = 3e-9, 80e-6, 20e-9
+_MOST_NAMED = 3  # files in a note
+
+
+@dataclasses.dataclass(frozen=True)
+class ValidateConfig:
+    """Every other flag goes to Beam, as --flag=value: --runner (default FnApiRunner), --direct_num_workers, ..."""
+
+    data_dir: str = simple_parsing.field(positional=True, metavar="DATA_DIR")
+    """the data set's folder"""
+    deep: bool = False
+    """look at the pixels too: decode images, compare their sizes, mean and standard deviation"""
+    report: str = ""
+    """also write what was found here, as JSON; on a cluster, a place that all its machines reach"""
+
+    def __post_init__(self) -> None:
+        """Checks every value."""
+        flag_values.check_path("report", self.report)
+
+
+def validate(command: str, argv: Sequence[str] | None) -> None:
+    """Checks a data set as the flags say.
+
+    Args:
+      command: its name, for --help.
+      argv: the flags; None for the process's own.
+
+    Raises:
+      PipelineError: bad flags, no data set, or one that is not as its manifest says: with one line of text.
+    """
+    config, beam_arguments, flags = _parse(command, argv)
+    data_dir = paths.path_of(config.data_dir)
+    content = manifests.load(data_dir)
+    commandline.require("apache_beam")
+    with quiet_import():
+        from beam_jobs.runs import beam_flags, runners  # noqa: PLC0415 (2 s to import: after --help and our own flags)
+    options = beam_flags.parse(beam_arguments, flags)
+    runners.check(options)
+    workers = runners.use_all_cores(options, seconds(content, config.deep))
+    records = sum(split.num_examples for split in content.splits.values())
+    with_workers = f" with {workers} processes" if workers > 1 else ""
+    print(f"{config.data_dir}: checking {records} records in {len(content.shards)} shards{with_workers}", flush=True)
+    began = time.monotonic()
+    report = _run(config, data_dir, content, options)
+    for line in lines(report, content, config.deep, time.monotonic() - began):
+        print(line)
+    for note in notes(data_dir, content):
+        print(f"note: {note}")
+    if report.num_problems:
+        raise DataError(f"{config.data_dir}: {count(report, content)}")
+
+
+def seconds(content: Manifest, decodes: bool) -> float:
+    """Returns about what checking a data set takes one core."""
+    records = sum(split.num_examples for split in content.splits.values())
+    num_bytes = sum(split.num_bytes for split in content.splits.values())
+    taken = records * _RECORD_SECONDS + num_bytes * _BYTE_SECONDS
+    if not decodes:
+        return taken
+    if content.features["image"].encoding == "raw":
+        return taken + num_bytes * _RAW_BYTE_SECONDS
+    return taken + records * _DECODED_SECONDS + num_bytes * _DECODED_BYTE_SECONDS
+
+
+def lines(report: Report, content: Manifest, decoded: bool, taken: float) -> list[str]:
+    """Returns what was found: a line a problem, and a summary."""
+    found = list(report.problems)
+    if report.num_problems > len(found):
+        found.append(f"and {report.num_problems - len(found)} more")
+    begin = f"{count(report, content)}:" if report.num_problems else "all is as the manifest says:"
+    pixels = ", pixels looked at" if decoded else ""
+    found.append(
+        f"{begin} {report.records} records in {len(content.shards)} shards, {report.num_bytes} bytes read{pixels}, "
+        f"{taken:.1f} s, {report.records / max(taken, 1e-9):,.0f} records/s"
+    )
+    return found
+
+
+def count(report: Report, content: Manifest) -> str:
+    """Returns how many problems there are, and in how many shards."""
+    problems = f"{report.num_problems} problem" + ("s" if report.num_problems > 1 else "")
+    where = f"{report.bad_shards} of {len(content.shards)} shards" if report.bad_shards else "the manifest's totals"
+    return f"{problems} in {where}"
+
+
+def notes(data_dir: AnyPath, content: Manifest) -> list[str]:
+    """Returns what lies in the folder that looks like a conversion's, but that the manifest does not list."""
+    try:
+        names = set(write.names_in(data_dir))
+    except DataError as error:
+        return [str(error)]
+    listed = {*(shard.file for shard in content.shards), *write.BESIDE_SHARDS}
+    listed |= {naming.offsets_name(shard.file) for shard in content.shards if shard.offsets_crc32c is not None}
+    others = sorted(name for name in names - listed if write.is_ours(name))
+    left = sorted(name for name in names if write.is_temporary(name))
+    return [
+        *([f"{_files(others)} there that the manifest does not list {_some(others)}"] if others else []),
+        *([f"{_files(left)} there that a killed conversion left {_some(left)}"] if left else []),
+    ]
+
+
+def _files(names: list[str]) -> str:
+    return f"{len(names)} files lie" if len(names) > 1 else "1 file lies"
+
+
+def _some(names: list[str]) -> str:
+    return f"({', '.join(names[:_MOST_NAMED])}{', ...' if len(names) > _MOST_NAMED else ''})"
+
+
+def _run(config: ValidateConfig, data_dir: AnyPath, content: Manifest, options: PipelineOptions) -> Report:
+    with quiet_import():
+        from beam_jobs.runs import run  # noqa: PLC0415 (as above)
+        from beam_jobs.validation import jobs as validate_jobs  # noqa: PLC0415 (as above)
+        from beam_jobs.validation import progress as validate_progress  # noqa: PLC0415 (as above)
+    # After Ctrl-C a runner's threads still write there.
+    with tempfile.TemporaryDirectory(prefix="stepfeed-", ignore_cleanup_errors=True) as folder:
+        marks = pathlib.Path(folder) / "marks"
+        marks.mkdir()
+        place = paths.path_of(config.report or f"{folder}/report.json")
+        job = validate_jobs.Job(
+            data_dir=data_dir.url if isinstance(data_dir, RemotePath) else str(data_dir),
+            manifest=content,
+            decodes=config.deep,
+            report=place.url if isinstance(place, RemotePath) else str(place),
+            marks=str(marks),
+        )
+        progress = validate_progress.Progress(content, str(marks))
+        run.run_transform(validate_jobs.ValidateDataset(job), options, progress)
+        try:
+            return validate_report.parse(place.read_bytes(), str(place))
+        except FileNotFoundError:
+            raise UsageError(
+                "the runner works on other machines: give --report=FILE in a place that they and this one reach"
+            ) from None
+
+
+def _parse(command: str, argv: Sequence[str] | None) -> tuple[ValidateConfig, list[str], list[str]]:
+    parser = commandline.Parser(command, "Checks a data set against its manifest, byte by byte.")
+    parser.add_arguments(ValidateConfig, "config")
+    known, rest = parser.parse_known_args(argv)
+    return known.config, rest, parser.flags()

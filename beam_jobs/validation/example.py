@@ -1,0 +1,154 @@
+"""Checks an example's features against the manifest, and counts what the manifest has totals of."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+
+from beam_jobs.shards import images
+from beam_jobs.shards.images import BadImageError
+from beam_jobs.shards.statistics import PixelSums
+from pipeline import example_proto
+from pipeline.example_proto import Values
+from pipeline.manifest import Feature, Manifest
+
+_RAW_AT_ONCE = 64  # images whose pixels are summed together
+_FORMATS = {"png": ("PNG",), "jpeg": ("JPEG",), "any": ("PNG", "JPEG")}
+_ARRAYS: dict[str, np.dtype] = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
+
+
+class ExampleCheck:
+    """Checks the examples of one shard.
+
+    Attributes:
+      labels: how many examples have each label that is in range.
+      sizes: {(height, width): images}; of raw images, and of others where they are decoded.
+      sums: of the pixels, where images are decoded.
+    """
+
+    def __init__(self, manifest: Manifest, decodes: bool) -> None:
+        """Makes a check.
+
+        Args:
+          manifest: the data set.
+          decodes: look at the pixels too.
+        """
+        self._features = manifest.features
+        self._image = manifest.features["image"]
+        self._classes = {"label": len(manifest.class_names)}
+        self._classes |= {
+            name: len(f.class_names) for name, f in self._features.items() if f.class_names and f.dtype == "int64"
+        }
+        self._usual = {name: _usual(feature) for name, feature in self._features.items()}
+        self._raw_shape = manifest.image_shape if self._image.encoding == "raw" else None
+        self._decodes = decodes
+        self._channels = len(manifest.image_mean)
+        self._raw: list[bytes] = []
+        self.labels: Counter[int] = Counter()
+        self.sizes: Counter[tuple[int, int]] = Counter()
+        self.sums = PixelSums(self._channels)
+
+    def check(self, record: bytes) -> tuple[bytes | None, list[str]]:
+        """Returns the example's key, None where it has none, and what is wrong with it."""
+        try:
+            found = example_proto.decode(record)
+        except ValueError as error:
+            return None, [str(error)]
+        problems = []
+        for name, feature in self._features.items():
+            if name not in found:
+                problems.append(f"feature {name!r} is missing")
+            elif problem := self._problem(name, feature, found[name]):
+                problems.append(problem)
+        if len(found) > len(self._features) or problems:
+            more = sorted(found.keys() - self._features.keys())
+            problems += [f"feature {name!r} is not in the manifest" for name in more]
+        return self._key(found), problems
+
+    def finish(self) -> None:
+        """Sums what waits; after the last example."""
+        if self._raw and self._raw_shape:
+            self.sums.add(np.frombuffer(b"".join(self._raw), np.uint8).reshape(len(self._raw), *self._raw_shape))
+            self._raw.clear()
+
+    def _problem(self, name: str, feature: Feature, values: Values) -> str | None:
+        kind = None if isinstance(values, list) else values.dtype
+        if (kind, len(values)) != self._usual[name] and (problem := _kind_problem(feature, values)):
+            return f"feature {name!r} {problem}"
+        if name == "image":
+            return self._image_problem(values[0])
+        if name == "key" and not values[0]:
+            return "its key is empty"
+        if name in self._classes:
+            return self._label_problem(name, values)
+        return None
+
+    def _label_problem(self, name: str, values: Values) -> str | None:
+        for value in values.tolist():  # type: ignore[union-attr]
+            if not 0 <= value < self._classes[name]:
+                return f"{name} {value} is not in 0..{self._classes[name] - 1}"
+        if name == "label":
+            self.labels[int(values[0])] += 1
+        return None
+
+    def _image_problem(self, data: bytes) -> str | None:
+        if self._raw_shape:
+            if len(data) != math.prod(self._raw_shape):
+                return f"its image has {len(data)} bytes, not the {math.prod(self._raw_shape)} of {_text(self._image)}"
+            self.sizes[self._raw_shape[:2]] += 1
+            if self._decodes:
+                self._raw.append(data)
+                if len(self._raw) == _RAW_AT_ONCE:
+                    self.finish()
+            return None
+        if not data:
+            return "its image is empty"
+        return self._decoded_problem(data) if self._decodes else None
+
+    def _decoded_problem(self, data: bytes) -> str | None:
+        try:
+            opened = images.open_file(data)
+            if opened.format not in _FORMATS[str(self._image.encoding)]:
+                return f"its image is of format {opened.format}, the manifest says {self._image.encoding}"
+            pixels = images.pixels(opened)
+        except BadImageError as error:
+            return str(error)
+        if any(side not in (None, has) for side, has in zip(self._image.shape, pixels.shape, strict=True)):
+            return f"its image is {'x'.join(map(str, pixels.shape))}, not {_text(self._image)}"
+        self.sizes[pixels.shape[0], pixels.shape[1]] += 1
+        self.sums.add_one(images.with_channels(pixels, self._channels))
+        return None
+
+    def _key(self, found: dict[str, Values]) -> bytes | None:
+        values = found.get("key")
+        return values[0] if isinstance(values, list) and len(values) == 1 else None
+
+
+def _usual(feature: Feature) -> tuple[np.dtype | None, int | None]:
+    """Returns (dtype, None for bytes; number) of the values of a feature that has always as many."""
+    sizes = [1] if feature.dtype == "uint8" else feature.shape
+    count = None if None in sizes else math.prod(size for size in sizes if size is not None)
+    return _ARRAYS.get(feature.dtype), count
+
+
+def _kind_problem(feature: Feature, values: Values) -> str | None:
+    """Says what is wrong with the type or the number of a feature's values."""
+    if isinstance(values, list):
+        is_right = not values or feature.dtype in ("string", "uint8")
+        kind = "bytes"
+    else:
+        is_right = _ARRAYS.get(feature.dtype) == values.dtype
+        kind = str(values.dtype)
+    if not is_right:
+        return f"holds {kind}, the manifest says {feature.dtype}"
+    _, count = _usual(feature)
+    if count is not None:
+        return None if len(values) == count else f"has {len(values)} values, the manifest says {count}"
+    unit = math.prod(size for size in feature.shape if size is not None)
+    return f"has {len(values)} values, not a multiple of {unit}" if unit and len(values) % unit else None
+
+
+def _text(feature: Feature) -> str:
+    return "x".join("?" if size is None else str(size) for size in feature.shape)
