@@ -66,4 +66,5 @@ def _write_split(
         shards.append(ShardInfo(file, count, len(data), crc, len(records[0]) if records else 0))
         first += count
     histogram = np.bincount(np.arange(first) % classes, minlength=classes)
-    return SplitInfo(tuple(shards), tuple(int(n) for n in histogram))
+    sizes = {f"{shape[0]}x{shape[1]}": first} if first else {}
+    return SplitInfo(tuple(shards), tuple(int(n) for n in histogram), sizes)

@@ -5,12 +5,16 @@ import io
 import json
 import os
 import pathlib
+import pickle
 import random
 import subprocess
 import sys
 import tarfile
 
 import numpy as np
+import PIL.Image
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs import convert
@@ -86,7 +90,7 @@ def convert_quietly(capfd, *flags):
     return error
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(400))
 def test_mutated_mnist(tmp_path, capfd, seed):
     draw, source, target = random.Random(seed), tmp_path / "source", tmp_path / "data"
     source.mkdir()
@@ -100,7 +104,7 @@ def test_mutated_mnist(tmp_path, capfd, seed):
     check_published_or_refused(target, error, [20, 20])
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(400))
 def test_mutated_cifar_archive(tmp_path, capfd, seed):
     archive = tmp_path / "cifar-10-binary.tar.gz"
     draw, data = random.Random(seed), cifar_tar()
@@ -113,7 +117,106 @@ def test_mutated_cifar_archive(tmp_path, capfd, seed):
     assert outside == before, "a file outside the folder"
 
 
-def check_published_or_refused(target, error, counts):
+def pickled_batch(draw, labels):
+    """Returns a batch as Python 2 pickled CIFAR's: bytes as keys, an array made by numpy.core.multiarray."""
+    images = draw.integers(0, 256, (6, 3072), np.uint8)
+    batch = {b"batch_label": b"batch", b"data": images, **labels, b"filenames": [b"%d.png" % i for i in range(6)]}
+    return pickle.dumps(batch, protocol=2)
+
+
+def python_archive(fine):
+    """Returns CIFAR-10's Python archive, or CIFAR-100's if `fine`, with six images a batch."""
+    draw, buffer = np.random.default_rng(0), io.BytesIO()
+    folder = "cifar-100-python" if fine else "cifar-10-batches-py"
+    names = ["train", "test"] if fine else [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    labels = {b"labels": [1, 2, 3, 4, 5, 6]}
+    if fine:
+        labels = {b"fine_labels": [1, 20, 30, 40, 50, 99], b"coarse_labels": [1, 2, 3, 4, 5, 19]}
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name in names:
+            data = pickled_batch(draw, labels)
+            member = tarfile.TarInfo(f"{folder}/{name}")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("seed", range(400))
+def test_mutated_pickles(tmp_path, capfd, seed):
+    fine = seed % 2 == 1
+    archive = tmp_path / "python.tar.gz"
+    archive.write_bytes(gzip.compress(mutate(python_archive(fine), random.Random(seed)), mtime=0))
+    before = set(tmp_path.rglob("*"))
+    dataset = "cifar100" if fine else "cifar10"
+    error = convert_quietly(capfd, f"--dataset={dataset}", f"--source={archive}", f"--data_dir={tmp_path / 'data'}")
+    check_published_or_refused(tmp_path / "data", error, [6, 6] if fine else [30, 6], classes=100 if fine else 10)
+    outside = {p for p in tmp_path.rglob("*") if tmp_path / "data" not in (p, *p.parents)}
+    assert outside == before, "a file outside the folder"
+
+
+def png_of(row):
+    buffer = io.BytesIO()
+    PIL.Image.fromarray(np.random.default_rng(row).integers(0, 256, (5, 4, 3), np.uint8)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def parquet_bytes():
+    """A file with checksums of its pages, so that no change of a value can pass."""
+    images = pa.array([{"bytes": png_of(row), "path": f"{row}.png"} for row in range(40)])
+    table = pa.table({"image": images, "label": pa.array([row % 7 for row in range(40)])})
+    buffer = pa.BufferOutputStream()
+    pq.write_table(table, buffer, row_group_size=16, write_page_checksum=True, compression="zstd")
+    return buffer.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize("seed", range(500))
+def test_mutated_parquet(tmp_path, capfd, seed, parquet_bytes):
+    source = tmp_path / "train.parquet"
+    draw = random.Random(seed)
+    footer = len(parquet_bytes) * 2 // 3 if seed % 2 else 0  # half of them in what describes the columns
+    source.write_bytes(parquet_bytes[:footer] + mutate(parquet_bytes[footer:], draw))
+    flags = ["--dataset=parquet", f"--source={source}", "--image_encoding=raw", f"--data_dir={tmp_path / 'data'}"]
+    error = convert_quietly(capfd, *flags)
+    check_published_or_refused(tmp_path / "data", error, [40])
+    if error is None:
+        manifest = manifests.load(tmp_path / "data")
+        examples = load_window(tmp_path / "data", select(manifest, "train"), manifest.image_shape)
+        for key, image, label in zip(examples.keys.tolist(), examples.images, examples.labels.tolist(), strict=True):
+            row = int(key.split(b"#")[1])
+            assert label == row % 7
+            assert np.array_equal(image, np.random.default_rng(row).integers(0, 256, (5, 4, 3), np.uint8))
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_mutated_records_as_a_source(tmp_path, capfd, seed):
+    source, draw = tmp_path / "source", random.Random(seed)
+    made = write_dataset(source, (9, 4), test_counts=(4,))
+    expected = {
+        key: (image, label)
+        for split in made.splits
+        for window in [load_window(source, select(made, split), made.image_shape)]
+        for key, image, label in zip(window.keys.tolist(), window.images, window.labels.tolist(), strict=True)
+    }
+    foreign = seed % 2 == 1
+    victim = draw.choice(sorted(p.name for p in source.iterdir() if p.suffix == ".tfrecord" or not foreign))
+    (source / victim).write_bytes(mutate((source / victim).read_bytes(), draw))
+    flags = ["--dataset=tfrecord", f"--source={source}", f"--data_dir={tmp_path / 'data'}", "--num_shards=2"]
+    if foreign:
+        (source / "manifest.json").unlink()
+        flags += ["--feature_map=image:image,label:label,key:key", "--image_shape=8x6x3"]
+    if convert_quietly(capfd, *flags) is None:
+        manifest = manifests.load(tmp_path / "data")
+        for split in manifest.splits:
+            window = load_window(tmp_path / "data", select(manifest, split), manifest.image_shape)
+            for key, image, label in zip(window.keys.tolist(), window.images, window.labels.tolist(), strict=True):
+                assert label == expected[key][1]
+                assert np.array_equal(image, expected[key][0])
+    else:
+        assert not (tmp_path / "data" / "manifest.json").exists()
+
+
+def check_published_or_refused(target, error, counts, classes=10):
     if error is not None:
         assert not (target / "manifest.json").exists()
         return
@@ -122,7 +225,7 @@ def check_published_or_refused(target, error, counts):
     for split in manifest.splits:
         examples = load_window(target, select(manifest, split), manifest.image_shape)
         assert examples.labels.min() >= 0
-        assert examples.labels.max() <= 9
+        assert examples.labels.max() < classes
         assert len(set(examples.keys)) == len(examples.keys)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import os
 import pathlib
+import re
 import struct
 import subprocess
 import sys
@@ -11,10 +12,15 @@ import sys
 import numpy as np
 import pytest
 
-from beam_jobs import write
+from beam_jobs import conversion, sources
+from beam_jobs.config import ConvertConfig
 from beam_jobs.convert import main
+from beam_jobs.places import write
+from pipeline import naming
 from pipeline.errors import PipelineError
 from pipeline.hashing import splitmix64
+from tests import made_source
+from tests.made_source import write_source
 
 ROOT = pathlib.Path(__file__).parents[3]
 MNIST_NAMES = {
@@ -49,17 +55,26 @@ def mnist_arrays(counts=(("train", 50), ("test", 20))):
 def mnist_folder(tmp_path):
     """A function that writes the four files of a tiny MNIST, gzip or not, and returns their folder."""
 
-    def make(name="source", packed=False, arrays=None):
-        folder = tmp_path / name
-        folder.mkdir()
-        for split, pair in (arrays or mnist_arrays()).items():
-            for file, values in zip(MNIST_NAMES[split], pair, strict=True):
-                data = idx_bytes(values)
-                path = folder / (f"{file}.gz" if packed else file)
-                path.write_bytes(gzip.compress(data) if packed else data)
-        return folder
+    return lambda name="source", packed=False, arrays=None: write_mnist(tmp_path / name, packed, arrays)
 
-    return make
+
+def write_mnist(folder, packed=False, arrays=None):
+    folder.mkdir()
+    for split, pair in (arrays or mnist_arrays()).items():
+        for file, values in zip(MNIST_NAMES[split], pair, strict=True):
+            data = idx_bytes(values)
+            path = folder / (f"{file}.gz" if packed else file)
+            path.write_bytes(gzip.compress(data) if packed else data)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def converted_mnist(tmp_path_factory):
+    """A tiny MNIST and its data set of --num_shards=train:3,test:2, converted once: for copies."""
+    folder = tmp_path_factory.mktemp("converted")
+    source = write_mnist(folder / "source")
+    main(["--dataset=mnist", f"--source={source}", f"--data_dir={folder / 'out'}", "--num_shards=train:3,test:2"])
+    return folder
 
 
 @pytest.fixture
@@ -76,6 +91,43 @@ def cifar_folder(tmp_path):
             records[name][:, 0] %= 10
             (folder / name).write_bytes(records[name].tobytes())
         return folder, records
+
+    return make
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """A function that writes a source of given contents, which `--dataset=made` then reads, and returns its path."""
+    monkeypatch.setitem(sys.modules, "beam_jobs.sources.made", made_source)
+    monkeypatch.setitem(sources._KINDS, "made", sources._Kind("made"))
+
+    def make(splits, name="rows.pickle", **options):
+        write_source(tmp_path / name, splits, **options)
+        return tmp_path / name
+
+    return make
+
+
+@pytest.fixture
+def plan_of(made, tmp_path):
+    """A function that returns the plan of a conversion of given contents, as the command makes it."""
+
+    def plan(splits, out="out", unique_keys=True, features=None, **flags):
+        source = made(splits, unique_keys=unique_keys, features=features)
+        (tmp_path / out).mkdir(parents=True, exist_ok=True)
+        config = ConvertConfig(dataset="made", data_dir=str(tmp_path / out), source=str(source), **flags)
+        return conversion.make_plan(config, tmp_path / out)[0]
+
+    return plan
+
+
+@pytest.fixture
+def pixels():
+    """A function that returns images by a hash, uint8 (n, height, width, channels)."""
+
+    def make(count, shape=(6, 5, 3), seed=0):
+        numbers = np.arange(count * int(np.prod(shape))) + (seed << 32)
+        return (splitmix64(numbers) >> np.uint64(56)).astype(np.uint8).reshape(count, *shape)
 
     return make
 
@@ -119,22 +171,33 @@ def convert_process():
 
 @pytest.fixture
 def contents():
-    """A function that returns {name: bytes} of a folder."""
-    return lambda folder: {path.name: path.read_bytes() for path in sorted(pathlib.Path(folder).iterdir())}
+    """A function that returns {name: bytes} of the files of a folder, but for the card: it holds the command."""
+    return lambda folder: {
+        path.name: path.read_bytes()
+        for path in sorted(pathlib.Path(folder).iterdir())
+        if path.is_file() and path.name != naming.CARD
+    }
 
 
 @pytest.fixture
 def refused():
-    """A function that checks an outcome: the exit code, one line on stderr with these texts, no data set."""
+    """A function that checks an outcome: the exit code, one line on stderr with these texts, no data set.
+
+    Where shards are kept, another line says so.
+    """
 
     def check(outcome, code, *texts, data_dir):
         assert outcome.code == code, outcome
-        assert outcome.err.count("\n") == 1, outcome.err
+        kept = len(
+            re.findall(r"^\d+ finished shards are kept in .*: the same command goes on from there$", outcome.err, re.M)
+        )
+        assert outcome.err.count("\n") == 1 + kept, outcome.err
+        assert kept == len(list(data_dir.glob(".converting.tmp-*")))
         assert "Traceback" not in outcome.err
         for text in texts:
             assert str(text) in outcome.err
         left = sorted(path.name for path in data_dir.iterdir()) if data_dir.is_dir() else []
         assert "manifest.json" not in left
-        assert not [name for name in left if ".tmp-" in name]
+        assert not [path for path in data_dir.rglob(".*.tmp-*") if path.is_file()]
 
     return check

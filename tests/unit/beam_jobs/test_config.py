@@ -1,22 +1,72 @@
+import dataclasses
 import pickle
 import re
 
 import pytest
 
 from beam_jobs.config import ConvertConfig
+from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import UsageError
+
+# Every flag, with a value that is not its default, and whether the bytes of the shards can depend on it.
+SHAPING = {
+    "image_column": "pixels",
+    "label_column": "target",
+    "key_column": "id",
+    "keep_columns": "a,b",
+    "feature_map": "image:image_raw",
+    "image_shape": "28x28x1",
+    "image_encoding": "png",
+    "resize": "14x14",
+    "channels": 3,
+    "compression": "GZIP",
+    "split": "train:0.5,test:0.5",
+    "passes": 2,
+}
+OTHERS = {
+    "dataset": "digits",  # the manifest has these four in places of their own
+    "source": "elsewhere",
+    "num_shards": "3",
+    "seed": 7,
+    "data_dir": "other",
+    "max_shard_bytes": 1 << 21,
+    "max_rejects": 3,
+    "overwrite": True,
+}
 
 
 def config(**changes):
     return ConvertConfig(**({"dataset": "mnist", "data_dir": "out"} | changes))
 
 
-@pytest.mark.parametrize(
-    ("text", "shards"),
-    [("", None), ("4", 4), ("train:8,test:2", {"train": 8, "test": 2}), ("train:8, test:2", {"train": 8, "test": 2})],
-)
-def test_num_shards_is_one_number_or_one_a_split(text, shards):
-    assert config(num_shards=text).shards_by_split == shards
+def test_every_flag_is_classified_here():
+    assert {field.name for field in dataclasses.fields(ConvertConfig)} == SHAPING.keys() | OTHERS.keys()
+
+
+@pytest.mark.parametrize("flag", sorted(SHAPING))
+def test_a_flag_that_shapes_the_bytes_is_told_where_it_is_given(flag):
+    assert config(**{flag: SHAPING[flag]}).shaping_flags == {flag: SHAPING[flag]}
+
+
+@pytest.mark.parametrize("flag", sorted(OTHERS))
+def test_no_other_flag_is_told(flag):
+    assert config(**{flag: OTHERS[flag]}).shaping_flags == {}
+
+
+def test_values_are_read():
+    read = config(
+        num_shards="train:8,test:2", split="a:0.5,b:0.5", resize="20x10", image_shape="9x8x3", keep_columns="a,b",
+        feature_map="image:x,label:y", source="files", image_column="i", label_column="l", key_column="k",
+    )  # fmt: skip
+    assert read.shards_by_split == {"train": 8, "test": 2}
+    assert read.split_fractions == {"a": 0.5, "b": 0.5}
+    assert read.size == (20, 10)
+    assert read.source_options == SourceOptions(
+        "mnist", "files", "i", "l", "k", ("a", "b"), (("image", "x"), ("label", "y")), (9, 8, 3)
+    )
+    plain = config()
+    assert (plain.shards_by_split, plain.split_fractions, plain.size) == (None, {}, None)
+    assert plain.source_options == SourceOptions("mnist")
 
 
 @pytest.mark.parametrize(
@@ -24,19 +74,30 @@ def test_num_shards_is_one_number_or_one_a_split(text, shards):
     [
         ({"dataset": ""}, "--dataset is missing"),
         ({"data_dir": ""}, "--data_dir is missing"),
-        ({"data_dir": "gs://bucket/x"}, "--data_dir=gs://bucket/x: must be a local or mounted path"),
-        ({"source": "s3://bucket/x"}, "--source=s3://bucket/x: must be a local or mounted path"),
-        ({"source": "a\0b"}, "NUL"),
+        ({"source": "a\0b"}, "--source: holds a NUL"),
+        ({"data_dir": "a\0b"}, "--data_dir: holds a NUL"),
         ({"seed": -1}, "--seed=-1: must be in 0..9223372036854775807"),
         ({"seed": 2**63}, "--seed=9223372036854775808"),
         ({"num_shards": "0"}, "--num_shards=0: must be in 1..99999"),
-        ({"num_shards": "-3"}, "--num_shards=-3: must be in 1..99999"),
-        ({"num_shards": "100000"}, "must be in 1..99999"),
-        ({"num_shards": "train:0"}, "must be in 1..99999"),
-        ({"num_shards": "many"}, "'many' is not a number or split:number"),
-        ({"num_shards": "train:2,train:3"}, "names split 'train' twice"),
-        ({"num_shards": "train:2,"}, "'' is not a number or split:number"),
-        ({"num_shards": "--3"}, "is not a number or split:number"),
+        (
+            {"image_encoding": "pgn"},
+            "--image_encoding: unknown 'pgn'; did you mean 'png'? known: jpeg, png, raw, source",
+        ),
+        ({"image_encoding": ""}, "--image_encoding: unknown ''"),
+        ({"compression": "gzip"}, "--compression: unknown 'gzip'"),
+        ({"compression": "ZLIB"}, "--compression: unknown 'ZLIB'"),
+        ({"channels": 2}, "--channels=2: must be 1 or 3"),
+        ({"channels": -1}, "--channels=-1: must be 1 or 3"),
+        ({"passes": 0}, "--passes=0: must be in 1..2"),
+        ({"passes": 3}, "--passes=3: must be in 1..2"),
+        ({"max_rejects": -1}, "--max_rejects=-1: must be in 0.."),
+        ({"max_shard_bytes": (1 << 20) - 1}, "--max_shard_bytes=1048575: must be in 1048576..4294967296"),
+        ({"max_shard_bytes": (4 << 30) + 1}, "--max_shard_bytes=4294967297: must be in 1048576..4294967296"),
+        ({"resize": "14"}, "--resize=14: must be 2 sizes"),
+        ({"split": "train:0.5"}, "--split=train:0.5: the fractions must be above 0 and sum to 1"),
+        ({"image_shape": "28x28"}, "--image_shape=28x28: must be 3 sizes"),
+        ({"keep_columns": "a,a"}, "--keep_columns=a,a: must be names"),
+        ({"feature_map": "x"}, "--feature_map=x: must be ours:theirs"),
     ],
 )
 def test_a_value_that_cannot_work_is_named_with_its_bound(changes, message):

@@ -9,12 +9,14 @@ import tempfile
 
 import pytest
 
-from beam_jobs import sources, target, write
+from beam_jobs import sources
+from beam_jobs.places import target, write
+from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError, UsageError
 
 NOBODY = 65534
 LONG = "x" * 300
-LOADED_BEFORE = ("conversion", "beam_flags", "run", "runners", "sources.mnist", "sources.cifar10")
+LOADED_BEFORE = ("conversion", "runs.beam_flags", "runs.run", "runs.runners", "sources.mnist", "sources.cifar.source")
 
 
 @contextlib.contextmanager
@@ -77,9 +79,9 @@ def test_a_source_that_may_be_listed_but_not_searched(dataset, bits, folder, mni
     made = mnist_folder() if dataset == "mnist" else cifar_folder()[0]
     source = folder / made.name
     shutil.copytree(made, source)
-    sources.open_source(dataset, str(source))
+    sources.open_source(SourceOptions(dataset, str(source)))
     with mode(source, bits), unprivileged(), pytest.raises(DataError, match=r"cannot be read: Permission denied"):
-        sources.open_source(dataset, str(source))
+        sources.open_source(SourceOptions(dataset, str(source)))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ def test_permissions_that_change_after_the_check(folder):
 @pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
 def test_a_source_with_too_long_a_name(dataset, tmp_path):
     with pytest.raises(DataError, match=f"{LONG}.*: cannot be read: File name too long"):
-        sources.open_source(dataset, str(tmp_path / LONG))
+        sources.open_source(SourceOptions(dataset, str(tmp_path / LONG)))
 
 
 @pytest.mark.parametrize("name", [LONG, f"{LONG}/below"])

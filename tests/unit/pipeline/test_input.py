@@ -1,6 +1,7 @@
 """`input_fn` against `pipeline.order` and the data set's own bytes."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -180,6 +181,38 @@ def test_what_cannot_work_is_one_clear_error(folder, arguments, error, message):
     fields = {"data_dir": folder, "global_batch_size": 8, "training": True} | arguments
     with pytest.raises(error, match=message):
         input_fn(**fields)
+
+
+def unreadable(folder, tmp_path, **changes):
+    content = json.loads((folder / "manifest.json").read_text())
+    image = changes.pop("image", {})
+    content["features"]["image"].update(image)
+    content.update(changes)
+    for shard in (shard for split in content["splits"].values() for shard in split["shards"]):
+        shard["stride"] = None
+    (tmp_path / "manifest.json").write_text(json.dumps(content))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image": {"encoding": "png"}}, "has images encoded as png; .* --image_encoding=raw and no --compression"),
+        ({"compression": "GZIP"}, "is compressed with GZIP; the input of this release reads raw images of one size"),
+        (
+            {"image": {"encoding": "any", "shape": [None, None, 3]}},
+            "encoded as any, has images that differ in size; .*: convert it with --image_encoding=raw --resize=HxW and",
+        ),
+    ],
+)
+def test_what_the_input_cannot_read_is_said_before_a_shard_is_looked_at(folder, tmp_path, changes, message):
+    path = unreadable(folder, tmp_path, **changes)
+    assert not list(path.glob("*.tfrecord"))
+    for function in (input_fn, order_spec):
+        with pytest.raises(UsageError, match=message):
+            function(path, global_batch_size=8, training=True)
+    with pytest.raises(UsageError, match=message):
+        steps_per_epoch(path, global_batch_size=8)
 
 
 def test_the_spec_does_not_depend_on_the_topology(folder):

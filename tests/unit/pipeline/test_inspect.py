@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -17,8 +19,9 @@ def test_tables_show_counts_bytes_and_labels(folder, capsys):
     inspect.main([str(folder)])
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[0].startswith("made: 16 examples, image 8x6x3 uint8 raw, 3 classes, pixel mean 1")
-    assert "train 4 12 0.0 0 to 5" in lines
-    assert "test 1 4 0.0 4" in lines
+    assert "split shards examples MiB examples a shard rejects" in lines
+    assert "train 4 12 0.0 0 to 5 0" in lines
+    assert "test 1 4 0.0 4 0" in lines
     size = (folder / "train-00000-of-00004.tfrecord").stat().st_size
     assert any(line.startswith(f"train-00000-of-00004.tfrecord 5 {size:,} ") for line in lines)
     assert "0 class 0 2 4" in lines
@@ -68,3 +71,55 @@ def test_a_missing_shard_is_named(folder):
         inspect.main([str(folder)])
     with pytest.raises(UsageError, match="required: DATA_DIR"):
         inspect.main([])
+
+
+def edit(folder, change):
+    path = folder / "manifest.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def no_stride(content):
+    for split in content["splits"].values():
+        for shard in split["shards"]:
+            shard["stride"] = None
+
+
+def encoded(content):
+    content["features"]["image"].update(encoding="jpeg", shape=[None, None, 3])
+    content["features"]["box"] = {"dtype": "float32", "shape": [None], "encoding": None, "class_names": []}
+    content["splits"]["train"].update(image_sizes={"8x6": 8, "10x6": 3, "6x6": 1}, num_rejects=1234)
+    content["splits"]["test"].update(image_sizes={"8x6": 3, "9x9": 1})
+
+
+def test_images_that_differ_in_size_are_shown_with_their_sizes(folder, capsys):
+    edit(folder, no_stride)
+    edit(folder, encoded)
+    edit(folder, lambda content: content.update(compression="GZIP"))
+    inspect.main([str(folder)])
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0].startswith("made: 16 examples, image ?x?x3 uint8 jpeg, 3 classes, pixel mean 1")
+    assert lines[1:3] == ["other features: box (? float32)", "shards compressed with GZIP"]
+    assert "train 4 12 0.0 0 to 5 1,234" in lines
+    assert lines[-5:] == ["height x width test train", "8x6 3 8", "10x6 0 3", "6x6 0 1", "9x9 1 0"]
+
+
+def test_of_many_sizes_the_most_frequent_are_shown(tmp_path, capsys):
+    write_dataset(tmp_path, (60,), test_counts=(4,))
+    sizes = {f"{side}x{side}": 1 for side in range(1, 31)} | {"100x100": 30}
+    edit(tmp_path, lambda content: content["features"]["image"].update(encoding="any", shape=[None, None, 3]))
+    edit(tmp_path, lambda content: content["splits"]["train"].update(image_sizes=sizes))
+    inspect.main([str(tmp_path)])
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    table = lines[lines.index("height x width test train") :]
+    assert table[1:4] == ["100x100 0 30", "8x6 4 0", "1x1 0 1"]
+    assert (len(table), table[-1]) == (22, "and 12 more sizes")
+
+
+def test_a_picture_of_images_that_the_input_does_not_read_is_refused_before_anything_is_loaded(folder, capsys):
+    edit(folder, no_stride)
+    edit(folder, encoded)
+    with pytest.raises(UsageError, match="has images encoded as jpeg, has images that differ in size; the input of"):
+        inspect.main([str(folder), "--png=a.png"])
+    assert "8x6" in capsys.readouterr().out

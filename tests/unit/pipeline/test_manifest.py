@@ -48,10 +48,15 @@ def shard(content):
     return content["splits"]["train"]["shards"][0]
 
 
+def feature(**fields):
+    return {"dtype": "int64", "shape": [], "encoding": None, "class_names": []} | fields
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.update(format_version=2), "format_version 2 is newer than 1"),
+        (lambda c: c.update(format_version=3), "format_version 3 is newer than 2, the newest that this release reads"),
+        (lambda c: c.update(format_version=1), "format_version 1 is of an earlier release; convert the data again"),
         (lambda c: c.update(format_version="1"), "format_version is '1'"),
         (lambda c: c.update(format_version=True), "format_version is True"),
         (lambda c: c.pop("format_version"), "format_version is None"),
@@ -74,7 +79,40 @@ def shard(content):
         (lambda c: c["features"].pop("image"), "feature 'image' of dtype uint8 is needed; there is None"),
         (lambda c: c["features"].pop("label"), "feature 'label' of dtype int64 is needed; there is None"),
         (lambda c: c["features"]["image"].update(dtype="float32"), "feature 'image' of dtype uint8 is needed"),
-        (lambda c: c["features"]["image"].update(encoding="png"), "encoded as 'png'; this release reads 'raw' only"),
+        (lambda c: c["features"]["image"].update(encoding="bmp"), "encoded as 'bmp'; known: raw, png, jpeg, any"),
+        (lambda c: c["features"]["image"].update(encoding=None), "encoded as None; known: raw, png, jpeg, any"),
+        (
+            lambda c: c["features"]["image"].update(shape=[8, None, 3]),
+            r"raw images must have one shape; it is \(8, None",
+        ),
+        (lambda c: c["features"]["image"].update(shape=[8, -6, 3]), "must be whole numbers or null"),
+        (lambda c: c["features"]["image"].update(shape=["8", 6, 3]), "must be whole numbers or null"),
+        (
+            lambda c: c["features"]["image"].update(encoding="png", shape=[None, None, 1]),
+            "image_mean must be 1 finite numbers",
+        ),
+        (lambda c: c["features"].update(box=feature(dtype="int32")), "feature 'box' has dtype 'int32'; known: uint8, "),
+        (lambda c: c["features"].update(box=feature(shape=[2.5])), r"feature 'box' has the shape \(2.5,\)"),
+        (lambda c: c["features"].update(box=feature(class_names=[1])), "class_names of feature 'box' must be strings"),
+        (lambda c: c["features"]["label"].pop("encoding"), "not a valid manifest: KeyError: 'encoding'"),
+        (lambda c: c.update(compression="ZLIB"), "compression is 'ZLIB'; known: GZIP, or an empty text for none"),
+        (lambda c: c.update(compression="GZIP"), "has a stride or offsets, which compressed shards cannot have"),
+        (lambda c: c.pop("compression"), "not a valid manifest: KeyError: 'compression'"),
+        (lambda c: c.update(splits={}), "lists no split"),
+        (lambda c: c["splits"].update(more=c["splits"]["test"]), "lists test-00000-of-00001.tfrecord twice"),
+        (lambda c: shard(c).update(offsets_crc32c="12"), "offsets_crc32c is '12', not 8 hexadecimal digits"),
+        (lambda c: shard(c).update(offsets_crc32c="0" * 8), "has a stride and offsets; it must be one of them"),
+        (lambda c: shard(c).update(label_entropy=-1), "label_entropy is -1, not bits of 0 or more"),
+        (lambda c: shard(c).update(label_entropy="1"), "label_entropy is '1', not bits of 0 or more"),
+        (lambda c: c["splits"]["train"].update(num_rejects=-1), "num_rejects is -1, not a whole number"),
+        (lambda c: c["splits"]["train"].update(num_rejects=True), "num_rejects is True, not a whole number"),
+        (lambda c: c["splits"]["train"].pop("num_rejects"), "not a valid manifest: KeyError: 'num_rejects'"),
+        (lambda c: c["splits"]["train"].update(image_sizes={"8x6": "12"}), "image_sizes must be "),
+        (lambda c: c["splits"]["train"].update(image_sizes={"8": 12}), "image_sizes must be "),
+        (
+            lambda c: c["splits"]["train"].update(image_sizes={"8x6": 11}),
+            "image_sizes counts 11 images of its 12 examples",
+        ),
         (lambda c: c["splits"]["train"].update(label_histogram=["a"]), "the label histogram"),
         (lambda c: c["splits"]["train"].update(label_histogram=[None]), "the label histogram"),
         (lambda c: c["splits"]["train"].update(shards=[], label_histogram=[]), "split 'train' lists no shard"),
@@ -108,3 +146,27 @@ def test_binary_rubbish_is_one_error(folder):
 def test_an_unknown_split_suggests_the_nearest(folder):
     with pytest.raises(UsageError, match="unknown 'tarin'; did you mean 'train'"):
         manifests.load(folder).split("tarin")
+
+
+def test_images_that_differ_in_size_have_no_shape(folder):
+    edit(folder, lambda c: c["features"]["image"].update(encoding="any", shape=[None, None, None]))
+    edit(folder, lambda c: c["splits"]["train"].update(image_sizes={"8x6": 7, "16x6": 5}, num_rejects=2))
+    made = manifests.load(folder)
+    assert made.features["image"].shape == (None, None, None)
+    assert (made.splits["train"].image_sizes, made.splits["train"].num_rejects) == ({"8x6": 7, "16x6": 5}, 2)
+    with pytest.raises(UsageError, match="made: its images differ in size; convert it with --resize=HxW"):
+        _ = made.image_shape
+
+
+def test_every_field_survives_writing_and_reading(folder):
+    one = manifests.load(folder)
+    shards = [
+        dataclasses.replace(shard, stride=None, offsets_crc32c="0123abcd", label_entropy=1.5)
+        for shard in one.splits["train"].shards
+    ]
+    split = dataclasses.replace(one.splits["train"], shards=tuple(shards), num_rejects=3)
+    features = {**one.features, "coarse": manifests.Feature("int64", (None,), None, ("a", "b"))}
+    other = dataclasses.replace(one, splits={"train": split}, features=features)
+    (folder / "manifest.json").write_bytes(other.to_bytes())
+    assert manifests.load(folder) == other
+    assert len(other.shards) == 4

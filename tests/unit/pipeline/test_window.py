@@ -1,13 +1,13 @@
-"""Reading: `read`, `decode` and `window`, on real files with real damage."""
+"""Reading: `read` and `window`, on real files with real damage."""
 
 import dataclasses
 
+import google_crc32c
 import numpy as np
 import pytest
 
+from pipeline import example_proto, framing, read
 from pipeline import manifest as manifests
-from pipeline import read
-from pipeline.decode import decode_shard
 from pipeline.errors import DataError
 from pipeline.splits import select
 from pipeline.window import load_window
@@ -89,13 +89,18 @@ def test_missing_and_cut_shards_are_named_before_anything_is_read(folder):
         read.read_shard(folder, shards[3])
 
 
-def test_what_decoding_cannot_do_is_said(folder):
-    manifest = manifests.load(folder)
-    shard = manifest.splits["train"].shards[0]
-    data = read.read_shard(folder, shard)
-    with pytest.raises(DataError, match="unequal lengths, which this release cannot read"):
-        decode_shard(data, dataclasses.replace(shard, stride=None), manifest.image_shape)
-    with pytest.raises(DataError, match=r"cannot hold an image of shape \(80, 6, 3\)"):
-        decode_shard(data, shard, (80, 6, 3))
-    with pytest.raises(DataError, match="record 0, byte offset 0: not an Example of image"):
-        decode_shard(data, shard, (8, 6, 2))
+def test_a_window_joins_shards_of_other_key_lengths_and_features(tmp_path):
+    write_dataset(tmp_path, (6, 4))
+    made = manifests.load(tmp_path)
+    shard = made.splits["train"].shards[1]
+    images = images_of(6, 4, (8, 6, 3))
+    rows = [{"image": x.tobytes(), "label": 2, "key": b"k" * (i + 20), "more": 1} for i, x in enumerate(images)]
+    data = b"".join(framing.frame(example_proto.encode(row)) for row in rows)
+    (tmp_path / shard.file).write_bytes(data)
+    crc = f"{google_crc32c.value(data):08x}"
+    shards = made.splits["train"].shards[0], manifests.ShardInfo(shard.file, 4, len(data), crc, None)
+    split = dataclasses.replace(made.splits["train"], shards=shards)
+    examples = load_window(tmp_path, select(dataclasses.replace(made, splits={"train": split}), "train[4:]"), (8, 6, 3))
+    assert np.array_equal(examples.images, images_of(4, 6, (8, 6, 3)))
+    assert examples.labels.tolist() == [1, 2, 2, 2, 2, 2]
+    assert examples.keys.tolist() == [b"train#00004", b"train#00005", *(b"k" * n for n in range(20, 24))]

@@ -1,0 +1,97 @@
+"""The converter on some runner as a process, and what is left of it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from tests.engines import fetch
+from tests.engines.failing import FAILING_HOW, FAILING_STATE
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+NUM_SHARDS = "--num_shards=train:4,test:1"
+FAILING = ["-c", "from tests.engines import failing; failing.main()"]
+FLAGS = {
+    "flink": ["--runner=FlinkRunner", "--flink_master=[local]", f"--flink_job_server_jar={fetch.job_server('flink')}"],
+    "spark": ["--runner=SparkRunner", f"--spark_job_server_jar={fetch.job_server('spark')}"],
+}
+
+
+def start(out: pathlib.Path, *flags: str, how: str = "") -> subprocess.Popen[str]:
+    """Starts converting the digits to `out`, in a session of its own; `how` a source fails is as in `failing`."""
+    state, temporary = out.parent / f"{out.name}-state", out.parent / f"{out.name}-tmp"
+    state.mkdir(exist_ok=True)
+    temporary.mkdir(exist_ok=True)
+    program = FAILING if how else ["-m", "beam_jobs.convert"]
+    command = [sys.executable, *program, "--dataset=digits", f"--data_dir={out}", NUM_SHARDS, *flags]
+    variables = {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary), FAILING_STATE: str(state), FAILING_HOW: how}
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def convert(out: pathlib.Path, *flags: str, how: str = "", code: int = 0) -> str:
+    """Converts, to the end; returns what it wrote to stderr."""
+    process = start(out, *flags, how=how)
+    _, stderr = process.communicate(timeout=240)
+    assert process.returncode == code, stderr
+    return stderr
+
+
+def said(stderr: str) -> list[str]:
+    """Returns the lines of stderr, but for the note that finished shards are kept."""
+    return [line for line in stderr.splitlines() if not line.endswith(": the same command goes on from there")]
+
+
+def readings(out: pathlib.Path) -> list[str]:
+    """Returns `<split>-<first row>-<rows>.<process>...` of each time that a failing source was read for a shard."""
+    return sorted(path.name for path in (out.parent / f"{out.name}-state").iterdir())
+
+
+def digests(out: pathlib.Path) -> dict[str, str]:
+    """Returns the SHA-256 of every file in a folder, hidden ones too; "" of card.html, which names the command."""
+    files = [path for path in out.iterdir() if path.is_file()]
+    return {
+        path.name: "" if path.name == "card.html" else hashlib.sha256(path.read_bytes()).hexdigest() for path in files
+    }
+
+
+def left_of(process: subprocess.Popen[str]) -> dict[int, str]:
+    """Returns {number: command line} of the processes that run in the session of `process`."""
+    found = {}
+    for folder in pathlib.Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                line = (folder / "cmdline").read_text().replace("\0", " ")
+            except OSError:  # it has ended
+                continue
+            if fields[3] == str(process.pid) and fields[0] != "Z":
+                found[int(folder.name)] = line
+    return found
+
+
+def wait_for(condition: Callable[[], object], seconds: float) -> bool:
+    """Waits until a condition holds; returns whether it did in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def temporaries(out: pathlib.Path) -> list[str]:
+    """Returns what a conversion's job server has left among the temporary files."""
+    return [path.name for path in (out.parent / f"{out.name}-tmp").glob("stepfeed-*")]

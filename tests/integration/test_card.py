@@ -1,0 +1,141 @@
+"""The card of real data sets, as the command writes it and as a browser shows it."""
+
+import io
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import PIL.Image
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline import manifest
+
+ROOT = pathlib.Path(__file__).parents[2]
+MNIST = ROOT.parent / "shared" / "data" / "mnist"
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
+
+pytest.importorskip("sklearn")
+
+
+def convert(out, *flags, dataset="digits"):
+    done = subprocess.run(
+        [sys.executable, "-m", "beam_jobs.convert", f"--dataset={dataset}", f"--data_dir={out}", *flags],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def but_for_the_card(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "card.html"}
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """The digits, and what the command printed."""
+    out = tmp_path_factory.mktemp("card") / "digits"
+    return out, convert(out)
+
+
+def test_the_command_writes_it_and_says_where(digits):
+    out, printed = digits
+    page = (out / "card.html").read_text(encoding="utf-8")
+    assert f"look at it:  {out}/card.html\n" in printed
+    assert page.count("data:image/png;base64,") == 50
+    assert manifest.load(out).digest in page
+    assert f"--data_dir={out}" in page
+    assert len(page) < 100_000
+
+
+def test_another_place_gives_the_same_shards_and_manifest(digits, tmp_path):
+    convert(tmp_path / "again", "--runner=BundleBasedDirectRunner")
+    assert but_for_the_card(tmp_path / "again") == but_for_the_card(digits[0])
+    assert "--runner=BundleBasedDirectRunner" in (tmp_path / "again" / "card.html").read_text(encoding="utf-8")
+
+
+def test_a_data_set_that_is_replaced_gets_a_new_one(digits, tmp_path):
+    out = tmp_path / "digits"
+    shutil.copytree(digits[0], out)
+    convert(out, "--overwrite", "--seed=7", "--num_shards=train:3")
+    page = (out / "card.html").read_text(encoding="utf-8")
+    assert "--seed=7" in page
+    assert "train-00002-of-00003.tfrecord" in page
+    assert manifest.load(out).digest in page
+
+
+@pytest.mark.skipif(not MNIST.is_dir(), reason=f"MNIST's files are not in {MNIST}")
+def test_that_of_mnist_has_its_digits_and_its_files(tmp_path):
+    convert(tmp_path / "out", f"--source={MNIST}", dataset="mnist")
+    page = (tmp_path / "out" / "card.html").read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64,") == 50
+    for text in (
+        "70,000",
+        "6,742",
+        "train-images-idx3-ubyte",
+        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a",
+    ):
+        assert text in page
+    assert "Warning" not in page
+
+
+def write_sorted(path):
+    """Writes 2,000 images of 10 classes, one class after the other, in row groups of 100; row 17 is no image."""
+    draw = np.random.default_rng(0)
+    images = []
+    for _ in range(2000):
+        stream = io.BytesIO()
+        PIL.Image.fromarray(draw.integers(0, 256, (8, 8, 3), np.uint8)).save(stream, "PNG")
+        images.append(stream.getvalue())
+    images[17] = b"no image"
+    labels = pa.array([f"kind <{row // 200}>" for row in range(2000)])
+    pq.write_table(pa.table({"image": images, "label": labels}), path, row_group_size=100)
+
+
+def test_a_sorted_source_is_warned_of_and_two_passes_mend_it(tmp_path):
+    write_sorted(tmp_path / "sorted.parquet")
+    flags = (f"--source={tmp_path / 'sorted.parquet'}", "--num_shards=4", "--max_rejects=1")
+    one, two = tmp_path / "one", tmp_path / "two"
+    printed = convert(one, *flags, dataset="parquet")
+    assert re.search(r"^warning: the classes are badly mixed over the shards of train .*--passes=2", printed, re.M)
+    assert "Warning: the classes are badly mixed" in (one / "card.html").read_text(encoding="utf-8")
+    printed = convert(two, *flags, "--passes=2", dataset="parquet")
+    assert "warning" not in printed
+    page = (two / "card.html").read_text(encoding="utf-8")
+    assert "Warning" not in page
+    assert "kind &lt;9&gt;" in page
+    for out in (one, two):
+        assert json.loads((out / "rejects.jsonl").read_text(encoding="utf-8"))["row"] == 17
+    assert f"1 row of the source is no example and was left out: {two}/rejects.jsonl" in printed
+
+
+@pytest.mark.skipif(not BROWSER, reason="Chromium is not installed")
+@pytest.mark.parametrize(("scheme", "low", "high"), [(1, 200, 256), (0, 0, 60)], ids=["light", "dark"])
+def test_a_browser_shows_it_light_or_dark_as_the_reader_likes(digits, tmp_path, scheme, low, high):
+    picture = tmp_path / "card.png"
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={tmp_path / 'user'}"]
+    subprocess.run(
+        [
+            *(BROWSER, *flags, f"--screenshot={picture}", "--window-size=1000,2200"),
+            *(f"--blink-settings=preferredColorScheme={scheme}", (digits[0] / "card.html").as_uri()),
+        ],
+        capture_output=True,
+        timeout=120,
+        check=True,
+    )
+    pixels = np.asarray(PIL.Image.open(picture).convert("RGB"), np.int64)
+    assert pixels.shape == (2200, 1000, 3)
+    assert low <= np.median(pixels) < high  # the page
+    assert ((pixels[..., 2] - pixels[..., 0]) > 80).sum() > 20_000  # blue: the bars
+    assert (pixels.max(axis=2) == 0).sum() > 50_000  # black: around the digits

@@ -1,0 +1,41 @@
+"""Conversion of folders of images: larger than their shards, and beside the folder that is written."""
+
+import pathlib
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from beam_jobs import convert
+from beam_jobs.plan import Plan
+from pipeline.errors import UsageError
+
+
+def test_rows_are_read_in_parts_where_the_source_is_larger_than_a_shard_may_be(tmp_path, monkeypatch):
+    draw = np.random.default_rng(0)
+    for number in range(40):
+        path = tmp_path / "source" / f"class{number % 3}" / f"{number:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        PIL.Image.fromarray(draw.integers(0, 256, (200, 200, 3), np.uint8)).save(path)  # 120 KB each
+    steps = []
+    rows_at_once = Plan.rows_at_once
+    monkeypatch.setattr(Plan, "rows_at_once", lambda plan, split: steps.append(rows_at_once(plan, split)) or steps[-1])
+    flags = ["--dataset=image_folder", f"--source={tmp_path / 'source'}", "--image_encoding=raw", "--resize=8x8"]
+    flags += ["--num_shards=1"]
+    convert.main([*flags, f"--data_dir={tmp_path / 'parts'}", "--max_shard_bytes=1048576"])
+    convert.main([*flags, f"--data_dir={tmp_path / 'whole'}"])
+    assert steps[0] == 8
+    assert steps[-1] > 2000
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+
+
+def contents(folder: pathlib.Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "card.html"}
+
+
+def test_a_data_dir_among_the_classes_is_refused(tmp_path):
+    (tmp_path / "cat").mkdir()
+    PIL.Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "cat" / "a.png")
+    with pytest.raises(UsageError, match=r"--data_dir=.*/out: lies in --source=.*, and would be a class of it"):
+        convert.main(["--dataset=image_folder", f"--source={tmp_path}", f"--data_dir={tmp_path / 'out'}"])
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,225 @@
+"""The converter on Parquet files and folders of images, as a user runs it: every record against the row it is of."""
+
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import PIL.Image
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline import example_proto, framing, manifest
+
+ROOT = pathlib.Path(__file__).parents[2]
+CIFAR10 = ROOT.parent / "shared" / "data" / "cifar10"
+ONE_PROCESS = ("--direct_running_mode=in_memory", "--direct_num_workers=1")
+CLASSES = ["ape", "bee", "cat", "dog"]
+
+
+def command(dataset, source, out, *flags):
+    program = [sys.executable, "-m", "beam_jobs.convert"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [*program, f"--dataset={dataset}", f"--source={source}", f"--data_dir={out}", *flags],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def convert(*arguments):
+    done = command(*arguments)
+    assert done.returncode == 0, done.stderr
+    return manifest.load(arguments[2])
+
+
+def refused(out, code, *arguments):
+    """Returns the one line that a conversion ends with, but for what it says of finished shards."""
+    done = command(*arguments)
+    lines = [line for line in done.stderr.splitlines() if "finished shards are kept" not in line]
+    assert (done.returncode, len(lines)) == (code, 1), done
+    assert not (out / "manifest.json").exists()
+    return lines[0]
+
+
+def image(number, kind="PNG"):
+    stream = io.BytesIO()
+    pixels = np.random.default_rng(number).integers(0, 256, (6, 8, 3), np.uint8)
+    PIL.Image.fromarray(pixels).save(stream, kind)
+    return stream.getvalue()
+
+
+def rows(start, stop):
+    return [
+        {
+            "img": {"bytes": image(n, "PNG" if n % 3 else "JPEG"), "path": f"{n}.png"},
+            "animal": CLASSES[n * n % 4],
+            "id": f"ü{n}",
+            "weight": n / 7,
+            "count": n * 10**9,
+            "caption": f"the {n}th",
+            "boxes": [n] * (n % 3),
+            "point": [n + 0.5, -n],
+        }
+        for n in range(start, stop)
+    ]
+
+
+TYPES = {
+    "count": pa.int64(), "boxes": pa.list_(pa.int32()), "point": pa.list_(pa.float32(), 2), "weight": pa.float64(),
+}  # fmt: skip
+FLAGS = ("--label_column=animal", "--key_column=id", "--keep_columns=weight,count,caption,boxes,point")
+
+
+def write(path, content):
+    table = pa.Table.from_pylist(content)
+    for name, kind in TYPES.items():
+        table = table.set_column(table.schema.get_field_index(name), name, pa.array(table[name].to_pylist(), kind))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path, row_group_size=7)
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Three files in Hugging Face's layout: 60 rows to train on and 20 to test with."""
+    folder = tmp_path / "source"
+    write(folder / "data" / "train-00000-of-00002.parquet", rows(0, 40))
+    write(folder / "data" / "train-00001-of-00002.parquet", rows(40, 60))
+    write(folder / "data" / "test-00000-of-00001.parquet", rows(60, 80))
+    return folder
+
+
+def examples(folder, split):
+    found = []
+    for shard in manifest.load(folder).split(split).shards:
+        for _, record in framing.records((folder / shard.file).read_bytes(), shard.file):
+            found.append(example_proto.decode(record))
+    return found
+
+
+def digests(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".tfrecord"}
+
+
+def test_every_row_becomes_one_example_with_its_columns(source, tmp_path):
+    out = tmp_path / "out"
+    made = convert("parquet", source, out, *FLAGS, "--num_shards=train:3,test:1")
+    assert made.class_names == ("ape", "bee")  # the squares modulo 4 are 0 and 1
+    shapes = {name: (feature.dtype, feature.shape) for name, feature in made.features.items() if name != "image"}
+    assert shapes == {
+        "label": ("int64", ()), "key": ("string", ()), "weight": ("float32", ()), "count": ("int64", ()),
+        "caption": ("string", ()), "boxes": ("int64", (None,)), "point": ("float32", (2,)),
+    }  # fmt: skip
+    assert [file.file for file in made.source] == [
+        "data/test-00000-of-00001.parquet", "data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet",
+    ]  # fmt: skip
+    for split, start, stop in (("train", 0, 60), ("test", 60, 80)):
+        by_key = {entry["key"][0].decode(): entry for entry in examples(out, split)}
+        assert len(by_key) == len(examples(out, split)) == stop - start
+        for row in rows(start, stop):
+            entry = by_key[row["id"]]
+            assert entry["image"] == [row["img"]["bytes"]]
+            assert entry["label"].tolist() == [CLASSES.index(row["animal"])]
+            assert entry["weight"] == np.float32(row["weight"])
+            assert entry["count"].tolist() == [row["count"]]
+            assert entry["caption"] == [row["caption"].encode()]
+            assert list(entry["boxes"]) == row["boxes"]
+            assert entry["point"].tolist() == row["point"]
+    assert made.split("train").num_examples == 60
+
+
+def test_one_process_and_two_write_the_same_bytes(source, tmp_path):
+    convert("parquet", source, tmp_path / "one", *FLAGS, "--num_shards=5", *ONE_PROCESS)
+    flags = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
+    convert("parquet", source, tmp_path / "two", *FLAGS, "--num_shards=5", *flags)
+    assert digests(tmp_path / "one") == digests(tmp_path / "two")
+    assert len(digests(tmp_path / "one")) == 10
+
+
+def test_keys_that_come_twice_are_an_error(tmp_path):
+    content = rows(0, 30)
+    content[23]["id"] = content[4]["id"]
+    write(tmp_path / "source" / "a.parquet", content)
+    line = refused(tmp_path / "out", 1, "parquet", tmp_path / "source", tmp_path / "out", *FLAGS, *ONE_PROCESS)
+    assert "ü4" in line
+
+
+def test_rows_that_are_no_example_are_listed_with_their_file_row_and_reason(tmp_path):
+    content = rows(0, 30)
+    content[3]["img"]["bytes"] = None
+    content[11]["animal"] = None
+    content[12]["count"] = None
+    content[29]["img"]["bytes"] = b"no image"
+    write(tmp_path / "source" / "a.parquet", content)
+    arguments = ("parquet", tmp_path / "source", tmp_path / "out", *FLAGS, *ONE_PROCESS)
+    line = refused(tmp_path / "out", 1, *arguments, "--max_rejects=3")
+    assert "4 rows are no examples, over --max_rejects=3" in line
+    made = convert(*arguments, "--max_rejects=4")
+    assert made.split("train").num_examples == 26
+    assert made.split("train").num_rejects == 4
+    rejects = [json.loads(line) for line in (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()]
+    reasons = {entry["row"]: entry["reason"] for entry in rejects}
+    assert sorted(reasons) == [3, 11, 12, 29]
+    assert {entry["file"] for entry in rejects} == {"a.parquet"}
+    assert "has no image bytes" in reasons[3]
+    assert (reasons[11], reasons[12]) == ("animal is null", "count is null")
+
+
+WRONG = [
+    (("--image_column=imgs",), 2, "has no column 'imgs'; did you mean 'img'?"),
+    (("--label_column=weight",), 2, "--label_column=weight: "),
+    (("--label_column=animal", "--keep_columns=img"), 2, "--keep_columns: 'img' cannot be kept"),
+    ((), 2, "has no column 'label'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("flags", "code", "text"), WRONG, ids=range(len(WRONG)))
+def test_a_wrong_flag_ends_with_one_line(source, tmp_path, flags, code, text):
+    assert text in refused(tmp_path / "out", code, "parquet", source, tmp_path / "out", *flags)
+
+
+def test_a_corrupt_file_ends_with_one_line(source, tmp_path):
+    path = source / "data" / "train-00001-of-00002.parquet"
+    path.write_bytes(path.read_bytes()[:-9])
+    line = refused(tmp_path / "out", 1, "parquet", source, tmp_path / "out", *FLAGS)
+    assert "train-00001-of-00002.parquet: is no Parquet file that can be read" in line
+
+
+def test_folders_of_images_become_the_same_pixels(tmp_path):
+    root = tmp_path / "source"
+    for split, numbers in (("train", range(40)), ("val", range(40, 50))):
+        for n in numbers:
+            path = root / split / CLASSES[n % 4] / f"{n}.{'png' if n % 3 else 'JPG'}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(image(n, "PNG" if n % 3 else "JPEG"))
+    out = tmp_path / "out"
+    made = convert("image_folder", root, out, "--num_shards=3")
+    assert made.class_names == tuple(CLASSES)
+    assert {name: split.num_examples for name, split in made.splits.items()} == {"train": 40, "validation": 10}
+    found = examples(out, "train")
+    assert len(found) == 40
+    for entry in found:
+        key = entry["key"][0].decode()
+        n = int(pathlib.PurePosixPath(key).stem)
+        assert key == f"train/{CLASSES[n % 4]}/{n}.{'png' if n % 3 else 'JPG'}"
+        assert entry["image"] == [(root / key).read_bytes()]
+        assert entry["label"].tolist() == [n % 4]
+    convert("image_folder", root, tmp_path / "one", "--num_shards=3", *ONE_PROCESS)
+    assert digests(out) == digests(tmp_path / "one")
+
+
+@pytest.mark.skipif(not CIFAR10.is_dir(), reason=f"CIFAR-10's images are not in {CIFAR10}")
+def test_cifar10_of_hugging_face_is_converted_untouched(tmp_path):
+    made = convert("parquet", CIFAR10 / "cifar10-test-*.parquet", tmp_path / "out")
+    assert made.split("test").label_histogram == (1000,) * 10
+    content = pq.read_table(CIFAR10 / "cifar10-test-00000-of-00001.parquet")
+    images, labels = content["img"].combine_chunks().field("bytes").to_pylist(), content["label"].to_pylist()
+    found = examples(tmp_path / "out", "test")
+    assert len(found) == 10_000
+    for entry in found:
+        row = int(entry["key"][0].rsplit(b"#", 1)[1])
+        assert entry["image"] == [images[row]]
+        assert entry["label"].tolist() == [labels[row]]

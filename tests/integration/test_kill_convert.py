@@ -1,0 +1,170 @@
+"""Killed at any moment and run again, a conversion writes the bytes of one that was never killed: in real processes."""
+
+import contextlib
+import hashlib
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from pipeline import manifest, naming
+
+ROOT = pathlib.Path(__file__).parents[2]
+CIFAR_FILES = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
+
+
+def make_cifar(folder, rows):
+    """Writes files in the layout of CIFAR-10, of smooth colours that PNG takes its time over."""
+    draw = np.random.default_rng(5)
+    folder.mkdir()
+    for name in CIFAR_FILES:
+        corners = draw.integers(0, 256, (rows, 3, 2, 2)).astype(np.float64)
+        ramp = np.linspace(0, 1, 32)
+        across = corners[..., :1] * (1 - ramp) + corners[..., 1:] * ramp
+        images = across[:, :, :1] * (1 - ramp[:, None]) + across[:, :, 1:] * ramp[:, None]
+        noisy = np.clip(images + draw.normal(0, 5, images.shape), 0, 255).astype(np.uint8)
+        labels = draw.integers(0, 10, (rows, 1), np.uint8)
+        (folder / name).write_bytes(np.concatenate([labels, noisy.reshape(rows, -1)], axis=1).tobytes())
+    return folder
+
+
+def start(source, out, *flags):
+    command = [
+        sys.executable,
+        "-m",
+        "beam_jobs.convert",
+        "--dataset=cifar10",
+        f"--source={source}",
+        f"--data_dir={out}",
+    ]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [*command, *flags], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def finish(process):
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, err) == (0, ""), err
+    return out
+
+
+def kill_group(process):
+    """Ends the command and its workers at once, as a machine that loses its power does."""
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        os.killpg(process.pid, signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode in (-signal.SIGKILL, 0), err
+
+
+def digests(folder):
+    """Returns the digests of a data set's files but for the card, which names the command and so the folder."""
+    files = [path for path in folder.iterdir() if path.name != naming.CARD and not path.name.startswith(".")]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def finished(out):
+    """Returns {shard: (inode, time)} of the shards that have a receipt."""
+    found = {}
+    for receipt in out.glob(".converting.tmp-*/*.receipt.json"):
+        shard = receipt.with_name(receipt.name.removesuffix(".receipt.json"))
+        found[shard.name] = (shard.stat().st_ino, shard.stat().st_mtime_ns)
+    return found
+
+
+def wait_for_shards(process, out, count):
+    deadline = time.monotonic() + 120
+    while len(finished(out)) < count and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.002)
+
+
+def check_after_kills(source, out, flags, clean):
+    """Runs the command again; its data set is the clean one, and finished shards were not made again."""
+    before = finished(out)
+    finish(start(source, out, *flags))
+    assert digests(out) == digests(clean)
+    assert not [path for path in out.rglob("*") if path.name.startswith(".")]
+    for name, (inode, written) in before.items():
+        assert ((out / name).stat().st_ino, (out / name).stat().st_mtime_ns) == (inode, written)
+    shards = sum(len(split.shards) for split in manifest.load(out).splits.values())
+    assert 0 < len(before) < shards  # something was there, and something was left to be done
+
+
+@pytest.mark.parametrize("more", [[], ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]])
+def test_killed_three_times_it_goes_on_to_the_same_bytes(more, tmp_path):
+    source = make_cifar(tmp_path / "source", 400)
+    flags = ["--image_encoding=png", "--num_shards=train:60,test:12", *more]
+    clean = tmp_path / "clean"
+    finish(start(source, clean, *flags))
+    out, draw = tmp_path / "out", random.Random(1)
+    kept = 0
+    for shards in (3, 12, 25):
+        process = start(source, out, *flags)
+        wait_for_shards(process, out, shards)
+        time.sleep(draw.uniform(0, 0.02))
+        kill_group(process)
+        assert not list(out.glob("[!.]*")), "something that reads as a data set"
+        assert len(finished(out)) >= max(kept, 1)  # none is lost
+        kept = len(finished(out))
+    check_after_kills(source, out, flags, clean)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param([], id="in memory"),
+        pytest.param(["--direct_running_mode=multi_processing", "--direct_num_workers=2"], id="two processes"),
+        pytest.param(["--passes=2", "--compression=GZIP"], id="two passes"),
+    ],
+)
+def test_killed_at_twenty_random_moments(more, tmp_path):
+    source = make_cifar(tmp_path / "source", 2000)
+    flags = ["--image_encoding=png", "--num_shards=train:200,test:40", *more]
+    clean, out = tmp_path / "clean", tmp_path / "out"
+    began = time.monotonic()
+    finish(start(source, clean, *flags))
+    whole = time.monotonic() - began
+    draw, kills = random.Random(f"{more}"), 0
+    while kills < 20:
+        process = start(source, out, *flags)
+        try:
+            process.wait(timeout=draw.uniform(0, 0.8 * whole))
+        except subprocess.TimeoutExpired:
+            kills += 1
+        kill_group(process)
+        if (out / naming.MANIFEST).exists():  # whole, or not there; then from the beginning
+            assert digests(out) == digests(clean)
+            shutil.rmtree(out)
+    shutil.rmtree(out, ignore_errors=True)
+    process = start(source, out, *flags)
+    wait_for_shards(process, out, 20)
+    kill_group(process)
+    check_after_kills(source, out, flags, clean)
+
+
+@pytest.mark.slow
+def test_a_shard_that_was_cut_by_a_crash_of_the_machine_is_made_again(tmp_path):
+    """A receipt can be on the disk before all of its shard's bytes: it is believed only with all of them."""
+    source = make_cifar(tmp_path / "source", 400)
+    flags = ["--image_encoding=png", "--num_shards=train:60,test:12"]
+    clean, out = tmp_path / "clean", tmp_path / "out"
+    finish(start(source, clean, *flags))
+    process = start(source, out, *flags)
+    wait_for_shards(process, out, 20)
+    kill_group(process)
+    (folder,) = out.glob(".converting.tmp-*")
+    victims = sorted(finished(out))[:4]
+    for victim, length in zip(victims, (0, 100, 5000, -1), strict=True):
+        size = (folder / victim).stat().st_size
+        os.truncate(folder / victim, length if length >= 0 else size - 1)
+    finish(start(source, out, *flags))
+    assert digests(out) == digests(clean)

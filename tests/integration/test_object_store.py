@@ -1,0 +1,130 @@
+"""Conversion into an object store, against an S3 server on the loopback interface."""
+
+from __future__ import annotations
+
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from beam_jobs import convert
+from beam_jobs.places import remote as remote_target
+from beam_jobs.places.paths import RemotePath
+from pipeline import manifest
+from pipeline.errors import DataError, UsageError
+
+
+def digits(data_dir: object, *flags: str) -> list[str]:
+    return ["--dataset=digits", f"--data_dir={data_dir}", "--num_shards=train:5,test:2", *flags]
+
+
+def test_same_bytes_as_in_a_folder(bucket: RemotePath, tmp_path: pathlib.Path) -> None:
+    convert.main(digits(tmp_path / "here"))
+    convert.main(digits(bucket / "there"))
+    names = sorted(path.name for path in (tmp_path / "here").iterdir() if path.name != "card.html")
+    assert [name for name in (bucket / "there").files(recursive=True) if name != "card.html"] == names
+    for name in names:
+        assert (bucket / "there" / name).read_bytes() == (tmp_path / "here" / name).read_bytes(), name
+
+
+def test_again_is_nothing_to_do_and_other_options_need_overwrite(
+    bucket: RemotePath, capsys: pytest.CaptureFixture[str]
+) -> None:
+    convert.main(digits(bucket))
+    convert.main(digits(bucket))
+    assert "nothing to do" in capsys.readouterr().out
+    other = ["--dataset=digits", f"--data_dir={bucket}", "--num_shards=1"]
+    with pytest.raises(UsageError, match="num_shards is test:2,train:5 there and train:1,test:1 here"):
+        convert.main(other)
+    convert.main([*other, "--overwrite"])
+    shards = [name for name in bucket.files(recursive=True) if ".tfrecord" in name]
+    assert shards == ["test-00000-of-00001.tfrecord", "train-00000-of-00001.tfrecord"]
+
+
+def test_a_shard_that_changed_is_found(bucket: RemotePath) -> None:
+    convert.main(digits(bucket))
+    shard = bucket / "train-00003-of-00005.tfrecord"
+    data = bytearray(shard.read_bytes())
+    data[1000] ^= 1
+    shard.write_bytes(bytes(data))
+    with pytest.raises(DataError, match=r"train-00003-of-00005.tfrecord: its CRC32C is .* --overwrite"):
+        convert.main(digits(bucket))
+
+
+def test_killed_conversion_leaves_no_data_set_and_goes_on(
+    bucket: RemotePath, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--dataset=digits", "--num_shards=train:60,test:2", "--image_encoding=png", "--resize=96x96"]
+    convert.main([*flags, f"--data_dir={tmp_path / 'here'}"])
+    killed = subprocess.Popen([sys.executable, "-m", "beam_jobs.convert", *flags, f"--data_dir={bucket}"])
+    while len([name for name in bucket.files(recursive=True) if name.endswith(".receipt.json")]) < 3:
+        assert killed.poll() is None
+        time.sleep(0.05)
+    killed.kill()
+    killed.wait()
+    with pytest.raises(DataError, match=r"no manifest|no data set"):
+        manifest.load(bucket)
+    finished = len([name for name in bucket.files(recursive=True) if name.endswith(".receipt.json")])
+    assert finished < 62
+    with pytest.raises(UsageError, match="another conversion is writing there, or was killed less than 60 s ago"):
+        convert.main([*flags, f"--data_dir={bucket}"])
+    monkeypatch.setattr(remote_target, "_LEASE_SECONDS", 0.0)
+    convert.main([*flags, f"--data_dir={bucket}"])
+    for name in bucket.files(recursive=True):
+        if name != "card.html":
+            assert (bucket / name).read_bytes() == (tmp_path / "here" / name).read_bytes(), name
+
+
+def test_two_conversions_at_once(bucket: RemotePath) -> None:
+    with remote_target.locked(bucket), pytest.raises(UsageError, match="another conversion is writing there"):
+        convert.main(digits(bucket))
+    convert.main(digits(bucket))
+    assert manifest.load(bucket).splits["train"].num_examples == 1429
+
+
+def test_of_two_that_begin_together_one_goes_on(bucket: RemotePath) -> None:
+    began = threading.Barrier(2)
+
+    def begin(_: int) -> str:
+        began.wait()
+        try:
+            with remote_target.locked(bucket):
+                time.sleep(2.0)
+                return "goes on"
+        except UsageError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(2) as threads:
+        found = sorted(threads.map(begin, range(2)), key=len)
+    assert found[0] == "goes on"
+    assert "another conversion " in found[1]
+    assert bucket.files() == []
+
+
+def test_a_bucket_that_is_not_there_is_one_line(endpoint: str, bucket: RemotePath) -> None:
+    with pytest.raises(DataError, match=r"s3://nowhere/x.*(NO_SUCH_BUCKET|not exist)"):
+        convert.main(digits("s3://nowhere/x"))
+
+
+def test_a_conversion_whose_lease_is_another_s_stops(bucket: RemotePath, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_target, "_RENEW_SECONDS", 0.05)
+    stopped = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
+    try:
+        with remote_target.locked(bucket):
+            time.sleep(0.3)
+            assert stopped == []
+            deadline = time.monotonic() + 30
+            while not stopped and time.monotonic() < deadline:
+                # The other renews too: a single writing can fall between this one's look and its own writing.
+                (bucket / ".converting.lease").write_bytes(b"another's")
+                time.sleep(0.02)
+        assert stopped == [signal.SIGTERM]
+        assert (bucket / ".converting.lease").read_bytes() == b"another's"
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,284 @@
+"""The validator as a user runs it, on damaged data sets: what it says, and how it ends."""
+
+import json
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from beam_jobs import validate
+from pipeline.errors import PipelineError
+from tests.validated import KINDS, edit, examples_of, rewrite_shard, write
+
+ROOT = pathlib.Path(__file__).parents[2]
+BUNDLES = "--runner=apache_beam.runners.direct.direct_runner.BundleBasedDirectRunner"
+OK = r"all is as the manifest says: 22 records in 4 shards, \d+ bytes read, .* records/s"
+
+
+@pytest.fixture
+def run(capfd):
+    """Runs the command in this process, as Beam is imported once; returns (exit code, stdout's lines, stderr)."""
+
+    def command(*arguments):
+        capfd.readouterr()
+        code, text = 0, ""
+        try:
+            validate.main([str(argument) for argument in arguments])
+        except PipelineError as error:
+            code, text = error.exit_code, str(error)
+        captured = capfd.readouterr()
+        assert captured.err == ""
+        lines = [line for line in captured.out.splitlines() if not re.match(r"\d+ of \d+ shards, ", line)]  # progress
+        return code, lines, text
+
+    return command
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("deep", [[], ["--deep"]])
+def test_a_data_set_as_it_was_written_is_said_to_be_so(kind, deep, tmp_path, run):
+    made = write(tmp_path, kind)
+    code, lines, error = run(tmp_path, *deep)
+    assert (code, error) == (0, "")
+    assert lines[0] == f"{tmp_path}: checking 22 records in 4 shards"
+    assert re.fullmatch(OK, lines[1])
+    assert f" {sum(split.num_bytes for split in made.splits.values())} bytes read" in lines[1]
+    assert ("pixels looked at" in lines[1]) == bool(deep)
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        ["--direct_running_mode=multi_processing", "--direct_num_workers=2"],
+        ["--direct_running_mode=multi_threading", "--direct_num_workers=2"],
+        ["--direct_runner_bundle_repeat=1"],
+        [BUNDLES],
+    ],
+)
+def test_every_runner_finds_the_same(how, tmp_path, run):
+    write(tmp_path)
+    damage(tmp_path / "train-00001-of-00003.tfrecord", 30)
+    (tmp_path / "test-00000-of-00001.tfrecord").unlink()
+    code, lines, error = run(tmp_path)
+    other_code, other_lines, other_error = run(tmp_path, *how)
+    assert (code, error) == (other_code, other_error) == (1, f"{tmp_path}: 2 problems in 2 of 4 shards")
+    assert lines[1:-1] == other_lines[1:-1]
+    assert lines[1] == "test-00000-of-00001.tfrecord: cannot be read: No such file or directory"
+    assert lines[2] == "train-00001-of-00003.tfrecord, record 0, byte offset 0: its CRC is wrong"
+    assert re.fullmatch(r"2 problems in 2 of 4 shards: 18 records in 4 shards, \d+ bytes read, .*", lines[3])
+
+
+def damage(path, position):
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_key_that_comes_twice_is_named_with_both_records(kind, tmp_path, run):
+    write(tmp_path, kind)
+    end = ".gz" if kind == "gzip" else ""
+    one, other = f"train-00000-of-00003.tfrecord{end}", f"train-00002-of-00003.tfrecord{end}"
+    examples = examples_of(tmp_path, other)
+    offset = sum(map(len, framed(examples[:4])))
+    examples[4] |= {"key": examples_of(tmp_path, one)[1]["key"]}
+    rewrite_shard(tmp_path, other, examples)
+    code, lines, error = run(tmp_path)
+    assert (code, error) == (1, f"{tmp_path}: 1 problem in 1 of 4 shards")
+    unit = " of the decompressed stream" if end else ""
+    assert lines[1] == (
+        f"{other}, record 4, byte offset {offset}{unit}: has the key of record 1 of {one}: 'train.bin#001'"
+    )
+
+
+def framed(examples):
+    from pipeline import example_proto, framing
+
+    return [framing.frame(example_proto.encode(example)) for example in examples]
+
+
+def test_a_shard_twice_under_two_names_is_found_by_its_keys(tmp_path, run):
+    write(tmp_path, "raw", (5, 5))
+    one, other = (f"train-0000{i}-of-00002.tfrecord" for i in range(2))
+    rewrite_shard(tmp_path, other, examples_of(tmp_path, one))
+    code, lines, error = run(tmp_path)
+    assert (code, error) == (1, f"{tmp_path}: 6 problems in 1 of 3 shards")
+    for record in range(5):
+        assert f"{other}, record {record}, byte offset " in lines[1 + record]
+        assert lines[1 + record].endswith(f"has the key of record {record} of {one}: 'train.bin#00{record}'")
+    assert lines[6].startswith("manifest.json: split 'train': label_histogram says ")
+
+
+def test_totals_that_are_not_of_the_shards_are_found(tmp_path, run):
+    made = write(tmp_path, "png")
+    histogram = list(made.splits["train"].label_histogram)
+    assert histogram == [5, 4, 4, 5]
+
+    def change(content):
+        train = content["splits"]["train"]
+        train["label_histogram"] = [4, 5, 4, 5]
+        train["image_sizes"] = {"4x5": 7, "5x5": 6, "6x5": 5}
+        content["image_mean"][1] += 0.01
+
+    edit(tmp_path, change)
+    code, lines, error = run(tmp_path)
+    assert (code, error) == (1, f"{tmp_path}: 1 problem in the manifest's totals")
+    assert lines[1] == (
+        "manifest.json: split 'train': label_histogram says 4 examples of label 0, there are 5; "
+        "5 examples of label 1, there are 4"
+    )
+    code, lines, error = run(tmp_path, "--deep")
+    assert error == f"{tmp_path}: 3 problems in the manifest's totals"
+    found = sorted(lines[1:4])
+    assert re.fullmatch(r"manifest.json: image_mean says [\d., ]+, the pixels' is [\d., ]+", found[0])
+    assert found[1].endswith("image_sizes says 7 examples of 4x5, there are 6; 5 examples of 6x5, there are 6")
+
+
+def test_totals_are_not_compared_where_a_record_could_not_be_read(tmp_path, run):
+    write(tmp_path)
+    damage(tmp_path / "train-00000-of-00003.tfrecord", 60)
+    code, lines, _ = run(tmp_path, "--deep")
+    assert code == 1
+    assert lines[1] == "train-00000-of-00003.tfrecord, record 0, byte offset 0: its CRC is wrong"
+    assert len(lines) == 3
+
+
+def test_raw_pixels_are_summed_by_deep(tmp_path, run):
+    write(tmp_path, "raw", (100, 30))
+    assert run(tmp_path, "--deep")[0] == 0
+    edit(tmp_path, lambda content: content["image_std"].__setitem__(2, content["image_std"][2] + 1e-6))
+    assert run(tmp_path)[0] == 0
+    code, lines, _ = run(tmp_path, "--deep")
+    assert code == 1
+    assert lines[1].startswith("manifest.json: image_std says ")
+
+
+def test_the_first_hundred_problems_are_listed_and_all_counted(tmp_path, run):
+    write(tmp_path, "raw", (90, 90))
+    for name in ("train-00000-of-00002.tfrecord", "train-00001-of-00002.tfrecord"):
+        rewrite_shard(tmp_path, name, [example | {"label": 7} for example in examples_of(tmp_path, name)])
+    code, lines, error = run(tmp_path)
+    assert (code, error) == (1, f"{tmp_path}: 180 problems in 2 of 3 shards")
+    assert len(lines) == 1 + 100 + 1 + 1
+    assert lines[1].startswith("train-00000-of-00002.tfrecord, record 0, byte offset 0: label 7 is not in 0..3")
+    assert lines[100].startswith("train-00001-of-00002.tfrecord, record 9, byte offset ")
+    assert lines[101] == "and 80 more"
+
+
+def test_files_that_look_like_ours_are_a_note(tmp_path, run):
+    write(tmp_path)
+    (tmp_path / "train-00003-of-00005.tfrecord").write_bytes(b"x")
+    (tmp_path / "train-00003-of-00005.tfrecord.offsets").write_bytes(b"x")
+    (tmp_path / ".train-00003-of-00005.tfrecord.tmp-0123456789abcdef").write_bytes(b"x")
+    (tmp_path / "card.html").write_bytes(b"x")
+    (tmp_path / "notes.txt").write_bytes(b"x")
+    code, lines, _ = run(tmp_path)
+    assert code == 0
+    assert re.fullmatch(OK, lines[1])
+    assert lines[2] == (
+        "note: 2 files lie there that the manifest does not list "
+        "(train-00003-of-00005.tfrecord, train-00003-of-00005.tfrecord.offsets)"
+    )
+    assert lines[3].startswith("note: 1 file lies there that a killed conversion left (.train-00003-of-00005")
+    assert len(lines) == 4
+
+
+def test_the_report_is_json(tmp_path, run):
+    write(tmp_path / "made")
+    damage(tmp_path / "made" / "train-00000-of-00003.tfrecord", 0)
+    code, lines, _ = run(tmp_path / "made", f"--report={tmp_path / 'report.json'}")
+    assert code == 1
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["problems"] == [lines[1]]
+    assert (report["num_problems"], report["bad_shards"], report["records"]) == (1, 1, 22)
+    code, _, error = run(tmp_path / "made", f"--report={tmp_path / 'gone' / 'report.json'}")
+    assert code == 1
+    assert "give --report=FILE" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["{empty}"], 1, "no manifest, so .* is no data set"),
+        (["{made}/manifest.json"], 1, "cannot be read|no manifest"),
+        ([], 2, "required: DATA_DIR"),
+        (["{made}", "more"], 2, "unexpected argument 'more'"),
+        (["{made}", "--depe"], 2, "unknown flag --depe, .*did you mean --deep"),
+        (["{made}", "--runner=FnApiRuner"], 2, "did you mean 'FnApiRunner'"),
+        (["{made}", "--report=ftp://x"], 2, "must be a local path, or one of"),
+    ],
+)
+def test_what_cannot_work_is_one_clear_error(arguments, code, message, tmp_path, run):
+    write(tmp_path / "made")
+    (tmp_path / "empty").mkdir()
+    arguments = [a.format(made=tmp_path / "made", empty=tmp_path / "empty") for a in arguments]
+    found, lines, error = run(*arguments)
+    assert found == code
+    assert re.search(message, error)
+    assert lines == []
+
+
+def test_a_bad_manifest_is_one_error(tmp_path, run):
+    write(tmp_path)
+    (tmp_path / "manifest.json").write_text("{")
+    assert run(tmp_path)[0] == 1
+    assert "not valid JSON" in run(tmp_path)[2]
+
+
+def test_random_damage_is_never_overlooked_and_never_a_traceback(tmp_path, run):
+    draw = np.random.default_rng(5)
+    for kind in KINDS:
+        write(tmp_path / kind, kind)
+        files = sorted(path for path in (tmp_path / kind).iterdir() if path.name != "manifest.json")
+        for path in (files[i] for i in draw.permutation(len(files))[:4]):
+            whole = path.read_bytes()
+            damage(path, int(draw.integers(len(whole))))
+            code, lines, error = run(tmp_path / kind, "--deep")
+            assert code == 1
+            assert lines[1].startswith(path.name)
+            assert error.endswith(" in 1 of 4 shards")
+            path.write_bytes(whole)
+
+
+def process(*arguments, **options):
+    command = [sys.executable, "-m", "beam_jobs.validate", *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def test_a_process_ends_with_its_code_and_one_line(tmp_path):
+    write(tmp_path)
+    (tmp_path / "train-00000-of-00003.tfrecord").unlink()
+    done = process(tmp_path)
+    out, err = done.communicate(timeout=120)
+    assert done.returncode == 1
+    assert err == f"beam_jobs.validate: {tmp_path}: 1 problem in 1 of 4 shards\n"
+    assert "train-00000-of-00003.tfrecord: cannot be read: No such file or directory\n" in out
+
+
+@pytest.mark.parametrize("mode", ["in_memory", pytest.param("multi_processing", marks=pytest.mark.slow)])
+def test_ctrl_c_ends_it_with_one_line(mode, tmp_path):
+    write(tmp_path, "raw", (1,) * 3000)
+    done = process(tmp_path, f"--direct_running_mode={mode}", "--direct_num_workers=2")
+    assert "checking 3004 records in 3001 shards" in done.stdout.readline()
+    time.sleep(1)
+    done.send_signal(signal.SIGINT)
+    _, err = done.communicate(timeout=30)
+    assert (done.returncode, err) == (130, "beam_jobs.validate: interrupted\n")
+
+
+def test_help_loads_neither_beam_nor_tensorflow():
+    program = (
+        "import sys\nfrom beam_jobs.validate import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "print([m for m in ('apache_beam', 'tensorflow', 'sklearn') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage: beam_jobs.validate")
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "--deep" in done.stdout

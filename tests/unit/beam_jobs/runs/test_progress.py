@@ -1,0 +1,225 @@
+"""Real shards of a tiny MNIST, written one by one while the progress looks on."""
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import pathlib
+import re
+import shutil
+import struct
+import sys
+import termios
+import time
+
+import pytest
+
+from beam_jobs import conversion
+from beam_jobs.config import ConvertConfig
+from beam_jobs.places import staging
+from beam_jobs.runs.progress import Progress, finished_part
+from beam_jobs.shards import making
+
+
+@pytest.fixture
+def plan(mnist_folder, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    config = ConvertConfig(dataset="mnist", source=str(mnist_folder()), data_dir=str(out), num_shards="2")
+    return conversion.make_plan(config, out)[0]
+
+
+@contextlib.contextmanager
+def terminal(columns, lines=40):
+    """Puts a terminal of that size in the place of stderr; yields a function that returns what it was sent."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", lines, columns, 0, 0))
+    before, sys.stderr = sys.stderr, os.fdopen(theirs, "w")
+
+    def sent():
+        sys.stderr.flush()
+        os.set_blocking(ours, False)
+        found = b""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(ours, 1 << 16):
+                found += data
+        return found.decode()
+
+    try:
+        yield sent
+    finally:
+        sys.stderr.close()
+        sys.stderr = before
+        os.close(ours)
+
+
+def later(progress, seconds):
+    """Lets `seconds` pass for it: when it began, looked and spoke is so much longer ago."""
+    for name in ("_started", "_next_line", "_next_look"):
+        setattr(progress, name, getattr(progress, name) - seconds)
+
+
+def test_finished_shards_are_counted_and_nothing_else(plan):
+    out = pathlib.Path(plan.data_dir)
+    (out / "train-00000-of-00009.tfrecord.receipt.json").write_bytes(b"another's")
+    (out / ".train-00000-of-00002.tfrecord.tmp-0123456789abcdef").write_bytes(b"half")
+    (out / "test-00000-of-00002.tfrecord.receipt.json").write_bytes(b"{")
+    with Progress(plan) as progress:
+        seen = []
+        for element in plan.elements:
+            making.make_shard(plan, *element)
+            later(progress, 5)
+            progress.show()
+            seen.append((progress.finished, progress.rows))
+    assert seen == [(1, 25), (2, 50), (3, 60), (4, 70)]
+
+
+def test_a_line_has_shards_examples_bytes_rate_and_time_left(plan):
+    with Progress(plan) as progress:
+        assert progress.line() == "0 of 4 shards, 0 of 70 examples, 0.0 MiB, 0 examples/s"
+        making.make_shard(plan, *plan.elements[0])
+        later(progress, 5)
+        progress._look()
+        found = re.fullmatch(
+            r"1 of 4 shards, 25 of 70 examples, 0.0 MiB, (\d) examples/s, (\d+) s left", progress.line()
+        )
+    assert found
+    assert (found[1], found[2]) == ("5", "9")
+
+
+def test_rate_and_time_left_of_a_resume_are_of_its_own_work(plan):
+    for element in plan.elements[:2]:
+        making.make_shard(plan, *element)
+    with Progress(plan) as progress:
+        assert (progress.finished, progress.rows) == (2, 50)
+        later(progress, 10)
+        assert progress.line().endswith(", 0 examples/s")
+        making.make_shard(plan, *plan.elements[2])
+        progress._look()
+        assert progress.line().endswith(" MiB, 1 examples/s, 10 s left")
+
+
+def test_rejects_are_rows_that_are_done(plan):
+    out = pathlib.Path(plan.data_dir)
+    receipt = making.make_shard(plan, "train", 0)
+    path = out / f"{receipt.info.file}.receipt.json"
+    path.write_text(path.read_text().replace('"num_rejects": 0', '"num_rejects": 3'))
+    with Progress(plan) as progress:
+        assert progress.rows == 28
+        assert progress.line().endswith(", 3 rejects")
+
+
+def test_off_a_terminal_there_is_a_line_every_five_seconds(plan, capsys):
+    with Progress(plan) as progress:
+        for element in plan.elements:
+            making.make_shard(plan, *element)
+            later(progress, 2)
+            progress.show()
+            progress.show()
+    captured = capsys.readouterr()
+    assert captured.out.startswith("3 of 4 shards, 60 of 70 examples, 0.1 MiB, ")
+    assert captured.out.count("\n") == 1
+    assert captured.err == ""
+
+
+def test_a_folder_that_is_gone_is_not_its_affair(plan, capsys):
+    making.make_shard(plan, *plan.elements[0])
+    with Progress(plan) as progress:
+        shutil.rmtree(plan.data_dir)
+        later(progress, 5)
+        progress.show()
+    assert capsys.readouterr().out.startswith("1 of 4 shards, 25 of 70 examples")
+    with Progress(plan) as progress:
+        assert progress.finished == 0
+
+
+def test_on_a_terminal_there_is_a_bar_that_goes_at_the_end(plan, capsys):
+    with terminal(100) as sent, Progress(plan) as progress:
+        progress.show()
+        first = sent()
+        for element in plan.elements[:3]:
+            making.make_shard(plan, *element)
+        later(progress, 1)
+        progress.show()
+        second = sent()
+        progress.__exit__(None, None, None)
+        last = sent()
+    assert "0 of 70 examples" in first
+    assert re.search(r" 86%\|█+.* +\| 60 of 70 examples, 3/4 shards, 0.1 MiB, \d+ examples/s, 00:0\d<00:0\d", second)
+    assert all(len(line) <= 100 for line in second.replace("\r", "\n").splitlines())
+    assert last.rpartition("\r")[0].strip() == ""
+    assert capsys.readouterr().out == ""
+
+
+def test_a_bar_fits_a_narrow_terminal(plan):
+    with terminal(40) as sent, Progress(plan) as progress:
+        making.make_shard(plan, *plan.elements[0])
+        later(progress, 1)
+        progress.show()
+        assert max(len(line) for line in sent().replace("\r", "\n").splitlines()) <= 40
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(0, 0), (80, 0), (0, 24)])
+def test_a_terminal_that_does_not_say_its_size_has_a_bar_too(plan, columns, lines):
+    with terminal(columns, lines) as sent, Progress(plan):
+        shown = sent()
+    assert "0 of 70 examples" in shown
+    assert len(shown.strip("\r\n")) <= 80
+
+
+def test_looking_takes_a_small_part_of_the_time(plan, monkeypatch):
+    from beam_jobs.places import write
+
+    listed = write.names_in
+
+    def slowly(folder):
+        time.sleep(0.05)
+        return listed(folder)
+
+    monkeypatch.setattr(write, "names_in", slowly)  # an object store's list
+    with Progress(plan) as progress:
+        assert progress._next_look - time.monotonic() > 0.9
+
+
+def test_a_store_is_listed_every_two_seconds_at_most(plan, monkeypatch):
+    from beam_jobs.places import write
+
+    monkeypatch.setattr(write, "names_in", lambda folder: [])
+    with Progress(dataclasses.replace(plan, own_receipts_dir="s3://bucket/receipts")) as progress:
+        assert 1.5 < progress._next_look - time.monotonic() <= 2.0
+
+
+@pytest.mark.parametrize(("folder", "label"), [("", "pass 2 of 2: "), (staging.FIRST_PASS, "pass 1 of 2: ")])
+def test_two_passes_are_told_apart(plan, folder, label):
+    out = pathlib.Path(plan.data_dir) / folder
+    out.mkdir(exist_ok=True)
+    two = dataclasses.replace(plan, data_dir=str(out), flags={"passes": 2})
+    with Progress(two) as progress:
+        assert progress.line().startswith(f"{label}0 of 4 shards, ")
+    with terminal(120) as sent, Progress(two):
+        assert f"{label}  0%|" in sent()
+
+
+@pytest.mark.parametrize(
+    ("rows", "left"), [(1000, "14 s left"), (10**5, "24 min left"), (10**8, "396.8 h left"), (10**7, "39.7 h left")]
+)
+def test_time_left_is_in_units_that_can_be_read(plan, rows, left):
+    making.make_shard(plan, *plan.elements[0])
+    with Progress(plan) as progress:
+        progress._at_start, progress._total = 0, rows
+        progress._started = time.monotonic() - progress.rows / 70
+        assert progress.line().endswith(left)
+
+
+def test_the_part_that_is_done_counts_both_passes(plan):
+    assert finished_part(plan) == 0
+    for element in plan.elements[:2]:
+        making.make_shard(plan, *element)
+    assert finished_part(plan) == 50 / 70
+    two = dataclasses.replace(plan, flags={"passes": 2})
+    assert finished_part(two) == 25 / 70
+    first = pathlib.Path(plan.data_dir) / staging.FIRST_PASS
+    first.mkdir()
+    for element in plan.elements:
+        making.make_shard(dataclasses.replace(plan, data_dir=str(first)), *element)
+    assert finished_part(two) == (70 + 50) / 140

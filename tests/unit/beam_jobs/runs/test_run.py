@@ -1,0 +1,56 @@
+import grpc
+import pytest
+
+from beam_jobs.runs.run import as_one_line
+from pipeline.errors import DataError, UsageError
+
+
+def caused(error, cause):
+    error.__cause__ = cause
+    return error
+
+
+WORKER_DIED = "a worker process died (out of memory?); run again with fewer --direct_num_workers"
+OURS = DataError("/x/train: cannot be written: No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "text"),
+    [
+        (OURS, DataError, "/x/train: cannot be written: No space left on device"),
+        (
+            caused(RuntimeError("bundle failed"), OURS),
+            DataError,
+            "/x/train: cannot be written: No space left on device",
+        ),
+        (DataError("/x: bad [while running 'Convert/WriteShard']"), DataError, "/x: bad"),
+        (
+            RuntimeError(
+                "Error received from SDK harness for instruction 3: Traceback (most recent call last):\n"
+                '  File "x.py", line 1\n'
+                "pipeline.errors.DataError: /x: first\n\nDuring handling of ...\n"
+                "pipeline.errors.DataError: /x: first [while running 'Convert/WriteShard-ptransform-7']\n"
+            ),
+            DataError,
+            "/x: first",
+        ),
+        (RuntimeError("Traceback\npipeline.errors.UsageError: --flag: no"), UsageError, "--flag: no"),
+        (RuntimeError("Traceback\npipeline.errors.OtherError: text"), DataError, "text"),
+        (ValueError("first\n\n  last  \n"), DataError, "Beam: ValueError: last"),
+        (RuntimeError("Channel closed prematurely."), DataError, WORKER_DIED),
+        (RuntimeError(), DataError, "Beam: RuntimeError: no message"),
+    ],
+)
+def test_our_error_is_found(failure, kind, text):
+    found = as_one_line(failure)
+    assert type(found) is kind
+    assert str(found) == text
+
+
+def test_a_job_server_that_is_lost_is_named():
+    with grpc.insecure_channel("localhost:1") as channel, pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary("/job/Run")(b"", timeout=30)
+    text = str(as_one_line(caught.value))
+    assert text.startswith("the runner's job server is gone or failed: failed to connect to all addresses")
+    assert "\n" not in text
+    assert str(as_one_line(grpc.FutureTimeoutError())) == "the runner's job server does not answer"

@@ -1,0 +1,268 @@
+"""Image files of every kind, whole, cut, mutated and malicious: pixels, or `BadImageError` and nothing else."""
+
+import io
+import random
+import struct
+import time
+import tracemalloc
+import warnings
+import zlib
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from beam_jobs.shards import images
+from beam_jobs.shards.images import BadImageError
+
+
+def file_of(array_or_image, kind, **options):
+    image = array_or_image if isinstance(array_or_image, PIL.Image.Image) else PIL.Image.fromarray(array_or_image)
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def png(width, height, bits=8, colour=2, data=b"", chunks=()):
+    """Returns a PNG file with a header, chunks and image data as given."""
+
+    def chunk(name, content):
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
+    parts = [(b"IHDR", header), *chunks, (b"IDAT", zlib.compress(data)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
+
+
+def decoded(data, channels=0):
+    return images.pixels(images.open_file(data), channels)
+
+
+@pytest.fixture
+def colour(pixels):
+    return pixels(1, (13, 9, 3))[0]
+
+
+@pytest.fixture
+def grey(pixels):
+    return pixels(1, (13, 9, 1))[0]
+
+
+@pytest.fixture
+def palette():
+    """A palette image (4, 3), its colours, and its file with a transparency of each colour."""
+    image = PIL.Image.fromarray(np.arange(12, dtype=np.uint8).reshape(4, 3), "P")
+    image.putpalette(bytes(range(100, 136)))
+    return image, np.arange(100, 136, dtype=np.uint8).reshape(4, 3, 3)
+
+
+@pytest.mark.parametrize(("kind", "options"), [("PNG", {}), ("BMP", {}), ("WEBP", {"lossless": True})])
+def test_a_lossless_file_gives_its_pixels(kind, options, colour):
+    data = file_of(colour, kind, **options)
+    assert images.channels_of(images.open_file(data)) == 3
+    assert (decoded(data) == colour).all()
+    assert decoded(data, 1).shape == (13, 9, 1)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP"])
+def test_a_grey_file_has_one_channel(kind, grey):
+    data = file_of(grey[..., 0], kind)
+    assert images.channels_of(images.open_file(data)) == 1
+    assert (decoded(data) == grey).all()
+    assert (decoded(data, 3) == np.repeat(grey, 3, axis=2)).all()
+
+
+def test_a_jpeg_is_near_its_pixels():
+    ramp = np.broadcast_to(np.arange(0, 256, 4, dtype=np.uint8)[:, None, None], (64, 64, 3))
+    assert np.abs(decoded(file_of(ramp, "JPEG", quality=95)).astype(int) - ramp).max() <= 4
+    assert np.abs(decoded(file_of(ramp[..., 0], "JPEG", quality=95)).astype(int) - ramp[..., :1]).max() <= 4
+
+
+def test_cmyk_becomes_colour():
+    cyan = PIL.Image.new("CMYK", (8, 8), (255, 0, 0, 0))
+    found = decoded(file_of(cyan, "JPEG", quality=95))
+    assert found.shape == (8, 8, 3)
+    assert np.abs(found.astype(int) - (0, 255, 255)).max() <= 6
+
+
+def test_transparency_is_dropped_not_blended(colour, grey):
+    alpha = np.full((13, 9, 1), 7, np.uint8)
+    assert (decoded(file_of(np.concatenate([colour, alpha], 2), "PNG")) == colour).all()
+    assert (decoded(file_of(np.concatenate([grey, alpha], 2), "PNG")) == grey).all()
+    assert (decoded(png(2, 1, 8, 6, b"\0\x01\x02\x03\0\xff\xfe\xfd\0")) == [[[1, 2, 3], [255, 254, 253]]]).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("PNG", {}), ("PNG", {"transparency": bytes([0, 128] * 6)}), ("GIF", {"transparency": 3})]
+)
+def test_a_palette_becomes_colour_without_a_warning(kind, options, palette):
+    image, expected = palette
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert (decoded(file_of(image, kind, **options)) == expected).all()
+
+
+def test_one_bit_becomes_black_and_white():
+    bits = np.array([[True, False, True], [False, False, True]])
+    assert (decoded(file_of(bits, "PNG"))[..., 0] == bits * 255).all()
+
+
+def test_the_first_image_of_an_animation_is_taken(pixels):
+    frames = [PIL.Image.fromarray(frame[..., 0]) for frame in pixels(3, (5, 4, 1))]
+    data = file_of(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert PIL.Image.open(io.BytesIO(data)).n_frames == 3
+    assert (decoded(data, 1)[..., 0] == np.asarray(frames[0])).all()
+
+
+def test_a_jpeg_of_a_camera_with_more_images_after_the_first_is_kept_as_jpeg(pixels):
+    first, second = (PIL.Image.fromarray(image) for image in pixels(2, (16, 16, 3)))
+    data = file_of(first, "MPO", save_all=True, append_images=[second], quality=95)
+    opened = images.open_file(data)
+    assert images.KEPT_FORMATS[opened.format] == "jpeg"
+    assert (images.pixels(opened) == decoded(file_of(first, "JPEG", quality=95))).all()
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "no image of PNG, JPEG, BMP, GIF, WEBP: it is empty"),
+        (b"hello", "no image of PNG, JPEG, BMP, GIF, WEBP: it begins with 0x68656c6c"),
+        (b"\x89PNG\r\n\x1a\n", "begins with 0x89504e47|header is corrupt"),
+        (png(0, 5), "no image of PNG"),
+        (png(60_000, 60_000), "more than 67108864 pixels"),
+        (png(8193, 8192), "the image has 8193x8192 pixels, the most is 67108864"),
+        (png(1 << 26, 2), "67108864"),
+        (png(2, 1, 16, 0, bytes(5)), "the image has 16 bits a channel, not 8"),
+        (png(2, 1, 16, 2, bytes(13)), "the image has 16 bits a channel, not 8"),
+        (
+            file_of(np.zeros((2, 2), np.float32), "TIFF"),
+            "no image of PNG, JPEG, BMP, GIF, WEBP: it begins with 0x49492a00",
+        ),
+    ],
+)
+def test_what_is_no_image_that_can_be_used(data, reason):
+    with pytest.raises(BadImageError, match=reason):
+        images.open_file(data)
+
+
+def test_the_largest_image_that_is_read():
+    image = images.open_file(png(8192, 8192, 1, 0, bytes(8192 * 1025)))
+    assert images.pixels(image).shape == (8192, 8192, 1)
+
+
+@pytest.mark.parametrize("name", [b"zTXt", b"iTXt", b"iCCP"])
+def test_a_text_that_unpacks_to_200_mib_is_refused_in_little_memory(name):
+    begin = b"a\0\1\0\0\0" if name == b"iTXt" else b"a\0\0"
+    data = png(2, 1, data=bytes(7), chunks=[(name, begin + zlib.compress(bytes(200 << 20)))])
+    tracemalloc.start()
+    with pytest.raises(BadImageError, match="Decompressed data too large"):
+        images.open_file(data)
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+
+
+def test_a_text_after_the_pixels_is_refused_too():
+    whole = png(2, 1, data=bytes(7))
+    text = b"a\0\0" + zlib.compress(bytes(200 << 20))
+    chunk = struct.pack(">I", len(text)) + b"zTXt" + text + struct.pack(">I", zlib.crc32(b"zTXt" + text))
+    data = whole[:-12] + chunk + whole[-12:]
+    with pytest.raises(BadImageError, match="too large"):
+        decoded(data)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF", "WEBP"])
+def test_a_file_cut_anywhere_is_bad_or_whole(kind, pixels):
+    data = file_of(pixels(1, (33, 31, 3))[0], kind)
+    whole, bad = decoded(data), 0
+    for length in range(0, len(data), 7):
+        try:
+            assert (decoded(data[:length]) == whole).all()  # what was cut is no pixel
+        except BadImageError:
+            bad += 1
+    assert bad >= 0.9 * len(range(0, len(data), 7))
+
+
+def mutated(data, draw):
+    out = bytearray(data)
+    for _ in range(draw.randrange(1, 4)):
+        place = draw.randrange(min(len(out), draw.choice([40, 200, len(out)])))
+        kind = draw.randrange(4)
+        if kind == 0:
+            out[place] ^= 1 << draw.randrange(8)
+        elif kind == 1:
+            out[place : place + draw.randrange(1, 9)] = draw.randbytes(draw.randrange(9))
+        elif kind == 2:
+            out[place:place] = out[place : place + draw.randrange(64)]
+        else:
+            del out[place : place + draw.randrange(1, 50)]
+        if not out:
+            return b""
+    return bytes(out)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF", "WEBP"])
+def test_mutated_files_are_bad_or_pixels_at_once_and_without_a_warning(kind, pixels):
+    draw, reasons = random.Random(kind), []
+    originals = [file_of(image, kind) for image in pixels(3, (40, 30, 3))]
+    if kind == "PNG":
+        originals += [file_of(image[..., 0], kind) for image in pixels(3, (40, 30, 3))]
+    began = time.monotonic()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for _ in range(300):
+            try:
+                found = decoded(mutated(draw.choice(originals), draw), draw.choice([0, 1, 3]))
+                assert found.dtype == np.uint8
+                assert found.shape[2] in (1, 3)
+                assert 0 < found.shape[0] * found.shape[1] <= images.MAX_PIXELS
+            except BadImageError as error:
+                reasons.append(str(error))
+    assert len(reasons) > 20
+    assert "\n" not in "".join(reasons)
+    assert not warned
+    assert time.monotonic() - began < 30
+
+
+def test_grey_has_the_weights_of_itu_r_601(pixels):
+    image = pixels(1, (50, 40, 3))[0]
+    weighed = (image.astype(np.int64) @ [19595, 38470, 7471] + 0x8000) >> 16  # 0.299, 0.587, 0.114
+    assert (images.with_channels(image, 1)[..., 0] == weighed).all()
+    assert (images.with_channels(images.with_channels(image, 1), 3) == weighed[..., None]).all()
+    assert images.with_channels(image, 3) is image
+
+
+def resized_by_the_formula(image, size):
+    """The bilinear filter, as wide as the reduction, in float64 (as tf.image.resize with antialias=True)."""
+    for axis, new in enumerate(size):
+        old = image.shape[axis]
+        scale = old / new
+        centres = (np.arange(new) + 0.5) * scale
+        distance = np.abs(np.arange(old) + 0.5 - centres[:, None]) / max(scale, 1)
+        weights = np.clip(1 - distance, 0, None)
+        weights /= weights.sum(axis=1, keepdims=True)
+        image = np.moveaxis(np.tensordot(weights, image, (1, axis)), 0, axis)
+    return image
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("size", [(14, 14), (7, 31), (40, 60), (1, 1), (28, 20)])
+def test_resized_is_the_antialiased_bilinear_filter(size, channels, pixels):
+    image = pixels(1, (28, 30, channels))[0]
+    found = images.resized(image, size)
+    assert found.shape == (*size, channels)
+    assert np.abs(found - resized_by_the_formula(image.astype(np.float64), size)).max() <= 1.01
+
+
+def test_an_image_of_that_size_is_not_resized(colour):
+    assert images.resized(colour, (13, 9)) is colour
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_png_holds_the_pixels_and_a_jpeg_nearly(channels, pixels):
+    image = pixels(1, (20, 17, channels))[0]
+    ramp = np.repeat(np.add.outer(np.arange(20), np.arange(17))[..., None].astype(np.uint8) * 6, channels, axis=2)
+    assert (decoded(images.encoded(image, "png")) == image).all()
+    assert np.abs(decoded(images.encoded(ramp, "jpeg")).astype(int) - ramp).max() <= 5
+    for kind in ("png", "jpeg"):
+        assert images.encoded(image, kind) == images.encoded(image.copy(), kind)
+        assert images.KEPT_FORMATS[images.open_file(images.encoded(image, kind)).format] == kind

@@ -1,0 +1,94 @@
+import random
+
+import google_crc32c
+import pytest
+
+from beam_jobs.shards import key_check
+from beam_jobs.shards.key_check import Repeated
+from pipeline import framing
+from pipeline.example import encode
+from pipeline.manifest import ShardInfo
+
+
+@pytest.fixture
+def shard(tmp_path):
+    """A function that writes a shard with given keys and returns its entry in a manifest."""
+
+    def write(file, keys):
+        data = b"".join(framing.frame(encode(b"image", 3, key)) for key in keys)
+        (tmp_path / file).write_bytes(data)
+        return ShardInfo(file, len(keys), len(data), f"{google_crc32c.value(data):08x}", None)
+
+    return write
+
+
+def groups_of(folder, shards):
+    """Groups the hashes of shards by their bucket, as the pipeline does."""
+    groups = {}
+    for info in shards:
+        for bucket, hashes in key_check.by_bucket(str(folder), info):
+            groups.setdefault(bucket, []).append(hashes)
+    return groups
+
+
+def repeated(folder, shards):
+    found = [key_check.first_repeated(group) for group in groups_of(folder, shards).values()]
+    return sorted(pair for pair in found if pair)
+
+
+def keys(start, stop):
+    return [b"key %d" % i for i in range(start, stop)]
+
+
+def test_every_key_is_hashed_once_into_one_of_256_buckets(shard, tmp_path):
+    groups = groups_of(tmp_path, [shard("a", keys(0, 5000)), shard("b", keys(5000, 6000))])
+    assert set(groups) == set(range(256))
+    sizes = [sum(len(hashes.places) // 20 for hashes in group) for group in groups.values()]
+    assert sum(sizes) == 6000
+    assert max(sizes) < 60  # 23 on average
+
+
+def test_keys_that_differ_are_no_repeats(shard, tmp_path):
+    awkward = [b"", b"\0", b"\0\0", b"a", b"a\0", b"A", b"a ", "ä".encode(), "ä".encode("latin-1"), b"x" * 10_000]
+    shards = [shard("a", keys(0, 3000)), shard("b", keys(3000, 6000)), shard("c", awkward), shard("d", [])]
+    assert repeated(tmp_path, shards) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(("a", 0), ("a", 1)), (("a", 7), ("b", 3)), (("b", 0), ("c", 99)), (("a", 99), ("c", 0))]
+)
+def test_a_key_that_comes_twice_is_found_in_whatever_shards(first, second, shard, tmp_path):
+    content = {"a": keys(0, 100), "b": keys(100, 200), "c": keys(200, 300)}
+    for file, number in (first, second):
+        content[file][number] = b"twice"
+    shards = [shard(file, content[file]) for file in content]
+    assert repeated(tmp_path, shards) == [Repeated(first, second)]
+    random.Random(1).shuffle(shards)
+    assert repeated(tmp_path, shards) == [Repeated(first, second)]
+
+
+def test_of_many_repeats_the_first_is_told(shard, tmp_path):
+    shards = [shard("train", keys(0, 50)), shard("test", [*keys(60, 70), *keys(20, 50)])]
+    error = key_check.as_error(str(tmp_path), repeated(tmp_path, shards))
+    assert str(error) == (
+        "the key 'key 20' comes twice: record 10 of test and record 20 of train; "
+        "every example needs its own: choose another --key_column"
+    )
+
+
+def test_the_first_two_of_three_are_told(shard, tmp_path):
+    shards = [shard("a", [b"x", b"y", b"x"]), shard("b", [b"x"])]
+    assert repeated(tmp_path, shards) == [Repeated(("a", 0), ("a", 2))]
+
+
+def test_a_key_that_is_no_text_can_be_told(shard, tmp_path):
+    error = key_check.as_error(str(tmp_path), repeated(tmp_path, [shard("a", [b"\xff\n", b"\xff\n"])]))
+    assert "the key '\\\\xff\\n' comes twice: record 0 of a and record 1 of a" in str(error)
+    assert "\n" not in str(error)
+
+
+def test_a_retried_bundle_that_gives_its_hashes_twice_is_no_repeat(shard, tmp_path):
+    a, b = shard("a", keys(0, 500)), shard("b", keys(500, 900))
+    assert repeated(tmp_path, [a, b, a, a, b]) == []
+    c = shard("c", [b"key 3"])
+    assert repeated(tmp_path, [c, a, c, b, a]) == [Repeated(("a", 3), ("c", 0))]

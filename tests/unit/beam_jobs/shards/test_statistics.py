@@ -1,0 +1,104 @@
+import math
+
+import numpy as np
+import pytest
+
+from beam_jobs.shards import statistics
+from beam_jobs.shards.statistics import PixelSums
+
+SHAPES = [(1, 1, 1), (28, 28, 1), (32, 32, 3), (1, 500, 3), (500, 1, 3), (7, 5, 3), (3, 4, 4), (65, 2, 1)]
+
+
+def added(channels, *arrays):
+    sums = PixelSums(channels)
+    for array in arrays:
+        sums.add(array) if array.ndim == 4 else sums.add_one(array)
+    return sums
+
+
+def exact(pixels):
+    columns = pixels.reshape(-1, pixels.shape[-1]).astype(object)
+    return columns.sum(axis=0).tolist(), (columns**2).sum(axis=0).tolist()
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 130])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sums_are_exact_integers(shape, count, pixels):
+    images = pixels(count, shape)
+    together, one_by_one = added(shape[2], images), added(shape[2], *images)
+    assert (together.sums, together.squares) == exact(images)
+    assert together == one_by_one
+    assert together.images == count
+    assert together.pixels == count * shape[0] * shape[1]
+    assert all(type(value) is int for value in together.sums + together.squares)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_moments_are_those_of_numpy_in_float64(shape, pixels):
+    images = pixels(100, shape)
+    columns = images.reshape(-1, shape[2]).astype(np.float64)
+    mean, std = statistics.moments([added(shape[2], images)])
+    np.testing.assert_allclose(mean, columns.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(std, columns.std(axis=0), rtol=1e-12)
+
+
+def test_images_of_several_sizes_are_summed_by_their_pixels(pixels):
+    images = [pixels(1, (height, width, 3), seed=height)[0] for height, width in [(2, 9), (31, 17), (64, 65), (1, 1)]]
+    found = added(3, *images)
+    columns = np.concatenate([image.reshape(-1, 3) for image in images])
+    assert (found.sums, found.squares, found.pixels) == (*exact(columns), len(columns))
+
+
+def test_the_largest_values_do_not_overflow():
+    found = added(3, np.full((200, 64, 64, 3), 255, np.uint8))
+    assert found.sums == [255 * 200 * 64 * 64] * 3
+    assert found.squares == [255 * 255 * 200 * 64 * 64] * 3
+
+
+def test_no_images_change_nothing():
+    found = added(3, np.zeros((0, 5, 5, 3), np.uint8))
+    assert found == PixelSums(3)
+    assert found.sums == [0, 0, 0]
+
+
+def test_moments_do_not_depend_on_how_pixels_are_divided(pixels):
+    images = pixels(1000, (2, 3, 3))
+    whole = statistics.moments([added(3, images)])
+    assert statistics.moments([added(3, images[:17]), added(3, images[17:600]), added(3, images[600:])]) == whole
+    assert statistics.moments([added(3, images[600:]), added(3, images[:600])]) == whole
+
+
+def test_moments_of_one_colour_have_no_rounding():
+    colour = PixelSums(1, 10**6, 10**9, [255 * 10**9], [255 * 255 * 10**9])
+    assert statistics.moments([colour] * 1000) == ((255.0,), (0.0,))
+
+
+def test_label_histogram_has_every_class():
+    assert statistics.label_histogram(np.array([3, 0, 3], np.int64), 5) == (1, 0, 0, 2, 0)
+    assert statistics.label_histogram(np.zeros(0, np.int64), 2) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("histogram", "bits"),
+    [
+        ((), None),
+        ((0, 0), None),
+        ((7,), 0.0),
+        ((0, 9, 0), 0.0),
+        ((1, 1), 1.0),
+        ((5, 5, 5, 5), 2.0),
+        ((1, 3), 0.8113),
+        ((100,) * 1000, 9.9658),
+        ((10**12, 1), 0.0),
+    ],
+)
+def test_entropy(histogram, bits):
+    assert statistics.entropy(histogram) == bits
+    if bits == 0.0:
+        assert math.copysign(1, statistics.entropy(histogram)) == 1  # no minus sign in the manifest
+
+
+def test_entropy_is_that_of_the_definition(pixels):
+    counts = pixels(1, (1, 50, 1)).ravel().astype(np.float64)
+    shares = counts[counts > 0] / counts.sum()
+    assert statistics.entropy(counts.astype(int).tolist()) == round(float(-(shares * np.log2(shares)).sum()), 4)

@@ -1,0 +1,253 @@
+import hashlib
+import io
+import os
+import pathlib
+import pickle
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from beam_jobs.sources import open_source
+from beam_jobs.sources.base import SourceOptions
+from beam_jobs.sources.folders import source as image_folder
+from pipeline.errors import DataError, UsageError
+from pipeline.manifest import SourceFile
+
+
+def picture(number, kind="PNG"):
+    stream = io.BytesIO()
+    PIL.Image.fromarray(np.full((4, 5, 3), number, np.uint8)).save(stream, kind)
+    return stream.getvalue()
+
+
+PATHS = ["cat/2.png", "cat/10.JPEG", "cat/sub/deep/a.jpg", "dog/1.bmp", "dog/b.GIF", "eel/x.webp"]
+CONTENT = {path: picture(n, kind) for n, (path, kind) in enumerate(
+    zip(PATHS, ["PNG", "JPEG", "JPEG", "BMP", "GIF", "WEBP"], strict=True)
+)}  # fmt: skip
+
+
+def fill(root, content=None):
+    for name, data in (CONTENT if content is None else content).items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return root
+
+
+def opened(root):
+    return open_source(SourceOptions("image_folder", str(root)))
+
+
+def everything(source, split="train"):
+    return source.read(split, np.arange(source.splits[split]))
+
+
+def test_images_are_labelled_by_their_folder_and_keyed_by_their_path(tmp_path):
+    source = opened(fill(tmp_path))
+    assert source.class_names == ("cat", "dog", "eel")
+    assert source.splits == {"train": 6}
+    order = ["cat/10.JPEG", "cat/2.png", "cat/sub/deep/a.jpg", "dog/1.bmp", "dog/b.GIF", "eel/x.webp"]
+    rows = np.array([5, 0, 2, 0, 3])
+    block = source.read("train", rows)
+    assert block.keys == [order[row].encode() for row in rows]
+    assert block.images == [CONTENT[order[row]] for row in rows]
+    assert block.labels.tolist() == [2, 0, 0, 0, 1]
+    assert block.labels.dtype == np.int64
+    assert (block.bad, block.extra, source.features, source.image_shape) == ({}, {}, {}, None)
+    assert source.chunks("train") is None
+    assert source.where("train", 4) == ("dog/b.GIF", 0)
+    assert source.unique_keys
+
+
+def test_no_rows_are_an_empty_block(tmp_path):
+    block = opened(fill(tmp_path)).read("train", np.array([], np.int64))
+    assert (block.images, block.keys, block.labels.shape) == ([], [], (0,))
+
+
+def test_folders_of_splits_are_told_by_their_names(tmp_path):
+    content = {
+        "val/dog/1.png": picture(1),
+        "train/cat/1.png": picture(2),
+        "train/dog/1.png": picture(3),
+        "test/cat/1.png": b"",
+    }
+    source = opened(fill(tmp_path, content))
+    assert source.splits == {"train": 2, "validation": 1, "test": 1}
+    assert list(source.splits) == ["train", "validation", "test"]
+    assert source.class_names == ("cat", "dog")
+    assert everything(source, "validation").labels.tolist() == [1]
+    assert everything(source).keys == [b"train/cat/1.png", b"train/dog/1.png"]
+    assert [file.file for file in source.files] == ["train/cat", "train/dog", "val/dog", "test/cat"]
+
+
+def test_a_class_may_be_named_like_a_split(tmp_path):
+    source = opened(fill(tmp_path, {"train/1.png": picture(1), "plane/1.png": picture(2)}))
+    assert (source.class_names, source.splits) == (("plane", "train"), {"train": 2})
+
+
+def test_each_class_folder_is_described_by_the_paths_and_content_of_its_images(tmp_path):
+    source = opened(fill(tmp_path))
+    lines = b"".join(
+        b"%b\0%d\0%b\n" % (path.encode(), len(data), hashlib.sha256(data).hexdigest().encode())
+        for path, data in sorted(CONTENT.items())
+        if path.startswith("dog/")
+    )
+    size = len(CONTENT["dog/1.bmp"]) + len(CONTENT["dog/b.GIF"])
+    assert source.files[1] == SourceFile("dog", size, hashlib.sha256(lines).hexdigest())
+    fill(tmp_path, {"cat/2.png": CONTENT["cat/2.png"][:-1] + b"x"})
+    again = opened(tmp_path)
+    assert [a == b for a, b in zip(source.files, again.files, strict=True)] == [False, True, True]
+
+
+def test_hashes_depend_on_the_path_alone(tmp_path):
+    hashes = opened(fill(tmp_path)).hashes("train", 0, 6)
+    assert hashes.dtype == np.uint64
+    assert len(set(hashes.tolist())) == 6
+    (tmp_path / "cat" / "10.JPEG").unlink()
+    fill(tmp_path, {"dog/1.bmp": b"other content"})
+    assert opened(tmp_path).hashes("train", 0, 5).tolist() == hashes[1:].tolist()
+    assert opened(tmp_path).hashes("train", 2, 4).tolist() == hashes[3:5].tolist()
+
+
+def test_names_that_are_no_text_are_keys_and_are_shown_with_escapes(tmp_path, monkeypatch):
+    fill(tmp_path, {os.fsdecode(b"cat/\xff\xfe.png"): picture(1), "cat/é\n.png": picture(2), "cat/a.png": picture(3)})
+    source = opened(tmp_path)
+    assert everything(source).keys == [b"cat/a.png", "cat/é\n.png".encode(), b"cat/\xff\xfe.png"]
+    assert source.where("train", 2) == ("cat/\\xff\\xfe.png", 0)
+    assert len(source.hashes("train", 0, 3)) == 3
+    (tmp_path / os.fsdecode(b"cat/\xff\xfe.png")).unlink()
+    with pytest.raises(DataError, match=r"cat/\\xff\\xfe\.png: no such file"):
+        everything(source)
+
+
+def test_files_that_are_no_images_are_left_out_with_one_line(tmp_path, capsys):
+    fill(tmp_path)
+    assert capsys.readouterr().err == ""
+    others = {"cat/labels.txt": b"", "dog/more/a.txt": b"", "README": b"", ".hidden/1.png": b"", "cat/.thumb.png": b""}
+    source = opened(fill(tmp_path, others))
+    assert source.splits == {"train": 6}
+    assert (
+        capsys.readouterr().err == f"{tmp_path}: 3 files are left out, which are no images (.txt, without extension)\n"
+    )
+
+
+REFUSED = [
+    ({}, "has no folders of classes; images are expected as class/file.png"),
+    ({"1.png": b"x", "cat/1.png": b"x"}, r"1\.png: is in no folder of a class"),
+    ({"train/1.png": b"x", "test/cat/1.png": b"x"}, r"train/1\.png: is in no folder of a class"),
+    ({"cat/1.png": b"x", "dog/1.tiff": b"x"}, r"'dog' has no image; 1 files are no images \(\.tiff\); images are "),
+    ({"train/cat/1.png": b"x", "val/dog/1.txt": b"x"}, "class 'dog' has no image"),
+    ({"train/cat/1.png": b"x", "val/cat/1.txt": b"x"}, "split 'validation' has no image"),
+    ({"train/cat/1.png": b"x", "test/cat/1.png": b"x", "extra/cat/1.png": b"x"}, "beside 'extra'; are they classes"),
+    ({"val/cat/1.png": b"x", "dev/cat/1.png": b"x"}, "are both split 'validation'; join them"),
+    ({os.fsdecode(b"\xff/1.png"): b"x"}, r"\\xff: the name of a class must be valid UTF-8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_a_folder_of_another_layout_is_refused_in_one_line(tmp_path, content, message):
+    fill(tmp_path, content)
+    with pytest.raises(DataError, match=message) as raised:
+        opened(tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+def test_sources_that_are_no_folder(tmp_path):
+    with pytest.raises(UsageError, match="--source is missing"):
+        opened("")
+    with pytest.raises(DataError, match="gone: no such folder"):
+        opened(tmp_path / "gone")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(DataError, match="file: is not a folder"):
+        opened(tmp_path / "file")
+
+
+def test_links_lead_to_files_of_the_folder_alone(tmp_path):
+    root, outside = fill(tmp_path / "root"), fill(tmp_path / "outside")
+    link = root / "eel" / "link.png"
+    link.symlink_to(root / "cat" / "2.png")
+    source = opened(root)
+    assert everything(source).images[-2:] == [CONTENT["cat/2.png"], CONTENT["eel/x.webp"]]
+    for target, message in (
+        (outside / "cat" / "2.png", r"link\.png: is a link that leads out of the folder"),
+        (pathlib.Path("../../outside/cat/2.png"), r"link\.png: is a link that leads out of the folder"),
+        (outside / "cat", r"link\.png: is a link to a folder"),
+        (root / "gone", r"link\.png: cannot be read: No such file or directory"),
+    ):
+        link.unlink()
+        link.symlink_to(target)
+        with pytest.raises(DataError, match=message):
+            opened(root)
+    link.unlink()
+    os.mkfifo(link)
+    with pytest.raises(DataError, match=r"link\.png: is not a regular file"):
+        opened(root)
+
+
+def test_a_folder_that_is_named_through_a_link_is_read(tmp_path):
+    fill(tmp_path / "real")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "real" / "eel" / "inner.png").symlink_to("x.webp")
+    assert opened(tmp_path / "link").splits == {"train": 7}
+
+
+def forget(monkeypatch):
+    """Puts the process into the state of a worker that has listed nothing yet."""
+    monkeypatch.setattr(image_folder, "_listings", {})
+
+
+def test_a_worker_lists_the_folder_again_and_finds_the_same(tmp_path, monkeypatch):
+    fill(tmp_path, {f"{label}/{n:04d}.png": b"%d" % n for label in "abc" for n in range(500)})
+    source = opened(tmp_path)
+    block = everything(source)
+    data = pickle.dumps(source)
+    assert len(data) < 1500
+    forget(monkeypatch)
+    again = everything(pickle.loads(data))
+    assert (again.images, again.keys, again.labels.tolist()) == (block.images, block.keys, block.labels.tolist())
+    assert len(again.keys) == 1500
+
+
+@pytest.mark.parametrize("change", ["added", "gone", "longer", "touched"])
+def test_a_folder_that_changed_is_an_error_for_a_worker(tmp_path, monkeypatch, change):
+    source = opened(fill(tmp_path))
+    forget(monkeypatch)
+    path = tmp_path / "cat" / "2.png"
+    if change == "added":
+        fill(tmp_path, {"cat/3.png": b""})
+    elif change == "gone":
+        path.unlink()
+    elif change == "longer":
+        path.write_bytes(path.read_bytes() + b"x")
+    else:
+        os.utime(path, ns=(0, 0))
+    with pytest.raises(DataError, match=f"{tmp_path}: its files changed while it was being converted; run it again"):
+        everything(source)
+
+
+def test_a_file_that_changes_after_it_was_listed_is_an_error(tmp_path):
+    source = opened(fill(tmp_path))
+    path = tmp_path / "cat" / "2.png"
+    os.utime(path, ns=(0, 0))
+    with pytest.raises(DataError, match=r"2\.png: changed while it was being converted; run the conversion again"):
+        everything(source)
+    path.unlink()
+    with pytest.raises(DataError, match=r"2\.png: no such file; it was there when the conversion began"):
+        everything(source)
+
+
+def test_a_file_too_large_for_an_image_is_a_bad_row_and_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(image_folder, "MAX_FILE", 1000)
+    source = opened(fill(tmp_path, CONTENT | {"dog/large.png": b"x" * 1001}))
+    block = source.read("train", np.array([6, 5]))
+    assert block.images == [CONTENT["eel/x.webp"], b""]
+    assert block.bad == {1: "has 1001 bytes, above 1000, the most that an image file can be"}
+
+
+def test_listings_are_kept_up_to_a_bound(tmp_path, monkeypatch):
+    forget(monkeypatch)
+    sources = [opened(fill(tmp_path / str(number))) for number in range(5)]
+    assert len(image_folder._listings) == 2
+    assert [len(everything(source).keys) for source in sources] == [6] * 5
+    assert len(image_folder._listings) == 2

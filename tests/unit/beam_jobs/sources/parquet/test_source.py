@@ -1,0 +1,536 @@
+import io
+import json
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import PIL.Image
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from beam_jobs.sources import open_source
+from beam_jobs.sources.base import SourceOptions
+from beam_jobs.sources.parquet import labels as parquet_labels
+from beam_jobs.sources.parquet import reader as parquet_reader
+from pipeline.errors import DataError, UsageError
+from pipeline.manifest import Feature
+
+ROOT = pathlib.Path(__file__).parents[5]
+CIFAR10 = ROOT.parent / "shared" / "data" / "cifar10"
+HUGGING_FACE = {
+    b"huggingface": json.dumps(
+        {
+            "info": {
+                "features": {
+                    "image": {"_type": "Image"},
+                    "label": {"names": ["cat", "dog", "eel"], "_type": "ClassLabel"},
+                    "coarse": {"names": ["pet", "fish"], "_type": "ClassLabel"},
+                }
+            }
+        }
+    ).encode()
+}
+
+
+def png(number):
+    stream = io.BytesIO()
+    PIL.Image.fromarray(np.full((2, 3, 3), number % 256, np.uint8)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+IMAGES = [png(number) for number in range(10)]
+LABELS = [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
+
+
+def table(metadata=None, **columns):
+    """Returns ten rows; a column replaces one of the same name, None leaves it out."""
+    own = {"image": pa.array(IMAGES), "label": pa.array(LABELS, pa.int16())} | columns
+    return pa.table({name: values for name, values in own.items() if values is not None}).replace_schema_metadata(
+        metadata
+    )
+
+
+def write(path, content=None, row_group_size=4, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table() if content is None else content, path, row_group_size=row_group_size, **options)
+    return path
+
+
+def opened(source, **options):
+    return open_source(SourceOptions("parquet", str(source), **options))
+
+
+def one(tmp_path, metadata=None, flags=None, **columns):
+    """Writes one file and opens it."""
+    return opened(write(tmp_path / "a.parquet", table(metadata, **columns)), **(flags or {}))
+
+
+def everything(source, split="train"):
+    return source.read(split, np.arange(source.splits[split]))
+
+
+def test_rows_come_in_the_order_asked_for_whatever_row_group_they_are_in(tmp_path):
+    write(tmp_path / "a.parquet")
+    write(tmp_path / "sub" / "b.parquet", row_group_size=7)
+    source = opened(tmp_path)
+    assert source.splits == {"train": 20}
+    assert source.chunks("train").tolist() == [4, 4, 2, 7, 3]
+    rows = np.array([19, 0, 7, 7, 12, 3, 10])
+    block = source.read("train", rows)
+    assert block.images == [IMAGES[row % 10] for row in rows]
+    assert block.labels.tolist() == [LABELS[row % 10] for row in rows]
+    assert block.labels.dtype == np.int64
+    assert block.keys.tolist() == [
+        b"sub/b.parquet#9",
+        b"a.parquet#0",
+        b"a.parquet#7",
+        b"a.parquet#7",
+        b"sub/b.parquet#2",
+        b"a.parquet#3",
+        b"sub/b.parquet#0",
+    ]
+    assert source.where("train", 19) == ("sub/b.parquet", 9)
+    assert (block.bad, block.extra, source.image_shape, source.unique_keys) == ({}, {}, None, True)
+
+
+def test_no_rows_are_an_empty_block(tmp_path):
+    block = one(tmp_path, flags={"keep_columns": ("w",)}, w=pa.array(range(10))).read("train", np.array([], np.int64))
+    assert (block.images, block.labels.shape, len(block.keys), len(block.extra["w"])) == ([], (0,), 0, 0)
+
+
+def test_any_choice_of_rows_is_what_reading_all_and_choosing_gives(tmp_path):
+    for number, size in enumerate((1, 3, 10)):
+        write(tmp_path / f"{number}.parquet", row_group_size=size)
+    source = opened(tmp_path)
+    whole = everything(source)
+    draw = np.random.default_rng(0)
+    for _ in range(50):
+        rows = draw.integers(0, 30, draw.integers(1, 40))
+        block = source.read("train", rows)
+        assert block.images == [whole.images[row] for row in rows]
+        assert block.keys.tolist() == [whole.keys[row] for row in rows]
+        assert (block.labels == whole.labels[rows]).all()
+
+
+def test_hashes_depend_on_the_file_and_the_row_alone(tmp_path):
+    write(tmp_path / "b.parquet")
+    alone = opened(tmp_path).hashes("train", 0, 10)
+    write(tmp_path / "a.parquet")
+    both = opened(tmp_path).hashes("train", 0, 20)
+    assert both[10:].tolist() == alone.tolist()
+    assert len(set(both.tolist())) == 20
+
+
+IMAGE_TYPES = [
+    pa.binary(), pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int32(), pa.binary()),
+    pa.struct([("bytes", pa.binary()), ("path", pa.string())]),
+    pa.struct([("path", pa.string()), ("bytes", pa.large_binary())]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", IMAGE_TYPES, ids=str)
+def test_images_of_every_type_of_bytes(tmp_path, kind):
+    values = [None if number == 3 else image for number, image in enumerate(IMAGES)]
+    if pa.types.is_struct(kind):
+        column = pa.array([{"bytes": value, "path": f"{n}.png"} for n, value in enumerate(values)], kind)
+    elif pa.types.is_dictionary(kind):
+        column = pa.array(values).dictionary_encode()
+    else:
+        column = pa.array(values, kind)
+    block = one(tmp_path, image=column).read("train", np.array([3, 9, 0, 4]))
+    assert block.images == [b"", IMAGES[9], IMAGES[0], IMAGES[4]]
+    assert list(block.bad) == [0]
+    assert block.bad[0] in ("image is null", "has no image bytes (a path is not followed)")
+
+
+@pytest.mark.parametrize(("name", "flags"), [("img", {}), ("picture", {"image_column": "picture"})])
+def test_images_are_in_the_column_named_or_image_or_img(tmp_path, name, flags):
+    assert everything(one(tmp_path, flags=flags, image=None, **{name: pa.array(IMAGES)})).images == IMAGES
+
+
+LABEL_TYPES = [pa.int8(), pa.uint8(), pa.int32(), pa.uint32(), pa.int64(), pa.uint64()]
+
+
+@pytest.mark.parametrize("kind", LABEL_TYPES, ids=str)
+def test_integer_labels_of_any_width_are_classes_up_to_the_highest(tmp_path, kind):
+    labels = pa.array([0, 1, 6, None, 1, 2, 0, 1, 2, 0], kind)
+    source = one(tmp_path, label=labels)
+    assert source.class_names == ("0", "1", "2", "3", "4", "5", "6")
+    block = everything(source)
+    assert block.labels.tolist() == [0, 1, 6, 0, 1, 2, 0, 1, 2, 0]
+    assert block.bad == {3: "label is null"}
+
+
+def test_a_label_out_of_range_stays_for_the_reader_of_the_block(tmp_path):
+    source = one(tmp_path, label=pa.array([-1, 1, 2, 0, 1, 2, 0, 1, 2, 5]), metadata=HUGGING_FACE)
+    assert source.class_names == ("cat", "dog", "eel")
+    block = everything(source)
+    assert (block.labels[0], block.labels[9], block.bad) == (-1, 5, {})
+
+
+def test_boolean_labels_are_two_classes(tmp_path):
+    source = one(tmp_path, label=pa.array([True, False] * 5))
+    assert source.class_names == ("false", "true")
+    assert everything(source).labels.tolist() == [1, 0] * 5
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view(), None], ids=str)
+def test_labels_of_text_are_numbered_in_the_order_of_their_names(tmp_path, kind):
+    texts = ["eel", "Cat", "é", None, "", "eel", "Cat", "dog", "dog", "dog"]
+    column = pa.array(texts, kind) if kind else pa.array(texts).dictionary_encode()
+    write(tmp_path / "b.parquet", table(label=column))
+    write(
+        tmp_path / "a.parquet",
+        table(label=pa.array(["ape"] * 10, kind) if kind else pa.array(["ape"] * 10).dictionary_encode()),
+    )
+    source = opened(tmp_path)
+    assert source.class_names == ("Cat", "ape", "dog", "eel", "é")
+    block = everything(source)
+    assert block.labels.tolist() == [1] * 10 + [3, 0, 4, 0, 0, 3, 0, 2, 2, 2]
+    assert block.bad == {13: "label is null", 14: "label is empty"}
+
+
+def test_class_names_of_hugging_face_and_of_a_kept_column(tmp_path):
+    source = one(tmp_path, HUGGING_FACE, {"keep_columns": ("coarse",)}, coarse=pa.array([0, 1] * 5))
+    assert source.class_names == ("cat", "dog", "eel")
+    assert source.features == {"coarse": Feature("int64", (), None, ("pet", "fish"))}
+
+
+@pytest.mark.parametrize("text", [b"{", b"[]", b'{"info": 3}', b'{"info": {"features": {"label": 1}}}', b"\xff"])
+def test_metadata_of_another_form_is_ignored(tmp_path, text):
+    assert one(tmp_path, {b"huggingface": text}).class_names == ("0", "1", "2")
+
+
+def test_too_many_classes_are_refused(tmp_path, monkeypatch):
+    with pytest.raises(DataError, match=r"a\.parquet: column 'label' has 1000001 classes or more, above 100000"):
+        one(tmp_path, label=pa.array([1_000_000] * 10))
+    monkeypatch.setattr(parquet_labels, "MAX_CLASSES", 5)
+    with pytest.raises(DataError, match="column 'label' has 8 classes or more, above 5, .* --label_column"):
+        one(tmp_path, label=pa.array([f"name {n}" for n in range(10)]))
+
+
+def test_a_column_without_any_label_is_refused(tmp_path):
+    with pytest.raises(DataError, match="column 'label': no row has a label of 0 or more"):
+        one(tmp_path, label=pa.array([None] * 10, pa.int64()))
+    with pytest.raises(DataError, match="column 'label': no row has a label"):
+        one(tmp_path, label=pa.array([None, ""] * 5, pa.string()))
+
+
+KEPT = [
+    (pa.array([*range(9), None], pa.uint16()), Feature("int64"), [*range(9), 0]),
+    (pa.array([True] * 9 + [None]), Feature("int64"), [1] * 9 + [0]),
+    (pa.array([0.5] * 9 + [None], pa.float32()), Feature("float32"), [0.5] * 9 + [None]),
+    (pa.array([0.1] * 9 + [None], pa.float64()), Feature("float32"), [float(np.float32(0.1))] * 9 + [None]),
+    (pa.array(["é"] * 9 + [None]), Feature("string"), ["é".encode()] * 9 + [b""]),
+    (pa.array([b"\0\xff"] * 9 + [None]), Feature("string"), [b"\0\xff"] * 9 + [b""]),
+    (pa.array([b"1234"] * 9 + [None], pa.binary(4)), Feature("string"), [b"1234"] * 9 + [b""]),
+    (pa.array([[1, 2], [], [3]] * 3 + [None]), Feature("int64", (None,)), [[1, 2], [], [3]] * 3 + [[]]),
+    (pa.array([[1.5]] * 9 + [[None]], pa.large_list(pa.float64())), Feature("float32", (None,)), [[1.5]] * 9 + [None]),
+    (pa.array([[1, 2]] * 9 + [[3, None]], pa.list_(pa.int8(), 2)), Feature("int64", (2,)), [[1, 2]] * 9 + [[3, 0]]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("column", "feature", "values"), KEPT, ids=lambda value: str(getattr(value, "type", "")))
+def test_other_columns_become_features_and_nulls_in_them_bad_rows(tmp_path, column, feature, values):
+    source = one(tmp_path, flags={"keep_columns": ("other",)}, other=column)
+    assert source.features == {"other": feature}
+    rows = np.array([9, 8, 0, 1, 5])
+    block = source.read("train", rows)
+    for place, row in enumerate(rows.tolist()):
+        if values[row] is not None:
+            assert np.array_equal(block.extra["other"][place], values[row])
+    assert list(block.bad) == [0]
+    assert block.bad[0] in ("other is null", "an element of other is null")
+    if feature.dtype != "string":
+        assert np.asarray(block.extra["other"][0]).dtype == feature.dtype
+    if feature.shape == (2,):
+        assert block.extra["other"].shape == (5, 2)
+
+
+def test_an_integer_above_int64_is_a_bad_row(tmp_path):
+    source = one(tmp_path, flags={"keep_columns": ("other",)}, other=pa.array([2**63] + [2**63 - 1] * 9, pa.uint64()))
+    block = everything(source)
+    assert block.bad == {0: "other is above 9223372036854775807, the most that int64 holds"}
+    assert block.extra["other"][1] == 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    "column",
+    [pa.array([0] * 10, pa.timestamp("s")), pa.array([["a"]] * 10), pa.array([{"a": 1}] * 10), pa.array([None] * 10)],
+    ids=lambda column: str(column.type),
+)
+def test_a_column_that_is_no_feature_is_refused_with_its_type(tmp_path, column):
+    with pytest.raises(UsageError, match=r"--keep_columns: .*a\.parquet has 'other' as (timestamp|list|struct|null)"):
+        one(tmp_path, flags={"keep_columns": ("other",)}, other=column)
+
+
+KEYS = [
+    (pa.array(["b", "é", None, "", *"cdefgh"]), [b"b", "é".encode(), b"", b"", *(c.encode() for c in "cdefgh")]),
+    (pa.array([b"b\0", b"b", None, b"", *([b"x"] * 6)]), [b"b\0", b"b", b"", b"", *([b"x"] * 6)]),
+    (pa.array([7, -1, None, 2**40, *range(6)]), [b"7", b"-1", b"", b"1099511627776", *(b"%d" % n for n in range(6))]),
+]
+
+
+@pytest.mark.parametrize(("column", "keys"), KEYS, ids=lambda value: str(getattr(value, "type", "")))
+def test_keys_of_a_column_are_bytes_and_not_known_to_be_unique(tmp_path, column, keys):
+    source = one(tmp_path, flags={"key_column": "id"}, id=column)
+    assert not source.unique_keys
+    block = everything(source)
+    assert block.keys == keys
+    assert block.bad == {row: f"id is {'null' if row == 2 else 'empty'}" for row in (2, 3) if keys[row] == b""}
+
+
+USAGE = [
+    ({"image_column": "imgae"}, r"has no column 'imgae'; did you mean 'image'\? columns: image, label, text"),
+    ({"label_column": "class"}, "--label_column: .* has no column 'class'"),
+    ({"image_column": "text"}, "--image_column=text: .* has it as string; it must be binary"),
+    ({"image_column": "label"}, "--image_column=label: .* has it as int16"),
+    ({"label_column": "image"}, "--label_column=image: .* has it as binary; it must be integers, booleans or strings"),
+    ({"key_column": "weight"}, "--key_column=weight: .* has it as double; it must be strings, binary or integers"),
+    ({"key_column": "label"}, "image, label and key must be three columns"),
+    ({"keep_columns": ("text", "gone")}, "--keep_columns: .* has no column 'gone'"),
+    ({"keep_columns": ("label",)}, "'label' cannot be kept: every example has that feature"),
+    ({"keep_columns": ("key",)}, "'key' cannot be kept: every example has that feature"),
+    ({"label_column": "text", "keep_columns": ("text",)}, "'text' cannot be kept: that column is read already"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("flags", "message"), USAGE, ids=lambda value: str(value)[:40])
+def test_a_flag_that_cannot_work_is_refused(tmp_path, flags, message):
+    with pytest.raises(UsageError, match=message) as raised:
+        one(tmp_path, flags=flags, text=pa.array(["a"] * 10), weight=pa.array([1.0] * 10), key=pa.array(["k"] * 10))
+    assert "\n" not in str(raised.value)
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    content = pa.table([pa.array(IMAGES), pa.array(LABELS), pa.array(LABELS)], ["image", "label", "label"])
+    with pytest.raises(UsageError, match="has 2 columns of that name"):
+        opened(write(tmp_path / "a.parquet", content))
+
+
+LAYOUTS = [
+    (["train-00000-of-00002.parquet", "train-00001-of-00002.parquet", "test-0.parquet"], "train train test"),
+    (["data/train-00000-of-00001-0a1b2c.parquet", "data/validation-00000-of-00001-ff.parquet"], "train validation"),
+    (["cifar10-train-00000-of-00001.parquet", "cifar10-test-00000-of-00001.parquet"], "train test"),
+    (["train/0.parquet", "train/1.parquet", "val/0.parquet"], "train train validation"),
+    (["train/part-00000-of-00001.parquet", "test/part-00000-of-00001.parquet"], "train test"),
+    (["Train.parquet", "my_test.parquet", "dev_001.parquet"], "train test validation"),
+    (["train-00000-of-00001.parquet", "unsupervised-00000-of-00001.parquet"], "train unsupervised"),
+    (["images-00000-of-00002.parquet", "images-00001-of-00002.parquet"], "train train"),
+    (["part-0.parquet", "latest.parquet", "2020/x.parquet"], "train train train"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("names", "splits"), LAYOUTS, ids=lambda value: str(value)[:30])
+def test_splits_are_told_from_the_names_of_files_and_folders(tmp_path, names, splits):
+    for name in names:
+        write(tmp_path / name)
+    source = opened(tmp_path)
+    expected = {split: splits.split().count(split) * 10 for split in splits.split()}
+    assert source.splits == expected
+    if "train" in expected:
+        assert next(iter(source.splits)) == "train"
+    for name, split in zip(names, splits.split(), strict=True):
+        assert name in {source.where(split, row)[0] for row in range(expected[split])}
+
+
+AMBIGUOUS = [
+    (["train.parquet", "more.parquet"], r"more\.parquet: no split can be told from its name, as 'train' can"),
+    (["train/test-1.parquet"], r"test-1\.parquet: is its split test or train\?"),
+    (["val/0.parquet", "validation/0.parquet"], "'val' and of 'validation', which both mean split 'validation'"),
+    (["train-00000-of-00003.parquet", "train-00002-of-00003.parquet"], "train-00001-of-00003.* is missing, and 2 of 3"),
+    (["a-00001-of-00002.parquet"], r"a-00000-of-00002\.parquet: is missing"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("names", "message"), AMBIGUOUS, ids=lambda value: str(value)[:30])
+def test_a_layout_that_can_mean_two_things_is_refused(tmp_path, names, message):
+    for name in names:
+        write(tmp_path / name)
+    with pytest.raises(DataError, match=message):
+        opened(tmp_path)
+
+
+def test_a_glob_takes_some_files_and_names_them_from_its_fixed_folder(tmp_path):
+    for name in ("train-00000-of-00003.parquet", "train-00001-of-00003.parquet", "test-00000-of-00001.parquet"):
+        write(tmp_path / "data" / name)
+    source = opened(tmp_path / "*" / "train-*.parquet")
+    assert source.splits == {"train": 20}
+    assert source.where("train", 10) == ("data/train-00001-of-00003.parquet", 0)
+    assert opened(tmp_path / "data" / "test-00000-of-00001.parquet").splits == {"test": 10}
+
+
+def test_hidden_files_and_folders_are_no_data_and_links_to_files_are(tmp_path):
+    write(tmp_path / "a.parquet")
+    write(tmp_path / ".hidden.parquet")
+    write(tmp_path / "_temporary" / "b.parquet")
+    (tmp_path / "_metadata").write_bytes(b"x")
+    (tmp_path / "README.md").write_bytes(b"x")
+    write(tmp_path / ".blobs" / "0123")
+    (tmp_path / "linked.parquet").symlink_to(tmp_path / ".blobs" / "0123")  # as in Hugging Face's cache
+    assert [file.file for file in opened(tmp_path).files] == ["a.parquet", "linked.parquet"]
+
+
+def test_sources_that_are_not_there(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for source, message in (
+        ("empty", r"empty: holds no \*\.parquet, at any depth"),
+        ("gone", "gone: no such file or folder"),
+        ("*.parquet", r"\*\.parquet: matches no file"),
+    ):
+        with pytest.raises(DataError, match=message):
+            opened(tmp_path / source)
+    with pytest.raises(UsageError, match="--source is missing"):
+        opened("")
+    (tmp_path / os.fsdecode(b"\xff.parquet")).write_bytes(write(tmp_path / "a.parquet").read_bytes())
+    with pytest.raises(DataError, match="its name is not valid UTF-8"):
+        opened(tmp_path)
+
+
+def test_files_that_differ_in_their_columns_are_refused(tmp_path):
+    write(tmp_path / "a.parquet")
+    for content, message in (
+        (table(image=None, img=pa.array(IMAGES)), r"b\.parquet has no column 'image'.*a\.parquet can be converted"),
+        (table(label=pa.array(["x"] * 10)), r"b\.parquet: its columns image, label differ from those of .*a\.parquet"),
+        (table(HUGGING_FACE), "in type or class names"),
+    ):
+        write(tmp_path / "b.parquet", content)
+        with pytest.raises(DataError, match=message):
+            opened(tmp_path)
+    write(tmp_path / "b.parquet", table(image=pa.array(IMAGES, pa.large_binary()), label=pa.array(LABELS, pa.int64())))
+    assert opened(tmp_path).splits == {"train": 20}  # widths may differ
+
+
+def test_a_split_without_a_row_is_refused(tmp_path):
+    write(tmp_path / "train.parquet")
+    write(tmp_path / "test.parquet", table().slice(0, 0))
+    with pytest.raises(DataError, match=r"split 'test' of 1 files \(test\.parquet, \.\.\.\) has no row"):
+        opened(tmp_path)
+
+
+def test_a_row_group_too_large_to_read_again_and_again_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet_reader, "MAX_GROUP_BYTES", 2000)
+    other = table(other=pa.array([os.urandom(5000)] * 10))
+    assert opened(write(tmp_path / "a.parquet", other, row_group_size=10)).splits == {"train": 10}  # it is not read
+    for content, flags in (
+        (other, {"keep_columns": ("other",)}),
+        (table(image=pa.array([image * 5 for image in IMAGES])), {}),
+    ):
+        with pytest.raises(DataError, match=r"row group 0: has \d{4,} bytes, above 2000; .*row_group_size=1000"):
+            opened(write(tmp_path / "a.parquet", content, row_group_size=10), **flags)
+
+
+def test_a_file_that_changes_after_it_was_opened_is_an_error(tmp_path):
+    path = write(tmp_path / "a.parquet")
+    source = opened(path)
+    everything(source)
+    os.utime(path, ns=(0, 0))
+    with pytest.raises(DataError, match=r"a\.parquet: changed while it was being converted; run the conversion again"):
+        everything(source)
+    path.unlink()
+    with pytest.raises(DataError, match=r"a\.parquet: no such file"):
+        everything(source)
+
+
+def test_a_corrupt_page_is_one_line_with_its_row_group(tmp_path):
+    path = write(tmp_path / "a.parquet", write_page_checksum=True, compression="none")
+    data = bytearray(path.read_bytes())
+    data[data.index(IMAGES[9], pq.read_metadata(path).row_group(2).column(0).dictionary_page_offset)] ^= 1
+    path.write_bytes(data)
+    source = opened(path)
+    assert source.read("train", np.arange(8)).images == IMAGES[:8]
+    with pytest.raises(
+        DataError, match=r"a\.parquet: row group 2: cannot be read \(could not verify page integrity, CRC"
+    ):
+        everything(source)
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1", b"PAR1" * 5, b"not parquet" * 100])
+def test_a_file_that_is_no_parquet_is_one_line(tmp_path, data):
+    (tmp_path / "a.parquet").write_bytes(data)
+    with pytest.raises(DataError, match=r"a\.parquet: is no Parquet file that can be read \(.*\)$"):
+        opened(tmp_path)
+
+
+def test_mutated_files_are_read_or_refused_in_one_line(tmp_path):
+    """In a process of its own, so that a crash is a failure of this test and not of all."""
+    program = f"""
+import sys; sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
+import numpy as np, pathlib, pyarrow as pa, test_source as t
+from pipeline.errors import PipelineError
+draw, path, counts = np.random.default_rng(5), pathlib.Path({str(tmp_path / "a.parquet")!r}), [0, 0]
+content = t.table(label=pa.array(["a", "b"] * 5), other=pa.array([[1], []] * 5))
+bases = [t.write(path, content, compression=c, write_page_checksum=k).read_bytes()
+         for c in ("none", "snappy", "zstd", "gzip", "lz4") for k in (True, False)]
+for _ in range(300):
+    data = bytearray(bases[draw.integers(len(bases))])
+    if draw.integers(5) == 0:
+        del data[draw.integers(len(data)):]
+    for _ in range(draw.integers(4)):
+        data[draw.integers(len(data)) if data else 0:][:1] = b""
+        if data:
+            data[draw.integers(len(data))] = draw.integers(256)
+    path.write_bytes(data)
+    try:
+        t.everything(t.opened(path, keep_columns=("other",)))
+        counts[0] += 1
+    except PipelineError as error:
+        assert "\\n" not in str(error), error
+        counts[1] += 1
+print(counts)
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", program],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    whole, refused = json.loads(done.stdout)
+    assert whole + refused == 300
+    assert min(whole, refused) > 30
+
+
+def test_a_source_of_many_files_pickles_small_and_reads_elsewhere(tmp_path):
+    for number in range(200):
+        write(tmp_path / f"{number:05d}.parquet")
+    source = opened(tmp_path)
+    data = pickle.dumps(source)
+    assert len(data) < 1500 + 200 * 200
+    assert pickle.loads(data).read("train", np.arange(2000)).images == IMAGES * 200
+
+
+def test_footers_are_kept_up_to_a_bound(tmp_path, monkeypatch):
+    footers = parquet_reader._Footers()
+    monkeypatch.setattr(parquet_reader, "_footers", footers)
+    monkeypatch.setattr(parquet_reader, "_FOOTERS_BYTES", 3000)
+    for number in range(20):
+        write(tmp_path / f"{number:05d}.parquet")
+    source = opened(tmp_path)
+    everything(source)
+    size = pq.read_metadata(tmp_path / "00000.parquet").serialized_size
+    assert 1 <= len(footers._known) == 3000 // size
+
+
+@pytest.mark.skipif(not CIFAR10.is_dir(), reason=f"CIFAR-10's images are not in {CIFAR10}")
+def test_cifar10_as_hugging_face_publishes_it():
+    source = opened(CIFAR10)
+    assert source.splits == {"train": 50_000, "test": 10_000}
+    assert source.class_names == tuple("0123456789")
+    assert source.chunks("train").tolist() == [2500] * 20
+    for split, count in source.splits.items():
+        rows = np.random.default_rng(1).permutation(count)
+        block = source.read(split, rows)
+        content = pq.read_table(CIFAR10 / f"cifar10-{split}-00000-of-00001.parquet")
+        assert (block.labels == content["label"].to_numpy()[rows]).all()
+        images = content["img"].combine_chunks().field("bytes").to_pylist()
+        assert block.images == [images[row] for row in rows]
+        assert block.keys[0] == b"cifar10-%s-00000-of-00001.parquet#%0*d" % (
+            split.encode(),
+            len(str(count - 1)),
+            rows[0],
+        )
+        assert np.bincount(block.labels).tolist() == [count // 10] * 10

@@ -1,0 +1,558 @@
+import gzip
+import io
+import os
+import pathlib
+import pickle
+import zlib
+
+import google_crc32c
+import numpy as np
+import PIL.Image
+import pytest
+
+from beam_jobs import sources
+from beam_jobs.shards.records import Rows, compressed, make_records
+from beam_jobs.sources.base import SourceOptions
+from beam_jobs.sources.records import files as record_files
+from beam_jobs.sources.records import names as record_names
+from pipeline import example_proto, framing, naming
+from pipeline.errors import DataError, UsageError
+from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo
+from tests.datasets import write_dataset
+
+
+def opened(path, **flags):
+    return sources.open_source(SourceOptions("tfrecord", str(path), **flags))
+
+
+def png(array):
+    stream = io.BytesIO()
+    PIL.Image.fromarray(array).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def pixels_of(row, shape=(4, 5, 3)):
+    return np.random.default_rng(row).integers(0, 256, shape, np.uint8)
+
+
+def framed(features):
+    return b"".join(framing.frame(example_proto.encode(each)) for each in features)
+
+
+def write(path, features, pack=bytes):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(pack(framed(features)))
+    return path
+
+
+def book(row):
+    """Features as `convert_to_records` of the TensorFlow book's MNIST chapter writes them, for a 28x28x1 image."""
+    return {"pixels": 784, "label": row % 10, "image_raw": pixels_of(row, (28, 28, 1)).tobytes()}
+
+
+def write_ours(folder, rows, features, compression="", counts=(4, 0, 3)):
+    """Writes a data set of ours of one split, as the converter writes its shards; `rows(start, stop)` are its rows."""
+    folder.mkdir()
+    shards, start = [], 0
+    for shard, count in enumerate(counts):
+        name = naming.shard_name("train", shard, len(counts), compression)
+        records = make_records(rows(start, start + count))
+        records = compressed(records) if compression else records
+        data = bytes(records.data)
+        (folder / name).write_bytes(data)
+        offsets_crc = None
+        if records.offsets is not None:
+            (folder / naming.offsets_name(name)).write_bytes(records.offsets.tobytes())
+            offsets_crc = f"{google_crc32c.value(records.offsets.tobytes()):08x}"
+        crc = f"{google_crc32c.value(data):08x}"
+        shards.append(ShardInfo(name, count, len(data), crc, records.stride, offsets_crc))
+        start += count
+    labels = rows(0, start).labels
+    made = Manifest(
+        dataset="made",
+        class_names=("a", "b", "c"),
+        features={"label": Feature("int64"), "key": Feature("string"), **features},
+        splits={"train": SplitInfo(tuple(shards), tuple(np.bincount(labels, minlength=3).tolist()))},
+        image_mean=(1.0, 2.0, 3.0),
+        image_std=(1.0, 1.0, 1.0),
+        source=(),
+        options={},
+        compression=compression,
+    )
+    (folder / naming.MANIFEST).write_bytes(made.to_bytes())
+    return made
+
+
+def png_rows(start, stop):
+    numbers = range(start, stop)
+    return Rows(
+        [png(pixels_of(row, (row + 1, 5, 3))) for row in numbers],
+        np.array([row % 3 for row in numbers], np.int64),
+        [f"key of {row}".encode() for row in numbers],
+        {
+            "ids": [np.arange(row) for row in numbers],
+            "box": np.array([[row, 0.5] for row in numbers], np.float32).reshape(-1, 2),
+            "note": [f"note {row}".encode() for row in numbers],
+        },
+    )
+
+
+PNG_FEATURES = {
+    "image": Feature("uint8", (None, 5, 3), "png"),
+    "ids": Feature("int64", (None,)),
+    "box": Feature("float32", (2,)),
+    "note": Feature("string"),
+}
+
+
+class TestOurs:
+    def test_raw_shards_come_back_row_by_row(self, tmp_path):
+        made = write_dataset(tmp_path / "made", counts=(5, 0, 4, 3))
+        source = opened(tmp_path / "made")
+        assert source.splits == {"train": 12, "test": 4}
+        assert (source.dataset, source.class_names, source.image_shape) == ("made", made.class_names, (8, 6, 3))
+        assert source.chunks("train") is None
+        assert source.unique_keys
+        assert [(file.file, file.sha256) for file in source.files] == [("manifest.json", made.digest)]
+        block = source.read("train", np.array([11, 0, 5, 4, 5]))
+        assert block.images[:, 0, 0, 0].tolist() == [11, 0, 5, 4, 5]
+        assert block.labels.tolist() == [2, 0, 2, 1, 2]
+        assert block.keys.tolist() == [f"train#{row:05d}".encode() for row in (11, 0, 5, 4, 5)]
+        assert source.where("train", 5) == ("train-00002-of-00004.tfrecord", 0)
+        assert source.read("train", np.zeros(0, np.int64)).images.shape == (0, 8, 6, 3)
+
+    @pytest.mark.parametrize("compression", ["", "GZIP"])
+    def test_encoded_images_and_other_features_come_back(self, tmp_path, compression):
+        write_ours(tmp_path / "made", png_rows, PNG_FEATURES, compression)
+        source = opened(tmp_path / "made")
+        assert source.image_shape is None
+        assert source.features == {name: PNG_FEATURES[name] for name in ("ids", "box", "note")}
+        chunks = source.chunks("train")
+        assert (chunks.tolist() if compression else chunks) == ([4, 3] if compression else None)
+        rows = [6, 0, 4, 3, 0]
+        block = source.read("train", np.array(rows))
+        expected = png_rows(0, 7)
+        assert block.images == [expected.images[row] for row in rows]
+        assert block.keys == [expected.keys[row] for row in rows]
+        assert block.labels.tolist() == [row % 3 for row in rows]
+        assert block.extra["note"] == [expected.extra["note"][row] for row in rows]
+        assert [ids.tolist() for ids in block.extra["ids"]] == [list(range(row)) for row in rows]
+        assert block.extra["box"].dtype == np.float32
+        assert block.extra["box"].tolist() == [[row, 0.5] for row in rows]
+        assert block.bad == {}
+
+    def test_labels_above_127_and_empty_keys_come_back(self, tmp_path):
+        keys = [b"", b"a", b"b\0", b"c"]
+
+        def rows(start, stop):
+            images = np.stack([pixels_of(row) for row in range(4)])
+            return Rows(images[start:stop], np.array([0, 1, 127, 300])[start:stop], keys[start:stop], {})
+
+        write_ours(tmp_path / "made", rows, {"image": Feature("uint8", (4, 5, 3), "raw")}, counts=(4,))
+        block = opened(tmp_path / "made").read("train", np.arange(4))
+        assert block.labels.tolist() == [0, 1, 127, 300]
+        assert block.images[3].tolist() == pixels_of(3).tolist()
+        assert block.keys[1:] == keys[1:]
+
+    def test_a_flipped_bit_is_named_with_its_record_and_offset(self, tmp_path):
+        made = write_dataset(tmp_path / "made", counts=(12,))
+        shard = made.splits["train"].shards[0]
+        path = tmp_path / "made" / shard.file
+        data = bytearray(path.read_bytes())
+        data[7 * shard.stride + 50] ^= 4
+        path.write_bytes(data)
+        source = opened(tmp_path / "made")
+        assert source.read("train", np.array([6, 8])).images[:, 0, 0, 0].tolist() == [6, 8]
+        where = f"{shard.file}, record 7, byte offset {7 * shard.stride}: the record's CRC is wrong"
+        with pytest.raises(DataError, match=where):
+            source.read("train", np.arange(12))
+
+    def test_damaged_offsets_are_found(self, tmp_path):
+        write_ours(tmp_path / "made", png_rows, PNG_FEATURES)
+        path = tmp_path / "made" / "train-00000-of-00003.tfrecord.offsets"
+        path.write_bytes(path.read_bytes()[:-8])
+        with pytest.raises(DataError, match=r"offsets: is not the file of 5 offsets that the manifest lists"):
+            opened(tmp_path / "made").read("train", np.array([0]))
+
+    def test_a_missing_or_cut_shard_is_found_at_once(self, tmp_path):
+        made = write_dataset(tmp_path / "made")
+        path = tmp_path / "made" / made.splits["test"].shards[0].file
+        size = path.stat().st_size
+        path.write_bytes(path.read_bytes()[:-1])
+        with pytest.raises(DataError, match=f"{path.name}: {size - 1} bytes, but the manifest says {size}"):
+            opened(tmp_path / "made")
+        path.unlink()
+        with pytest.raises(DataError, match=f"{path.name}: no such file"):
+            opened(tmp_path / "made")
+
+    @pytest.mark.parametrize(
+        ("flag", "value"), [("image_shape", (1, 2, 3)), ("keep_columns", ("a",)), ("feature_map", (("image", "a"),))]
+    )
+    def test_takes_no_flags_of_foreign_records(self, tmp_path, flag, value):
+        write_dataset(tmp_path / "made")
+        with pytest.raises(UsageError, match=rf"--{flag}: is not for .*, whose manifest.json says"):
+            opened(tmp_path / "made", **{flag: value})
+
+
+class TestForeign:
+    def test_records_of_the_tensorflow_book(self, tmp_path):
+        import tensorflow as tf
+
+        def feature(value):
+            if isinstance(value, bytes):
+                return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+            return tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
+
+        for split, rows in (("train", range(40)), ("validation", range(40, 45)), ("test", range(45, 55))):
+            with tf.io.TFRecordWriter(str(tmp_path / f"{split}.tfrecords")) as writer:
+                for row in rows:
+                    features = {name: feature(value) for name, value in book(row).items()}
+                    writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+        flags = {"feature_map": (("image", "image_raw"), ("label", "label")), "image_shape": (28, 28, 1)}
+        source = opened(tmp_path, **flags)
+        assert source.splits == {"train": 40, "validation": 5, "test": 10}
+        assert source.class_names == tuple("0123456789")
+        assert source.chunks("train") is None  # records of one length
+        assert [file.file for file in source.files] == ["test.tfrecords", "train.tfrecords", "validation.tfrecords"]
+        block = pickle.loads(pickle.dumps(source)).read("test", np.array([9, 0]))
+        assert block.images.tolist() == [pixels_of(54, (28, 28, 1)).tolist(), pixels_of(45, (28, 28, 1)).tolist()]
+        assert block.labels.tolist() == [4, 5]
+        assert block.keys == [b"test.tfrecords#9", b"test.tfrecords#0"]
+        assert source.unique_keys
+
+    def test_height_width_and_depth_say_the_shape(self, tmp_path):
+        records = [{**book(row), "height": 28, "width": 28, "depth": 1} for row in range(3)]
+        records.append({**book(3), "height": 14, "width": 56, "depth": 1})
+        source = opened(write(tmp_path / "a.tfrecord", records))
+        assert source.image_shape == (28, 28, 1)
+        assert source.read("train", np.arange(4)).bad == {3: "the image is 14x56x1; the first is 28x28x1"}
+
+    def test_encoded_images_by_their_usual_names(self, tmp_path):
+        records = [{"image/encoded": png(pixels_of(row)), "image/class/label": row + 1} for row in range(5)]
+        write(tmp_path / "validation-00000-of-00002", records[:2])
+        write(tmp_path / "validation-00001-of-00002", records[2:])
+        source = opened(tmp_path)
+        assert source.splits == {"validation": 5}
+        assert source.image_shape is None
+        assert source.class_names == tuple("012345")
+        block = source.read("validation", np.array([4, 1]))
+        assert block.images == [records[4]["image/encoded"], records[1]["image/encoded"]]
+        assert block.keys == [b"validation-00001-of-00002#2", b"validation-00000-of-00002#1"]
+        assert block.labels.tolist() == [5, 2]
+
+    @pytest.mark.parametrize(
+        ("pack", "packing"),
+        [
+            (bytes, ""),
+            (gzip.compress, "gzip"),
+            (zlib.compress, "zlib"),
+            (lambda data: gzip.compress(data[:9000]) + gzip.compress(data[9000:]), "gzip"),
+        ],
+        ids=["plain", "gzip", "zlib", "two gzip members"],
+    )
+    def test_records_of_many_lengths_are_reached_in_pieces(self, tmp_path, pack, packing):
+        records = [{"image": png(pixels_of(row)) + bytes(row % 7), "label": row % 4} for row in range(2500)]
+        path = write(tmp_path / "train.tfrecord", records, pack)
+        source = opened(path)
+        assert source.records["train"][0].packing == packing
+        assert source.chunks("train").tolist() == ([2500] if packing else [1000, 1000, 500])
+        rows = np.random.default_rng(0).permutation(2500)[:300]
+        block = source.read("train", rows)
+        assert block.images == [records[row]["image"] for row in rows]
+        assert block.labels.tolist() == (rows % 4).tolist()
+        assert block.keys == [f"train.tfrecord#{row:04d}".encode() for row in rows]
+
+    def test_a_piece_has_16_mib_at_most(self, tmp_path):
+        jpeg = b"\xff\xd8\xff" + bytes(5 << 20)
+        records = [{"image": jpeg + bytes(row), "label": 0} for row in range(8)]
+        source = opened(write(tmp_path / "train.tfrecord", records))
+        assert source.chunks("train").tolist() == [3, 3, 2]
+        assert source.read("train", np.array([7, 2])).images == [records[7]["image"], records[2]["image"]]
+
+    def test_a_record_as_long_as_gzips_magic_is_plain(self, tmp_path):
+        size = 0x8B1F  # the first two bytes of the file are 1f 8b
+        short = len(example_proto.encode({"image": bytes(size), "label": 0})) - size
+        path = write(tmp_path / "a.tfrecord", [{"image": b"\xff\xd8\xff" + bytes(size - short - 3), "label": 0}])
+        assert path.read_bytes().startswith(b"\x1f\x8b")
+        assert opened(path).splits == {"train": 1}
+
+    def test_bad_records_have_their_reasons(self, tmp_path):
+        good = book(0)
+        records = [
+            framing.frame(example_proto.encode(features))
+            for features in (
+                good,
+                {"label": 3},
+                {"image_raw": good["image_raw"]},
+                {**good, "image_raw": b"short"},
+                {**good, "label": np.array([1, 2])},
+                {**good, "label": b"three"},
+                {**good, "label": -1},
+            )
+        ]
+        records.append(framing.frame(b"\xffnot an Example"))
+        (tmp_path / "a.tfrecord").write_bytes(b"".join(records))
+        source = opened(tmp_path, image_shape=(28, 28, 1))
+        assert source.class_names == ("0", "1", "2", "3")
+        block = source.read("train", np.arange(8))
+        assert block.bad == {
+            1: "there is no feature 'image_raw'",
+            2: "there is no feature 'label'",
+            3: "the image has 5 bytes; 28x28x1 pixels are 784",
+            4: "feature 'label' has 2 values, not 1",
+            5: "feature 'label' holds bytes, not int64",
+            7: "these 15 bytes are no serialized tf.train.Example",
+        }
+        assert block.images.shape == (8, 28, 28, 1)
+        assert block.labels[6] == -1  # out of range: for the reader of the block
+
+    def test_kept_columns_have_the_types_of_the_first_records(self, tmp_path):
+        records = [
+            {
+                "image": png(pixels_of(row)),
+                "label": 0,
+                "width": 5,
+                "boxes": np.arange(2 * row, dtype=np.float32),
+                "text": b"t",
+            }
+            for row in range(3)
+        ]
+        records.append({**records[0], "width": np.array([1, 2])})
+        source = opened(write(tmp_path / "a.tfrecord", records), keep_columns=("width", "boxes", "text"))
+        # 100 records are looked at, and the last says that `width` has not always one value.
+        assert source.features == {
+            "width": Feature("int64", (None,)),
+            "boxes": Feature("float32", (None,)),
+            "text": Feature("string"),
+        }
+        block = source.read("train", np.array([2, 0]))
+        assert [value.tolist() for value in block.extra["boxes"]] == [[0, 1, 2, 3], []]
+        assert [value.tolist() for value in block.extra["width"]] == [[5], [5]]
+        assert block.extra["text"] == [b"t", b"t"]
+
+    def test_a_mapped_key_is_taken_and_checked(self, tmp_path):
+        records = [{"image": png(pixels_of(row)), "label": 0, "id": 100 + row, "name": b"n"} for row in range(3)]
+        path = write(tmp_path / "a.tfrecord", records)
+        source = opened(path, feature_map=(("key", "id"),))
+        assert not source.unique_keys
+        assert source.read("train", np.array([2, 0])).keys == [b"102", b"100"]
+        assert opened(path, feature_map=(("key", "name"),)).read("train", np.array([1])).keys == [b"n"]
+
+    def test_labels_txt_names_the_classes_without_reading_the_records(self, tmp_path):
+        path = write(tmp_path / "a.tfrecord", [{"image": png(pixels_of(row)), "label": row} for row in range(2)])
+        (tmp_path / "labels.txt").write_text("cat\ndog\nbird\n")
+        assert opened(tmp_path).class_names == ("cat", "dog", "bird")
+        (tmp_path / "label.labels.txt").write_text("chat\nchien\noiseau\n")  # as TFDS names the file of a feature
+        assert opened(tmp_path).class_names == ("chat", "chien", "oiseau")
+        data = bytearray(path.read_bytes())
+        data[-6] ^= 1  # in the last record: its CRC is checked when it is read
+        path.write_bytes(data)
+        with pytest.raises(DataError, match=r"a.tfrecord, record 1, byte offset \d+: the record's CRC is wrong"):
+            opened(tmp_path).read("train", np.array([1]))
+
+    def test_a_glob_takes_files_of_many_folders(self, tmp_path):
+        for part in ("one", "two"):
+            write(tmp_path / part / "train.rec", [{"image": png(pixels_of(0)), "label": 0}])
+        source = opened(tmp_path / "*" / "train.rec")
+        assert source.read("train", np.arange(2)).keys == [b"one/train.rec#0", b"two/train.rec#0"]
+
+    def test_splits_are_drawn_by_place_whatever_other_files_there_are(self, tmp_path):
+        found = []
+        for name in ("train-b.tfrecord", "train-a.tfrecord"):  # the second comes before the first
+            write(tmp_path / name, [{"image": png(pixels_of(row)), "label": 0} for row in range(3)])
+            source = opened(tmp_path)
+            found.append(source.hashes("train", source.splits["train"] - 3, source.splits["train"]).tolist())
+        assert found[0] == found[1]
+        assert len(set(found[0])) == 3
+
+
+class TestForeignErrors:
+    @pytest.mark.parametrize(
+        ("flags", "message"),
+        [
+            ({}, r"--feature_map must name the label, as in label:image/class/label: .*: the first record has "),
+            (
+                {"feature_map": (("label", "nothing"),)},
+                r"label:nothing: .*height \(1 int64\), image \(1 bytes\), of \(2",
+            ),
+            ({"feature_map": (("image", "of"),)}, "--feature_map must name the label"),
+            ({"feature_map": (("label", "of"),)}, r"label:of: .*must be one value of int64; the first record has"),
+            ({"feature_map": (("lable", "of"),)}, "--feature_map: unknown 'lable'; did you mean 'label'"),
+            ({"feature_map": (("label", "height"),)}, r"--image_shape=HxWxC is missing: .* holds 60 bytes that begin"),
+            (
+                {"feature_map": (("label", "height"),), "image_shape": (4, 5, 1)},
+                "--image_shape=4x5x1: .*: are 20 bytes; the first image has 60",
+            ),
+            (
+                {"feature_map": (("label", "height"),), "image_shape": (4, 5, 3), "keep_columns": ("nothing",)},
+                "--keep_columns=nothing: .*: the first record has",
+            ),
+        ],
+    )
+    def test_flags_that_do_not_fit_are_answered_with_the_features(self, tmp_path, flags, message):
+        path = write(tmp_path / "a.tfrecord", [{"image": bytes(60), "height": 4, "of": np.array([1, 2])}])
+        with pytest.raises(UsageError, match=message):
+            opened(path, **flags)
+
+    def test_encoded_images_take_no_shape(self, tmp_path):
+        path = write(tmp_path / "a.tfrecord", [{"image": png(pixels_of(0)), "label": 0}])
+        with pytest.raises(UsageError, match="--image_shape: .* 'image' holds PNG files, which say their size"):
+            opened(path, image_shape=(4, 5, 3))
+
+    @pytest.mark.parametrize(
+        ("name", "data", "message"),
+        [
+            ("a.tfrecord", b"", "a.tfrecord|1 TFRecord files, but there is no record in it"),
+            ("a.tfrecord", b"PK\3\4 and so on.", "a.tfrecord: begins with 0x504b0304.*: neither a TFRecord's header"),
+            ("a.tfrecord", framing.frame(b"\xff no"), "none of their first 1 records is a tf.train.Example"),
+            ("a.csv", b"a,b", r"holds no file like \*\.tfrecord\*"),
+        ],
+    )
+    def test_what_holds_no_examples_is_refused(self, tmp_path, name, data, message):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(DataError, match=message):
+            opened(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("damage", "message"),
+        [
+            (
+                lambda data: data[:-3],
+                r"record 9, byte offset \d+: the file ends inside the record \(\d+ of \d+ bytes\)",
+            ),
+            (
+                lambda data: data + b"1234",
+                r"record 10, byte offset \d+: the file ends inside a header \(4 of 12 bytes\)",
+            ),
+            (lambda data: data + bytes(12), r"record 10, byte offset \d+: the length's CRC is wrong"),
+            (lambda data: data[:-9] + b"!" + data[-8:], r"record 9, byte offset \d+: the record's CRC is wrong"),
+        ],
+    )
+    @pytest.mark.parametrize("pack", [bytes, gzip.compress])
+    def test_a_corrupt_file_is_named_with_the_record(self, tmp_path, damage, message, pack):
+        data = framed([{"image": png(pixels_of(row)), "label": 0} for row in range(10)])
+        (tmp_path / "a.tfrecord").write_bytes(pack(damage(data)))
+        with pytest.raises(DataError, match=message if pack is bytes else r"of the decompressed content|ends inside"):
+            opened(tmp_path)
+
+    def test_cut_and_corrupt_compression(self, tmp_path):
+        data = gzip.compress(framed([{"image": png(pixels_of(row)), "label": 0} for row in range(100)]))
+        for damaged in (data[:-20], data[:2000] + b"!!!!" + data[2004:]):
+            (tmp_path / "a.tfrecord").write_bytes(damaged)
+            with pytest.raises(DataError, match=r"a.tfrecord: its gzip data is (cut short|corrupt)|CRC is wrong"):
+                opened(tmp_path)
+
+    def test_a_small_file_cannot_claim_all_memory(self, tmp_path):
+        length = (framing.MAX_RECORD + 1).to_bytes(8, "little")
+        header = length + framing.masked_crc32c(length).to_bytes(4, "little")
+        data = framed([{"image": png(pixels_of(0)), "label": 0}]) + header + bytes(1000)
+        (tmp_path / "a.tfrecord").write_bytes(gzip.compress(data))
+        with pytest.raises(
+            DataError, match=r"record 1, byte offset \d+ of the .*: the record has 335544321 bytes, above"
+        ):
+            opened(tmp_path)
+
+    @pytest.mark.parametrize("pack", [bytes, gzip.compress, zlib.compress])
+    def test_no_damage_goes_unseen(self, tmp_path, pack):
+        random = np.random.default_rng(0)
+        path = tmp_path / "a.tfrecord"
+        records = [framed([{"image": png(pixels_of(row)), "label": 0}]) for row in range(20)]
+        whole, ends = pack(b"".join(records)), np.cumsum([len(record) for record in records])
+        for _ in range(200):
+            data, place = bytearray(whole), int(random.integers(1, len(whole) - 1))
+            kind = random.integers(3)
+            if kind == 0:
+                data[place] ^= 1 << int(random.integers(8))
+            elif kind == 1:
+                del data[place + (place in ends) :]  # a plain file that ends after a record is a whole file
+            else:
+                data[place:place] = random.bytes(7)
+            path.write_bytes(data)
+            with pytest.raises(DataError, match=r"a\.tfrecord.*: ") as error:
+                opened(path)
+            assert "\n" not in str(error.value)
+
+    def test_files_that_changed_are_refused(self, tmp_path):
+        path = write(tmp_path / "a.tfrecord", [{"image": png(pixels_of(row)), "label": 0} for row in range(3)])
+        source = opened(path)
+        os.utime(path, ns=(1, 1))
+        with pytest.raises(DataError, match="a.tfrecord: changed while it was being converted"):
+            source.read("train", np.array([0]))
+        path.unlink()
+        with pytest.raises(DataError, match="a.tfrecord: no such file"):
+            source.read("train", np.array([0]))
+
+    def test_labels_must_be_able_to_be_classes(self, tmp_path):
+        path = write(tmp_path / "a.tfrecord", [{"image": png(pixels_of(0)), "label": 1 << 40}])
+        with pytest.raises(DataError, match=f"must hold labels of 0 to 1048575; the highest is {1 << 40}"):
+            opened(path)
+
+    @pytest.mark.parametrize("text", ["", "cat\n\ndog\n", "\xff"])
+    def test_labels_txt_must_have_a_name_in_every_line(self, tmp_path, text):
+        write(tmp_path / "a.tfrecord", [{"image": png(pixels_of(0)), "label": 0}])
+        (tmp_path / "labels.txt").write_text(text, encoding="latin-1")
+        with pytest.raises(DataError, match=r"labels.txt: (must have the name of a class in every line|is not UTF-8)"):
+            opened(tmp_path)
+
+    def test_a_file_missing_among_numbered_ones_is_named(self, tmp_path):
+        for index in (0, 2):
+            name = f"train-{index:05d}-of-00003.tfrecord"
+            write(tmp_path / name, [{"image": png(pixels_of(0)), "label": 0}])
+        with pytest.raises(DataError, match=r"train-00001-of-00003.tfrecord: is missing, and 2 of 3 files are there"):
+            opened(tmp_path)
+        assert opened(tmp_path / "train-*").splits == {"train": 2}
+
+    def test_what_lies_beside_records_is_left_out(self, tmp_path):
+        write_ours(tmp_path / "made", png_rows, PNG_FEATURES)
+        (tmp_path / "made" / naming.MANIFEST).unlink()  # so these are anybody's records
+        assert {path.suffix for path in (tmp_path / "made").iterdir()} == {".tfrecord", ".offsets"}
+        source = opened(tmp_path / "made", feature_map=(("key", "key"),))
+        assert source.splits == {"train": 7}
+        assert source.read("train", np.array([6])).keys == [b"key of 6"]
+
+    def test_a_name_must_be_utf8(self, tmp_path):
+        path = os.fsencode(tmp_path) + b"/\xff.tfrecord"
+        with open(path, "wb") as file:
+            file.write(framed([{"image": png(pixels_of(0)), "label": 0}]))
+        with pytest.raises(DataError, match="its name is not valid UTF-8"):
+            opened(tmp_path)
+
+    def test_an_empty_split_is_told(self, tmp_path):
+        write(tmp_path / "train.tfrecord", [{"image": png(pixels_of(0)), "label": 0}])
+        write(tmp_path / "test.tfrecord", [])
+        with pytest.raises(DataError, match="split 'test' has no record; leave its 1 files out by a glob"):
+            opened(tmp_path)
+
+    @pytest.mark.parametrize("source", ["", "nowhere.tfrecord", "none-*.tfrecord"])
+    def test_a_source_must_be_there(self, tmp_path, source, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(
+            (UsageError, DataError), match=r"--source is missing|no such file or folder|matches no file"
+        ):
+            opened(source)
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("train-00000-of-00010", "train"),
+        ("mnist-test.tfrecord-00000-of-00001", "test"),
+        ("cifar10_val.tfrecords", "validation"),
+        ("Eval.TFRecord", "test"),
+        ("train2.tfrecord", "train"),
+        ("latest.tfrecord", "train"),
+        ("data.tfrec", "train"),
+    ],
+)
+def test_the_split_is_a_word_of_the_name(name, split):
+    assert record_names.split_of(name) == split
+
+
+def test_ranges_far_apart_are_read_on_their_own(tmp_path):
+    records = [bytes([row % 256]) * 3000 for row in range(3000)]
+    path = pathlib.Path(tmp_path, "a")
+    path.write_bytes(b"".join(framing.frame(record) for record in records))
+    file = record_files.index(path)
+    rows = np.array([0, 1, 1, 30, 31, 500, 2999])
+    assert record_files.read(file, rows) == [records[row] for row in rows]
+    assert record_files.read(file, np.arange(3000)) == records

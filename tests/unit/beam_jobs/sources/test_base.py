@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+
+from beam_jobs.sources import base, names, open_source, packages_needed
+from beam_jobs.sources.base import SourceOptions
+from pipeline.errors import UsageError
+
+
+@pytest.mark.parametrize(("count", "digits"), [(0, 1), (1, 1), (10, 1), (11, 2), (10_000, 4), (10_001, 5), (60_000, 5)])
+def test_digits_are_those_of_the_highest_row(count, digits):
+    assert base.row_digits(count) == digits
+
+
+def test_keys_are_as_formatted_by_python():
+    rows = np.array([0, 9, 10, 99, 12345, 59_999])
+    assert base.row_keys("a.bin", rows, 5).tolist() == [b"a.bin#%05d" % row for row in rows.tolist()]
+
+
+def test_no_rows_have_no_keys():
+    keys = base.row_keys("a.bin", np.array([], np.int64), 5)
+    assert keys.shape == (0,)
+    assert keys.itemsize == 11
+
+
+def test_the_nearest_data_set_is_suggested():
+    with pytest.raises(UsageError, match="unknown 'cifar-10'; did you mean 'cifar10'"):
+        packages_needed("cifar-10")
+    for name in names():
+        assert isinstance(packages_needed(name), tuple)
+
+
+def test_a_flag_of_another_source_is_refused_with_its_takers():
+    with pytest.raises(UsageError, match="--image_column: is not for --dataset=mnist, but for parquet"):
+        open_source(SourceOptions("mnist", "x", image_column="img"))
+
+
+FILES = base.Files(("a.bin", "b.bin", "c.bin"), (3, 0, 2))
+
+
+def test_rows_of_files_end_to_end_are_found():
+    files, rows = FILES.place(np.arange(5))
+    assert files.tolist() == [0, 0, 0, 2, 2]
+    assert rows.tolist() == [0, 1, 2, 0, 1]
+    assert FILES.where(4) == ("c.bin", 1)
+    assert FILES.num_rows == 5
+
+
+def test_a_hash_is_of_the_file_and_the_row_in_it_alone():
+    hashes = FILES.hashes(0, 5)
+    assert hashes.dtype == np.uint64
+    assert len(set(hashes.tolist())) == 5
+    assert FILES.hashes(2, 4).tolist() == hashes[2:4].tolist()
+    assert base.Files(("c.bin",), (2,)).hashes(0, 2).tolist() == hashes[3:].tolist()

@@ -1,0 +1,367 @@
+import gzip
+import hashlib
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from beam_jobs import sources
+from beam_jobs.sources import stored
+from beam_jobs.sources.base import SourceOptions
+from pipeline.errors import DataError
+
+REAL = pathlib.Path(__file__).parents[5] / "shared" / "data" / "mnist"
+IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+
+
+def arrays(train=50, test=20, side=28):
+    draw = np.random.default_rng(7)
+    return {
+        split: (draw.integers(0, 256, (n, side, side), np.uint8), draw.integers(0, 10, n, np.uint8))
+        for split, n in (("train", train), ("test", test))
+    }
+
+
+def opened(folder):
+    return sources.open_source(SourceOptions("mnist", str(folder)))
+
+
+def test_rows_are_those_of_the_files(mnist_folder):
+    written = arrays()
+    source = opened(mnist_folder(arrays=written))
+    rows = np.array([49, 0, 7])
+    block = source.read("train", rows)
+    assert (block.images == written["train"][0][rows][..., None]).all()
+    assert block.labels.tolist() == written["train"][1][rows].tolist()
+    assert block.labels.dtype == np.int64
+    assert block.keys.tolist() == [
+        b"train-images-idx3-ubyte#49",
+        b"train-images-idx3-ubyte#00",
+        b"train-images-idx3-ubyte#07",
+    ]
+    assert source.splits == {"train": 50, "test": 20}
+    assert source.image_shape == (28, 28, 1)
+
+
+def test_no_rows_are_an_empty_block(mnist_folder):
+    block = opened(mnist_folder()).read("train", np.array([], np.int64))
+    assert (block.images.shape, block.labels.shape, block.keys.shape) == ((0, 28, 28, 1), (0,), (0,))
+
+
+def test_gzip_or_not_is_the_same_source(mnist_folder):
+    plain, packed = opened(mnist_folder("plain")), opened(mnist_folder("packed", packed=True))
+    assert plain.files == packed.files
+    rows = np.arange(20)
+    assert plain.read("test", rows).keys.tolist() == packed.read("test", rows).keys.tolist()
+
+
+def test_a_file_that_changes_after_the_check_is_an_error(mnist_folder, monkeypatch):
+    folder = mnist_folder()
+    source = opened(folder)
+    data = bytearray((folder / IMAGES).read_bytes())
+    data[-1] ^= 1
+    (folder / IMAGES).write_bytes(data)
+    monkeypatch.setattr(stored, "_kept", {})  # as in a worker that has read nothing yet
+    with pytest.raises(DataError, match=f"{IMAGES}: changed while it was being converted"):
+        source.read("train", np.arange(3))
+
+
+def damage(change):
+    """Names a bad source: a function of the folder, and what the error must say."""
+    return pytest.param(*change[1:], id=change[0])
+
+
+def edit(name, function):
+    def apply(folder):
+        (folder / name).write_bytes(function((folder / name).read_bytes()))
+
+    return apply
+
+
+def replace_by_gzip(cut):
+    def apply(folder):
+        packed = gzip.compress((folder / IMAGES).read_bytes())
+        (folder / IMAGES).unlink()
+        (folder / f"{IMAGES}.gz").write_bytes(cut(packed))
+
+    return apply
+
+
+def flip(data, at):
+    return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
+
+
+BAD = [
+    ("missing", lambda folder: (folder / LABELS).unlink(), f"{LABELS}: no such file, and no {LABELS}.gz either"),
+    ("empty", edit(IMAGES, lambda data: b""), f"{IMAGES}: begins with an empty file, not 0x00000803"),
+    ("wrong magic", edit(IMAGES, lambda data: b"\0\0\x0d" + data[3:]), "begins with 0x00000d03, not 0x00000803"),
+    ("labels for images", edit(IMAGES, lambda data: b"\0\0\x08\x01" + data[4:]), "no IDX file of images"),
+    ("short header", edit(IMAGES, lambda data: data[:10]), "ends inside its header (10 of 16 bytes)"),
+    ("one byte short", edit(IMAGES, lambda data: data[:-1]), "50x28x28 = 39200 bytes, it has 39199: it is cut short"),
+    ("one byte long", edit(IMAGES, lambda data: data + b"x"), "50x28x28 = 39200 bytes, it has more"),
+    ("no image", edit(IMAGES, lambda data: data[:4] + bytes(4) + data[8:16]), "its header says 0x28x28 values"),
+    (
+        "huge header",
+        edit(IMAGES, lambda data: data[:4] + b"\xff" * 12),
+        "4294967295x4294967295x4294967295 values; must",
+    ),
+    (
+        "large header",
+        edit(IMAGES, lambda data: data[:4] + b"\0\x7f\xff\xff" + data[8:]),
+        "it is cut short; get the file",
+    ),
+    ("counts differ", edit(LABELS, lambda data: data[:4] + b"\0\0\0\x31" + data[8:-1]), "has 50 images, but"),
+    (
+        "label out of range",
+        edit(LABELS, lambda data: data[:11] + b"\x0a" + data[12:]),
+        f"{LABELS}: row 3: label 10 is not in 0..9",
+    ),
+    (
+        "gzip cut short",
+        replace_by_gzip(lambda data: data[: len(data) // 2]),
+        f"{IMAGES}.gz: its gzip data is cut short",
+    ),
+    ("gzip without its end", replace_by_gzip(lambda data: data[:-8]), f"{IMAGES}.gz: its gzip data is cut short"),
+    ("gzip corrupt", replace_by_gzip(lambda data: flip(data, -6)), f"{IMAGES}.gz: its gzip data is corrupt"),
+    ("gzip corrupt inside", replace_by_gzip(lambda data: flip(data, 5000)), f"{IMAGES}.gz: "),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), [damage(bad) for bad in BAD])
+def test_bad_files_are_named(change, message, mnist_folder):
+    folder = mnist_folder()
+    change(folder)
+    with pytest.raises(DataError) as caught:
+        opened(folder)
+    assert message in str(caught.value)
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_images_of_another_size_are_refused(mnist_folder):
+    with pytest.raises(DataError, match="its images are 27x27; they must be 28x28"):
+        opened(mnist_folder(arrays=arrays(side=27)))
+
+
+def test_a_folder_in_the_place_of_a_file_is_refused(mnist_folder):
+    folder = mnist_folder()
+    (folder / IMAGES).unlink()
+    (folder / IMAGES).mkdir()
+    with pytest.raises(DataError, match=f"{IMAGES}: is not a regular file"):
+        opened(folder)
+
+
+def test_a_gzip_bomb_is_not_unpacked(mnist_folder):
+    folder = mnist_folder()
+    data = (folder / IMAGES).read_bytes()
+    (folder / IMAGES).write_bytes(gzip.compress(data + bytes(300 << 20), compresslevel=1))
+    with pytest.raises(DataError, match="it has more: it is not what its header says"):
+        opened(folder)
+
+
+def test_a_source_that_is_no_folder_is_refused(tmp_path):
+    with pytest.raises(DataError, match="no such folder; --source of mnist is the folder with its four IDX files"):
+        opened(tmp_path / "no")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="file: is not a folder"):
+        opened(tmp_path / "file")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_worker_reads_the_same_rows_as_the_command(packed, mnist_folder, monkeypatch):
+    source = opened(mnist_folder(packed=packed))
+    rows = np.array([3, 3, 49, 0])
+    expected = source.read("train", rows)
+    monkeypatch.setattr(stored, "_kept", {})
+    sent = pickle.dumps(source)
+    assert len(sent) < 4000
+    block = pickle.loads(sent).read("train", rows)
+    assert (block.images == expected.images).all()
+    assert (block.labels == expected.labels).all()
+
+
+def test_a_file_that_is_only_touched_is_still_the_same(mnist_folder, monkeypatch):
+    folder = mnist_folder()
+    source = opened(folder)
+    os.utime(folder / IMAGES, ns=(0, 0))
+    expected = mnist_arrays_of(folder)[:3]
+    assert (source.read("train", np.arange(3)).images[..., 0] == expected).all()
+    monkeypatch.setattr(stored, "_kept", {})
+    assert (source.read("train", np.arange(3)).images[..., 0] == expected).all()
+
+
+def mnist_arrays_of(folder):
+    return np.frombuffer((folder / IMAGES).read_bytes()[16:], np.uint8).reshape(-1, 28, 28)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda path: os.truncate(path, 5000), "changed while it was being converted"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"?"), "changed while it was being converted"),
+        (lambda path: path.unlink(), "no such file"),
+    ],
+)
+def test_a_file_that_changes_under_an_open_source_is_an_error(change, message, mnist_folder):
+    folder = mnist_folder()
+    source = opened(folder)
+    source.read("train", np.arange(3))
+    change(folder / IMAGES)
+    with pytest.raises(DataError, match=f"{IMAGES}: {message}"):
+        source.read("train", np.arange(3))
+
+
+def test_a_packed_file_that_another_process_finds_changed_is_an_error(mnist_folder, monkeypatch):
+    folder = mnist_folder(packed=True)
+    source = opened(folder)
+    path = folder / f"{IMAGES}.gz"
+    path.write_bytes(gzip.compress(flip(gzip.decompress(path.read_bytes()), 100)))
+    source.read("train", np.arange(3))  # what this process unpacked and checked is still right
+    monkeypatch.setattr(stored, "_kept", {})
+    with pytest.raises(DataError, match=rf"{IMAGES}.gz: changed while it was being converted"):
+        source.read("train", np.arange(3))
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs MNIST in ../shared/data/mnist")
+def test_the_published_files_are_read_whole():
+    source = opened(REAL)
+    assert source.splits == {"train": 60_000, "test": 10_000}
+    assert [file.num_bytes for file in source.files] == [47_040_016, 60_008, 7_840_016, 10_008]
+    images = gzip.decompress((REAL / f"{IMAGES}.gz").read_bytes())
+    assert source.files[0].sha256 == hashlib.sha256(images).hexdigest()
+    block = source.read("train", np.arange(60_000))
+    assert block.images.tobytes() == images[16:]
+    assert np.bincount(block.labels).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert block.labels[:5].tolist() == [5, 0, 4, 1, 9]
+    assert block.keys[[0, 59_999]].tolist() == [b"train-images-idx3-ubyte#00000", b"train-images-idx3-ubyte#59999"]
+    assert np.bincount(source.read("test", np.arange(10_000)).labels)[:3].tolist() == [980, 1135, 1032]
+
+
+def emnist(folder, part, labels=None):
+    """Renames a tiny MNIST's files to those of a part of EMNIST."""
+    for path in folder.iterdir():
+        split = "train" if path.name.startswith("train") else "test"
+        data = path.read_bytes()
+        if labels is not None and "labels" in path.name:
+            data = data[:8] + bytes(np.resize(labels, len(data) - 8).tolist())
+        (folder / f"emnist-{part}-{split}-{path.name.split('-', 1)[1]}").write_bytes(data)
+        path.unlink()
+    return folder
+
+
+def named(dataset, folder):
+    return sources.open_source(SourceOptions(dataset, str(folder)))
+
+
+def test_emnist_is_turned_upright_and_letters_begin_at_0(mnist_folder):
+    folder = emnist(mnist_folder(), "letters", labels=range(1, 27))
+    source = named("emnist_letters", folder)
+    block = source.read("train", np.array([25, 0]))
+    raw = (folder / "emnist-letters-train-images-idx3-ubyte").read_bytes()[16:]
+    assert (block.images[1, :, :, 0] == np.frombuffer(raw, np.uint8, 784).reshape(28, 28).T).all()
+    assert block.images.flags.c_contiguous
+    assert block.labels.tolist() == [25, 0]
+    assert [source.class_names[label] for label in block.labels.tolist()] == ["Z", "A"]
+    assert block.keys.tolist() == [
+        b"emnist-letters-train-images-idx3-ubyte#25",
+        b"emnist-letters-train-images-idx3-ubyte#00",
+    ]
+    assert source.files[1].file == "emnist-letters-train-labels-idx1-ubyte"
+
+
+@pytest.mark.parametrize(
+    ("label", "part", "bounds"), [(0, "letters", "1..26"), (27, "letters", "1..26"), (47, "balanced", "0..46")]
+)
+def test_a_label_of_emnist_out_of_range_is_named(label, part, bounds, mnist_folder):
+    folder = emnist(mnist_folder(), part, labels=[1, 2, label])
+    with pytest.raises(
+        DataError, match=f"emnist-{part}-train-labels-idx1-ubyte: row 2: label {label} is not in {bounds}"
+    ):
+        named(f"emnist_{part}", folder)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "count", "some"),
+    [
+        ("mnist", 10, {3: "3"}),
+        ("fashion_mnist", 10, {0: "T-shirt/top", 9: "Ankle boot"}),
+        ("kmnist", 10, {0: "o", 9: "wo"}),
+        ("emnist_digits", 10, {3: "3"}),
+        ("emnist_mnist", 10, {3: "3"}),
+        ("emnist_letters", 26, {0: "A", 25: "Z"}),
+        ("emnist_balanced", 47, {10: "A", 36: "a", 38: "d", 46: "t"}),
+        ("emnist_bymerge", 47, {46: "t"}),
+        ("emnist_byclass", 62, {10: "A", 36: "a", 61: "z"}),
+    ],
+)
+def test_every_data_set_has_its_class_names(dataset, count, some, mnist_folder):
+    folder = mnist_folder()
+    if dataset.startswith("emnist_"):
+        emnist(folder, dataset.removeprefix("emnist_"), labels=[1])
+    source = named(dataset, folder)
+    assert source.dataset == dataset
+    assert len(source.class_names) == len(set(source.class_names)) == count
+    assert {label: source.class_names[label] for label in some} == some
+
+
+def test_the_files_of_another_data_set_are_recognised(mnist_folder):
+    plain = mnist_folder("plain")
+    with pytest.raises(
+        DataError, match="holds no emnist-digits-.*, but the files of --dataset=mnist or fashion_mnist or"
+    ):
+        named("emnist_digits", plain)
+    folder = emnist(mnist_folder("other"), "letters")
+    for dataset in ("mnist", "emnist_byclass"):
+        with pytest.raises(DataError, match="but the files of --dataset=emnist_letters"):
+            named(dataset, folder)
+
+
+def test_memory_does_not_grow_with_the_files(tmp_path):
+    """235 MB of images, sparse or as gzip: what a process holds stays far below that."""
+    count = 300_000
+    header = (0x803).to_bytes(4, "big") + count.to_bytes(4, "big") + (28).to_bytes(4, "big") * 2
+    for name in ("train", "t10k"):
+        (tmp_path / f"{name}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + header[4:8] + bytes(count))
+    (tmp_path / IMAGES).write_bytes(header)
+    os.truncate(tmp_path / IMAGES, 16 + count * 784)
+    with gzip.open(tmp_path / "t10k-images-idx3-ubyte.gz", "wb", compresslevel=1) as stream:
+        stream.write(header)
+        for _ in range(30):
+            stream.write(bytes(count // 30 * 784))
+    script = """
+import resource, sys
+import numpy as np
+from beam_jobs import sources
+from beam_jobs.sources.base import SourceOptions
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+source = sources.open_source(SourceOptions("mnist", sys.argv[1]))
+for split in ("train", "test"):
+    assert source.read(split, np.arange(0, 300_000, 100)).images.shape == (3000, 28, 28, 1)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    root = pathlib.Path(__file__).parents[4]
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], cwd=root, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert int(done.stdout) < 40_000  # KB
+
+
+def test_damage_anywhere_is_one_line_or_harmless(mnist_folder):
+    """Bytes changed at random places of the packed images: an error of ours, or other pixels."""
+    folder = mnist_folder(packed=True)
+    path = folder / f"{IMAGES}.gz"
+    whole = path.read_bytes()
+    draw = np.random.default_rng(5)
+    errors = []
+    for at in draw.integers(0, len(whole), 60).tolist():
+        path.write_bytes(flip(whole, at))
+        try:
+            opened(folder)
+        except DataError as error:
+            errors.append(str(error))
+    assert not [text for text in errors if "\n" in text]
+    assert len(errors) > 50  # all but the bytes of gzip's header that mean nothing
