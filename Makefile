@@ -3,12 +3,13 @@ PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(if 
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test test-slow lint bench clean
+.PHONY: help demo test test-slow engines test-engines lint bench clean
 
 help:
 	@echo "make demo       convert, look at, train on and evaluate 1,797 digits, in demo/"
 	@echo "make test       lint, types and the tests (15 minutes or less on 2 cores)"
 	@echo "make test-slow  the long tests: many kills, accuracy on MNIST and CIFAR-10"
+	@echo "make engines    bring Flink and Spark (350 MB, needs java and mvn) for make test-engines"
 	@echo "make bench      the benchmarks, as ratios"
 	@echo "make clean      remove .venv and demo/"
 
@@ -36,13 +37,20 @@ lint: $(READY)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not engines" -n 2 --dist loadfile
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile
 
+engines: $(READY)
+	$(BIN)/python -m tests.engines.fetch
+
+test-engines: $(READY)
+	$(BIN)/python -m pytest -m engines tests/integration/test_engines_clusters.py
+
 bench: $(READY)
 	$(BIN)/python -m benchmarks.input_throughput
+	$(BIN)/python -m benchmarks.convert_throughput
 
 clean:
 	rm -rf .venv demo

@@ -4,11 +4,14 @@ import pathlib
 
 from setuptools import setup
 
-TRAIN = ["tensorflow>=2.20,<2.22", "keras>=3.12", "pillow>=10"]
-CONVERT = ["apache-beam>=2.77,<3", "tensorflow-datasets>=4.9.10"]
+TRAIN = ["tensorflow>=2.20,<2.22", "keras>=3.12"]
+# TFDS 4.9.10 imports importlib-resources to prepare a data set, without saying so in its own requirements.
+CONVERT = ["apache-beam>=2.77,<3", "tensorflow-datasets>=4.9.10", "importlib-resources>=6"]
 DEMO = ["scikit-learn>=1.5", "matplotlib>=3.9"]
 TEST = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100"]
-DEV = [*TEST, "ruff>=0.8", "mypy>=1.13", "pre-commit>=4"]
+OTHER_READERS = ["tfrecord>=1.14.6"]  # that the tests open shards with
+S3_SERVER = ["moto[s3]>=5", "flask>=3", "flask-cors>=5"]  # that the tests write to
+DEV = [*TEST, *OTHER_READERS, *S3_SERVER, "ruff>=0.8", "mypy>=1.13", "pre-commit>=4"]
 
 setup(
     name="stepfeed",
@@ -18,9 +21,34 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11,<3.14",
-    packages=["pipeline", "pipeline.recipes", "trainer", "trainer.models", "beam_jobs", "beam_jobs.sources"],
+    packages=[
+        "pipeline",
+        "pipeline.recipes",
+        "trainer",
+        "trainer.models",
+        "beam_jobs",
+        "beam_jobs.sources",
+        "beam_jobs.shards",
+        "beam_jobs.places",
+        "beam_jobs.runs",
+        "beam_jobs.report",
+        "beam_jobs.report.card",
+        "beam_jobs.validation",
+        "beam_jobs.sources.cifar",
+        "beam_jobs.sources.parquet",
+        "beam_jobs.sources.records",
+        "beam_jobs.sources.folders",
+    ],
     package_data={name: ["py.typed"] for name in ("pipeline", "trainer", "beam_jobs")},
-    install_requires=["numpy>=2.0", "pyarrow>=18", "google-crc32c>=1.6", "simple-parsing>=0.1.7", "tqdm>=4.66"],
+    install_requires=[
+        "numpy>=2.0",
+        "pillow>=10",
+        "pyarrow>=18",
+        "google-crc32c>=1.6",
+        "protobuf>=4.25",
+        "simple-parsing>=0.1.7",
+        "tqdm>=4.66",
+    ],
     extras_require={
         "train": TRAIN,
         "convert": CONVERT,
@@ -31,6 +59,7 @@ setup(
     entry_points={
         "console_scripts": [
             "stepfeed-convert = beam_jobs.convert:entry_point",
+            "stepfeed-validate = beam_jobs.validate:entry_point",
             "stepfeed-train = trainer.run:entry_point",
             "stepfeed-inspect = pipeline.inspect:entry_point",
         ]

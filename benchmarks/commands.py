@@ -1,0 +1,76 @@
+"""Runs a command in a process of its own and says what it took."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from pipeline.errors import DataError
+
+_SUMMARY = re.compile(r"([\d,]+) examples/s \(")
+_EXAMPLES = re.compile(r": (\d+) examples to (\d+) shards")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run of a command.
+
+    Attributes:
+      output: what it printed.
+      wall: seconds from its start to its end.
+      cpu: seconds of processor time, of it and its own processes.
+      peak: bytes, the largest resident memory of it or one of its own processes.
+    """
+
+    output: str
+    wall: float
+    cpu: float
+    peak: int
+
+    @property
+    def writing(self) -> float:
+        """Seconds that a conversion prints: from the start of the Beam pipeline to the published manifest."""
+        rate, count = _SUMMARY.search(self.output), _EXAMPLES.search(self.output)
+        if not rate or not count:
+            raise DataError(f"a conversion printed no rate: {self.output[-200:]!r}")
+        return int(count[1]) / int(rate[1].replace(",", ""))
+
+
+def convert(dataset: str, source: pathlib.Path, data_dir: pathlib.Path, *flags: str) -> Run:
+    """Converts into a folder that is made anew."""
+    shutil.rmtree(data_dir, ignore_errors=True)
+    arguments = [f"--dataset={dataset}", f"--source={source}", f"--data_dir={data_dir}", *flags]
+    return run("beam_jobs.convert", arguments)
+
+
+def run(module: str, arguments: Sequence[str]) -> Run:
+    """Runs `python -m module`, once what others wrote has reached the disk.
+
+    Raises:
+      DataError: it failed; with its last line.
+    """
+    os.sync()
+    began = time.perf_counter()
+    with subprocess.Popen(
+        [sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            output = process.stdout.read() if process.stdout else ""
+            _, status, usage = os.wait4(process.pid, 0)
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            raise
+        wall = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise DataError(f"{module} failed: {(output.strip().splitlines() or ['no output'])[-1]}")
+    return Run(output, wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss << 10)

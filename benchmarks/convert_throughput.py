@@ -1,0 +1,217 @@
+"""Conversion against TensorFlow Datasets, against the least that it must do, on one core and all, and its memory.
+
+    python -m benchmarks.convert_throughput [--source=cifar-10-batches-bin] [--only=floor,tfds,cores,memory]
+
+Contestants run in turn, so that a change of the machine's speed meets all; a ratio is taken round by round, and its
+median counts, with the lowest and the highest. A conversion is the command, in a process of its own. Its time is what
+it prints, from the start of the Beam pipeline to the published manifest; "start-up apart" is that less what a
+conversion of 60 images prints in the same round; "with opening" is the whole command's time less that of the 60, so
+opening and checking the source (a SHA-256 of its files) is in it and importing Beam is not; so it is with the processor
+time, which other programs on the machine lengthen less.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+
+from benchmarks import commands, sources
+from benchmarks.floor import Floor
+from pipeline import commandline
+from pipeline.errors import UsageError, unknown
+
+COMMAND = "benchmarks.convert_throughput"
+_JPEG_MILLISECONDS = 3.0  # to decode 375x500 pixels, resize them to 224x224 and add up what is kept, about
+_CPU = "processor time, with opening"
+_TIMES = (1, 4, 16)  # the smallest source, of which the memory is measured
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkConfig:
+    """What is measured."""
+
+    source: str = ""  # CIFAR-10's binary files; default: random images in the same files, made for the run
+    only: str = ""  # some of floor,tfds,cores,memory; default: all
+    work_dir: str = ""  # on the disk to measure, with 4 GB free; default: the temporary folder
+    images: int = 60_000  # of CIFAR-10, where they are made
+    tfds_images: int = 5_000  # that TensorFlow Datasets prepares
+    rounds: int = 5  # of floor and tfds; cores and memory have fewer
+    seconds: float = 60.0  # of work for one core, that all cores then share
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        for part in self.parts:
+            if part not in _PARTS:
+                raise unknown("--only", part, _PARTS)
+        for name in ("images", "tfds_images", "rounds"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name}={getattr(self, name)}: must be 1 or more")
+        if self.images % len(sources.CIFAR_FILES):
+            raise UsageError(f"--images={self.images}: must be a multiple of {len(sources.CIFAR_FILES)}, the files")
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts to measure."""
+        return self.only.split(",") if self.only else list(_PARTS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One line of the table: what was compared, how much better the first is, and the medians of both."""
+
+    what: str
+    ratios: list[float]
+    medians: str
+
+    def __str__(self) -> str:
+        """Returns the line."""
+        low, middle, high = min(self.ratios), statistics.median(self.ratios), max(self.ratios)
+        return f"{self.what:<58} {middle:6.2f}  ({low:.2f} to {high:.2f})  {self.medians}"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints a line a round, then the table."""
+    parser = commandline.Parser(COMMAND, "Measure conversion, as ratios.")
+    parser.add_arguments(BenchmarkConfig, "config")
+    config: BenchmarkConfig = parser.parse(argv).config
+    commandline.require("apache_beam", "pyarrow", *(["tensorflow_datasets"] if "tfds" in config.parts else []))
+    with tempfile.TemporaryDirectory(dir=config.work_dir or None, prefix="convert-throughput-") as name:
+        lines = [line for part in config.parts for line in _PARTS[part](config, pathlib.Path(name))]
+    print(f"\n{'compared':<58}  ratio  (lowest to highest)  medians")
+    print("\n".join(map(str, lines)))
+
+
+def against_floor(config: BenchmarkConfig, work: pathlib.Path) -> list[Line]:
+    """CIFAR-10, raw, against reading it, the CRCs, and writing the same bytes."""
+    source, few = _cifar(config, work)
+    commands.convert("cifar10", source, work / "out")
+    floor = Floor.load(source, work / "out")
+    rounds = []
+    for number in range(config.rounds):
+        (seconds, cpu), own = floor.seconds(work / "floor"), _timed(source, few, work)
+        rounds += [(name, cpu if name == _CPU else seconds, own[name]) for name in own]
+        _say(f"floor, round {number + 1} of {config.rounds}: {seconds:.2f} s ({cpu:.2f} s of processor), {_text(own)}")
+    made = []
+    for name in dict.fromkeys(name for name, _, _ in rounds):
+        pairs = [(least, own) for other, least, own in rounds if other == name]
+        least, own = (statistics.median(column) for column in zip(*pairs, strict=True))
+        ratios = [one / other for one, other in pairs]
+        made.append(Line(f"part of the floor's speed, {name}", ratios, f"{own:.2f} s, floor {least:.2f} s"))
+    return made
+
+
+def against_tfds(config: BenchmarkConfig, work: pathlib.Path) -> list[Line]:
+    """Examples per second against TFDS's own, with its PNG and with raw tensors, plain and with Beam."""
+    source, few = _cifar(config, work)
+    kinds = {"PNG": [], "PNG, Beam": ["--beam"], "raw": ["--raw"], "raw, Beam": ["--raw", "--beam"]}
+    rates: dict[str, list[float]] = {kind: [] for kind in ("ours", *kinds)}
+    for number in range(config.rounds):
+        images = sum((source / name).stat().st_size // 3073 for name in sources.CIFAR_FILES)
+        rates["ours"].append(images / _timed(source, few, work)["start-up apart"])
+        for kind, flags in kinds.items():
+            with tempfile.TemporaryDirectory(dir=work) as data_dir:
+                arguments = [f"--source={source}", f"--data_dir={data_dir}", f"--count={config.tfds_images}", *flags]
+                seconds = commands.run("benchmarks.tfds_cifar", arguments).output.strip().splitlines()[-1]
+            rates[kind].append(config.tfds_images / float(seconds))
+        rounded = ", ".join(f"{kind} {found[-1]:,.0f}" for kind, found in rates.items())
+        _say(f"tfds, round {number + 1} of {config.rounds}, examples/s: {rounded}")
+    own = statistics.median(rates["ours"])
+    return [
+        Line(
+            f"examples/s of TFDS ({kind}), start-up apart",
+            [ours / theirs for ours, theirs in zip(rates["ours"], rates[kind], strict=True)],
+            f"{own:,.0f}/s, TFDS {statistics.median(rates[kind]):,.0f}/s",
+        )
+        for kind in kinds
+    ]
+
+
+def all_cores(config: BenchmarkConfig, work: pathlib.Path) -> list[Line]:
+    """JPEG to raw 224x224 with the processes that the command chooses, against one."""
+    count = round(config.seconds * 1000 / _JPEG_MILLISECONDS)
+    source = sources.parquet(work / "jpeg.parquet", count, (375, 500), "JPEG")
+    flags = ("--image_encoding=raw", "--resize=224x224")
+    rounds = max(1, config.rounds // 2)
+    ones, alls = [], []
+    for number in range(rounds):
+        one = commands.convert("parquet", source, work / "out", *flags, "--direct_num_workers=1")
+        chosen = commands.convert("parquet", source, work / "out", *flags)
+        ones.append(one.writing)
+        alls.append(chosen.writing)
+        _say(f"cores, round {number + 1} of {rounds}: {ones[-1]:.1f} s on one, {alls[-1]:.1f} s by its own choice")
+    ratios = [one / chosen for one, chosen in zip(ones, alls, strict=True)]
+    medians = f"{statistics.median(alls):.1f} s, one process {statistics.median(ones):.1f} s"
+    return [Line(f"{count} JPEGs to raw: all cores, start-up in it", ratios, medians)]
+
+
+def memory(_: BenchmarkConfig, work: pathlib.Path) -> list[Line]:
+    """Peak resident memory for sources of 1, 4 and 16 times the size, with shards of one size."""
+    found: dict[str, list[float]] = {"CIFAR-10 files": [], "Parquet of PNG": []}
+    for times in _TIMES:
+        binary = sources.cifar(work / f"binary-{times}", 4_000 * times)
+        shards = f"--num_shards=train:{2 * times},test:{times}"
+        found["CIFAR-10 files"].append(commands.convert("cifar10", binary, work / "out", shards).peak / (1 << 20))
+        table = sources.parquet(work / f"{times}.parquet", 8_000 * times, (32, 32), "PNG")
+        flags = (f"--num_shards={2 * times}", "--image_encoding=raw", "--direct_num_workers=1")
+        found["Parquet of PNG"].append(commands.convert("parquet", table, work / "out", *flags).peak / (1 << 20))
+        _say(f"memory, {times}x: " + ", ".join(f"{kind} {peaks[-1]:.0f} MiB" for kind, peaks in found.items()))
+    text = "x, ".join(map(str, _TIMES)) + "x"
+    return [
+        Line(f"peak memory, {kind}, largest to smallest", [max(peaks) / min(peaks)], f"{text}: {_mebibytes(peaks)}")
+        for kind, peaks in found.items()
+    ]
+
+
+_PARTS: dict[str, Callable[[BenchmarkConfig, pathlib.Path], list[Line]]] = {
+    "floor": against_floor,
+    "tfds": against_tfds,
+    "cores": all_cores,
+    "memory": memory,
+}
+
+
+def _cifar(config: BenchmarkConfig, work: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
+    """Returns the folder of the images, and one of 60."""
+    made, few = work / "cifar", work / "few"
+    if not few.exists():
+        sources.cifar(few, 10)
+    if config.source:
+        return pathlib.Path(config.source), few
+    if not made.exists():
+        sources.cifar(made, config.images // len(sources.CIFAR_FILES))
+    return made, few
+
+
+def _timed(source: pathlib.Path, few: pathlib.Path, work: pathlib.Path) -> dict[str, float]:
+    start_up = commands.convert("cifar10", few, work / "out")
+    run = commands.convert("cifar10", source, work / "out")
+    return {
+        "printed": run.writing,
+        "start-up apart": run.writing - start_up.writing,
+        "with opening": run.wall - start_up.wall,
+        _CPU: run.cpu - start_up.cpu,
+    }
+
+
+def _text(times: dict[str, float]) -> str:
+    return ", ".join(f"{seconds:.2f} s {name}" for name, seconds in times.items())
+
+
+def _mebibytes(peaks: list[float]) -> str:
+    return ", ".join(f"{peak:.0f}" for peak in peaks) + " MiB"
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def entry_point() -> None:
+    """Runs the command."""
+    commandline.run(COMMAND, main)
+
+
+if __name__ == "__main__":
+    entry_point()
