@@ -7,14 +7,16 @@ step t takes positions tq..(t+1)q-1 of every stream, q = G / K.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pipeline import hashing
+from pipeline.divisibility import check_replicas, check_streams
 from pipeline.errors import UsageError
 from pipeline.hashing import Domain
 
@@ -86,7 +88,7 @@ class Order:
     seed: int
     training: bool
 
-    @property
+    @functools.cached_property
     def num_records(self) -> int:
         """N."""
         return sum(self.counts)
@@ -118,22 +120,54 @@ class Order:
 
     def records_by_position(self, epoch: int) -> I64:
         """Returns the record id at each position of the epoch, int64 (N,): a permutation of 0..N-1."""
-        laid = self._laid_records(epoch)
+        order = self._laid_records(epoch)
         if not self.training:
-            return laid
-        order = np.empty(self.num_records, np.int64)
+            return order
         for stream in range(self.streams):
-            bounds = self.window_bounds(stream)
+            bounds = self.window_bounds(stream).tolist()
             for window in range(self.windows):
-                start, stop = int(bounds[window]), int(bounds[window + 1])
-                key = hashing.derive_key(Domain.WINDOW, self.seed, epoch, stream, window)
-                order[start:stop] = laid[start + hashing.permutation(key, stop - start)]
+                place = order[bounds[window] : bounds[window + 1]]
+                place[:] = place[self.window_permutation(epoch, stream, window, len(place))]
         return order
+
+    def window_permutation(self, epoch: int, stream: int, window: int, size: int) -> I64:
+        """Returns which of a window's laid records is at each of its positions, int64 (size,), when training."""
+        return hashing.permutation(hashing.derive_key(Domain.WINDOW, self.seed, epoch, stream, window), size)
+
+    def pieces(self, epoch: int, start: int, stop: int) -> I64:
+        """Returns what lies at positions start..stop-1 before the windows are permuted.
+
+        Returns:
+          int64 (n, 3): segment, its first record there and the one after its last; by position, without empty ones.
+        """
+        shards = self.shard_order(epoch)
+        counts = np.asarray(self.counts, np.int64)[shards]
+        laid = np.cumsum(counts) - counts
+        first, last = np.maximum(start - laid, 0), np.minimum(stop - laid, counts)
+        return np.stack([shards, first, last], axis=1)[first < last]
 
     def _laid_records(self, epoch: int) -> I64:
         counts = np.asarray(self.counts, np.int64)
         first = np.cumsum(counts) - counts
-        return np.concatenate([np.arange(first[s], first[s] + counts[s]) for s in self.shard_order(epoch)])
+        laid, position = np.empty(self.num_records, np.int64), 0
+        for shard in self.shard_order(epoch).tolist():
+            count = self.counts[shard]
+            laid[position : position + count] = np.arange(first[shard], first[shard] + count)
+            position += count
+        return laid
+
+    def spans(self, steps: ArrayLike) -> tuple[I64, I64]:
+        """Returns where the real rows of steps of an epoch begin and end in each stream.
+
+        Args:
+          steps: t, 0..T-1, integers (n,).
+
+        Returns:
+          first and stop, positions int64 (n, K): stream k fills its rows of step t with first[t, k]..stop[t, k]-1.
+        """
+        bounds, q = self.stream_bounds(), self.rows_per_stream
+        first = bounds[:-1] + np.asarray(steps, np.int64)[:, None] * q
+        return np.minimum(first, bounds[1:]), np.minimum(first + q, bounds[1:])
 
     def positions(self, step_of_epoch: int) -> tuple[I64, NDArray[np.bool_]]:
         """Returns the positions of a step's rows and which rows are real.
@@ -147,13 +181,14 @@ class Order:
         Returns:
           positions int64 (G,) and real bool (G,), row k * q + j being row j of stream k.
         """
-        bounds = self.stream_bounds()
+        bounds, rows = self.stream_bounds(), np.arange(self.rows_per_stream, dtype=np.int64)
         start, length = bounds[:-1, None], np.diff(bounds)[:, None]
-        offset = step_of_epoch * self.rows_per_stream + np.arange(self.rows_per_stream, dtype=np.int64)[None, :]
-        real = offset < length
+        first, stop = (span[0, :, None] for span in self.spans([step_of_epoch]))
+        real = rows < stop - first
         last_window = np.maximum(length - (self.windows - 1) * length // self.windows, 1)
-        padding = np.maximum(length - 1 - (offset - length) % last_window, 0)
-        return (start + np.where(real, offset, padding)).ravel(), real.ravel()
+        beyond = step_of_epoch * self.rows_per_stream + rows - length
+        padding = start + np.maximum(length - 1 - beyond % last_window, 0)
+        return np.where(real, first + rows, padding).ravel(), real.ravel()
 
     def batch(self, step: int) -> tuple[I64, NDArray[np.bool_]]:
         """Returns the record ids (G,) of a global step, int64, and which rows are real, bool (G,)."""
@@ -214,32 +249,3 @@ def replica_rows(replica: int, num_replicas: int, global_batch_size: int) -> tup
     check_replicas(global_batch_size, num_replicas)
     rows = global_batch_size // num_replicas
     return replica * rows, (replica + 1) * rows
-
-
-def check_replicas(global_batch_size: int, num_replicas: int) -> None:
-    """Raises UsageError where R does not divide G, naming both and the nearest G that work."""
-    if global_batch_size < 1:
-        raise UsageError(f"global_batch_size={global_batch_size}: must be 1 or more")
-    if global_batch_size % num_replicas:
-        raise UsageError(
-            f"global_batch_size={global_batch_size} is not divisible by {num_replicas} replicas; "
-            f"nearest that work: {_nearest_multiples(global_batch_size, num_replicas)}"
-        )
-
-
-def check_streams(global_batch_size: int, streams: int) -> None:
-    """Raises UsageError where K does not divide G, naming both and the nearest K that work."""
-    if global_batch_size < 1:
-        raise UsageError(f"global_batch_size={global_batch_size}: must be 1 or more")
-    if streams < 1 or global_batch_size % streams:
-        divisors = [k for k in range(1, global_batch_size + 1) if global_batch_size % k == 0]
-        near = sorted(sorted(divisors, key=lambda k: abs(k - streams))[:2])
-        raise UsageError(
-            f"streams={streams} does not divide global_batch_size={global_batch_size}; "
-            f"nearest that work: {' and '.join(map(str, near))}"
-        )
-
-
-def _nearest_multiples(value: int, divisor: int) -> str:
-    below = value // divisor * divisor
-    return " and ".join(str(v) for v in (below, below + divisor) if v > 0)

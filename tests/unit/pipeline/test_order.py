@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline import hashing
 from pipeline import order as orders
 from pipeline.errors import UsageError
 from pipeline.order import Order, OrderSpec, make_order
@@ -303,6 +304,48 @@ def test_shards_are_laid_in_another_order_each_epoch():
     assert len(laid) == 200
     first = np.bincount([order.shard_order(epoch)[0] for epoch in range(6400)], minlength=64)
     assert ((first - 100) ** 2 / 100).sum() < 104  # chi-square, 63 degrees of freedom, 99.9%
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 1000, 16_385, 131_072])
+def test_a_permutation_is_the_stable_argsort_of_the_hashes(n):
+    for key in (0, 7, 2**64 - 1):
+        with np.errstate(over="ignore"):
+            hashes = hashing.splitmix64(np.uint64(key) + np.arange(n, dtype=np.uint64))
+        expected = np.argsort(hashes.view(np.int64), kind="stable")
+        assert np.array_equal(hashing.permutation(key, n), expected)
+
+
+def test_hashes_with_equal_upper_bits_are_ordered_by_all_bits():
+    # 1,000,000 numbers need 20 bits of index; of a hash 44 are left. These keys were searched for: 1 pair agrees in 44.
+    for key in (1 << 32, 46 << 32, 48 << 32):
+        hashes = hashing.splitmix64(np.arange(key, key + 1_000_000, dtype=np.uint64)).view(np.int64)
+        ordered = hashes[hashing.permutation(key, len(hashes))]
+        assert (ordered[1:] > ordered[:-1]).all()
+        assert (ordered[1:] >> 20 == ordered[:-1] >> 20).sum() == 1
+
+
+def test_pieces_are_what_the_epoch_lays_at_a_range_of_positions():
+    counts = (5, 0, 4, 3, 9)
+    order = Order(counts, 3, 3, 2, "pad", seed=5, training=True)
+    starts = [0, *itertools.accumulate(counts)]
+    for epoch in range(4):
+        laid = [r for s in order.shard_order(epoch).tolist() for r in range(starts[s], starts[s + 1])]
+        for start, stop in itertools.combinations(range(22), 2):
+            pieces = order.pieces(epoch, start, stop).tolist()
+            assert [starts[s] + i for s, first, last in pieces for i in range(first, last)] == laid[start:stop]
+            assert all(0 <= first < last <= counts[s] for s, first, last in pieces)
+
+
+@pytest.mark.parametrize("remainder", ["pad", "drop"])
+def test_spans_are_the_positions_of_the_real_rows(remainder):
+    for total, streams, rows in itertools.product((1, 7, 23, 64), (1, 2, 4, 5), (1, 3, 4)):
+        order = Order((total,), streams * rows, streams, 1, remainder, seed=0, training=True)
+        first, stop = order.spans(np.arange(order.steps_per_epoch))
+        assert first.shape == stop.shape == (order.steps_per_epoch, streams)
+        for step in range(order.steps_per_epoch):
+            positions, real = order.positions(step)
+            spans = [range(*span) for span in zip(first[step].tolist(), stop[step].tolist(), strict=True)]
+            assert positions[real].tolist() == list(itertools.chain(*spans))
 
 
 def golden_cases():

@@ -1,0 +1,81 @@
+"""Positions per second of the order, on one core, and as a ratio to NumPy's own permutation of the same sizes.
+
+    python -m benchmarks.order_throughput [--records=4000000]
+
+An epoch of the order is its shards laid, and every window hashed, sorted and gathered. NumPy's is
+`Generator.permutation` of each window, one generator for all. Rounds of the two alternate, so that a change of the
+machine's speed meets both; the ratio is taken round by round, and its median counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipeline import commandline
+from pipeline.errors import UsageError
+from pipeline.order import Order
+
+COMMAND = "benchmarks.order_throughput"
+WINDOWS = (1 << 14, 1 << 17, 1_000_000)  # records
+_STREAMS = 4
+_SHARD = 5_000  # records
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkConfig:
+    """What is measured."""
+
+    records: int = 4_000_000  # of an epoch; rounded to whole windows in each of 4 streams
+    rounds: int = 5  # of each, in turn
+
+    def __post_init__(self) -> None:
+        if self.records < 1 or self.rounds < 1:
+            raise UsageError(f"--records={self.records} --rounds={self.rounds}: must be 1 or more")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints a line a window size."""
+    parser = commandline.Parser(COMMAND, "Measure the order against NumPy's permutation.")
+    parser.add_arguments(BenchmarkConfig, "config")
+    config = parser.parse(argv).config
+    for size in WINDOWS:
+        compare(config, size)
+
+
+def compare(config: BenchmarkConfig, size: int) -> None:
+    """Measures epochs of windows of `size` records and prints the medians and the ratio."""
+    windows = max(1, round(config.records / _STREAMS / size))
+    total = _STREAMS * windows * size
+    counts = (*(_SHARD,) * (total // _SHARD), total % _SHARD)
+    order = Order(counts, _STREAMS * 64, _STREAMS, windows, "pad", 0, training=True)
+    random = np.random.default_rng(0)
+    order.records_by_position(0)  # memory is fresh once
+    rates = []
+    for epoch in range(config.rounds):
+        start = time.perf_counter()
+        order.records_by_position(epoch)
+        middle = time.perf_counter()
+        for _ in range(_STREAMS * windows):
+            random.permutation(size)
+        rates.append((total / (middle - start), total / (time.perf_counter() - middle)))
+    mine, other = (statistics.median(column) for column in zip(*rates, strict=True))
+    ratios = sorted(one / two for one, two in rates)
+    print(
+        f"{total:,} records in windows of {size:,}: {mine:,.0f} positions/s against {other:,.0f} of NumPy's "
+        f"permutation: ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+        flush=True,
+    )
+
+
+def entry_point() -> None:
+    """Runs the command."""
+    commandline.run(COMMAND, main)
+
+
+if __name__ == "__main__":
+    entry_point()

@@ -1,0 +1,34 @@
+"""Which numbers of replicas and streams a global batch can have: those that divide it."""
+
+from __future__ import annotations
+
+from pipeline.errors import UsageError
+
+
+def check_replicas(global_batch_size: int, num_replicas: int) -> None:
+    """Raises UsageError where R does not divide G, naming both and the nearest G that work."""
+    if global_batch_size < 1:
+        raise UsageError(f"global_batch_size={global_batch_size}: must be 1 or more")
+    if global_batch_size % num_replicas:
+        raise UsageError(
+            f"global_batch_size={global_batch_size} is not divisible by {num_replicas} replicas; "
+            f"nearest that work: {_nearest_multiples(global_batch_size, num_replicas)}"
+        )
+
+
+def check_streams(global_batch_size: int, streams: int) -> None:
+    """Raises UsageError where K does not divide G, naming both and the nearest K that work."""
+    if global_batch_size < 1:
+        raise UsageError(f"global_batch_size={global_batch_size}: must be 1 or more")
+    if streams < 1 or global_batch_size % streams:
+        divisors = [k for k in range(1, global_batch_size + 1) if global_batch_size % k == 0]
+        near = sorted(sorted(divisors, key=lambda k: abs(k - streams))[:2])
+        raise UsageError(
+            f"streams={streams} does not divide global_batch_size={global_batch_size}; "
+            f"nearest that work: {' and '.join(map(str, near))}"
+        )
+
+
+def _nearest_multiples(value: int, divisor: int) -> str:
+    below = value // divisor * divisor
+    return " and ".join(str(v) for v in (below, below + divisor) if v > 0)
