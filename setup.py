@@ -24,6 +24,7 @@ setup(
     packages=[
         "pipeline",
         "pipeline.recipes",
+        "pipeline.auditing",
         "trainer",
         "trainer.models",
         "beam_jobs",
@@ -62,6 +63,7 @@ setup(
             "stepfeed-validate = beam_jobs.validate:entry_point",
             "stepfeed-train = trainer.run:entry_point",
             "stepfeed-inspect = pipeline.inspect:entry_point",
+            "stepfeed-audit = pipeline.audit:entry_point",
         ]
     },
 )

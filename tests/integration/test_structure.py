@@ -19,7 +19,10 @@ PURE = [
     "manifest_checks",
     "example_proto",
     "splits",
+    "divisibility",
     "order",
+    "key_log",
+    "audit",
     "sharding",
     "read",
     "decode",
@@ -66,7 +69,9 @@ def test_input_fn_is_imported_without_loading_tensorflow():
     assert loaded("from pipeline import input_fn, steps_per_epoch, Shard") == set()
 
 
-@pytest.mark.parametrize("command", ["pipeline.inspect", "beam_jobs.convert", "beam_jobs.validate", "trainer.run"])
+@pytest.mark.parametrize(
+    "command", ["pipeline.inspect", "pipeline.audit", "beam_jobs.convert", "beam_jobs.validate", "trainer.run"]
+)
 def test_help_loads_nothing_heavy(command):
     assert loaded(f"import {command} as c; sys.argv = ['x', '--help']; c.main(['--help'])") == set()
     done = subprocess.run(
