@@ -55,8 +55,6 @@ class AuditConfig:
     def __post_init__(self) -> None:
         if self.png is not None and not self.png.endswith(".png"):
             raise UsageError(f"--png={self.png}: the file's name must end in .png")
-        if self.global_batch_size is None and self.observed is None:
-            raise UsageError("--global_batch_size: needed, the rows of a step over all replicas (or --observed)")
         whole_number("--epoch", self.epoch, 0)
 
 
@@ -70,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = commandline.Parser(COMMAND, "Prove that every record is seen once, and show which worker reads what.")
     parser.add_arguments(AuditConfig, "config")
     config = parser.parse(argv).config
+    if config.global_batch_size is None and config.observed is None:
+        raise UsageError("--global_batch_size: needed, the rows of a step over all replicas (or --observed)")
     logs = key_log.find(config.observed) if config.observed is not None else []
     header = runs.first_header(logs) if logs else None
     source = _source(config, header)
@@ -114,14 +114,18 @@ def _check_same_order(source: OrderedSplit, header: Header) -> None:
 
 
 def _topologies(config: AuditConfig, size: int, header: Header | None) -> list[Topology]:
-    workers = config.workers or (header.workers if header and config.replicas is None else 1)
-    replicas = config.replicas or (header.replicas if header and config.workers is None else workers)
-    found = [Topology(workers, replicas, size)]
+    given = (config.workers, config.replicas)
+    if header is not None and given == (None, None):
+        given = (header.workers, header.replicas)
+    found = [_topology(*given, size)]
     if config.against_workers is not None or config.against_replicas is not None:
-        workers = 1 if config.against_workers is None else config.against_workers
-        replicas = workers if config.against_replicas is None else config.against_replicas
-        found.append(Topology(workers, replicas, size))
+        found.append(_topology(config.against_workers, config.against_replicas, size))
     return found
+
+
+def _topology(workers: int | None, replicas: int | None, size: int) -> Topology:
+    workers = 1 if workers is None else workers
+    return Topology(workers, workers if replicas is None else replicas, size)
 
 
 def _prove(config: AuditConfig, source: OrderedSplit, topologies: Sequence[Topology]) -> None:

@@ -1,0 +1,235 @@
+"""The audit as a process: what it proves of large jobs, what it exits with, and runs of the real input."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pipeline.key_log import Header, KeyLogWriter
+from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo
+from pipeline.ordered_split import ordered_split
+from tests.datasets import write_dataset
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def audit(*arguments, code=None):
+    start = [sys.executable, "-m", "pipeline.audit"] if code is None else [sys.executable, "-c", code]
+    return subprocess.run(
+        [*start, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=150
+    )
+
+
+def write_manifest(folder, records, shards):
+    """Writes the manifest of a data set that has no shards."""
+    counts = [(i + 1) * records // shards - i * records // shards for i in range(shards)]
+    stride = 32 * 32 * 3 + 100
+    split = SplitInfo(
+        tuple(
+            ShardInfo(f"train-{i:05d}-of-{shards:05d}.tfrecord", n, n * stride, "0" * 8, stride)
+            for i, n in enumerate(counts)
+        ),
+        (records,),
+    )
+    features = {"image": Feature("uint8", (32, 32, 3), "raw"), "label": Feature("int64"), "key": Feature("string")}
+    manifest = Manifest("large", ("one",), features, {"train": split}, (0.0,) * 3, (1.0,) * 3, (), {})
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "manifest.json").write_bytes(manifest.to_bytes())
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("large")
+    write_manifest(folder, 100_000_000, 8_192)
+    return folder
+
+
+@pytest.mark.parametrize("streams", [64, 1024])
+def test_1024_workers_and_100_million_records_are_proved_from_the_manifest(large, tmp_path, streams):
+    png = tmp_path / "who.png"
+    flags = ["--global_batch_size=16384", "--workers=1024", f"--streams={streams}", f"--png={png}"]
+    done = audit(large, *flags, "--against_workers=64", "--against_replicas=512")
+    assert done.returncode == 0, done.stderr
+    assert "6,104 steps of 16,384 rows" in done.stdout
+    assert done.stdout.splitlines()[-1] == (
+        "proof holds: each of 100,000,000 records once an epoch, by one replica; "
+        "6,104 full steps on each of 1,024 replicas"
+    )
+    assert f"read amplification {1024 // streams:.2f}: " in done.stdout
+    assert "every global batch is the same on 64 workers, 512 replicas" in done.stdout
+    assert png.stat().st_size > 10_000
+
+
+BROKEN = """
+import dataclasses, sys
+from pipeline import audit, order
+class Broken(order.Order):
+    {method}
+real = order.make_order
+def make_order(*arguments):
+    good = real(*arguments)
+    return Broken(**{{f.name: getattr(good, f.name) for f in dataclasses.fields(order.Order)}})
+order.make_order = make_order
+audit.commandline.run("pipeline.audit", audit.main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("def stream_bounds(self): return super().stream_bounds() + 1", "position 0 (laid there: record "),
+        ("steps_per_epoch = property(lambda self: 5)", "T = 5"),
+        (
+            "def window_permutation(self, *a): return super().window_permutation(*a) // 2 * 2",
+            "gives what is laid there 2 times",
+        ),
+    ],
+)
+def test_a_broken_order_exits_with_1_and_one_line(tmp_path, method, message):
+    write_dataset(tmp_path, (30, 20, 10))
+    flags = ["--global_batch_size=10", "--workers=5", "--exhaustive"]
+    assert audit(tmp_path, *flags).returncode == 0
+    done = audit(tmp_path, *flags, code=BROKEN.format(method=method))
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.splitlines()[-1] == "proof FAILS"
+    assert "\nFAILS  " in done.stdout
+    assert done.stderr.startswith("pipeline.audit: the proof fails: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "--global_batch_size: needed, the rows of a step over all replicas (or --observed)"),
+        (
+            ["--global_batch_size=10", "--workers=3"],
+            "global_batch_size=10 is not divisible by 3 replicas; nearest that work",
+        ),
+        (["--global_batch_size=10", "--workers=2", "--replicas=5"], "5 replicas on 2 workers: each must feed the same"),
+        (["--global_batch_size=10", "--workers=0"], "workers=0, replicas=0: must be 1 or more"),
+        (["--global_batch_size=10", "--against_workers=4"], "not divisible by 4 replicas"),
+        (["--global_batch_size=10", "--streams=3"], "streams=3 does not divide global_batch_size=10"),
+        (["--global_batch_size=10", "--split=trian"], "did you mean 'train'?"),
+        (["--global_batch_size=10", "--remainder=keep"], "remainder: unknown 'keep'"),
+        (["--global_batch_size=10", "--epoch=-1"], "--epoch=-1: must be 0 or more"),
+        (["--global_batch_size=10", "--png=who.jpg"], "--png=who.jpg: the file's name must end in .png"),
+        (["--global_batch_size=10", "--shuffle_bytes=10"], "decoded bytes need at least 144"),
+        (["--observed=nowhere"], "'nowhere': no such file, folder or glob"),
+        (["--global_batchsize=10"], "did you mean '--global_batch_size'?"),
+    ],
+)
+def test_a_wrong_flag_exits_with_2_and_one_line(tmp_path, flags, message):
+    write_dataset(tmp_path, (30, 20, 10))
+    done = audit(tmp_path, *flags)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_what_is_no_data_set_exits_with_1(tmp_path):
+    done = audit(tmp_path, "--global_batch_size=10")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no manifest" in done.stderr
+    write_dataset(tmp_path, (30,))
+    done = audit(tmp_path, "--global_batch_size=10", "--png=/nowhere/who.png")
+    assert done.returncode == 1
+    assert done.stderr == "pipeline.audit: --png=/nowhere/who.png: cannot be written: No such file or directory\n"
+
+
+def test_ctrl_c_ends_a_long_count_with_one_line(tmp_path):
+    write_manifest(tmp_path, 20_000_000, 100)
+    with subprocess.Popen(
+        [sys.executable, "-m", "pipeline.audit", str(tmp_path), "--global_batch_size=8", "--exhaustive"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("large, split train: 20,000,000 records")
+        time.sleep(3)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "pipeline.audit: interrupted\n"
+
+
+RUN = """
+import os, signal, sys
+from pipeline import Shard, input_fn
+from pipeline.key_log import Header, KeyLogWriter
+from pipeline.ordered_split import ordered_split
+
+data, logs, streams, first, last, workers, local, kill = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+shuffle_bytes = 1 << 30 if streams == 1 else streams * 9 * 144  # one window, or windows of 9 records
+arguments = dict(global_batch_size=12, training=True, seed=3, streams=streams, shuffle_bytes=shuffle_bytes)
+spec = ordered_split(data, "train", **arguments).spec
+writers, feeds = [], []
+for worker in range(workers):
+    header = Header.of(spec, worker, workers, workers * local)
+    writers.append(KeyLogWriter(f"{logs}/worker-{worker:05d}.jsonl", header))
+    shard = Shard(worker, workers, local)
+    feeds.append(iter(input_fn(data, **arguments, start_step=first, shard=shard, record_ids=True)))
+for step in range(first, last):
+    for worker in range(workers):
+        for replica in range(worker * local, (worker + 1) * local):
+            *_, weights, records = next(feeds[worker])
+            keys = [f"train#{record:05d}" for record in records.numpy()]
+            writers[worker].append(step, replica, keys, weights.numpy())
+        writers[worker].flush()
+        if (step, worker) == (kill, 0):
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def run(*arguments):
+    command = [sys.executable, "-c", RUN, *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=150)
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+def test_a_real_run_that_was_killed_and_resumed_on_other_workers_saw_the_order(tmp_path, streams):
+    data, logs = tmp_path / "data", tmp_path / "logs"
+    write_dataset(data, (30, 0, 25, 44))
+    assert run(data, logs, streams, 0, 18, 2, 3, 12).returncode == -signal.SIGKILL
+    done = audit(data, f"--observed={logs}")
+    assert done.returncode == 0, done.stderr
+    assert "observed: 12 steps, 0 to 11; 1 more were not finished" in done.stdout
+    done = run(data, logs, streams, 10, 18, 1, 4, -1)
+    assert done.returncode == 0, done.stderr
+    done = audit(data, f"--observed={logs}")
+    assert done.returncode == 0, done.stderr
+    assert "observed: 18 steps, 0 to 17; 30 rows were done again after a resume, and are equal" in done.stdout
+    rows = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert "0 9 of 9 99 0 0 0 0 0" in rows
+    assert "1 9 of 9 99 0 0 0 0 0" in rows
+    path = logs / "worker-00000.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    wrong = json.loads(lines[5])
+    wrong["keys"][1] = "train#99999"
+    path.write_text("".join([*lines[:5], json.dumps(wrong) + "\n", *lines[6:]]))
+    done = audit(data, f"--observed={logs}")
+    assert done.returncode == 1
+    assert f"the first at step {wrong['step']}, row {wrong['replica'] * 2 + 1} of the global batch" in done.stderr
+    assert "seen key 'train#99999'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_log_is_audited_with_other_users_locale(tmp_path):
+    """Keys of any bytes pass through the log and the message, whatever the terminal's encoding."""
+    write_dataset(tmp_path / "data", (12,))
+    spec = ordered_split(tmp_path / "data", "train", global_batch_size=12, training=True).spec
+    with KeyLogWriter(tmp_path / "log.jsonl", Header.of(spec, 0, 1, 1)) as log:
+        log.append(0, 0, [b"\xff\xfe"] * 12, [1.0] * 12)
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "pipeline.audit", str(tmp_path / "data"), f"--observed={tmp_path / 'log.jsonl'}"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=150)
+    assert done.returncode == 1
+    assert "12 differences; the first at step 0, row 0" in done.stderr
+    assert r"seen key '\udcff\udcfe'" in done.stderr
