@@ -70,7 +70,7 @@ class Proof:
             raise Fault(f"{len(bounds)} bounds of {self.source.order.streams} streams")
         check_tiling(bounds[:-1], bounds[1:], 0, total, lambda k: f"stream {k}", self._place)
         sizes = np.diff(bounds)
-        return f"{len(sizes):,} streams of {_range(sizes)} positions"
+        return f"{len(sizes):,} {'stream' if len(sizes) == 1 else 'streams'} of {_range(sizes)} positions"
 
     def _windows(self) -> str:
         first, stop = self._window_bounds
@@ -83,7 +83,7 @@ class Proof:
             k = int(wrong[0])
             at = int(first[k * windows])
             raise Fault(f"{self._place(at)}: window 0 of stream {k} begins there, the stream at {self._bounds[k]}")
-        return f"{windows:,} windows a stream, of {_range(stop - first)} records"
+        return f"{windows:,} {'window' if windows == 1 else 'windows'} a stream, of {_range(stop - first)} records"
 
     def _memory(self) -> str:
         spec = self.source.spec

@@ -117,7 +117,7 @@ def test_a_broken_order_exits_with_1_and_one_line(tmp_path, method, message):
         (["--global_batch_size=10", "--streams=3"], "streams=3 does not divide global_batch_size=10"),
         (["--global_batch_size=10", "--split=trian"], "did you mean 'train'?"),
         (["--global_batch_size=10", "--remainder=keep"], "remainder: unknown 'keep'"),
-        (["--global_batch_size=10", "--epoch=-1"], "--epoch=-1: must be 0 or more"),
+        (["--global_batch_size=10", "--epoch=-1"], "--epoch=-1: must be 0 or more, and less than 2^62"),
         (["--global_batch_size=10", "--png=who.jpg"], "--png=who.jpg: the file's name must end in .png"),
         (["--global_batch_size=10", "--shuffle_bytes=10"], "decoded bytes need at least 144"),
         (["--observed=nowhere"], "'nowhere': no such file, folder or glob"),

@@ -22,7 +22,7 @@ PURE = [
     "divisibility",
     "order",
     "key_log",
-    "audit",
+    "auditing.command",
     "sharding",
     "read",
     "decode",
