@@ -1,5 +1,6 @@
 """`distribute` on real strategies of one process; several processes are in tests/integration."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -75,8 +76,66 @@ def test_what_cannot_work_is_one_clear_error(folder):
         distribute(strategy, folder, global_batch_size=8, training=True, shard=None)
 
 
+def test_an_empty_split_is_one_clear_error(tmp_path):
+    write_dataset(tmp_path, (5,), (8, 6, 3), test_counts=(0,))
+    for name in ("default", "mirrored x4"):
+        with pytest.raises(UsageError, match="split 'test': selects no record") as caught:
+            distribute(STRATEGIES[name](), tmp_path, "test", global_batch_size=8, training=False)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["default", "one_device", "mirrored x2", "mirrored x4", "central_storage x2"])
+def test_an_iterator_is_an_argument_of_a_function_that_is_traced_once(folder, name):
+    strategy, traces = STRATEGIES[name](), []
+    arguments = {"global_batch_size": 8, "training": True, "epochs": 2}
+    whole = sum(weights.sum() for _, _, weights in input_fn(folder, **arguments).as_numpy_iterator())
+    with strategy.scope():
+        batches = distribute(strategy, folder, **arguments)
+
+    @tf.function
+    def real_rows(iterator, steps):
+        traces.append(1)
+        total = tf.constant(0.0)
+        for _ in tf.range(steps):
+            _, _, weights = next(iterator)
+            total += strategy.reduce("SUM", strategy.run(tf.reduce_sum, (weights,)), axis=None)
+        return total
+
+    assert [float(real_rows(iter(batches), tf.constant(4))) for _ in range(2)] == [whole, whole] == [26, 26]
+    assert len(traces) == 1
+
+
+def test_a_for_loop_inside_a_function_takes_every_batch(folder):
+    strategy = STRATEGIES["mirrored x2"]()
+    batches = distribute(strategy, folder, global_batch_size=8, training=True, epochs=2)
+
+    @tf.function
+    def real_rows():
+        total, steps = tf.constant(0.0), tf.constant(0)
+        for _, _, weights in batches:
+            total += strategy.reduce("SUM", strategy.run(tf.reduce_sum, (weights,)), axis=None)
+            steps += 1
+        return total, steps
+
+    assert [int(value) for value in real_rows()] == [26, 4]
+    assert batches.reduce(tf.constant(0), lambda state, _: state + 1) == 4
+    assert int(batches.cardinality) == 4
+    specs = tf.nest.flatten(batches.element_spec, expand_composites=True)
+    assert [spec.shape for spec in specs[:2]] == [(4, 8, 6, 3)] * 2
+
+
+def test_keras_is_told_what_to_give_to_fit(folder):
+    batches = distribute(STRATEGIES["mirrored x2"](), folder, global_batch_size=8, training=True)
+    with pytest.raises(ValueError, match="for Keras' fit there is input_fn"):
+        keras.Sequential([keras.layers.Flatten()]).predict(batches)
+
+
 @pytest.mark.skipif(not tf.config.list_physical_devices("GPU"), reason="needs a GPU: batches wait on its memory")
-def test_prefetch_puts_batches_on_the_gpu(folder):
-    strategy = tf.distribute.OneDeviceStrategy("GPU:0")
-    images, _, _ = next(iter(distribute(strategy, folder, global_batch_size=4, training=True, prefetch=2)))
-    assert "GPU:0" in images.device
+@pytest.mark.parametrize(("prefetch", "memory"), [(2, "GPU:0"), (0, "CPU:0")])
+def test_prefetch_puts_batches_on_the_gpu(folder, prefetch, memory):
+    """`backing_device` is where the bytes lie, which `device` is not always."""
+    for strategy in (tf.distribute.OneDeviceStrategy("GPU:0"), tf.distribute.MirroredStrategy(["GPU:0"])):
+        batch = next(iter(distribute(strategy, folder, global_batch_size=4, training=True, prefetch=prefetch)))
+        for component in batch:
+            (value,) = strategy.experimental_local_results(component)
+            assert memory in value.backing_device

@@ -1,0 +1,155 @@
+"""What distributing the input costs: images per second and processor time a step, in one process, as ratios.
+
+    python -m benchmarks.distributed_iterator [--data_dir=DIR] [--global_batch_size=512]
+
+The same batches are taken by `next(iterator)` inside a `tf.function` and outside, as
+  plain: from `input_fn`'s dataset, with no strategy;
+  before: from `strategy.experimental_distribute_dataset(input_fn(...))`, TensorFlow's way with its defaults;
+  after: from `pipeline.distribute(strategy, ...)`.
+Every replica reads a value of each component. Rounds alternate; a ratio is taken round by round, and its median counts.
+Processor time a step says more than the clock where the machine is shared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from benchmarks.input_throughput import make_data
+from pipeline import commandline, quiet
+
+COMMAND = "benchmarks.distributed_iterator"
+REPLICAS = (1, 2, 4)
+_STEPS = 20  # of a loop inside a tf.function
+_RECIPES = ("none", "cifar10_tutorial")
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkConfig:
+    """What is measured."""
+
+    data_dir: str | None = None  # CIFAR-10 as converted; default: 50,000 random images of its shape, made for the run
+    global_batch_size: int = 512  # rows of a batch
+    rounds: int = 7  # of each input, in turn
+    seconds: float = 0.7  # a round's length
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """One round of one input: images per second, and seconds of processor time a step."""
+
+    rate: float
+    cpu: float
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints a line for each input."""
+    parser = commandline.Parser(COMMAND, "Measure what distributing the input costs.")
+    parser.add_arguments(BenchmarkConfig, "config")
+    config = parser.parse(argv).config
+    commandline.require("tensorflow", *([] if config.data_dir else ["apache_beam"]))
+    commandline.quiet_tensorflow()
+    with tempfile.TemporaryDirectory() as folder:
+        data_dir = config.data_dir or make_data(pathlib.Path(folder))
+        with quiet.loading():
+            import tensorflow as tf  # noqa: PLC0415
+        devices = [tf.config.LogicalDeviceConfiguration()] * max(REPLICAS)
+        tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
+        for recipe in _RECIPES:
+            for inside in (True, False):
+                report(config, recipe, inside, measure(tf, config, data_dir, recipe, inside))
+
+
+def measure(tf, config: BenchmarkConfig, data_dir: str, recipe: str, inside: bool) -> dict[str, list[Round]]:
+    """Returns the rounds of each input, by name."""
+    loops = {}
+    for name, strategy, batches in inputs(tf, config, data_dir, recipe):
+        loops[name] = looper(tf, strategy, iter(batches), inside)
+    rounds: dict[str, list[Round]] = {name: [] for name in loops}
+    for _ in range(config.rounds):
+        for name, loop in loops.items():
+            rounds[name].append(one_round(loop, config))
+    return rounds
+
+
+def inputs(tf, config: BenchmarkConfig, data_dir: str, recipe: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yields (name, strategy, batches) of what is compared."""
+    from pipeline import distribute, input_fn  # noqa: PLC0415
+
+    arguments = {"global_batch_size": config.global_batch_size, "training": True, "distort": recipe}
+    yield "plain", tf.distribute.get_strategy(), input_fn(data_dir, **arguments)
+    for replicas in REPLICAS:
+        devices = [f"CPU:{i}" for i in range(replicas)]
+        one = replicas == 1
+        strategy = tf.distribute.OneDeviceStrategy("CPU:0") if one else tf.distribute.MirroredStrategy(devices)
+        name = "one_device" if one else f"mirrored x{replicas}"
+        dataset = input_fn(data_dir, **arguments)
+        yield f"{name}, before", strategy, strategy.experimental_distribute_dataset(dataset)
+        yield f"{name}, after", strategy, distribute(strategy, data_dir, **arguments)
+
+
+def looper(tf, strategy, iterator: Iterator, inside: bool) -> Callable[[], int]:
+    """Returns a function that takes steps of an endless iterator and returns how many."""
+
+    def touch(*batch):
+        return tf.add_n([tf.cast(tf.reshape(component, [-1])[0], tf.float32) for component in batch])
+
+    @tf.function
+    def loop(taken, steps):
+        total = tf.constant(0.0)
+        for _ in tf.range(steps):
+            total += tf.add_n(strategy.experimental_local_results(strategy.run(touch, next(taken))))
+        return total
+
+    def take_inside() -> int:
+        loop(iterator, tf.constant(_STEPS)).numpy()
+        return _STEPS
+
+    def take_outside() -> int:
+        next(iterator)
+        return 1
+
+    return take_inside if inside else take_outside
+
+
+def one_round(loop: Callable[[], int], config: BenchmarkConfig) -> Round:
+    """Measures one input for a while, once what was ready is taken."""
+    for _ in range(10):
+        loop()
+    steps, cpu, start = 0, time.process_time(), time.perf_counter()
+    while time.perf_counter() - start < config.seconds:
+        steps += loop()
+    cpu, seconds = time.process_time() - cpu, time.perf_counter() - start
+    return Round(steps * config.global_batch_size / seconds, cpu / steps)
+
+
+def report(config: BenchmarkConfig, recipe: str, inside: bool, rounds: dict[str, list[Round]]) -> None:
+    """Prints medians, and the ratios to the plain iterator and of after to before."""
+    print(f"{recipe}, batch {config.global_batch_size}, next {'inside' if inside else 'outside'} a tf.function:")
+    for name, mine in rounds.items():
+        rate, cpu = statistics.median(one.rate for one in mine), statistics.median(one.cpu for one in mine)
+        line = f"  {name:20} {rate:11,.0f} img/s {cpu * 1e6:6,.0f} us of processor a step"
+        if name != "plain":
+            line += f"; speed of plain x {ratio(mine, rounds['plain']):.2f}"
+        if name.endswith("after"):
+            line += f", of before x {ratio(mine, rounds[name.replace('after', 'before')]):.2f}"
+        print(line, flush=True)
+
+
+def ratio(mine: list[Round], other: list[Round]) -> float:
+    """Returns the median of the ratios of speeds, round by round."""
+    return statistics.median(one.rate / two.rate for one, two in zip(mine, other, strict=True))
+
+
+def entry_point() -> None:
+    """Runs the command."""
+    commandline.run(COMMAND, main)
+
+
+if __name__ == "__main__":
+    entry_point()
