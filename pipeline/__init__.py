@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pipeline.corruption import skipped_records
     from pipeline.distribution import distribute
     from pipeline.hashing_tf import uniform
     from pipeline.input import input_fn, order_spec, steps_per_epoch
@@ -20,12 +21,13 @@ _HOME = {
     "Shard": "pipeline.sharding",
     "distribute": "pipeline.distribution",
     "input_fn": "pipeline.input",
+    "skipped_records": "pipeline.corruption",
     "order_spec": "pipeline.input",
     "steps_per_epoch": "pipeline.input",
     "uniform": "pipeline.hashing_tf",
 }
 
-__all__ = ["Shard", "distribute", "input_fn", "order_spec", "steps_per_epoch", "uniform"]
+__all__ = ["Shard", "distribute", "input_fn", "order_spec", "skipped_records", "steps_per_epoch", "uniform"]
 
 
 def __getattr__(name: str) -> Any:

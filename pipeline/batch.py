@@ -1,89 +1,78 @@
-"""Makes batches out of a window: which records (XLA), one gather, the distortion (XLA)."""
+"""Makes batches out of windows: one gather, the decoding where there is any, the distortion (XLA)."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
-from pipeline import hashing_tf, order_tf
+from pipeline import hashing_tf, window
+from pipeline.forms import Examples, Form
 from pipeline.hashing import Domain
 from pipeline.order import Order
+from pipeline.order_tf import WindowPlan
 from pipeline.recipes.base import ImageStatistics, Recipe
+from pipeline.window import Columns
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Batches:
-    """Everything that a batch is made from.
+    """How a window's rows become the elements that the user gets.
 
     Attributes:
-      order: which records a step takes.
-      images: uint8 (N, height, width, channels), row i being record id i.
-      labels: int64 (N,).
+      order: for the seed, and whether to train.
+      form: how columns become examples.
       statistics: of the training images.
-      recipe: the distortion.
+      recipe: the distortion; None: the user's parser gives what he wants.
       weights: `mask` or `mean`.
       record_ids: add the record ids to the element.
     """
 
     order: Order
-    images: tf.Tensor
-    labels: tf.Tensor
+    form: Form
     statistics: ImageStatistics
-    recipe: Recipe
+    recipe: Recipe | None
     weights: str
     record_ids: bool
 
-    def element_maker(self, replica_rows: list[tuple[int, int]]) -> Callable[[tuple, tf.Tensor], tuple]:
-        """Returns the function of ((epoch, records by position), number) that makes one element.
+    def element(self, columns: Columns, tail: Columns | None, plan: WindowPlan, number: tf.Tensor) -> tuple[Any, ...]:
+        """Returns element `number` of a window: (x, labels, weights), or (parsed, weights), and perhaps record ids."""
+        taken = window.take(columns, tail, tf.ensure_shape(plan.take[number], plan.take.shape[1:]))
+        records, good = taken.pop(window.RECORD_ID), taken.pop(window.GOOD, None)
+        real = plan.real[number] if good is None else tf.logical_and(plan.real[number], good)
+        rest = [self._weights(real, plan.real_rows[number], has_skipped=good is not None)]
+        rest += [records] if self.record_ids else []
+        examples = self.form.examples(taken, lambda: self._keys(plan.epoch, records))
+        if self.recipe is None:
+            return examples.images, *rest
+        return self._x(examples, plan.epoch, records), examples.labels, *rest
 
-        Element `number` of an epoch is step `number // L` for local replica `number % L` of the L whose rows of the
-        global batch are given.
-        """
-        taken = tf.function(lambda *arguments: self._taken(replica_rows, *arguments), jit_compile=True)
-        distorted = self._distortion()
+    def _x(self, examples: Examples, epoch: tf.Tensor, records: tf.Tensor) -> Any:
+        images = self._distort(examples.images, epoch, records)
+        return {"image": images, **examples.features} if examples.features else images
 
-        def element(epoch_order: tuple[tf.Tensor, tf.Tensor], number: tf.Tensor) -> tuple:
-            records, keys, weights = taken(*epoch_order, number)
-            # Outside XLA, whose gather of bytes goes byte by byte: TensorFlow's copies whole images.
-            images, labels = tf.gather(self.images, records), tf.gather(self.labels, records)
-            batch = distorted(images, keys), labels, weights
-            return (*batch, records) if self.record_ids else batch
+    @property
+    def _distort(self) -> Any:
+        assert self.recipe is not None
+        return self._compiled if self.recipe.compiled else self._distorted
 
-        return element
+    @tf.function(jit_compile=True)
+    def _compiled(self, images: tf.Tensor, epoch: tf.Tensor, records: tf.Tensor) -> tf.Tensor:
+        return self._distorted(images, epoch, records)
 
-    def _taken(
-        self, replica_rows: list[tuple[int, int]], epoch: tf.Tensor, by_position: tf.Tensor, number: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns what an element takes: record ids int64, distortion keys uint64 and weights float32, all (rows,)."""
-        step = number // len(replica_rows)
-        positions, real = order_tf.positions(self.order, step, _rows(replica_rows, number % len(replica_rows)))
-        records = tf.gather(by_position, positions)
-        return (
-            records,
-            hashing_tf.derive_key(Domain.DISTORT, self.order.seed, epoch, records),
-            self._weights(real, step),
-        )
+    def _distorted(self, images: tf.Tensor, epoch: tf.Tensor, records: tf.Tensor) -> tf.Tensor:
+        assert self.recipe is not None
+        function = self.recipe.distort if self.order.training else self.recipe.evaluate
+        return function(self.form.unpack(images), self._keys(epoch, records), self.statistics)
 
-    def _distortion(self) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-        return tf.function(self._distorted, jit_compile=True) if self.recipe.compiled else self._distorted
+    def _keys(self, epoch: tf.Tensor, records: tf.Tensor) -> tf.Tensor:
+        return hashing_tf.derive_key(Domain.DISTORT, self.order.seed, epoch, records)
 
-    def _distorted(self, images: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-        if self.order.training:
-            return self.recipe.distort(images, keys, self.statistics)
-        return self.recipe.evaluate(images, keys, self.statistics)
-
-    def _weights(self, real: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    def _weights(self, real: tf.Tensor, real_rows: tf.Tensor, has_skipped: bool) -> tf.Tensor:
         mask = tf.cast(real, tf.float32)
         if self.weights == "mask":
             return mask
-        size = self.order.global_batch_size
-        real_rows = tf.minimum(self.order.num_records - step * size, size)  # in the global batch of this step
-        return mask * (size / tf.cast(real_rows, tf.float32))
-
-
-def _rows(replica_rows: list[tuple[int, int]], local_replica: tf.Tensor) -> tf.Tensor:
-    """Returns the rows of the global batch of one local replica, int64 (rows of a replica,)."""
-    first = tf.gather(tf.constant([start for start, _ in replica_rows], tf.int64), local_replica)
-    return first + tf.range(replica_rows[0][1] - replica_rows[0][0], dtype=tf.int64)
+        if has_skipped:  # the batch is whole then, so that it tells how many rows are real
+            real_rows = tf.maximum(tf.reduce_sum(mask), 1.0)
+        return mask * (self.order.global_batch_size / real_rows)

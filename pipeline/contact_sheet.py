@@ -19,7 +19,12 @@ _INK = (40, 40, 40)
 
 
 def default_recipe(manifest: Manifest) -> str:
-    """Returns the recipe that fits the data: `shift` for grey images (digits), else `cifar10_tutorial`."""
+    """Returns the recipe that fits the data: `shift` for grey images (digits), else `cifar10_tutorial`.
+
+    Images that differ in size are cut to one.
+    """
+    if None in manifest.features["image"].shape:
+        return f"random_resized_crop(size={_TILE})"
     height, width, channels = manifest.image_shape
     if channels == 1:
         return "shift"
@@ -34,7 +39,8 @@ def draw_contact_sheet(
     Raises:
       DataError, UsageError: as `input_fn`.
     """
-    raw, labels, weights = _first_batch(data_dir, split, "none", images, seed)
+    size = (_TILE, _TILE) if None in manifest.features["image"].shape else None
+    raw, labels, weights = _first_batch(data_dir, split, "none", images, seed, size)
     distorted, _, _ = _first_batch(data_dir, split, distort, images, seed)
     shown = int((weights > 0).sum())
     rows = -(-shown // _COLUMNS)
@@ -53,8 +59,15 @@ def draw_contact_sheet(
     return sheet
 
 
-def _first_batch(data_dir: str | os.PathLike[str], split: str, distort: str, rows: int, seed: int) -> tuple:
-    dataset = input_fn(data_dir, split, global_batch_size=rows, training=True, seed=seed, distort=distort)
+def _first_batch(
+    data_dir: str | os.PathLike[str],
+    split: str,
+    distort: str,
+    rows: int,
+    seed: int,
+    size: tuple[int, int] | None = None,
+) -> tuple:
+    dataset = input_fn(data_dir, split, global_batch_size=rows, training=True, seed=seed, distort=distort, resize=size)
     return next(dataset.as_numpy_iterator())
 
 

@@ -1,54 +1,106 @@
-"""Composes the `tf.data` pipeline: epochs -> order -> steps -> batches."""
+"""Composes the `tf.data` pipeline: windows -> plan -> read -> tail -> steps -> batches."""
 
 from __future__ import annotations
 
-import os
+import dataclasses
 
 import tensorflow as tf
 
-from pipeline import order_tf
 from pipeline.batch import Batches
-from pipeline.errors import UsageError
-from pipeline.manifest import Manifest
-from pipeline.order import MAX_STEP, Order, replica_rows
-from pipeline.ordered_split import OrderedSplit
-from pipeline.recipes import make_recipe
-from pipeline.recipes.base import ImageStatistics, Recipe
-from pipeline.recipes.own import Own, UserDistort
-from pipeline.sharding import Shard
-from pipeline.window import load_window
+from pipeline.order import MAX_STEP
+from pipeline.order_tf import Feed, WindowPlan
+from pipeline.window import RECORD_ID, Columns, WindowReader, empty_tail, take
 
-_READY = 4  # elements made ahead: enough to hide the sorting of the next epoch's order
+_READY = 4  # elements made ahead: enough to hide the sorting of the next window's order
 
 
-def make_dataset(
-    data_dir: str | os.PathLike[str],
-    source: OrderedSplit,
-    *,
-    shard: Shard | None,
-    first_step: int,
-    last_step: int,
-    distort: str | UserDistort | None,
-    weights: str,
-    record_ids: bool,
-) -> tf.data.Dataset:
-    """Returns the dataset that `input_fn` documents, from `first_step` to before `last_step`; MAX_STEP is endless."""
-    manifest, order = source.manifest, source.order
-    rows = [_replica_rows(order, shard, local) for local in range(shard.local_replicas if shard else 1)]
-    recipe = _recipe(distort, manifest)
-    window = load_window(data_dir, source.selection, manifest.image_shape)
-    with tf.device("CPU:0"):
-        batches = Batches(
-            order,
-            tf.constant(window.images),
-            tf.constant(window.labels),
-            ImageStatistics(manifest.image_mean, manifest.image_std),
-            recipe,
-            weights,
-            record_ids,
-        )
-        dataset = _elements(batches, rows, first_step, last_step)
-    _check_rows(dataset, rows[0][1] - rows[0][0])
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What of an order is fed.
+
+    Attributes:
+      feed: the part of every global batch.
+      first_step, last_step: global steps; MAX_STEP is without end.
+    """
+
+    feed: Feed
+    first_step: int
+    last_step: int
+
+    @property
+    def num_elements(self) -> int:
+        """Of the dataset, or tf.data's number for infinitely many."""
+        if self.last_step == MAX_STEP:
+            return int(tf.data.INFINITE_CARDINALITY)
+        return (self.last_step - self.first_step) * self.feed.local_replicas
+
+    def windows(self) -> tf.data.Dataset:
+        """Returns (epoch, window) of every window that is read, int64 scalars."""
+        order = self.feed.order
+        first_epoch, first_step = divmod(self.first_step, order.steps_per_epoch)
+        first = first_epoch * order.windows + self.feed.first_window(first_step)
+        last = -(-self.last_step // order.steps_per_epoch) * order.windows
+        numbers = tf.data.Dataset.range(first, min(last, MAX_STEP))
+        return numbers.map(lambda number: (number // order.windows, number % order.windows))
+
+    def numbers(self, plan: WindowPlan, window: tf.Tensor) -> tf.data.Dataset:
+        """Returns the numbers of a window's elements, int64: all but those before the first step."""
+        order = self.feed.order
+        first_epoch, first_step = divmod(self.first_step, order.steps_per_epoch)
+        done = tf.maximum(first_step - self.feed.steps_before(window), 0)
+        skipped = tf.where(plan.epoch == first_epoch, done * self.feed.local_replicas, 0)
+        return tf.data.Dataset.range(skipped, tf.shape(plan.take, tf.int64)[0])
+
+
+def resident(run: Run, batches: Batches, columns: Columns) -> tf.data.Dataset:
+    """Returns the elements of a run whose one window lies in memory.
+
+    Args:
+      run: what is fed.
+      batches: how.
+      columns: the whole selection, a row a record, in its order.
+    """
+
+    def plan_of(epoch: tf.Tensor, window: tf.Tensor) -> tuple[tf.Tensor, WindowPlan]:
+        plan = run.feed.plan(epoch, window)
+        return window, plan._replace(take=tf.gather(plan.records, plan.take))
+
+    def elements_of(window: tf.Tensor, plan: WindowPlan) -> tf.data.Dataset:
+        return tf.data.Dataset.zip(tf.data.Dataset.from_tensors(plan).repeat(), run.numbers(plan, window))
+
+    def element(plan: WindowPlan, number: tf.Tensor) -> tuple:
+        return batches.element(columns, None, plan, number)
+
+    plans = run.windows().map(plan_of).prefetch(1)
+    return _finished(run, plans.flat_map(elements_of).map(element, num_parallel_calls=tf.data.AUTOTUNE))
+
+
+def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Dataset:
+    """Returns the elements of a run that is read by windows; while one is consumed, the next is read."""
+
+    def load(epoch: tf.Tensor, window: tf.Tensor) -> tuple[tf.Tensor, WindowPlan, Columns]:
+        plan = run.feed.plan(epoch, window)
+        return window, plan, {RECORD_ID: plan.records, **reader.read(plan.pieces)}
+
+    def with_tail(tail: Columns, loaded: tuple[tf.Tensor, WindowPlan, Columns]) -> tuple[Columns, tuple]:
+        window, plan, columns = loaded
+        return take(columns, tail, plan.keep), (window, plan, columns, tail)
+
+    def elements_of(window: tf.Tensor, plan: WindowPlan, columns: Columns, tail: Columns) -> tf.data.Dataset:
+        held = tf.data.Dataset.from_tensors((plan, columns, tail)).repeat()
+        return tf.data.Dataset.zip(held, run.numbers(plan, window))
+
+    def element(held: tuple[WindowPlan, Columns, Columns], number: tf.Tensor) -> tuple:
+        plan, columns, tail = held
+        return batches.element(columns, tail, plan, number)
+
+    loaded = run.windows().map(load)
+    loaded = loaded.scan(empty_tail(loaded.element_spec[2]), with_tail)
+    return _finished(run, loaded.prefetch(1).flat_map(elements_of).map(element, num_parallel_calls=tf.data.AUTOTUNE))
+
+
+def _finished(run: Run, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(run.num_elements)).prefetch(_READY)
     options = tf.data.Options()
     options.deterministic = True
     # Rewriting the graph would copy the captured images: the split would lie in memory twice. There is nothing to gain:
@@ -58,47 +110,3 @@ def make_dataset(
     # The global batch is made whole on every worker, so a worker takes its rows of it; FILE would ask for files.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return dataset.with_options(options)
-
-
-def _recipe(distort: str | UserDistort | None, manifest: Manifest) -> Recipe:
-    if callable(distort):
-        return Own(distort)
-    if not isinstance(distort, str | None):
-        raise UsageError(f"distort={distort!r}: must be a recipe's name, a function of (images, keys), or None")
-    recipe = make_recipe("none" if distort is None else distort)
-    recipe.check(manifest.image_shape)
-    return recipe
-
-
-def _check_rows(dataset: tf.data.Dataset, rows: int) -> None:
-    """Raises UsageError where the user's own function gave something else than a tensor of as many rows."""
-    spec = dataset.element_spec[0]
-    if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None or spec.shape[:1] != [rows]:
-        raise UsageError(
-            f"distort: the function must return a tensor of {rows} rows, as many as it gets; it gives {spec}"
-        )
-
-
-def _replica_rows(order: Order, shard: Shard | None, local_replica: int) -> tuple[int, int]:
-    if shard is None:
-        return replica_rows(0, 1, order.global_batch_size)
-    return shard.replica_rows(local_replica, order.global_batch_size)
-
-
-def _elements(batches: Batches, rows: list[tuple[int, int]], first_step: int, last_step: int) -> tf.data.Dataset:
-    order, replicas = batches.order, len(rows)
-    steps = order.steps_per_epoch
-
-    def with_order(epoch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return epoch, order_tf.records_by_position(order, epoch)
-
-    def elements_of(epoch: tf.Tensor, by_position: tf.Tensor) -> tf.data.Dataset:
-        first = tf.where(epoch == first_step // steps, tf.constant(first_step % steps, tf.int64), 0)
-        numbers = tf.data.Dataset.range(first * replicas, steps * replicas)
-        return tf.data.Dataset.zip(tf.data.Dataset.from_tensors((epoch, by_position)).repeat(), numbers)
-
-    epochs = tf.data.Dataset.range(first_step // steps, -(-last_step // steps))
-    dataset = epochs.map(with_order).prefetch(1).flat_map(elements_of)
-    dataset = dataset.map(batches.element_maker(rows), num_parallel_calls=tf.data.AUTOTUNE)
-    count = tf.data.INFINITE_CARDINALITY if last_step == MAX_STEP else (last_step - first_step) * replicas
-    return dataset.apply(tf.data.experimental.assert_cardinality(count)).prefetch(_READY)

@@ -90,8 +90,10 @@ class Layout:
 
     def mismatch(self, rows: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Says which rows (n, length) are not of this layout: other bytes between the features, or a longer label."""
-        fixed = np.ones(len(self.template), bool)
-        for place in (self.image, self.key, self.label):
-            fixed[place] = False
-        other = (rows[:, fixed] != self.template[fixed]).any(axis=1)
-        return other | (rows[:, self.label.start] > MAX_ONE_BYTE)
+        places = sorted((place.start, place.stop) for place in (self.image, self.key, self.label))
+        begins = [0, *(stop for _, stop in places)]
+        ends = [*(start for start, _ in places), len(self.template)]
+        other = rows[:, self.label.start] > MAX_ONE_BYTE
+        for begin, end in zip(begins, ends, strict=True):
+            other |= (rows[:, begin:end] != self.template[begin:end]).any(axis=1)
+        return other

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-import google_crc32c
+import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,16 +34,19 @@ def unmask(stored: int) -> int:
 
 def masked_crc32c(data: bytes | memoryview) -> int:
     """Returns the masked CRC32C of `data`."""
-    crc = google_crc32c.value(data if isinstance(data, bytes) else bytes(data))
+    crc = crc32c.crc32c(data)
     return ((crc >> 15 | crc << 17 & 0xFFFFFFFF) + _MASK_DELTA) & 0xFFFFFFFF  # as `mask`, of one number
 
 
 def frame(record: bytes) -> bytes:
     """Returns `record` with its header and footer."""
-    length = struct.pack("<Q", len(record))
-    return b"".join(
-        (length, struct.pack("<I", masked_crc32c(length)), record, struct.pack("<I", masked_crc32c(record)))
-    )
+    return b"".join((header(len(record)), record, struct.pack("<I", masked_crc32c(record))))
+
+
+def header(length: int) -> bytes:
+    """Returns what stands before a record of `length` bytes."""
+    packed = struct.pack("<Q", length)
+    return packed + struct.pack("<I", masked_crc32c(packed))
 
 
 def records(data: bytes, file: str) -> Iterator[tuple[int, bytes]]:

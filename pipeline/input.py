@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from pipeline import order
+from pipeline.content import make_content
+from pipeline.corruption import MAX_CORRUPT, Corruption
 from pipeline.errors import UsageError, unknown
 from pipeline.order import MAX_STEP, SHUFFLE_BYTES, Order, OrderSpec
-from pipeline.ordered_split import ordered_split, whole_number
+from pipeline.ordered_split import load_manifest, ordered_split, whole_number
 from pipeline.sharding import InputContext, Shard, as_shard
+from pipeline.splits import select
+from pipeline.storage import PathLike
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
     from pipeline.recipes.own import UserDistort
 
-PathLike = str | os.PathLike[str]
+UserParse: TypeAlias = "Callable[[tf.Tensor], Any]"
 WEIGHTS = ("mask", "mean")
 
 
@@ -26,9 +32,9 @@ def steps_per_epoch(data_dir: PathLike, split: str = "train", *, global_batch_si
       DataError: no valid data set in `data_dir`.
       UsageError: an unknown split or remainder, or no step in an epoch.
     """
-    return ordered_split(
-        data_dir, split, global_batch_size=global_batch_size, training=False, remainder=remainder
-    ).order.steps_per_epoch
+    count = select(load_manifest(data_dir), split).num_examples
+    size = whole_number("global_batch_size", global_batch_size, 1)
+    return order.checked_steps(split, count, size, remainder)
 
 
 def order_spec(
@@ -41,8 +47,13 @@ def order_spec(
     remainder: str = "pad",
     streams: int | None = None,
     shuffle_bytes: int = SHUFFLE_BYTES,
+    distort: str | UserDistort | None = None,
+    resize: str | tuple[int, int] | None = None,
+    parse: UserParse | None = None,
 ) -> OrderSpec:
     """Returns the arguments of the order that `input_fn` follows, to be stored beside a checkpoint.
+
+    The last three count where they change the size of an example in memory.
 
     Raises:
       DataError: no valid data set in `data_dir`.
@@ -57,6 +68,7 @@ def order_spec(
         remainder=remainder,
         streams=streams,
         shuffle_bytes=shuffle_bytes,
+        content=make_content(distort, resize, (), parse),
     ).spec
 
 
@@ -70,32 +82,44 @@ def input_fn(
     start_step: int = 0,
     epochs: int | None = None,
     distort: str | UserDistort | None = None,
+    resize: str | tuple[int, int] | None = None,
+    features: Sequence[str] = (),
+    parse: UserParse | None = None,
     remainder: str = "pad",
     weights: str = "mask",
     streams: int | None = None,
     shuffle_bytes: int = SHUFFLE_BYTES,
     shard: Shard | InputContext | None = None,
+    on_corrupt: str = "raise",
+    max_corrupt: int = MAX_CORRUPT,
     record_ids: bool = False,
 ) -> tf.data.Dataset:
     """Returns batches of a split: `(images, labels, weights)`, Keras' (x, y, sample_weight).
 
     Without `shard` an element is a global batch of G rows: give it to Keras, to
     `strategy.experimental_distribute_dataset` or iterate over it. With `shard`, element i is step i // local_replicas
-    for local replica i % local_replicas, G / R rows. Shapes are static and full at every step. The decoded split
-    lies in memory once, twice while it is loaded.
+    for local replica i % local_replicas, G / R rows. Shapes are static and full at every step.
+
+    Memory: a split that fits `shuffle_bytes` is decoded once and kept. A larger one is read window by window, the next
+    while this one is consumed: at most about 2 * shuffle_bytes * (this worker's streams) / K.
 
     Args:
-      data_dir: a folder that `beam_jobs.convert` made.
+      data_dir: a folder that `beam_jobs.convert` made; also what `tf.io.gfile` opens, such as `gs://bucket/mnist`.
       split: a split or a slice of one, as in TFDS: `train`, `train[:90%]`, `train[10000:]`, `train[:10%]+test`.
       global_batch_size: G, rows of a step over all replicas.
       training: True: shuffled and distorted. False: in the stored order, with the recipe's evaluation twin.
       seed: of the order and the distortions.
       start_step: the global step to begin at; costs no reading, whatever it is.
       epochs: the run's length, counted from step 0; None: endless when training, else 1.
-      distort: a recipe (`cifar10_tutorial`, `pad_crop_flip(pad=4)`, `shift(pixels=2)`, `none`), or a function of
+      distort: a recipe (`cifar10_tutorial`, `pad_crop_flip(pad=4)`, `shift(pixels=2)`, `none`; of PNG and JPEG also
+        `random_crop(size=224)` and `random_resized_crop(size=224)`), or a function of
         (images uint8 (rows, height, width, channels), keys uint64 (rows,)) that returns as many rows, with
         `pipeline.uniform(keys, draw)` for its random numbers: a key is a hash of (seed, epoch, record). It is called in
         evaluation too. None: the images as stored, uint8.
+      resize: `224x160` (height, width): stretch every image to this first.
+      features: names of further features. The first component is then a dict of these and `image`.
+      parse: for examples that are no images: a function of serialized records, string (rows,), that returns what is
+        to be fed. The element is then `(parsed, weights)`.
       remainder: `pad`: the last step of an epoch is filled with copies of weight 0; `drop`: it is left out.
       weights: `mask`: 1 real, 0 padding. `mean`: G / real rows instead of 1, so that Keras' mean over the batch size is
         the mean over the real rows.
@@ -103,18 +127,23 @@ def input_fn(
         Evaluation has 1 always.
       shuffle_bytes: decoded bytes that are shuffled together, over the whole job.
       shard: which replicas' rows to give: a `tf.distribute.InputContext` or a `Shard`; None: all.
-      record_ids: add a fourth component, int64 (rows,): each row's record id, its place in the split.
+      on_corrupt: `raise`: a corrupt record is an error that names it. `skip`: its row gets weight 0 (another record
+        stands there); the logger `pipeline` says so, and `pipeline.skipped_records` lists them.
+      max_corrupt: different records that may be skipped.
+      record_ids: add a last component, int64 (rows,): each row's record id, its place in the split.
 
     Returns:
       A dataset with known cardinality (or infinite): images uint8 or float32 (rows, height, width, channels), labels
       int64 (rows,), weights float32 (rows,).
 
     Raises:
-      DataError: no valid data set, or a shard that is missing, cut or corrupt.
+      DataError: no valid data set, or a shard that is missing, cut or corrupt; one that is read later raises
+        `tf.errors.OpError` with the same text in the iteration.
       UsageError: an argument that cannot work; the message names the values that would.
     """
-    from pipeline.dataset import make_dataset  # noqa: PLC0415, here because it loads TensorFlow
+    from pipeline.compose import make_dataset  # noqa: PLC0415, here because it loads TensorFlow
 
+    content = make_content(distort, resize, features, parse)
     source = ordered_split(
         data_dir,
         split,
@@ -124,19 +153,26 @@ def input_fn(
         remainder=remainder,
         streams=streams,
         shuffle_bytes=shuffle_bytes,
+        content=content,
     )
-    if training:
-        source.check_fits()
     if weights not in WEIGHTS:
         raise unknown("weights", str(weights), WEIGHTS)
+    corruption = Corruption(os.fspath(data_dir), on_corrupt, whole_number("max_corrupt", max_corrupt, 0))
+    shard = as_shard(shard)
+    if corruption.skips and weights == "mean" and shard is not None:
+        raise UsageError(
+            "weights='mean' with on_corrupt='skip' and shard: a worker does not know how many rows the others skip; "
+            "use weights='mask' and divide by the sum of the weights"
+        )
     first_step = whole_number("start_step", start_step, 0)
     return make_dataset(
         data_dir,
         source,
-        shard=as_shard(shard),
+        content,
+        corruption,
+        shard=shard,
         first_step=first_step,
         last_step=_last_step(source.order, first_step, epochs),
-        distort=distort,
         weights=weights,
         record_ids=record_ids,
     )

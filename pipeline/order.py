@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pipeline import hashing
 from pipeline.divisibility import check_replicas, check_streams
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, unknown
 from pipeline.hashing import Domain
 
 ORDER_VERSION = 1
@@ -42,6 +42,7 @@ class OrderSpec:
       shuffle_bytes: decoded bytes that the windows of all streams may take together.
       remainder: `pad` or `drop`.
       training: False: the identity instead of every permutation, K = 1.
+      record_bytes: that an example takes in a window.
       version: of the rules in this module.
     """
 
@@ -53,6 +54,7 @@ class OrderSpec:
     shuffle_bytes: int
     remainder: str
     training: bool
+    record_bytes: int = 0
     version: int = ORDER_VERSION
 
     def to_json(self) -> str:
@@ -204,25 +206,17 @@ def make_order(spec: OrderSpec, counts: tuple[int, ...], record_bytes: int) -> O
       UsageError: G, K or shuffle_bytes cannot work with this data; the message names the values and the nearest ones.
     """
     check_streams(spec.global_batch_size, spec.streams)
-    windows = 1
-    if spec.training:
-        longest = -(-sum(counts) // spec.streams)
-        capacity = spec.shuffle_bytes // spec.streams // record_bytes
-        if capacity < 1:
-            least = spec.streams * record_bytes
-            raise UsageError(
-                f"shuffle_bytes={spec.shuffle_bytes}: {spec.streams} streams of records of {record_bytes} decoded "
-                f"bytes need at least {least}"
-            )
-        windows = max(1, -(-longest // capacity))
-    order = Order(counts, spec.global_batch_size, spec.streams, windows, spec.remainder, spec.seed, spec.training)
-    if order.num_records == 0:
-        raise UsageError(f"split {spec.split!r}: has no record")
-    if order.steps_per_epoch == 0:
+    capacity = spec.shuffle_bytes // spec.streams // record_bytes
+    if capacity < 1:
+        least = spec.streams * record_bytes
         raise UsageError(
-            f"split {spec.split!r}: its {order.num_records} records do not fill one batch of {spec.global_batch_size} "
-            "and remainder='drop' drops the rest; use remainder='pad' or a smaller global_batch_size"
+            f"shuffle_bytes={spec.shuffle_bytes}: {spec.streams} streams of records of {record_bytes} decoded "
+            f"bytes need at least {least}"
         )
+    longest = -(-sum(counts) // spec.streams)
+    windows = max(1, -(-longest // capacity))
+    order = Order(counts, spec.global_batch_size, spec.streams, windows, spec.remainder, spec.seed, spec.training)
+    checked_steps(spec.split, order.num_records, spec.global_batch_size, spec.remainder)
     return order
 
 
@@ -231,6 +225,25 @@ def steps_per_epoch(num_records: int, global_batch_size: int, remainder: str) ->
     if remainder == "drop":
         return num_records // global_batch_size
     return -(-num_records // global_batch_size)
+
+
+def checked_steps(split: str, num_records: int, global_batch_size: int, remainder: str) -> int:
+    """Returns T as `steps_per_epoch`.
+
+    Raises:
+      UsageError: an unknown remainder, or no step in an epoch.
+    """
+    if remainder not in REMAINDERS:
+        raise unknown("remainder", str(remainder), REMAINDERS)
+    if num_records == 0:
+        raise UsageError(f"split {split!r}: has no record")
+    steps = steps_per_epoch(num_records, global_batch_size, remainder)
+    if steps == 0:
+        raise UsageError(
+            f"split {split!r}: its {num_records} records do not fill one batch of {global_batch_size} "
+            "and remainder='drop' drops the rest; use remainder='pad' or a smaller global_batch_size"
+        )
+    return steps
 
 
 def default_streams(decoded_bytes: int, global_batch_size: int, shuffle_bytes: int) -> int:

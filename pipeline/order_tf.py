@@ -1,67 +1,218 @@
-"""`pipeline.order` for tensors: the same records at the same positions, computed while the data is fed."""
+"""`pipeline.order` for tensors: what a window reads and which of its rows each step takes, while the data is fed.
+
+A worker reads its streams window by window, all of them at the same window number w. A step whose rows begin in
+window w and end in w + 1 belongs to w + 1; its rows of window w are kept as the *tail*. Neither is ever empty: a window
+without a record, and every tail, has one row more, which no step takes.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from typing import NamedTuple
+
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from pipeline import hashing_tf
 from pipeline.hashing import Domain
 from pipeline.order import Order
 
-
-def records_by_position(order: Order, epoch: tf.Tensor) -> tf.Tensor:
-    """Returns the record id at each position of an epoch, int64 (N,); `epoch` is an int64 scalar."""
-    if not order.training:
-        return tf.range(order.num_records, dtype=tf.int64)
-    return tf.gather(_laid_records(order, epoch), _permuted_positions(order, epoch))
+I64 = NDArray[np.int64]
 
 
-def _laid_records(order: Order, epoch: tf.Tensor) -> tf.Tensor:
-    counts = np.asarray(order.counts, np.int64)
-    key = hashing_tf.derive_key(Domain.SHARDS, order.seed, epoch)
-    shards = hashing_tf.permutation(key, len(counts))
-    laid_counts = tf.gather(tf.constant(counts), shards)
-    first = tf.gather(tf.constant(np.cumsum(counts) - counts), shards)
-    return _ramp(first, laid_counts, order.num_records)
+class WindowPlan(NamedTuple):
+    """What one window needs and gives. n rows are read (1 if none); a row of the tail is named by -1 - its number.
 
-
-def _ramp(first: tf.Tensor, counts: tf.Tensor, total: int) -> tf.Tensor:
-    """Returns first[0], first[0] + 1, ... (counts[0] of them), first[1], ...: int64 (total,)."""
-    shift = tf.repeat(first - tf.cumsum(counts, exclusive=True), counts)
-    return tf.ensure_shape(tf.range(total, dtype=tf.int64) + shift, [total])
-
-
-def _permuted_positions(order: Order, epoch: tf.Tensor) -> tf.Tensor:
-    total = order.num_records
-    bounds = np.concatenate([order.window_bounds(k)[:-1] for k in range(order.streams)] + [[total]])
-    counts = np.diff(bounds)
-    streams, windows = np.divmod(np.arange(len(counts), dtype=np.int64), order.windows)
-    keys = hashing_tf.derive_key(Domain.WINDOW, order.seed, epoch, tf.constant(streams), tf.constant(windows))
-    index = _ramp(tf.zeros(len(counts), tf.int64), tf.constant(counts), total)
-    hashes = hashing_tf.permutation_hashes(tf.repeat(keys, counts), index)
-    permuted = tf.ensure_shape(tf.argsort(hashes, stable=True), [total])
-    if len(counts) > 1:  # sort by window, keeping the order of the hashes within each
-        window_of = tf.constant(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
-        permuted = tf.gather(permuted, tf.argsort(tf.gather(window_of, permuted), stable=True))
-    return permuted
-
-
-def positions(order: Order, step_of_epoch: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the positions of some rows of a step's global batch and which of them are real.
-
-    Args:
-      order: the order.
-      step_of_epoch: int64 scalar, 0..T-1.
-      rows: int64 (n,), rows of the global batch, 0..G-1.
-
-    Returns:
-      int64 (n,) positions and bool (n,), as `Order.positions` gives them.
+    Attributes:
+      epoch: int64 scalar.
+      pieces: int64 (p, 3): segment, first record and end of what is read, in this order.
+      records: int64 (n,): the record ids of the rows that are read.
+      take: int64 (elements, rows): for each element of this window, its rows.
+      real: bool (elements, rows): which are no padding.
+      real_rows: float32 (elements,): rows of each element's global batch that are no padding.
+      keep: int64 (m,): the rows of this window and its tail that are the next window's tail; m >= 1.
     """
+
+    epoch: tf.Tensor
+    pieces: tf.Tensor
+    records: tf.Tensor
+    take: tf.Tensor
+    real: tf.Tensor
+    real_rows: tf.Tensor
+    keep: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Feed:
+    """The part of an order that one input pipeline feeds.
+
+    Attributes:
+      order: the order.
+      first_row: of the rows of every global batch that it feeds.
+      local_replicas: L; each gets the next `replica_rows` of them.
+      replica_rows: rows of a replica.
+    """
+
+    order: Order
+    first_row: int
+    local_replicas: int
+    replica_rows: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of every global batch that are fed."""
+        return self.local_replicas * self.replica_rows
+
+    @property
+    def streams(self) -> range:
+        """The streams that fill them."""
+        width = self.order.rows_per_stream
+        return range(self.first_row // width, -(-(self.first_row + self.rows) // width))
+
+    def _bounds(self) -> tuple[I64, I64]:
+        """Returns where the streams begin and their lengths, int64 (streams,) each."""
+        bounds = self.order.stream_bounds()[self.streams.start : self.streams.stop + 1]
+        return bounds[:-1], np.diff(bounds)
+
+    def steps_before(self, window: tf.Tensor) -> tf.Tensor:
+        """Returns the steps of an epoch that are complete before a window (0..W), int64 scalar; T at the end."""
+        _, lengths = self._bounds()
+        read = tf.reduce_min(window * lengths // self.order.windows)
+        steps = tf.minimum(read // self.order.rows_per_stream, self.order.steps_per_epoch)
+        return tf.where(window == self.order.windows, tf.constant(self.order.steps_per_epoch, tf.int64), steps)
+
+    def first_window(self, step_of_epoch: int) -> int:
+        """Returns the window in which the rows of a step begin."""
+        _, lengths = self._bounds()
+        at = np.minimum(step_of_epoch * self.order.rows_per_stream, np.maximum(lengths - 1, 0))
+        # Window w begins at floor(wL / W): position p is in the last w of which wL < (p + 1)W.
+        return int(min(-(-(at + 1) * self.order.windows // np.maximum(lengths, 1)) - 1))
+
+    @property
+    def window_records(self) -> int:
+        """Records of the largest window, over all streams, at most."""
+        return int(np.maximum(-(-self._bounds()[1] // self.order.windows), 1).sum())
+
+    def plan(self, epoch: tf.Tensor, window: tf.Tensor) -> WindowPlan:
+        """Returns the plan of a window; `epoch` and `window` (0..W-1) are int64 scalars."""
+        starts, lengths = self._bounds()
+        begin = starts + window * lengths // self.order.windows
+        end = starts + (window + 1) * lengths // self.order.windows
+        # A stream without a position reads, in its last window, the one that its padding copies.
+        end += tf.cast((window == self.order.windows - 1) & (lengths == 0), tf.int64)
+        pieces, records = _Laid(self.order, epoch).read(begin, end)
+        row_of = tf.concat([self._permuted(epoch, window, end - begin), _any()], axis=0)
+        offsets = tf.cumsum(end - begin, exclusive=True)
+        first, stop = self.steps_before(window), self.steps_before(window + 1)
+        tail_begin = starts + first * self.order.rows_per_stream
+        tail_sizes = tf.maximum(begin - tail_begin, 0)
+        layout = _Layout(begin, offsets, row_of, tail_begin, tf.cumsum(tail_sizes, exclusive=True))
+        rows = self.first_row + tf.range(self.rows, dtype=tf.int64)
+        streams = rows // self.order.rows_per_stream - self.streams[0]
+        positions, real = _positions(self.order, tf.range(first, stop)[:, None], rows)
+        take = layout.rows(positions, streams)
+        shape = [-1, self.replica_rows]
+        batch = self.order.num_records - tf.range(first, stop) * self.order.global_batch_size
+        real_rows = tf.cast(tf.minimum(batch, self.order.global_batch_size), tf.float32)
+        return WindowPlan(
+            epoch,
+            pieces,
+            tf.cond(tf.size(records) > 0, lambda: records, _any),
+            tf.reshape(take, shape),
+            tf.reshape(real, shape),
+            tf.repeat(real_rows, self.local_replicas),
+            self._keep(layout, starts + stop * self.order.rows_per_stream, end),
+        )
+
+    def _permuted(self, epoch: tf.Tensor, window: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
+        """Returns the row that each position of the window is read to, int64 (n,), stream after stream."""
+        total = tf.reduce_sum(sizes)
+        if not self.order.training:
+            return tf.range(total)
+        streams = tf.constant(list(self.streams), tf.int64)
+        keys = hashing_tf.derive_key(Domain.WINDOW, self.order.seed, epoch, streams, window)
+        index = ramp(tf.zeros_like(sizes), sizes, total)
+        hashes = hashing_tf.permutation_hashes(tf.repeat(keys, sizes), index)
+        ends = tf.cumsum(sizes)
+        sorted_rows = [
+            ends[i] - sizes[i] + tf.cast(tf.argsort(hashes[ends[i] - sizes[i] : ends[i]]), tf.int64)
+            for i in range(len(self.streams))
+        ]
+        return tf.concat(sorted_rows, axis=0)
+
+    def _keep(self, layout: _Layout, begin: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
+        sizes = tf.maximum(end - begin, 0)
+        total = tf.reduce_sum(sizes)
+        streams = tf.repeat(tf.range(len(self.streams), dtype=tf.int64), sizes)
+        kept = layout.rows(ramp(begin, sizes, total)[None, :], streams)[0]
+        return tf.concat([kept, _any()], axis=0)
+
+
+class _Layout(NamedTuple):
+    """Where the positions of a window lie: int64 (streams,) each, and `row_of` (n + 1,)."""
+
+    begin: tf.Tensor
+    offsets: tf.Tensor
+    row_of: tf.Tensor
+    tail_begin: tf.Tensor
+    tail_offsets: tf.Tensor
+
+    def rows(self, positions: tf.Tensor, streams: tf.Tensor) -> tf.Tensor:
+        """Returns the rows, or -1 - the tail's rows, of positions (any, m) of local streams (m,)."""
+        begin = tf.gather(self.begin, streams)
+        here = positions - begin
+        row = tf.gather(self.row_of, tf.where(here >= 0, here + tf.gather(self.offsets, streams), 0))
+        kept = positions - tf.gather(self.tail_begin, streams) + tf.gather(self.tail_offsets, streams)
+        return tf.where(here >= 0, row, -1 - kept)
+
+
+class _Laid:
+    """The segments of an epoch laid end to end, permuted by (seed, epoch)."""
+
+    def __init__(self, order: Order, epoch: tf.Tensor) -> None:
+        counts = np.asarray(order.counts, np.int64)
+        if order.training:
+            key = hashing_tf.derive_key(Domain.SHARDS, order.seed, epoch)
+            self.segments = hashing_tf.permutation(key, len(counts))
+        else:
+            self.segments = tf.range(len(counts), dtype=tf.int64)
+        self.first_record = tf.gather(tf.constant(np.cumsum(counts) - counts), self.segments)
+        self.ends = tf.cumsum(tf.gather(tf.constant(counts), self.segments))
+        self.begins = self.ends - tf.gather(tf.constant(counts), self.segments)
+
+    def read(self, begin: tf.Tensor, end: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the pieces that hold positions begin[i]..end[i]-1 and their records, int64 (p, 3) and (n,)."""
+        low = tf.searchsorted(self.ends, begin, side="right", out_type=tf.int64)
+        high = tf.searchsorted(self.begins, end, side="left", out_type=tf.int64)
+        count = tf.maximum(high - low, 0)
+        owner = tf.repeat(tf.range(tf.size(begin)), count)
+        at = ramp(low, count, tf.reduce_sum(count))
+        first = tf.gather(self.begins, at)
+        start = tf.maximum(tf.gather(begin, owner), first) - first
+        stop = tf.minimum(tf.gather(end, owner), tf.gather(self.ends, at)) - first
+        pieces = tf.boolean_mask(tf.stack([tf.gather(self.segments, at), start, stop, at], axis=1), start < stop)
+        sizes = pieces[:, 2] - pieces[:, 1]
+        records = ramp(tf.gather(self.first_record, pieces[:, 3]) + pieces[:, 1], sizes, tf.reduce_sum(sizes))
+        return pieces[:, :3], records
+
+
+def _any() -> tf.Tensor:
+    """Returns a row, record or position that stands where one must, and is not used: int64 (1,)."""
+    return tf.zeros([1], tf.int64)
+
+
+def ramp(first: tf.Tensor, counts: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+    """Returns first[0], first[0] + 1, ... (counts[0] of them), first[1], ...: int64 (total,)."""
+    return tf.range(total) + tf.repeat(first - tf.cumsum(counts, exclusive=True), counts)
+
+
+def _positions(order: Order, step: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the positions (s, n) of rows (n,) of the global batches of steps (s, 1), and which are real."""
     bounds = order.stream_bounds()
     stream, row = rows // order.rows_per_stream, rows % order.rows_per_stream
     start, length = tf.gather(tf.constant(bounds[:-1]), stream), tf.gather(tf.constant(np.diff(bounds)), stream)
-    offset = step_of_epoch * order.rows_per_stream + row
+    offset = step * order.rows_per_stream + row
     real = offset < length
     last_window = tf.maximum(length - (order.windows - 1) * length // order.windows, 1)
     padding = tf.maximum(length - 1 - (offset - length) % last_window, 0)

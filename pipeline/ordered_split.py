@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import operator
 import os
 
 from pipeline import manifest as manifests
 from pipeline import order as orders
-from pipeline.errors import UsageError, unknown
+from pipeline.content import Content
+from pipeline.errors import UsageError
 from pipeline.manifest import Manifest
 from pipeline.order import SHUFFLE_BYTES, Order, OrderSpec
 from pipeline.splits import Selection, select
+from pipeline.storage import folder
 
 _INT64 = 1 << 63
+IMAGES = Content()  # as they are stored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,18 +35,6 @@ class OrderedSplit:
     spec: OrderSpec
     order: Order
 
-    def check_fits(self) -> None:
-        """Raises UsageError where the windows do not hold the whole split: reading by windows is not there yet."""
-        if self.order.windows == 1:
-            return
-        streams, size = self.order.streams, math.prod(self.manifest.image_shape)
-        needed = streams * -(-self.order.num_records // streams) * size
-        raise UsageError(
-            f"split {self.spec.split!r}: its {self.order.num_records} decoded images do not fit "
-            f"shuffle_bytes={self.spec.shuffle_bytes} and reading in windows is not available yet; "
-            f"give shuffle_bytes={needed} or more"
-        )
-
 
 def ordered_split(
     data_dir: str | os.PathLike[str],
@@ -56,6 +46,7 @@ def ordered_split(
     remainder: str = "pad",
     streams: int | None = None,
     shuffle_bytes: int = SHUFFLE_BYTES,
+    content: Content = IMAGES,
 ) -> OrderedSplit:
     """Returns the split in its order; the arguments are those of `input_fn`.
 
@@ -63,14 +54,12 @@ def ordered_split(
       DataError: no valid data set in `data_dir`.
       UsageError: a value that cannot work.
     """
-    manifest = manifests.load(data_dir)
-    check_readable(manifest, data_dir)
+    manifest = load_manifest(data_dir)
+    content.check(manifest)
     selection = select(manifest, split)
     size = whole_number("global_batch_size", global_batch_size, 1)
     shuffle_bytes = whole_number("shuffle_bytes", shuffle_bytes, 1)
-    if remainder not in orders.REMAINDERS:
-        raise unknown("remainder", str(remainder), orders.REMAINDERS)
-    record_bytes = math.prod(manifest.image_shape)
+    record_bytes = content.record_bytes(manifest, selection)
     if streams is None:
         streams = orders.default_streams(selection.num_examples * record_bytes, size, shuffle_bytes)
     else:
@@ -85,29 +74,15 @@ def ordered_split(
         shuffle_bytes=shuffle_bytes,
         remainder=remainder,
         training=bool(training),
+        record_bytes=record_bytes,
     )
     counts = tuple(segment.num_examples for segment in selection.segments)
     return OrderedSplit(manifest, selection, spec, orders.make_order(spec, counts, record_bytes))
 
 
-def check_readable(manifest: Manifest, data_dir: str | os.PathLike[str]) -> None:
-    """Checks that the input can read a data set: raw images of one size, in shards that are not compressed.
-
-    Raises:
-      UsageError: it cannot, with how to convert the data so that it can.
-    """
-    image = manifest.features["image"]
-    problems = [] if image.encoding == "raw" else [f"has images encoded as {image.encoding}"]
-    if None in image.shape:
-        problems.append("has images that differ in size")
-    if manifest.compression:
-        problems.append(f"is compressed with {manifest.compression}")
-    if problems:
-        resize = " --resize=HxW" if None in image.shape else ""
-        raise UsageError(
-            f"{os.fspath(data_dir)}: {', '.join(problems)}; the input of this release reads raw images of one size "
-            f"that are not compressed: convert it with --image_encoding=raw{resize} and no --compression"
-        )
+def load_manifest(data_dir: str | os.PathLike[str]) -> Manifest:
+    """Returns the manifest of a local or remote folder; raises as `manifest.load`."""
+    return manifests.load(folder(data_dir) if "://" in os.fspath(data_dir) else data_dir)
 
 
 def whole_number(name: str, value: int, least: int) -> int:

@@ -1,37 +1,154 @@
-"""Loads the examples of a selection into memory, where a batch is one gather."""
+"""Windows as tensors: how the records of pieces get into one, and how rows are taken out of it and of its tail."""
 
 from __future__ import annotations
 
-import os
+import dataclasses
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
+import tensorflow as tf
 
-from pipeline.decode import Examples, decode_shard
-from pipeline.read import read_shard
-from pipeline.splits import Segment, Selection
+from pipeline.errors import PipelineError
+from pipeline.read_records import RecordsReader
+from pipeline.read_rows import RowsReader
+
+Columns = dict[str, tf.Tensor]
+
+GOOD = "good"  # column: False where a corrupt record was left out, and another stands there
+RECORD_ID = "record_id"
 
 
-def load_window(data_dir: str | os.PathLike[str], selection: Selection, image_shape: tuple[int, int, int]) -> Examples:
-    """Returns all examples of a selection; row i is record id i.
+class WindowReader(Protocol):
+    """Reads the records of pieces into columns that have one row a record."""
 
-    Memory: the decoded examples and one shard.
+    def read(self, pieces: tf.Tensor) -> Columns:
+        """Returns the columns of pieces, int64 (p, 3): segment, first record and end; at least one row."""
 
-    Raises:
-      DataError: a shard is missing, changed or corrupt.
+
+class LocalReader(WindowReader, Protocol):
+    """A reader that is code of this process."""
+
+    def load(self, pieces: np.ndarray) -> Columns:
+        """Returns the columns at once, so that errors are those of Python.
+
+        Raises:
+          DataError: a shard is missing, changed or corrupt.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class RowColumns:
+    """Columns `image` uint8 (n, stride), `label`, and `key` where it is wanted, in NumPy's own memory."""
+
+    reader: RowsReader
+    with_keys: bool
+    with_good: bool
+
+    def load(self, pieces: np.ndarray) -> Columns:
+        """See `LocalReader.load`."""
+        rows = self.reader.read(pieces)
+        columns = {"image": as_tensor(rows.matrix), "label": tf.constant(rows.labels)}
+        columns |= {"key": tf.constant(rows.keys)} if self.with_keys else {}
+        return columns | ({GOOD: tf.constant(rows.good)} if self.with_good else {})
+
+    def read(self, pieces: tf.Tensor) -> Columns:
+        """See `WindowReader.read`."""
+        dtypes = [tf.uint8, tf.int64, tf.string, tf.bool]
+        image, label, key, good = _outside(self._read, pieces, dtypes)
+        image.set_shape([None, self.reader.stride])
+        columns = {"image": image, "label": label, "key": key, GOOD: good}
+        wanted = {"image", "label", *(["key"] if self.with_keys else []), *([GOOD] if self.with_good else [])}
+        for name in wanted - {"image"}:
+            columns[name].set_shape([None])
+        return {name: columns[name] for name in sorted(wanted)}
+
+    def _read(self, pieces: np.ndarray) -> tuple[np.ndarray, ...]:
+        rows = self.reader.read(pieces)
+        keys = rows.keys.astype(object) if self.with_keys else np.array([b""], object)
+        return rows.matrix, rows.labels, keys, rows.good
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordColumns:
+    """Column `record`: serialized records."""
+
+    reader: RecordsReader
+    with_good: bool
+
+    def load(self, pieces: np.ndarray) -> Columns:
+        """See `LocalReader.load`."""
+        records = self.reader.read(pieces)
+        columns = {"record": tf.constant(records.records)}
+        return columns | ({GOOD: tf.constant(records.good)} if self.with_good else {})
+
+    def read(self, pieces: tf.Tensor) -> Columns:
+        """See `WindowReader.read`."""
+        record, good = _outside(self._read, pieces, [tf.string, tf.bool])
+        record.set_shape([None])
+        good.set_shape([None])
+        return {"record": record, GOOD: good} if self.with_good else {"record": record}
+
+    def _read(self, pieces: np.ndarray) -> tuple[np.ndarray, ...]:
+        records = self.reader.read(pieces)
+        return records.records, records.good
+
+
+def _outside(function: Callable[..., tuple[np.ndarray, ...]], pieces: tf.Tensor, dtypes: list) -> list[tf.Tensor]:
+    """Returns the tensors of a NumPy function; its errors become TensorFlow's, one line and no stack."""
+
+    @tf.autograph.experimental.do_not_convert
+    def call(values: np.ndarray) -> tuple[np.ndarray, ...]:
+        try:
+            return *function(values), np.array(b"", object)
+        except PipelineError as error:
+            nothing = (np.array([b""] if dtype == tf.string else [0], dtype.as_numpy_dtype) for dtype in dtypes)
+            return *nothing, np.array(str(error).encode(), object)
+
+    *tensors, problem = tf.numpy_function(call, [pieces], [*dtypes, tf.string])
+    with tf.control_dependencies([tf.debugging.Assert(tf.equal(problem, ""), [problem])]):
+        return [tf.identity(tensor) for tensor in tensors]
+
+
+def as_tensor(array: np.ndarray) -> tf.Tensor:
+    """Returns an array as a tensor in the same memory, where that is aligned (see `read_rows.aligned_matrix`)."""
+    return tf.numpy_function(lambda: array, [], array.dtype)
+
+
+def take(window: Columns, tail: Columns | None, rows: tf.Tensor) -> Columns:
+    """Returns rows of a window, or of its tail where they are negative (-1 is the tail's first).
+
+    Args:
+      window: columns.
+      tail: the same columns; None: no row is negative.
+      rows: int64 (n,).
     """
-    images = np.empty((selection.num_examples, *image_shape), np.uint8)
-    labels = np.empty(selection.num_examples, np.int64)
-    keys, first = [], 0
-    for segment in selection.segments:
-        part = _load_segment(data_dir, segment, image_shape)
-        rows = slice(first, first + segment.num_examples)
-        images[rows], labels[rows] = part.images, part.labels
-        keys.append(part.keys)
-        first = rows.stop
-    return Examples(images, labels, np.concatenate(keys))
+    if tail is None:
+        return {name: tf.gather(column, rows) for name, column in window.items()}
+    both = tail  # for the closures below
+
+    def from_both() -> Columns:
+        return {name: _from_both(column, both[name], rows) for name, column in window.items()}
+
+    def from_window() -> Columns:
+        return {name: tf.gather(column, rows) for name, column in window.items()}
+
+    return tf.cond(tf.reduce_any(rows < 0), from_both, from_window)
 
 
-def _load_segment(data_dir: str | os.PathLike[str], segment: Segment, image_shape: tuple[int, int, int]) -> Examples:
-    part = decode_shard(read_shard(data_dir, segment.shard), segment.shard, image_shape)
-    rows = slice(segment.start, segment.stop)
-    return Examples(part.images[rows], part.labels[rows], part.keys[rows])
+def _from_both(window: tf.Tensor, tail: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    # A run that begins in the middle of an epoch has no tail at first; the steps that want it are not made.
+    kept = tf.gather(tail, tf.clip_by_value(-1 - rows, 0, tf.shape(tail, tf.int64)[0] - 1))
+    here = tf.gather(window, tf.maximum(rows, 0))
+    condition = tf.reshape(rows < 0, [-1] + [1] * (len(window.shape) - 1))
+    return tf.where(condition, kept, here)
+
+
+def empty_tail(spec: dict[str, tf.TensorSpec]) -> Columns:
+    """Returns the tail before the first window: one row of zeros, or empty bytes, a column."""
+    return {
+        name: tf.zeros([1, *column.shape[1:]], column.dtype)
+        if column.dtype != tf.string
+        else tf.fill([1, *column.shape[1:]], "")
+        for name, column in spec.items()
+    }

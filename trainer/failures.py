@@ -23,6 +23,7 @@ _OWN = (
     tf.errors.ResourceExhaustedError,
     tf.errors.UnimplementedError,
 )
+_ASSERTED = re.compile(r"assertion failed: \[([^\n]*)\]")
 _WHERE = re.compile(r"Graph execution error:|Detected at node|\s*File \"|\s*\[\[")
 
 
@@ -61,5 +62,7 @@ def first_line(error: tf.errors.OpError) -> str:
     The lines before it say where in the graph and the Python code it did; names of graph nodes are left out.
     """
     text = re.sub(r"\{\{[^}]*\}\}\s*", "", error.message)
+    if asserted := _ASSERTED.search(text):  # the input's own words
+        return asserted[1]
     lines = [line for line in text.splitlines() if line.strip() and not _WHERE.match(line)]
     return lines[0].strip()[:300] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Named distortions of a whole batch: `cifar10_tutorial`, `pad_crop_flip(pad=2)`, `shift`, `none`.
+"""Named distortions of a whole batch: `cifar10_tutorial`, `pad_crop_flip(pad=2)`, `random_resized_crop`, `none`.
 
 A recipe is a frozen dataclass whose fields are its arguments. It is stateless: all its randomness comes from one
 uint64 key an example, so that a record is distorted alike on any replica, host or device.
@@ -20,8 +20,11 @@ RECIPES = {
     "cifar10_tutorial": "Cifar10Tutorial",
     "none": "Undistorted",
     "pad_crop_flip": "PadCropFlip",
+    "random_crop": "RandomCrop",
+    "random_resized_crop": "RandomResizedCrop",
     "shift": "Shift",
 }
+CROPPING = ("random_crop", "random_resized_crop")  # which decode the part of an image that they want
 _MODULES = {"none": "undistorted"}
 
 
@@ -55,6 +58,11 @@ def make_recipe(text: str, flag: str = "distort") -> Recipe:
                 f"such as {fields[argument].default!r}"
             )
     return recipe(**arguments)
+
+
+def crops(text: str) -> bool:
+    """Says whether the recipe that `text` names is one of `CROPPING`; loads none."""
+    return text.partition("(")[0].strip() in CROPPING
 
 
 def _parse(text: str, flag: str) -> tuple[str, dict[str, object]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import tensorflow as tf
 
@@ -41,6 +41,30 @@ class Recipe(Protocol):
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns the batch without randomness, in the shape and range that `distort` gives."""
+
+
+class Framing(Protocol):
+    """Which part of an image is decoded, and the size that it is resized to."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of what is made."""
+
+    def box(self, height: tf.Tensor, width: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """Returns int32 (4,): top, left, height and width of the part of an image of this size, in pixels.
+
+        Args:
+          height, width: int32 scalars.
+          key: uint64 scalar, for `pipeline.uniform(key, draw)`.
+        """
+
+
+@runtime_checkable
+class CroppingRecipe(Recipe, Protocol):
+    """A recipe that says which part of an encoded image is decoded; `distort` gets what that made."""
+
+    def framing(self, training: bool) -> Framing:
+        """Returns what is taken of each image."""
 
 
 def output_spec(recipe: Recipe, image_shape: tuple[int, int, int]) -> tf.TensorSpec:

@@ -11,6 +11,7 @@ from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.compiler.xla import xla_data_pb2
 
 from pipeline import hashing_tf
+from pipeline.recipes.base import ImageStatistics
 
 
 def random_offset(keys: tf.Tensor, draw: int, choices: int) -> tf.Tensor:
@@ -62,3 +63,28 @@ def to_images(lanes: tf.Tensor, channels: int) -> tf.Tensor:
     """Returns rows of lanes as (rows, height, width, channels)."""
     rows, height, width = lanes.shape
     return tf.reshape(lanes, (rows, height, width // channels, channels))
+
+
+def normalise(images: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+    """Returns float32 images with the training images' mean and standard deviation taken out, channel by channel."""
+    std = tf.maximum(tf.constant(statistics.std, tf.float32), 1e-3)  # a channel that never varies
+    return (tf.cast(images, tf.float32) - tf.constant(statistics.mean, tf.float32)) / std
+
+
+def flip_and_normalise(
+    images: tf.Tensor, keys: tf.Tensor, draw: int | None, statistics: ImageStatistics, normalized: bool
+) -> tf.Tensor:
+    """Returns the images (rows, height, width, channels), half of them mirrored, normalised or as uint8.
+
+    Args:
+      images: uint8.
+      keys: uint64 (rows,).
+      draw: that decides who is mirrored; None: nobody is.
+      statistics: of the training images.
+      normalized: whether to normalise.
+    """
+    rows, height, width, channels = images.shape
+    if draw is not None:
+        lanes = tf.reshape(images, (rows, height, width * channels))
+        images = to_images(flip(lanes, hashing_tf.uniform(keys, draw) < 0.5, channels), channels)
+    return normalise(images, statistics) if normalized else images

@@ -42,14 +42,9 @@ class PadCropFlip:
         lanes = geometry.crop(geometry.pad(images, self.pad), top, left, height, width)
         if self.flip:
             lanes = geometry.flip(lanes, hashing_tf.uniform(keys, _FLIP) < 0.5, channels)
-        return _normalise(geometry.to_images(lanes, channels), statistics)
+        return geometry.normalise(geometry.to_images(lanes, channels), statistics)
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """See `Recipe.evaluate`: normalised only."""
         del keys
-        return _normalise(images, statistics)
-
-
-def _normalise(images: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-    std = tf.maximum(tf.constant(statistics.std, tf.float32), 1e-3)  # a channel that never varies
-    return (tf.cast(images, tf.float32) - tf.constant(statistics.mean, tf.float32)) / std
+        return geometry.normalise(images, statistics)

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import pipeline
-from pipeline import hashing, input_fn, order_spec, steps_per_epoch
+from pipeline import hashing, input_fn, memory, order_spec, steps_per_epoch
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
 from pipeline.hashing import Domain
@@ -38,10 +38,11 @@ def elements(dataset, count=None):
     return list((dataset if count is None else dataset.take(count)).as_numpy_iterator())
 
 
-@pytest.mark.parametrize("streams", [1, 2, 4])
+@pytest.mark.parametrize(("streams", "shuffle_bytes"), [(1, 1 << 30), (4, 1 << 30), (1, 720), (2, 864), (4, 576)])
 @pytest.mark.parametrize("remainder", ["pad", "drop"])
-def test_batches_are_the_orders_records_with_their_pixels_and_labels(folder, streams, remainder):
+def test_batches_are_the_orders_records_with_their_pixels_and_labels(folder, streams, shuffle_bytes, remainder):
     arguments = {"global_batch_size": 8, "training": True, "seed": 3, "streams": streams, "remainder": remainder}
+    arguments["shuffle_bytes"] = shuffle_bytes
     order = order_of(folder, **arguments)
     images = images_of(0, 12, SHAPE)
     got = elements(input_fn(folder, epochs=3, record_ids=True, **arguments))
@@ -55,9 +56,11 @@ def test_batches_are_the_orders_records_with_their_pixels_and_labels(folder, str
         assert (x.dtype, y.dtype, w.dtype) == (np.uint8, np.int64, np.float32)
 
 
+@pytest.mark.parametrize("shuffle_bytes", [1 << 30, 720])
 @pytest.mark.parametrize("start", [0, 1, 2, 3, 5, 6])
-def test_starting_at_a_step_gives_the_tail_of_the_run(folder, start):
+def test_starting_at_a_step_gives_the_tail_of_the_run(folder, start, shuffle_bytes):
     arguments = {"global_batch_size": 4, "training": True, "distort": "shift", "epochs": 2, "record_ids": True}
+    arguments |= {"shuffle_bytes": shuffle_bytes, "streams": 1}
     whole = elements(input_fn(folder, **arguments))
     tail = elements(input_fn(folder, start_step=start, **arguments))
     assert len(whole) == 6
@@ -170,7 +173,16 @@ def test_another_epoch_has_another_order_and_other_distortions(folder):
         ({"distort": lambda images, keys: None}, UsageError, "must return a tensor of 8 rows"),
         ({"split": "train[:" + "9" * 5000 + "]"}, UsageError, "is no slice"),
         ({"shuffle_bytes": 0}, UsageError, "shuffle_bytes=0"),
-        ({"shuffle_bytes": 1200}, UsageError, "do not fit shuffle_bytes=1200 and reading in windows is not available"),
+        (
+            {"shuffle_bytes": 143, "streams": 1},
+            UsageError,
+            "shuffle_bytes=143: 1 streams of records of 144 decoded bytes",
+        ),
+        ({"features": ["kye"]}, UsageError, "features: unknown 'kye'; did you mean 'key'"),
+        ({"features": "key"}, UsageError, "features='key': must be a sequence of names"),
+        ({"on_corrupt": "skp"}, UsageError, "on_corrupt: unknown 'skp'; did you mean 'skip'"),
+        ({"max_corrupt": -1}, UsageError, "max_corrupt=-1: must be 0 or more"),
+        ({"on_corrupt": "skip", "weights": "mean", "shard": Shard(0, 2)}, UsageError, "does not know how many rows"),
         ({"seed": 2**63}, UsageError, "must be in the range of a signed 64-bit integer"),
         ({"shard": Shard(0, 3)}, UsageError, "8 is not divisible by 3 replicas; nearest that work: 6 and 9"),
         ({"global_batch_size": 16, "remainder": "drop"}, UsageError, "do not fill one batch of 16"),
@@ -183,36 +195,29 @@ def test_what_cannot_work_is_one_clear_error(folder, arguments, error, message):
         input_fn(**fields)
 
 
-def unreadable(folder, tmp_path, **changes):
+@pytest.mark.parametrize(
+    ("image", "arguments", "message"),
+    [
+        ({"encoding": "any", "shape": [None, None, 3]}, {}, "images differ in size; give resize .*random_resized_crop"),
+        ({}, {"distort": "random_crop(size=4)"}, "cuts its part out of a PNG or JPEG .*raw images"),
+        ({"encoding": "png"}, {"distort": "random_crop", "resize": "4x4"}, "cuts its part out .* resize=\\(4, 4\\)"),
+        ({}, {"resize": "4"}, "resize='4': must be a height and a width, such as 224x224"),
+        ({}, {"resize": (0, 4)}, "must be a height and a width"),
+        ({}, {"parse": 3}, "parse=3: must be a function of serialized records"),
+        ({}, {"parse": len, "distort": "shift"}, "distort='shift' with parse"),
+    ],
+)
+def test_what_cannot_be_fed_is_said_before_a_shard_is_looked_at(folder, tmp_path, image, arguments, message):
     content = json.loads((folder / "manifest.json").read_text())
-    image = changes.pop("image", {})
     content["features"]["image"].update(image)
-    content.update(changes)
     for shard in (shard for split in content["splits"].values() for shard in split["shards"]):
         shard["stride"] = None
     (tmp_path / "manifest.json").write_text(json.dumps(content))
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"image": {"encoding": "png"}}, "has images encoded as png; .* --image_encoding=raw and no --compression"),
-        ({"compression": "GZIP"}, "is compressed with GZIP; the input of this release reads raw images of one size"),
-        (
-            {"image": {"encoding": "any", "shape": [None, None, 3]}},
-            "encoded as any, has images that differ in size; .*: convert it with --image_encoding=raw --resize=HxW and",
-        ),
-    ],
-)
-def test_what_the_input_cannot_read_is_said_before_a_shard_is_looked_at(folder, tmp_path, changes, message):
-    path = unreadable(folder, tmp_path, **changes)
-    assert not list(path.glob("*.tfrecord"))
+    assert not list(tmp_path.glob("*.tfrecord"))
     for function in (input_fn, order_spec):
         with pytest.raises(UsageError, match=message):
-            function(path, global_batch_size=8, training=True)
-    with pytest.raises(UsageError, match=message):
-        steps_per_epoch(path, global_batch_size=8)
+            function(tmp_path, global_batch_size=8, training=True, **arguments)
+    assert steps_per_epoch(tmp_path, global_batch_size=8) == 2
 
 
 def test_the_spec_does_not_depend_on_the_topology(folder):
@@ -226,7 +231,11 @@ def test_the_spec_does_not_depend_on_the_topology(folder):
 def test_importing_pipeline_loads_no_tensorflow_and_unknown_names_fail():
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = pipeline.nothing
-    assert set(pipeline.__all__) == {"Shard", "distribute", "input_fn", "order_spec", "steps_per_epoch", "uniform"}
+    assert set(pipeline.__all__) == {"Shard", "distribute", "input_fn", "order_spec", "steps_per_epoch", "uniform"} | {
+        "RandomAccess",
+        "StepIterator",
+        "skipped_records",
+    }
     assert callable(pipeline.distribute)
 
 
@@ -235,7 +244,8 @@ def test_numpy_integers_are_integers(folder):
     assert spec.digest == order_spec(folder, global_batch_size=8, training=True, seed=3, streams=2).digest
 
 
-def test_the_bytes_that_an_error_asks_for_are_enough(folder):
-    with pytest.raises(UsageError, match="give shuffle_bytes=1728 or more"):
-        input_fn(folder, global_batch_size=8, training=True, streams=4, shuffle_bytes=1727)
-    assert input_fn(folder, global_batch_size=8, training=True, streams=4, shuffle_bytes=1728).cardinality() == -1
+def test_windows_that_no_memory_holds_are_refused(folder, monkeypatch):
+    monkeypatch.setattr(memory, "available", lambda: 1200)
+    input_fn(folder, global_batch_size=8, training=True, shuffle_bytes=4 * 144, streams=1)
+    with pytest.raises(UsageError, match="shuffle_bytes=864, 1 of 1 streams: needs 0 MiB on this worker"):
+        input_fn(folder, global_batch_size=8, training=True, shuffle_bytes=6 * 144, streams=1)

@@ -115,11 +115,3 @@ def test_of_many_sizes_the_most_frequent_are_shown(tmp_path, capsys):
     table = lines[lines.index("height x width test train") :]
     assert table[1:4] == ["100x100 0 30", "8x6 4 0", "1x1 0 1"]
     assert (len(table), table[-1]) == (22, "and 12 more sizes")
-
-
-def test_a_picture_of_images_that_the_input_does_not_read_is_refused_before_anything_is_loaded(folder, capsys):
-    edit(folder, no_stride)
-    edit(folder, encoded)
-    with pytest.raises(UsageError, match="has images encoded as jpeg, has images that differ in size; the input of"):
-        inspect.main([str(folder), "--png=a.png"])
-    assert "8x6" in capsys.readouterr().out

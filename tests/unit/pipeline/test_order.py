@@ -192,7 +192,7 @@ def test_make_order_fits_windows_into_shuffle_bytes():
     assert make_order(spec(shuffle_bytes=500), (50,), 10).windows == 1
     assert make_order(spec(shuffle_bytes=499), (50,), 10).windows == 2
     assert make_order(spec(shuffle_bytes=20), (50,), 10).windows == 25
-    assert make_order(spec(training=False, streams=1, shuffle_bytes=20), (50,), 10).windows == 1
+    assert make_order(spec(training=False, streams=1, shuffle_bytes=20), (50,), 10).windows == 25
 
 
 @pytest.mark.parametrize(

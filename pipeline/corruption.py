@@ -1,0 +1,102 @@
+"""What is done about records that are corrupt: an error that names them, or a row of weight 0 and a line in the log."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+
+from pipeline.errors import DataError, UsageError, unknown
+
+POLICIES = ("raise", "skip")
+MAX_CORRUPT = 100
+
+_log = logging.getLogger("pipeline")
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class CorruptRecord:
+    """A record that was left out.
+
+    Attributes:
+      file: the shard's path.
+      record: its number in the shard, from 0.
+      offset: of its frame in the (uncompressed) shard, bytes.
+      problem: what is wrong.
+    """
+
+    file: str
+    record: int
+    offset: int
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.file}, record {self.record}, byte offset {self.offset}: {self.problem}"
+
+
+_skipped: dict[str, set[CorruptRecord]] = {}
+_lock = threading.Lock()
+
+
+def skipped_records(data_dir: object) -> tuple[CorruptRecord, ...]:
+    """Returns the corrupt records of a data set that inputs of this process left out, each once, in order."""
+    with _lock:
+        return tuple(sorted(_skipped.get(_place(data_dir), ())))
+
+
+def _place(data_dir: object) -> str:
+    text = str(data_dir)
+    return text.rstrip("/") if "://" in text else os.path.abspath(text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Corruption:
+    """What one input does about a corrupt record. It may be told of the same one in every epoch.
+
+    Attributes:
+      data_dir: of the data set.
+      policy: `raise`, or `skip`: its row gets weight 0.
+      most: different records that may be skipped; one more is an error.
+    """
+
+    data_dir: str
+    policy: str = "raise"
+    most: int = MAX_CORRUPT
+    _seen: set[CorruptRecord] = dataclasses.field(default_factory=set, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise unknown("on_corrupt", str(self.policy), POLICIES)
+        if self.most < 0:
+            raise UsageError(f"max_corrupt={self.most}: must be 0 or more")
+
+    @property
+    def skips(self) -> bool:
+        """Whether corrupt records are left out."""
+        return self.policy == "skip"
+
+    def found(self, record: CorruptRecord) -> None:
+        """Notes a corrupt record; the caller leaves it out if this returns.
+
+        Raises:
+          DataError: the policy is to raise, or too many were skipped.
+        """
+        if not self.skips:
+            raise DataError(f"{record}; {self._advice()}")
+        with _lock:
+            if record in self._seen:
+                return
+            if len(self._seen) >= self.most:
+                raise DataError(f"{record}; {self.most} others were skipped, which is max_corrupt; {self._advice()}")
+            self._seen.add(record)
+            _skipped.setdefault(_place(self.data_dir), set()).add(record)
+            count = len(self._seen)
+        _log.warning("skipped %s (%d of at most %d)", record, count, self.most)
+
+    def none_is_good(self, file: str, count: int) -> DataError:
+        """Returns the error of a window in which nothing is left to stand in for what is skipped."""
+        return DataError(f"{file}: all {count} records read around here are corrupt; {self._advice()}")
+
+    def _advice(self) -> str:
+        return f"to see all that is wrong: python -m beam_jobs.validate {self.data_dir}"

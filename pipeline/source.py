@@ -1,0 +1,135 @@
+"""Composes what an input is made from: reader, form, distortion."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from pipeline.content import Content
+from pipeline.corruption import Corruption
+from pipeline.decode_tf import ExampleParser, ImageDecoder, Stretched
+from pipeline.errors import UsageError
+from pipeline.forms import Form, PixelRows, Serialized, UserParsed
+from pipeline.graph_reader import GraphReader
+from pipeline.manifest import Manifest
+from pipeline.read import Shards
+from pipeline.read_records import RecordsReader
+from pipeline.read_rows import RowsReader, aligned_matrix, all_pieces
+from pipeline.recipes import make_recipe
+from pipeline.recipes.base import CroppingRecipe, Framing, Recipe
+from pipeline.recipes.own import Own
+from pipeline.splits import Selection
+from pipeline.storage import PathLike
+from pipeline.window import GOOD, RECORD_ID, Columns, LocalReader, RecordColumns, RowColumns, WindowReader, as_tensor
+
+_DECODED_TOGETHER = 256  # images, where a split is decoded once
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where a window's columns come from and what becomes of them.
+
+    Attributes:
+      reader: of windows.
+      form: of their columns.
+      recipe: the distortion; None: the user's parser makes all.
+      local: the reader, where it is code of this process.
+    """
+
+    reader: WindowReader
+    form: Form
+    recipe: Recipe | None
+    local: LocalReader | None = None
+
+
+def make_source(
+    data_dir: PathLike,
+    manifest: Manifest,
+    selection: Selection,
+    content: Content,
+    corruption: Corruption,
+    training: bool,
+) -> Source:
+    """Returns the source of a selection's examples.
+
+    Raises:
+      DataError: a shard is missing or has another size.
+      UsageError: the data set has not what `content` asks for.
+    """
+    recipe = _recipe(content, manifest)
+    parser = ExampleParser.wanted(manifest, content.features)
+    in_graph = tf.inside_function()
+    if in_graph and corruption.skips:
+        raise UsageError("on_corrupt='skip': not where the dataset is made inside a tf.function; use 'raise'")
+    form = _serialized(content, manifest, recipe, parser, training)
+    if in_graph:
+        return Source(GraphReader(data_dir, selection, manifest.compression), form, recipe)
+    shards = Shards.found(data_dir, selection.segments, corruption)
+    rows = RowsReader.fit(manifest, shards)
+    if rows and content.parse is None and not content.resize and set(content.features) <= {"key"}:
+        columns = RowColumns(rows, "key" in content.features, corruption.skips)
+        return Source(columns, PixelRows(rows.image, manifest.image_shape), recipe, columns)
+    if manifest.compression and corruption.skips:
+        raise UsageError(
+            f"on_corrupt='skip': the shards are compressed with {manifest.compression}, in which nothing can be skipped"
+        )
+    records = RecordColumns(RecordsReader(shards, manifest.compression), corruption.skips)
+    return Source(records, form, recipe, records)
+
+
+def load(source: Source, reader: LocalReader, selection: Selection) -> tuple[Columns, Form]:
+    """Reads a whole selection, a row a record, and decodes what need not be decoded anew for every batch.
+
+    Returns:
+      The columns, with the record ids, and the form that they have then.
+
+    Raises:
+      DataError: a shard is missing, changed or corrupt.
+    """
+    columns, form = reader.load(all_pieces(selection)), source.form
+    if isinstance(form, Serialized) and not isinstance(source.recipe, CroppingRecipe):
+        columns, form = _decoded(form, columns)
+    return {RECORD_ID: tf.range(selection.num_examples, dtype=tf.int64), **columns}, form
+
+
+def _recipe(content: Content, manifest: Manifest) -> Recipe | None:
+    if content.parse is not None:
+        return None
+    distort = content.distort
+    if callable(distort):
+        return Own(distort)
+    if not isinstance(distort, str | None):
+        raise UsageError(f"distort={distort!r}: must be a recipe's name, a function of (images, keys), or None")
+    recipe = make_recipe("none" if distort is None else distort)
+    recipe.check(content.image_shape(manifest) or (0, 0, 0))
+    return recipe
+
+
+def _serialized(
+    content: Content, manifest: Manifest, recipe: Recipe | None, parser: ExampleParser, training: bool
+) -> Form:
+    if content.parse is not None:
+        return UserParsed(content.parse)
+    image = manifest.features["image"]
+    framing: Framing | None = Stretched(content.resize) if content.resize else None
+    if isinstance(recipe, CroppingRecipe):
+        framing = recipe.framing(training)
+    return Serialized(parser, ImageDecoder(image.encoding or "", image.shape, framing))
+
+
+def _decoded(form: Serialized, columns: Columns) -> tuple[Columns, Form]:
+    """Decodes a few images at a time, so that they lie in memory once."""
+    records = columns["record"]
+    count, shape = int(records.shape[0]), form.decoder.image_shape
+    matrix = aligned_matrix(count, int(np.prod(shape)))
+    decode = tf.function(lambda part: form.examples({"record": part}, lambda: tf.zeros(tf.shape(part), tf.uint64)))
+    parts = []
+    for first in range(0, count, _DECODED_TOGETHER):
+        examples = decode(records[first : first + _DECODED_TOGETHER])
+        matrix[first : first + _DECODED_TOGETHER] = examples.images.numpy().reshape(-1, matrix.shape[1])
+        parts.append({"label": examples.labels, **examples.features})
+    others = {name: tf.concat([part[name] for part in parts], axis=0) for name in parts[0]}
+    kept = {GOOD: columns[GOOD]} if GOOD in columns else {}
+    return {"image": as_tensor(matrix), **others, **kept}, PixelRows(slice(None), shape)

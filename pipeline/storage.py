@@ -1,0 +1,197 @@
+"""Where a data set lies: a folder of this machine, or whatever `tf.io.gfile` opens (`gs://`, `hdfs://`, `ram://`).
+
+A file is known by what it was when the input was made: one that is gone, cut or written again since is an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any, NamedTuple
+
+from pipeline.errors import DataError
+
+PathLike = str | os.PathLike[str]
+
+
+class Identity(NamedTuple):
+    """What tells a file from one that took its place: size in bytes, time of writing in ns, and inode (0: none)."""
+
+    num_bytes: int
+    written: int
+    inode: int
+
+
+@dataclasses.dataclass(frozen=True)
+class File:
+    """A file of a data set; `str` gives its path."""
+
+    path: str
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it has to be opened by TensorFlow."""
+        return "://" in self.path
+
+    def __str__(self) -> str:
+        return self.path
+
+    def identity(self) -> Identity:
+        """Returns what the file is now.
+
+        Raises:
+          DataError: it is not there.
+        """
+        try:
+            if self.is_remote:
+                status = _gfile().stat(self.path)
+                return Identity(status.length, status.mtime_nsec, 0)
+            found = os.stat(self.path)
+            return Identity(found.st_size, found.st_mtime_ns, found.st_ino)
+        except Exception as error:
+            raise _unreadable(self.path, error) from None
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        """Returns the whole file as text.
+
+        Raises:
+          FileNotFoundError, OSError, UnicodeDecodeError: as `pathlib.Path.read_text`.
+        """
+        if not self.is_remote:
+            with open(self.path, encoding=encoding) as file:
+                return file.read()
+        try:
+            is_there = _gfile().exists(self.path)
+        except Exception as error:  # TensorFlow's errors are no OSErrors: no such file system, no credentials
+            raise OSError(_reason(error)) from None
+        if not is_there:
+            raise FileNotFoundError(self.path)
+        with self.open() as file:
+            return bytes(file.read_at(0, self.identity().num_bytes)).decode(encoding)
+
+    def open(self) -> OpenFile:
+        """Returns the file, open for reading at any offset.
+
+        Raises:
+          DataError: it is not there or cannot be read.
+        """
+        return _RemoteFile(self.path) if self.is_remote else _LocalFile(self.path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Folder:
+    """The folder of a data set: `folder / name` is a file in it."""
+
+    path: str
+
+    def __truediv__(self, name: str) -> File:
+        return File(os.path.join(self.path, name))
+
+    def __str__(self) -> str:
+        return self.path
+
+
+def folder(data_dir: PathLike) -> Folder:
+    """Returns the folder of a path or URL."""
+    return Folder(os.fspath(data_dir))
+
+
+class OpenFile:
+    """A file open for reading; a context manager. Several threads may each have their own."""
+
+    path: str
+
+    def identity(self) -> Identity:
+        """Returns what is open."""
+        raise NotImplementedError
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fills `view` with the bytes from `offset` on.
+
+        Raises:
+          DataError: the file cannot be read or ends before.
+        """
+        raise NotImplementedError
+
+    def read_at(self, offset: int, size: int) -> memoryview:
+        """Returns `size` bytes from `offset` on; raises as `read_into`."""
+        view = memoryview(bytearray(size))
+        self.read_into(view, offset)
+        return view
+
+    def close(self) -> None:
+        """Closes it."""
+        raise NotImplementedError
+
+    def __enter__(self) -> OpenFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _LocalFile(OpenFile):
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        except OSError as error:
+            raise _unreadable(path, error) from None
+
+    def identity(self) -> Identity:
+        found = os.fstat(self._descriptor)
+        return Identity(found.st_size, found.st_mtime_ns, found.st_ino)
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(view):
+            try:
+                count = os.preadv(self._descriptor, [view[done:]], offset + done)
+            except OSError as error:
+                raise _unreadable(self.path, error) from None
+            if count == 0:
+                raise _short(self.path, offset, len(view), done)
+            done += count
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class _RemoteFile(OpenFile):
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._file = _gfile().GFile(path, "rb")
+
+    def identity(self) -> Identity:
+        return File(self.path).identity()
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        try:
+            self._file.seek(offset)
+            data = self._file.read(len(view))
+        except Exception as error:
+            raise _unreadable(self.path, error) from None
+        if len(data) < len(view):
+            raise _short(self.path, offset, len(view), len(data))
+        view[:] = data
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _gfile() -> Any:
+    import tensorflow as tf  # noqa: PLC0415, only remote folders need it
+
+    return tf.io.gfile
+
+
+def _unreadable(path: str, error: Exception) -> DataError:
+    return DataError(f"{path}: cannot be read: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or getattr(error, "message", None) or error)
+
+
+def _short(path: str, offset: int, wanted: int, found: int) -> DataError:
+    return DataError(f"{path}: ends at byte {offset + found}, not at {offset + wanted} or later; it was cut meanwhile")
