@@ -190,7 +190,8 @@ def _unreadable(path: str, error: Exception) -> DataError:
 
 
 def _reason(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or getattr(error, "message", None) or error)
+    text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
+    return text or type(error).__name__
 
 
 def _short(path: str, offset: int, wanted: int, found: int) -> DataError:

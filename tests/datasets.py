@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gzip
+import io
 import pathlib
 from collections.abc import Sequence
 
 import google_crc32c
 import numpy as np
+import PIL.Image
 
-from pipeline import example, framing, naming
+from pipeline import example_proto, framing, naming
 from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo
+
+EXTRA = {
+    "box": Feature("float32", (4,)),
+    "id": Feature("int64"),
+    "scores": Feature("float32", (None,)),
+    "tags": Feature("string", (2,)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """How the records of a data set are made.
+
+    Attributes:
+      encoding: of the images.
+      unequal_keys: keys, and so records, of several lengths: the shards have files of offsets.
+      extra: the features of `EXTRA`, too.
+      varied: image i is i % 3 rows higher and i % 2 columns wider.
+      compression: of the shards.
+    """
+
+    encoding: str = "raw"
+    unequal_keys: bool = False
+    extra: bool = False
+    varied: bool = False
+    compression: str = ""
 
 
 def images_of(start: int, count: int, shape: tuple[int, int, int]) -> np.ndarray:
@@ -21,50 +51,115 @@ def images_of(start: int, count: int, shape: tuple[int, int, int]) -> np.ndarray
     return images.reshape(count, *shape)
 
 
+def extra_of(number: int) -> dict[str, np.ndarray]:
+    """Returns the values of record `number`'s features of `EXTRA`."""
+    return {
+        "box": np.arange(4, dtype=np.float32) + number,
+        "id": np.array([1000 + number]),
+        "scores": np.full(number % 3, number, np.float32),
+        "tags": np.array([b"a%d" % number, b"b"], object),
+    }
+
+
+def key_of(split: str, number: int, kind: Kind = Kind()) -> bytes:
+    """Returns the key of record `number`."""
+    return f"{split}#{number}".encode() if kind.unequal_keys else f"{split}#{number:05d}".encode()
+
+
+def image_of(number: int, shape: tuple[int, int, int], kind: Kind = Kind()) -> np.ndarray:
+    """Returns the image of record `number`, before it is encoded."""
+    height, width, channels = shape
+    more = (number % 3, number % 2) if kind.varied else (0, 0)
+    return images_of(number, 1, (height + more[0], width + more[1], channels))[0]
+
+
+def encoded(image: np.ndarray, encoding: str) -> bytes:
+    """Returns the bytes that stand for an image in a record."""
+    if encoding == "raw":
+        return image.tobytes()
+    stream = io.BytesIO()
+    PIL.Image.fromarray(image[..., 0] if image.shape[2] == 1 else image).save(stream, encoding)
+    return stream.getvalue()
+
+
 def write_dataset(
     folder: pathlib.Path,
     counts: Sequence[int] = (5, 0, 4, 3),
     shape: tuple[int, int, int] = (8, 6, 3),
     test_counts: Sequence[int] = (4,),
     classes: int = 3,
+    kind: Kind = Kind(),
 ) -> Manifest:
     """Writes splits `train` and `test` with so many records a shard; record i has label i % classes."""
     folder.mkdir(parents=True, exist_ok=True)
     splits = {
-        name: _write_split(folder, name, split_counts, shape, classes)
+        name: _write_split(folder, name, split_counts, shape, classes, kind)
         for name, split_counts in (("train", counts), ("test", test_counts))
     }
     pixels = images_of(0, sum(counts), shape).reshape(-1, shape[2]).astype(np.float64)
+    image = Feature("uint8", (None, None, shape[2]) if kind.varied else shape, kind.encoding)
+    extra = EXTRA if kind.extra else {}
     manifest = Manifest(
         dataset="made",
         class_names=tuple(f"class {i}" for i in range(classes)),
-        features={"image": Feature("uint8", shape, "raw"), "label": Feature("int64"), "key": Feature("string")},
+        features={"image": image, "label": Feature("int64"), "key": Feature("string")} | extra,
         splits=splits,
         image_mean=tuple(pixels.mean(0)),
         image_std=tuple(pixels.std(0)),
         source=(),
         options={"seed": 0},
+        compression=kind.compression,
     )
     (folder / naming.MANIFEST).write_bytes(manifest.to_bytes())
     return manifest
 
 
+def to_memory(folder: pathlib.Path, name: str) -> str:
+    """Copies a data set to TensorFlow's file system in memory, which stands for object stores; returns its URL."""
+    import tensorflow as tf
+
+    if tf.io.gfile.exists(f"ram://{name}"):
+        tf.io.gfile.rmtree(f"ram://{name}")
+    tf.io.gfile.makedirs(f"ram://{name}")
+    for path in folder.iterdir():
+        with tf.io.gfile.GFile(f"ram://{name}/{path.name}", "wb") as file:
+            file.write(path.read_bytes())
+    return f"ram://{name}"
+
+
 def _write_split(
-    folder: pathlib.Path, name: str, counts: Sequence[int], shape: tuple[int, int, int], classes: int
+    folder: pathlib.Path, name: str, counts: Sequence[int], shape: tuple[int, int, int], classes: int, kind: Kind
 ) -> SplitInfo:
-    shards, first = [], 0
+    shards, first, sizes = [], 0, {}
     for index, count in enumerate(counts):
-        images = images_of(first, count, shape) if count else np.zeros((0, *shape), np.uint8)
-        records = [
-            framing.frame(example.encode(image.tobytes(), (first + i) % classes, f"{name}#{first + i:05d}".encode()))
-            for i, image in enumerate(images)
-        ]
-        data = b"".join(records)
-        file = naming.shard_name(name, index, len(counts))
-        (folder / file).write_bytes(data)
-        crc = f"{google_crc32c.value(data):08x}"
-        shards.append(ShardInfo(file, count, len(data), crc, len(records[0]) if records else 0))
+        records = []
+        for number in range(first, first + count):
+            image = image_of(number, shape, kind)
+            features = {"image": encoded(image, kind.encoding), "label": number % classes}
+            features |= {"key": key_of(name, number, kind)} | _lists(extra_of(number) if kind.extra else {})
+            records.append(framing.frame(example_proto.encode(features)))
+            size = f"{image.shape[0]}x{image.shape[1]}"
+            sizes[size] = sizes.get(size, 0) + 1
+        shards.append(write_shard(folder, naming.shard_name(name, index, len(counts), kind.compression), records))
         first += count
     histogram = np.bincount(np.arange(first) % classes, minlength=classes)
-    sizes = {f"{shape[0]}x{shape[1]}": first} if first else {}
     return SplitInfo(tuple(shards), tuple(int(n) for n in histogram), sizes)
+
+
+def _lists(features: dict[str, np.ndarray]) -> dict:
+    return {name: v.tolist() if v.dtype == object else v for name, v in features.items()}
+
+
+def write_shard(folder: pathlib.Path, file: str, records: Sequence[bytes]) -> ShardInfo:
+    """Writes framed records to a file, compressed if its name says so, and their offsets where they need them."""
+    data, crc, stride = b"".join(records), None, None
+    if file.endswith(".gz"):
+        data = gzip.compress(data, mtime=0)
+    elif len({len(record) for record in records}) <= 1:
+        stride = len(records[0]) if records else 0
+    else:
+        offsets = np.cumsum([0, *map(len, records)]).astype("<u8").tobytes()
+        (folder / naming.offsets_name(file)).write_bytes(offsets)
+        crc = f"{google_crc32c.value(offsets):08x}"
+    (folder / file).write_bytes(data)
+    return ShardInfo(file, len(records), len(data), f"{google_crc32c.value(data):08x}", stride, crc)
