@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from pipeline.distribution import distribute
     from pipeline.hashing_tf import uniform
     from pipeline.input import input_fn, order_spec, steps_per_epoch
+    from pipeline.random_access import RandomAccess
     from pipeline.sharding import Shard
 
 _HOME = {
+    "RandomAccess": "pipeline.random_access",
     "Shard": "pipeline.sharding",
     "distribute": "pipeline.distribution",
     "input_fn": "pipeline.input",
@@ -27,7 +29,16 @@ _HOME = {
     "uniform": "pipeline.hashing_tf",
 }
 
-__all__ = ["Shard", "distribute", "input_fn", "order_spec", "skipped_records", "steps_per_epoch", "uniform"]
+__all__ = [
+    "RandomAccess",
+    "Shard",
+    "distribute",
+    "input_fn",
+    "order_spec",
+    "skipped_records",
+    "steps_per_epoch",
+    "uniform",
+]
 
 
 def __getattr__(name: str) -> Any:

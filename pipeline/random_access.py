@@ -1,0 +1,143 @@
+"""Any example of a split by its number, without TensorFlow: for PyTorch's DataLoader, and for looking at data."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+
+from pipeline import example_arrays
+from pipeline.corruption import Corruption
+from pipeline.errors import UsageError
+from pipeline.ordered_split import load_manifest
+from pipeline.read import Shards, in_parallel
+from pipeline.read_records import RecordsReader
+from pipeline.splits import select
+from pipeline.storage import PathLike
+
+Example = dict[str, Any]
+
+
+class Location(NamedTuple):
+    """Where a record lies: the shard's path, its number there, and the byte offset of its frame."""
+
+    file: str
+    record: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.file}, record {self.record}, byte offset {self.offset}"
+
+
+class RandomAccess:
+    """A split as a sequence: `RandomAccess("demo/digits", "train[:90%]")[7]`.
+
+    Example i is the one whose record id (`input_fn(record_ids=True)`) is i. Nothing is kept in memory but where the
+    records lie; each is read and checked by its CRC when it is asked for. It may be used by many threads, and sent to
+    other processes of this machine.
+    """
+
+    def __init__(self, data_dir: PathLike, split: str = "train", *, decode: bool = True) -> None:
+        """Opens a split.
+
+        Args:
+          data_dir: a folder that `beam_jobs.convert` made; also what `tf.io.gfile` opens, which loads TensorFlow.
+          split: a split or a slice of one, such as `train[:90%]` or `train[:10%]+test`.
+          decode: False: `image` is the stored bytes.
+
+        Raises:
+          DataError: no valid data set, or a shard that is missing or cut.
+          UsageError: an unknown split, or compressed shards.
+        """
+        manifest = load_manifest(data_dir)
+        segments = select(manifest, split).segments
+        if manifest.compression:
+            raise UsageError(
+                f"{data_dir}: its shards are compressed with {manifest.compression}, which can be read forward only; "
+                "use input_fn, or convert it without --compression"
+            )
+        self.features = manifest.features
+        self.class_names = manifest.class_names
+        self._decode = decode
+        self._shards = Shards.found(data_dir, segments, Corruption(os.fspath(data_dir)))
+        self._start()
+
+    def _start(self) -> None:
+        self._reader = RecordsReader(self._shards, "")
+        self._ends = np.cumsum([segment.num_examples for segment in self._shards.segments])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_reader", "_ends")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @overload
+    def __getitem__(self, index: int) -> Example: ...
+
+    @overload
+    def __getitem__(self, index: slice | Sequence[int]) -> list[Example]: ...
+
+    def __getitem__(self, index: Any) -> Example | list[Example]:
+        """Returns an example, or the list of those that a slice or a sequence of numbers asks for.
+
+        Returns:
+          {feature: value}: `image` uint8 (height, width, channels), or bytes; `label` int; `key` bytes; others by the
+          manifest: arrays of their shape and dtype (object for strings), NumPy scalars or bytes where that is ().
+
+        Raises:
+          DataError: the record is corrupt or no such example; the message has the shard, record and byte offset.
+          IndexError: there is no such example.
+        """
+        if isinstance(index, slice):
+            return self.__getitems__(range(*index.indices(len(self))))
+        if isinstance(index, Sequence) or getattr(index, "ndim", 0) > 0:
+            return self.__getitems__(index)
+        return self._example(*self._place(index))
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+        """Returns the examples of these numbers; PyTorch's DataLoader asks for a batch so."""
+        places = [self._place(index) for index in indices]
+        if self._shards.file(0).is_remote:  # several requests at a time
+            return in_parallel(lambda place: self._example(*place), places)
+        return [self._example(*place) for place in places]
+
+    def __iter__(self) -> Iterator[Example]:
+        return (self[i] for i in range(len(self)))
+
+    def locate(self, index: int) -> Location:
+        """Returns where an example's record lies.
+
+        Raises:
+          DataError: the offsets of the shard's records are missing or corrupt.
+          IndexError: there is no such example.
+        """
+        return self._location(*self._place(index))
+
+    def _place(self, index: Any) -> tuple[int, int]:
+        """Returns an example's segment and its number in that segment's shard."""
+        number = operator.index(index)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"example {number}: there are {len(self)}, so it must be in {-len(self)}..{len(self) - 1}")
+        number %= len(self)
+        segment = int(np.searchsorted(self._ends, number, side="right"))
+        taken = self._shards.segments[segment]
+        return segment, taken.stop - int(self._ends[segment]) + number
+
+    def _location(self, segment: int, record: int) -> Location:
+        return Location(str(self._shards.file(segment)), record, int(self._reader.offsets(segment)[record]))
+
+    def _example(self, segment: int, record: int) -> Example:
+        [found] = self._reader.read_part(segment, record, record + 1)
+        assert found is not None  # nothing is skipped here
+        try:
+            return example_arrays.example(found, self.features, self._decode)
+        except example_arrays.BadExampleError as error:
+            raise error.at(self._location(segment, record)) from None
