@@ -20,9 +20,8 @@ import pytest
 from beam_jobs import convert
 from pipeline import manifest as manifests
 from pipeline.errors import PipelineError
-from pipeline.splits import select
-from pipeline.window import load_window
-from tests.datasets import write_dataset
+from tests.datasets import Kind, write_dataset
+from tests.loading import load
 
 pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -180,9 +179,8 @@ def test_mutated_parquet(tmp_path, capfd, seed, parquet_bytes):
     error = convert_quietly(capfd, *flags)
     check_published_or_refused(tmp_path / "data", error, [40])
     if error is None:
-        manifest = manifests.load(tmp_path / "data")
-        examples = load_window(tmp_path / "data", select(manifest, "train"), manifest.image_shape)
-        for key, image, label in zip(examples.keys.tolist(), examples.images, examples.labels.tolist(), strict=True):
+        examples = load(tmp_path / "data", "train")
+        for key, image, label in zip(examples.keys, examples.images, examples.labels.tolist(), strict=True):
             row = int(key.split(b"#")[1])
             assert label == row % 7
             assert np.array_equal(image, np.random.default_rng(row).integers(0, 256, (5, 4, 3), np.uint8))
@@ -195,8 +193,8 @@ def test_mutated_records_as_a_source(tmp_path, capfd, seed):
     expected = {
         key: (image, label)
         for split in made.splits
-        for window in [load_window(source, select(made, split), made.image_shape)]
-        for key, image, label in zip(window.keys.tolist(), window.images, window.labels.tolist(), strict=True)
+        for window in [load(source, split)]
+        for key, image, label in zip(window.keys, window.images, window.labels.tolist(), strict=True)
     }
     foreign = seed % 2 == 1
     victim = draw.choice(sorted(p.name for p in source.iterdir() if p.suffix == ".tfrecord" or not foreign))
@@ -208,8 +206,8 @@ def test_mutated_records_as_a_source(tmp_path, capfd, seed):
     if convert_quietly(capfd, *flags) is None:
         manifest = manifests.load(tmp_path / "data")
         for split in manifest.splits:
-            window = load_window(tmp_path / "data", select(manifest, split), manifest.image_shape)
-            for key, image, label in zip(window.keys.tolist(), window.images, window.labels.tolist(), strict=True):
+            window = load(tmp_path / "data", split)
+            for key, image, label in zip(window.keys, window.images, window.labels.tolist(), strict=True):
                 assert label == expected[key][1]
                 assert np.array_equal(image, expected[key][0])
     else:
@@ -223,29 +221,24 @@ def check_published_or_refused(target, error, counts, classes=10):
     manifest = manifests.load(target)
     assert sorted(s.num_examples for s in manifest.splits.values()) == sorted(counts)
     for split in manifest.splits:
-        examples = load_window(target, select(manifest, split), manifest.image_shape)
+        examples = load(target, split)
         assert examples.labels.min() >= 0
         assert examples.labels.max() < classes
         assert len(set(examples.keys)) == len(examples.keys)
 
 
+@pytest.mark.parametrize("kind", [Kind(), Kind(unequal_keys=True)], ids=["stride", "offsets"])
 @pytest.mark.parametrize("seed", range(10))
-def test_mutated_manifests_and_shards_are_refused_or_read_right(tmp_path, seed):
-    write_dataset(tmp_path, (5, 0, 4, 3))
+def test_mutated_manifests_and_shards_are_refused_or_read_right(tmp_path, seed, kind):
+    write_dataset(tmp_path, (5, 0, 4, 3), kind=kind)
     draw = random.Random(seed)
     whole = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    manifest = manifests.load(tmp_path)
-    expected = load_window(tmp_path, select(manifest, "train"), manifest.image_shape)
+    expected = load(tmp_path, "train")
     for _ in range(100):
         victim = draw.choice(sorted(name for name in whole if whole[name]))
         changed = mutate(whole[victim], draw)
         (tmp_path / victim).write_bytes(changed)
-
-        def read():
-            content = manifests.load(tmp_path)
-            return load_window(tmp_path, select(content, "train"), content.image_shape)
-
-        examples, _ = outcome(read)
+        examples, _ = outcome(lambda: load(tmp_path, "train"))
         if examples is not None:  # the change was harmless: another split's file, or a statistic in the manifest
             assert np.array_equal(examples.images, expected.images), (victim, changed)
             assert np.array_equal(examples.labels, expected.labels)
