@@ -65,21 +65,23 @@ class Save:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Accuracy and mean cross-entropy over `num_examples` examples of a split."""
+    """Accuracy and mean cross-entropy over `num_examples` examples of a split; others are corrupt and left out."""
 
     split: str
     num_examples: int
+    num_skipped: int
     accuracy: float
     loss: float
 
     def __str__(self) -> str:
         """The line that ends a run."""
-        return f"{self.split} accuracy = {self.accuracy:.4f} ({self.num_examples} examples)"
+        skipped = f"; {self.num_skipped} corrupt left out" if self.num_skipped else ""
+        return f"{self.split} accuracy = {self.accuracy:.4f} ({self.num_examples} examples{skipped})"
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
-    """Evaluation over exactly the whole split.
+    """Evaluation over exactly the whole split, but for corrupt records where they may be skipped.
 
     Attributes:
       every: steps.
@@ -89,6 +91,7 @@ class Evaluate:
       num_batches: of it.
       split: its name.
       num_examples: that the split has.
+      may_skip: how many of them may be corrupt and left out.
       chunk: batches between two looks at `stop`.
       stop: whether to give up, the same on all workers.
       scalars: for TensorBoard.
@@ -102,6 +105,7 @@ class Evaluate:
     num_batches: int
     split: str
     num_examples: int
+    may_skip: int
     chunk: int
     stop: Callable[[], bool]
     scalars: Scalars
@@ -128,7 +132,8 @@ class Evaluate:
             steps = min(self.chunk, self.num_batches - begin)
             sums = self.stepper.evaluate(iterator, tf.constant(steps, tf.int64))
             weight, loss, correct = weight + float(sums.weight), loss + float(sums.loss), correct + float(sums.correct)
-        if weight != self.num_examples:
+        skipped = self.num_examples - int(weight)
+        if not 0 <= skipped <= self.may_skip or weight == 0:
             raise PipelineError(f"evaluation saw {weight} examples of {self.split!r}, which has {self.num_examples}")
         self.scalars.write(step, {"eval/accuracy": correct / weight, "eval/loss": loss / weight})
-        return Evaluation(self.split, self.num_examples, correct / weight, loss / weight)
+        return Evaluation(self.split, int(weight), skipped, correct / weight, loss / weight)

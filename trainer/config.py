@@ -9,8 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline import order
+from pipeline import corruption, order
 from pipeline.commandline import Parser
+from pipeline.content import Content, make_content, parse_size
 from pipeline.errors import UsageError, unknown
 
 STRATEGIES = ("one_device", "mirrored", "multiworker", "central_storage")
@@ -67,7 +68,11 @@ class TrainConfig:
     decay_factor: float = 0.99  # learning_rate is multiplied by this every --decay_epochs (a staircase)
     decay_epochs: float = 1.0  # see --decay_factor
     momentum: float = 0.9  # of --optimizer=momentum
-    distort: str = "none"  # recipe of pipeline.distort, such as cifar10_tutorial or shift(pixels=2)
+    resize: str | None = None  # stretch every image to HxW, such as 32x32, before it is distorted
+    distort: str = "none"  # a recipe, such as cifar10_tutorial, shift(pixels=2) or random_resized_crop(size=32)
+    on_corrupt: str = "raise"  # a corrupt record: raise an error that names it, or skip it (its row gets weight 0)
+    max_corrupt: int = corruption.MAX_CORRUPT  # records that each worker may skip
+    log_keys: str | None = None  # folder for the keys of every row trained on, for pipeline.audit --observed; slower
     streams: int | None = None  # K of the order (None: 1 where the decoded split fits --shuffle_bytes)
     shuffle_bytes: int = order.SHUFFLE_BYTES  # decoded bytes that are shuffled together, over all streams
     remainder: str = "pad"  # the last batch of an epoch: pad it (weight 0) or drop it
@@ -83,6 +88,8 @@ class TrainConfig:
         _check_name("--strategy", self.strategy, STRATEGIES)
         _check_name("--optimizer", self.optimizer, OPTIMIZERS)
         _check_name("--remainder", self.remainder, order.REMAINDERS)
+        _check_name("--on_corrupt", self.on_corrupt, corruption.POLICIES)
+        parse_size(self.resize, "--resize")
         self._check_ranges()
         self._check_together()
 
@@ -92,7 +99,7 @@ class TrainConfig:
         for name in ("num_replicas", "train_steps", "epochs", "streams"):
             if getattr(self, name) is not None:
                 _check_range(name, getattr(self, name), 1)
-        for name in ("log_every", "eval_every", "prefetch", "seed"):
+        for name in ("log_every", "eval_every", "prefetch", "seed", "max_corrupt"):
             _check_range(name, getattr(self, name), 0)
         for name in ("learning_rate", "decay_factor", "decay_epochs", "collective_timeout"):
             _check_positive(name, getattr(self, name))
@@ -118,6 +125,11 @@ class TrainConfig:
     def evaluates(self) -> bool:
         """Whether there is a split to evaluate on."""
         return self.eval_split not in ("", "none")
+
+    @property
+    def content(self) -> Content:
+        """What of each record is fed."""
+        return make_content(self.distort, self.resize, (), None)
 
     def last_step(self, steps_per_epoch: int) -> int:
         """Returns the global step at which training ends, given T."""

@@ -24,6 +24,8 @@ _OWN = (
     tf.errors.UnimplementedError,
 )
 _ASSERTED = re.compile(r"assertion failed: \[([^\n]*)\]")
+_ESCAPED = re.compile(rb"\\([0-7]{3}|.)")
+_ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 _WHERE = re.compile(r"Graph execution error:|Detected at node|\s*File \"|\s*\[\[")
 
 
@@ -61,8 +63,18 @@ def first_line(error: tf.errors.OpError) -> str:
 
     The lines before it say where in the graph and the Python code it did; names of graph nodes are left out.
     """
+    if asserted := _ASSERTED.search(error.message):  # the input's own words
+        return _unescaped(asserted[1])
     text = re.sub(r"\{\{[^}]*\}\}\s*", "", error.message)
-    if asserted := _ASSERTED.search(text):  # the input's own words
-        return asserted[1]
     lines = [line for line in text.splitlines() if line.strip() and not _WHERE.match(line)]
     return lines[0].strip()[:300] if lines else type(error).__name__
+
+
+def _unescaped(text: str) -> str:
+    """Returns what TensorFlow's Assert has escaped as in C: quotes, and bytes as octal numbers."""
+
+    def character(match: re.Match[bytes]) -> bytes:
+        code = match[1]
+        return bytes([int(code, 8) & 0xFF]) if len(code) == 3 else _ESCAPES.get(code, code)
+
+    return _ESCAPED.sub(character, text.encode()).decode(errors="replace")

@@ -65,6 +65,8 @@ def make(config: TrainConfig, cluster: Cluster) -> Plan:
         remainder=config.remainder,
         streams=config.streams,
         shuffle_bytes=config.shuffle_bytes,
+        distort=config.distort,
+        resize=config.resize,
     )
     steps = pipeline.steps_per_epoch(
         config.data_dir,
@@ -83,8 +85,8 @@ def _count(manifest: Manifest, split: str) -> int:
         raise UsageError(f"--eval_split={split}: {error}; --eval_split=none trains without evaluation") from None
 
 
-def prepare_model_dir(path: str) -> None:
-    """Makes the folder of checkpoints and logs.
+def prepare_folder(flag: str, path: str) -> None:
+    """Makes the folder that a flag names, to write to.
 
     Raises:
       UsageError: it is a file, or cannot be made.
@@ -94,8 +96,8 @@ def prepare_model_dir(path: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        raise UsageError(f"--model_dir={path}: is a file, not a folder") from None
+        raise UsageError(f"{flag}={path}: is a file, not a folder") from None
     except OSError as error:
-        raise UsageError(f"--model_dir={path}: cannot be made: {error.strerror}") from None
+        raise UsageError(f"{flag}={path}: cannot be made: {error.strerror}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise DataError(f"--model_dir={path}: is not writable")
+        raise DataError(f"{flag}={path}: is not writable")

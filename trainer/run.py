@@ -30,7 +30,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     cluster = _cluster(config)
     plan = plans.make(config, cluster)
     if cluster.is_chief:
-        plans.prepare_model_dir(config.model_dir)
+        plans.prepare_folder("--model_dir", config.model_dir)
+    if config.log_keys:
+        plans.prepare_folder("--log_keys", config.log_keys)
     commandline.quiet_tensorflow()
     with Interrupt(COMMAND) as interrupt:
         with quiet.loading(), _left_out("matplotlib", "sklearn"):

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from pipeline.recipes import make_recipe
-from pipeline.recipes.base import output_spec
+from pipeline.recipes.base import CroppingRecipe, output_spec
 from trainer import models, optimizers
 from trainer.config import TrainConfig
 from trainer.plan import Plan
@@ -49,13 +49,13 @@ def create(strategy: tf.distribute.Strategy, config: TrainConfig, plan: Plan) ->
 
     Args:
       strategy: in whose scope the variables are made.
-      config: distort, model, optimizer, momentum and seed are used.
+      config: distort, resize, model, optimizer, momentum and seed are used.
       plan: for the shape of the data.
 
     Raises:
       UsageError: the model or the distortion cannot take such images.
     """
-    images = output_spec(make_recipe(config.distort, "--distort"), plan.manifest.image_shape)
+    images = _image_spec(config, plan)
     _, height, width, channels = images.shape
     with strategy.scope():
         model = models.build(config.model, (height, width, channels), images.dtype.name, plan.num_classes, config.seed)
@@ -63,3 +63,13 @@ def create(strategy: tf.distribute.Strategy, config: TrainConfig, plan: Plan) ->
         optimizer.build(model.trainable_variables)
         step = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="global_step")
     return TrainState(model, optimizer, step)
+
+
+def _image_spec(config: TrainConfig, plan: Plan) -> tf.TensorSpec:
+    """Returns the shape (1, height, width, channels) and dtype of the images that the model gets."""
+    recipe = make_recipe(config.distort, "--distort")
+    shape = config.content.image_shape(plan.manifest)
+    if isinstance(recipe, CroppingRecipe):
+        shape = (*recipe.framing(training=True).size, plan.manifest.features["image"].shape[2] or 3)
+    assert shape is not None
+    return output_spec(recipe, shape)

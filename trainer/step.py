@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -30,6 +30,20 @@ class LoopResult(NamedTuple):
     loss: tf.Tensor
     accuracy: tf.Tensor
     bad_step: tf.Tensor
+
+
+class Made(NamedTuple):
+    """One update and what it was made on.
+
+    Attributes:
+      result: of a loop of this update.
+      keys: of the rows of each local replica, string (rows,).
+      weights: of the same rows, float32 (rows,).
+    """
+
+    result: LoopResult
+    keys: tuple[tf.Tensor, ...]
+    weights: tuple[tf.Tensor, ...]
 
 
 class EvaluationSums(NamedTuple):
@@ -67,6 +81,19 @@ class Stepper:
         return LoopResult(loss, accuracy, bad_step)
 
     @tf.function
+    def train_one(self, iterator: Iterator[tuple[Any, ...]]) -> Made:
+        """Makes one update with a batch whose first component has `image` and `key`, and returns its keys and weights.
+
+        They stay in host memory: there are no strings on a GPU.
+        """
+        features, labels, weights = next(iterator)
+        loss, accuracy = self._update((features["image"], labels, weights))
+        good = tf.logical_and(tf.math.is_finite(loss), self.state.has_finite_weights())
+        bad_step = tf.where(good, tf.constant(FINITE, tf.int64), self.state.global_step.read_value())
+        local = self.strategy.experimental_local_results
+        return Made(LoopResult(loss, accuracy, bad_step), local(features["key"]), local(weights))
+
+    @tf.function
     def evaluate(self, iterator: Iterator[tuple[tf.Tensor, ...]], steps: tf.Tensor) -> EvaluationSums:
         """Returns the sums over `steps` (int64 scalar) batches."""
         sums = tf.zeros(3, tf.float64)
@@ -86,9 +113,10 @@ class Stepper:
             sums = _weighted_sums(self.state.model(images, training=True), labels, weights)
             total = _all_sum(tf.stop_gradient(sums))
             penalty = tf.add_n([tf.constant(0.0), *self.state.model.losses])
-            loss = sums[1] / total[0] + penalty / self.strategy.num_replicas_in_sync
+            weight = tf.maximum(total[0], 1.0)  # 0 where all rows of the step are corrupt records that are skipped
+            loss = sums[1] / weight + penalty / self.strategy.num_replicas_in_sync
         self.state.optimizer.apply(tape.gradient(loss, variables), variables)
-        return total[1] / total[0] + penalty, total[2] / total[0]
+        return total[1] / weight + penalty, total[2] / weight
 
     def _replica_sums(self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         return _all_sum(_weighted_sums(self.state.model(images, training=False), labels, weights))

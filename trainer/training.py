@@ -5,23 +5,26 @@ from __future__ import annotations
 import contextlib
 import functools
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from pipeline import distribute
 from pipeline.errors import RerunError
+from pipeline.key_log import SUFFIX, Header, KeyLogWriter
 from trainer import failures, loop, state, strategies
 from trainer.actions import Evaluate, Evaluation, Report, Save
 from trainer.agreement import Agreement
 from trainer.checkpoints import Checkpoints
 from trainer.cluster import Cluster
 from trainer.config import TrainConfig
+from trainer.inner import InnerLoop, LoggedInnerLoop
 from trainer.interrupt import Interrupt
 from trainer.optimizers import StaircaseDecay
 from trainer.plan import Plan
-from trainer.step import FINITE, Stepper
+from trainer.step import Stepper
 from trainer.summaries import Scalars
 
 LOGS = "logs"  # folder of TensorBoard's files in model_dir
@@ -49,7 +52,7 @@ class _Run:
     """The parts of a run, made in the order in which they need each other."""
 
     def __init__(self, config: TrainConfig, plan: Plan, cluster: Cluster, interrupt: Interrupt) -> None:
-        self.config, self.plan, self.interrupt = config, plan, interrupt
+        self.config, self.plan, self.cluster, self.interrupt = config, plan, cluster, interrupt
         self.say: Callable[[str], None] = functools.partial(print, flush=True) if cluster.is_chief else _say_nothing
         if cluster.size > 1:
             self.say(f"waiting for {cluster.size} workers: {', '.join(cluster.addresses)}")
@@ -83,19 +86,23 @@ class _Run:
         config, start = self.config, self.state.step
         report = Report(config.log_every, config.global_batch_size, self.schedule, self.scalars, self.say)
         actions: list[loop.Action] = [report, Save(config.checkpoint_every, self.checkpoints)]
-        iterator = iter(self._batches(config.train_split, training=True, start_step=start))
-
-        def inner_loop(steps: int) -> loop.InnerResult:
-            result = self.stepper.train(iterator, tf.constant(steps, tf.int64))
-            finite = int(result.bad_step) == FINITE
-            return loop.InnerResult(self.state.step, float(result.loss), float(result.accuracy), finite)
-
         actions += [evaluate] if evaluate else []
-        with self.interrupt.waited_for():
+        with self._inner_loop(start) as inner_loop, self.interrupt.waited_for():
             stopped = loop.train(inner_loop, start, self.plan.last_step, config.steps_per_loop, actions, self._stop)
             self.checkpoints.save()
         if stopped:
             raise self._stopped("training")
+
+    @contextlib.contextmanager
+    def _inner_loop(self, start: int) -> Iterator[InnerLoop | LoggedInnerLoop]:
+        split, rank, replicas = self.config.train_split, self.cluster.rank, self.strategy.num_replicas_in_sync
+        if not self.config.log_keys:
+            yield InnerLoop(self.stepper, iter(self._batches(split, training=True, start_step=start)))
+            return
+        path = pathlib.Path(self.config.log_keys) / f"worker-{rank:05d}{SUFFIX}"
+        with KeyLogWriter(path, Header.of(self.plan.spec, rank, self.cluster.size, replicas)) as log:
+            batches = iter(self._batches(split, training=True, start_step=start, features=("key",), prefetch=0))
+            yield LoggedInnerLoop(self.stepper, batches, log, rank * (replicas // self.cluster.size))
 
     def _evaluate_at_end(self, evaluate: Evaluate) -> Evaluation:
         result = evaluate.evaluate(self.state.step)
@@ -114,13 +121,14 @@ class _Run:
             num_batches=plan.evaluation_steps,
             split=config.eval_split,
             num_examples=plan.evaluation_examples,
+            may_skip=config.max_corrupt * self.cluster.size if config.on_corrupt == "skip" else 0,
             chunk=config.steps_per_loop,
             stop=self._stop,
             scalars=self.scalars,
             say=self.say,
         )
 
-    def _batches(self, split: str, training: bool, start_step: int) -> Iterable[tuple[tf.Tensor, ...]]:
+    def _batches(self, split: str, training: bool, start_step: int, **changes: Any) -> Iterable[tuple[tf.Tensor, ...]]:
         config = self.config
         batches: Iterable[tuple[tf.Tensor, ...]] = distribute(
             self.strategy,
@@ -131,10 +139,13 @@ class _Run:
             seed=config.seed,
             start_step=start_step,
             distort=config.distort,
+            resize=config.resize,
+            on_corrupt=config.on_corrupt,
+            max_corrupt=config.max_corrupt,
             remainder=config.remainder if training else "pad",
             streams=config.streams,
             shuffle_bytes=config.shuffle_bytes,
-            prefetch=config.prefetch,
+            **{"prefetch": config.prefetch, **changes},
         )
         return batches
 

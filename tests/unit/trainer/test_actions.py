@@ -46,14 +46,15 @@ def test_speed_is_since_the_last_report(tmp_path, said):
 
 @pytest.fixture
 def evaluation(make_state, batch, said, tmp_path):
-    """Returns a function that makes an Evaluate of 3 batches, of which 9 rows are real."""
+    """Returns a function that makes an Evaluate of 3 batches, of which 9 rows are real or not skipped."""
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
     state = make_state(strategy)
     stepper = Stepper(strategy, state, optimizers.StaircaseDecay(0.1, 1.0, 1))
     batches = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(batch).repeat(3))
 
-    def make(num_examples=9, stop=lambda: False):
-        return Evaluate(5, 100, stepper, batches, 3, "test", num_examples, 2, stop, Scalars(tmp_path), said.append)
+    def make(num_examples=9, stop=lambda: False, may_skip=0):
+        scalars = Scalars(tmp_path)
+        return Evaluate(5, 100, stepper, batches, 3, "test", num_examples, may_skip, 2, stop, scalars, said.append)
 
     return make
 
@@ -79,6 +80,17 @@ def test_it_can_be_repeated(evaluation):
 def test_a_missing_example_is_an_error(evaluation):
     with pytest.raises(PipelineError, match=r"evaluation saw 9.0 examples of 'test', which has 10"):
         evaluation(num_examples=10).evaluate(1)
+
+
+def test_skipped_examples_are_said_and_their_number_is_bounded(evaluation):
+    result = evaluation(num_examples=11, may_skip=2).evaluate(1)
+    assert (result.num_examples, result.num_skipped) == (9, 2)
+    assert str(result).endswith("(9 examples; 2 corrupt left out)")
+    whole = evaluation(num_examples=9, may_skip=2).evaluate(1)
+    assert (whole.accuracy, whole.loss) == (result.accuracy, result.loss)
+    for bounds in ({"num_examples": 12, "may_skip": 2}, {"num_examples": 8, "may_skip": 2}):
+        with pytest.raises(PipelineError, match=r"evaluation saw 9.0 examples of 'test', which has"):
+            evaluation(**bounds).evaluate(1)
 
 
 def test_stopped_between_chunks_it_has_no_result(evaluation, said):

@@ -11,6 +11,7 @@ def test_flags_named_in_scripts_exist():
     flags = [
         *("data_dir", "model_dir", "model", "strategy", "num_replicas", "global_batch_size", "train_steps", "epochs"),
         *("steps_per_loop", "log_every", "checkpoint_every", "eval_every", "learning_rate", "optimizer", "distort"),
+        *("on_corrupt", "max_corrupt", "resize", "log_keys"),
         *("streams", "shuffle_bytes", "remainder", "prefetch", "max_to_keep", "seed", "deterministic"),
     ]
     assert set(flags) <= set(TrainConfig.__dataclass_fields__)
@@ -55,6 +56,10 @@ def test_last_step(flags, last_step):
         (["--num_replicas=2"], ["--num_replicas=2", "one_device", "mirrored"]),
         (["--train_steps=0"], ["--train_steps=0", "1 or more"]),
         (["--steps_per_loop=0"], ["--steps_per_loop=0", "1 or more"]),
+        (["--on_corrupt=skp"], ["--on_corrupt", "'skp'", "did you mean 'skip'"]),
+        (["--max_corrupt=-1"], ["--max_corrupt=-1", "0 or more"]),
+        (["--resize=32"], ["--resize='32'", "such as 224x224"]),
+        (["--resize=0x32"], ["--resize='0x32'"]),
         (["--seed=-1"], ["--seed=-1", "0 or more"]),
         (["--learning_rate=nan"], ["--learning_rate=nan"]),
         (["--learning_rate=0"], ["--learning_rate=0.0", "above 0"]),
@@ -80,3 +85,13 @@ def test_paths_are_required():
 
 def test_one_replica_on_one_device_is_fine():
     assert parse([*PATHS, "--num_replicas=1"]).num_replicas == 1
+
+
+def test_what_is_fed_follows_from_the_flags():
+    content = parse([*PATHS, "--resize=224x160", "--distort=shift"]).content
+    assert (content.resize, content.distort) == ((224, 160), "shift")
+    assert parse(PATHS).content.resize is None
+
+
+def test_a_corrupt_record_is_an_error_unless_it_may_be_skipped():
+    assert (parse(PATHS).on_corrupt, parse(PATHS).max_corrupt, parse(PATHS).log_keys) == ("raise", 100, None)

@@ -1,3 +1,4 @@
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,18 @@ def test_numbers(data_dir):
 def test_a_dropped_remainder_shortens_the_epoch(data_dir):
     made = plan.make(config_of(data_dir, epochs=4, global_batch_size=20, remainder="drop"), ALONE)
     assert (made.steps_per_epoch, made.last_step, made.evaluation_steps) == (12, 48, 2)
+
+
+def test_what_an_example_takes_in_memory_is_part_of_the_order(data_dir):
+    """The windows are cut by it, so that a resume with another --resize is refused."""
+    made = [plan.make(config_of(data_dir, resize=resize), ALONE) for resize in (None, "4x4", "8x6")]
+    assert [each.spec.record_bytes for each in made] == [16, 16, 48]
+    assert list(made[0].spec.differences(dataclasses.asdict(made[2].spec))) == ["record_bytes"]
+
+
+def test_raw_images_are_not_cropped_while_they_are_decoded(data_dir):
+    with pytest.raises(UsageError, match="out of a PNG or JPEG"):
+        plan.make(config_of(data_dir, distort="random_crop(size=3)"), ALONE)
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(350.0, 4550), (0.5, 6), (0.01, 1)])
@@ -92,14 +105,14 @@ assert not [name for name in ("tensorflow", "keras", "apache_beam") if name in s
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
 
 
-def test_model_dir_is_made_with_its_parents(tmp_path):
-    plan.prepare_model_dir(str(tmp_path / "a" / "b"))
-    plan.prepare_model_dir(str(tmp_path / "a" / "b"))
+def test_a_folder_is_made_with_its_parents(tmp_path):
+    plan.prepare_folder("--model_dir", str(tmp_path / "a" / "b"))
+    plan.prepare_folder("--model_dir", str(tmp_path / "a" / "b"))
     assert (tmp_path / "a" / "b").is_dir()
 
 
 @pytest.mark.parametrize("name", ["file", "file/below"])
-def test_model_dir_that_cannot_be(name, tmp_path):
+def test_a_folder_that_cannot_be(name, tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UsageError, match=r"--model_dir=.*file"):
-        plan.prepare_model_dir(str(tmp_path / name))
+        plan.prepare_folder("--model_dir", str(tmp_path / name))

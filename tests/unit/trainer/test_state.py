@@ -1,10 +1,11 @@
-import dataclasses
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer import state
+from pipeline import input_fn
+from tests.datasets import Kind, write_dataset
+from trainer import plan, state
+from trainer.cluster import ALONE
 from trainer.config import TrainConfig
 
 
@@ -36,31 +37,25 @@ def test_velocities_count_when_saving(made):
     assert bool(made.has_finite_weights())
 
 
-@dataclasses.dataclass(frozen=True)
-class FakeManifest:
-    image_shape: tuple
-    image_mean: tuple = (0.0,)
-    image_std: tuple = (1.0,)
-
-
-@dataclasses.dataclass(frozen=True)
-class FakePlan:
-    manifest: FakeManifest
-    num_classes: int = 10
-
-
 @pytest.mark.parametrize(
-    ("model", "distort", "shape", "inputs", "dtype"),
+    ("model", "distort", "resize", "stored", "inputs", "dtype"),
     [
-        ("mlp", "none", (28, 28, 1), (28, 28, 1), "uint8"),
-        ("mlp", "shift(pixels=2)", (28, 28, 1), (28, 28, 1), "float32"),
-        ("cifar10_cnn", "cifar10_tutorial", (32, 32, 3), (24, 24, 3), "float32"),
+        ("mlp", "none", None, Kind(), (28, 28, 1), "uint8"),
+        ("mlp", "shift(pixels=2)", None, Kind(), (28, 28, 1), "float32"),
+        ("mlp", "none", "20x16", Kind(), (20, 16, 1), "uint8"),
+        ("cifar10_cnn", "cifar10_tutorial", "32x32", Kind("png", varied=True), (24, 24, 1), "float32"),
+        ("lenet", "random_crop(size=18)", None, Kind("png", varied=True), (18, 18, 1), "float32"),
+        ("lenet", "random_resized_crop(size=32, normalize=False)", None, Kind("png"), (32, 32, 1), "uint8"),
     ],
 )
-def test_the_model_takes_what_the_distortion_gives(model, distort, shape, inputs, dtype):
-    config = TrainConfig.for_model(model, data_dir="", model_dir="", distort=distort)
-    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
-    made = state.create(strategy, config, FakePlan(FakeManifest(shape, (0.0,) * shape[2], (1.0,) * shape[2])))
-    assert made.model.input_shape == (None, *inputs)
-    assert made.model.inputs[0].dtype == dtype
+def test_the_model_takes_what_the_input_gives(model, distort, resize, stored, inputs, dtype, tmp_path):
+    write_dataset(tmp_path, (8,), (28, 28, 1), kind=stored)
+    config = TrainConfig.for_model(
+        model, data_dir=str(tmp_path), model_dir="", distort=distort, resize=resize, global_batch_size=4
+    )
+    made = state.create(tf.distribute.OneDeviceStrategy("/cpu:0"), config, plan.make(config, ALONE))
+    arguments = {"global_batch_size": 4, "training": True, "distort": distort, "resize": resize}
+    images = input_fn(tmp_path, **arguments).element_spec[0]
+    assert made.model.input_shape == (None, *inputs) == (None, *images.shape[1:])
+    assert made.model.inputs[0].dtype == dtype == images.dtype.name
     assert made.step == 0

@@ -130,6 +130,27 @@ def test_the_first_bad_step_ends_the_loop(replicas, value, bad_loss, make_state,
     assert np.isfinite(result.loss) == (not bad_loss)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_step_of_which_all_is_skipped_changes_nothing(replicas, make_state, batch):
+    images, labels, weights = batch
+    strategy = strategy_of(replicas)
+    state = make_state(strategy)
+    decayed = [v.numpy() - RATE * g for v, g in zip(state.model.trainable_variables, penalties(state), strict=True)]
+    stepper = stepper_of(strategy, state)
+    result = stepper.train(endless(strategy, (images, labels, 0 * weights)), steps(1))
+    assert int(result.bad_step) == FINITE
+    for variable, value in zip(state.model.trainable_variables, decayed, strict=True):
+        np.testing.assert_allclose(variable.numpy(), value, atol=1e-6)
+
+
+def penalties(state):
+    """Returns the gradients of the regularisation, which is all that is left."""
+    with tf.GradientTape() as tape:
+        loss = tf.add_n(state.model.losses)
+    sources = [v.value for v in state.model.trainable_variables]
+    return tape.gradient(loss, sources, unconnected_gradients="zero")
+
+
 def test_good_steps_are_finite(make_state, batch):
     strategy = strategy_of(1)
     stepper = stepper_of(strategy, make_state(strategy))
