@@ -7,6 +7,7 @@ the three places, so that a shard is written and read as one matrix, a row a rec
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,12 +89,21 @@ class Layout:
                 return layout
         return None
 
+    def fits(self, rows: NDArray[np.uint8]) -> bool:
+        """Says whether all rows (n, length) are of this layout: the same bytes between the features, short labels."""
+        between = ((rows[:, place] == self.template[place]).all() for place in self._between)
+        return bool(rows[:, self.label.start].max(initial=0) <= MAX_ONE_BYTE) and all(between)
+
     def mismatch(self, rows: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Says which rows (n, length) are not of this layout: other bytes between the features, or a longer label."""
+        """Says which rows (n, length) are not of this layout."""
+        other = rows[:, self.label.start] > MAX_ONE_BYTE
+        for place in self._between:
+            other |= (rows[:, place] != self.template[place]).any(axis=1)
+        return other
+
+    @functools.cached_property
+    def _between(self) -> list[slice]:
         places = sorted((place.start, place.stop) for place in (self.image, self.key, self.label))
         begins = [0, *(stop for _, stop in places)]
         ends = [*(start for start, _ in places), len(self.template)]
-        other = rows[:, self.label.start] > MAX_ONE_BYTE
-        for begin, end in zip(begins, ends, strict=True):
-            other |= (rows[:, begin:end] != self.template[begin:end]).any(axis=1)
-        return other
+        return [slice(begin, end) for begin, end in zip(begins, ends, strict=True) if begin < end]

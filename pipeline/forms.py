@@ -43,14 +43,12 @@ class Form(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class PixelRows:
-    """Columns `image`, whose rows hold the pixels and perhaps more, `label`, and the features.
+    """Columns `image` (n, pixels), `label`, and the features.
 
     Attributes:
-      image: the columns of `image` that are pixels.
       image_shape: (height, width, channels).
     """
 
-    image: slice
     image_shape: tuple[int, int, int]
 
     def examples(self, columns: Columns, keys: Callable[[], tf.Tensor]) -> Examples:
@@ -61,7 +59,7 @@ class PixelRows:
 
     def unpack(self, images: tf.Tensor) -> tf.Tensor:
         """See `Form.unpack`."""
-        return tf.reshape(images[:, self.image], (-1, *self.image_shape))
+        return tf.reshape(images, (-1, *self.image_shape))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -127,19 +127,17 @@ class Feed:
 
     def _permuted(self, epoch: tf.Tensor, window: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
         """Returns the row that each position of the window is read to, int64 (n,), stream after stream."""
-        total = tf.reduce_sum(sizes)
         if not self.order.training:
-            return tf.range(total)
+            return tf.range(tf.reduce_sum(sizes))
         streams = tf.constant(list(self.streams), tf.int64)
         keys = hashing_tf.derive_key(Domain.WINDOW, self.order.seed, epoch, streams, window)
-        index = ramp(tf.zeros_like(sizes), sizes, total)
-        hashes = hashing_tf.permutation_hashes(tf.repeat(keys, sizes), index)
-        ends = tf.cumsum(sizes)
-        sorted_rows = [
-            ends[i] - sizes[i] + tf.cast(tf.argsort(hashes[ends[i] - sizes[i] : ends[i]]), tf.int64)
-            for i in range(len(self.streams))
-        ]
-        return tf.concat(sorted_rows, axis=0)
+        # The streams' windows differ by a record at most: sorted as the rows of one matrix, what is not there last.
+        index = tf.range(tf.reduce_max(sizes))
+        hashes = hashing_tf.permutation_hashes(keys[:, None], index[None, :])
+        is_there = index[None, :] < sizes[:, None]
+        rows = tf.argsort(tf.where(is_there, hashes, tf.int64.max), stable=True)
+        first = tf.cumsum(sizes, exclusive=True)
+        return tf.boolean_mask(tf.cast(rows, tf.int64) + first[:, None], is_there)
 
     def _keep(self, layout: _Layout, begin: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
         sizes = tf.maximum(end - begin, 0)

@@ -8,12 +8,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import example_proto, framing
+from pipeline import crc_algebra, example_proto, framing
+from pipeline.buffers import aligned_matrix
 from pipeline.errors import DataError
 from pipeline.example import Layout
 from pipeline.manifest import Manifest
@@ -22,24 +25,24 @@ from pipeline.splits import Selection
 from pipeline.storage import OpenFile
 
 U8 = NDArray[np.uint8]
-_CHUNK = 256 << 10  # 256 KiB: what is read is still in the core's cache when its CRC is computed
+_CHUNK = 512 << 10  # 512 KiB: what is read is still in the core's cache when its CRC is computed
+_FEW = 256  # records, which are checked as fast one by one
 _TASK = 8 << 20  # 8 MiB: of one thread
-_ALIGNED = 64  # bytes: TensorFlow takes NumPy's memory as it is where it begins at a multiple of this
 _FEATURES = ("image", "label", "key")
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Records as they lie in their shards.
+    """Decoded records.
 
     Attributes:
-      matrix: uint8 (n, stride), frames included.
+      images: uint8 (n, pixels of an image), a row a record.
       labels: int64 (n,).
       keys: bytes (n,), dtype S.
       good: bool (n,): False where a corrupt record was left out; its row is another one's.
     """
 
-    matrix: U8
+    images: U8
     labels: NDArray[np.int64]
     keys: NDArray[np.bytes_]
     good: NDArray[np.bool_]
@@ -54,45 +57,70 @@ class _Part:
     stop: int
     row: int
 
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+class _Read(NamedTuple):
+    """What came of a pass over a part.
+
+    Attributes:
+      crc: CRC32C of all its bytes.
+      stored: the masked CRCs that its records store, uint32 (n,).
+      good: no record is corrupt, as far as they were checked one by one.
+      plain: all are of the shard's layout.
+    """
+
+    crc: int
+    stored: NDArray[np.uint32]
+    good: bool
+    plain: bool
+
 
 @dataclasses.dataclass(frozen=True)
 class RowsReader:
-    """Reads pieces of shards whose records have one length and one layout.
+    """Reads pieces of shards whose records have one length and one layout each.
 
     Attributes:
       shards: where they are read from.
-      stride: bytes from one record to the next.
-      layout: where a record's features are.
+      layouts: of each segment's records.
     """
 
     shards: Shards
-    stride: int
-    layout: Layout
+    layouts: tuple[Layout, ...]
 
     @classmethod
     def fit(cls, manifest: Manifest, shards: Shards) -> RowsReader | None:
-        """Returns the reader of a selection, or None where its records have not one layout."""
-        image = manifest.features["image"]
-        strides = {segment.shard.stride for segment in shards.segments}
-        stride = strides.pop() if len(strides) == 1 else None
-        if image.encoding != "raw" or set(manifest.features) != set(_FEATURES) or not stride:
+        """Returns the reader of a selection, or None where a shard's records have not one layout."""
+        if manifest.features["image"].encoding != "raw" or set(manifest.features) != set(_FEATURES):
             return None
-        layout = Layout.fit(stride - framing.HEADER - framing.FOOTER, math.prod(manifest.image_shape))
-        return cls(shards, stride, layout) if layout else None
+        layouts = []
+        for segment in shards.segments:
+            size = (segment.shard.stride or 0) - framing.HEADER - framing.FOOTER
+            layout = Layout.fit(size, math.prod(manifest.image_shape)) if size > 0 else None
+            if layout is None:
+                return None
+            layouts.append(layout)
+        return cls(shards, tuple(layouts))
 
     @property
-    def image(self) -> slice:
-        """The columns of `Rows.matrix` that hold the image."""
-        return slice(framing.HEADER + self.layout.image.start, framing.HEADER + self.layout.image.stop)
+    def pixels(self) -> int:
+        """Values of an image."""
+        return _length(self.layouts[0].image)
 
-    def read(self, pieces: NDArray[np.int64]) -> Rows:
+    def read(self, pieces: NDArray[np.int64], make_matrix: Callable[[int, int], U8] = aligned_matrix) -> Rows:
         """Returns the records of pieces (p, 3): segment, first record and end; one row of zeros where there is none.
+
+        Args:
+          pieces: what is read, in this order.
+          make_matrix: gives the memory of the images, uint8 (rows, columns), of whatever content.
 
         Raises:
           DataError: a shard is missing or changed, or holds a corrupt record that is not to be skipped.
         """
         sizes = pieces[:, 2] - pieces[:, 1]
-        rows = self._empty(int(sizes.sum()))
+        rows = self._empty(int(sizes.sum()), make_matrix)
         parts = [
             part
             for piece, row in zip(pieces.tolist(), (np.cumsum(sizes) - sizes).tolist(), strict=True)
@@ -103,19 +131,19 @@ class RowsReader:
             self._stand_in(rows, parts)
         return rows
 
-    def _empty(self, count: int) -> Rows:
-        matrix = aligned_matrix(max(1, count), self.stride)
+    def _empty(self, count: int, make_matrix: Callable[[int, int], U8]) -> Rows:
+        images = make_matrix(max(1, count), self.pixels)
         if count == 0:
-            matrix[:] = 0
-        labels, good = np.zeros(len(matrix), np.int64), np.ones(len(matrix), bool)
-        size = self.layout.key.stop - self.layout.key.start
-        return Rows(matrix, labels, np.zeros(len(matrix), f"S{max(1, size)}"), good)
+            images[:] = 0
+        labels, good = np.zeros(len(images), np.int64), np.ones(len(images), bool)
+        size = max(1, *(_length(layout.key) for layout in self.layouts))
+        return Rows(images, labels, np.zeros(len(images), f"S{size}"), good)
 
     def _parts(self, piece: _Part) -> list[_Part]:
         """Cuts a piece among threads; a whole shard stays whole, because of its CRC."""
         segment = self.shards.segments[piece.segment]
         start, stop = segment.start + piece.start, segment.start + piece.stop
-        step = max(1, _TASK // self.stride)
+        step = max(1, _TASK // (segment.shard.stride or 1))
         if (start, stop) == (0, segment.shard.num_examples):
             step = stop
         return [
@@ -124,75 +152,79 @@ class RowsReader:
         ]
 
     def _read_part(self, rows: Rows, part: _Part) -> None:
-        block = rows.matrix[part.row : part.row + part.stop - part.start]
+        """Reads records in one pass, which other threads need not wait for; anew, one by one, if a CRC is wrong."""
         shard = self.shards.segments[part.segment].shard
+        whole, few = part.size == shard.num_examples, part.size < _FEW
         with self.shards.opened(part.segment) as file:
-            if len(block) == shard.num_examples:
-                self._read_whole(file, block, part, rows)
+            read = self._fill(file, rows, part, one_by_one=few)
+            if whole:
+                agrees = f"{read.crc:08x}" == shard.crc32c
             else:
-                self._read_records(file, block, part, rows)
-        self._features(rows, block, part)
+                agrees = few or read.crc == crc_algebra.crc_of_frames(read.stored, shard.stride or 0)
+            if agrees and read.plain:
+                return
+            if not few:
+                read = self._fill(file, rows, part, one_by_one=True)
+        if whole and read.good:
+            self.shards.check_crc(part.segment, read.crc)
 
-    def _read_whole(self, file: OpenFile, block: U8, part: _Part, rows: Rows) -> None:
-        view, crc = block.reshape(-1).data, 0
-        for offset in range(0, len(view), _CHUNK):
-            chunk = view[offset : offset + _CHUNK]
-            file.read_into(chunk, offset)
-            crc = crc32c.crc32c(chunk, crc)
-        if f"{crc:08x}" != self.shards.segments[part.segment].shard.crc32c and self._check_records(block, part, rows):
-            self.shards.check_crc(part.segment, crc)
+    def _fill(self, file: OpenFile, rows: Rows, part: _Part, one_by_one: bool) -> _Read:
+        """Reads records to their rows, without a look at their CRCs or `one_by_one`."""
+        stride = self.shards.segments[part.segment].shard.stride or 0
+        step = max(1, min(_CHUNK // stride, part.size))
+        chunk, crc, good, plain = np.empty((step, stride), np.uint8), 0, True, True
+        stored = np.empty(part.size, np.uint32)
+        for first in range(0, part.size, step):
+            block = chunk[: part.size - first]
+            here = _Part(part.segment, part.start + first, part.start + first + len(block), part.row + first)
+            file.read_into(block.reshape(-1).data, here.start * stride)
+            crc = crc32c.crc32c(block.reshape(-1).data, crc)
+            stored[first : first + len(block)] = block[:, -framing.FOOTER :].view("<u4")[:, 0]
+            good &= not one_by_one or self._check(block, here, rows)
+            others = self._take(block, here, rows)
+            plain &= not len(others)
+            for i in others.tolist() if one_by_one else []:
+                self._take_other_layout(rows, block[i, framing.HEADER : -framing.FOOTER], here, i)
+        return _Read(crc, stored, good, plain)
 
-    def _read_records(self, file: OpenFile, block: U8, part: _Part, rows: Rows) -> None:
-        step = max(1, _CHUNK // self.stride)
-        for first in range(0, len(block), step):
-            chunk = block[first : first + step]
-            number = part.start + first
-            file.read_into(chunk.reshape(-1).data, number * self.stride)
-            self._check_records(chunk, dataclasses.replace(part, start=number, row=part.row + first), rows)
-
-    def _check_records(self, block: U8, part: _Part, rows: Rows) -> bool:
-        """Checks the frames of rows; says whether all are good."""
-        view, last = block.reshape(-1).data, self.stride - framing.FOOTER
-        found = np.fromiter(
-            (
-                crc32c.crc32c(view[first : first + last - framing.HEADER])
-                for first in range(framing.HEADER, len(view), self.stride)
-            ),
-            np.uint32,
-            len(block),
-        )
-        stored = np.ascontiguousarray(block[:, last:]).view("<u4")[:, 0]
-        bad_record = framing.mask(found) != stored
-        bad_length = (block[:, : framing.HEADER] != self._header).any(axis=1)
+    def _check(self, block: U8, part: _Part, rows: Rows) -> bool:
+        """Checks each record of a block; says whether all are good."""
+        stride = block.shape[1]
+        view, size = block.reshape(-1).data, stride - framing.HEADER - framing.FOOTER
+        starts = range(framing.HEADER, len(view), stride)
+        found = np.fromiter((crc32c.crc32c(view[start : start + size]) for start in starts), np.uint32, len(block))
+        bad_record = framing.mask(found) != block[:, -framing.FOOTER :].view("<u4")[:, 0]
+        bad_length = (block[:, : framing.HEADER] != np.frombuffer(framing.header(size), np.uint8)).any(axis=1)
         for i in np.flatnonzero(bad_record | bad_length).tolist():
             number = part.start + i
             problem = "its length or the CRC of its length" if bad_length[i] else "the record's CRC"
-            self.shards.corrupt(part.segment, number, number * self.stride, f"{problem} is wrong")
+            self.shards.corrupt(part.segment, number, number * stride, f"{problem} is wrong")
             rows.good[part.row + i] = False
         return not (bad_record | bad_length).any()
 
-    @functools.cached_property
-    def _header(self) -> U8:
-        return np.frombuffer(framing.header(self.stride - framing.HEADER - framing.FOOTER), np.uint8)
-
-    def _features(self, rows: Rows, block: U8, part: _Part) -> None:
-        records = block[:, framing.HEADER : -framing.FOOTER]
+    def _take(self, block: U8, part: _Part, rows: Rows) -> NDArray[np.int64]:
+        """Copies the features of a block to their rows; returns which rows are of another layout, and good."""
+        records, layout = block[:, framing.HEADER : -framing.FOOTER], self.layouts[part.segment]
         place = slice(part.row, part.row + len(block))
-        rows.labels[place] = records[:, self.layout.label.start]
-        if self.layout.key.stop > self.layout.key.start:
-            rows.keys[place] = np.ascontiguousarray(records[:, self.layout.key]).view(rows.keys.dtype)[:, 0]
-        for i in np.flatnonzero(self.layout.mismatch(records) & rows.good[place]).tolist():
-            self._other_layout(rows, records[i], part, i)
+        rows.images[place] = records[:, layout.image]
+        rows.labels[place] = records[:, layout.label.start]
+        if _length(layout.key):
+            keys = np.ascontiguousarray(records[:, layout.key])
+            rows.keys[place] = keys.view(f"S{keys.shape[1]}")[:, 0]
+        if layout.fits(records):
+            return np.zeros(0, np.int64)
+        return np.flatnonzero(layout.mismatch(records) & rows.good[place])
 
-    def _other_layout(self, rows: Rows, record: U8, part: _Part, i: int) -> None:
+    def _take_other_layout(self, rows: Rows, record: U8, part: _Part, i: int) -> None:
         """Takes the features of a record with the bytes of a good one in other places."""
         number, row = part.start + i, part.row + i
-        where = f"{self.shards.file(part.segment)}, record {number}, byte offset {number * self.stride}"
+        stride = self.shards.segments[part.segment].shard.stride or 0
+        where = f"{self.shards.file(part.segment)}, record {number}, byte offset {number * stride}"
         image, rows.labels[row], key = features(record.tobytes(), where)
-        size = self.layout.image.stop - self.layout.image.start
+        size = rows.images.shape[1]
         if len(image) != size or len(key) > rows.keys.dtype.itemsize:
             raise DataError(f"{where}: an image of {len(image)} bytes, not of {size}, or a longer key; convert again")
-        rows.matrix[row, self.image] = np.frombuffer(image, np.uint8)
+        rows.images[row] = np.frombuffer(image, np.uint8)
         rows.keys[row] = key
 
     def _stand_in(self, rows: Rows, parts: list[_Part]) -> None:
@@ -202,7 +234,11 @@ class RowsReader:
             raise self.shards.corruption.none_is_good(str(self.shards.file(parts[0].segment)), len(rows.good))
         bad = np.flatnonzero(~rows.good)
         other = good[np.minimum(np.searchsorted(good, bad), len(good) - 1)]
-        rows.matrix[bad], rows.labels[bad], rows.keys[bad] = rows.matrix[other], rows.labels[other], rows.keys[other]
+        rows.images[bad], rows.labels[bad], rows.keys[bad] = rows.images[other], rows.labels[other], rows.keys[other]
+
+
+def _length(place: slice) -> int:
+    return int(place.stop - place.start)
 
 
 def features(record: bytes, where: str) -> tuple[bytes, int, bytes]:
@@ -224,13 +260,6 @@ def features(record: bytes, where: str) -> tuple[bytes, int, bytes]:
         if (len(image), len(label), len(key)) == (1, 1, 1) and label.dtype == np.int64:
             return image[0], int(label[0]), key[0]
     raise DataError(f"{where}: not an Example with one image, one int64 label and one key; convert the data again")
-
-
-def aligned_matrix(rows: int, columns: int) -> U8:
-    """Returns an uninitialised uint8 (rows, columns) that TensorFlow can take without a copy."""
-    memory = np.empty(rows * columns + _ALIGNED, np.uint8)
-    first = -memory.ctypes.data % _ALIGNED
-    return memory[first : first + rows * columns].reshape(rows, columns)
 
 
 def all_pieces(selection: Selection) -> NDArray[np.int64]:

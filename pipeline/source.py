@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
+from pipeline.buffers import Buffers, aligned_matrix
 from pipeline.content import Content
 from pipeline.corruption import Corruption
 from pipeline.decode_tf import ExampleParser, ImageDecoder, Stretched
@@ -16,13 +17,23 @@ from pipeline.graph_reader import GraphReader
 from pipeline.manifest import Manifest
 from pipeline.read import Shards
 from pipeline.read_records import RecordsReader
-from pipeline.read_rows import RowsReader, aligned_matrix, all_pieces
+from pipeline.read_rows import RowsReader, all_pieces
 from pipeline.recipes import make_recipe
 from pipeline.recipes.base import CroppingRecipe, Framing, Recipe
 from pipeline.recipes.own import Own
 from pipeline.splits import Selection
 from pipeline.storage import PathLike
-from pipeline.window import GOOD, RECORD_ID, Columns, LocalReader, RecordColumns, RowColumns, WindowReader, as_tensor
+from pipeline.window import (
+    GOOD,
+    RECORD_ID,
+    Columns,
+    LocalReader,
+    RecordColumns,
+    RowColumns,
+    WindowReader,
+    as_tensor,
+    let_go,
+)
 
 _DECODED_TOGETHER = 256  # images, where a split is decoded once
 
@@ -69,8 +80,8 @@ def make_source(
     shards = Shards.found(data_dir, selection.segments, corruption)
     rows = RowsReader.fit(manifest, shards)
     if rows and content.parse is None and not content.resize and set(content.features) <= {"key"}:
-        columns = RowColumns(rows, "key" in content.features, corruption.skips)
-        return Source(columns, PixelRows(rows.image, manifest.image_shape), recipe, columns)
+        columns = RowColumns(rows, Buffers(let_go), "key" in content.features, corruption.skips)
+        return Source(columns, PixelRows(manifest.image_shape), recipe, columns)
     if manifest.compression and corruption.skips:
         raise UsageError(
             f"on_corrupt='skip': the shards are compressed with {manifest.compression}, in which nothing can be skipped"
@@ -132,4 +143,4 @@ def _decoded(form: Serialized, columns: Columns) -> tuple[Columns, Form]:
         parts.append({"label": examples.labels, **examples.features})
     others = {name: tf.concat([part[name] for part in parts], axis=0) for name in parts[0]}
     kept = {GOOD: columns[GOOD]} if GOOD in columns else {}
-    return {"image": as_tensor(matrix), **others, **kept}, PixelRows(slice(None), shape)
+    return {"image": as_tensor(matrix), **others, **kept}, PixelRows(shape)

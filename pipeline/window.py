@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
+from pipeline.buffers import Buffers
 from pipeline.errors import PipelineError
 from pipeline.read_records import RecordsReader
 from pipeline.read_rows import RowsReader
@@ -42,13 +43,14 @@ class RowColumns:
     """Columns `image` uint8 (n, stride), `label`, and `key` where it is wanted, in NumPy's own memory."""
 
     reader: RowsReader
+    buffers: Buffers
     with_keys: bool
     with_good: bool
 
     def load(self, pieces: np.ndarray) -> Columns:
         """See `LocalReader.load`."""
         rows = self.reader.read(pieces)
-        columns = {"image": as_tensor(rows.matrix), "label": tf.constant(rows.labels)}
+        columns = {"image": as_tensor(rows.images), "label": tf.constant(rows.labels)}
         columns |= {"key": tf.constant(rows.keys)} if self.with_keys else {}
         return columns | ({GOOD: tf.constant(rows.good)} if self.with_good else {})
 
@@ -56,7 +58,7 @@ class RowColumns:
         """See `WindowReader.read`."""
         dtypes = [tf.uint8, tf.int64, tf.string, tf.bool]
         image, label, key, good = _outside(self._read, pieces, dtypes)
-        image.set_shape([None, self.reader.stride])
+        image.set_shape([None, self.reader.pixels])
         columns = {"image": image, "label": label, "key": key, GOOD: good}
         wanted = {"image", "label", *(["key"] if self.with_keys else []), *([GOOD] if self.with_good else [])}
         for name in wanted - {"image"}:
@@ -64,9 +66,9 @@ class RowColumns:
         return {name: columns[name] for name in sorted(wanted)}
 
     def _read(self, pieces: np.ndarray) -> tuple[np.ndarray, ...]:
-        rows = self.reader.read(pieces)
+        rows = self.reader.read(pieces, self.buffers.matrix)
         keys = rows.keys.astype(object) if self.with_keys else np.array([b""], object)
-        return rows.matrix, rows.labels, keys, rows.good
+        return rows.images, rows.labels, keys, rows.good
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +113,18 @@ def _outside(function: Callable[..., tuple[np.ndarray, ...]], pieces: tf.Tensor,
 
 
 def as_tensor(array: np.ndarray) -> tf.Tensor:
-    """Returns an array as a tensor in the same memory, where that is aligned (see `read_rows.aligned_matrix`)."""
+    """Returns an array as a tensor in the same memory, where that is aligned (see `buffers.aligned_matrix`)."""
     return tf.numpy_function(lambda: array, [], array.dtype)
+
+
+def let_go() -> None:
+    """Has TensorFlow give back the arrays that it does not need any more, which it does at the end of such a call."""
+    tf.numpy_function(_nothing, [], tf.int64)
+
+
+@tf.autograph.experimental.do_not_convert
+def _nothing() -> np.int64:
+    return np.int64(0)
 
 
 def take(window: Columns, tail: Columns | None, rows: tf.Tensor) -> Columns:

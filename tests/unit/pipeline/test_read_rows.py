@@ -38,7 +38,7 @@ def read_all(folder, split="train", **policy):
 
 
 def images(reader, rows):
-    return rows.matrix[:, reader.image].reshape(-1, *SHAPE)
+    return rows.images.reshape(-1, *SHAPE)
 
 
 def check(reader, rows, numbers, split="train"):
@@ -52,9 +52,9 @@ def test_a_whole_split_is_one_aligned_matrix_in_its_order(folder):
     reader, rows = read_all(folder)
     check(reader, rows, range(12))
     assert rows.good.all()
-    assert rows.matrix.shape == (12, STRIDE)
-    assert rows.matrix.ctypes.data % 64 == 0
-    assert (rows.matrix.dtype, rows.labels.dtype, rows.good.dtype) == (np.uint8, np.int64, bool)
+    assert rows.images.shape == (12, 144)
+    assert rows.images.ctypes.data % 64 == 0
+    assert (rows.images.dtype, rows.labels.dtype, rows.good.dtype) == (np.uint8, np.int64, bool)
 
 
 def test_slices_join_parts_of_shards(folder):
@@ -80,8 +80,8 @@ def test_pieces_are_read_in_the_order_they_are_given(folder, pieces, numbers):
 @pytest.mark.parametrize("pieces", [np.zeros((0, 3), np.int64), np.array([[1, 2, 2]])])
 def test_no_record_is_one_row_of_zeros(folder, pieces):
     rows = reader_of(folder).read(pieces)
-    assert rows.matrix.shape == (1, STRIDE)
-    assert not rows.matrix.any()
+    assert rows.images.shape == (1, 144)
+    assert not rows.images.any()
     assert (rows.labels.tolist(), rows.keys.tolist(), rows.good.tolist()) == ([0], [b""], [True])
 
 
@@ -294,12 +294,22 @@ def test_what_has_not_one_layout_is_not_for_this_reader(tmp_path, kind):
     assert reader_of(tmp_path) is None
 
 
-def test_shards_of_different_strides_are_not_for_this_reader(tmp_path):
+def test_shards_of_different_strides_are_one_matrix(tmp_path):
     made = write_dataset(tmp_path, (5, 3))
-    records = [framing.frame(example.encode(bytes(144), 0, b"a longer key %d" % i)) for i in range(3)]
+    pixels = images_of(20, 3, SHAPE)
+    records = [framing.frame(example.encode(pixels[i].tobytes(), i, b"a longer key %d" % i)) for i in range(3)]
     shard = write_shard(tmp_path, made.splits["train"].shards[1].file, records)
     split = dataclasses.replace(made.splits["train"], shards=(made.splits["train"].shards[0], shard))
     manifest = dataclasses.replace(made, splits={"train": split})
     (tmp_path / "manifest.json").write_bytes(manifest.to_bytes())
-    assert reader_of(tmp_path) is None
-    assert reader_of(tmp_path, "train[:5]").stride == STRIDE
+    rows = reader_of(tmp_path).read(np.array([[1, 1, 3], [0, 0, 2], [1, 0, 1]]))
+    expected = [*pixels[1:], *images_of(0, 2, SHAPE), pixels[0]]
+    assert np.array_equal(rows.images.reshape(-1, *SHAPE), expected)
+    assert rows.keys.tolist() == [
+        b"a longer key 1",
+        b"a longer key 2",
+        b"train#00000",
+        b"train#00001",
+        b"a longer key 0",
+    ]
+    assert rows.labels.tolist() == [1, 2, 0, 1, 0]
