@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from pipeline.input import input_fn, order_spec, steps_per_epoch
     from pipeline.random_access import RandomAccess
     from pipeline.sharding import Shard
+    from pipeline.stepping import StepIterator
 
 _HOME = {
     "RandomAccess": "pipeline.random_access",
     "Shard": "pipeline.sharding",
+    "StepIterator": "pipeline.stepping",
     "distribute": "pipeline.distribution",
     "input_fn": "pipeline.input",
     "skipped_records": "pipeline.corruption",
@@ -32,6 +34,7 @@ _HOME = {
 __all__ = [
     "RandomAccess",
     "Shard",
+    "StepIterator",
     "distribute",
     "input_fn",
     "order_spec",

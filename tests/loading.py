@@ -45,7 +45,7 @@ def load(data_dir: pathlib.Path, split: str) -> Loaded:
     reader = RowsReader.fit(manifest, shards)
     if reader is not None:
         rows = reader.read(all_pieces(selection))
-        assert np.array_equal(rows.matrix[:, reader.image].reshape(loaded.images.shape), loaded.images)
+        assert np.array_equal(rows.images.reshape(loaded.images.shape), loaded.images)
         assert rows.labels.tolist() == loaded.labels.tolist()
         assert rows.keys.tolist() == loaded.keys
     return loaded
