@@ -25,6 +25,7 @@ setup(
         "pipeline",
         "pipeline.recipes",
         "pipeline.auditing",
+        "pipeline.indexing",
         "trainer",
         "trainer.models",
         "beam_jobs",
@@ -65,6 +66,7 @@ setup(
             "stepfeed-train = trainer.run:entry_point",
             "stepfeed-inspect = pipeline.inspect:entry_point",
             "stepfeed-audit = pipeline.audit:entry_point",
+            "stepfeed-index = pipeline.index:entry_point",
         ]
     },
 )

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from pipeline import recipes
+from pipeline import manifest_checks, recipes
 from pipeline.errors import UsageError
 from pipeline.manifest import Manifest
 from pipeline.splits import Selection
@@ -35,11 +35,16 @@ class Content:
     def check(self, manifest: Manifest) -> None:
         """Checks that a data set has what is asked for.
 
+        Without images, nothing may be asked of them: the order is known all the same.
+
         Raises:
           UsageError: it has not; the message says what would do.
         """
         if self.parse is not None:
             self._check_parse_alone()
+        elif not manifest_checks.has_images(manifest):
+            if self.distort is not None or self.resize or self.features:
+                manifest_checks.require_images(manifest)
         elif self.crops and (self.resize or manifest.features["image"].encoding == "raw"):
             why = f"resize={self.resize}" if self.resize else "raw images"
             raise UsageError(
@@ -66,9 +71,14 @@ class Content:
         return isinstance(self.distort, str) and recipes.crops(self.distort)
 
     def image_shape(self, manifest: Manifest) -> tuple[int, int, int] | None:
-        """Returns (height, width, channels) of the images before they are distorted; None: the recipe makes them."""
+        """Returns (height, width, channels) of the images before they are distorted; None: the recipe makes them.
+
+        Raises:
+          UsageError: there are no images, and no function that parses what there is.
+        """
         if self.parse is not None or self.crops:
             return None
+        manifest_checks.require_images(manifest)
         if self.resize:
             return (*self.resize, manifest.features["image"].shape[2] or 3)
         height, width, _ = manifest.features["image"].shape
@@ -76,7 +86,7 @@ class Content:
 
     def record_bytes(self, manifest: Manifest, selection: Selection) -> int:
         """Returns the bytes that an example takes in a window: decoded pixels, or where they vary the stored mean."""
-        shape = self.image_shape(manifest)
+        shape = self.image_shape(manifest) if manifest_checks.has_images(manifest) else None
         if shape:
             return math.prod(shape)
         shards = {segment.shard.file: segment.shard for segment in selection.segments}.values()

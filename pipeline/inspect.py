@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import simple_parsing
 
-from pipeline import commandline, manifest, quiet, read
+from pipeline import commandline, manifest, manifest_checks, quiet, read
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature, Manifest
 
@@ -19,7 +19,7 @@ _MOST_SIZES = 20  # of images, listed
 
 @dataclasses.dataclass(frozen=True)
 class InspectConfig:
-    """Look at a data set made by beam_jobs.convert."""
+    """Look at a data set made by beam_jobs.convert or pipeline.index."""
 
     data_dir: str = simple_parsing.field(positional=True, metavar="DATA_DIR")  # the data set's folder
     png: str | None = None  # write a contact sheet here: images as stored and distorted
@@ -52,25 +52,36 @@ def main(argv: Sequence[str] | None = None) -> None:
         read.check_present(config.data_dir, split.shards)
     print("\n".join(summary(content)))
     if config.png is not None:
+        manifest_checks.require_images(content)
         _write_sheet(config, content)
 
 
 def summary(content: Manifest) -> list[str]:
     """Returns the lines of the tables: splits, shards, labels, and sizes where images differ."""
     total = sum(split.num_examples for split in content.splits.values())
-    mean, std = (", ".join(f"{v:.1f}" for v in values) for values in (content.image_mean, content.image_std))
     return [
-        f"{content.dataset}: {total:,} examples, image {_text(content.features['image'])}, "
-        f"{len(content.class_names)} classes, pixel mean {mean}, standard deviation {std}",
+        f"{content.dataset}: {total:,} examples, {_kind(content)}",
         *_more_lines(content),
         "",
         *_table(["split", "shards", "examples", "MiB", "examples a shard", "rejects"], _split_rows(content)),
         "",
         *_table(["shard", "examples", "bytes", "CRC32C"], _shard_rows(content)),
-        "",
-        *_table(["label", "class", *content.splits], _label_rows(content)),
-        *_size_lines(content),
+        *_image_tables(content),
     ]
+
+
+def _kind(content: Manifest) -> str:
+    if not manifest_checks.has_images(content):
+        return "records of any kind: give input_fn a parse function"
+    mean, std = (", ".join(f"{v:.1f}" for v in values) for values in (content.image_mean, content.image_std))
+    image = f"image {_text(content.features['image'])}, {len(content.class_names)} classes"
+    return f"{image}, pixel mean {mean}, standard deviation {std}"
+
+
+def _image_tables(content: Manifest) -> list[str]:
+    if not manifest_checks.has_images(content):
+        return []
+    return ["", *_table(["label", "class", *content.splits], _label_rows(content)), *_size_lines(content)]
 
 
 def _text(feature: Feature) -> str:

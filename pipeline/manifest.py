@@ -103,7 +103,8 @@ class Manifest:
     Attributes:
       dataset: its name (`mnist`).
       class_names: one a label.
-      features: by name: `image`, `label`, `key` and whatever else the source has.
+      features: by name: `image`, `label`, `key` and whatever else the source has; none where `pipeline.index` made the
+        manifest of anybody's records.
       splits: by name.
       image_mean, image_std: per channel, of the training images' pixels in 0..255.
       source: the files it was made from.
@@ -128,8 +129,9 @@ class Manifest:
         """(height, width, channels) of every image.
 
         Raises:
-          UsageError: the images differ in size.
+          UsageError: the images differ in size, or there are none.
         """
+        manifest_checks.require_images(self)
         height, width, channels = self.features["image"].shape
         if height is None or width is None or channels is None:
             raise UsageError(f"{self.dataset}: its images differ in size; convert it with --resize=HxW")
@@ -179,7 +181,7 @@ def load(data_dir: str | os.PathLike[str] | RemoteFolder) -> Manifest:
     except FileNotFoundError:
         raise DataError(
             f"{path}: no manifest, so {data_dir} is no data set (or its conversion did not end); "
-            "make it with: python -m beam_jobs.convert"
+            "make it with: python -m beam_jobs.convert; of TFRecords as they are: python -m pipeline.index"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None

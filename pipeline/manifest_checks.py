@@ -7,13 +7,14 @@ import re
 from typing import TYPE_CHECKING
 
 from pipeline import naming
-from pipeline.errors import DataError
+from pipeline.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo
 
 DTYPES = ("uint8", "int64", "float32", "string")
 ENCODINGS = ("raw", "png", "jpeg", "any")  # of images
+_OF_IMAGES = {"image": "uint8", "label": "int64", "key": "string"}  # features, all or none of them
 _SIZE = re.compile(r"[1-9][0-9]*x[1-9][0-9]*")
 
 
@@ -28,19 +29,36 @@ def check(manifest: Manifest, file: str) -> None:
       DataError: the first thing that cannot be.
     """
     _check_features(manifest, file)
-    _check_image(manifest, file)
+    if has_images(manifest):
+        _check_image(manifest, file)
+    else:
+        _check_no_images(manifest, file)
     if manifest.compression not in naming.COMPRESSIONS:
         known = ", ".join(name for name in naming.COMPRESSIONS if name)
         raise DataError(f"{file}: compression is {manifest.compression!r}; known: {known}, or an empty text for none")
     if not manifest.splits:
         raise DataError(f"{file}: lists no split")
     for name, split in manifest.splits.items():
-        _check_split(name, split, manifest.compression, file)
+        _check_split(name, split, manifest, file)
     _check_files(manifest, file)
 
 
+def has_images(manifest: Manifest) -> bool:
+    """Says whether the records are images with labels and keys; else only the user knows what they are."""
+    return any(name in manifest.features for name in _OF_IMAGES)
+
+
+def require_images(manifest: Manifest) -> None:
+    """Raises UsageError where the records are not images: `pipeline.index` made the manifest."""
+    if not has_images(manifest):
+        raise UsageError(
+            f"{manifest.dataset}: its manifest is of pipeline.index and knows of no images; its records can be fed by "
+            "pipeline.input_fn(..., parse=FUNCTION); for images, convert them: python -m beam_jobs.convert"
+        )
+
+
 def _check_features(manifest: Manifest, file: str) -> None:
-    for name, dtype in (("image", "uint8"), ("label", "int64"), ("key", "string")):
+    for name, dtype in _OF_IMAGES.items() if has_images(manifest) else ():
         feature = manifest.features.get(name)
         if feature is None or feature.dtype != dtype:
             raise DataError(f"{file}: feature {name!r} of dtype {dtype} is needed; there is {feature}")
@@ -72,14 +90,21 @@ def _check_image(manifest: Manifest, file: str) -> None:
             raise DataError(f"{file}: {name} must be {channels} finite numbers, one a channel; it is {values}")
 
 
-def _check_split(name: str, split: SplitInfo, compression: str, file: str) -> None:
+def _check_no_images(manifest: Manifest, file: str) -> None:
+    for name in ("class_names", "image_mean", "image_std"):
+        if getattr(manifest, name):
+            raise DataError(f"{file}: {name} is {getattr(manifest, name)}, but there is no feature 'image'")
+
+
+def _check_split(name: str, split: SplitInfo, manifest: Manifest, file: str) -> None:
     if not naming.is_split_name(name):
         raise DataError(f"{file}: {name!r} cannot name a split")
     if not split.shards:
         raise DataError(f"{file}: split {name!r} lists no shard")
     for shard in split.shards:
-        _check_shard(shard, name, compression, file)
-    if not all(_is_count(n) for n in split.label_histogram) or sum(split.label_histogram) != split.num_examples:
+        _check_shard(shard, name, manifest.compression, file)
+    labelled = split.num_examples if has_images(manifest) else 0
+    if not all(_is_count(n) for n in split.label_histogram) or sum(split.label_histogram) != labelled:
         raise DataError(
             f"{file}: split {name!r}: the label histogram {list(split.label_histogram)} is not of its "
             f"{split.num_examples} examples"
@@ -89,7 +114,7 @@ def _check_split(name: str, split: SplitInfo, compression: str, file: str) -> No
     sizes = split.image_sizes
     if not all(_SIZE.fullmatch(size) and _is_count(n) for size, n in sizes.items()):
         raise DataError(f"{file}: split {name!r}: image_sizes must be {{'<height>x<width>': images}}; it is {sizes}")
-    if sizes and sum(sizes.values()) != split.num_examples:
+    if sizes and sum(sizes.values()) != labelled:
         raise DataError(
             f"{file}: split {name!r}: image_sizes counts {sum(sizes.values())} images of its "
             f"{split.num_examples} examples"

@@ -23,6 +23,7 @@ PURE = [
     "order",
     "key_log",
     "auditing.command",
+    "indexing.command",
     "sharding",
     "read",
     "decode",
@@ -70,7 +71,8 @@ def test_input_fn_is_imported_without_loading_tensorflow():
 
 
 @pytest.mark.parametrize(
-    "command", ["pipeline.inspect", "pipeline.audit", "beam_jobs.convert", "beam_jobs.validate", "trainer.run"]
+    "command",
+    ["pipeline.inspect", "pipeline.audit", "pipeline.index", "beam_jobs.convert", "beam_jobs.validate", "trainer.run"],
 )
 def test_help_loads_nothing_heavy(command):
     assert loaded(f"import {command} as c; sys.argv = ['x', '--help']; c.main(['--help'])") == set()

@@ -1,0 +1,60 @@
+"""`python -m pipeline.index DATA_DIR --split=train:'train-*.tfrecord'`: a data set of TFRecord files as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import simple_parsing
+
+from pipeline import commandline, naming
+from pipeline.errors import UsageError, unknown
+
+COMMAND = "pipeline.index"
+
+
+@dataclasses.dataclass(frozen=True)
+class IndexConfig:
+    """Reads every record once, checks it, and writes manifest.json beside the files, which stay as they are."""
+
+    data_dir: str = simple_parsing.field(positional=True, metavar="DATA_DIR")  # the folder of the files
+    # a split's name and its files: train:'train-*.tfrecord'; again for more patterns or splits
+    split: list[str] = simple_parsing.field(  # noqa: RUF009
+        default_factory=list, action="append", nargs=None, metavar="NAME:PATTERN"
+    )
+    compression: str = ""  # of the files: GZIP, or none
+    overwrite: bool = False  # replace a manifest that this command made
+
+    def __post_init__(self) -> None:
+        if self.compression not in naming.COMPRESSIONS:
+            raise unknown("--compression", self.compression, [name for name in naming.COMPRESSIONS if name])
+        if "://" in self.data_dir:
+            raise UsageError(f"{self.data_dir}: must be a local or mounted folder; index it there, then copy all of it")
+        if not self.split:
+            raise UsageError(
+                "--split is missing: a name and a pattern of files, such as --split=train:'train-*.tfrecord'"
+            )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Reads the files and writes the manifest.
+
+    Raises:
+      DataError: a file that cannot be read, or a record that is corrupt; a folder that cannot be written to.
+      UsageError: a flag that cannot work, or a manifest that must not be replaced.
+    """
+    parser = commandline.Parser(COMMAND, "Make TFRecord files of any kind a data set for pipeline.input_fn.")
+    parser.add_arguments(IndexConfig, "config")
+    config = parser.parse(argv).config
+    from pipeline.indexing import command  # noqa: PLC0415, here because --help must be fast
+
+    command.run(config)
+
+
+def entry_point() -> None:
+    """Runs the command as a console script."""
+    commandline.run(COMMAND, main)
+
+
+if __name__ == "__main__":
+    entry_point()

@@ -1,0 +1,1 @@
+"""A manifest for TFRecord files that are there already."""
