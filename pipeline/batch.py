@@ -36,10 +36,16 @@ class Batches:
     weights: str
     record_ids: bool
 
-    def element(self, columns: Columns, tail: Columns | None, plan: WindowPlan, number: tf.Tensor) -> tuple[Any, ...]:
-        """Returns element `number` of a window: (x, labels, weights), or (parsed, weights), and perhaps record ids."""
-        taken = window.take(columns, tail, tf.ensure_shape(plan.take[number], plan.take.shape[1:]))
-        records, good = taken.pop(window.RECORD_ID), taken.pop(window.GOOD, None)
+    def element(self, taken: Columns, plan: WindowPlan, number: tf.Tensor) -> tuple[Any, ...]:
+        """Returns element `number` of a window, of its rows: (x, labels, weights) or (parsed, weights), and record ids.
+
+        Args:
+          taken: the rows, a column each.
+          plan: of the window.
+          number: int64 scalar.
+        """
+        records, good = taken[window.RECORD_ID], taken.get(window.GOOD)
+        taken = {name: column for name, column in taken.items() if name not in (window.RECORD_ID, window.GOOD)}
         real = plan.real[number] if good is None else tf.logical_and(plan.real[number], good)
         rest = [self._weights(real, plan.real_rows[number], has_skipped=good is not None)]
         rest += [records] if self.record_ids else []
@@ -51,6 +57,11 @@ class Batches:
     def _x(self, examples: Examples, epoch: tf.Tensor, records: tf.Tensor) -> Any:
         images = self._distort(examples.images, epoch, records)
         return {"image": images, **examples.features} if examples.features else images
+
+    @property
+    def hands_out(self) -> bool:
+        """Whether images may reach the user as they are, in whatever memory they lie."""
+        return self.recipe is None or not self.recipe.compiled
 
     @property
     def _distort(self) -> Any:

@@ -9,7 +9,8 @@ import tensorflow as tf
 from pipeline.batch import Batches
 from pipeline.order import MAX_STEP
 from pipeline.order_tf import Feed, WindowPlan
-from pipeline.window import RECORD_ID, Columns, WindowReader, empty_tail, take
+from pipeline.window import RECORD_ID, Columns, WindowReader, empty_tail, gather, gather_both
+from pipeline.window import run as run_of
 
 _READY = 4  # elements made ahead: enough to hide the sorting of the next window's order
 
@@ -69,7 +70,7 @@ def resident(run: Run, batches: Batches, columns: Columns) -> tf.data.Dataset:
         return tf.data.Dataset.zip(tf.data.Dataset.from_tensors(plan).repeat(), run.numbers(plan, window))
 
     def element(plan: WindowPlan, number: tf.Tensor) -> tuple:
-        return batches.element(columns, None, plan, number)
+        return batches.element(gather(columns, run.feed.rows_of(plan, number)), plan, number)
 
     plans = run.windows().map(plan_of).prefetch(1)
     return _finished(run, plans.flat_map(elements_of).map(element, num_parallel_calls=tf.data.AUTOTUNE))
@@ -80,11 +81,12 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
 
     def load(epoch: tf.Tensor, window: tf.Tensor) -> tuple[tf.Tensor, WindowPlan, Columns]:
         plan = run.feed.plan(epoch, window)
-        return window, plan, {RECORD_ID: plan.records, **reader.read(plan.pieces)}
+        plan = plan.in_runs() if reader.places else plan
+        return window, plan, {RECORD_ID: plan.records, **reader.read(plan.pieces, plan.place)}
 
     def with_tail(tail: Columns, loaded: tuple[tf.Tensor, WindowPlan, Columns]) -> tuple[Columns, tuple]:
         window, plan, columns = loaded
-        return take(columns, tail, plan.keep), (window, plan, columns, tail)
+        return gather_both(columns, tail, plan.keep), (window, plan, columns, tail)
 
     def elements_of(window: tf.Tensor, plan: WindowPlan, columns: Columns, tail: Columns) -> tf.data.Dataset:
         held = tf.data.Dataset.from_tensors((plan, columns, tail)).repeat()
@@ -92,7 +94,15 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
 
     def element(held: tuple[WindowPlan, Columns, Columns], number: tf.Tensor) -> tuple:
         plan, columns, tail = held
-        return batches.element(columns, tail, plan, number)
+
+        def gathered() -> Columns:
+            return gather_both(columns, tail, run.feed.rows_of(plan, number))
+
+        if not reader.places:
+            return batches.element(gathered(), plan, number)
+        first = plan.runs[number]
+        side_by_side = lambda: run_of(columns, first, run.feed.replica_rows, copied=batches.hands_out)  # noqa: E731
+        return batches.element(tf.cond(first >= 0, side_by_side, gathered), plan, number)
 
     loaded = run.windows().map(load)
     loaded = loaded.scan(empty_tail(loaded.element_spec[2]), with_tail)

@@ -8,17 +8,14 @@ without a record, and every tail, has one row more, which no step takes.
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from pipeline import hashing_tf
 from pipeline.hashing import Domain
 from pipeline.order import Order
-
-I64 = NDArray[np.int64]
 
 
 class WindowPlan(NamedTuple):
@@ -32,6 +29,8 @@ class WindowPlan(NamedTuple):
       real: bool (elements, rows): which are no padding.
       real_rows: float32 (elements,): rows of each element's global batch that are no padding.
       keep: int64 (m,): the rows of this window and its tail that are the next window's tail; m >= 1.
+      place: int64 (n,): the row at which each record that is read is put.
+      runs: int64 (elements,): where the rows of an element follow each other in the window, the first; else -1.
     """
 
     epoch: tf.Tensor
@@ -41,6 +40,28 @@ class WindowPlan(NamedTuple):
     real: tf.Tensor
     real_rows: tf.Tensor
     keep: tf.Tensor
+    place: tf.Tensor
+    runs: tf.Tensor
+
+    def in_runs(self) -> WindowPlan:
+        """Returns the plan that puts the rows of each element side by side, so that nothing has to be gathered."""
+        rows = tf.shape(self.take, tf.int64)[1]
+        whole = tf.reduce_all((self.take >= 0) & self.real, axis=1)
+        first = tf.cumsum(tf.cast(whole, tf.int64), exclusive=True) * rows
+        runs = tf.boolean_mask(first, whole)[:, None] + tf.range(rows)
+        taken = tf.boolean_mask(self.take, whole)
+        place = tf.fill([tf.size(self.records)], tf.constant(-1, tf.int64))
+        place = tf.tensor_scatter_nd_update(place, tf.reshape(taken, [-1, 1]), tf.reshape(runs, [-1]))
+        rest = place < 0  # rows of a step that another window completes, of a padded one, or of other replicas
+        others = tf.size(taken, tf.int64) + tf.cumsum(tf.cast(rest, tf.int64)) - 1
+        place = tf.where(rest, others, place)
+
+        def placed(rows: tf.Tensor) -> tf.Tensor:
+            return tf.where(rows >= 0, tf.gather(place, tf.maximum(rows, 0)), rows)
+
+        records = tf.scatter_nd(place[:, None], self.records, tf.shape(self.records, tf.int64))
+        runs = tf.where(whole, first, -1)
+        return self._replace(records=records, take=placed(self.take), keep=placed(self.keep), place=place, runs=runs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,13 +70,13 @@ class Feed:
 
     Attributes:
       order: the order.
-      first_row: of the rows of every global batch that it feeds.
+      first_row: of the rows of every global batch that it feeds; inside a `tf.function` also an int64 scalar tensor.
       local_replicas: L; each gets the next `replica_rows` of them.
       replica_rows: rows of a replica.
     """
 
     order: Order
-    first_row: int
+    first_row: int | tf.Tensor
     local_replicas: int
     replica_rows: int
 
@@ -66,14 +87,19 @@ class Feed:
 
     @property
     def streams(self) -> range:
-        """The streams that fill them."""
-        width = self.order.rows_per_stream
-        return range(self.first_row // width, -(-(self.first_row + self.rows) // width))
+        """The streams that fill them, where `first_row` is an int."""
+        return range(*self._stream_range())
 
-    def _bounds(self) -> tuple[I64, I64]:
+    def _stream_range(self) -> tuple[Any, Any]:
+        """Returns the first of the streams and the one after the last, of the type of `first_row`."""
+        width = self.order.rows_per_stream
+        return self.first_row // width, -(-(self.first_row + self.rows) // width)
+
+    def _bounds(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns where the streams begin and their lengths, int64 (streams,) each."""
-        bounds = self.order.stream_bounds()[self.streams.start : self.streams.stop + 1]
-        return bounds[:-1], np.diff(bounds)
+        first, stop = self._stream_range()
+        bounds = tf.constant(self.order.stream_bounds())[first : stop + 1]
+        return bounds[:-1], bounds[1:] - bounds[:-1]
 
     def steps_before(self, window: tf.Tensor) -> tf.Tensor:
         """Returns the steps of an epoch that are complete before a window (0..W), int64 scalar; T at the end."""
@@ -82,17 +108,21 @@ class Feed:
         steps = tf.minimum(read // self.order.rows_per_stream, self.order.steps_per_epoch)
         return tf.where(window == self.order.windows, tf.constant(self.order.steps_per_epoch, tf.int64), steps)
 
-    def first_window(self, step_of_epoch: int) -> int:
-        """Returns the window in which the rows of a step begin."""
+    def first_window(self, step_of_epoch: int) -> tf.Tensor:
+        """Returns the window in which the rows of a step begin, int64 scalar."""
         _, lengths = self._bounds()
-        at = np.minimum(step_of_epoch * self.order.rows_per_stream, np.maximum(lengths - 1, 0))
+        at = tf.minimum(tf.maximum(lengths - 1, 0), step_of_epoch * self.order.rows_per_stream)
         # Window w begins at floor(wL / W): position p is in the last w of which wL < (p + 1)W.
-        return int(min(-(-(at + 1) * self.order.windows // np.maximum(lengths, 1)) - 1))
+        return tf.reduce_min(-(-(at + 1) * self.order.windows // tf.maximum(lengths, 1)) - 1)
 
     @property
     def window_records(self) -> int:
         """Records of the largest window, over all streams, at most."""
-        return int(np.maximum(-(-self._bounds()[1] // self.order.windows), 1).sum())
+        return int(tf.reduce_sum(tf.maximum(-(-self._bounds()[1] // self.order.windows), 1)))
+
+    def rows_of(self, plan: WindowPlan, number: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of element `number` of a plan: int64 (replica_rows,)."""
+        return tf.ensure_shape(plan.take[number], [self.replica_rows])
 
     def plan(self, epoch: tf.Tensor, window: tf.Tensor) -> WindowPlan:
         """Returns the plan of a window; `epoch` and `window` (0..W-1) are int64 scalars."""
@@ -109,27 +139,31 @@ class Feed:
         tail_sizes = tf.maximum(begin - tail_begin, 0)
         layout = _Layout(begin, offsets, row_of, tail_begin, tf.cumsum(tail_sizes, exclusive=True))
         rows = self.first_row + tf.range(self.rows, dtype=tf.int64)
-        streams = rows // self.order.rows_per_stream - self.streams[0]
+        streams = rows // self.order.rows_per_stream - self._stream_range()[0]
         positions, real = _positions(self.order, tf.range(first, stop)[:, None], rows)
         take = layout.rows(positions, streams)
         shape = [-1, self.replica_rows]
         batch = self.order.num_records - tf.range(first, stop) * self.order.global_batch_size
         real_rows = tf.cast(tf.minimum(batch, self.order.global_batch_size), tf.float32)
+        records = tf.cond(tf.size(records) > 0, lambda: records, _any)
+        take = tf.reshape(take, shape)
         return WindowPlan(
             epoch,
             pieces,
-            tf.cond(tf.size(records) > 0, lambda: records, _any),
-            tf.reshape(take, shape),
+            records,
+            take,
             tf.reshape(real, shape),
             tf.repeat(real_rows, self.local_replicas),
             self._keep(layout, starts + stop * self.order.rows_per_stream, end),
+            tf.range(tf.size(records, tf.int64)),
+            tf.fill([tf.shape(take)[0]], tf.constant(-1, tf.int64)),
         )
 
     def _permuted(self, epoch: tf.Tensor, window: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
         """Returns the row that each position of the window is read to, int64 (n,), stream after stream."""
         if not self.order.training:
             return tf.range(tf.reduce_sum(sizes))
-        streams = tf.constant(list(self.streams), tf.int64)
+        streams = tf.range(*self._stream_range(), dtype=tf.int64)
         keys = hashing_tf.derive_key(Domain.WINDOW, self.order.seed, epoch, streams, window)
         # The streams' windows differ by a record at most: sorted as the rows of one matrix, what is not there last.
         index = tf.range(tf.reduce_max(sizes))
@@ -142,7 +176,7 @@ class Feed:
     def _keep(self, layout: _Layout, begin: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
         sizes = tf.maximum(end - begin, 0)
         total = tf.reduce_sum(sizes)
-        streams = tf.repeat(tf.range(len(self.streams), dtype=tf.int64), sizes)
+        streams = tf.repeat(tf.range(tf.size(sizes, tf.int64)), sizes)
         kept = layout.rows(ramp(begin, sizes, total)[None, :], streams)[0]
         return tf.concat([kept, _any()], axis=0)
 

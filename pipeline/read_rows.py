@@ -40,17 +40,19 @@ class Rows:
       labels: int64 (n,).
       keys: bytes (n,), dtype S.
       good: bool (n,): False where a corrupt record was left out; its row is another one's.
+      place: int64 (n,): the row of each record in the order in which they are read.
     """
 
     images: U8
     labels: NDArray[np.int64]
     keys: NDArray[np.bytes_]
     good: NDArray[np.bool_]
+    place: NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """Records start..stop-1 of a segment's shard, to be read to rows of the result that begin at `row`."""
+    """Records start..stop-1 of a segment's shard, the first of them being the `row`th of all that is read."""
 
     segment: int
     start: int
@@ -109,18 +111,24 @@ class RowsReader:
         """Values of an image."""
         return _length(self.layouts[0].image)
 
-    def read(self, pieces: NDArray[np.int64], make_matrix: Callable[[int, int], U8] = aligned_matrix) -> Rows:
+    def read(
+        self,
+        pieces: NDArray[np.int64],
+        place: NDArray[np.int64] | None = None,
+        make_matrix: Callable[[int, int], U8] = aligned_matrix,
+    ) -> Rows:
         """Returns the records of pieces (p, 3): segment, first record and end; one row of zeros where there is none.
 
         Args:
           pieces: what is read, in this order.
+          place: int64 (n,): the row that each record goes to; None: in this order, too.
           make_matrix: gives the memory of the images, uint8 (rows, columns), of whatever content.
 
         Raises:
           DataError: a shard is missing or changed, or holds a corrupt record that is not to be skipped.
         """
         sizes = pieces[:, 2] - pieces[:, 1]
-        rows = self._empty(int(sizes.sum()), make_matrix)
+        rows = self._empty(int(sizes.sum()), place, make_matrix)
         parts = [
             part
             for piece, row in zip(pieces.tolist(), (np.cumsum(sizes) - sizes).tolist(), strict=True)
@@ -131,13 +139,14 @@ class RowsReader:
             self._stand_in(rows, parts)
         return rows
 
-    def _empty(self, count: int, make_matrix: Callable[[int, int], U8]) -> Rows:
+    def _empty(self, count: int, place: NDArray[np.int64] | None, make_matrix: Callable[[int, int], U8]) -> Rows:
         images = make_matrix(max(1, count), self.pixels)
         if count == 0:
             images[:] = 0
         labels, good = np.zeros(len(images), np.int64), np.ones(len(images), bool)
         size = max(1, *(_length(layout.key) for layout in self.layouts))
-        return Rows(images, labels, np.zeros(len(images), f"S{size}"), good)
+        place = np.arange(len(images)) if place is None else place
+        return Rows(images, labels, np.zeros(len(images), f"S{size}"), good, place)
 
     def _parts(self, piece: _Part) -> list[_Part]:
         """Cuts a piece among threads; a whole shard stays whole, because of its CRC."""
@@ -199,13 +208,13 @@ class RowsReader:
             number = part.start + i
             problem = "its length or the CRC of its length" if bad_length[i] else "the record's CRC"
             self.shards.corrupt(part.segment, number, number * stride, f"{problem} is wrong")
-            rows.good[part.row + i] = False
+            rows.good[rows.place[part.row + i]] = False
         return not (bad_record | bad_length).any()
 
     def _take(self, block: U8, part: _Part, rows: Rows) -> NDArray[np.int64]:
         """Copies the features of a block to their rows; returns which rows are of another layout, and good."""
         records, layout = block[:, framing.HEADER : -framing.FOOTER], self.layouts[part.segment]
-        place = slice(part.row, part.row + len(block))
+        place = rows.place[part.row : part.row + len(block)]
         rows.images[place] = records[:, layout.image]
         rows.labels[place] = records[:, layout.label.start]
         if _length(layout.key):
@@ -217,7 +226,7 @@ class RowsReader:
 
     def _take_other_layout(self, rows: Rows, record: U8, part: _Part, i: int) -> None:
         """Takes the features of a record with the bytes of a good one in other places."""
-        number, row = part.start + i, part.row + i
+        number, row = part.start + i, rows.place[part.row + i]
         stride = self.shards.segments[part.segment].shard.stride or 0
         where = f"{self.shards.file(part.segment)}, record {number}, byte offset {number * stride}"
         image, rows.labels[row], key = features(record.tobytes(), where)

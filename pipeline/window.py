@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -21,10 +21,21 @@ RECORD_ID = "record_id"
 
 
 class WindowReader(Protocol):
-    """Reads the records of pieces into columns that have one row a record."""
+    """Reads the records of pieces into columns that have one row a record.
 
-    def read(self, pieces: tf.Tensor) -> Columns:
-        """Returns the columns of pieces, int64 (p, 3): segment, first record and end; at least one row."""
+    Attributes:
+      places: whether it puts records where it is told, rather than in the order in which they are read.
+    """
+
+    places: ClassVar[bool]
+
+    def read(self, pieces: tf.Tensor, place: tf.Tensor) -> Columns:
+        """Returns the columns of pieces, at least one row.
+
+        Args:
+          pieces: int64 (p, 3): segment, first record and end.
+          place: int64 (n,): the row that each record goes to, if the reader `places`.
+        """
 
 
 class LocalReader(WindowReader, Protocol):
@@ -42,6 +53,8 @@ class LocalReader(WindowReader, Protocol):
 class RowColumns:
     """Columns `image` uint8 (n, stride), `label`, and `key` where it is wanted, in NumPy's own memory."""
 
+    places: ClassVar[bool] = True
+
     reader: RowsReader
     buffers: Buffers
     with_keys: bool
@@ -54,10 +67,10 @@ class RowColumns:
         columns |= {"key": tf.constant(rows.keys)} if self.with_keys else {}
         return columns | ({GOOD: tf.constant(rows.good)} if self.with_good else {})
 
-    def read(self, pieces: tf.Tensor) -> Columns:
+    def read(self, pieces: tf.Tensor, place: tf.Tensor) -> Columns:
         """See `WindowReader.read`."""
         dtypes = [tf.uint8, tf.int64, tf.string, tf.bool]
-        image, label, key, good = _outside(self._read, pieces, dtypes)
+        image, label, key, good = _outside(self._read, [pieces, place], dtypes)
         image.set_shape([None, self.reader.pixels])
         columns = {"image": image, "label": label, "key": key, GOOD: good}
         wanted = {"image", "label", *(["key"] if self.with_keys else []), *([GOOD] if self.with_good else [])}
@@ -65,8 +78,8 @@ class RowColumns:
             columns[name].set_shape([None])
         return {name: columns[name] for name in sorted(wanted)}
 
-    def _read(self, pieces: np.ndarray) -> tuple[np.ndarray, ...]:
-        rows = self.reader.read(pieces, self.buffers.matrix)
+    def _read(self, pieces: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, ...]:
+        rows = self.reader.read(pieces, place, self.buffers.matrix)
         keys = rows.keys.astype(object) if self.with_keys else np.array([b""], object)
         return rows.images, rows.labels, keys, rows.good
 
@@ -74,6 +87,8 @@ class RowColumns:
 @dataclasses.dataclass(frozen=True)
 class RecordColumns:
     """Column `record`: serialized records."""
+
+    places: ClassVar[bool] = False
 
     reader: RecordsReader
     with_good: bool
@@ -84,9 +99,10 @@ class RecordColumns:
         columns = {"record": tf.constant(records.records)}
         return columns | ({GOOD: tf.constant(records.good)} if self.with_good else {})
 
-    def read(self, pieces: tf.Tensor) -> Columns:
+    def read(self, pieces: tf.Tensor, place: tf.Tensor) -> Columns:
         """See `WindowReader.read`."""
-        record, good = _outside(self._read, pieces, [tf.string, tf.bool])
+        del place
+        record, good = _outside(self._read, [pieces], [tf.string, tf.bool])
         record.set_shape([None])
         good.set_shape([None])
         return {"record": record, GOOD: good} if self.with_good else {"record": record}
@@ -96,18 +112,20 @@ class RecordColumns:
         return records.records, records.good
 
 
-def _outside(function: Callable[..., tuple[np.ndarray, ...]], pieces: tf.Tensor, dtypes: list) -> list[tf.Tensor]:
+def _outside(
+    function: Callable[..., tuple[np.ndarray, ...]], arguments: list[tf.Tensor], dtypes: list
+) -> list[tf.Tensor]:
     """Returns the tensors of a NumPy function; its errors become TensorFlow's, one line and no stack."""
 
     @tf.autograph.experimental.do_not_convert
-    def call(values: np.ndarray) -> tuple[np.ndarray, ...]:
+    def call(*values: np.ndarray) -> tuple[np.ndarray, ...]:
         try:
-            return *function(values), np.array(b"", object)
+            return *function(*values), np.array(b"", object)
         except PipelineError as error:
             nothing = (np.array([b""] if dtype == tf.string else [0], dtype.as_numpy_dtype) for dtype in dtypes)
             return *nothing, np.array(str(error).encode(), object)
 
-    *tensors, problem = tf.numpy_function(call, [pieces], [*dtypes, tf.string])
+    *tensors, problem = tf.numpy_function(call, arguments, [*dtypes, tf.string])
     with tf.control_dependencies([tf.debugging.Assert(tf.equal(problem, ""), [problem])]):
         return [tf.identity(tensor) for tensor in tensors]
 
@@ -127,25 +145,33 @@ def _nothing() -> np.int64:
     return np.int64(0)
 
 
-def take(window: Columns, tail: Columns | None, rows: tf.Tensor) -> Columns:
-    """Returns rows of a window, or of its tail where they are negative (-1 is the tail's first).
+def gather(window: Columns, rows: tf.Tensor) -> Columns:
+    """Returns rows of a window, int64 (n,)."""
+    return {name: tf.gather(column, rows) for name, column in window.items()}
+
+
+def gather_both(window: Columns, tail: Columns, rows: tf.Tensor) -> Columns:
+    """Returns rows of a window, or of its tail where they are negative: -1 is the tail's first."""
+
+    def from_both() -> Columns:
+        return {name: _from_both(column, tail[name], rows) for name, column in window.items()}
+
+    return tf.cond(tf.reduce_any(rows < 0), from_both, lambda: gather(window, rows))
+
+
+def run(window: Columns, first: tf.Tensor, count: int, copied: bool) -> Columns:
+    """Returns rows of a window that lie side by side.
 
     Args:
       window: columns.
-      tail: the same columns; None: no row is negative.
-      rows: int64 (n,).
+      first: int64 scalar, the first row.
+      count: how many.
+      copied: to new memory, so that who keeps them does not keep the window.
     """
-    if tail is None:
-        return {name: tf.gather(column, rows) for name, column in window.items()}
-    both = tail  # for the closures below
-
-    def from_both() -> Columns:
-        return {name: _from_both(column, both[name], rows) for name, column in window.items()}
-
-    def from_window() -> Columns:
-        return {name: tf.gather(column, rows) for name, column in window.items()}
-
-    return tf.cond(tf.reduce_any(rows < 0), from_both, from_window)
+    rows = {name: column[first : first + count] for name, column in window.items()}
+    if copied:
+        rows = {name: tf.raw_ops.DeepCopy(x=part) if part.dtype != tf.string else part for name, part in rows.items()}
+    return {name: tf.ensure_shape(part, [count, *window[name].shape[1:]]) for name, part in rows.items()}
 
 
 def _from_both(window: tf.Tensor, tail: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:

@@ -22,23 +22,28 @@ CASES = [
 ]
 
 
-def fed(feed: Feed, epoch: int) -> list[tuple[np.ndarray, np.ndarray, float]]:
+def fed(feed: Feed, epoch: int, in_runs: bool = False) -> list[tuple[np.ndarray, np.ndarray, float]]:
     """Returns (records, real, real rows) of each element of an epoch, as a reader of the plans gets them."""
-    plan = tf.function(feed.plan)
+    plan = tf.function(lambda *where: feed.plan(*where).in_runs() if in_runs else feed.plan(*where))
     first = np.cumsum((0, *feed.order.counts))
     tail, elements = np.array([-1]), []
     for window in range(feed.order.windows):
         got = plan(tf.constant(epoch, tf.int64), tf.constant(window, tf.int64))
         pieces, records = got.pieces.numpy(), got.records.numpy()
         read = np.concatenate([first[s] + np.arange(a, b) for s, a, b in pieces] or [np.zeros(1, int)])
-        assert np.array_equal(read, records)
+        assert sorted(got.place.numpy()) == list(range(len(records)))
+        assert np.array_equal(read, records[got.place.numpy()])
         assert len(records) <= max(1, feed.window_records)
 
         def taken(rows, records=records, tail=tail):
             return np.where(rows < 0, tail[np.clip(-1 - rows, 0, len(tail) - 1)], records[np.maximum(rows, 0)])
 
-        for rows, real, count in zip(got.take.numpy(), got.real.numpy(), got.real_rows.numpy(), strict=True):
+        plans = got.take.numpy(), got.real.numpy(), got.real_rows.numpy(), got.runs.numpy()
+        for rows, real, count, run in zip(*plans, strict=True):
             elements.append((taken(rows), real, float(count)))
+            is_run = in_runs and real.all() and (rows >= 0).all()
+            assert run == (rows[0] if is_run else -1)
+            assert not is_run or np.array_equal(rows, np.arange(run, run + len(rows)))
         tail = taken(got.keep.numpy())
     return elements
 
@@ -74,9 +79,10 @@ def some_feeds(count):
         count -= 1
 
 
+@pytest.mark.parametrize("in_runs", [False, True])
 @pytest.mark.parametrize("feed", some_feeds(40), ids=str)
-def test_each_replica_of_a_worker_gets_its_rows(feed):
-    elements = fed(feed, 3)
+def test_each_replica_of_a_worker_gets_its_rows(feed, in_runs):
+    elements = fed(feed, 3, in_runs)
     assert len(elements) == feed.order.steps_per_epoch * feed.local_replicas
     for number, (records, real, _) in enumerate(elements):
         step, local = divmod(number, feed.local_replicas)
