@@ -30,10 +30,6 @@ class IndexConfig:
             raise unknown("--compression", self.compression, [name for name in naming.COMPRESSIONS if name])
         if "://" in self.data_dir:
             raise UsageError(f"{self.data_dir}: must be a local or mounted folder; index it there, then copy all of it")
-        if not self.split:
-            raise UsageError(
-                "--split is missing: a name and a pattern of files, such as --split=train:'train-*.tfrecord'"
-            )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -23,8 +23,10 @@ def choose(data_dir: str, splits: Sequence[str]) -> dict[str, list[str]]:
 
     Raises:
       DataError: the folder cannot be listed.
-      UsageError: a text that is no such pair, a pattern without files, a file that is chosen twice.
+      UsageError: no text, or one that is no such pair, a pattern without files, a file that is chosen twice.
     """
+    if not splits:
+        raise UsageError("--split is missing: a name and a pattern of files, such as --split=train:'train-*.tfrecord'")
     names = _files(data_dir)
     chosen: dict[str, list[str]] = {}
     for text in splits:
