@@ -165,7 +165,6 @@ def test_every_flipped_bit_of_a_compressed_shard_is_refused(tmp_path):
 BATCH, T = 12, 5
 WAYS = {"resident": {}, "windowed": {"streams": 3, "shuffle_bytes": 3 * 7 * 144}}
 BOTH = pytest.mark.parametrize("way", WAYS)
-FEW = pytest.mark.parametrize("count", [3, pytest.param(20, marks=pytest.mark.slow)])
 
 
 def batches(folder, way, **changes):
@@ -199,11 +198,12 @@ def check_rows(batch, kind):
     return records[weights > 0].tolist(), records[weights == 0].tolist()
 
 
-@BOTH
-@FEW
+@pytest.mark.parametrize(
+    ("way", "count"), [("resident", 20), ("windowed", 3), pytest.param("windowed", 20, marks=pytest.mark.slow)]
+)
 def test_a_flipped_bit_ends_the_input_with_its_record(way, count, tmp_path):
     target = made(tmp_path, Kind())
-    for bit in target.bits(count if way == "windowed" else 20, seed=1):
+    for bit in target.bits(count, seed=1):
         target.flip(bit)
         number = target.record(bit)
         where = f"{target.path}, record {number}, byte offset {target.offsets[number]}: "

@@ -1,0 +1,62 @@
+"""Whole runs in this process, on images that are not all of one size."""
+
+import pytest
+import tensorflow  # noqa: F401, so that tests/conftest.py makes four devices of the CPU
+
+from pipeline.errors import UsageError
+from tests.datasets import Kind, write_dataset
+from trainer import run
+
+RESIZED = ("--resize=32x32", "--model=lenet")
+CROPPED = ("--distort=random_resized_crop(size=32)", "--model=lenet")
+
+
+@pytest.fixture
+def train(tmp_path, capsys):
+    """Returns a function that trains on 40 images of six sizes and returns the run's lines."""
+
+    def train(encoding, *flags):
+        data = tmp_path / encoding
+        if not data.exists():
+            write_dataset(data, (25, 15), (20, 18, 3), kind=Kind(encoding, varied=True))
+        run.main([f"--data_dir={data}", f"--model_dir={tmp_path / 'model'}", "--global_batch_size=8", *flags])
+        return capsys.readouterr().out.splitlines()
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("encoding", "flags"),
+    [
+        ("png", RESIZED),
+        ("jpeg", CROPPED),
+        ("jpeg", (*RESIZED, "--distort=pad_crop_flip")),
+        ("png", ("--distort=random_crop(size=16)", "--strategy=mirrored", "--num_replicas=2", "--shuffle_bytes=20000")),
+    ],
+    ids=["stretched", "cropped", "stretched and distorted", "cropped, by windows, on two replicas"],
+)
+def test_images_of_several_sizes(encoding, flags, train):
+    lines = train(encoding, "--train_steps=7", "--log_every=7", *flags)
+    assert lines[1].startswith("step 7, loss = ")
+    assert lines[-2].endswith("(4 examples)")
+    assert "step 7 to 9" in train(encoding, "--train_steps=9", *flags)[0]
+
+
+def test_another_size_is_another_model(train):
+    train("png", *RESIZED, "--train_steps=1", "--eval_split=none")
+    with pytest.raises(UsageError, match=r"has image_shape \[32, 32, 3\], this run has \[24, 32, 3\]"):
+        train("png", "--resize=24x32", "--model=lenet", "--train_steps=2")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ((), "its images differ in size; give resize"),
+        (("--resize=32x32", "--distort=random_crop(size=16)"), "which resize=(32, 32) rules out"),
+        (("--resize=8x8", "--model=lenet"), "--model=lenet cannot take images of 8x8x3"),
+    ],
+)
+def test_sizes_that_cannot_be(flags, words, train):
+    with pytest.raises(UsageError) as caught:
+        train("png", "--train_steps=1", *flags)
+    assert words in str(caught.value)
