@@ -114,7 +114,8 @@ def parse_size(size: Any, flag: str = "resize") -> tuple[int, int] | None:
     """
     if not size:
         return None
-    if isinstance(size, str) and (match := _SIZE.fullmatch(size)):
+    match = _SIZE.fullmatch(size) if isinstance(size, str) else None  # autograph, inside a tf.function, knows no `:=`
+    if match:
         return int(match[1]), int(match[2])
     if isinstance(size, tuple | list) and len(size) == 2 and all(isinstance(n, int) and 0 < n < 10**5 for n in size):
         return int(size[0]), int(size[1])

@@ -1,0 +1,303 @@
+"""Examples that are no images, in files of any name: indexed, parsed by the user's function, fed in our order."""
+
+import gzip
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from beam_jobs import convert, validate
+from pipeline import (
+    RandomAccess,
+    Shard,
+    StepIterator,
+    audit,
+    distribute,
+    example_proto,
+    framing,
+    input_fn,
+    inspect,
+    order_spec,
+    skipped_records,
+    steps_per_epoch,
+)
+from pipeline.content import Content
+from pipeline.errors import DataError, UsageError
+from pipeline.ordered_split import ordered_split
+from trainer import run as trainer
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FILES = {"odd name.rec": 17, "empty": 0, "z=3.tfrecord": 24}
+COUNT, SIZE, STEPS = 41, 8, 6
+RESIDENT, WINDOWS = 1 << 30, 500  # shuffle_bytes: all at once, or several windows of 8 streams
+EACH_WAY = pytest.mark.parametrize("shuffle_bytes", [RESIDENT, WINDOWS])
+
+
+def text_of(number):
+    return " ".join(f"w{number}" for _ in range(number % 5))
+
+
+def record_of(number):
+    return example_proto.encode({"text": text_of(number).encode(), "id": number})
+
+
+def made(folder, compression=""):
+    """Writes the files as a user has them, and indexes them as a user does."""
+    folder.mkdir()
+    first = 0
+    for name, count in FILES.items():
+        data = b"".join(framing.frame(record_of(number)) for number in range(first, first + count))
+        (folder / name).write_bytes(gzip.compress(data) if compression else data)
+        first += count
+    command = [sys.executable, "-m", "pipeline.index", str(folder)]
+    flags = [*(f"--split=train:{name}" for name in FILES), f"--compression={compression}"]
+    done = subprocess.run([*command, *flags], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert f"{COUNT} records, every CRC right" in done.stdout
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("parse") / "texts")
+
+
+@pytest.fixture(scope="module")
+def compressed(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("parse") / "packed", "GZIP")
+
+
+def parse(records):
+    kinds = {"text": tf.io.FixedLenFeature([], tf.string), "id": tf.io.FixedLenFeature([], tf.int64)}
+    found = tf.io.parse_example(records, kinds)
+    return {**found, "words": tf.strings.split(found["text"])}
+
+
+def ids(records):
+    return tf.io.parse_example(records, {"id": tf.io.FixedLenFeature([], tf.int64)})["id"]
+
+
+def elements(folder, parse=ids, **more):
+    given = {"global_batch_size": SIZE, "training": True, "epochs": 1, "shuffle_bytes": RESIDENT} | more
+    return list(input_fn(folder, parse=parse, **given))
+
+
+@pytest.mark.parametrize("packing", ["folder", "compressed"])
+@EACH_WAY
+def test_each_record_once_an_epoch_on_four_workers_as_on_one(packing, shuffle_bytes, request):
+    data_dir = request.getfixturevalue(packing)
+    given = {"epochs": 2, "shuffle_bytes": shuffle_bytes}
+    alone = [(found.numpy(), weights.numpy()) for found, weights in elements(data_dir, **given)]
+    assert len(alone) == 2 * STEPS == 2 * steps_per_epoch(data_dir, global_batch_size=SIZE)
+    workers = [elements(data_dir, shard=Shard(index, 4), **given) for index in range(4)]
+    together = [[np.concatenate(parts) for parts in zip(*step, strict=True)] for step in zip(*workers, strict=True)]
+    np.testing.assert_equal(together, [list(step) for step in alone])
+    epochs = [alone[:STEPS], alone[STEPS:]]
+    orders = [np.concatenate([found[weights > 0] for found, weights in epoch]).tolist() for epoch in epochs]
+    assert [sorted(order) for order in orders] == [list(range(COUNT))] * 2
+    assert orders[0] != orders[1]
+
+
+@pytest.mark.parametrize(("packing", "windows"), [("folder", 6), ("compressed", 2)])
+def test_what_is_called_windows_here_is_several_a_stream(packing, windows, request):
+    given = {"global_batch_size": SIZE, "training": True, "content": Content(parse=ids)}
+    data_dir = request.getfixturevalue(packing)
+    order = ordered_split(data_dir, "train", shuffle_bytes=WINDOWS, **given).order
+    assert (order.streams, order.windows) == (8, windows)
+    order = ordered_split(data_dir, "train", shuffle_bytes=RESIDENT, **given).order
+    assert (order.streams, order.windows) == (1, 1)
+
+
+@EACH_WAY
+def test_strings_and_ragged_tensors_are_those_of_the_record(folder, shuffle_bytes):
+    seen = []
+    for found, weights, record_ids in elements(folder, parse, record_ids=True, shuffle_bytes=shuffle_bytes):
+        assert found["id"].shape == weights.shape == (SIZE,)
+        assert found["words"].shape[0] == SIZE
+        assert found["id"].numpy().tolist() == record_ids.numpy().tolist()
+        for number, text, words in zip(record_ids.numpy(), found["text"].numpy(), found["words"], strict=True):
+            assert text.decode() == text_of(number)
+            assert [word.decode() for word in words.numpy()] == text_of(number).split()
+        seen += record_ids.numpy()[weights.numpy() > 0].tolist()
+    assert sorted(seen) == list(range(COUNT))
+
+
+@EACH_WAY
+@pytest.mark.parametrize("packing", ["folder", "compressed"])
+def test_a_run_goes_on_at_any_step(packing, shuffle_bytes, request):
+    data_dir = request.getfixturevalue(packing)
+    whole = elements(data_dir, epochs=2, shuffle_bytes=shuffle_bytes)
+    for step in (STEPS - 1, STEPS + 2):
+        rest = elements(data_dir, epochs=2, shuffle_bytes=shuffle_bytes, start_step=step)
+        assert len(rest) == 2 * STEPS - step
+        for one, other in zip(whole[step:], rest, strict=True):
+            np.testing.assert_equal([tensor.numpy() for tensor in one], [tensor.numpy() for tensor in other])
+
+
+def test_the_numpy_iterator_gives_the_same_and_its_state_goes_on(folder):
+    given = {"global_batch_size": SIZE, "training": True, "parse": parse}
+    batches = StepIterator(folder, **given)
+    next(batches)
+    state = batches.get_state()
+    found, _ = next(batches)
+    again = StepIterator(folder, **given)
+    again.set_state(state)
+    assert next(again)[0]["id"].tolist() == found["id"].tolist()
+    assert order_spec(folder, **given) == batches.spec == order_spec(folder, global_batch_size=SIZE, training=True)
+
+
+def test_evaluation_is_in_the_stored_order(folder):
+    found = [found.numpy()[weights.numpy() > 0] for found, weights in elements(folder, training=False)]
+    assert np.concatenate(found).tolist() == list(range(COUNT))
+
+
+def test_replicas_of_a_strategy(folder):
+    strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(4)])
+    batches = distribute(strategy, folder, global_batch_size=SIZE, training=True, epochs=1, parse=ids)
+    alone = elements(folder)
+    for (found, weights), (whole, whole_weights) in zip(batches, alone, strict=True):
+        assert np.concatenate(strategy.experimental_local_results(found)).tolist() == whole.numpy().tolist()
+        assert np.concatenate(strategy.experimental_local_results(weights)).tolist() == whole_weights.numpy().tolist()
+
+
+@pytest.mark.parametrize("packing", ["folder", "compressed"])
+def test_a_dataset_made_inside_a_function_of_tensorflow(packing, request):
+    data_dir = request.getfixturevalue(packing)
+
+    def add(total, batch):
+        return total + tf.reduce_sum(tf.where(batch[1] > 0, batch[0], 0))
+
+    @tf.function
+    def total():
+        batches = input_fn(data_dir, global_batch_size=SIZE, training=True, epochs=1, parse=ids)
+        return batches.reduce(tf.constant(0, tf.int64), add)
+
+    assert total().numpy() == sum(range(COUNT))
+
+
+@EACH_WAY
+def test_a_record_that_is_corrupt_is_named_or_skipped(tmp_path, shuffle_bytes):
+    folder = made(tmp_path / "texts")
+    offset = sum(len(record_of(number)) + 16 for number in range(17, 20))
+    path = folder / "z=3.tfrecord"
+    data = bytearray(path.read_bytes())
+    data[offset + 20] ^= 1
+    path.write_bytes(data)
+    with pytest.raises((DataError, tf.errors.OpError), match=f"z=3.tfrecord, record 3, byte offset {offset}: the rec"):
+        elements(folder, shuffle_bytes=shuffle_bytes)
+    found = elements(folder, shuffle_bytes=shuffle_bytes, on_corrupt="skip")
+    seen = np.concatenate([found.numpy()[weights.numpy() > 0] for found, weights in found])
+    assert sorted(seen.tolist()) == [number for number in range(COUNT) if number != 20]
+    assert [(r.file, r.record, r.offset) for r in skipped_records(folder)] == [(str(path), 3, offset)]
+
+
+def test_a_file_that_changed_since_it_was_indexed_is_refused(tmp_path):
+    folder = made(tmp_path / "texts")
+    path = folder / "odd name.rec"
+    path.write_bytes(path.read_bytes() + framing.frame(b"more"))
+    with pytest.raises(DataError, match=r"odd name.rec: \d+ bytes, but the manifest says \d+"):
+        elements(folder)
+
+
+def raises(records):
+    return tf.io.parse_example(records, {"id": 7})
+
+
+def too_few(records):
+    return {"id": ids(records), "first": records[:2]}
+
+
+def scalar(records):
+    return tf.size(records)
+
+
+def nothing(records):
+    parse(records)
+
+
+def some(records):
+    return tf.boolean_mask(records, tf.strings.length(records) > 35)
+
+
+def some_ragged(records):
+    return tf.ragged.boolean_mask(tf.strings.split(records), tf.strings.length(records) > 35)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (raises, r"^parse: the function fails on records \(8,\) of strings: ValueError: Unsupported int 7"),
+        (
+            too_few,
+            r"^parse: the function must give tensors of 8 rows, one a record, .* are {'id': '\(8,\)', 'first': '\(2",
+        ),
+        (scalar, r"^parse: the function must give tensors of 8 rows, .* their shapes are \(\)$"),
+        (nothing, r"^parse: the function must give tensors of 8 rows, .* their shapes are None$"),
+    ],
+)
+@EACH_WAY
+def test_a_function_that_cannot_work_is_one_error_of_input_fn(folder, function, message, shuffle_bytes):
+    with pytest.raises(UsageError, match=message):
+        input_fn(folder, global_batch_size=SIZE, training=True, parse=function, shuffle_bytes=shuffle_bytes)
+
+
+@pytest.mark.parametrize("function", [some, some_ragged])
+def test_rows_that_only_a_batch_tells_are_counted_in_each(folder, function):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"parse: the function gives \d rows for 8 records"):
+        elements(folder, function)
+
+
+def test_rows_that_are_as_many_have_a_static_shape(folder):
+    def same(records):
+        return tf.boolean_mask(records, tf.strings.length(records) >= 0)
+
+    dataset = input_fn(folder, global_batch_size=SIZE, training=True, epochs=1, parse=same)
+    assert dataset.element_spec[0] == tf.TensorSpec([SIZE], tf.string)
+    assert len(list(dataset)) == STEPS
+
+
+@pytest.mark.parametrize("more", [{}, {"distort": "shift"}, {"distort": tf.identity}, {"resize": "8x8"}])
+def test_without_a_function_one_line_says_what_to_give(folder, more):
+    with pytest.raises(
+        UsageError, match=r"^texts: its manifest is of pipeline.index .*input_fn\(..., parse=FUNCTION\)"
+    ):
+        input_fn(folder, global_batch_size=SIZE, training=True, **more)
+
+
+def test_records_by_their_number(folder):
+    assert RandomAccess(folder)[30] == {"record": record_of(30)}
+    assert len(RandomAccess(folder)) == COUNT
+
+
+def test_inspect_and_audit_and_validate_work(folder, capsys):
+    inspect.main([str(folder)])
+    out = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert out[0] == f"texts: {COUNT} examples, records of any kind: give input_fn a parse function"
+    assert "train 3 41 0.0 0 to 24 0" in out
+    assert not any(line.startswith("label") for line in out)
+    audit.main([str(folder), f"--global_batch_size={SIZE}", "--workers=4", "--exhaustive", "--shuffle_bytes=500"])
+    assert f"proof holds: each of {COUNT} records once an epoch" in capsys.readouterr().out
+    done = subprocess.run(
+        [sys.executable, "-m", "beam_jobs.validate", str(folder)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"all is as the manifest says: {COUNT} records in 3 shards" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments"),
+    [
+        (inspect.main, ["{folder}", "--png={out}.png"]),
+        (audit.main, ["{folder}", "--global_batch_size=8", "--resize=8x8"]),
+        (validate.main, ["{folder}", "--deep"]),
+        (convert.main, ["--dataset=tfrecord", "--source={folder}", "--data_dir={out}"]),
+        (trainer.main, ["--data_dir={folder}", "--model_dir={out}", "--model=lenet"]),
+    ],
+)
+def test_commands_that_need_images_say_so_in_one_line(folder, tmp_path, main, arguments):
+    with pytest.raises(UsageError, match=r"its manifest(.json)? is of pipeline.index and knows of no images"):
+        main([argument.format(folder=folder, out=tmp_path / "out") for argument in arguments])
+    assert os.listdir(tmp_path) == []
