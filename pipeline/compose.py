@@ -49,7 +49,8 @@ def make_dataset(
             columns, form = load(source, source.local, split.selection)
             dataset = resident(run, batches(form), columns)
         else:
-            _check_memory(split, feed)
+            if source.local is not None:  # else the memory is another machine's
+                _check_memory(split, feed)
             dataset = windowed(run, batches(source.form), source.reader)
     if source.recipe is not None:
         _check_rows(dataset, feed.replica_rows)

@@ -15,7 +15,7 @@ from pipeline.errors import UsageError
 from pipeline.forms import Form, PixelRows, Serialized, UserParsed
 from pipeline.graph_reader import GraphReader
 from pipeline.manifest import Manifest
-from pipeline.read import Shards
+from pipeline.read import Shards, check_present
 from pipeline.read_records import RecordsReader
 from pipeline.read_rows import RowsReader, all_pieces
 from pipeline.recipes import make_recipe
@@ -76,6 +76,7 @@ def make_source(
         raise UsageError("on_corrupt='skip': not where the dataset is made inside a tf.function; use 'raise'")
     form = _serialized(content, manifest, recipe, parser, training)
     if in_graph:
+        check_present(data_dir, [segment.shard for segment in selection.segments])
         return Source(GraphReader(data_dir, selection, manifest.compression), form, recipe)
     shards = Shards.found(data_dir, selection.segments, corruption)
     rows = RowsReader.fit(manifest, shards)
@@ -135,12 +136,17 @@ def _decoded(form: Serialized, columns: Columns) -> tuple[Columns, Form]:
     records = columns["record"]
     count, shape = int(records.shape[0]), form.decoder.image_shape
     matrix = aligned_matrix(count, int(np.prod(shape)))
-    decode = tf.function(lambda part: form.examples({"record": part}, lambda: tf.zeros(tf.shape(part), tf.uint64)))
+
+    @tf.function
+    def decode(part: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None, Columns]:
+        examples = form.examples({"record": part}, lambda: tf.zeros(tf.shape(part), tf.uint64))
+        return examples.images, examples.labels, examples.features
+
     parts = []
     for first in range(0, count, _DECODED_TOGETHER):
-        examples = decode(records[first : first + _DECODED_TOGETHER])
-        matrix[first : first + _DECODED_TOGETHER] = examples.images.numpy().reshape(-1, matrix.shape[1])
-        parts.append({"label": examples.labels, **examples.features})
+        images, labels, features = decode(records[first : first + _DECODED_TOGETHER])
+        matrix[first : first + _DECODED_TOGETHER] = images.numpy().reshape(-1, matrix.shape[1])
+        parts.append({"label": labels, **features})
     others = {name: tf.concat([part[name] for part in parts], axis=0) for name in parts[0]}
     kept = {GOOD: columns[GOOD]} if GOOD in columns else {}
     return {"image": as_tensor(matrix), **others, **kept}, PixelRows(shape)
