@@ -98,6 +98,8 @@ class Shards:
         with self.file(segment).open() as file:
             self.check_same(segment, file.identity())
             yield file
+            # Written in place meanwhile, the records are whole, but others.
+            self.check_same(segment, file.identity())
 
     def check_same(self, segment: int, found: Identity) -> None:
         """Raises DataError where a file is not what it was when the input was made."""
