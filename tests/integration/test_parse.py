@@ -33,7 +33,7 @@ from trainer import run as trainer
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FILES = {"odd name.rec": 17, "empty": 0, "z=3.tfrecord": 24}
 COUNT, SIZE, STEPS = 41, 8, 6
-RESIDENT, WINDOWS = 1 << 30, 500  # shuffle_bytes: all at once, or several windows of 8 streams
+RESIDENT, WINDOWS, STREAMS = 1 << 30, 500, 2  # shuffle_bytes: all at once, or several windows of two streams
 EACH_WAY = pytest.mark.parametrize("shuffle_bytes", [RESIDENT, WINDOWS])
 
 
@@ -82,6 +82,7 @@ def ids(records):
 
 def elements(folder, parse=ids, **more):
     given = {"global_batch_size": SIZE, "training": True, "epochs": 1, "shuffle_bytes": RESIDENT} | more
+    given |= {"streams": STREAMS} if given["shuffle_bytes"] == WINDOWS else {}
     return list(input_fn(folder, parse=parse, **given))
 
 
@@ -105,8 +106,8 @@ def test_each_record_once_an_epoch_on_four_workers_as_on_one(packing, shuffle_by
 def test_what_is_called_windows_here_is_several_a_stream(packing, windows, request):
     given = {"global_batch_size": SIZE, "training": True, "content": Content(parse=ids)}
     data_dir = request.getfixturevalue(packing)
-    order = ordered_split(data_dir, "train", shuffle_bytes=WINDOWS, **given).order
-    assert (order.streams, order.windows) == (8, windows)
+    order = ordered_split(data_dir, "train", shuffle_bytes=WINDOWS, streams=STREAMS, **given).order
+    assert order.windows == windows
     order = ordered_split(data_dir, "train", shuffle_bytes=RESIDENT, **given).order
     assert (order.streams, order.windows) == (1, 1)
 
