@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -69,11 +70,14 @@ class StepIterator(Iterator[tuple[Any, ...]]):
         self.spec: OrderSpec = order_spec(data_dir, split, **{k: v for k, v in given.items() if k in known})
         shard = as_shard(arguments.get("shard"))
         self._replicas = shard.local_replicas if shard else 1
+        self._open: list[Iterator[Any]] = []  # the dataset's iterator, once there is one
+        # At the interpreter's end too: else it waits for TensorFlow's threads that read ahead, and they for it.
+        weakref.finalize(self, self._open.clear)
         self._seek(whole_number("start_step", start_step, 0))
 
     def _seek(self, step: int) -> None:
         self._first, self._given = step, 0
-        self._elements: Iterator[Any] | None = None
+        self._open.clear()
 
     @property
     def step(self) -> int:
@@ -87,10 +91,10 @@ class StepIterator(Iterator[tuple[Any, ...]]):
           DataError: a shard is missing, changed or corrupt.
           UsageError: an argument that cannot work.
         """
-        if self._elements is None:
-            self._elements = iter(input_fn(*self._bound.args, **self._bound.kwargs, start_step=self._first))
+        if not self._open:
+            self._open.append(iter(input_fn(*self._bound.args, **self._bound.kwargs, start_step=self._first)))
         try:
-            element = next(self._elements)
+            element = next(self._open[0])
         except tf.errors.OpError as error:
             if asserted := _ASSERTED.search(error.message):  # the readers' own words
                 raise DataError(_unescaped(asserted[1])) from None

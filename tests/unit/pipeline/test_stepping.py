@@ -2,6 +2,9 @@
 
 import gc
 import json
+import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -141,9 +144,9 @@ def test_several_local_replicas_have_a_state_between_steps_only(folder):
 def test_going_to_where_it_is_costs_nothing_and_the_same_step_is_not_lost(folder):
     batches = StepIterator(folder, **TRAIN, record_ids=True)
     whole = [next(batches)[3].tolist() for _ in range(4)]
-    elements = batches._elements
+    elements = batches._open[0]
     batches.set_state(batches.get_state())
-    assert batches._elements is elements
+    assert batches._open == [elements]
     batches.set_state(batches.get_state() | {"step": 2})
     assert [next(batches)[3].tolist() for _ in range(2)] == whole[2:]
 
@@ -190,6 +193,19 @@ def test_what_lies_before_a_state_is_not_read(tmp_path):
     batches.set_state(batches.get_state() | {"step": 0})
     with pytest.raises(DataError, match=f"^{path}, record 0, byte offset 0: the record's CRC is wrong; to see all"):
         next(batches)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [1, 9, 17])
+def test_a_script_may_end_while_a_window_is_read(tmp_path, steps):
+    write_dataset(tmp_path, (3000, 3000), (32, 32, 3))
+    code = (
+        f"from pipeline import StepIterator; batches = StepIterator({str(tmp_path)!r}, global_batch_size=64, "
+        f"training=True, shuffle_bytes=3072 * 1000, streams=4)\nfor _ in range({steps}): next(batches)"
+    )
+    root = pathlib.Path(__file__).resolve().parents[3]
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", code], cwd=root, check=True, timeout=300, capture_output=True)
 
 
 def test_errors_of_the_users_own_function_are_not_hidden(folder):
