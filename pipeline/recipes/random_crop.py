@@ -63,7 +63,7 @@ class _Part:
         if self.training:
             top = _below(hashing_tf.uniform(key, _TOP), height - side + 1)
             left = _below(hashing_tf.uniform(key, _LEFT), width - side + 1)
-        return tf.stack([top, left, side, side])
+        return tf.stack([top, left, side, side], axis=-1)
 
 
 def _below(uniform: tf.Tensor, bound: tf.Tensor) -> tf.Tensor:

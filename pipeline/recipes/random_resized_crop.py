@@ -84,7 +84,7 @@ class _RandomPart:
         part_tall = tf.clip_by_value(tf.cast(tf.round(tf.sqrt(area / shape)), tf.int32), 1, height)
         top = hashing_tf.uniform(key, _TOP) * tf.cast(height - part_tall + 1, tf.float32)
         left = hashing_tf.uniform(key, _LEFT) * tf.cast(width - part_wide + 1, tf.float32)
-        return tf.stack([tf.cast(top, tf.int32), tf.cast(left, tf.int32), part_tall, part_wide])
+        return tf.stack([tf.cast(top, tf.int32), tf.cast(left, tf.int32), part_tall, part_wide], axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,4 +97,4 @@ class _Middle:
         del key
         side = tf.cast(tf.round(tf.cast(tf.minimum(height, width), tf.float32) * self.part), tf.int32)
         side = tf.maximum(side, 1)
-        return tf.stack([(height - side) // 2, (width - side) // 2, side, side])
+        return tf.stack([(height - side) // 2, (width - side) // 2, side, side], axis=-1)

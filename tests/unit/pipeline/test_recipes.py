@@ -147,3 +147,49 @@ def test_output_spec_tells_shape_and_dtype_without_data():
 def test_a_wrong_recipe_is_one_clear_error(text, message):
     with pytest.raises(UsageError, match=message):
         make_recipe(text)
+
+
+def boxes_of(text, count, height, width):
+    many = hashing.derive_key(Domain.DISTORT, 3, 1, np.arange(count))
+    sizes = (np.full(count, side, np.int32) for side in (height, width))
+    return make_recipe(text).framing(True).box(*sizes, tf.constant(many)).numpy()
+
+
+def test_random_crop_is_anywhere_alike():
+    boxes = boxes_of("random_crop(size=24)", 20_000, 33, 28)
+    assert (boxes[:, 2:] == 24).all()
+    for places, choices in ((boxes[:, 0], 10), (boxes[:, 1], 5)):
+        counts = np.bincount(places)
+        assert len(counts) == choices
+        assert np.abs(counts - 20_000 / choices).max() < 5 * np.sqrt(20_000 / choices)
+
+
+def test_random_resized_crop_has_areas_of_8_to_100_percent_and_shapes_of_3_to_4():
+    boxes = boxes_of("random_resized_crop", 20_000, 1000, 1000)
+    tall, wide = boxes[:, 2].astype(float), boxes[:, 3].astype(float)
+    whole = (tall < 1000) & (wide < 1000)  # what would be larger ends at the image's border
+    areas, shapes = tall * wide / 1e6, np.log(wide / tall)
+    assert areas.min() > 0.079
+    assert areas.max() <= 1
+    # Uniform in 0.08..1: below 0.5, where no shape reaches the border, a part of 0.42 / 0.92.
+    assert abs((areas < 0.5).mean() - 0.42 / 0.92) < 5 * 0.5 / np.sqrt(20_000)
+    low = areas[areas < 0.5]
+    assert abs(low.mean() - 0.29) < 5 * 0.42 / np.sqrt(12 * len(low))
+    assert np.abs(shapes[whole]).max() < np.log(4 / 3) + 0.01
+    assert abs(shapes[areas < 0.5].mean()) < 5 * np.log(4 / 3) / np.sqrt(3 * len(low))
+    room = 1000 - boxes[:, 2:] + 1
+    places = (boxes[:, :2] / room)[(room > 100).all(axis=1)]
+    assert np.abs(places.mean(axis=0) - 0.5).max() < 0.02
+
+
+@pytest.mark.parametrize(
+    "text", ["random_crop(size=32, normalize=False)", "random_resized_crop(size=32, normalize=False)"]
+)
+def test_cropped_images_are_flipped_by_halves(images, keys, text):
+    got = run(text, images, keys)
+    flipped = hashing.uniform(keys, 2 if text.startswith("random_crop") else 4) < 0.5
+    assert 16 < flipped.sum() < 48
+    assert np.array_equal(got, np.where(flipped[:, None, None, None], images[:, :, ::-1], images))
+    assert np.array_equal(run(text, images, keys, training=False), images)
+    expected = (got - np.array(STATISTICS.mean)) / STATISTICS.std
+    np.testing.assert_allclose(run(text.replace(", normalize=False", ""), images, keys), expected, atol=1e-5)
