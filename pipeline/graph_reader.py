@@ -50,10 +50,12 @@ class GraphReader:
         first = tf.gather(tf.constant([s.start for s in segments], tf.int64), piece[0]) + piece[1]
         count = piece[2] - piece[1]
         found = self._from(file, piece[0], first).take(count).ignore_errors(log_warning=True)
-        records = _all(found.concatenate(tf.data.Dataset.from_tensors("")))[:-1]
+        # Ignored, the error of a file that cannot be opened would come again for ever: one byte is read before.
+        opened = tf.data.FixedLengthRecordDataset(file, 1, buffer_size=1).take(1)
+        records = _all(opened.concatenate(found).concatenate(tf.data.Dataset.from_tensors("")))[1:-1]
         read = tf.size(records, tf.int64)
         bad = tf.strings.as_string(first + read)
-        advice = f": corrupt, cut or not there; to see all that is wrong: python -m beam_jobs.validate {place}"
+        advice = f": corrupt or cut; to see all that is wrong: python -m beam_jobs.validate {place}"
         problem = tf.strings.join([file, ", record ", bad, advice])
         with tf.control_dependencies([tf.debugging.Assert(tf.equal(read, count), [problem])]):
             return tf.identity(records)

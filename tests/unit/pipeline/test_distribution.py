@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from pipeline import distribute, input_fn
 from pipeline.errors import UsageError
-from tests.datasets import write_dataset
+from tests.datasets import Kind, write_dataset
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,45 @@ def test_distortions_do_not_depend_on_the_topology(folder, name):
     for (images, *_), (expected, *_) in zip(distribute(strategy, folder, **arguments), whole, strict=True):
         rows = [value.numpy() for value in strategy.experimental_local_results(images)]
         np.testing.assert_allclose(np.concatenate(rows), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["default", "mirrored x2", "mirrored x4"])
+@pytest.mark.parametrize("what", ["features", "parse"])
+def test_every_part_of_an_element_is_split(tmp_path, name, what):
+    """Dictionaries, strings, and vectors whose length varies, which are ragged."""
+    write_dataset(tmp_path, (5, 4), (8, 6, 3), kind=Kind(extra=True))
+
+    def parse(records):
+        lengths = tf.strings.length(records)
+        return {"records": records, "of parts": (tf.RaggedTensor.from_row_lengths(tf.range(9 * 8), [9] * 8), lengths)}
+
+    wanted = {"parse": parse} if what == "parse" else {"features": ("key", "box", "scores", "tags")}
+    arguments = {"global_batch_size": 8, "training": True, "epochs": 1, "record_ids": True} | wanted
+    strategy = STRATEGIES[name]()
+    replicas = strategy.num_replicas_in_sync
+
+    @tf.function
+    def step(element):
+        return strategy.run(lambda *values: values, args=element)
+
+    for element, whole in zip(
+        distribute(strategy, tmp_path, **arguments), input_fn(tmp_path, **arguments), strict=True
+    ):
+        for replica in range(replicas):
+            rows = slice(replica * 8 // replicas, (replica + 1) * 8 // replicas)
+            mine = local_result(strategy, step(element), replica)
+            expected = tf.nest.map_structure(lambda value, rows=rows: value[rows], whole)
+            tf.nest.assert_same_structure(mine, expected)
+            for found, value in zip(tf.nest.flatten(mine), tf.nest.flatten(expected), strict=True):
+                assert values_of(found) == values_of(value)
+
+
+def local_result(strategy, element, replica):
+    return tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[replica], element)
+
+
+def values_of(value):
+    return value.to_list() if isinstance(value, tf.RaggedTensor) else value.numpy().tolist()
 
 
 def test_experimental_distribute_dataset_takes_the_dataset_as_it_is(folder):
