@@ -50,6 +50,11 @@ test-engines: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.input_throughput
+	$(BIN)/python -m benchmarks.windowed_throughput
+	$(BIN)/python -m benchmarks.jpeg_throughput
+	$(BIN)/python -m benchmarks.cold_start
+	$(BIN)/python -m benchmarks.distributed_iterator
+	$(BIN)/python -m benchmarks.order_throughput
 	$(BIN)/python -m benchmarks.convert_throughput
 
 clean:

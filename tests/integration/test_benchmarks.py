@@ -12,8 +12,12 @@ from benchmarks import commands, sources, tfds_cifar
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def run(*flags):
-    command = [sys.executable, "-m", "benchmarks.convert_throughput", *flags]
+RATIO = r"ratio \d+\.\d\d \(\d+\.\d\d to \d+\.\d\d\)"
+BOTH = rf".* img/s against [\d,]+: {RATIO}; [\d.,]+ us of processor an image against [\d.,]+: {RATIO}"
+
+
+def run(*flags, benchmark="convert_throughput"):
+    command = [sys.executable, "-m", f"benchmarks.{benchmark}", *flags]
     return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
 
 
@@ -58,3 +62,70 @@ def test_tfds_is_given_the_rows_of_the_files(tmp_path):
     record = (source / "data_batch_2.bin").read_bytes()[3073 : 2 * 3073]
     assert found[6][1]["label"] == record[0]
     assert bytes(found[6][1]["image"].transpose(2, 0, 1).tobytes()) == record[1:]
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("benchmarks")
+    commands.convert("cifar10", sources.cifar(folder / "source", 1_000), folder / "data", "--num_shards=train:4,test:1")
+    return folder / "data"
+
+
+def lines_of(done):
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_windows_are_measured_against_reading_memory_one_by_one_and_the_promise(cifar):
+    flags = (f"--data_dir={cifar}", "--rounds=1", "--seconds=0.1")
+    lines = lines_of(run(*flags, benchmark="windowed_throughput"))
+    readers = ("threads", "processes", "TFRecordDataset")
+    names = [rf"in windows, undistorted, against a bare checked read \({name}\)" for name in readers]
+    names += ["in windows, cifar10_tutorial, against the same from memory"]
+    names += [f"in windows, {recipe}, against one by one" for recipe in ("none", "cifar10_tutorial")]
+    for line, name in zip(lines[:-1], names, strict=True):
+        assert re.fullmatch(name + BOTH, line), line
+    assert re.fullmatch(rf"peak memory, .* shuffle_bytes=2 MB: [\d,]+ MB against 604 MB promised: {RATIO}", lines[-1])
+
+
+def test_crops_out_of_jpegs_are_measured_against_decoding_alone():
+    flags = ("--images=200", "--size=64", "--global_batch_size=16", "--rounds=1", "--seconds=0.1")
+    lines = lines_of(run(*flags, benchmark="jpeg_throughput"))
+    for line, name in zip(lines[-2:], ("random_crop", "random_resized_crop"), strict=True):
+        assert re.fullmatch(rf"{name}\(size=64, normalize=False\), against decode_and_crop_jpeg of{BOTH}", line), line
+
+
+def test_starts_are_measured_at_a_far_step_against_step_0(cifar):
+    lines = lines_of(run(f"--data_dir={cifar}", "--rounds=1", benchmark="cold_start"))
+    for line, kind in zip(lines, ("resident", "windowed"), strict=True):
+        assert re.fullmatch(rf"{kind}, first batch after .* s at step 10,000,000 against .* at step 0 .*{RATIO}", line)
+
+
+def test_the_order_is_measured_against_numpy():
+    lines = lines_of(run("--records=200000", "--rounds=1", benchmark="order_throughput"))
+    for line, size in zip(lines, ("16,384", "131,072", "1,000,000"), strict=True):
+        assert re.fullmatch(rf"[\d,]+ records in windows of {size}: .*{RATIO}", line), line
+
+
+def test_distributed_iterators_are_measured_against_a_plain_one(cifar):
+    flags = (f"--data_dir={cifar}", "--global_batch_size=64", "--rounds=1", "--seconds=0.05")
+    lines = lines_of(run(*flags, benchmark="distributed_iterator"))
+    assert sum("next inside a tf.function" in line for line in lines) == 2
+    assert sum("next outside a tf.function" in line for line in lines) == 2
+    assert sum(bool(re.search(r"mirrored x4, after .* of before x \d", line)) for line in lines) == 4
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "flag", "says"),
+    [
+        ("windowed_throughput", "--only=reed", "did you mean 'read'?"),
+        ("windowed_throughput", "--images=6001", "must be a multiple of 6"),
+        ("jpeg_throughput", "--size=0", "must be 1 or more"),
+        ("cold_start", "--step=-1", "0 or more"),
+    ],
+)
+def test_a_wrong_flag_of_the_others_is_one_line(benchmark, flag, says):
+    done = run(flag, benchmark=benchmark)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1

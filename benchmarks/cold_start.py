@@ -1,0 +1,117 @@
+"""Seconds to the first batch of a cold start, and of a resume far into a run, as their ratio.
+
+    python -m benchmarks.cold_start [--data_dir=DIR] [--step=10000000]
+
+Every start is a process of its own; those at step 0 and at --step alternate. Counted is from the call of `input_fn` to
+the first batch; the start-up of Python and TensorFlow is apart. A ratio is taken round by round, and its median counts.
+`resident` keeps the decoded split in memory; `windowed` reads it in windows of an eighth. The files are in the page
+cache.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+
+from benchmarks import commands
+from benchmarks.windowed_throughput import make_data
+from pipeline import commandline, manifest, quiet
+from pipeline.errors import UsageError
+
+COMMAND = "benchmarks.cold_start"
+_WINDOWS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkConfig:
+    """What is measured."""
+
+    data_dir: str | None = None  # raw images as converted; default: random images of CIFAR-10's shape, made for the run
+    images: int = 60_000  # that are made
+    step: int = 10_000_000  # of the resume
+    global_batch_size: int = 128  # rows of a batch
+    distort: str = "cifar10_tutorial"  # the recipe
+    rounds: int = 5  # of each, in turn
+    start_at: int = -1  # start once at this step, print the seconds, and end: what the rounds run
+    windowed: bool = False  # with --start_at: in windows
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        if self.rounds < 1 or self.step < 0:
+            raise UsageError(f"--rounds={self.rounds} --step={self.step}: must be 1 or more, and 0 or more")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints a line for each kind of input."""
+    parser = commandline.Parser(COMMAND, "Measure the time to the first batch.")
+    parser.add_arguments(BenchmarkConfig, "config")
+    config: BenchmarkConfig = parser.parse(argv).config
+    commandline.require("tensorflow", *([] if config.data_dir else ["apache_beam"]))
+    commandline.quiet_tensorflow()
+    if config.start_at >= 0:
+        print(start(config))
+        return
+    with tempfile.TemporaryDirectory(prefix="cold-start-") as folder:
+        config = dataclasses.replace(config, data_dir=config.data_dir or make_data(pathlib.Path(folder), config.images))
+        for is_windowed in (False, True):
+            compare(config, is_windowed)
+
+
+def start(config: BenchmarkConfig) -> float:
+    """Returns the seconds from the call of `input_fn` to its first batch."""
+    with quiet.loading():
+        import tensorflow as tf  # noqa: PLC0415
+
+    from pipeline import input_fn  # noqa: PLC0415
+    from pipeline.compose import make_dataset  # noqa: F401, PLC0415 (what input_fn imports)
+
+    tf.constant(0).numpy()  # devices are found
+    content = manifest.load(config.data_dir or "")
+    height, width, channels = content.image_shape
+    decoded = content.split("train").num_examples * height * width * channels
+    began = time.perf_counter()
+    batches = input_fn(
+        config.data_dir or "",
+        global_batch_size=config.global_batch_size,
+        training=True,
+        distort=config.distort,
+        start_step=config.start_at,
+        shuffle_bytes=decoded // _WINDOWS if config.windowed else decoded,
+    )
+    next(iter(batches))
+    return time.perf_counter() - began
+
+
+def compare(config: BenchmarkConfig, is_windowed: bool) -> None:
+    """Starts processes in turn and prints the medians and the ratio."""
+    flags = [f"--data_dir={config.data_dir}", f"--global_batch_size={config.global_batch_size}"]
+    flags += [f"--distort={config.distort}", f"--windowed={is_windowed}"]
+    resumes: list[float] = []
+    colds: list[float] = []
+    whole = []
+    for _ in range(config.rounds):
+        for seconds, step in ((colds, 0), (resumes, config.step)):
+            run = commands.run(COMMAND, [*flags, f"--start_at={step}"])
+            seconds.append(float(run.output.strip().splitlines()[-1]))
+            whole.append(run.wall)
+    ratios = sorted(one / two for one, two in zip(resumes, colds, strict=True))
+    print(
+        f"{'windowed' if is_windowed else 'resident'}, first batch after {statistics.median(resumes):.2f} s at step "
+        f"{config.step:,} against {statistics.median(colds):.2f} s at step 0 (the whole process: "
+        f"{statistics.median(whole):.1f} s): "
+        f"ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+        flush=True,
+    )
+
+
+def entry_point() -> None:
+    """Runs the command."""
+    commandline.run(COMMAND, main)
+
+
+if __name__ == "__main__":
+    entry_point()

@@ -1,0 +1,121 @@
+"""Crops decoded out of JPEGs, in windows: images per second against libjpeg-turbo alone on the same cores.
+
+    python -m benchmarks.jpeg_throughput [--data_dir=DIR] [--size=224]
+
+Alone is the shortest way to call it: the encoded images in memory, and `tf.image.decode_and_crop_jpeg` of a random
+window each, in a parallel map of as many calls as there are cores. Rounds alternate; a ratio is taken round by round,
+and its median counts. Processor time says more than the clock where the machine is shared. `random_resized_crop` is
+compared with the same crops of one size: what its resizing costs is in the ratio.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks import commands, sources
+from benchmarks.rounds import Take, alternate, print_line, taking
+from pipeline import commandline, manifest, quiet
+from pipeline.errors import UsageError
+
+COMMAND = "benchmarks.jpeg_throughput"
+_SOURCE = (375, 500)  # height and width of the images that are made
+_WINDOWS = 4  # of an epoch, about
+_FEW = 32  # images that `alone` gives in one go: counting them costs nothing then
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkConfig:
+    """What is measured."""
+
+    data_dir: str | None = None  # JPEGs as converted with --image_encoding=source; default: made for the run
+    images: int = 4_000  # that are made, of 500 x 375 pixels
+    size: int = 224  # height and width of the crops
+    global_batch_size: int = 128  # rows of a batch
+    rounds: int = 7  # of each, in turn
+    seconds: float = 4.0  # a round's length
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        for name in ("images", "rounds", "size"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name}={getattr(self, name)}: must be 1 or more")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints a line a recipe."""
+    parser = commandline.Parser(COMMAND, "Measure crops out of JPEGs against libjpeg-turbo alone.")
+    parser.add_arguments(BenchmarkConfig, "config")
+    config: BenchmarkConfig = parser.parse(argv).config
+    commandline.require("tensorflow", *([] if config.data_dir else ["apache_beam", "pyarrow"]))
+    commandline.quiet_tensorflow()
+    with tempfile.TemporaryDirectory(prefix="jpeg-throughput-") as folder:
+        data_dir = config.data_dir or make_data(pathlib.Path(folder), config.images)
+        for name in ("random_crop", "random_resized_crop"):
+            compare(config, data_dir, f"{name}(size={config.size}, normalize=False)")
+
+
+def make_data(folder: pathlib.Path, images: int) -> str:
+    """Converts JPEGs that compress as photographs do, as they are; returns the data set's folder."""
+    source = sources.parquet(folder / "source.parquet", images, _SOURCE, "JPEG")
+    commands.convert("parquet", source, folder / "data", "--image_encoding=source")
+    return str(folder / "data")
+
+
+def compare(config: BenchmarkConfig, data_dir: str, recipe: str) -> None:
+    """Measures both in turn and prints the medians and the ratios."""
+    with quiet.loading():
+        import tensorflow as tf  # noqa: PLC0415
+
+    from pipeline import input_fn  # noqa: PLC0415
+
+    shards = manifest.load(data_dir).split("train").shards
+    files = [str(pathlib.Path(data_dir) / shard.file) for shard in shards]
+    rows = config.global_batch_size
+    dataset = input_fn(
+        data_dir,
+        global_batch_size=rows,
+        training=True,
+        distort=recipe,
+        shuffle_bytes=sum(shard.num_bytes for shard in shards) // _WINDOWS,
+    )
+    contestants = {"ours": taking(iter(dataset), rows), "alone": alone(tf, files, config.size)}
+    found = alternate(contestants, config.rounds, config.seconds)
+    print_line(recipe, found["ours"], found["alone"], f"decode_and_crop_jpeg of {config.size} x {config.size} alone")
+
+
+def alone(tf: Any, files: list[str], size: int) -> Take:
+    """Returns what takes the next crops of images that lie in memory."""
+    records = tf.data.TFRecordDataset(files).batch(1 << 30).get_single_element()
+    images = tf.io.parse_example(records, {"image": tf.io.FixedLenFeature([], tf.string)})["image"]
+    shapes = tf.map_fn(tf.io.extract_jpeg_shape, images, fn_output_signature=tf.int32)
+    room = tf.reduce_min(shapes[:, :2], axis=0) - size + 1
+    if tf.reduce_min(room) < 1:
+        raise UsageError(f"--size={size}: some images are smaller")
+
+    def crop(image: Any) -> Any:
+        corner = [tf.random.uniform([], 0, room[axis], tf.int32) for axis in (0, 1)]
+        return tf.image.decode_and_crop_jpeg(image, [*corner, size, size], channels=3)
+
+    dataset = tf.data.Dataset.from_tensor_slices(images).repeat()
+    taken = iter(dataset.map(crop, num_parallel_calls=os.cpu_count(), deterministic=False))
+
+    def take() -> tuple[int, float]:
+        for _ in range(_FEW):
+            next(taken)
+        return _FEW, 0.0
+
+    return take
+
+
+def entry_point() -> None:
+    """Runs the command."""
+    commandline.run(COMMAND, main)
+
+
+if __name__ == "__main__":
+    entry_point()

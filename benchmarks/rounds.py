@@ -1,0 +1,69 @@
+"""Rounds of several contestants in turn, so that a change of the machine's speed meets all, and the line about two."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Take = Callable[[], tuple[int, float]]
+"""Takes some images; returns how many, and the seconds of processor time that other processes spent on them."""
+
+_READY = 10  # batches that may lie ready when a round begins
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """One round: images per second, and microseconds of processor time an image."""
+
+    rate: float
+    cpu: float
+
+
+def taking(batches_of: Iterator[Any], rows: int) -> Take:
+    """Returns what takes one element of `rows` images of an iterator."""
+
+    def take() -> tuple[int, float]:
+        next(batches_of)
+        return rows, 0.0
+
+    return take
+
+
+def alternate(contestants: dict[str, Take], rounds: int, seconds: float) -> dict[str, list[Round]]:
+    """Measures rounds in turn; returns those of each contestant."""
+    found: dict[str, list[Round]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, take in contestants.items():
+            found[name].append(one_round(take, seconds))
+    return found
+
+
+def one_round(take: Take, seconds: float) -> Round:
+    """Measures one round, once what lay ready is taken, and the others have made ready what was taken of theirs."""
+    began, taken = time.perf_counter(), 0
+    while taken < _READY and (taken == 0 or time.perf_counter() - began < seconds):
+        take()
+        taken += 1
+    images, cpu, began = 0, -time.process_time(), time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        count, elsewhere = take()
+        images, cpu = images + count, cpu + elsewhere
+    return Round(images / (time.perf_counter() - began), (cpu + time.process_time()) * 1e6 / images)
+
+
+def print_line(what: str, mine: list[Round], other: list[Round], against: str) -> None:
+    """Prints the medians and the ratios of speeds, by the clock and by processor time."""
+    texts = []
+    for field, unit in (("rate", "img/s"), ("cpu", "us of processor an image")):
+        one, two = ([getattr(found, field) for found in rounds] for rounds in (mine, other))
+        pairs = zip(one, two, strict=True)
+        ratios = sorted(a / b if field == "rate" else b / a for a, b in pairs)
+        medians = [f"{statistics.median(values):,.{0 if field == 'rate' else 2}f}" for values in (one, two)]
+        texts.append(
+            f"{medians[0]} {unit} against {medians[1]}: "
+            f"ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        )
+    print(f"{what}, against {against}: {'; '.join(texts)}", flush=True)

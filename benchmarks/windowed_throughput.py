@@ -1,0 +1,236 @@
+"""A data set larger than memory, read in windows: against bare reading, memory, one by one; and its peak memory.
+
+    python -m benchmarks.windowed_throughput [--data_dir=DIR] [--only=read,resident,one_by_one,peak]
+
+shuffle_bytes is an eighth of the decoded split. Compared are
+  read: undistorted batches against reading the same shards and computing each record's CRC on all cores, with nothing
+    else done: in threads, in processes, and by TFRecordDataset;
+  resident: the distortions of the CIFAR-10 tutorial, in windows against the same images in memory;
+  one_by_one: against `tf.data` one example at a time, as in benchmarks.input_throughput;
+  peak: resident memory of a process that reads an epoch, against 2 x shuffle_bytes + 600 MB.
+Rounds alternate; a ratio is taken round by round, and its median counts. Processor time says more than the clock where
+the machine is shared. Files are read from the page cache where they fit it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from multiprocessing import get_context
+from typing import Any
+
+import crc32c
+
+from benchmarks import commands, sources
+from benchmarks.rounds import Take, alternate, print_line, taking
+from pipeline import commandline, framing, manifest, quiet
+from pipeline.errors import UsageError, unknown
+
+COMMAND = "benchmarks.windowed_throughput"
+_WINDOWS = 8  # shuffle_bytes x this is the decoded split
+_BEYOND = 600 * 10**6  # bytes of a process besides its windows
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkConfig:
+    """What is measured."""
+
+    data_dir: str | None = None  # raw images as converted; default: random images of CIFAR-10's shape, made for the run
+    images: int = 120_000  # that are made
+    global_batch_size: int = 128  # rows of a batch
+    rounds: int = 5  # of each, in turn
+    seconds: float = 2.0  # a round's length
+    only: str = ""  # some of read,resident,one_by_one,peak; default: all
+    epoch_of: int = 0  # read one epoch with these shuffle_bytes and end: what peak measures
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        for part in self.parts:
+            if part not in _PARTS:
+                raise unknown("--only", part, _PARTS)
+        if self.rounds < 1 or self.seconds <= 0:
+            raise UsageError(f"--rounds={self.rounds} --seconds={self.seconds}: must be 1 or more, and above 0")
+        if self.images < 6_000 or self.images % len(sources.CIFAR_FILES):
+            raise UsageError(f"--images={self.images}: must be a multiple of {len(sources.CIFAR_FILES)}, 6000 or more")
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts to measure."""
+        return self.only.split(",") if self.only else list(_PARTS)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints a line a measurement."""
+    parser = commandline.Parser(COMMAND, "Measure input that is read in windows, as ratios.")
+    parser.add_arguments(BenchmarkConfig, "config")
+    config: BenchmarkConfig = parser.parse(argv).config
+    commandline.require("tensorflow", *([] if config.data_dir else ["apache_beam"]))
+    commandline.quiet_tensorflow()
+    if config.epoch_of:
+        _read_epoch(config)
+        return
+    with tempfile.TemporaryDirectory(prefix="windowed-throughput-") as folder:
+        config = dataclasses.replace(config, data_dir=config.data_dir or make_data(pathlib.Path(folder), config.images))
+        for part in config.parts:
+            _PARTS[part](config)
+
+
+def make_data(folder: pathlib.Path, images: int) -> str:
+    """Converts random images of CIFAR-10's shape, a sixth of them to `test`; returns the data set's folder."""
+    source = sources.cifar(folder / "source", images // len(sources.CIFAR_FILES))
+    commands.convert("cifar10", source, folder / "data", "--num_shards=train:16,test:1")
+    return str(folder / "data")
+
+
+def against_reading(config: BenchmarkConfig) -> None:
+    """Prints undistorted batches in windows against three ways to read the shards."""
+    files, stride = _shards(config)
+    cores = os.cpu_count() or 1
+    with futures.ThreadPoolExecutor(cores) as threads, futures.ProcessPoolExecutor(cores, get_context("spawn")) as own:
+        contestants = {
+            "windows": batches(config, "none", shuffle_bytes(config)),
+            "threads": bare_read(threads, files, stride, False),
+            "processes": bare_read(own, files, stride, True),
+            "TFRecordDataset": tfrecords(files, cores),
+        }
+        found = alternate(contestants, config.rounds, config.seconds)
+    for name in list(contestants)[1:]:
+        print_line("in windows, undistorted", found["windows"], found[name], f"a bare checked read ({name})")
+
+
+def against_memory(config: BenchmarkConfig) -> None:
+    """Prints distorted batches in windows against the same from memory."""
+    everything = shuffle_bytes(config) * (_WINDOWS + 1)
+    contestants = {
+        "windows": batches(config, "cifar10_tutorial", shuffle_bytes(config)),
+        "memory": batches(config, "cifar10_tutorial", everything),
+    }
+    found = alternate(contestants, config.rounds, config.seconds)
+    print_line("in windows, cifar10_tutorial", found["windows"], found["memory"], "the same from memory")
+
+
+def against_one_by_one(config: BenchmarkConfig) -> None:
+    """Prints both, undistorted and distorted, against `tf.data` one example at a time."""
+    from benchmarks.input_throughput import one_by_one  # noqa: PLC0415
+
+    files, _ = _shards(config)
+    shape = manifest.load(config.data_dir or "").image_shape
+    for recipe in ("none", "cifar10_tutorial"):
+        theirs = one_by_one(_tensorflow(), files, shape, config.global_batch_size, recipe != "none")
+        contestants = {
+            "windows": batches(config, recipe, shuffle_bytes(config)),
+            "one by one": taking(iter(theirs), config.global_batch_size),
+        }
+        found = alternate(contestants, config.rounds, config.seconds)
+        print_line(f"in windows, {recipe}", found["windows"], found["one by one"], "one by one")
+
+
+def peak(config: BenchmarkConfig) -> None:
+    """Prints the peak memory of processes that read an epoch each."""
+    window = shuffle_bytes(config)
+    flags = [f"--data_dir={config.data_dir}", f"--global_batch_size={config.global_batch_size}", f"--epoch_of={window}"]
+    peaks = [commands.run(COMMAND, flags).peak for _ in range(min(config.rounds, 3))]
+    promised = 2 * window + _BEYOND
+    ratios = sorted(one / promised for one in peaks)
+    print(
+        f"peak memory, an epoch with shuffle_bytes={window / 1e6:,.0f} MB: {statistics.median(peaks) / 1e6:,.0f} MB "
+        f"against {promised / 1e6:,.0f} MB promised: "
+        f"ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+        flush=True,
+    )
+
+
+_PARTS: dict[str, Callable[[BenchmarkConfig], None]] = {
+    "read": against_reading,
+    "resident": against_memory,
+    "one_by_one": against_one_by_one,
+    "peak": peak,
+}
+
+
+def shuffle_bytes(config: BenchmarkConfig) -> int:
+    """Returns an eighth of the bytes of the decoded training split."""
+    content = manifest.load(config.data_dir or "")
+    height, width, channels = content.image_shape
+    return content.split("train").num_examples * height * width * channels // _WINDOWS
+
+
+def batches(config: BenchmarkConfig, recipe: str, window: int) -> Take:
+    """Returns what takes a batch of `input_fn`."""
+    _tensorflow()
+    from pipeline import input_fn  # noqa: PLC0415
+
+    rows = config.global_batch_size
+    dataset = input_fn(
+        config.data_dir or "", global_batch_size=rows, training=True, distort=recipe, shuffle_bytes=window
+    )
+    return taking(iter(dataset), rows)
+
+
+def bare_read(pool: futures.Executor, files: list[str], stride: int, is_elsewhere: bool) -> Take:
+    """Returns what reads all shards in a pool; processor time of other processes is theirs to tell."""
+
+    def take() -> tuple[int, float]:
+        found = list(pool.map(_checked, files, [stride] * len(files)))
+        return sum(count for count, _ in found), sum(cpu for _, cpu in found) if is_elsewhere else 0.0
+
+    return take
+
+
+def _checked(file: str, stride: int) -> tuple[int, float]:
+    """Reads a shard and computes each record's CRC; returns the records and the seconds of processor time."""
+    began = time.thread_time()
+    with open(file, "rb", buffering=0) as opened:
+        data = memoryview(opened.readall())
+    for start in range(0, len(data), stride):
+        crc32c.crc32c(data[start + framing.HEADER : start + stride - framing.FOOTER])
+    return len(data) // stride, time.thread_time() - began
+
+
+def tfrecords(files: list[str], cores: int) -> Take:
+    """Returns what reads all shards by TFRecordDataset, as many at a time as there are cores."""
+    tf = _tensorflow()
+
+    def count(file: Any) -> Any:
+        return tf.data.TFRecordDataset(file, buffer_size=8 << 20).reduce(tf.constant(0, tf.int64), lambda n, _: n + 1)
+
+    counts = tf.data.Dataset.from_tensor_slices(files).map(count, num_parallel_calls=cores, deterministic=False)
+    return lambda: (sum(int(found) for found in counts), 0.0)
+
+
+def _read_epoch(config: BenchmarkConfig) -> None:
+    content = manifest.load(config.data_dir or "")
+    take = batches(config, "none", config.epoch_of)
+    for _ in range(content.split("train").num_examples // config.global_batch_size):
+        take()
+
+
+def _shards(config: BenchmarkConfig) -> tuple[list[str], int]:
+    """Returns the training split's files and the bytes from record to record, which are the same in all."""
+    shards = manifest.load(config.data_dir or "").split("train").shards
+    strides = {shard.stride for shard in shards}
+    stride = next(iter(strides))
+    if len(strides) > 1 or not stride:
+        raise UsageError(f"--data_dir={config.data_dir}: records of several sizes; needs raw images of one size")
+    return [str(pathlib.Path(config.data_dir or "") / shard.file) for shard in shards], stride
+
+
+def _tensorflow() -> Any:
+    with quiet.loading():
+        import tensorflow as tf  # noqa: PLC0415
+    return tf
+
+
+def entry_point() -> None:
+    """Runs the command."""
+    commandline.run(COMMAND, main)
+
+
+if __name__ == "__main__":
+    entry_point()
