@@ -15,6 +15,7 @@ class PipelineError(Exception):
     """Base of the errors below: one line that says what, where, the value, the bound and what to do."""
 
     exit_code = EXIT_DATA
+    ag_pass_through = True  # TensorFlow's autograph raises it as it is, not as a StagingError of many lines
 
 
 class DataError(PipelineError, OSError):

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from pipeline import user_parse
 from pipeline.decode_tf import ExampleParser, ImageDecoder
 
 Columns = dict[str, tf.Tensor]
@@ -88,7 +89,7 @@ class UserParsed:
     def examples(self, columns: Columns, keys: Callable[[], tf.Tensor]) -> Examples:
         """See `Form.examples`."""
         del keys
-        return Examples(self.parse(columns["record"]), None, {})
+        return Examples(user_parse.parsed(self.parse, columns["record"]), None, {})
 
     def unpack(self, images: tf.Tensor) -> tf.Tensor:
         """See `Form.unpack`."""

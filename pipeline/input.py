@@ -104,7 +104,8 @@ def input_fn(
     while this one is consumed: at most about 2 * shuffle_bytes * (this worker's streams) / K.
 
     Args:
-      data_dir: a folder that `beam_jobs.convert` made; also what `tf.io.gfile` opens, such as `gs://bucket/mnist`.
+      data_dir: a folder that `beam_jobs.convert` or `pipeline.index` made; also what `tf.io.gfile` opens, such as
+        `gs://bucket/mnist`.
       split: a split or a slice of one, as in TFDS: `train`, `train[:90%]`, `train[10000:]`, `train[:10%]+test`.
       global_batch_size: G, rows of a step over all replicas.
       training: True: shuffled and distorted. False: in the stored order, with the recipe's evaluation twin.

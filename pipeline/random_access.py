@@ -91,6 +91,7 @@ class RandomAccess:
         Returns:
           {feature: value}: `image` uint8 (height, width, channels), or bytes; `label` int; `key` bytes; others by the
           manifest: arrays of their shape and dtype (object for strings), NumPy scalars or bytes where that is ().
+          Of a data set that `pipeline.index` made: {"record": bytes}.
 
         Raises:
           DataError: the record is corrupt or no such example; the message has the shard, record and byte offset.
@@ -137,6 +138,8 @@ class RandomAccess:
     def _example(self, segment: int, record: int) -> Example:
         [found] = self._reader.read_part(segment, record, record + 1)
         assert found is not None  # nothing is skipped here
+        if not self.features:  # of `pipeline.index`
+            return {"record": found}
         try:
             return example_arrays.example(found, self.features, self._decode)
         except example_arrays.BadExampleError as error:

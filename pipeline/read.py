@@ -15,7 +15,10 @@ from pipeline.manifest import ShardInfo
 from pipeline.splits import Segment
 from pipeline.storage import File, Identity, OpenFile, PathLike, folder
 
-_RECOVER = "the data is not what was converted: convert it again (python -m beam_jobs.convert ... --overwrite)"
+_RECOVER = (
+    "the data is not what was converted: convert it again (python -m beam_jobs.convert ... --overwrite); "
+    "or index it again, if it was indexed (python -m pipeline.index ... --overwrite)"
+)
 _THREADS = min(16, 2 * (os.cpu_count() or 1))  # of all inputs of a process together: some wait for the disk
 
 Task = TypeVar("Task")

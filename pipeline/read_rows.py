@@ -95,7 +95,7 @@ class RowsReader:
     @classmethod
     def fit(cls, manifest: Manifest, shards: Shards) -> RowsReader | None:
         """Returns the reader of a selection, or None where a shard's records have not one layout."""
-        if manifest.features["image"].encoding != "raw" or set(manifest.features) != set(_FEATURES):
+        if set(manifest.features) != set(_FEATURES) or manifest.features["image"].encoding != "raw":
             return None
         layouts = []
         for segment in shards.segments:

@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 import tensorflow as tf
 
+from pipeline import at_exit
 from pipeline.buffers import Buffers
 from pipeline.errors import PipelineError
 from pipeline.read_records import RecordsReader
@@ -119,11 +120,15 @@ def _outside(
 
     @tf.autograph.experimental.do_not_convert
     def call(*values: np.ndarray) -> tuple[np.ndarray, ...]:
-        try:
-            return *function(*values), np.array(b"", object)
-        except PipelineError as error:
+        problem = "the interpreter ends"
+        with at_exit.call() as goes_on:
+            try:
+                if goes_on:
+                    return *function(*values), np.array(b"", object)
+            except PipelineError as error:
+                problem = str(error)
             nothing = (np.array([b""] if dtype == tf.string else [0], dtype.as_numpy_dtype) for dtype in dtypes)
-            return *nothing, np.array(str(error).encode(), object)
+            return *nothing, np.array(problem.encode(), object)
 
     *tensors, problem = tf.numpy_function(call, arguments, [*dtypes, tf.string])
     with tf.control_dependencies([tf.debugging.Assert(tf.equal(problem, ""), [problem])]):

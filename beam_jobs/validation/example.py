@@ -14,6 +14,7 @@ from pipeline import example_proto
 from pipeline.example_proto import Values
 from pipeline.manifest import Feature, Manifest
 
+_NO_IMAGE = Feature("uint8")  # of a data set of records of any kind
 _RAW_AT_ONCE = 64  # images whose pixels are summed together
 _FORMATS = {"png": ("PNG",), "jpeg": ("JPEG",), "any": ("PNG", "JPEG")}
 _ARRAYS: dict[str, np.dtype] = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
@@ -36,7 +37,7 @@ class ExampleCheck:
           decodes: look at the pixels too.
         """
         self._features = manifest.features
-        self._image = manifest.features["image"]
+        self._image = manifest.features.get("image", _NO_IMAGE)
         self._classes = {"label": len(manifest.class_names)}
         self._classes |= {
             name: len(f.class_names) for name, f in self._features.items() if f.class_names and f.dtype == "int64"
@@ -52,6 +53,8 @@ class ExampleCheck:
 
     def check(self, record: bytes) -> tuple[bytes | None, list[str]]:
         """Returns the example's key, None where it has none, and what is wrong with it."""
+        if not self._features:  # of `pipeline.index`: any bytes will do
+            return None, []
         try:
             found = example_proto.decode(record)
         except ValueError as error:

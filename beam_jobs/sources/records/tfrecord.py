@@ -13,7 +13,7 @@ from beam_jobs.sources.records import foreign as foreign_records
 from beam_jobs.sources.records.columns import Columns
 from beam_jobs.sources.records.files import RecordFile
 from beam_jobs.sources.records.source import RecordSource
-from pipeline import manifest, naming
+from pipeline import manifest, manifest_checks, naming
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Manifest, ShardInfo, SourceFile
 
@@ -43,6 +43,11 @@ def _open_ours(folder: AnyPath, options: SourceOptions) -> RecordSource:
         if getattr(options, flag):
             raise UsageError(f"--{flag}: is not for {folder}, whose {naming.MANIFEST} says what its features are")
     made = manifest.load(folder)
+    if not manifest_checks.has_images(made):
+        raise UsageError(
+            f"--source={folder}: its {naming.MANIFEST} is of pipeline.index and knows of no images; where its records "
+            f"hold some, name the files: --source='{folder}/{next(iter(made.shards)).file}', or a glob"
+        )
     columns = Columns(
         *("image", "label", "key"),
         image_shape=made.image_shape if made.features["image"].encoding == "raw" else None,
