@@ -51,11 +51,11 @@ class Framing(Protocol):
         """Height and width of what is made."""
 
     def box(self, height: tf.Tensor, width: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """Returns int32 (4,): top, left, height and width of the part of an image of this size, in pixels.
+        """Returns int32 (4,) or (rows, 4): top, left, height and width of the part of images of this size, in pixels.
 
         Args:
-          height, width: int32 scalars.
-          key: uint64 scalar, for `pipeline.uniform(key, draw)`.
+          height, width: int32 scalars, or (rows,).
+          key: uint64 of the same shape, for `pipeline.uniform(key, draw)`.
         """
 
 
