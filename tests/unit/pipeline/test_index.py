@@ -131,6 +131,18 @@ TOO_LONG = struct.pack("<Q", 1 << 30) + struct.pack("<I", framing.masked_crc32c(
         ),
         ("x", b"name,age\nann,3\n", [], "record 0, byte offset 0: its length or the CRC of its length is wrong"),
     ],
+    ids=[
+        "record",
+        "length",
+        "cut",
+        "cut header",
+        "too long",
+        "packed",
+        "not packed",
+        "cut pack",
+        "packed record",
+        "text",
+    ],
 )
 def test_a_damaged_file_is_named_with_the_place_and_nothing_is_written(folder, name, data, arguments, message):
     (folder / name).write_bytes(data)
