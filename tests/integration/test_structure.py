@@ -26,7 +26,13 @@ PURE = [
     "indexing.command",
     "sharding",
     "read",
-    "decode",
+    "read_rows",
+    "read_records",
+    "read_gzip",
+    "corruption",
+    "storage",
+    "random_access",
+    "example_arrays",
 ]
 
 
