@@ -76,6 +76,7 @@ def lines_of(done):
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_windows_are_measured_against_reading_memory_one_by_one_and_the_promise(cifar):
     flags = (f"--data_dir={cifar}", "--rounds=1", "--seconds=0.1")
     lines = lines_of(run(*flags, benchmark="windowed_throughput"))
@@ -88,6 +89,7 @@ def test_windows_are_measured_against_reading_memory_one_by_one_and_the_promise(
     assert re.fullmatch(rf"peak memory, .* shuffle_bytes=2 MB: [\d,]+ MB against 604 MB promised: {RATIO}", lines[-1])
 
 
+@pytest.mark.slow
 def test_crops_out_of_jpegs_are_measured_against_decoding_alone():
     flags = ("--images=200", "--size=64", "--global_batch_size=16", "--rounds=1", "--seconds=0.1")
     lines = lines_of(run(*flags, benchmark="jpeg_throughput"))
@@ -95,6 +97,7 @@ def test_crops_out_of_jpegs_are_measured_against_decoding_alone():
         assert re.fullmatch(rf"{name}\(size=64, normalize=False\), against decode_and_crop_jpeg of{BOTH}", line), line
 
 
+@pytest.mark.slow
 def test_starts_are_measured_at_a_far_step_against_step_0(cifar):
     lines = lines_of(run(f"--data_dir={cifar}", "--rounds=1", benchmark="cold_start"))
     for line, kind in zip(lines, ("resident", "windowed"), strict=True):
@@ -107,6 +110,7 @@ def test_the_order_is_measured_against_numpy():
         assert re.fullmatch(rf"[\d,]+ records in windows of {size}: .*{RATIO}", line), line
 
 
+@pytest.mark.slow
 def test_distributed_iterators_are_measured_against_a_plain_one(cifar):
     flags = (f"--data_dir={cifar}", "--global_batch_size=64", "--rounds=1", "--seconds=0.05")
     lines = lines_of(run(*flags, benchmark="distributed_iterator"))

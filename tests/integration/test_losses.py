@@ -69,6 +69,7 @@ def test_losses_are_those_of_one_replica(data_dir, tmp_path, alone, strategy, co
     np.testing.assert_allclose(losses(data_dir, tmp_path, MLP, strategy, count), alone, rtol=5e-6)
 
 
+@pytest.mark.slow
 def test_convolutions_agree_too(data_dir, tmp_path):
     """Over 40 steps: sums in another order differ by 1e-7, until one tips a maximum of a pool to its neighbour."""
     one = losses(data_dir, tmp_path / "one", LENET, "mirrored", 1)
