@@ -118,13 +118,14 @@ def to_memory(folder: pathlib.Path, name: str) -> str:
     """Copies a data set to TensorFlow's file system in memory, which stands for object stores; returns its URL."""
     import tensorflow as tf
 
-    if tf.io.gfile.exists(f"ram://{name}"):
-        tf.io.gfile.rmtree(f"ram://{name}")
-    tf.io.gfile.makedirs(f"ram://{name}")
+    url = f"ram://{name}"
+    tf.io.gfile.makedirs(url)
+    for old in tf.io.gfile.listdir(url):  # it appends to a file that is there
+        tf.io.gfile.remove(f"{url}/{old}")
     for path in folder.iterdir():
-        with tf.io.gfile.GFile(f"ram://{name}/{path.name}", "wb") as file:
+        with tf.io.gfile.GFile(f"{url}/{path.name}", "wb") as file:
             file.write(path.read_bytes())
-    return f"ram://{name}"
+    return url
 
 
 def _write_split(

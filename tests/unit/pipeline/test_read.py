@@ -86,7 +86,7 @@ def test_what_happens_to_a_file_between_two_reads_is_named(folder, change, messa
 
 
 def test_a_remote_folder_is_checked_alike(folder):
-    url = to_memory(folder, "read")
+    url = to_memory(folder, "checked")
     segments = select(manifests.load(folder), "train").segments
     shards = Shards.found(url, segments, Corruption(url))
     with shards.opened(0) as file:
