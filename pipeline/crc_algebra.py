@@ -32,11 +32,10 @@ class Shift:
 
     def __call__(self, crcs: U32) -> U32:
         """Returns shifted CRCs, uint32, any shape."""
-        low, second, third, high = self._tables
-        found = low[crcs & np.uint32(255)]
-        found ^= second[(crcs >> np.uint32(8)) & np.uint32(255)]
-        found ^= third[(crcs >> np.uint32(16)) & np.uint32(255)]
-        found ^= high[crcs >> np.uint32(24)]
+        places = np.ascontiguousarray(crcs, "<u4")[..., None].view(np.uint8)
+        found: U32 = self._tables[0].take(places[..., 0])
+        for i in (1, 2, 3):
+            found ^= self._tables[i].take(places[..., i])
         return found
 
     @functools.cached_property
@@ -80,8 +79,20 @@ def crc_of_frames(stored: U32, stride: int) -> int:
       stored: the masked CRCs, uint32 (n,), n of 1 or more.
       stride: bytes of each record with its frame.
     """
-    header = np.array([crc32c.crc32c(framing.header(stride - framing.HEADER - framing.FOOTER))], np.uint32)
-    ones = np.uint32(0xFFFFFFFF)
-    # The CRC of the 4 bytes that hold `stored`, little-endian, is shift(stored ^ ones) ^ ones.
-    records = shift(framing.FOOTER)(framing.unmask_all(stored) ^ stored ^ ones) ^ ones
-    return crc_of_equal(shift(stride - framing.HEADER)(header) ^ records, stride)
+    # A frame is header, record, footer, and the CRC of the footer's 4 bytes is shift(stored ^ ones) ^ ones. So its CRC
+    # is shift(record's CRC ^ stored) by the footer, and something that all frames have in common. Shifts are linear:
+    # of the first parts the sum is shifted.
+    varying = shift(framing.FOOTER)(_one(crc_of_equal(framing.unmask_all(stored) ^ stored, stride)))
+    return int(varying[0]) ^ _crc_in_common(len(stored), stride)
+
+
+@functools.lru_cache(maxsize=256)
+def _crc_in_common(count: int, stride: int) -> int:
+    header = crc32c.crc32c(framing.header(stride - framing.HEADER - framing.FOOTER))
+    ones = _one(0xFFFFFFFF)
+    of_one = shift(stride - framing.HEADER)(_one(header)) ^ shift(framing.FOOTER)(ones) ^ ones
+    return crc_of_equal(np.repeat(of_one, count), stride)
+
+
+def _one(crc: int) -> U32:
+    return np.array([crc], np.uint32)

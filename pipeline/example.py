@@ -91,19 +91,18 @@ class Layout:
 
     def fits(self, rows: NDArray[np.uint8]) -> bool:
         """Says whether all rows (n, length) are of this layout: the same bytes between the features, short labels."""
-        between = ((rows[:, place] == self.template[place]).all() for place in self._between)
-        return bool(rows[:, self.label.start].max(initial=0) <= MAX_ONE_BYTE) and all(between)
+        is_short = rows[:, self.label.start].max(initial=0) <= MAX_ONE_BYTE
+        return bool(is_short and (rows[:, self._between] == self.template[self._between]).all())
 
     def mismatch(self, rows: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Says which rows (n, length) are not of this layout."""
-        other = rows[:, self.label.start] > MAX_ONE_BYTE
-        for place in self._between:
-            other |= (rows[:, place] != self.template[place]).any(axis=1)
-        return other
+        is_long = rows[:, self.label.start] > MAX_ONE_BYTE
+        return is_long | (rows[:, self._between] != self.template[self._between]).any(axis=1)
 
     @functools.cached_property
-    def _between(self) -> list[slice]:
-        places = sorted((place.start, place.stop) for place in (self.image, self.key, self.label))
-        begins = [0, *(stop for _, stop in places)]
-        ends = [*(start for start, _ in places), len(self.template)]
-        return [slice(begin, end) for begin, end in zip(begins, ends, strict=True) if begin < end]
+    def _between(self) -> NDArray[np.intp]:
+        """The places of the bytes that are no feature's."""
+        is_between = np.ones(len(self.template), bool)
+        for place in (self.image, self.key, self.label):
+            is_between[place] = False
+        return np.flatnonzero(is_between)

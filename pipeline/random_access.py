@@ -13,7 +13,7 @@ from pipeline import example_arrays
 from pipeline.corruption import Corruption
 from pipeline.errors import UsageError
 from pipeline.ordered_split import load_manifest
-from pipeline.read import Shards, in_parallel
+from pipeline.read import Shards
 from pipeline.read_records import RecordsReader
 from pipeline.splits import select
 from pipeline.storage import PathLike
@@ -107,7 +107,7 @@ class RandomAccess:
         """Returns the examples of these numbers; PyTorch's DataLoader asks for a batch so."""
         places = [self._place(index) for index in indices]
         if self._shards.file(0).is_remote:  # several requests at a time
-            return in_parallel(lambda place: self._example(*place), places)
+            return self._shards.in_parallel(lambda place: self._example(*place), places)
         return [self._example(*place) for place in places]
 
     def __iter__(self) -> Iterator[Example]:

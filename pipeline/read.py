@@ -19,13 +19,15 @@ _RECOVER = (
     "the data is not what was converted: convert it again (python -m beam_jobs.convert ... --overwrite); "
     "or index it again, if it was indexed (python -m pipeline.index ... --overwrite)"
 )
-_THREADS = min(16, 2 * (os.cpu_count() or 1))  # of all inputs of a process together: some wait for the disk
+# Of all inputs of a process together. What is read from this machine is worked on by NumPy, in turns of the
+# interpreter's lock: with more threads they wait for it. Other machines are waited for.
+_LOCAL, _REMOTE = min(4, os.cpu_count() or 1), 16
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
-class _Pool:
+class _Pools:
     """The threads of this process; a forked one has none of its parent's, and starts its own."""
 
     def __init__(self) -> None:
@@ -33,10 +35,11 @@ class _Pool:
         os.register_at_fork(after_in_child=self.start)
 
     def start(self) -> None:
-        self.executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="read")
+        self.local = ThreadPoolExecutor(_LOCAL, thread_name_prefix="read")
+        self.remote = ThreadPoolExecutor(_REMOTE, thread_name_prefix="read-remote")
 
 
-_pool = _Pool()
+_pools = _Pools()
 
 
 def check_present(data_dir: PathLike, shards: Iterable[ShardInfo]) -> list[Identity]:
@@ -45,7 +48,8 @@ def check_present(data_dir: PathLike, shards: Iterable[ShardInfo]) -> list[Ident
     Raises:
       DataError: one is missing or has another size than the manifest says.
     """
-    return in_parallel(lambda shard: _check(folder(data_dir) / shard.file, shard), shards)
+    place = folder(data_dir)
+    return in_parallel(lambda shard: _check(place / shard.file, shard), shards, is_remote=place.is_remote)
 
 
 def _check(file: File, shard: ShardInfo) -> Identity:
@@ -60,9 +64,23 @@ def _check(file: File, shard: ShardInfo) -> Identity:
     return identity
 
 
-def in_parallel(function: Callable[[Task], Result], tasks: Iterable[Task]) -> list[Result]:
-    """Returns the function's results in order; it must not call this itself. The first error is raised."""
-    return list(_pool.executor.map(function, tasks))
+def in_parallel(function: Callable[[Task], Result], tasks: Iterable[Task], *, is_remote: bool = False) -> list[Result]:
+    """Returns the function's results in order; it must not call this itself. The first error is raised.
+
+    Args:
+      function: does a task.
+      tasks: its arguments.
+      is_remote: it waits for other machines.
+
+    Raises:
+      DataError: the interpreter ends, and starts no thread any more.
+    """
+    pool = _pools.remote if is_remote else _pools.local
+    try:
+        done = pool.map(function, tasks)
+    except RuntimeError as error:  # of the pool: the function's own come with the results
+        raise DataError(f"nothing can be read any more: {error}") from None
+    return list(done)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +108,10 @@ class Shards:
     def file(self, segment: int) -> File:
         """Returns a segment's file."""
         return folder(self.data_dir) / self.segments[segment].shard.file
+
+    def in_parallel(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> list[Result]:
+        """See `in_parallel`."""
+        return in_parallel(function, tasks, is_remote=folder(self.data_dir).is_remote)
 
     @contextlib.contextmanager
     def opened(self, segment: int) -> Iterator[OpenFile]:

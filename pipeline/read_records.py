@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pipeline import framing, naming
 from pipeline.errors import DataError
 from pipeline.manifest import ShardInfo
-from pipeline.read import Shards, in_parallel
+from pipeline.read import Shards
 from pipeline.read_gzip import GzipReader
 from pipeline.storage import folder
 
@@ -52,7 +52,7 @@ class RecordsReader:
           DataError: a shard is missing or changed, or holds a corrupt record that is not to be skipped.
         """
         parts = [part for piece in pieces.tolist() for part in self._parts(*piece)]
-        read = in_parallel(lambda part: self.read_part(*part), parts)
+        read = self.shards.in_parallel(lambda part: self.read_part(*part), parts)
         found = [record for part in read for record in part]
         records = np.empty(max(1, len(found)), object)
         records[:] = found or [b""]

@@ -1,4 +1,4 @@
-"""Reads records of one layout as one matrix, a row a record, without a copy: raw images of one shape, label and key.
+"""Reads records of one layout to the rows of a matrix: raw images of one shape, label and key.
 
 Every byte is checked: a whole shard by the manifest's CRC32C, parts of one by the CRC of each record.
 """
@@ -15,39 +15,19 @@ import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import crc_algebra, example_proto, framing
+from pipeline import crc_algebra, framing
 from pipeline.buffers import aligned_matrix
-from pipeline.errors import DataError
 from pipeline.example import Layout
 from pipeline.manifest import Manifest
-from pipeline.read import Shards, in_parallel
+from pipeline.read import Shards
+from pipeline.rows import FEATURES, Rows
 from pipeline.splits import Selection
 from pipeline.storage import OpenFile
 
 U8 = NDArray[np.uint8]
-_CHUNK = 512 << 10  # 512 KiB: what is read is still in the core's cache when its CRC is computed
+_CHUNK = 1 << 20  # 1 MiB: what is read is still in the core's cache when its CRC is computed
 _FEW = 256  # records, which are checked as fast one by one
 _TASK = 8 << 20  # 8 MiB: of one thread
-_FEATURES = ("image", "label", "key")
-
-
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    """Decoded records.
-
-    Attributes:
-      images: uint8 (n, pixels of an image), a row a record.
-      labels: int64 (n,).
-      keys: bytes (n,), dtype S.
-      good: bool (n,): False where a corrupt record was left out; its row is another one's.
-      place: int64 (n,): the row of each record in the order in which they are read.
-    """
-
-    images: U8
-    labels: NDArray[np.int64]
-    keys: NDArray[np.bytes_]
-    good: NDArray[np.bool_]
-    place: NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,15 +67,17 @@ class RowsReader:
     Attributes:
       shards: where they are read from.
       layouts: of each segment's records.
+      with_keys: whether the keys are wanted.
     """
 
     shards: Shards
     layouts: tuple[Layout, ...]
+    with_keys: bool
 
     @classmethod
-    def fit(cls, manifest: Manifest, shards: Shards) -> RowsReader | None:
+    def fit(cls, manifest: Manifest, shards: Shards, with_keys: bool) -> RowsReader | None:
         """Returns the reader of a selection, or None where a shard's records have not one layout."""
-        if set(manifest.features) != set(_FEATURES) or manifest.features["image"].encoding != "raw":
+        if set(manifest.features) != set(FEATURES) or manifest.features["image"].encoding != "raw":
             return None
         layouts = []
         for segment in shards.segments:
@@ -104,12 +86,12 @@ class RowsReader:
             if layout is None:
                 return None
             layouts.append(layout)
-        return cls(shards, tuple(layouts))
+        return cls(shards, tuple(layouts), with_keys)
 
     @property
     def pixels(self) -> int:
         """Values of an image."""
-        return _length(self.layouts[0].image)
+        return self.layouts[0].image.stop - self.layouts[0].image.start
 
     def read(
         self,
@@ -128,25 +110,20 @@ class RowsReader:
           DataError: a shard is missing or changed, or holds a corrupt record that is not to be skipped.
         """
         sizes = pieces[:, 2] - pieces[:, 1]
-        rows = self._empty(int(sizes.sum()), place, make_matrix)
+        key_bytes = max(layout.key.stop - layout.key.start for layout in self.layouts) if self.with_keys else None
+        images = make_matrix(max(1, int(sizes.sum())), self.pixels)
+        rows = Rows.of(images, int(sizes.sum()), key_bytes, place)
         parts = [
             part
             for piece, row in zip(pieces.tolist(), (np.cumsum(sizes) - sizes).tolist(), strict=True)
             for part in self._parts(_Part(piece[0], piece[1], piece[2], row))
         ]
-        in_parallel(functools.partial(self._read_part, rows), parts)
+        self.shards.in_parallel(functools.partial(self._read_part, rows), parts)
         if not rows.good.all():
-            self._stand_in(rows, parts)
+            if not rows.good.any():
+                raise self.shards.corruption.none_is_good(str(self.shards.file(parts[0].segment)), len(rows.good))
+            rows.stand_in()
         return rows
-
-    def _empty(self, count: int, place: NDArray[np.int64] | None, make_matrix: Callable[[int, int], U8]) -> Rows:
-        images = make_matrix(max(1, count), self.pixels)
-        if count == 0:
-            images[:] = 0
-        labels, good = np.zeros(len(images), np.int64), np.ones(len(images), bool)
-        size = max(1, *(_length(layout.key) for layout in self.layouts))
-        place = np.arange(len(images)) if place is None else place
-        return Rows(images, labels, np.zeros(len(images), f"S{size}"), good, place)
 
     def _parts(self, piece: _Part) -> list[_Part]:
         """Cuts a piece among threads; a whole shard stays whole, because of its CRC."""
@@ -179,7 +156,7 @@ class RowsReader:
 
     def _fill(self, file: OpenFile, rows: Rows, part: _Part, one_by_one: bool) -> _Read:
         """Reads records to their rows, without a look at their CRCs or `one_by_one`."""
-        stride = self.shards.segments[part.segment].shard.stride or 0
+        stride, layout = self.shards.segments[part.segment].shard.stride or 0, self.layouts[part.segment]
         step = max(1, min(_CHUNK // stride, part.size))
         chunk, crc, good, plain = np.empty((step, stride), np.uint8), 0, True, True
         stored = np.empty(part.size, np.uint32)
@@ -190,10 +167,12 @@ class RowsReader:
             crc = crc32c.crc32c(block.reshape(-1).data, crc)
             stored[first : first + len(block)] = block[:, -framing.FOOTER :].view("<u4")[:, 0]
             good &= not one_by_one or self._check(block, here, rows)
-            others = self._take(block, here, rows)
-            plain &= not len(others)
-            for i in others.tolist() if one_by_one else []:
-                self._take_other_layout(rows, block[i, framing.HEADER : -framing.FOOTER], here, i)
+            records = block[:, framing.HEADER : -framing.FOOTER]
+            rows.take(records, layout, here.row)
+            if not layout.fits(records):
+                plain = False
+                if one_by_one:
+                    self._take_others(rows, records, here)
         return _Read(crc, stored, good, plain)
 
     def _check(self, block: U8, part: _Part, rows: Rows) -> bool:
@@ -211,64 +190,14 @@ class RowsReader:
             rows.good[rows.place[part.row + i]] = False
         return not (bad_record | bad_length).any()
 
-    def _take(self, block: U8, part: _Part, rows: Rows) -> NDArray[np.int64]:
-        """Copies the features of a block to their rows; returns which rows are of another layout, and good."""
-        records, layout = block[:, framing.HEADER : -framing.FOOTER], self.layouts[part.segment]
-        place = rows.place[part.row : part.row + len(block)]
-        rows.images[place] = records[:, layout.image]
-        rows.labels[place] = records[:, layout.label.start]
-        if _length(layout.key):
-            keys = np.ascontiguousarray(records[:, layout.key])
-            rows.keys[place] = keys.view(f"S{keys.shape[1]}")[:, 0]
-        if layout.fits(records):
-            return np.zeros(0, np.int64)
-        return np.flatnonzero(layout.mismatch(records) & rows.good[place])
-
-    def _take_other_layout(self, rows: Rows, record: U8, part: _Part, i: int) -> None:
-        """Takes the features of a record with the bytes of a good one in other places."""
-        number, row = part.start + i, rows.place[part.row + i]
+    def _take_others(self, rows: Rows, records: U8, part: _Part) -> None:
+        """Takes the records of a block that are good, and have the bytes of their features in other places."""
         stride = self.shards.segments[part.segment].shard.stride or 0
-        where = f"{self.shards.file(part.segment)}, record {number}, byte offset {number * stride}"
-        image, rows.labels[row], key = features(record.tobytes(), where)
-        size = rows.images.shape[1]
-        if len(image) != size or len(key) > rows.keys.dtype.itemsize:
-            raise DataError(f"{where}: an image of {len(image)} bytes, not of {size}, or a longer key; convert again")
-        rows.images[row] = np.frombuffer(image, np.uint8)
-        rows.keys[row] = key
-
-    def _stand_in(self, rows: Rows, parts: list[_Part]) -> None:
-        """Copies the next good row over each one that is left out."""
-        good = np.flatnonzero(rows.good)
-        if not len(good):
-            raise self.shards.corruption.none_is_good(str(self.shards.file(parts[0].segment)), len(rows.good))
-        bad = np.flatnonzero(~rows.good)
-        other = good[np.minimum(np.searchsorted(good, bad), len(good) - 1)]
-        rows.images[bad], rows.labels[bad], rows.keys[bad] = rows.images[other], rows.labels[other], rows.keys[other]
-
-
-def _length(place: slice) -> int:
-    return int(place.stop - place.start)
-
-
-def features(record: bytes, where: str) -> tuple[bytes, int, bytes]:
-    """Returns the image, the label and the key of an Example.
-
-    Args:
-      record: the serialized Example.
-      where: for the message.
-
-    Raises:
-      DataError: it is none, or has not one of each.
-    """
-    try:
-        found = example_proto.decode(record, _FEATURES)
-    except ValueError as error:
-        raise DataError(f"{where}: {error}; convert the data again") from None
-    image, label, key = (found.get(name, []) for name in _FEATURES)
-    if isinstance(image, list) and isinstance(label, np.ndarray) and isinstance(key, list):  # noqa: SIM102
-        if (len(image), len(label), len(key)) == (1, 1, 1) and label.dtype == np.int64:
-            return image[0], int(label[0]), key[0]
-    raise DataError(f"{where}: not an Example with one image, one int64 label and one key; convert the data again")
+        for i in np.flatnonzero(self.layouts[part.segment].mismatch(records)).tolist():
+            number, row = part.start + i, int(rows.place[part.row + i])
+            if rows.good[row]:
+                where = f"{self.shards.file(part.segment)}, record {number}, byte offset {number * stride}"
+                rows.take_other(records[i].tobytes(), row, where)
 
 
 def all_pieces(selection: Selection) -> NDArray[np.int64]:

@@ -79,9 +79,9 @@ def make_source(
         check_present(data_dir, [segment.shard for segment in selection.segments])
         return Source(GraphReader(data_dir, selection, manifest.compression), form, recipe)
     shards = Shards.found(data_dir, selection.segments, corruption)
-    rows = RowsReader.fit(manifest, shards)
+    rows = RowsReader.fit(manifest, shards, "key" in content.features)
     if rows and content.parse is None and not content.resize and set(content.features) <= {"key"}:
-        columns = RowColumns(rows, Buffers(let_go), "key" in content.features, corruption.skips)
+        columns = RowColumns(rows, Buffers(let_go), corruption.skips)
         return Source(columns, PixelRows(manifest.image_shape), recipe, columns)
     if manifest.compression and corruption.skips:
         raise UsageError(

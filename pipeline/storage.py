@@ -84,6 +84,11 @@ class Folder:
 
     path: str
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether its files have to be opened by TensorFlow."""
+        return "://" in self.path
+
     def __truediv__(self, name: str) -> File:
         return File(os.path.join(self.path, name))
 

@@ -52,20 +52,19 @@ class LocalReader(WindowReader, Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class RowColumns:
-    """Columns `image` uint8 (n, stride), `label`, and `key` where it is wanted, in NumPy's own memory."""
+    """Columns `image` uint8 (n, pixels), `label`, and `key` where it is wanted, in NumPy's own memory."""
 
     places: ClassVar[bool] = True
 
     reader: RowsReader
     buffers: Buffers
-    with_keys: bool
     with_good: bool
 
     def load(self, pieces: np.ndarray) -> Columns:
         """See `LocalReader.load`."""
         rows = self.reader.read(pieces)
         columns = {"image": as_tensor(rows.images), "label": tf.constant(rows.labels)}
-        columns |= {"key": tf.constant(rows.keys)} if self.with_keys else {}
+        columns |= {"key": tf.constant(rows.keys)} if rows.keys is not None else {}
         return columns | ({GOOD: tf.constant(rows.good)} if self.with_good else {})
 
     def read(self, pieces: tf.Tensor, place: tf.Tensor) -> Columns:
@@ -74,14 +73,14 @@ class RowColumns:
         image, label, key, good = _outside(self._read, [pieces, place], dtypes)
         image.set_shape([None, self.reader.pixels])
         columns = {"image": image, "label": label, "key": key, GOOD: good}
-        wanted = {"image", "label", *(["key"] if self.with_keys else []), *([GOOD] if self.with_good else [])}
+        wanted = {"image", "label", *(["key"] if self.reader.with_keys else []), *([GOOD] if self.with_good else [])}
         for name in wanted - {"image"}:
             columns[name].set_shape([None])
         return {name: columns[name] for name in sorted(wanted)}
 
     def _read(self, pieces: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, ...]:
         rows = self.reader.read(pieces, place, self.buffers.matrix)
-        keys = rows.keys.astype(object) if self.with_keys else np.array([b""], object)
+        keys = np.array([b""], object) if rows.keys is None else rows.keys.astype(object)
         return rows.images, rows.labels, keys, rows.good
 
 

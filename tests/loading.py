@@ -42,7 +42,7 @@ def load(data_dir: pathlib.Path, split: str) -> Loaded:
     shards = Shards.found(data_dir, selection.segments, Corruption(str(data_dir)))
     records = RecordsReader(shards, manifest.compression).read(all_pieces(selection)).records
     assert all(key in record for key, record in zip(loaded.keys, records, strict=True))
-    reader = RowsReader.fit(manifest, shards)
+    reader = RowsReader.fit(manifest, shards, with_keys=True)
     if reader is not None:
         rows = reader.read(all_pieces(selection))
         assert np.array_equal(rows.images.reshape(loaded.images.shape), loaded.images)

@@ -100,7 +100,7 @@ def _shards(files: list[File], compression: str, drafts: Drafts) -> list[ShardIn
 
     with Progress(sum(file.identity().num_bytes for file in files)) as progress:
         try:
-            return in_parallel(shard, files)
+            return in_parallel(shard, files, is_remote=files[0].is_remote)
         except StoppedError:
             assert progress.failure is not None
             raise progress.failure from None

@@ -29,7 +29,7 @@ def reader_of(folder, split="train", policy="raise", most=100, place=None):
     manifest = manifests.load(folder)
     place = place or str(folder)
     shards = Shards.found(place, select(manifest, split).segments, Corruption(place, policy, most))
-    return RowsReader.fit(manifest, shards)
+    return RowsReader.fit(manifest, shards, with_keys=True)
 
 
 def read_all(folder, split="train", **policy):
