@@ -1,4 +1,4 @@
-"""Makes batches out of windows: one gather, the decoding where there is any, the distortion (XLA)."""
+"""Makes batches out of rows of windows: the decoding where there is any, the distortion (XLA), the weights."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 import tensorflow as tf
 
 from pipeline import hashing_tf, window
-from pipeline.forms import Examples, Form
+from pipeline.forms import Examples, Form, PixelRows
 from pipeline.hashing import Domain
 from pipeline.order import Order
-from pipeline.order_tf import WindowPlan
 from pipeline.recipes.base import ImageStatistics, Recipe
+from pipeline.recipes.undistorted import Undistorted
 from pipeline.window import Columns
+from pipeline.window_plan import WindowPlan
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,6 +55,32 @@ class Batches:
             return examples.images, *rest
         return self._x(examples, plan.epoch, records), examples.labels, *rest
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether elements are what lies in the window, as `plain` gives it."""
+        return isinstance(self.form, PixelRows) and isinstance(self.recipe, Undistorted)
+
+    def plain(self, columns: Columns, plan: WindowPlan, rows: int) -> tuple[Any, ...]:
+        """Returns the whole elements of a window together, with one axis more than `element`, in the same memory.
+
+        Args:
+          columns: the window's.
+          plan: of the window, its rows `side_by_side`.
+          rows: of an element.
+        """
+        first, stop = tf.unstack(plan.whole)
+        together = {
+            name: tf.reshape(column[: (stop - first) * rows], [-1, rows, *column.shape[1:]])
+            for name, column in columns.items()
+        }
+        real = together.pop(window.GOOD, tf.ones([stop - first, rows], tf.bool))
+        rest = [self._weights(real, plan.real_rows[first:stop], has_skipped=window.GOOD in columns)]
+        records = together.pop(window.RECORD_ID)
+        rest += [records] if self.record_ids else []
+        images, labels = self.form.unpack(together.pop("image")), together.pop("label")
+        images = tf.reshape(images, [-1, rows, *images.shape[1:]])
+        return {"image": images, **together} if together else images, labels, *rest
+
     def _x(self, examples: Examples, epoch: tf.Tensor, records: tf.Tensor) -> Any:
         images = self._distort(examples.images, epoch, records)
         return {"image": images, **examples.features} if examples.features else images
@@ -81,9 +108,10 @@ class Batches:
         return hashing_tf.derive_key(Domain.DISTORT, self.order.seed, epoch, records)
 
     def _weights(self, real: tf.Tensor, real_rows: tf.Tensor, has_skipped: bool) -> tf.Tensor:
+        """Returns the weights, float32, of rows: bool (rows,), or (elements, rows), and those that are real of each."""
         mask = tf.cast(real, tf.float32)
         if self.weights == "mask":
             return mask
         if has_skipped:  # the batch is whole then, so that it tells how many rows are real
-            real_rows = tf.maximum(tf.reduce_sum(mask), 1.0)
-        return mask * (self.order.global_batch_size / real_rows)
+            real_rows = tf.maximum(tf.reduce_sum(mask, axis=-1), 1.0)
+        return mask * (self.order.global_batch_size / real_rows)[..., None]

@@ -18,6 +18,7 @@ from pipeline import framing
 
 U32 = NDArray[np.uint32]
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, reflected
+_TOGETHER = 1024  # CRCs, a power of two: their columns take 128 KiB
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,12 +65,28 @@ def shift(num_bytes: int) -> Shift:
 
 def crc_of_equal(crcs: U32, num_bytes: int) -> int:
     """Returns the CRC32C of parts of `num_bytes` each, one after the other, from their CRCs: uint32 (n,)."""
-    while len(crcs) > 1:
-        if len(crcs) % 2:  # 0 in front shifts to 0, and changes nothing
-            crcs = np.concatenate([np.zeros(1, np.uint32), crcs])
-        crcs = shift(num_bytes)(crcs[0::2]) ^ crcs[1::2]
-        num_bytes *= 2
-    return int(crcs[0]) if len(crcs) else 0
+    while len(crcs) > _TOGETHER:
+        blocks = np.concatenate([np.zeros(-len(crcs) % _TOGETHER, np.uint32), crcs])  # 0 in front changes nothing
+        crcs = np.array([_sum(block, num_bytes) for block in blocks.reshape(-1, _TOGETHER)], np.uint32)
+        num_bytes *= _TOGETHER
+    return _sum(crcs, num_bytes)
+
+
+def _sum(crcs: U32, num_bytes: int) -> int:
+    columns = _columns_by_place(num_bytes)[_TOGETHER - len(crcs) :]
+    bits = np.unpackbits(np.ascontiguousarray(crcs, "<u4").view(np.uint8), bitorder="little").astype(np.uint32)
+    bits *= columns.reshape(-1)
+    return int(np.bitwise_xor.reduce(bits))
+
+
+@functools.lru_cache(maxsize=64)
+def _columns_by_place(num_bytes: int) -> U32:
+    """Returns the columns of the shifts by what follows each of some parts, uint32 (_TOGETHER, 32)."""
+    columns = shift(num_bytes).columns[None]
+    columns = np.concatenate([columns, np.uint32(1) << np.arange(32, dtype=np.uint32)[None]])
+    while len(columns) < _TOGETHER:
+        columns = np.concatenate([shift(num_bytes * len(columns))(columns), columns])
+    return columns
 
 
 def crc_of_frames(stored: U32, stride: int) -> int:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from pipeline.batch import Batches
 from pipeline.order import MAX_STEP
-from pipeline.order_tf import Feed, WindowPlan
-from pipeline.window import RECORD_ID, Columns, WindowReader, empty_tail, gather, gather_both
-from pipeline.window import run as run_of
+from pipeline.order_tf import Feed
+from pipeline.window import RECORD_ID, Columns, WindowReader, empty_tail, gather, gather_both, rows_of
+from pipeline.window_plan import WindowPlan
 
 _READY = 4  # elements made ahead: enough to hide the sorting of the next window's order
+
+
+class _Loaded(NamedTuple):
+    """A window that is read."""
+
+    window: tf.Tensor
+    plan: WindowPlan
+    columns: Columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,13 +53,15 @@ class Run:
         numbers = tf.data.Dataset.range(first, min(last, MAX_STEP))
         return numbers.map(lambda number: (number // order.windows, number % order.windows))
 
-    def numbers(self, plan: WindowPlan, window: tf.Tensor) -> tf.data.Dataset:
-        """Returns the numbers of a window's elements, int64: all but those before the first step."""
-        order = self.feed.order
-        first_epoch, first_step = divmod(self.first_step, order.steps_per_epoch)
+    def first_element(self, plan: WindowPlan, window: tf.Tensor) -> tf.Tensor:
+        """Returns the number of a window's first element that is fed, int64: those before the first step are not."""
+        first_epoch, first_step = divmod(self.first_step, self.feed.order.steps_per_epoch)
         done = tf.maximum(first_step - self.feed.steps_before(window), 0)
-        skipped = tf.where(plan.epoch == first_epoch, done * self.feed.local_replicas, 0)
-        return tf.data.Dataset.range(skipped, tf.shape(plan.take, tf.int64)[0])
+        return tf.where(plan.epoch == first_epoch, done * self.feed.local_replicas, 0)
+
+    def numbers(self, plan: WindowPlan, window: tf.Tensor) -> tf.data.Dataset:
+        """Returns the numbers of a window's elements that are fed, int64."""
+        return tf.data.Dataset.range(self.first_element(plan, window), plan.num_elements)
 
 
 def resident(run: Run, batches: Batches, columns: Columns) -> tf.data.Dataset:
@@ -79,34 +90,52 @@ def resident(run: Run, batches: Batches, columns: Columns) -> tf.data.Dataset:
 def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Dataset:
     """Returns the elements of a run that is read by windows; while one is consumed, the next is read."""
 
-    def load(epoch: tf.Tensor, window: tf.Tensor) -> tuple[tf.Tensor, WindowPlan, Columns]:
+    def plan_of(epoch: tf.Tensor, window: tf.Tensor) -> tuple[tf.Tensor, WindowPlan]:
         plan = run.feed.plan(epoch, window)
-        plan = plan.in_runs() if reader.places else plan
-        return window, plan, {RECORD_ID: plan.records, **reader.read(plan.pieces, plan.place)}
+        return window, plan.side_by_side() if reader.places else plan
 
-    def with_tail(tail: Columns, loaded: tuple[tf.Tensor, WindowPlan, Columns]) -> tuple[Columns, tuple]:
-        window, plan, columns = loaded
-        return gather_both(columns, tail, plan.keep), (window, plan, columns, tail)
+    def load(window: tf.Tensor, plan: WindowPlan) -> _Loaded:
+        return _Loaded(window, plan, {RECORD_ID: plan.records, **reader.read(plan.pieces, plan.place)})
 
-    def elements_of(window: tf.Tensor, plan: WindowPlan, columns: Columns, tail: Columns) -> tf.data.Dataset:
-        held = tf.data.Dataset.from_tensors((plan, columns, tail)).repeat()
-        return tf.data.Dataset.zip(held, run.numbers(plan, window))
+    def with_tail(tail: Columns, loaded: _Loaded) -> tuple[Columns, tuple[_Loaded, Columns]]:
+        return gather_both(loaded.columns, tail, loaded.plan.keep), (loaded, tail)
 
-    def element(held: tuple[WindowPlan, Columns, Columns], number: tf.Tensor) -> tuple:
-        plan, columns, tail = held
+    def element(loaded: _Loaded, tail: Columns, number: tf.Tensor) -> tuple:
+        plan, columns = loaded.plan, loaded.columns
 
         def gathered() -> Columns:
             return gather_both(columns, tail, run.feed.rows_of(plan, number))
 
         if not reader.places:
             return batches.element(gathered(), plan, number)
-        first = plan.runs[number]
-        side_by_side = lambda: run_of(columns, first, run.feed.replica_rows, copied=batches.hands_out)  # noqa: E731
-        return batches.element(tf.cond(first >= 0, side_by_side, gathered), plan, number)
+        first, stop = plan.whole[0], plan.whole[1]
+        begin = (number - first) * run.feed.replica_rows
+        side_by_side = lambda: rows_of(columns, begin, run.feed.replica_rows, copied=batches.hands_out)  # noqa: E731
+        taken = tf.cond((first <= number) & (number < stop), side_by_side, gathered)
+        return batches.element(taken, plan, number)
 
-    loaded = run.windows().map(load)
-    loaded = loaded.scan(empty_tail(loaded.element_spec[2]), with_tail)
-    return _finished(run, loaded.prefetch(1).flat_map(elements_of).map(element, num_parallel_calls=tf.data.AUTOTUNE))
+    def numbered(loaded: _Loaded, tail: Columns) -> tf.data.Dataset:
+        held = tf.data.Dataset.from_tensors((loaded, tail)).repeat()
+        return tf.data.Dataset.zip(held, run.numbers(loaded.plan, loaded.window)).map(lambda h, number: (*h, number))
+
+    def elements(loaded: _Loaded, tail: Columns) -> tf.data.Dataset:
+        """The elements as they lie in the window; one by one only those that do not."""
+        plan, first = loaded.plan, run.first_element(loaded.plan, loaded.window)
+
+        def one_by_one(begin: tf.Tensor, end: tf.Tensor) -> tf.data.Dataset:
+            numbers = tf.data.Dataset.range(tf.maximum(begin, first), end)
+            return numbers.map(lambda number: element(loaded, tail, number))
+
+        whole = tf.data.Dataset.from_tensor_slices(batches.plain(loaded.columns, plan, run.feed.replica_rows))
+        whole = whole.skip(tf.maximum(first - plan.whole[0], 0))
+        before, after = one_by_one(first, plan.whole[0]), one_by_one(plan.whole[1], plan.num_elements)
+        return before.concatenate(whole).concatenate(after)
+
+    windows = run.windows().map(plan_of).map(load)
+    windows = windows.scan(empty_tail(windows.element_spec.columns), with_tail).prefetch(1)
+    if batches.is_plain and reader.places:
+        return _finished(run, windows.flat_map(elements))
+    return _finished(run, windows.flat_map(numbered).map(element, num_parallel_calls=tf.data.AUTOTUNE))
 
 
 def _finished(run: Run, dataset: tf.data.Dataset) -> tf.data.Dataset:

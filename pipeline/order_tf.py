@@ -16,52 +16,7 @@ import tensorflow as tf
 from pipeline import hashing_tf
 from pipeline.hashing import Domain
 from pipeline.order import Order
-
-
-class WindowPlan(NamedTuple):
-    """What one window needs and gives. n rows are read (1 if none); a row of the tail is named by -1 - its number.
-
-    Attributes:
-      epoch: int64 scalar.
-      pieces: int64 (p, 3): segment, first record and end of what is read, in this order.
-      records: int64 (n,): the record ids of the rows that are read.
-      take: int64 (elements, rows): for each element of this window, its rows.
-      real: bool (elements, rows): which are no padding.
-      real_rows: float32 (elements,): rows of each element's global batch that are no padding.
-      keep: int64 (m,): the rows of this window and its tail that are the next window's tail; m >= 1.
-      place: int64 (n,): the row at which each record that is read is put.
-      runs: int64 (elements,): where the rows of an element follow each other in the window, the first; else -1.
-    """
-
-    epoch: tf.Tensor
-    pieces: tf.Tensor
-    records: tf.Tensor
-    take: tf.Tensor
-    real: tf.Tensor
-    real_rows: tf.Tensor
-    keep: tf.Tensor
-    place: tf.Tensor
-    runs: tf.Tensor
-
-    def in_runs(self) -> WindowPlan:
-        """Returns the plan that puts the rows of each element side by side, so that nothing has to be gathered."""
-        rows = tf.shape(self.take, tf.int64)[1]
-        whole = tf.reduce_all((self.take >= 0) & self.real, axis=1)
-        first = tf.cumsum(tf.cast(whole, tf.int64), exclusive=True) * rows
-        runs = tf.boolean_mask(first, whole)[:, None] + tf.range(rows)
-        taken = tf.boolean_mask(self.take, whole)
-        place = tf.fill([tf.size(self.records)], tf.constant(-1, tf.int64))
-        place = tf.tensor_scatter_nd_update(place, tf.reshape(taken, [-1, 1]), tf.reshape(runs, [-1]))
-        rest = place < 0  # rows of a step that another window completes, of a padded one, or of other replicas
-        others = tf.size(taken, tf.int64) + tf.cumsum(tf.cast(rest, tf.int64)) - 1
-        place = tf.where(rest, others, place)
-
-        def placed(rows: tf.Tensor) -> tf.Tensor:
-            return tf.where(rows >= 0, tf.gather(place, tf.maximum(rows, 0)), rows)
-
-        records = tf.scatter_nd(place[:, None], self.records, tf.shape(self.records, tf.int64))
-        runs = tf.where(whole, first, -1)
-        return self._replace(records=records, take=placed(self.take), keep=placed(self.keep), place=place, runs=runs)
+from pipeline.window_plan import WindowPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +111,7 @@ class Feed:
             tf.repeat(real_rows, self.local_replicas),
             self._keep(layout, starts + stop * self.order.rows_per_stream, end),
             tf.range(tf.size(records, tf.int64)),
-            tf.fill([tf.shape(take)[0]], tf.constant(-1, tf.int64)),
+            tf.zeros([2], tf.int64),
         )
 
     def _permuted(self, epoch: tf.Tensor, window: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:

@@ -163,7 +163,7 @@ def gather_both(window: Columns, tail: Columns, rows: tf.Tensor) -> Columns:
     return tf.cond(tf.reduce_any(rows < 0), from_both, lambda: gather(window, rows))
 
 
-def run(window: Columns, first: tf.Tensor, count: int, copied: bool) -> Columns:
+def rows_of(window: Columns, first: tf.Tensor, count: int, copied: bool) -> Columns:
     """Returns rows of a window that lie side by side.
 
     Args:

@@ -7,7 +7,7 @@ import pytest
 from pipeline import crc_algebra, framing
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 64, 100])
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 100, 1024, 1025, 5000])
 @pytest.mark.parametrize("size", [0, 1, 13, 3115])
 def test_the_crc_of_frames_follows_from_those_they_store(count, size):
     random = np.random.default_rng(count)

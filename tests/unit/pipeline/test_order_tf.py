@@ -22,9 +22,9 @@ CASES = [
 ]
 
 
-def fed(feed: Feed, epoch: int, in_runs: bool = False) -> list[tuple[np.ndarray, np.ndarray, float]]:
+def fed(feed: Feed, epoch: int, side_by_side: bool = False) -> list[tuple[np.ndarray, np.ndarray, float]]:
     """Returns (records, real, real rows) of each element of an epoch, as a reader of the plans gets them."""
-    plan = tf.function(lambda *where: feed.plan(*where).in_runs() if in_runs else feed.plan(*where))
+    plan = tf.function(lambda *where: feed.plan(*where).side_by_side() if side_by_side else feed.plan(*where))
     first = np.cumsum((0, *feed.order.counts))
     tail, elements = np.array([-1]), []
     for window in range(feed.order.windows):
@@ -38,12 +38,16 @@ def fed(feed: Feed, epoch: int, in_runs: bool = False) -> list[tuple[np.ndarray,
         def taken(rows, records=records, tail=tail):
             return np.where(rows < 0, tail[np.clip(-1 - rows, 0, len(tail) - 1)], records[np.maximum(rows, 0)])
 
-        plans = got.take.numpy(), got.real.numpy(), got.real_rows.numpy(), got.runs.numpy()
-        for rows, real, count, run in zip(*plans, strict=True):
+        first_whole, stop = got.whole.numpy()
+        plans = got.take.numpy(), got.real.numpy(), got.real_rows.numpy()
+        for i, (rows, real, count) in enumerate(zip(*plans, strict=True)):
             elements.append((taken(rows), real, float(count)))
-            is_run = in_runs and real.all() and (rows >= 0).all()
-            assert run == (rows[0] if is_run else -1)
-            assert not is_run or np.array_equal(rows, np.arange(run, run + len(rows)))
+            is_whole = side_by_side and real.all() and (rows >= 0).all()
+            if first_whole <= i < stop:
+                assert is_whole
+                assert np.array_equal(rows, (i - first_whole) * len(rows) + np.arange(len(rows)))
+            else:  # another one of the same step, or of the same end of the window, is not whole
+                assert not is_whole or feed.local_replicas > 1 or feed.order.streams > 1
         tail = taken(got.keep.numpy())
     return elements
 
@@ -79,10 +83,10 @@ def some_feeds(count):
         count -= 1
 
 
-@pytest.mark.parametrize("in_runs", [False, True])
+@pytest.mark.parametrize("side_by_side", [False, True])
 @pytest.mark.parametrize("feed", some_feeds(40), ids=str)
-def test_each_replica_of_a_worker_gets_its_rows(feed, in_runs):
-    elements = fed(feed, 3, in_runs)
+def test_each_replica_of_a_worker_gets_its_rows(feed, side_by_side):
+    elements = fed(feed, 3, side_by_side)
     assert len(elements) == feed.order.steps_per_epoch * feed.local_replicas
     for number, (records, real, _) in enumerate(elements):
         step, local = divmod(number, feed.local_replicas)
