@@ -60,15 +60,16 @@ class Batches:
         """Whether elements are what lies in the window, as `plain` gives it."""
         return isinstance(self.form, PixelRows) and isinstance(self.recipe, Undistorted)
 
-    def plain(self, columns: Columns, plan: WindowPlan, rows: int) -> tuple[Any, ...]:
-        """Returns the whole elements of a window together, with one axis more than `element`, in the same memory.
+    def plain(self, columns: Columns, plan: WindowPlan, stop: tf.Tensor, rows: int) -> tuple[Any, ...]:
+        """Returns whole elements of a window together, with one axis more than `element`, in the same memory.
 
         Args:
           columns: the window's.
           plan: of the window, its rows `side_by_side`.
+          stop: the elements that are whole, but no further than this.
           rows: of an element.
         """
-        first, stop = tf.unstack(plan.whole)
+        first = plan.whole[0]
         together = {
             name: tf.reshape(column[: (stop - first) * rows], [-1, rows, *column.shape[1:]])
             for name, column in columns.items()

@@ -14,6 +14,7 @@ from pipeline.window import RECORD_ID, Columns, WindowReader, empty_tail, gather
 from pipeline.window_plan import WindowPlan
 
 _READY = 4  # elements made ahead: enough to hide the sorting of the next window's order
+_COPIED = 16  # last elements of a window: who has them in hand, or prefetched, does not hold its memory
 
 
 class _Loaded(NamedTuple):
@@ -119,17 +120,17 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
         return tf.data.Dataset.zip(held, run.numbers(loaded.plan, loaded.window)).map(lambda h, number: (*h, number))
 
     def elements(loaded: _Loaded, tail: Columns) -> tf.data.Dataset:
-        """The elements as they lie in the window; one by one only those that do not."""
+        """The elements as they lie in the window, in its memory; one by one those that do not, and the last ones."""
         plan, first = loaded.plan, run.first_element(loaded.plan, loaded.window)
 
         def one_by_one(begin: tf.Tensor, end: tf.Tensor) -> tf.data.Dataset:
             numbers = tf.data.Dataset.range(tf.maximum(begin, first), end)
             return numbers.map(lambda number: element(loaded, tail, number))
 
-        whole = tf.data.Dataset.from_tensor_slices(batches.plain(loaded.columns, plan, run.feed.replica_rows))
-        whole = whole.skip(tf.maximum(first - plan.whole[0], 0))
-        before, after = one_by_one(first, plan.whole[0]), one_by_one(plan.whole[1], plan.num_elements)
-        return before.concatenate(whole).concatenate(after)
+        stop = tf.maximum(plan.whole[0], plan.whole[1] - _COPIED)
+        whole = batches.plain(loaded.columns, plan, stop, run.feed.replica_rows)
+        whole = tf.data.Dataset.from_tensor_slices(whole).skip(tf.maximum(first - plan.whole[0], 0))
+        return one_by_one(first, plan.whole[0]).concatenate(whole).concatenate(one_by_one(stop, plan.num_elements))
 
     windows = run.windows().map(plan_of).map(load)
     windows = windows.scan(empty_tail(windows.element_spec.columns), with_tail).prefetch(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,14 +11,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from pipeline import op_message
 from pipeline.errors import DataError, UsageError
 from pipeline.input import input_fn, order_spec
 from pipeline.order import OrderSpec
 from pipeline.ordered_split import whole_number
 from pipeline.sharding import as_shard
 from pipeline.storage import PathLike
-
-_ASSERTED = re.compile(r"assertion failed: \[([^\n]*)\]")
 
 
 class StepIterator(Iterator[tuple[Any, ...]]):
@@ -96,8 +94,8 @@ class StepIterator(Iterator[tuple[Any, ...]]):
         try:
             element = next(self._open[0])
         except tf.errors.OpError as error:
-            if asserted := _ASSERTED.search(error.message):  # the readers' own words
-                raise DataError(_unescaped(asserted[1])) from None
+            if said := op_message.of_input(error.message):
+                raise DataError(said) from None
             raise
         self._given += 1
         arrays: tuple[Any, ...] = tf.nest.map_structure(_array, element)
@@ -146,11 +144,6 @@ class StepIterator(Iterator[tuple[Any, ...]]):
             )
         if (step, 0) != (self.step, self._given % self._replicas):
             self._seek(step)
-
-
-def _unescaped(text: str) -> str:
-    """Returns what TensorFlow's messages have with backslashes: quotes, and all bytes that are not ASCII."""
-    return text.encode().decode("unicode_escape").encode("latin-1").decode(errors="replace")
 
 
 def _array(value: Any) -> Any:

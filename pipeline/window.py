@@ -126,6 +126,8 @@ def _outside(
                     return *function(*values), np.array(b"", object)
             except PipelineError as error:
                 problem = str(error)
+            except MemoryError as error:
+                problem = f"no memory for a window ({error}): give a smaller shuffle_bytes (another order)"
             nothing = (np.array([b""] if dtype == tf.string else [0], dtype.as_numpy_dtype) for dtype in dtypes)
             return *nothing, np.array(problem.encode(), object)
 
@@ -135,12 +137,16 @@ def _outside(
 
 
 def as_tensor(array: np.ndarray) -> tf.Tensor:
-    """Returns an array as a tensor in the same memory, where that is aligned (see `buffers.aligned_matrix`)."""
-    return tf.numpy_function(lambda: array, [], array.dtype)
+    """Returns an array of numbers as an eager tensor in the same memory, which must be aligned (`buffers`)."""
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
 def let_go() -> None:
-    """Has TensorFlow give back the arrays that it does not need any more, which it does at the end of such a call."""
+    """Has TensorFlow give back the arrays that it does not need any more.
+
+    It may not do so where it lets go of them, in a thread that does not hold the interpreter's lock; it does with the
+    next call of this kind. A loop inside one `tf.function` makes none for a whole epoch.
+    """
     tf.numpy_function(_nothing, [], tf.int64)
 
 

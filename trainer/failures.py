@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
+from pipeline import op_message
 from pipeline.errors import DataError, PipelineError, RerunError
 
 # The rest, in a job of several workers, is how a lost peer shows: Unavailable, DeadlineExceeded (the collective
@@ -23,9 +24,6 @@ _OWN = (
     tf.errors.ResourceExhaustedError,
     tf.errors.UnimplementedError,
 )
-_ASSERTED = re.compile(r"assertion failed: \[([^\n]*)\]")
-_ESCAPED = re.compile(rb"\\([0-7]{3}|.)")
-_ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 _WHERE = re.compile(r"Graph execution error:|Detected at node|\s*File \"|\s*\[\[")
 
 
@@ -63,18 +61,8 @@ def first_line(error: tf.errors.OpError) -> str:
 
     The lines before it say where in the graph and the Python code it did; names of graph nodes are left out.
     """
-    if asserted := _ASSERTED.search(error.message):  # the input's own words
-        return _unescaped(asserted[1])
+    if said := op_message.of_input(error.message):
+        return said
     text = re.sub(r"\{\{[^}]*\}\}\s*", "", error.message)
     lines = [line for line in text.splitlines() if line.strip() and not _WHERE.match(line)]
     return lines[0].strip()[:300] if lines else type(error).__name__
-
-
-def _unescaped(text: str) -> str:
-    """Returns what TensorFlow's Assert has escaped as in C: quotes, and bytes as octal numbers."""
-
-    def character(match: re.Match[bytes]) -> bytes:
-        code = match[1]
-        return bytes([int(code, 8) & 0xFF]) if len(code) == 3 else _ESCAPES.get(code, code)
-
-    return _ESCAPED.sub(character, text.encode()).decode(errors="replace")
