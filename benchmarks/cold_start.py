@@ -18,7 +18,6 @@ import time
 from collections.abc import Sequence
 
 from benchmarks import commands
-from benchmarks.windowed_throughput import make_data
 from pipeline import commandline, manifest, quiet
 from pipeline.errors import UsageError
 
@@ -56,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(start(config))
         return
     with tempfile.TemporaryDirectory(prefix="cold-start-") as folder:
-        config = dataclasses.replace(config, data_dir=config.data_dir or make_data(pathlib.Path(folder), config.images))
+        if not config.data_dir:
+            made = commands.convert_cifar(pathlib.Path(folder), config.images, "--num_shards=train:16,test:1")
+            config = dataclasses.replace(config, data_dir=made)
         for is_windowed in (False, True):
             compare(config, is_windowed)
 

@@ -16,35 +16,28 @@ import dataclasses
 import pathlib
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.input_throughput import make_data
+from benchmarks import commands
+from benchmarks.rounds import Round, Take, alternate, taking
 from pipeline import commandline, quiet
 
 COMMAND = "benchmarks.distributed_iterator"
 REPLICAS = (1, 2, 4)
 _STEPS = 20  # of a loop inside a tf.function
 _RECIPES = ("none", "cifar10_tutorial")
+_IMAGES = 60_000  # that are made, 10,000 of them to test
 
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkConfig:
     """What is measured."""
 
-    data_dir: str | None = None  # CIFAR-10 as converted; default: 50,000 random images of its shape, made for the run
+    data_dir: str | None = None  # CIFAR-10 as converted; default: random images of its shape, made for the run
     global_batch_size: int = 512  # rows of a batch
     rounds: int = 7  # of each input, in turn
     seconds: float = 0.7  # a round's length
-
-
-@dataclasses.dataclass(frozen=True)
-class Round:
-    """One round of one input: images per second, and seconds of processor time a step."""
-
-    rate: float
-    cpu: float
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -55,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     commandline.require("tensorflow", *([] if config.data_dir else ["apache_beam"]))
     commandline.quiet_tensorflow()
     with tempfile.TemporaryDirectory() as folder:
-        data_dir = config.data_dir or make_data(pathlib.Path(folder))
+        data_dir = config.data_dir or commands.convert_cifar(pathlib.Path(folder), _IMAGES)
         with quiet.loading():
             import tensorflow as tf  # noqa: PLC0415
         devices = [tf.config.LogicalDeviceConfiguration()] * max(REPLICAS)
@@ -67,14 +60,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def measure(tf, config: BenchmarkConfig, data_dir: str, recipe: str, inside: bool) -> dict[str, list[Round]]:
     """Returns the rounds of each input, by name."""
-    loops = {}
-    for name, strategy, batches in inputs(tf, config, data_dir, recipe):
-        loops[name] = looper(tf, strategy, iter(batches), inside)
-    rounds: dict[str, list[Round]] = {name: [] for name in loops}
-    for _ in range(config.rounds):
-        for name, loop in loops.items():
-            rounds[name].append(one_round(loop, config))
-    return rounds
+    loops = {
+        name: looper(tf, strategy, iter(batches), config.global_batch_size, inside)
+        for name, strategy, batches in inputs(tf, config, data_dir, recipe)
+    }
+    return alternate(loops, config.rounds, config.seconds)
 
 
 def inputs(tf, config: BenchmarkConfig, data_dir: str, recipe: str) -> Iterator[tuple[str, Any, Any]]:
@@ -93,8 +83,8 @@ def inputs(tf, config: BenchmarkConfig, data_dir: str, recipe: str) -> Iterator[
         yield f"{name}, after", strategy, distribute(strategy, data_dir, **arguments)
 
 
-def looper(tf, strategy, iterator: Iterator, inside: bool) -> Callable[[], int]:
-    """Returns a function that takes steps of an endless iterator and returns how many."""
+def looper(tf, strategy, iterator: Iterator, rows: int, inside: bool) -> Take:
+    """Returns what takes steps of `rows` images of an endless iterator."""
 
     def touch(*batch):
         return tf.add_n([tf.cast(tf.reshape(component, [-1])[0], tf.float32) for component in batch])
@@ -106,26 +96,11 @@ def looper(tf, strategy, iterator: Iterator, inside: bool) -> Callable[[], int]:
             total += tf.add_n(strategy.experimental_local_results(strategy.run(touch, next(taken))))
         return total
 
-    def take_inside() -> int:
+    def take_inside() -> tuple[int, float]:
         loop(iterator, tf.constant(_STEPS)).numpy()
-        return _STEPS
+        return _STEPS * rows, 0.0
 
-    def take_outside() -> int:
-        next(iterator)
-        return 1
-
-    return take_inside if inside else take_outside
-
-
-def one_round(loop: Callable[[], int], config: BenchmarkConfig) -> Round:
-    """Measures one input for a while, once what was ready is taken."""
-    for _ in range(10):
-        loop()
-    steps, cpu, start = 0, time.process_time(), time.perf_counter()
-    while time.perf_counter() - start < config.seconds:
-        steps += loop()
-    cpu, seconds = time.process_time() - cpu, time.perf_counter() - start
-    return Round(steps * config.global_batch_size / seconds, cpu / steps)
+    return take_inside if inside else taking(iterator, rows)
 
 
 def report(config: BenchmarkConfig, recipe: str, inside: bool, rounds: dict[str, list[Round]]) -> None:
@@ -133,7 +108,7 @@ def report(config: BenchmarkConfig, recipe: str, inside: bool, rounds: dict[str,
     print(f"{recipe}, batch {config.global_batch_size}, next {'inside' if inside else 'outside'} a tf.function:")
     for name, mine in rounds.items():
         rate, cpu = statistics.median(one.rate for one in mine), statistics.median(one.cpu for one in mine)
-        line = f"  {name:20} {rate:11,.0f} img/s {cpu * 1e6:6,.0f} us of processor a step"
+        line = f"  {name:20} {rate:11,.0f} img/s {cpu * config.global_batch_size:6,.0f} us of processor a step"
         if name != "plain":
             line += f"; speed of plain x {ratio(mine, rounds['plain']):.2f}"
         if name.endswith("after"):

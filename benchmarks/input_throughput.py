@@ -11,24 +11,22 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import statistics
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import numpy as np
-
+from benchmarks import commands
+from benchmarks.rounds import alternate, print_line, taking
 from pipeline import commandline, manifest, quiet
 
 COMMAND = "benchmarks.input_throughput"
-_WARM_UP_STEPS = 30  # the shuffle buffer fills, functions compile
+_IMAGES = 60_000  # that are made, 10,000 of them to test
 
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkConfig:
     """What is measured."""
 
-    data_dir: str | None = None  # CIFAR-10 as converted; default: 50,000 random images of its shape, made for the run
+    data_dir: str | None = None  # CIFAR-10 as converted; default: random images of its shape, made for the run
     global_batch_size: int = 128  # rows of a batch
     rounds: int = 5  # of each pipeline, in turn
     seconds: float = 2.0  # a round's length
@@ -42,24 +40,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     commandline.require("tensorflow", *([] if config.data_dir else ["apache_beam"]))
     commandline.quiet_tensorflow()
     with tempfile.TemporaryDirectory() as folder:
-        data_dir = config.data_dir or make_data(pathlib.Path(folder))
+        data_dir = config.data_dir or commands.convert_cifar(pathlib.Path(folder), _IMAGES)
         for distorted in (True, False):
             compare(config, data_dir, distorted)
-
-
-def make_data(folder: pathlib.Path) -> str:
-    """Writes random images in CIFAR-10's binary layout, converts them, and returns the data set's folder."""
-    from beam_jobs import convert  # noqa: PLC0415, needs Beam
-
-    source = folder / "cifar-10-batches-bin"
-    source.mkdir()
-    random = np.random.default_rng(0)
-    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
-        records = random.integers(0, 256, (10_000, 3073), np.uint8)
-        records[:, 0] %= 10
-        (source / f"{name}.bin").write_bytes(records.tobytes())
-    convert.main(["--dataset=cifar10", f"--source={source}", f"--data_dir={folder / 'data'}"])
-    return str(folder / "data")
 
 
 def compare(config: BenchmarkConfig, data_dir: str, distorted: bool) -> None:
@@ -74,25 +57,9 @@ def compare(config: BenchmarkConfig, data_dir: str, distorted: bool) -> None:
     content = manifest.load(data_dir)
     files = [str(pathlib.Path(data_dir) / shard.file) for shard in content.split("train").shards]
     theirs = iter(one_by_one(tf, files, content.image_shape, config.global_batch_size, distorted))
-    rates = [(rate(ours, config), rate(theirs, config)) for _ in range(config.rounds)]
-    mine, other = (statistics.median(column) for column in zip(*rates, strict=True))
-    ratios = sorted(one / two for one, two in rates)
-    print(
-        f"{recipe}, batch {config.global_batch_size}: {mine:,.0f} img/s against {other:,.0f} one by one: "
-        f"ratio {statistics.median(ratios):.1f} ({ratios[0]:.1f} to {ratios[-1]:.1f})",
-        flush=True,
-    )
-
-
-def rate(batches: Iterator, config: BenchmarkConfig) -> float:
-    """Returns images per second of an endless iterator over one round."""
-    for _ in range(_WARM_UP_STEPS):
-        next(batches)
-    steps, start = 0, time.perf_counter()
-    while time.perf_counter() - start < config.seconds:
-        next(batches)
-        steps += 1
-    return steps * config.global_batch_size / (time.perf_counter() - start)
+    rows = config.global_batch_size
+    found = alternate({"ours": taking(ours, rows), "theirs": taking(theirs, rows)}, config.rounds, config.seconds)
+    print_line(f"{recipe}, batch {rows}", found["ours"], found["theirs"], "one by one")
 
 
 def one_by_one(tf, files: list[str], shape: tuple[int, int, int], rows: int, distorted: bool):

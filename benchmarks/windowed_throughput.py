@@ -80,16 +80,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         _read_epoch(config)
         return
     with tempfile.TemporaryDirectory(prefix="windowed-throughput-") as folder:
-        config = dataclasses.replace(config, data_dir=config.data_dir or make_data(pathlib.Path(folder), config.images))
+        if not config.data_dir:
+            made = commands.convert_cifar(pathlib.Path(folder), config.images, "--num_shards=train:16,test:1")
+            config = dataclasses.replace(config, data_dir=made)
         for part in config.parts:
             _PARTS[part](config)
-
-
-def make_data(folder: pathlib.Path, images: int) -> str:
-    """Converts random images of CIFAR-10's shape, a sixth of them to `test`; returns the data set's folder."""
-    source = sources.cifar(folder / "source", images // len(sources.CIFAR_FILES))
-    commands.convert("cifar10", source, folder / "data", "--num_shards=train:16,test:1")
-    return str(folder / "data")
 
 
 def against_reading(config: BenchmarkConfig) -> None:
