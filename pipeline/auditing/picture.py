@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
+from pipeline.auditing.claims import count_of
 from pipeline.auditing.reading import Reading
 from pipeline.auditing.tables import scale_of
 
@@ -53,8 +54,8 @@ def _title(reading: Reading) -> str:
     return (
         f"Who reads what in epoch {reading.epoch}: split {source.spec.split} of {source.manifest.dataset}, "
         f"{source.order.num_records:,} records, {reading.topology}\n"
-        f"The epoch lays the shards end to end and cuts them into {source.order.streams:,} "
-        f"{'streams' if source.order.streams > 1 else 'stream'}; a worker reads the streams that have rows of its "
+        f"The epoch lays the shards end to end and cuts them into "
+        f"{count_of(source.order.streams, 'stream')}; a worker reads the streams that have rows of its "
         f"replicas:\n{mean:,.1f} {unit} of {reading.split_bytes / scale:,.1f} {unit} on average; "
         f"{workers:,} workers together read the split {reading.amplification:.2f} times"
     )

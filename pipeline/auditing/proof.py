@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from pipeline import hashing
-from pipeline.auditing.claims import Claim, Fault, check_all, check_tiling
+from pipeline.auditing.claims import Claim, Fault, check_all, check_tiling, count_of
 from pipeline.order import I64
 from pipeline.ordered_split import OrderedSplit
 
@@ -62,7 +62,7 @@ class Proof:
             i = int(wrong[0])
             which = f"shard {segments[i].shard.file}, from record {sum(counts[:i])} of the split on,"
             raise Fault(f"{which} is laid {times[i]} times")
-        return f"{len(counts):,} shards, {order.num_records:,} records, manifest and order agree"
+        return f"{count_of(len(counts), 'shard')}, {order.num_records:,} records, manifest and order agree"
 
     def _streams(self) -> str:
         bounds, total = self._bounds, self.source.order.num_records
@@ -70,7 +70,7 @@ class Proof:
             raise Fault(f"{len(bounds)} bounds of {self.source.order.streams} streams")
         check_tiling(bounds[:-1], bounds[1:], 0, total, lambda k: f"stream {k}", self._place)
         sizes = np.diff(bounds)
-        return f"{len(sizes):,} {'stream' if len(sizes) == 1 else 'streams'} of {_range(sizes)} positions"
+        return f"{count_of(len(sizes), 'stream')} of {_range(sizes)} positions"
 
     def _windows(self) -> str:
         first, stop = self._window_bounds

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.auditing.claims import Claim
+from pipeline.auditing.claims import Claim, count_of
 from pipeline.auditing.observed import Report
 from pipeline.auditing.reading import Reading
 from pipeline.auditing.topology import Topology
@@ -40,10 +40,12 @@ def heading(source: OrderedSplit, epoch: int, topology: Topology) -> list[str]:
     """Returns what is audited."""
     spec, order, segments = source.spec, source.order, source.selection.segments
     kind = f"training, seed {spec.seed}, epoch {epoch}" if spec.training else f"evaluation, epoch {epoch}"
+    streams = f"{count_of(spec.streams, 'stream')} of {count_of(order.rows_per_stream, 'row')}"
     return [
-        f"{source.manifest.dataset}, split {spec.split}: {order.num_records:,} records in {len(segments):,} shards",
-        f"order: {kind}, global batch {spec.global_batch_size:,}, {spec.streams:,} streams of "
-        f"{order.rows_per_stream:,} rows, shuffle_bytes {spec.shuffle_bytes:,}, remainder {spec.remainder}",
+        f"{source.manifest.dataset}, split {spec.split}: {count_of(order.num_records, 'record')} in "
+        f"{count_of(len(segments), 'shard')}",
+        f"order: {kind}, global batch {spec.global_batch_size:,}, {streams}, shuffle_bytes {spec.shuffle_bytes:,}, "
+        f"remainder {spec.remainder}",
         f"topology: {topology}",
     ]
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from pipeline.auditing.claims import Claim, Fault, check_all, check_tiling
+from pipeline.auditing.claims import Claim, Fault, check_all, check_tiling, count_of
 from pipeline.errors import UsageError
 from pipeline.order import I64, check_replicas
 from pipeline.sharding import Shard
@@ -42,7 +42,7 @@ class Topology:
         return self.replicas // self.workers
 
     def __str__(self) -> str:
-        return f"{self.workers:,} workers, {self.replicas:,} replicas"
+        return f"{count_of(self.workers, 'worker')}, {count_of(self.replicas, 'replica')}"
 
     def replica_rows(self) -> I64:
         """Returns where each replica's rows begin and end, by the arithmetic that the input uses: int64 (R, 2)."""
