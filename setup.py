@@ -11,7 +11,8 @@ DEMO = ["scikit-learn>=1.5", "matplotlib>=3.9"]
 TEST = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100"]
 OTHER_READERS = ["tfrecord>=1.14.6"]  # that the tests open shards with
 S3_SERVER = ["moto[s3]>=5", "flask>=3", "flask-cors>=5"]  # that the tests write to
-DEV = [*TEST, *OTHER_READERS, *S3_SERVER, "ruff>=0.8", "mypy>=1.13", "pre-commit>=4"]
+OTHER_LOOPS = ["jax>=0.7"]  # that the examples feed
+DEV = [*TEST, *OTHER_READERS, *S3_SERVER, *OTHER_LOOPS, "ruff>=0.8", "mypy>=1.13", "pre-commit>=4"]
 
 setup(
     name="stepfeed",
