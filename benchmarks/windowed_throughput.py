@@ -7,7 +7,8 @@ shuffle_bytes is an eighth of the decoded split. Compared are
     else done: in threads, in processes, and by TFRecordDataset;
   resident: the distortions of the CIFAR-10 tutorial, in windows against the same images in memory;
   one_by_one: against `tf.data` one example at a time, as in benchmarks.input_throughput;
-  peak: resident memory of a process that reads an epoch, against 2 x shuffle_bytes + 600 MB.
+  peak: resident memory of a process that reads an epoch, less what TensorFlow took when it was loaded, against
+    2 x shuffle_bytes + 600 MB.
 Batches are taken inside a tf.function, as a training loop does. Rounds alternate; a ratio is taken round by round,
 and its median counts. Processor time says more than the clock where the machine is shared. Files are read from the
 page cache where they fit it.
@@ -135,13 +136,14 @@ def peak(config: BenchmarkConfig) -> None:
     window = shuffle_bytes(config)
     flags = [f"--data_dir={config.data_dir}", f"--global_batch_size={config.global_batch_size}", f"--epoch_of={window}"]
     # What the system says of a child that has ended is not less than what its parent had when it was started.
-    runs = [commands.run(COMMAND, flags).output for _ in range(min(config.rounds, 3))]
-    peaks = [int(kilobytes) << 10 for output in runs for kilobytes in _PEAK.findall(output)]
+    runs = [_PEAK.findall(commands.run(COMMAND, flags).output) for _ in range(min(config.rounds, 3))]
+    loaded, peaks = ([int(run[i]) << 10 for run in runs] for i in (0, -1))
     promised = 2 * window + _BEYOND
-    ratios = sorted(one / promised for one in peaks)
+    ratios = sorted((one - before) / promised for before, one in zip(loaded, peaks, strict=True))
+    whole, before = (statistics.median(values) / 1e6 for values in (peaks, loaded))
     print(
-        f"peak memory, an epoch with shuffle_bytes={window / 1e6:,.0f} MB: {statistics.median(peaks) / 1e6:,.0f} MB "
-        f"against {promised / 1e6:,.0f} MB promised: "
+        f"peak memory, an epoch with shuffle_bytes={window / 1e6:,.0f} MB: {whole:,.0f} MB, of which TensorFlow took "
+        f"{before:,.0f} MB when it was loaded; the rest against {promised / 1e6:,.0f} MB promised: "
         f"ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
         flush=True,
     )
@@ -230,6 +232,8 @@ def tfrecords(files: list[str], cores: int) -> Take:
 
 
 def _read_epoch(config: BenchmarkConfig) -> None:
+    _tensorflow().constant(0).numpy()
+    print(pathlib.Path("/proc/self/status").read_text())
     for _ in _dataset(config, "none", config.epoch_of, epochs=1):
         pass
     print(pathlib.Path("/proc/self/status").read_text())
