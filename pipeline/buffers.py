@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable
 
@@ -38,7 +39,7 @@ class Buffers:
                 if self._free or self._in_use < _IN_USE:
                     break
             self._nudge()
-            threading.Event().wait(_WAIT_SECONDS)
+            time.sleep(_WAIT_SECONDS)
         with self._lock:
             self._in_use += 1
             memory = self._free.pop() if self._free else None

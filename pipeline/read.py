@@ -21,7 +21,7 @@ _RECOVER = (
 )
 # Of all inputs of a process together. What is read from this machine is worked on by NumPy, in turns of the
 # interpreter's lock: with more threads they wait for it. Other machines are waited for.
-_LOCAL, _REMOTE = min(4, os.cpu_count() or 1), 16
+_LOCAL, _REMOTE = min(4, max(2, os.cpu_count() or 1)), 16
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

@@ -112,12 +112,12 @@ class RecordColumns:
         return records.records, records.good
 
 
+@tf.autograph.experimental.do_not_convert
 def _outside(
     function: Callable[..., tuple[np.ndarray, ...]], arguments: list[tf.Tensor], dtypes: list
 ) -> list[tf.Tensor]:
     """Returns the tensors of a NumPy function; its errors become TensorFlow's, one line and no stack."""
 
-    @tf.autograph.experimental.do_not_convert
     def call(*values: np.ndarray) -> tuple[np.ndarray, ...]:
         problem = "the interpreter ends"
         with at_exit.call() as goes_on:

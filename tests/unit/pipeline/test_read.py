@@ -1,7 +1,10 @@
 """The shards of a selection: what is missing, cut or written again is named, before and between reads."""
 
 import os
+import pathlib
 import shutil
+import subprocess
+import sys
 import threading
 import time
 
@@ -15,6 +18,7 @@ from pipeline.read import Shards, in_parallel
 from pipeline.splits import select
 from tests.datasets import to_memory, write_dataset
 
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 FILE = "train-00003-of-00004.tfrecord"
 
 
@@ -120,6 +124,29 @@ def test_the_first_error_in_order_is_raised():
 
     with pytest.raises(DataError, match="task 3"):
         in_parallel(task, range(20))
+
+
+AT_EXIT = """
+import atexit
+from pipeline.errors import DataError
+from pipeline.read import in_parallel
+
+@atexit.register
+def read_on():
+    try:
+        in_parallel(abs, [-1])
+    except DataError as error:
+        print(error)
+
+print(in_parallel(abs, [-1]))
+"""
+
+
+def test_reading_while_the_interpreter_ends_is_an_error_of_one_line():
+    done = subprocess.run([sys.executable, "-c", AT_EXIT], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("[1]\nnothing can be read any more: cannot schedule new futures after")
+    assert done.stdout.count("\n") == 2
 
 
 def test_a_forked_process_has_threads_of_its_own():
