@@ -13,7 +13,7 @@ help:
 	@echo "make bench      the benchmarks, as ratios"
 	@echo "make clean      remove .venv and demo/"
 
-$(READY): setup.py constraints.txt
+$(READY): setup.py constraints.txt pipeline/_unpack.c
 	@test -n "$(PYTHON)" || { echo "needs Python 3.11, 3.12 or 3.13; name one with: make PYTHON=/path/to/python" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
 	@echo "Installing the locked dependencies into .venv (about 2.5 GB, some minutes the first time)"

@@ -2,7 +2,7 @@
 
 import pathlib
 
-from setuptools import setup
+from setuptools import Extension, setup
 
 TRAIN = ["tensorflow>=2.20,<2.22", "keras>=3.12"]
 # TFDS 4.9.10 imports importlib-resources to prepare a data set, without saying so in its own requirements.
@@ -42,7 +42,10 @@ setup(
         "beam_jobs.sources.records",
         "beam_jobs.sources.folders",
     ],
-    package_data={name: ["py.typed"] for name in ("pipeline", "trainer", "beam_jobs")},
+    package_data={name: ["py.typed", "*.pyi"] for name in ("pipeline", "trainer", "beam_jobs")},
+    # Optional: without a compiler, NumPy does the same. One build serves every Python from 3.11 on.
+    ext_modules=[Extension("pipeline._unpack", ["pipeline/_unpack.c"], py_limited_api=True, optional=True)],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
     install_requires=[
         "numpy>=2.0",
         "pillow>=10",

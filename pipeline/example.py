@@ -12,6 +12,8 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline import framing
+
 _BYTES_LIST, _INT64_LIST = 1, 3  # field numbers of tf.train.Feature
 _LENGTH_DELIMITED = 2  # protobuf wire type
 MAX_ONE_BYTE = 0x7F  # the largest varint of one byte
@@ -89,20 +91,21 @@ class Layout:
                 return layout
         return None
 
-    def fits(self, rows: NDArray[np.uint8]) -> bool:
-        """Says whether all rows (n, length) are of this layout: the same bytes between the features, short labels."""
-        is_short = rows[:, self.label.start].max(initial=0) <= MAX_ONE_BYTE
-        return bool(is_short and (rows[:, self._between] == self.template[self._between]).all())
-
     def mismatch(self, rows: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Says which rows (n, length) are not of this layout."""
         is_long = rows[:, self.label.start] > MAX_ONE_BYTE
-        return is_long | (rows[:, self._between] != self.template[self._between]).any(axis=1)
+        return is_long | (rows[:, self.between] != self.template[self.between]).any(axis=1)
 
     @functools.cached_property
-    def _between(self) -> NDArray[np.intp]:
-        """The places of the bytes that are no feature's."""
+    def between(self) -> NDArray[np.int64]:
+        """The places of the bytes that are no feature's, int64 (m,)."""
         is_between = np.ones(len(self.template), bool)
         for place in (self.image, self.key, self.label):
             is_between[place] = False
-        return np.flatnonzero(is_between)
+        return np.flatnonzero(is_between).astype(np.int64)
+
+    @functools.cached_property
+    def frame(self) -> NDArray[np.uint8]:
+        """The template in the frame that records have in a file, its CRC zero; uint8 (length + 16,)."""
+        header = framing.header(len(self.template))
+        return np.frombuffer(header + self.template.tobytes() + bytes(framing.FOOTER), np.uint8)

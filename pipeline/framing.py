@@ -32,13 +32,6 @@ def unmask(stored: int) -> int:
     return (rotated >> 17 | rotated << 15) & 0xFFFFFFFF
 
 
-def unmask_all(stored: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Returns the CRC32Cs of masked ones, elementwise: the inverse of `mask`."""
-    with np.errstate(over="ignore"):
-        rotated = stored - np.uint32(_MASK_DELTA)
-    return (rotated >> np.uint32(17)) | (rotated << np.uint32(15))
-
-
 def masked_crc32c(data: bytes | memoryview) -> int:
     """Returns the masked CRC32C of `data`."""
     crc = crc32c.crc32c(data)

@@ -1,6 +1,6 @@
 """Reads records of one layout to the rows of a matrix: raw images of one shape, label and key.
 
-Every byte is checked: a whole shard by the manifest's CRC32C, parts of one by the CRC of each record.
+Every byte is checked by the CRC of its record, and a whole shard by the manifest's CRC32C, too.
 """
 
 from __future__ import annotations
@@ -9,24 +9,22 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import crc_algebra, framing
+from pipeline import framing
 from pipeline.buffers import aligned_matrix
 from pipeline.example import Layout
 from pipeline.manifest import Manifest
 from pipeline.read import Shards
 from pipeline.rows import FEATURES, Rows
 from pipeline.splits import Selection
-from pipeline.storage import OpenFile
+from pipeline.unpack import BAD_LENGTH, BAD_RECORD
 
 U8 = NDArray[np.uint8]
 _CHUNK = 1 << 20  # 1 MiB: what is read is still in the core's cache when its CRC is computed
-_FEW = 256  # records, which are checked as fast one by one
 _TASK = 8 << 20  # 8 MiB: of one thread
 
 
@@ -42,22 +40,6 @@ class _Part:
     @property
     def size(self) -> int:
         return self.stop - self.start
-
-
-class _Read(NamedTuple):
-    """What came of a pass over a part.
-
-    Attributes:
-      crc: CRC32C of all its bytes.
-      stored: the masked CRCs that its records store, uint32 (n,).
-      good: no record is corrupt, as far as they were checked one by one.
-      plain: all are of the shard's layout.
-    """
-
-    crc: int
-    stored: NDArray[np.uint32]
-    good: bool
-    plain: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,66 +120,38 @@ class RowsReader:
         ]
 
     def _read_part(self, rows: Rows, part: _Part) -> None:
-        """Reads records in one pass, which other threads need not wait for; anew, one by one, if a CRC is wrong."""
         shard = self.shards.segments[part.segment].shard
-        whole, few = part.size == shard.num_examples, part.size < _FEW
-        with self.shards.opened(part.segment) as file:
-            read = self._fill(file, rows, part, one_by_one=few)
-            if whole:
-                agrees = f"{read.crc:08x}" == shard.crc32c
-            else:
-                agrees = few or read.crc == crc_algebra.crc_of_frames(read.stored, shard.stride or 0)
-            if agrees and read.plain:
-                return
-            if not few:
-                read = self._fill(file, rows, part, one_by_one=True)
-        if whole and read.good:
-            self.shards.check_crc(part.segment, read.crc)
-
-    def _fill(self, file: OpenFile, rows: Rows, part: _Part, one_by_one: bool) -> _Read:
-        """Reads records to their rows, without a look at their CRCs or `one_by_one`."""
-        stride, layout = self.shards.segments[part.segment].shard.stride or 0, self.layouts[part.segment]
+        stride, layout = shard.stride or 0, self.layouts[part.segment]
+        is_whole, is_good, crc = part.size == shard.num_examples, True, 0
         step = max(1, min(_CHUNK // stride, part.size))
-        chunk, crc, good, plain = np.empty((step, stride), np.uint8), 0, True, True
-        stored = np.empty(part.size, np.uint32)
-        for first in range(0, part.size, step):
-            block = chunk[: part.size - first]
-            here = _Part(part.segment, part.start + first, part.start + first + len(block), part.row + first)
-            file.read_into(block.reshape(-1).data, here.start * stride)
-            crc = crc32c.crc32c(block.reshape(-1).data, crc)
-            stored[first : first + len(block)] = block[:, -framing.FOOTER :].view("<u4")[:, 0]
-            good &= not one_by_one or self._check(block, here, rows)
-            records = block[:, framing.HEADER : -framing.FOOTER]
-            rows.take(records, layout, here.row)
-            if not layout.fits(records):
-                plain = False
-                if one_by_one:
-                    self._take_others(rows, records, here)
-        return _Read(crc, stored, good, plain)
+        chunk = np.empty((step, stride), np.uint8)
+        with self.shards.opened(part.segment) as file:
+            for first in range(0, part.size, step):
+                block = chunk[: part.size - first]
+                view = block.reshape(-1).data
+                file.read_into(view, (part.start + first) * stride)
+                problems = rows.take(block, layout, part.row + first)
+                if problems.any():
+                    here = _Part(part.segment, part.start + first, part.start + first + len(block), part.row + first)
+                    is_good &= self._settle(rows, block, problems, here)
+                if is_whole:
+                    crc = crc32c.crc32c(view, crc)
+        if is_whole and is_good:
+            self.shards.check_crc(part.segment, crc)
 
-    def _check(self, block: U8, part: _Part, rows: Rows) -> bool:
-        """Checks each record of a block; says whether all are good."""
-        stride = block.shape[1]
-        view, size = block.reshape(-1).data, stride - framing.HEADER - framing.FOOTER
-        starts = range(framing.HEADER, len(view), stride)
-        found = np.fromiter((crc32c.crc32c(view[start : start + size]) for start in starts), np.uint32, len(block))
-        bad_record = framing.mask(found) != block[:, -framing.FOOTER :].view("<u4")[:, 0]
-        bad_length = (block[:, : framing.HEADER] != np.frombuffer(framing.header(size), np.uint8)).any(axis=1)
-        for i in np.flatnonzero(bad_record | bad_length).tolist():
-            number = part.start + i
-            problem = "its length or the CRC of its length" if bad_length[i] else "the record's CRC"
-            self.shards.corrupt(part.segment, number, number * stride, f"{problem} is wrong")
-            rows.good[rows.place[part.row + i]] = False
-        return not (bad_record | bad_length).any()
-
-    def _take_others(self, rows: Rows, records: U8, part: _Part) -> None:
-        """Takes the records of a block that are good, and have the bytes of their features in other places."""
-        stride = self.shards.segments[part.segment].shard.stride or 0
-        for i in np.flatnonzero(self.layouts[part.segment].mismatch(records)).tolist():
+    def _settle(self, rows: Rows, block: U8, problems: U8, part: _Part) -> bool:
+        """Takes the good records of a block that are of another layout; returns whether none is corrupt."""
+        stride, is_good = block.shape[1], True
+        for i in np.flatnonzero(problems).tolist():
             number, row = part.start + i, int(rows.place[part.row + i])
-            if rows.good[row]:
+            if problems[i] & (BAD_LENGTH | BAD_RECORD):
+                what = "its length or the CRC of its length" if problems[i] & BAD_LENGTH else "the record's CRC"
+                self.shards.corrupt(part.segment, number, number * stride, f"{what} is wrong")
+                rows.good[row] = is_good = False
+            else:
                 where = f"{self.shards.file(part.segment)}, record {number}, byte offset {number * stride}"
-                rows.take_other(records[i].tobytes(), row, where)
+                rows.take_other(block[i, framing.HEADER : -framing.FOOTER].tobytes(), row, where)
+        return is_good
 
 
 def all_pieces(selection: Selection) -> NDArray[np.int64]:

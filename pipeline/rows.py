@@ -7,9 +7,10 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import example_proto
+from pipeline import example_proto, framing
 from pipeline.errors import DataError
 from pipeline.example import Layout
+from pipeline.unpack import unpack
 
 U8 = NDArray[np.uint8]
 FEATURES = ("image", "label", "key")
@@ -50,14 +51,22 @@ class Rows:
         keys = None if key_bytes is None else np.zeros(len(images), f"S{max(1, key_bytes)}")
         return cls(images, labels, keys, good, place)
 
-    def take(self, records: U8, layout: Layout, first: int) -> None:
-        """Copies the features of records (m, length), the `first` of all and those after it, to their rows."""
-        place = self.place[first : first + len(records)]
-        self.images[place] = records[:, layout.image]
-        self.labels[place] = records[:, layout.label.start]
+    def take(self, block: U8, layout: Layout, first: int) -> U8:
+        """Copies the features of records, the `first` of all and those after it, to their rows.
+
+        Args:
+          block: framed records, uint8 (m, bytes of one with its frame).
+          layout: of the records.
+          first: the first one's place in the order in which they are read.
+
+        Returns:
+          What is wrong with each record, as `unpack` says it: uint8 (m,).
+        """
+        place = self.place[first : first + len(block)]
         if self.keys is not None and layout.key.stop > layout.key.start:
-            keys = np.ascontiguousarray(records[:, layout.key])
+            keys = np.ascontiguousarray(block[:, framing.HEADER : -framing.FOOTER][:, layout.key])
             self.keys[place] = keys.view(f"S{keys.shape[1]}")[:, 0]
+        return unpack(block, layout, place, self.images, self.labels)
 
     def take_other(self, record: bytes, row: int, where: str) -> None:
         """Copies the features of a record whose layout is its own to a row.

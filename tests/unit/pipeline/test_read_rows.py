@@ -14,6 +14,8 @@ from pipeline.read_rows import RowsReader, all_pieces
 from pipeline.splits import select
 from tests.datasets import Kind, images_of, key_of, to_memory, write_dataset, write_shard
 
+pytestmark = pytest.mark.usefixtures("engine")
+
 COUNTS = (5, 0, 4, 3)
 SHAPE = (8, 6, 3)
 STRIDE = 222

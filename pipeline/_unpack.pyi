@@ -1,0 +1,15 @@
+import numpy as np
+from numpy.typing import NDArray
+
+def unpack(
+    block: NDArray[np.uint8],
+    frame: NDArray[np.uint8],
+    between: NDArray[np.int64],
+    image: int,
+    label: int,
+    place: NDArray[np.int64],
+    images: NDArray[np.uint8],
+    labels: NDArray[np.int64],
+    problems: NDArray[np.uint8],
+    /,
+) -> None: ...

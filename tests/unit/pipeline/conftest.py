@@ -1,0 +1,22 @@
+"""Fixtures of the pipeline's tests."""
+
+import pytest
+
+from pipeline import unpack
+
+
+@pytest.fixture(scope="session")
+def compiled():
+    """The code that was compiled when the package was installed."""
+    if not unpack.is_compiled():
+        pytest.skip("pipeline._unpack was not built: no compiler, or not an x86-64 with SSE 4.2")
+
+
+@pytest.fixture(params=["compiled", "NumPy"])
+def engine(request, monkeypatch):
+    """Has records unpacked by compiled code, and without it."""
+    if request.param == "NumPy":
+        monkeypatch.setattr(unpack, "_unpack", None)
+    else:
+        request.getfixturevalue("compiled")
+    return request.param
