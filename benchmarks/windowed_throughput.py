@@ -32,7 +32,7 @@ import crc32c
 
 from benchmarks import commands, sources
 from benchmarks.rounds import Take, alternate, print_line
-from pipeline import commandline, framing, manifest, quiet
+from pipeline import commandline, framing, manifest, quiet, unpack
 from pipeline.errors import UsageError, unknown
 
 COMMAND = "benchmarks.windowed_throughput"
@@ -80,6 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.epoch_of:
         _read_epoch(config)
         return
+    print(f"records are unpacked by {'compiled code' if unpack.is_compiled() else 'NumPy'}", flush=True)
     with tempfile.TemporaryDirectory(prefix="windowed-throughput-") as folder:
         if not config.data_dir:
             made = commands.convert_cifar(pathlib.Path(folder), config.images, "--num_shards=train:16,test:1")

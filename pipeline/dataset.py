@@ -132,7 +132,7 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
         whole = tf.data.Dataset.from_tensor_slices(whole).skip(tf.maximum(first - plan.whole[0], 0))
         return one_by_one(first, plan.whole[0]).concatenate(whole).concatenate(one_by_one(stop, plan.num_elements))
 
-    windows = run.windows().map(plan_of).map(load)
+    windows = run.windows().map(plan_of).prefetch(1).map(load)
     windows = windows.scan(empty_tail(windows.element_spec.columns), with_tail).prefetch(1)
     if batches.is_plain and reader.places:
         return _finished(run, windows.flat_map(elements))
