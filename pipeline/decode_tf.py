@@ -11,6 +11,7 @@ import tensorflow as tf
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest import Feature, Manifest
 from pipeline.recipes.base import Framing
+from pipeline.resize_tf import resize
 
 _DTYPES = {"int64": tf.int64, "float32": tf.float32, "string": tf.string}
 
@@ -151,9 +152,5 @@ class ImageDecoder:
         height, width = self.image_shape[:2]
         shape = tf.shape(part)
 
-        def resize() -> tf.Tensor:
-            resized = tf.image.resize(part, (height, width), antialias=True)
-            return tf.cast(tf.clip_by_value(tf.round(resized), 0.0, 255.0), tf.uint8)
-
         same = tf.logical_and(shape[0] == height, shape[1] == width)
-        return tf.ensure_shape(tf.cond(same, lambda: part, resize), self.image_shape)
+        return tf.ensure_shape(tf.cond(same, lambda: part, lambda: resize(part, (height, width))), self.image_shape)

@@ -76,6 +76,7 @@ def test_killed_on_one_device(digits, tmp_path, uninterrupted):
     assert checkpoint_bytes(tmp_path, STEPS) == uninterrupted(*flags)
 
 
+@pytest.mark.slow
 def test_killed_and_terminated_on_two_replicas(digits, tmp_path, uninterrupted):
     flags = (*TOPOLOGIES["mirrored"], *FLAGS, DISTORT)
     kill_after(start(digits, tmp_path, *flags), 50)

@@ -63,7 +63,13 @@ def alone(data_dir, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "count"), [("mirrored", 2), ("mirrored", 4), ("multiworker", 1), ("multiworker", 2)]
+    ("strategy", "count"),
+    [
+        pytest.param("mirrored", 2, marks=pytest.mark.slow),
+        ("mirrored", 4),
+        pytest.param("multiworker", 1, marks=pytest.mark.slow),
+        ("multiworker", 2),
+    ],
 )
 def test_losses_are_those_of_one_replica(data_dir, tmp_path, alone, strategy, count):
     np.testing.assert_allclose(losses(data_dir, tmp_path, MLP, strategy, count), alone, rtol=5e-6)

@@ -57,7 +57,15 @@ def alone(data_dir, tmp_path_factory):
     return run(data_dir, tmp_path_factory.mktemp("fed"), "mirrored", 1)
 
 
-@pytest.mark.parametrize(("kind", "count"), [("mirrored", 2), ("mirrored", 4), ("multiworker", 1), ("multiworker", 2)])
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [
+        pytest.param("mirrored", 2, marks=pytest.mark.slow),
+        ("mirrored", 4),
+        pytest.param("multiworker", 1, marks=pytest.mark.slow),
+        ("multiworker", 2),
+    ],
+)
 def test_every_topology_is_fed_the_same_global_batches(data_dir, alone, tmp_path, kind, count):
     fed = run(data_dir, tmp_path, kind, count)
     assert fed.keys() == alone.keys()
