@@ -3,72 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import time
-from types import TracebackType
 
 import tqdm
 
 from beam_jobs.places import paths, staging, write
 from beam_jobs.places.paths import AnyPath, RemotePath
 from beam_jobs.plan import Plan
+from beam_jobs.runs import display
+from beam_jobs.runs.display import Display
 from beam_jobs.shards import receipts
 from pipeline.errors import DataError
 
-_SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_BETWEEN_REMOTE_LOOKS = 2.0  # each costs the store a request of its dearer kind
 _LOOKING = 0.05  # of the time, at most: a folder of 99,999 shards, or one on an object store, takes longer to list
-_COLUMNS, _LINES = 80, 24  # of a terminal that does not say (in a container, at the end of a pipe of terminals)
 _BAR = "{desc}{percentage:3.0f}%|{bar}| {n:,} of {total:,} examples{postfix}, {elapsed}<{remaining}"
 
 
-class Progress:
-    """A bar on a terminal, a line every five seconds elsewhere; the folder is this conversion's alone."""
+class Progress(Display):
+    """Shows a conversion; the folder is its alone."""
 
     def __init__(self, plan: Plan) -> None:
+        """Draws the bar; `rows` are examples of shards that are written, and the rows that they left out."""
         self._folder = paths.path_of(plan.receipts_dir)
         self._waiting = {receipts.name_of(name) for name in plan.file_names}
         self._shards = len(self._waiting)
         self._total = sum(plan.source.splits.values())
         self._label = _label(plan, self._folder)
-        self.rows = self._bytes = self._rejects = 0
-        self._next_look = 0.0
-        self._look()
+        self.finished = self.rows = self._bytes = self._rejects = 0
+        super().__init__()
         self._at_start = self.rows
-        self._started = time.monotonic()
-        self._next_line = self._started + _SECONDS_BETWEEN_LINES
-        self._bar = self._new_bar() if sys.stderr.isatty() else None
-
-    def __enter__(self) -> Progress:
-        """Returns itself; the bar is drawn already."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Takes the bar off the terminal."""
-        if self._bar is not None:
-            self._bar.close()
-
-    @property
-    def finished(self) -> int:
-        """Shards that were seen to be written; `rows` are their examples and the rows that they left out."""
-        return self._shards - len(self._waiting)
-
-    def show(self) -> None:
-        """Moves the bar, or prints a line if the last one is five seconds old."""
-        now = time.monotonic()
-        if self._bar is not None and now >= self._next_look:
-            self._look()
-            self._bar.set_postfix_str(f"{self.finished}/{self._shards} shards, {self._details()}", refresh=False)
-            self._bar.n = self.rows
-            self._bar.refresh()
-        elif self._bar is None and now >= self._next_line:
-            self._look()
-            self._next_line = now + _SECONDS_BETWEEN_LINES
-            print(self.line(), flush=True)
 
     def line(self) -> str:
         """Returns what there is to say, in one line; the rate is of what this run did, not an earlier one."""
@@ -80,18 +45,11 @@ class Progress:
         )
 
     def _new_bar(self) -> tqdm.tqdm:
-        size = os.get_terminal_size(sys.stderr.fileno())
-        return tqdm.tqdm(
-            desc=self._label,
-            total=self._total,
-            initial=self.rows,
-            bar_format=_BAR,
-            smoothing=0,  # shards end in bursts: the mean rate since the start foretells the end better than the last
-            leave=False,
-            dynamic_ncols=size.columns > 0 and size.lines > 0,
-            ncols=size.columns or _COLUMNS,
-            nrows=size.lines or _LINES,
-        )
+        return display.bar(self._label, _BAR, self.rows, self._total)
+
+    def _move(self, bar: tqdm.tqdm) -> None:
+        bar.set_postfix_str(f"{self.finished}/{self._shards} shards, {self._details()}", refresh=False)
+        bar.n = self.rows
 
     def _rate(self) -> float:
         return (self.rows - self._at_start) / max(time.monotonic() - self._started, 1e-9)
@@ -100,7 +58,7 @@ class Progress:
         rejects = f", {self._rejects:,} rejects" if self._rejects else ""
         return f"{self._bytes / (1 << 20):,.1f} MiB, {self._rate():,.0f} examples/s{rejects}"
 
-    def _look(self) -> None:
+    def _look(self) -> float:
         began = time.monotonic()
         try:
             present = self._waiting.intersection(write.names_in(self._folder))
@@ -109,12 +67,13 @@ class Progress:
         for name in present:
             if receipt := receipts.load(self._folder / name):
                 self._waiting.discard(name)
+                self.finished += 1
                 self.rows += receipt.info.num_examples + receipt.num_rejects
                 self._bytes += receipt.info.num_bytes
                 self._rejects += receipt.num_rejects
         now = time.monotonic()
         least = _SECONDS_BETWEEN_REMOTE_LOOKS if isinstance(self._folder, RemotePath) else _SECONDS_BETWEEN_LOOKS
-        self._next_look = now + max(least, (now - began) / _LOOKING)
+        return now + max(least, (now - began) / _LOOKING)
 
 
 def finished_part(plan: Plan) -> float:

@@ -1,15 +1,9 @@
 """Real shards of a tiny MNIST, written one by one while the progress looks on."""
 
-import contextlib
 import dataclasses
-import fcntl
-import os
 import pathlib
 import re
 import shutil
-import struct
-import sys
-import termios
 import time
 
 import pytest
@@ -19,6 +13,7 @@ from beam_jobs.config import ConvertConfig
 from beam_jobs.places import staging
 from beam_jobs.runs.progress import Progress, finished_part
 from beam_jobs.shards import making
+from tests.displays import later, terminal
 
 
 @pytest.fixture
@@ -27,36 +22,6 @@ def plan(mnist_folder, tmp_path):
     out.mkdir()
     config = ConvertConfig(dataset="mnist", source=str(mnist_folder()), data_dir=str(out), num_shards="2")
     return conversion.make_plan(config, out)[0]
-
-
-@contextlib.contextmanager
-def terminal(columns, lines=40):
-    """Puts a terminal of that size in the place of stderr; yields a function that returns what it was sent."""
-    ours, theirs = os.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", lines, columns, 0, 0))
-    before, sys.stderr = sys.stderr, os.fdopen(theirs, "w")
-
-    def sent():
-        sys.stderr.flush()
-        os.set_blocking(ours, False)
-        found = b""
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(ours, 1 << 16):
-                found += data
-        return found.decode()
-
-    try:
-        yield sent
-    finally:
-        sys.stderr.close()
-        sys.stderr = before
-        os.close(ours)
-
-
-def later(progress, seconds):
-    """Lets `seconds` pass for it: when it began, looked and spoke is so much longer ago."""
-    for name in ("_started", "_next_line", "_next_look"):
-        setattr(progress, name, getattr(progress, name) - seconds)
 
 
 def test_finished_shards_are_counted_and_nothing_else(plan):

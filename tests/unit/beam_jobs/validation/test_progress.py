@@ -1,13 +1,7 @@
-import contextlib
-import fcntl
-import os
-import struct
-import sys
-import termios
-
 import pytest
 
 from beam_jobs.validation.progress import Progress
+from tests.displays import later, terminal
 from tests.validated import write
 
 
@@ -15,35 +9,6 @@ from tests.validated import write
 def made(tmp_path):
     (tmp_path / "marks").mkdir()
     return write(tmp_path / "made", "raw", (300, 200, 300)), tmp_path / "marks"
-
-
-@contextlib.contextmanager
-def terminal():
-    """Puts a terminal of 120 columns in the place of stderr; yields a function that returns what it was sent."""
-    ours, theirs = os.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, 120, 0, 0))
-    before, sys.stderr = sys.stderr, os.fdopen(theirs, "w")
-
-    def sent():
-        sys.stderr.flush()
-        os.set_blocking(ours, False)
-        found = b""
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(ours, 1 << 16):
-                found += data
-        return found.decode()
-
-    try:
-        yield sent
-    finally:
-        sys.stderr.close()
-        sys.stderr = before
-        os.close(ours)
-
-
-def later(progress, seconds):
-    for name in ("_started", "_next_line", "_next_look"):
-        setattr(progress, name, getattr(progress, name) - seconds)
 
 
 def test_off_a_terminal_there_is_a_line_every_five_seconds(made, capsys):
@@ -65,7 +30,7 @@ def test_off_a_terminal_there_is_a_line_every_five_seconds(made, capsys):
 
 def test_on_a_terminal_there_is_a_bar_that_goes(made, capsys):
     manifest, marks = made
-    with terminal() as sent:
+    with terminal(120) as sent:
         with Progress(manifest, str(marks)) as progress:
             for number in range(4):
                 (marks / str(number)).touch()

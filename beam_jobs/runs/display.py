@@ -1,0 +1,94 @@
+"""What is shown while a runner works: a bar on a terminal, a line every five seconds elsewhere."""
+
+from __future__ import annotations
+
+import abc
+import os
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+import tqdm
+
+_SECONDS_BETWEEN_LINES = 5.0
+_COLUMNS, _LINES = 80, 24  # of a terminal that does not say (in a container, at the end of a pipe of terminals)
+
+
+class Display(abc.ABC):
+    """Looks how far the work is, now and then, and shows it; a context manager, which takes the bar away.
+
+    Attributes:
+      finished: shards that are done.
+    """
+
+    finished: int
+
+    def __init__(self) -> None:
+        """Looks for the first time, and draws the bar."""
+        self._next_look = self._look()
+        self._started = time.monotonic()
+        self._next_line = self._started + _SECONDS_BETWEEN_LINES
+        self._bar = self._new_bar() if sys.stderr.isatty() else None
+
+    @abc.abstractmethod
+    def line(self) -> str:
+        """Returns what there is to say, in one line."""
+
+    @abc.abstractmethod
+    def _look(self) -> float:
+        """Finds out how far it is; returns when to look again, by `time.monotonic`."""
+
+    @abc.abstractmethod
+    def _new_bar(self) -> tqdm.tqdm:
+        """Returns the bar, drawn by `bar`."""
+
+    @abc.abstractmethod
+    def _move(self, bar: tqdm.tqdm) -> None:
+        """Sets the bar's number and text, without drawing it."""
+
+    def __enter__(self) -> Self:
+        """Returns itself; the bar is drawn already."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Takes the bar off the terminal."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self) -> None:
+        """Moves the bar, or prints a line if the last one is five seconds old."""
+        now = time.monotonic()
+        if self._bar is not None and now >= self._next_look:
+            self._next_look = self._look()
+            self._move(self._bar)
+            self._bar.refresh()
+        elif self._bar is None and now >= self._next_line:
+            self._next_look = self._look()
+            self._next_line = now + _SECONDS_BETWEEN_LINES
+            print(self.line(), flush=True)
+
+
+def bar(text: str, form: str, done: int, total: int) -> tqdm.tqdm:
+    """Returns a bar on stderr, as wide as the terminal.
+
+    Args:
+      text: tqdm's `desc`.
+      form: tqdm's `bar_format`.
+      done: where it begins.
+      total: where it ends.
+    """
+    size = os.get_terminal_size(sys.stderr.fileno())
+    return tqdm.tqdm(
+        desc=text,
+        total=total,
+        initial=done,
+        bar_format=form,
+        smoothing=0,  # shards end in bursts: the mean rate since the start foretells the end better than the last
+        leave=False,
+        dynamic_ncols=size.columns > 0 and size.lines > 0,
+        ncols=size.columns or _COLUMNS,
+        nrows=size.lines or _LINES,
+    )

@@ -1,0 +1,38 @@
+"""A terminal to show progress on, and time that passes for it."""
+
+import contextlib
+import fcntl
+import os
+import struct
+import sys
+import termios
+
+
+@contextlib.contextmanager
+def terminal(columns, lines=40):
+    """Puts a terminal of that size in the place of stderr; yields a function that returns what it was sent."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", lines, columns, 0, 0))
+    before, sys.stderr = sys.stderr, os.fdopen(theirs, "w")
+
+    def sent():
+        sys.stderr.flush()
+        os.set_blocking(ours, False)
+        found = b""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(ours, 1 << 16):
+                found += data
+        return found.decode()
+
+    try:
+        yield sent
+    finally:
+        sys.stderr.close()
+        sys.stderr = before
+        os.close(ours)
+
+
+def later(progress, seconds):
+    """Lets `seconds` pass for it: when it began, looked and spoke is so much longer ago."""
+    for name in ("_started", "_next_line", "_next_look"):
+        setattr(progress, name, getattr(progress, name) - seconds)
