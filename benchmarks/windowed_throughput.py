@@ -7,8 +7,8 @@ shuffle_bytes is an eighth of the decoded split. Compared are
     else done: in threads, in processes, and by TFRecordDataset;
   resident: the distortions of the CIFAR-10 tutorial, in windows against the same images in memory;
   one_by_one: against `tf.data` one example at a time, as in benchmarks.input_throughput;
-  peak: resident memory of a process that reads an epoch, less what TensorFlow took when it was loaded, against
-    2 x shuffle_bytes + 600 MB.
+  peak: the memory of a process that reads an epoch, TensorFlow's included, against 2 x shuffle_bytes + 600 MB. Mapped
+    files (TensorFlow's libraries) do not count: processes share them, and the system may drop them.
 Batches are taken inside a tf.function, as a training loop does. Rounds alternate; a ratio is taken round by round,
 and its median counts. Processor time says more than the clock where the machine is shared. Files are read from the
 page cache where they fit it.
@@ -39,7 +39,6 @@ COMMAND = "benchmarks.windowed_throughput"
 _WINDOWS = 8  # shuffle_bytes x this is the decoded split
 _BEYOND = 600 * 10**6  # bytes of a process besides its windows
 _TOGETHER = 10_000  # rows that one call takes, or more
-_PEAK = re.compile(r"VmHWM:\s*(\d+) kB")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,18 +135,23 @@ def peak(config: BenchmarkConfig) -> None:
     """Prints the peak memory of processes that read an epoch each."""
     window = shuffle_bytes(config)
     flags = [f"--data_dir={config.data_dir}", f"--global_batch_size={config.global_batch_size}", f"--epoch_of={window}"]
-    # What the system says of a child that has ended is not less than what its parent had when it was started.
-    runs = [_PEAK.findall(commands.run(COMMAND, flags).output) for _ in range(min(config.rounds, 3))]
-    loaded, peaks = ([int(run[i]) << 10 for run in runs] for i in (0, -1))
     promised = 2 * window + _BEYOND
-    ratios = sorted((one - before) / promised for before, one in zip(loaded, peaks, strict=True))
-    whole, before = (statistics.median(values) / 1e6 for values in (peaks, loaded))
+    runs = [commands.run(COMMAND, flags).output for _ in range(min(config.rounds, 3))]
+    own, mapped = zip(*map(_memory, runs), strict=True)
+    ratios = sorted(one / promised for one in own)
     print(
-        f"peak memory, an epoch with shuffle_bytes={window / 1e6:,.0f} MB: {whole:,.0f} MB, of which TensorFlow took "
-        f"{before:,.0f} MB when it was loaded; the rest against {promised / 1e6:,.0f} MB promised: "
+        f"peak memory, an epoch with shuffle_bytes={window / 1e6:,.0f} MB: {statistics.median(own) / 1e6:,.0f} MB and "
+        f"{statistics.median(mapped) / 1e6:,.0f} MB of mapped files, against {promised / 1e6:,.0f} MB promised: "
         f"ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
         flush=True,
     )
+
+
+def _memory(status: str) -> tuple[int, int]:
+    """Returns the peak of a process's own bytes, and those of the files it maps, from what the system says of it."""
+    # It says so while it runs: of a child that has ended, the peak is not less than what its parent had.
+    peak, mapped = (int(re.findall(rf"{name}:\s*(\d+) kB", status)[0]) << 10 for name in ("VmHWM", "RssFile"))
+    return peak - mapped, mapped
 
 
 _PARTS: dict[str, Callable[[BenchmarkConfig], None]] = {
@@ -233,8 +237,6 @@ def tfrecords(files: list[str], cores: int) -> Take:
 
 
 def _read_epoch(config: BenchmarkConfig) -> None:
-    _tensorflow().constant(0).numpy()
-    print(pathlib.Path("/proc/self/status").read_text())
     for _ in _dataset(config, "none", config.epoch_of, epochs=1):
         pass
     print(pathlib.Path("/proc/self/status").read_text())
