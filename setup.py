@@ -1,6 +1,7 @@
 """Packaging of stepfeed."""
 
 import pathlib
+import sysconfig
 
 from setuptools import Extension, setup
 
@@ -13,6 +14,9 @@ OTHER_READERS = ["tfrecord>=1.14.6"]  # that the tests open shards with
 S3_SERVER = ["moto[s3]>=5", "flask>=3", "flask-cors>=5"]  # that the tests write to
 OTHER_LOOPS = ["jax>=0.7"]  # that the examples feed
 DEV = [*TEST, *OTHER_READERS, *S3_SERVER, *OTHER_LOOPS, "ruff>=0.8", "mypy>=1.13", "pre-commit>=4"]
+
+# One build serves every Python from 3.11 on, but those without the interpreter's lock, which have no stable interface.
+STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 setup(
     name="stepfeed",
@@ -43,9 +47,9 @@ setup(
         "beam_jobs.sources.folders",
     ],
     package_data={name: ["py.typed", "*.pyi"] for name in ("pipeline", "trainer", "beam_jobs")},
-    # Optional: without a compiler, NumPy does the same. One build serves every Python from 3.11 on.
-    ext_modules=[Extension("pipeline._unpack", ["pipeline/_unpack.c"], py_limited_api=True, optional=True)],
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    # Optional: without a compiler, NumPy does the same.
+    ext_modules=[Extension("pipeline._unpack", ["pipeline/_unpack.c"], py_limited_api=STABLE, optional=True)],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {},
     install_requires=[
         "numpy>=2.0",
         "pillow>=10",

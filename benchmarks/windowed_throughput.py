@@ -22,17 +22,15 @@ import pathlib
 import re
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from multiprocessing import get_context
 from typing import Any
 
-import crc32c
-
 from benchmarks import commands, sources
+from benchmarks.bare_reading import bare_read, tfrecords
 from benchmarks.rounds import Take, alternate, print_line
-from pipeline import commandline, framing, manifest, quiet, unpack
+from pipeline import commandline, manifest, quiet, unpack
 from pipeline.errors import UsageError, unknown
 
 COMMAND = "benchmarks.windowed_throughput"
@@ -136,8 +134,8 @@ def peak(config: BenchmarkConfig) -> None:
     window = shuffle_bytes(config)
     flags = [f"--data_dir={config.data_dir}", f"--global_batch_size={config.global_batch_size}", f"--epoch_of={window}"]
     promised = 2 * window + _BEYOND
-    runs = [commands.run(COMMAND, flags).output for _ in range(min(config.rounds, 3))]
-    own, mapped = zip(*map(_memory, runs), strict=True)
+    runs = [commands.run(COMMAND, flags).output.split() for _ in range(min(config.rounds, 3))]
+    own, mapped = ([int(run[i]) for run in runs] for i in (-2, -1))
     ratios = sorted(one / promised for one in own)
     print(
         f"peak memory, an epoch with shuffle_bytes={window / 1e6:,.0f} MB: {statistics.median(own) / 1e6:,.0f} MB and "
@@ -145,13 +143,6 @@ def peak(config: BenchmarkConfig) -> None:
         f"ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
         flush=True,
     )
-
-
-def _memory(status: str) -> tuple[int, int]:
-    """Returns the peak of a process's own bytes, and those of the files it maps, from what the system says of it."""
-    # It says so while it runs: of a child that has ended, the peak is not less than what its parent had.
-    peak, mapped = (int(re.findall(rf"{name}:\s*(\d+) kB", status)[0]) << 10 for name in ("VmHWM", "RssFile"))
-    return peak - mapped, mapped
 
 
 _PARTS: dict[str, Callable[[BenchmarkConfig], None]] = {
@@ -205,41 +196,16 @@ def _taking(dataset: Any, rows: int) -> Take:
     return take
 
 
-def bare_read(pool: futures.Executor, files: list[str], stride: int, is_elsewhere: bool) -> Take:
-    """Returns what reads all shards in a pool; processor time of other processes is theirs to tell."""
-
-    def take() -> tuple[int, float]:
-        found = list(pool.map(_checked, files, [stride] * len(files)))
-        return sum(count for count, _ in found), sum(cpu for _, cpu in found) if is_elsewhere else 0.0
-
-    return take
-
-
-def _checked(file: str, stride: int) -> tuple[int, float]:
-    """Reads a shard and computes each record's CRC; returns the records and the seconds of processor time."""
-    began = time.thread_time()
-    with open(file, "rb", buffering=0) as opened:
-        data = memoryview(opened.readall())
-    for start in range(0, len(data), stride):
-        crc32c.crc32c(data[start + framing.HEADER : start + stride - framing.FOOTER])
-    return len(data) // stride, time.thread_time() - began
-
-
-def tfrecords(files: list[str], cores: int) -> Take:
-    """Returns what reads all shards by TFRecordDataset, as many at a time as there are cores."""
-    tf = _tensorflow()
-
-    def count(file: Any) -> Any:
-        return tf.data.TFRecordDataset(file, buffer_size=8 << 20).reduce(tf.constant(0, tf.int64), lambda n, _: n + 1)
-
-    counts = tf.data.Dataset.from_tensor_slices(files).map(count, num_parallel_calls=cores, deterministic=False)
-    return lambda: (sum(int(found) for found in counts), 0.0)
-
-
 def _read_epoch(config: BenchmarkConfig) -> None:
-    for _ in _dataset(config, "none", config.epoch_of, epochs=1):
-        pass
-    print(pathlib.Path("/proc/self/status").read_text())
+    """Prints the most bytes that were this process's own after a batch, and the most of files that it maps."""
+    seen = [_memory() for _ in _dataset(config, "none", config.epoch_of, epochs=1)]
+    print(*map(max, zip(*seen, strict=True)))
+
+
+def _memory() -> tuple[int, int]:
+    status = pathlib.Path("/proc/self/status").read_text()
+    own, mapped = (int(re.findall(rf"{name}:\s*(\d+) kB", status)[0]) << 10 for name in ("RssAnon", "RssFile"))
+    return own, mapped
 
 
 def _shards(config: BenchmarkConfig) -> tuple[list[str], int]:

@@ -3,8 +3,11 @@
  * It runs without the interpreter's lock. The CRC of a record is one long chain of instructions that wait for each
  * other; records have one length here, so those of several are computed abreast. Pixels are written past the cache:
  * a window does not fit there, and a line that is written whole need not be read first. */
-#define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
+#include <pyconfig.h>
+#ifndef Py_GIL_DISABLED
+#define Py_LIMITED_API 0x030B0000
+#endif
 #include <Python.h>
 
 #include <stdint.h>
@@ -98,8 +101,8 @@ static const char *mismatch(const Work *w, const Py_buffer *of) {
     if (size <= 0) return "frame: no record";
     if (of[BLOCK].len != w->records * w->stride) return "block: not as many frames as places";
     if (of[PROBLEMS].len != w->records) return "problems: not as many as places";
-    if (of[IMAGES].len != w->rows * w->pixels) return "images: not as many rows as labels";
-    if (w->image < 0 || w->pixels > size - w->image) return "image: not within a record";
+    if (w->image < 0 || w->pixels < 0 || w->pixels > size - w->image) return "image: not within a record";
+    if (of[IMAGES].len != w->rows * w->pixels) return "images: not a row of pixels a label";
     if (w->label < 0 || w->label >= size) return "label: not within a record";
     for (Py_ssize_t i = 0; i < w->fixed; i++)
         if (w->between[i] < 0 || w->between[i] >= size) return "between: not within a record";
@@ -111,8 +114,8 @@ static const char *mismatch(const Work *w, const Py_buffer *of) {
 static PyObject *py_unpack(PyObject *Py_UNUSED(module), PyObject *args) {
     Work w;
     Py_buffer of[BUFFERS];
-    if (!PyArg_ParseTuple(args, "y*y*y*nny*w*w*w*", &of[BLOCK], &of[FRAME], &of[BETWEEN], &w.image, &w.label,
-                          &of[PLACE], &of[IMAGES], &of[LABELS], &of[PROBLEMS]))
+    if (!PyArg_ParseTuple(args, "y*y*y*nnny*w*w*w*", &of[BLOCK], &of[FRAME], &of[BETWEEN], &w.image, &w.pixels,
+                          &w.label, &of[PLACE], &of[IMAGES], &of[LABELS], &of[PROBLEMS]))
         return NULL;
     w.block = of[BLOCK].buf, w.frame = of[FRAME].buf, w.between = of[BETWEEN].buf, w.place = of[PLACE].buf;
     w.images = of[IMAGES].buf, w.labels = of[LABELS].buf, w.problems = of[PROBLEMS].buf;
@@ -120,7 +123,6 @@ static PyObject *py_unpack(PyObject *Py_UNUSED(module), PyObject *args) {
     w.fixed = of[BETWEEN].len / (Py_ssize_t)sizeof(int64_t);
     w.records = of[PLACE].len / (Py_ssize_t)sizeof(int64_t);
     w.rows = of[LABELS].len / (Py_ssize_t)sizeof(int64_t);
-    w.pixels = w.rows ? of[IMAGES].len / w.rows : 0;
     const char *wrong = mismatch(&w, of);
     if (!wrong) {
         Py_BEGIN_ALLOW_THREADS

@@ -6,6 +6,7 @@ def unpack(
     frame: NDArray[np.uint8],
     between: NDArray[np.int64],
     image: int,
+    pixels: int,
     label: int,
     place: NDArray[np.int64],
     images: NDArray[np.uint8],

@@ -82,6 +82,7 @@ class Layout:
         )
 
     @classmethod
+    @functools.lru_cache(maxsize=64)
     def fit(cls, record_size: int, image_size: int) -> Layout | None:
         """Returns the layout of records of `record_size` bytes with images of `image_size`; None: there is none."""
         key_size = record_size - len(encode(bytes(image_size), 0, b""))

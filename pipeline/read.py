@@ -19,8 +19,8 @@ _RECOVER = (
     "the data is not what was converted: convert it again (python -m beam_jobs.convert ... --overwrite); "
     "or index it again, if it was indexed (python -m pipeline.index ... --overwrite)"
 )
-# Of all inputs of a process together. What is read from this machine is worked on by NumPy, in turns of the
-# interpreter's lock: with more threads they wait for it. Other machines are waited for.
+# Of all inputs of a process together. What is read from this machine is worked on at once, and more threads would wait
+# for the interpreter's lock (where records are not unpacked by compiled code) or memory. Other machines are waited for.
 _LOCAL, _REMOTE = min(4, max(2, os.cpu_count() or 1)), 16
 
 Task = TypeVar("Task")

@@ -40,11 +40,12 @@ def unpack(block: U8, layout: Layout, place: NDArray[np.int64], images: U8, labe
       `BAD_RECORD` (its CRC) and `OTHER_LAYOUT`.
 
     Raises:
-      ValueError: what is given does not fit together.
+      ValueError, IndexError: what is given does not fit together.
     """
     if _unpack is not None:
         problems = np.empty(len(block), np.uint8)
-        where = layout.between, layout.image.start, layout.label.start
+        image, label = layout.image, layout.label.start
+        where = layout.between, image.start, image.stop - image.start, label
         _unpack.unpack(block, layout.frame, *where, place, images, labels, problems)
         return problems
     records = block[:, framing.HEADER : -framing.FOOTER]

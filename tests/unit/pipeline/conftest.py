@@ -1,5 +1,8 @@
 """Fixtures of the pipeline's tests."""
 
+import platform
+import shutil
+
 import pytest
 
 from pipeline import unpack
@@ -9,6 +12,10 @@ from pipeline import unpack
 def compiled():
     """The code that was compiled when the package was installed."""
     if not unpack.is_compiled():
+        if platform.machine() == "x86_64" and shutil.which("cc"):
+            pytest.fail(
+                "pipeline._unpack was not built, though there is a compiler; install again and read the warnings"
+            )
         pytest.skip("pipeline._unpack was not built: no compiler, or not an x86-64 with SSE 4.2")
 
 

@@ -108,15 +108,16 @@ def zeros(*shape):
         ("place: not a row", [0, 1, 5], zeros(5, 40), 0),
         ("place: not a row", [0, -1, 2], zeros(5, 40), 0),
         ("block: not as many frames as places", [0, 1], zeros(5, 40), 0),
-        ("images: not as many rows as labels", [0, 1, 2], zeros(39), 0),
-        ("image: not within a record", [0, 1, 2], zeros(5, 400), 0),
+        ("images: not a row of pixels a label", [0, 1, 2], zeros(5, 39), 0),
+        ("images: not a row of pixels a label", [0, 1, 2], zeros(5, 43), 0),
+        ("images: not a row of pixels a label", [0, 1, 2], zeros(6, 40), 0),
         ("image: not within a record", [0, 1, 2], zeros(5, 40), 100),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_written(compiled, what, place, images, image):
     _, _, block = frames(3, 40)
     layout = Layout.fit(block.shape[1] - framing.HEADER - framing.FOOTER, 40)
-    layout = dataclasses.replace(layout, image=slice(image or layout.image.start, None))
+    layout = dataclasses.replace(layout, image=slice(first := image or layout.image.start, first + 40))
     with pytest.raises(ValueError, match=what):
         unpack.unpack(block, layout, np.array(place), images, np.zeros(5, np.int64))
     assert not images.any()

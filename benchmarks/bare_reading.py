@@ -1,0 +1,43 @@
+"""The least that reading checked records can cost: what windows are measured against."""
+
+from __future__ import annotations
+
+import time
+from concurrent import futures
+from typing import Any
+
+import crc32c
+
+from benchmarks.rounds import Take
+from pipeline import framing
+
+
+def bare_read(pool: futures.Executor, files: list[str], stride: int, is_elsewhere: bool) -> Take:
+    """Returns what reads all shards in a pool; processor time of other processes is theirs to tell."""
+
+    def take() -> tuple[int, float]:
+        found = list(pool.map(_checked, files, [stride] * len(files)))
+        return sum(count for count, _ in found), sum(cpu for _, cpu in found) if is_elsewhere else 0.0
+
+    return take
+
+
+def _checked(file: str, stride: int) -> tuple[int, float]:
+    """Reads a shard and computes each record's CRC; returns the records and the seconds of processor time."""
+    began = time.thread_time()
+    with open(file, "rb", buffering=0) as opened:
+        data = memoryview(opened.readall())
+    for start in range(0, len(data), stride):
+        crc32c.crc32c(data[start + framing.HEADER : start + stride - framing.FOOTER])
+    return len(data) // stride, time.thread_time() - began
+
+
+def tfrecords(files: list[str], cores: int) -> Take:
+    """Returns what reads all shards by TFRecordDataset, as many at a time as there are cores."""
+    import tensorflow as tf  # noqa: PLC0415
+
+    def count(file: Any) -> Any:
+        return tf.data.TFRecordDataset(file, buffer_size=8 << 20).reduce(tf.constant(0, tf.int64), lambda n, _: n + 1)
+
+    counts = tf.data.Dataset.from_tensor_slices(files).map(count, num_parallel_calls=cores, deterministic=False)
+    return lambda: (sum(int(found) for found in counts), 0.0)
