@@ -49,7 +49,7 @@ def large(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("streams", [64, 1024])
+@pytest.mark.parametrize("streams", [pytest.param(64, marks=pytest.mark.slow), 1024])
 def test_1024_workers_and_100_million_records_are_proved_from_the_manifest(large, tmp_path, streams):
     png = tmp_path / "who.png"
     flags = ["--global_batch_size=16384", "--workers=1024", f"--streams={streams}", f"--png={png}"]
@@ -193,7 +193,7 @@ def run(*arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=150)
 
 
-@pytest.mark.parametrize("streams", [1, 4])
+@pytest.mark.parametrize("streams", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_real_run_that_was_killed_and_resumed_on_other_workers_saw_the_order(tmp_path, streams):
     data, logs = tmp_path / "data", tmp_path / "logs"
     write_dataset(data, (30, 0, 25, 44))

@@ -275,6 +275,7 @@ def train(data, model, *flags):
 WINDOWED = ("--streams=3", f"--shuffle_bytes={3 * 7 * 144}")
 
 
+@pytest.mark.slow
 def test_the_trainer_skips_says_so_and_keeps_to_the_budget(tmp_path, capfd):
     target = made(tmp_path / "data", Kind())
     target.flip(*target.bits_of_records(4, seed=3))
@@ -312,7 +313,7 @@ COUNTS_OF_A_LONG_RUN = (40, 30, 50, 43)
 CHANGES = [
     (delete, "cannot be read: No such file or directory"),
     (cut, r"has \d+ bytes instead of \d+ since the input began"),
-    (rewrite, "was written again since the input began"),
+    pytest.param(rewrite, "was written again since the input began", marks=pytest.mark.slow),
 ]
 
 

@@ -85,6 +85,7 @@ def test_bundles_that_are_retried_leave_each_shard_once(reference, tmp_path):
     assert sorted(path.name for path in out.iterdir()) == sorted(reference)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_ends_the_conversion_and_the_next_one_writes_the_same_bytes(reference, tmp_path):
     out = tmp_path / "out"
     process = commands.start(out, *WORKER_PROCESSES, how="slow")
@@ -117,6 +118,7 @@ def test_an_interrupted_conversion_ends_its_job(number, job_service, tmp_path):
     assert not list(out.glob("[!.]*"))
 
 
+@pytest.mark.slow
 def test_a_job_server_that_is_not_there_is_named_in_time(tmp_path):
     (port,) = free_ports(1)
     began = time.monotonic()

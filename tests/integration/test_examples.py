@@ -184,7 +184,8 @@ def test_numpy_goes_on_behind_the_last_save_and_refuses_another_order(done, fold
 KERAS, KERAS_MIRRORED = command("keras_fit", "demo/keras"), command("keras_fit", "--replicas=2")
 
 
-@pytest.mark.parametrize("text", [KERAS, pytest.param(KERAS_MIRRORED, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [KERAS, KERAS_MIRRORED])
 def test_keras_killed_in_the_middle_of_an_epoch(text, done, folder, tmp_path):
     done(text)
     again = re.sub(r"--model_dir=\S+", f"--model_dir={tmp_path}", text)

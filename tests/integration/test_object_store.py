@@ -56,6 +56,7 @@ def test_a_shard_that_changed_is_found(bucket: RemotePath) -> None:
         convert.main(digits(bucket))
 
 
+@pytest.mark.slow
 def test_killed_conversion_leaves_no_data_set_and_goes_on(
     bucket: RemotePath, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,7 +84,11 @@ def some_feeds(count):
 
 
 @pytest.mark.parametrize("side_by_side", [False, True])
-@pytest.mark.parametrize("feed", some_feeds(25), ids=str)
+@pytest.mark.parametrize(
+    "feed",
+    [pytest.param(feed, marks=pytest.mark.slow if i >= 8 else ()) for i, feed in enumerate(some_feeds(25))],
+    ids=str,
+)
 def test_each_replica_of_a_worker_gets_its_rows(feed, side_by_side):
     elements = fed(feed, 3, side_by_side)
     assert len(elements) == feed.order.steps_per_epoch * feed.local_replicas
