@@ -11,7 +11,7 @@ help:
 	@echo "make test-slow  the long tests: many kills, accuracy on MNIST and CIFAR-10"
 	@echo "make engines    bring Flink and Spark (350 MB, needs java and mvn) for make test-engines"
 	@echo "make bench      the benchmarks, as ratios"
-	@echo "make clean      remove .venv and demo/"
+	@echo "make clean      remove .venv, demo/ and what was compiled"
 
 $(READY): setup.py constraints.txt pipeline/_unpack.c
 	@test -n "$(PYTHON)" || { echo "needs Python 3.11, 3.12 or 3.13; name one with: make PYTHON=/path/to/python" >&2; exit 2; }

@@ -120,6 +120,7 @@ class RowsReader:
         ]
 
     def _read_part(self, rows: Rows, part: _Part) -> None:
+        """Reads records to their rows, a chunk at a time; checks each, and a whole shard by the manifest, too."""
         shard = self.shards.segments[part.segment].shard
         stride, layout = shard.stride or 0, self.layouts[part.segment]
         is_whole, is_good, crc = part.size == shard.num_examples, True, 0

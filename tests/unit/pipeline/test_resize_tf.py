@@ -1,4 +1,4 @@
-"""Resizing in two passes against `tf.image.resize`, whose bytes the order of examples has always had."""
+"""Resizing in two passes against `tf.image.resize`."""
 
 import numpy as np
 import pytest
