@@ -3,7 +3,7 @@
 import pathlib
 import sysconfig
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 
 TRAIN = ["tensorflow>=2.20,<2.22", "keras>=3.12"]
 # TFDS 4.9.10 imports importlib-resources to prepare a data set, without saying so in its own requirements.
@@ -26,29 +26,10 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11,<3.14",
-    packages=[
-        "pipeline",
-        "pipeline.recipes",
-        "pipeline.auditing",
-        "pipeline.indexing",
-        "trainer",
-        "trainer.models",
-        "beam_jobs",
-        "beam_jobs.sources",
-        "beam_jobs.shards",
-        "beam_jobs.places",
-        "beam_jobs.runs",
-        "beam_jobs.report",
-        "beam_jobs.report.card",
-        "beam_jobs.validation",
-        "beam_jobs.sources.cifar",
-        "beam_jobs.sources.parquet",
-        "beam_jobs.sources.records",
-        "beam_jobs.sources.folders",
-    ],
-    package_data={name: ["py.typed", "*.pyi"] for name in ("pipeline", "trainer", "beam_jobs")},
+    packages=find_packages(include=["pipeline*", "trainer*", "beam_jobs*"]),
+    package_data={**{name: ["py.typed"] for name in ("pipeline", "trainer", "beam_jobs")}, "pipeline.read": ["*.pyi"]},
     # Optional: without a compiler, NumPy does the same.
-    ext_modules=[Extension("pipeline._unpack", ["pipeline/_unpack.c"], py_limited_api=STABLE, optional=True)],
+    ext_modules=[Extension("pipeline.read._unpack", ["pipeline/read/_unpack.c"], py_limited_api=STABLE, optional=True)],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {},
     install_requires=[
         "numpy>=2.0",
@@ -72,9 +53,9 @@ setup(
             "stepfeed-convert = beam_jobs.convert:entry_point",
             "stepfeed-validate = beam_jobs.validate:entry_point",
             "stepfeed-train = trainer.run:entry_point",
-            "stepfeed-inspect = pipeline.inspect:entry_point",
-            "stepfeed-audit = pipeline.audit:entry_point",
-            "stepfeed-index = pipeline.index:entry_point",
+            "stepfeed-inspect = pipeline.inspect.__main__:entry_point",
+            "stepfeed-audit = pipeline.audit.__main__:entry_point",
+            "stepfeed-index = pipeline.index.__main__:entry_point",
         ]
     },
 )

@@ -8,8 +8,8 @@ from typing import Any
 from beam_jobs import flag_values
 from beam_jobs.flag_values import MAX_SHARDS
 from beam_jobs.sources.base import SourceOptions
-from pipeline import naming
 from pipeline.errors import UsageError, unknown
+from pipeline.manifest import naming
 
 IMAGE_ENCODINGS = ("source", "raw", "png", "jpeg")
 MAX_SEED = 2**63 - 1

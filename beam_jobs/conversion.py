@@ -18,8 +18,9 @@ from beam_jobs.plan import Plan, shard_counts
 from beam_jobs.report.summary import summary
 from beam_jobs.runs.quiet import quiet_import
 from beam_jobs.sources import resplit
-from pipeline import commandline, naming
+from pipeline.commands import commandline
 from pipeline.errors import PipelineError
+from pipeline.manifest import naming
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions

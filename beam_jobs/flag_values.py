@@ -6,8 +6,8 @@ import os
 import re
 
 from beam_jobs.places import paths
-from pipeline import naming
 from pipeline.errors import UsageError
+from pipeline.manifest import naming
 
 MAX_SHARDS = 99_999  # five digits in a shard's name
 MAX_SIDE = 1 << 14  # pixels

@@ -12,9 +12,9 @@ from beam_jobs.places import paths, staging, write
 from beam_jobs.plan import Origin, Plan
 from beam_jobs.runs import run
 from beam_jobs.sources.base import SourceOptions
-from pipeline import manifest, naming
+from pipeline import manifest
 from pipeline.errors import DataError, PipelineError
-from pipeline.manifest import Manifest
+from pipeline.manifest import Manifest, naming
 
 
 def run_both(plan: Plan, options: PipelineOptions) -> None:

@@ -16,9 +16,9 @@ from beam_jobs.sample import Sample
 from beam_jobs.shards import rows as shards
 from beam_jobs.shards.recode import ImageOptions
 from beam_jobs.sources.base import Source
-from pipeline import manifest, naming
+from pipeline import manifest
 from pipeline.errors import UsageError, unknown
-from pipeline.manifest import SourceFile
+from pipeline.manifest import SourceFile, naming
 
 SMALL_SHARD = 16 << 20  # 16 MiB: enough shards for many readers of a small data set
 MANY_SHARDS = 64

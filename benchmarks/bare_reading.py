@@ -9,7 +9,7 @@ from typing import Any
 import crc32c
 
 from benchmarks.rounds import Take
-from pipeline import framing
+from pipeline.records import framing
 
 
 def bare_read(pool: futures.Executor, files: list[str], stride: int, is_elsewhere: bool) -> Take:

@@ -18,7 +18,8 @@ import time
 from collections.abc import Sequence
 
 from benchmarks import commands
-from pipeline import commandline, manifest, quiet
+from pipeline import manifest
+from pipeline.commands import commandline, quiet
 from pipeline.errors import UsageError
 
 COMMAND = "benchmarks.cold_start"
@@ -68,7 +69,7 @@ def start(config: BenchmarkConfig) -> float:
         import tensorflow as tf  # noqa: PLC0415
 
     from pipeline import input_fn  # noqa: PLC0415
-    from pipeline.compose import make_dataset  # noqa: F401, PLC0415 (what input_fn imports)
+    from pipeline.batch.compose import make_dataset  # noqa: F401, PLC0415 (what input_fn imports)
 
     tf.constant(0).numpy()  # devices are found
     content = manifest.load(config.data_dir or "")

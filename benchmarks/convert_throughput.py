@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 from benchmarks import commands, sources
 from benchmarks.floor import Floor
-from pipeline import commandline
+from pipeline.commands import commandline
 from pipeline.errors import UsageError, unknown
 
 COMMAND = "benchmarks.convert_throughput"

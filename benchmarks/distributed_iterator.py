@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks import commands
 from benchmarks.rounds import Round, Take, alternate, taking
-from pipeline import commandline, quiet
+from pipeline.commands import commandline, quiet
 
 COMMAND = "benchmarks.distributed_iterator"
 REPLICAS = (1, 2, 4)

@@ -14,7 +14,8 @@ import time
 
 import google_crc32c
 
-from pipeline import framing, manifest
+from pipeline import manifest
+from pipeline.records import framing
 
 
 @dataclasses.dataclass(frozen=True)

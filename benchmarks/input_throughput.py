@@ -16,7 +16,8 @@ from collections.abc import Sequence
 
 from benchmarks import commands
 from benchmarks.rounds import alternate, print_line, taking
-from pipeline import commandline, manifest, quiet
+from pipeline import manifest
+from pipeline.commands import commandline, quiet
 
 COMMAND = "benchmarks.input_throughput"
 _IMAGES = 60_000  # that are made, 10,000 of them to test

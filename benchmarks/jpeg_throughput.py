@@ -19,7 +19,8 @@ from typing import Any
 
 from benchmarks import commands, sources
 from benchmarks.rounds import Take, alternate, print_line, taking
-from pipeline import commandline, manifest, quiet
+from pipeline import manifest
+from pipeline.commands import commandline, quiet
 from pipeline.errors import UsageError
 
 COMMAND = "benchmarks.jpeg_throughput"

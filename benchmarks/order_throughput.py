@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline import commandline
+from pipeline.commands import commandline
 from pipeline.errors import UsageError
-from pipeline.order import Order
+from pipeline.order.order import Order
 
 COMMAND = "benchmarks.order_throughput"
 WINDOWS = (1 << 14, 1 << 17, 1_000_000)  # records

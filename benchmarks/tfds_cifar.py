@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline import commandline
+from pipeline.commands import commandline
 
 _FEW = 20
 _RECORD = 1 + 3072  # bytes: a label, then 1,024 red, 1,024 green and 1,024 blue

@@ -30,8 +30,10 @@ from typing import Any
 from benchmarks import commands, sources
 from benchmarks.bare_reading import bare_read, tfrecords
 from benchmarks.rounds import Take, alternate, print_line
-from pipeline import commandline, manifest, quiet, unpack
+from pipeline import manifest
+from pipeline.commands import commandline, quiet
 from pipeline.errors import UsageError, unknown
+from pipeline.read import unpack
 
 COMMAND = "benchmarks.windowed_throughput"
 _WINDOWS = 8  # shuffle_bytes x this is the decoded split

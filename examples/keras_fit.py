@@ -11,8 +11,9 @@ import argparse
 import json
 import sys
 
-from pipeline import input_fn, manifest, order, order_spec, steps_per_epoch
+from pipeline import input_fn, manifest, order_spec, steps_per_epoch
 from pipeline.errors import PipelineError, UsageError
+from pipeline.order import order
 
 parser = argparse.ArgumentParser(description="Keras fit with exact resume: the same command goes on where it stopped.")
 parser.add_argument("--data_dir", required=True, help="made by beam_jobs.convert")

@@ -11,24 +11,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.corruption import skipped_records
-    from pipeline.distribution import distribute
-    from pipeline.hashing_tf import uniform
+    from pipeline.distribution.strategies import distribute
     from pipeline.input import input_fn, order_spec, steps_per_epoch
+    from pipeline.order.hashing_tf import uniform
+    from pipeline.order.sharding import Shard
     from pipeline.random_access import RandomAccess
-    from pipeline.sharding import Shard
-    from pipeline.stepping import StepIterator
+    from pipeline.read.corruption import skipped_records
+    from pipeline.step_iterator import StepIterator
 
 _HOME = {
     "RandomAccess": "pipeline.random_access",
-    "Shard": "pipeline.sharding",
-    "StepIterator": "pipeline.stepping",
-    "distribute": "pipeline.distribution",
+    "Shard": "pipeline.order.sharding",
+    "StepIterator": "pipeline.step_iterator",
+    "distribute": "pipeline.distribution.strategies",
     "input_fn": "pipeline.input",
-    "skipped_records": "pipeline.corruption",
+    "skipped_records": "pipeline.read.corruption",
     "order_spec": "pipeline.input",
     "steps_per_epoch": "pipeline.input",
-    "uniform": "pipeline.hashing_tf",
+    "uniform": "pipeline.order.hashing_tf",
 }
 
 __all__ = [

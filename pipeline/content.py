@@ -8,10 +8,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from pipeline import manifest_checks, recipes
+from pipeline.distort import recipes
 from pipeline.errors import UsageError
 from pipeline.manifest import Manifest
-from pipeline.splits import Selection
+from pipeline.manifest.splits import Selection
 
 _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 
@@ -42,9 +42,9 @@ class Content:
         """
         if self.parse is not None:
             self._check_parse_alone()
-        elif not manifest_checks.has_images(manifest):
+        elif not manifest.has_images:
             if self.distort is not None or self.resize or self.features:
-                manifest_checks.require_images(manifest)
+                manifest.require_images()
         elif self.crops and (self.resize or manifest.features["image"].encoding == "raw"):
             why = f"resize={self.resize}" if self.resize else "raw images"
             raise UsageError(
@@ -78,7 +78,7 @@ class Content:
         """
         if self.parse is not None or self.crops:
             return None
-        manifest_checks.require_images(manifest)
+        manifest.require_images()
         if self.resize:
             return (*self.resize, manifest.features["image"].shape[2] or 3)
         height, width, _ = manifest.features["image"].shape
@@ -86,7 +86,7 @@ class Content:
 
     def record_bytes(self, manifest: Manifest, selection: Selection) -> int:
         """Returns the bytes that an example takes in a window: decoded pixels, or where they vary the stored mean."""
-        shape = self.image_shape(manifest) if manifest_checks.has_images(manifest) else None
+        shape = self.image_shape(manifest) if manifest.has_images else None
         if shape:
             return math.prod(shape)
         shards = {segment.shard.file: segment.shard for segment in selection.segments}.values()

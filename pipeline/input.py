@@ -6,20 +6,21 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pipeline import order
+from pipeline import manifest as manifests
 from pipeline.content import make_content
-from pipeline.corruption import MAX_CORRUPT, Corruption
 from pipeline.errors import UsageError, unknown
-from pipeline.order import MAX_STEP, SHUFFLE_BYTES, Order, OrderSpec
-from pipeline.ordered_split import load_manifest, ordered_split, whole_number
-from pipeline.sharding import InputContext, Shard, as_shard
-from pipeline.splits import select
-from pipeline.storage import PathLike
+from pipeline.manifest.splits import select
+from pipeline.manifest.storage import PathLike
+from pipeline.order import order
+from pipeline.order.order import MAX_STEP, SHUFFLE_BYTES, Order, OrderSpec
+from pipeline.order.sharding import InputContext, Shard, as_shard
+from pipeline.ordered_split import ordered_split, whole_number
+from pipeline.read.corruption import MAX_CORRUPT, Corruption
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from pipeline.recipes.own import UserDistort
+    from pipeline.distort.own import UserDistort
 
 UserParse: TypeAlias = "Callable[[tf.Tensor], Any]"
 WEIGHTS = ("mask", "mean")
@@ -32,7 +33,7 @@ def steps_per_epoch(data_dir: PathLike, split: str = "train", *, global_batch_si
       DataError: no valid data set in `data_dir`.
       UsageError: an unknown split or remainder, or no step in an epoch.
     """
-    count = select(load_manifest(data_dir), split).num_examples
+    count = select(manifests.load(data_dir), split).num_examples
     size = whole_number("global_batch_size", global_batch_size, 1)
     return order.checked_steps(split, count, size, remainder)
 
@@ -142,7 +143,7 @@ def input_fn(
         `tf.errors.OpError` with the same text in the iteration.
       UsageError: an argument that cannot work; the message names the values that would.
     """
-    from pipeline.compose import make_dataset  # noqa: PLC0415, here because it loads TensorFlow
+    from pipeline.batch.compose import make_dataset  # noqa: PLC0415, here because it loads TensorFlow
 
     content = make_content(distort, resize, features, parse)
     source = ordered_split(

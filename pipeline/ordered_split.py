@@ -7,13 +7,12 @@ import operator
 import os
 
 from pipeline import manifest as manifests
-from pipeline import order as orders
 from pipeline.content import Content
 from pipeline.errors import UsageError
 from pipeline.manifest import Manifest
-from pipeline.order import SHUFFLE_BYTES, Order, OrderSpec
-from pipeline.splits import Selection, select
-from pipeline.storage import folder
+from pipeline.manifest.splits import Selection, select
+from pipeline.order import order as orders
+from pipeline.order.order import SHUFFLE_BYTES, Order, OrderSpec
 
 _INT64 = 1 << 63
 IMAGES = Content()  # as they are stored
@@ -54,7 +53,7 @@ def ordered_split(
       DataError: no valid data set in `data_dir`.
       UsageError: a value that cannot work.
     """
-    manifest = load_manifest(data_dir)
+    manifest = manifests.load(data_dir)
     content.check(manifest)
     selection = select(manifest, split)
     size = whole_number("global_batch_size", global_batch_size, 1)
@@ -78,11 +77,6 @@ def ordered_split(
     )
     counts = tuple(segment.num_examples for segment in selection.segments)
     return OrderedSplit(manifest, selection, spec, orders.make_order(spec, counts, record_bytes))
-
-
-def load_manifest(data_dir: str | os.PathLike[str]) -> Manifest:
-    """Returns the manifest of a local or remote folder; raises as `manifest.load`."""
-    return manifests.load(folder(data_dir) if "://" in os.fspath(data_dir) else data_dir)
 
 
 def whole_number(name: str, value: int, least: int) -> int:

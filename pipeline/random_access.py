@@ -9,14 +9,14 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from pipeline import example_arrays
-from pipeline.corruption import Corruption
+from pipeline import manifest as manifests
 from pipeline.errors import UsageError
-from pipeline.ordered_split import load_manifest
-from pipeline.read import Shards
-from pipeline.read_records import RecordsReader
-from pipeline.splits import select
-from pipeline.storage import PathLike
+from pipeline.manifest.splits import select
+from pipeline.manifest.storage import PathLike
+from pipeline.read.corruption import Corruption
+from pipeline.read.records_reader import RecordsReader
+from pipeline.read.shards import Shards
+from pipeline.records import example_arrays
 
 Example = dict[str, Any]
 
@@ -52,7 +52,7 @@ class RandomAccess:
           DataError: no valid data set, or a shard that is missing or cut.
           UsageError: an unknown split, or compressed shards.
         """
-        manifest = load_manifest(data_dir)
+        manifest = manifests.load(data_dir)
         segments = select(manifest, split).segments
         if manifest.compression:
             raise UsageError(

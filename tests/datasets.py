@@ -12,8 +12,8 @@ import google_crc32c
 import numpy as np
 import PIL.Image
 
-from pipeline import example_proto, framing, naming
-from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo
+from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo, naming
+from pipeline.records import example_proto, framing
 
 EXTRA = {
     "box": Feature("float32", (4,)),

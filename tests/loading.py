@@ -9,11 +9,11 @@ import numpy as np
 
 from pipeline import RandomAccess
 from pipeline import manifest as manifests
-from pipeline.corruption import Corruption
-from pipeline.read import Shards
-from pipeline.read_records import RecordsReader
-from pipeline.read_rows import RowsReader, all_pieces
-from pipeline.splits import select
+from pipeline.manifest.splits import select
+from pipeline.read.corruption import Corruption
+from pipeline.read.records_reader import RecordsReader
+from pipeline.read.rows_reader import RowsReader, all_pieces
+from pipeline.read.shards import Shards
 
 
 @dataclasses.dataclass(frozen=True)

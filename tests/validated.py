@@ -15,8 +15,8 @@ from PIL import Image
 from beam_jobs.shards.finish import size_histogram
 from beam_jobs.shards.shard_file import records
 from beam_jobs.shards.statistics import PixelSums, entropy, moments
-from pipeline import example_proto, framing, naming
-from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo
+from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo, naming
+from pipeline.records import example_proto, framing
 
 CLASSES = 4
 KINDS = ("raw", "png", "gzip")  # raw with a stride; PNG with offsets, of many sizes; the same, compressed

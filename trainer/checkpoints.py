@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from pipeline.errors import DataError, UsageError
-from pipeline.order import OrderSpec
+from pipeline.order.order import OrderSpec
 from trainer.cluster import Cluster
 from trainer.config import TrainConfig
 from trainer.state import TrainState

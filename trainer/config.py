@@ -9,10 +9,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline import corruption, order
-from pipeline.commandline import Parser
+from pipeline.commands.commandline import Parser
 from pipeline.content import Content, make_content, parse_size
 from pipeline.errors import UsageError, unknown
+from pipeline.order import order
+from pipeline.read import corruption
 
 STRATEGIES = ("one_device", "mirrored", "multiworker", "central_storage")
 OPTIMIZERS = ("sgd", "momentum", "adam")

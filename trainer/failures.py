@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from pipeline import op_message
 from pipeline.errors import DataError, PipelineError, RerunError
+from pipeline.read import op_message
 
 # The rest, in a job of several workers, is how a lost peer shows: Unavailable, DeadlineExceeded (the collective
 # timeout), Cancelled, Aborted, Internal, FailedPrecondition, Unknown.

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from pipeline.key_log import KeyLogWriter
+from pipeline.audit.key_log import KeyLogWriter
 from trainer.loop import InnerResult
 from trainer.step import FINITE, LoopResult, Stepper
 

@@ -8,11 +8,11 @@ import pathlib
 
 import pipeline
 from pipeline import manifest as manifests
-from pipeline import order
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Manifest
-from pipeline.order import OrderSpec
-from pipeline.splits import select
+from pipeline.manifest.splits import select
+from pipeline.order import order
+from pipeline.order.order import OrderSpec
 from trainer.cluster import Cluster
 from trainer.config import TrainConfig
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from pipeline import commandline, quiet
+from pipeline.commands import commandline, quiet
 from trainer import cluster as clusters
 from trainer import config as configs
 from trainer import plan as plans

@@ -7,8 +7,8 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from pipeline.recipes import make_recipe
-from pipeline.recipes.base import CroppingRecipe, output_spec
+from pipeline.distort.base import CroppingRecipe, output_spec
+from pipeline.distort.recipes import make_recipe
 from trainer import models, optimizers
 from trainer.config import TrainConfig
 from trainer.plan import Plan

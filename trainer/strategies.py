@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from pipeline import order
 from pipeline.errors import UsageError
+from pipeline.order import order
 from trainer.cluster import Cluster
 from trainer.config import TrainConfig
 

@@ -12,8 +12,8 @@ import keras
 import tensorflow as tf
 
 from pipeline import distribute
+from pipeline.audit.key_log import SUFFIX, Header, KeyLogWriter
 from pipeline.errors import RerunError
-from pipeline.key_log import SUFFIX, Header, KeyLogWriter
 from trainer import failures, loop, state, strategies
 from trainer.actions import Evaluate, Evaluation, Report, Save
 from trainer.agreement import Agreement

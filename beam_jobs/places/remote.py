@@ -20,9 +20,9 @@ from beam_jobs.places import staging, write
 from beam_jobs.places.paths import RemotePath
 from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
-from pipeline import manifest, naming
+from pipeline import manifest
 from pipeline.errors import DataError, UsageError
-from pipeline.manifest import Manifest
+from pipeline.manifest import Manifest, naming
 
 _LEASE = ".converting.lease"
 _RENEW_SECONDS = 20.0

@@ -20,9 +20,9 @@ from collections.abc import Iterable, Iterator
 from beam_jobs.places import write
 from beam_jobs.places.paths import AnyPath
 from beam_jobs.shards import receipts
-from pipeline import manifest, naming
+from pipeline import manifest
 from pipeline.errors import DataError
-from pipeline.manifest import Manifest
+from pipeline.manifest import Manifest, naming
 
 FOLDER = re.compile(r"\.converting\.tmp-[0-9a-f]{16}")
 FIRST_PASS = "first_pass"  # the folder of the first of two passes, inside that of the conversion

@@ -14,9 +14,10 @@ from beam_jobs.places import paths, write
 from beam_jobs.places.paths import AnyPath, RemotePath
 from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
-from pipeline import manifest, naming, read
+from pipeline import manifest
 from pipeline.errors import DataError, UsageError
-from pipeline.manifest import Manifest
+from pipeline.manifest import Manifest, naming
+from pipeline.read import shards as read
 
 
 def check_folder(data_dir: pathlib.Path) -> None:

@@ -16,8 +16,8 @@ import google_crc32c
 
 from beam_jobs.places.paths import AnyPath, RemotePath
 from beam_jobs.shards.records import Bytes
-from pipeline import naming
 from pipeline.errors import DataError
+from pipeline.manifest import naming
 
 BESIDE_SHARDS = (naming.MANIFEST, naming.REJECTS, *naming.TFDS_FILES, naming.CARD)
 _TEMPORARY = re.compile(r"\.(?P<target>.+)\.tmp-[0-9a-f]{16}")

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from beam_jobs.report import mixing
-from pipeline import naming
-from pipeline.manifest import Manifest
+from pipeline.manifest import Manifest, naming
 
 _TRAIN, _TEST = "train", "test"  # the trainer's own defaults
 _EVALUATED = (_TEST, "validation", "val", "valid", "dev", "eval")  # names of splits to evaluate on, the best first

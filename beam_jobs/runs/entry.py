@@ -42,7 +42,7 @@ def run(command: str, main: Callable[[Sequence[str] | None], Any]) -> NoReturn:
 
 def _run(command: str, main: Callable[[Sequence[str] | None], Any]) -> NoReturn:
     try:
-        from pipeline import commandline  # noqa: PLC0415 (0.3 s to import, in which Ctrl-C is answered already)
+        from pipeline.commands import commandline  # noqa: PLC0415 (0.3 s to import, in which Ctrl-C is answered already)
     except KeyboardInterrupt:
         print(f"{command}: interrupted", file=sys.stderr, flush=True)
         sys.exit(128 + signal.SIGINT)

@@ -13,9 +13,8 @@ from beam_jobs.plan import Origin, Plan
 from beam_jobs.shards import tfds_info
 from beam_jobs.shards.receipts import Receipt
 from beam_jobs.shards.statistics import moments
-from pipeline import naming
 from pipeline.errors import DataError
-from pipeline.manifest import Feature, Manifest, SplitInfo
+from pipeline.manifest import Feature, Manifest, SplitInfo, naming
 
 STATISTICS_SPLIT = "train"  # normalisation must not look at the test images
 _EXACT_SIZES = 100  # sizes of images that are listed one by one; of more, each side is rounded up

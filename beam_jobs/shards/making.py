@@ -17,9 +17,8 @@ from beam_jobs.shards.receipts import Receipt, Reject
 from beam_jobs.shards.records import Records, compressed, make_records
 from beam_jobs.shards.selection import Selected, joined, select
 from beam_jobs.shards.statistics import entropy, label_histogram
-from pipeline import naming
 from pipeline.errors import DataError
-from pipeline.manifest import ShardInfo
+from pipeline.manifest import ShardInfo, naming
 
 _MORE_REJECTS = 1000  # listed of one shard beyond the bound: enough to see what is wrong
 

@@ -11,8 +11,7 @@ import google_crc32c
 from beam_jobs.places import write
 from beam_jobs.places.paths import AnyPath, RemotePath
 from beam_jobs.shards.statistics import PixelSums
-from pipeline import naming
-from pipeline.manifest import ShardInfo
+from pipeline.manifest import ShardInfo, naming
 
 _SUFFIX = ".receipt.json"
 _CRC_BLOCK = 4 << 20  # 4 MiB

@@ -12,8 +12,8 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import example_proto, framing
-from pipeline.example import MAX_ONE_BYTE, Layout
+from pipeline.records import example_proto, framing
+from pipeline.records.layout import MAX_ONE_BYTE, Layout
 
 Bytes: TypeAlias = bytes | NDArray[np.uint8]
 

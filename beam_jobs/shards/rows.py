@@ -8,8 +8,8 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import hashing
-from pipeline.hashing import Domain
+from pipeline.order import hashing
+from pipeline.order.hashing import Domain
 
 _KEPT_ROWS = 1 << 22  # 4 Mi: 32 MiB of a permutation are kept between the shards of a worker
 _BLOCK = 1 << 20  # rows hashed at a time where they are not

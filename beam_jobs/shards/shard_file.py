@@ -7,8 +7,8 @@ import zlib
 from collections.abc import Iterator
 
 from beam_jobs.places.paths import AnyPath
-from pipeline import example_proto, framing
 from pipeline.errors import DataError
+from pipeline.records import example_proto, framing
 
 
 def records(path: AnyPath) -> Iterator[bytes]:

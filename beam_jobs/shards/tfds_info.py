@@ -11,8 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline import naming
-from pipeline.manifest import Feature, Manifest
+from pipeline.manifest import Feature, Manifest, naming
 
 DATASET_INFO, FEATURES, LABELS = naming.TFDS_FILES
 _VERSION = "1.0.0"  # TFDS wants one; the manifest's digest is what tells our data sets apart

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import hashing
-from pipeline.hashing import Domain
 from pipeline.manifest import Feature, SourceFile
+from pipeline.order import hashing
+from pipeline.order.hashing import Domain
 
 
 @dataclasses.dataclass(frozen=True)

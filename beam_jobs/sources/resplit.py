@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from beam_jobs.sources.base import Block, Source
 from pipeline.errors import UsageError
-from pipeline.hashing import splitmix64
 from pipeline.manifest import Feature, SourceFile
+from pipeline.order.hashing import splitmix64
 
 _BLOCK = 1 << 20  # rows hashed at a time
 _MOST_KEPT = 4  # splits whose rows a worker keeps

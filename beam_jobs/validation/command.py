@@ -17,10 +17,10 @@ from beam_jobs.places.paths import AnyPath, RemotePath
 from beam_jobs.runs.quiet import quiet_import
 from beam_jobs.validation import report as validate_report
 from beam_jobs.validation.report import Report
-from pipeline import commandline, manifest_checks, naming
 from pipeline import manifest as manifests
+from pipeline.commands import commandline
 from pipeline.errors import DataError, UsageError
-from pipeline.manifest import Manifest
+from pipeline.manifest import Manifest, naming
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -62,7 +62,7 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
     data_dir = paths.path_of(config.data_dir)
     content = manifests.load(data_dir)
     if config.deep:
-        manifest_checks.require_images(content)
+        content.require_images()
     commandline.require("apache_beam")
     with quiet_import():
         from beam_jobs.runs import beam_flags, runners  # noqa: PLC0415 (2 s to import: after --help and our own flags)

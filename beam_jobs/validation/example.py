@@ -10,9 +10,9 @@ import numpy as np
 from beam_jobs.shards import images
 from beam_jobs.shards.images import BadImageError
 from beam_jobs.shards.statistics import PixelSums
-from pipeline import example_proto
-from pipeline.example_proto import Values
 from pipeline.manifest import Feature, Manifest
+from pipeline.records import example_proto
+from pipeline.records.example_proto import Values
 
 _NO_IMAGE = Feature("uint8")  # of a data set of records of any kind
 _RAW_AT_ONCE = 64  # images whose pixels are summed together

@@ -17,8 +17,7 @@ from beam_jobs.validation.example import ExampleCheck
 from beam_jobs.validation.report import Problem, ShardReport
 from beam_jobs.validation.stream import ShardStream
 from beam_jobs.validation.walk import Walk
-from pipeline import naming
-from pipeline.manifest import Manifest, ShardInfo
+from pipeline.manifest import Manifest, ShardInfo, naming
 
 _ENTROPY_TOLERANCE = 1e-4  # it is rounded to 4 decimals
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from beam_jobs.shards.finish import STATISTICS_SPLIT, size_histogram
 from beam_jobs.shards.statistics import moments
 from beam_jobs.validation.report import Problem, ShardReport
-from pipeline import naming
-from pipeline.manifest import Manifest, SplitInfo
+from pipeline.manifest import Manifest, SplitInfo, naming
 
 _MOST_NAMED = 3  # labels or sizes in one line
 _EXACT, _LOSSY = 1e-9, 0.1  # grey values: JPEG is not decoded alike by all releases of its library

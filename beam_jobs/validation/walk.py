@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import google_crc32c
 
 from beam_jobs.validation.stream import CompressionError, ShardStream
-from pipeline import framing
+from pipeline.records import framing
 
 _CONTAINER = framing.HEADER + framing.FOOTER
 

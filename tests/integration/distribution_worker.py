@@ -13,7 +13,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 import pipeline
-from pipeline.distribution import PREFETCH, _on_devices
+from pipeline.distribution.strategies import PREFETCH, _on_devices
 
 REPLICAS = 8  # logical CPUs
 

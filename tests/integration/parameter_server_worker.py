@@ -18,7 +18,7 @@ os.environ["GRPC_FAIL_FAST"] = "use_caller"
 import tensorflow as tf
 
 import pipeline
-from pipeline.distribution import PREFETCH, _per_worker
+from pipeline.distribution.strategies import PREFETCH, _per_worker
 from pipeline.input import input_fn
 
 CLOSURES = 8  # scheduled together: any worker takes any of them

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from pipeline.key_log import Header, KeyLogWriter
+from pipeline.audit.key_log import Header, KeyLogWriter
 from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo
 from pipeline.ordered_split import ordered_split
 from tests.datasets import write_dataset
@@ -67,7 +67,8 @@ def test_1024_workers_and_100_million_records_are_proved_from_the_manifest(large
 
 BROKEN = """
 import dataclasses, sys
-from pipeline import audit, order
+from pipeline.audit import __main__ as audit
+from pipeline import order
 class Broken(order.Order):
     {method}
 real = order.make_order

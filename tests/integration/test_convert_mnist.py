@@ -13,7 +13,8 @@ import time
 import numpy as np
 import pytest
 
-from pipeline import manifest, naming
+from pipeline import manifest
+from pipeline.manifest import naming
 
 ROOT = pathlib.Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import example_proto, framing, manifest
+from pipeline import manifest
+from pipeline.records import example_proto, framing
 
 ROOT = pathlib.Path(__file__).parents[2]
 CIFAR10 = ROOT.parent / "shared" / "data" / "cifar10"

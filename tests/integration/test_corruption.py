@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline import Shard, example_proto, input_fn, naming, skipped_records
+from pipeline import Shard, input_fn, skipped_records
 from pipeline import manifest as manifests
-from pipeline.corruption import Corruption
 from pipeline.errors import DataError, UsageError
-from pipeline.read import Shards
-from pipeline.read_records import RecordsReader, shard_offsets
-from pipeline.read_rows import Rows, RowsReader
-from pipeline.splits import select
+from pipeline.manifest import naming
+from pipeline.manifest.splits import select
+from pipeline.read.corruption import Corruption
+from pipeline.read.records_reader import RecordsReader, shard_offsets
+from pipeline.read.rows_reader import Rows, RowsReader
+from pipeline.read.shards import Shards
+from pipeline.records import example_proto
 from tests.datasets import Kind, encoded, image_of, key_of, write_dataset
 from tests.integration.test_multiworker import ROOT, finish, start
 from tests.runs import wait_for_step

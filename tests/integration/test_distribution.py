@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pipeline
-from pipeline.order import make_order
+from pipeline.order.order import make_order
 from tests.datasets import write_dataset
 from tests.loopback import free_ports
 

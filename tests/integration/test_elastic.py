@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from pipeline import audit
+from pipeline.audit import __main__ as audit
 from tests.datasets import key_of, write_dataset
 from tests.integration.test_multiworker import finish, start
 from tests.runs import wait_for_step

@@ -16,7 +16,8 @@ from beam_jobs import sources
 from beam_jobs.convert import main
 from beam_jobs.shards import images, tfds_info
 from beam_jobs.sources.base import SourceOptions
-from pipeline import manifest, naming
+from pipeline import manifest
+from pipeline.manifest import naming
 
 ROOT = pathlib.Path(__file__).parents[2]
 SHAPE = (28, 28, 1)

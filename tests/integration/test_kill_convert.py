@@ -14,7 +14,8 @@ import time
 import numpy as np
 import pytest
 
-from pipeline import manifest, naming
+from pipeline import manifest
+from pipeline.manifest import naming
 
 ROOT = pathlib.Path(__file__).parents[2]
 CIFAR_FILES = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from pipeline import audit, input_fn
+from pipeline import input_fn
+from pipeline.audit import __main__ as audit
 from pipeline.errors import DataError, UsageError
 from tests.datasets import Kind, write_dataset
 from tests.integration.test_multiworker import ROOT, finish

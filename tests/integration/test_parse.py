@@ -17,8 +17,6 @@ from pipeline import (
     StepIterator,
     audit,
     distribute,
-    example_proto,
-    framing,
     input_fn,
     inspect,
     order_spec,
@@ -28,6 +26,7 @@ from pipeline import (
 from pipeline.content import Content
 from pipeline.errors import DataError, UsageError
 from pipeline.ordered_split import ordered_split
+from pipeline.records import example_proto, framing
 from trainer import run as trainer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

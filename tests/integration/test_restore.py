@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from pipeline import Shard, StepIterator, naming, skipped_records
+from pipeline import Shard, StepIterator, skipped_records
+from pipeline.manifest import naming
 from tests.datasets import Kind, to_memory, write_dataset
 
 COUNTS = (5, 0, 4, 5)

@@ -98,7 +98,7 @@ def test_a_key_that_comes_twice_is_named_with_both_records(kind, tmp_path, run):
 
 
 def framed(examples):
-    from pipeline import example_proto, framing
+    from pipeline.records import example_proto, framing
 
     return [framing.frame(example_proto.encode(example)) for example in examples]
 

@@ -19,8 +19,8 @@ from beam_jobs.report.card.pictures import Picture
 from beam_jobs.report.card.samples import PER_CLASS, Samples
 from beam_jobs.report.card.style import STYLE
 from beam_jobs.shards.images import BadImageError
-from pipeline import manifest, naming
-from pipeline.manifest import Manifest
+from pipeline import manifest
+from pipeline.manifest import Manifest, naming
 
 _PICTURES = 1 << 20  # 1 MiB, of all pictures: a third more in the page
 _LARGEST_PICTURE = 64 << 10  # 64 KiB

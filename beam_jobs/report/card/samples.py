@@ -11,9 +11,9 @@ from typing import IO, Any
 import numpy as np
 
 from beam_jobs.places.paths import AnyPath, RemotePath
-from pipeline import example_proto, framing
 from pipeline.errors import DataError
 from pipeline.manifest import Manifest, ShardInfo
+from pipeline.records import example_proto, framing
 
 CLASSES = 20
 PER_CLASS = 5

@@ -9,8 +9,7 @@ from typing import Any
 from beam_jobs.report import mixing
 from beam_jobs.report.card.html import Html, bar, element, joined, profile, table
 from beam_jobs.report.summary import image_sizes, size_text
-from pipeline import naming
-from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo
+from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo, naming
 
 _MANY_CLASSES, _LARGEST, _SMALLEST = 40, 20, 5
 _MANY_FILES, _ENDS = 200, 20

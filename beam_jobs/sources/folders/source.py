@@ -16,10 +16,10 @@ from beam_jobs.sources import digest
 from beam_jobs.sources.base import Block, SourceOptions
 from beam_jobs.sources.folders import listing as folder_listing
 from beam_jobs.sources.folders.listing import Images, Listing, text
-from pipeline import hashing
 from pipeline.errors import DataError, UsageError
-from pipeline.hashing import Domain
 from pipeline.manifest import Feature, SourceFile
+from pipeline.order import hashing
+from pipeline.order.hashing import Domain
 
 MAX_FILE = 256 << 20  # 256 MiB: more than any image that can be decoded
 _LISTINGS = 2  # kept a process

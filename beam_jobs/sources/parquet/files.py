@@ -12,8 +12,8 @@ from beam_jobs.places import paths
 from beam_jobs.places.paths import AnyPath
 from beam_jobs.sources import file_names, remote_listing
 from beam_jobs.sources.file_names import SPLIT_OF_WORD
-from pipeline import naming
 from pipeline.errors import DataError, UsageError
+from pipeline.manifest import naming
 
 SUFFIX = ".parquet"
 _SHARD = re.compile(r"(?:.*-)?(?P<word>[^-]+)-(?P<index>\d{5,})-of-(?P<count>\d{5,})(?:-[0-9a-f]+)?")

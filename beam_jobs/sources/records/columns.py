@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs.sources.base import Block
-from pipeline import example_proto
 from pipeline.manifest import Feature
+from pipeline.records import example_proto
 
 _KIND_OF_DTYPE = {"string": "bytes", "int64": "int64", "float32": "float"}
 

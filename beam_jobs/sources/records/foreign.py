@@ -19,9 +19,9 @@ from beam_jobs.sources.records import schema as record_schema
 from beam_jobs.sources.records import stream as record_stream
 from beam_jobs.sources.records.files import RecordFile
 from beam_jobs.sources.records.source import RecordSource
-from pipeline import example_proto
 from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
+from pipeline.records import example_proto
 
 LABELS = "labels.txt"  # the classes' names, one a line; or `<label feature>.labels.txt`, as TFDS calls it
 MAX_CLASSES = 1 << 20

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from beam_jobs.sources.base import Block
-from pipeline.example import Layout
+from pipeline.records.layout import Layout
 
 
 def block(records: Sequence[bytes], image_shape: tuple[int, int, int]) -> Block | None:

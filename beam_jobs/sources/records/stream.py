@@ -13,8 +13,8 @@ import google_crc32c
 
 from beam_jobs.sources import content, files
 from beam_jobs.sources.files import Place
-from pipeline import framing
 from pipeline.errors import DataError
+from pipeline.records import framing
 
 _BUFFER = 256 << 10  # 256 KiB
 _CHUNK = 64 << 20  # 64 MiB: the most that is allocated because a header says so

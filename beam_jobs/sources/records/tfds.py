@@ -21,8 +21,9 @@ from beam_jobs.sources.records import foreign as foreign_records
 from beam_jobs.sources.records.columns import Columns
 from beam_jobs.sources.records.files import ARRAY_RECORD, RecordFile
 from beam_jobs.sources.records.source import RecordSource
-from pipeline import commandline, naming
+from pipeline.commands import commandline
 from pipeline.errors import DataError, UsageError
+from pipeline.manifest import naming
 
 _INFO = "dataset_info.json"
 

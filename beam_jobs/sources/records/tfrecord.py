@@ -13,9 +13,9 @@ from beam_jobs.sources.records import foreign as foreign_records
 from beam_jobs.sources.records.columns import Columns
 from beam_jobs.sources.records.files import RecordFile
 from beam_jobs.sources.records.source import RecordSource
-from pipeline import manifest, manifest_checks, naming
+from pipeline import manifest
 from pipeline.errors import DataError, UsageError
-from pipeline.manifest import Manifest, ShardInfo, SourceFile
+from pipeline.manifest import Manifest, ShardInfo, SourceFile, naming
 
 _PACKING_OF_COMPRESSION = {"": "", "GZIP": "gzip"}
 
@@ -43,7 +43,7 @@ def _open_ours(folder: AnyPath, options: SourceOptions) -> RecordSource:
         if getattr(options, flag):
             raise UsageError(f"--{flag}: is not for {folder}, whose {naming.MANIFEST} says what its features are")
     made = manifest.load(folder)
-    if not manifest_checks.has_images(made):
+    if not made.has_images:
         raise UsageError(
             f"--source={folder}: its {naming.MANIFEST} is of pipeline.index and knows of no images; where its records "
             f"hold some, name the files: --source='{folder}/{next(iter(made.shards)).file}', or a glob"

@@ -16,9 +16,9 @@ from beam_jobs import conversion, sources
 from beam_jobs.config import ConvertConfig
 from beam_jobs.convert import main
 from beam_jobs.places import write
-from pipeline import naming
 from pipeline.errors import PipelineError
-from pipeline.hashing import splitmix64
+from pipeline.manifest import naming
+from pipeline.order.hashing import splitmix64
 from tests import made_source
 from tests.made_source import write_source
 

@@ -16,8 +16,9 @@ import pytest
 
 from beam_jobs import convert as convert_command
 from beam_jobs.shards import images, making
-from pipeline import example_proto, framing, manifest, naming
-from pipeline.manifest import Feature
+from pipeline import manifest
+from pipeline.manifest import Feature, naming
+from pipeline.records import example_proto, framing
 from tests.made_source import Content
 
 ROOT = pathlib.Path(__file__).parents[3]

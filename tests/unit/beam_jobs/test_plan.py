@@ -9,8 +9,8 @@ from beam_jobs import conversion, plan
 from beam_jobs.config import ConvertConfig
 from beam_jobs.shards import images
 from pipeline.errors import UsageError
-from pipeline.example import encode
 from pipeline.manifest import Feature
+from pipeline.records.layout import encode
 from tests.made_source import Content
 
 MIB = 1 << 20

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from pipeline import unpack
+from pipeline.read import unpack
 
 
 @pytest.fixture(scope="session")
@@ -14,9 +14,9 @@ def compiled():
     if not unpack.is_compiled():
         if platform.machine() == "x86_64" and shutil.which("cc"):
             pytest.fail(
-                "pipeline._unpack was not built, though there is a compiler; install again and read the warnings"
+                "pipeline.read._unpack was not built, though there is a compiler; install again and read the warnings"
             )
-        pytest.skip("pipeline._unpack was not built: no compiler, or not an x86-64 with SSE 4.2")
+        pytest.skip("pipeline.read._unpack was not built: no compiler, or not an x86-64 with SSE 4.2")
 
 
 @pytest.fixture(params=["compiled", "NumPy"])

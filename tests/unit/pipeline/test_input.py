@@ -1,4 +1,4 @@
-"""`input_fn` against `pipeline.order` and the data set's own bytes."""
+"""`input_fn` against `pipeline.order.order` and the data set's own bytes."""
 
 import dataclasses
 import json
@@ -8,13 +8,15 @@ import pytest
 import tensorflow as tf
 
 import pipeline
-from pipeline import hashing, input_fn, memory, order_spec, steps_per_epoch
+from pipeline import input_fn, order_spec, steps_per_epoch
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
-from pipeline.hashing import Domain
-from pipeline.order import make_order
-from pipeline.sharding import Shard
-from pipeline.splits import select
+from pipeline.manifest.splits import select
+from pipeline.order import hashing
+from pipeline.order.hashing import Domain
+from pipeline.order.order import make_order
+from pipeline.order.sharding import Shard
+from pipeline.read import memory
 from tests.datasets import images_of, write_dataset
 
 SHAPE = (8, 6, 3)

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 import pipeline
-from pipeline import RandomAccess, framing, naming
+from pipeline import RandomAccess
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
+from pipeline.manifest import naming
+from pipeline.records import framing
 from tests.datasets import Kind, encoded, extra_of, image_of, key_of, to_memory, write_dataset
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pipeline.order import OrderSpec
+from pipeline.order.order import OrderSpec
 from trainer.cluster import ALONE
 from trainer.config import TrainConfig
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.key_log import Header, KeyLogWriter
+from pipeline.audit.key_log import Header, KeyLogWriter
 from trainer import optimizers, strategies
 from trainer.cluster import ALONE
 from trainer.config import TrainConfig

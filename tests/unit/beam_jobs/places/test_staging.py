@@ -7,8 +7,9 @@ import pytest
 
 from beam_jobs.places import staging
 from beam_jobs.shards import finish, images, making, receipts
-from pipeline import manifest, naming
+from pipeline import manifest
 from pipeline.errors import DataError
+from pipeline.manifest import naming
 from tests.made_source import Content
 
 OLD, NEW = {"seed": 0, "num_shards": "train:3,test:2"}, {"seed": 1, "num_shards": "2"}

@@ -9,8 +9,9 @@ from beam_jobs.convert import main
 from beam_jobs.places import target
 from beam_jobs.places.paths import RemotePath
 from beam_jobs.shards import finish, images, making
-from pipeline import manifest, naming
+from pipeline import manifest
 from pipeline.errors import DataError, UsageError
+from pipeline.manifest import naming
 from tests.made_source import Content
 
 

@@ -5,9 +5,9 @@ import pytest
 
 from beam_jobs.shards import key_check
 from beam_jobs.shards.key_check import Repeated
-from pipeline import framing
-from pipeline.example import encode
 from pipeline.manifest import ShardInfo
+from pipeline.records import framing
+from pipeline.records.layout import encode
 
 
 @pytest.fixture

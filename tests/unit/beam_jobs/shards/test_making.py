@@ -9,9 +9,9 @@ import pytest
 
 from beam_jobs.shards import images, making, receipts, shard_file
 from beam_jobs.shards.receipts import Reject
-from pipeline import example_proto
 from pipeline.errors import DataError
 from pipeline.manifest import Feature
+from pipeline.records import example_proto
 from tests.made_source import Content
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from beam_jobs.shards import records
 from beam_jobs.shards.records import Rows, compressed, make_records
-from pipeline import framing
-from pipeline.example import encode
+from pipeline.records import framing
+from pipeline.records.layout import encode
 
 # Two records of a 2x2x1 image, written out by the recipe of `by_tensorflow`.
 GOLDEN = (

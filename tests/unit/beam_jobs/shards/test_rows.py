@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from beam_jobs.shards import rows as shards
-from pipeline import hashing
+from pipeline.order import hashing
 
 
 def all_rows(rows, count, chunks=None, seed=3, split="train"):

@@ -11,8 +11,7 @@ import tensorflow_datasets as tfds
 
 from beam_jobs.shards import tfds_info
 from beam_jobs.shards.records import Rows, make_records
-from pipeline import naming
-from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo
+from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo, naming
 from tests.datasets import images_of, write_dataset
 
 

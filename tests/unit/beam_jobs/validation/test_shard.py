@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from beam_jobs.validation.shard import check_shard
-from pipeline import example_proto, framing, naming
 from pipeline import manifest as manifests
+from pipeline.manifest import naming
+from pipeline.records import example_proto, framing
 from tests.validated import KINDS, edit, examples_of, png, rewrite_shard, write
 
 FILES = {

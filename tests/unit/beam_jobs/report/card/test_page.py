@@ -18,9 +18,9 @@ from beam_jobs.report.card import pictures as card_pictures
 from beam_jobs.report.card import samples as card_samples
 from beam_jobs.shards.images import BadImageError
 from beam_jobs.shards.statistics import entropy, label_histogram
-from pipeline import example_proto, framing, naming
 from pipeline.errors import DataError
-from pipeline.manifest import Feature, Manifest, ShardInfo, SourceFile, SplitInfo
+from pipeline.manifest import Feature, Manifest, ShardInfo, SourceFile, SplitInfo, naming
+from pipeline.records import example_proto, framing
 
 VOID = {"img", "meta"}
 HOSTILE = ['<script>alert("1")</script>', "</figure></body>'\"", "a\u202eb\0c\x1b[2J", "&amp; &lt;b&gt;", "\ud800"]

@@ -15,9 +15,9 @@ from beam_jobs.shards.records import Rows, compressed, make_records
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.records import files as record_files
 from beam_jobs.sources.records import names as record_names
-from pipeline import example_proto, framing, naming
 from pipeline.errors import DataError, UsageError
-from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo
+from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo, naming
+from pipeline.records import example_proto, framing
 from tests.datasets import write_dataset
 
 

@@ -1,0 +1,1 @@
+"""`python -m pipeline.audit`: proves that every record is seen once, and checks what a run saw."""

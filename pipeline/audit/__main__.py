@@ -1,0 +1,37 @@
+"""`python -m pipeline.audit DATA_DIR`: proves that an epoch sees each record once; shows which worker reads what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.audit.config import AuditConfig
+from pipeline.commands import commandline
+from pipeline.errors import UsageError
+
+COMMAND = "pipeline.audit"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the proof and the tables.
+
+    Raises:
+      DataError: the proof does not hold, a run saw something else, or there is no valid data set.
+      UsageError: a flag that cannot work.
+    """
+    parser = commandline.Parser(COMMAND, "Prove that every record is seen once, and show which worker reads what.")
+    parser.add_arguments(AuditConfig, "config")
+    config = parser.parse(argv).config
+    if config.global_batch_size is None and config.observed is None:
+        raise UsageError("--global_batch_size: needed, the rows of a step over all replicas (or --observed)")
+    from pipeline.audit import command  # noqa: PLC0415, here because --help must be fast
+
+    command.run(config)
+
+
+def entry_point() -> None:
+    """Runs the command as a console script."""
+    commandline.run(COMMAND, main)
+
+
+if __name__ == "__main__":
+    entry_point()

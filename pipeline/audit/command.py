@@ -1,0 +1,134 @@
+"""Composes the audit: order -> proof -> reading -> picture -> what a run saw."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipeline.audit import key_log, tables
+from pipeline.audit import seen as runs
+from pipeline.audit.claims import Claim
+from pipeline.audit.exhaustive import count_epoch
+from pipeline.audit.key_log import Header
+from pipeline.audit.keys import read_keys
+from pipeline.audit.observed import compare
+from pipeline.audit.proof import Proof
+from pipeline.audit.reading import Reading
+from pipeline.audit.topology import Topology
+from pipeline.commands import commandline
+from pipeline.content import make_content
+from pipeline.errors import DataError, UsageError
+from pipeline.order.order import SHUFFLE_BYTES
+from pipeline.ordered_split import OrderedSplit, ordered_split
+
+if TYPE_CHECKING:
+    from pipeline.audit.config import AuditConfig
+
+
+def run(config: AuditConfig) -> None:
+    """Prints the proof and the tables.
+
+    Raises:
+      DataError: the proof does not hold, a run saw something else, or there is no valid data set.
+      UsageError: a flag that cannot work.
+    """
+    logs = key_log.find(config.observed) if config.observed is not None else []
+    header = runs.first_header(logs) if logs else None
+    source = _source(config, header)
+    topologies = _topologies(config, source.spec.global_batch_size, header)
+    print("\n".join(tables.heading(source, config.epoch, topologies[0])), flush=True)
+    _prove(config, source, topologies)
+    readings = [Reading(source, config.epoch, topology) for topology in topologies]
+    print("\n".join(tables.reading_lines(readings[0], config.list_all)))
+    if len(readings) > 1:
+        print("\n".join(tables.comparison_lines(readings)))
+    if config.png is not None:
+        _draw(config.png, readings[0])
+    if header is not None:
+        _observe(config, source, logs, header)
+    print("\n" + tables.verdict(source.order, topologies[0]) + ("; the run saw just that" if logs else ""))
+
+
+def _source(config: AuditConfig, header: Header | None) -> OrderedSplit:
+    """Returns the split in the order of the flags; those that are not given are the run's, or the defaults."""
+    names = ("split", "global_batch_size", "seed", "remainder", "streams", "shuffle_bytes")
+    defaults: dict[str, Any] = {"split": "train", "seed": 0, "remainder": "pad", "shuffle_bytes": SHUFFLE_BYTES}
+    known = defaults if header is None else header.spec
+    values: dict[str, Any] = {
+        name: known.get(name) if getattr(config, name) is None else getattr(config, name) for name in names
+    }
+    training = not config.evaluation and (header is None or bool(header.spec.get("training")))
+    content = make_content(config.distort, config.resize, (), None) if header is None else runs.RunContent.of(header)
+    source = ordered_split(config.data_dir, values.pop("split"), training=training, content=content, **values)
+    if header is not None:
+        _check_same_order(source, header)
+    return source
+
+
+def _check_same_order(source: OrderedSplit, header: Header) -> None:
+    differences = source.spec.differences(header.spec)
+    if "manifest_digest" in differences:
+        raise DataError(f"--observed: the run read other data: manifest digest {header.manifest_digest[:12]}...")
+    for name, (here, there) in differences.items():
+        raise UsageError(
+            f"--observed: the run's order has {name}={there}, not {here}; leave out flags that the log has"
+        )
+
+
+def _topologies(config: AuditConfig, size: int, header: Header | None) -> list[Topology]:
+    given = (config.workers, config.replicas)
+    if header is not None and given == (None, None):
+        given = (header.workers, header.replicas)
+    found = [_topology(*given, size)]
+    if config.against_workers is not None or config.against_replicas is not None:
+        found.append(_topology(config.against_workers, config.against_replicas, size))
+    return found
+
+
+def _topology(workers: int | None, replicas: int | None, size: int) -> Topology:
+    workers = 1 if workers is None else workers
+    return Topology(workers, workers if replicas is None else replicas, size)
+
+
+def _prove(config: AuditConfig, source: OrderedSplit, topologies: Sequence[Topology]) -> None:
+    """Prints the claims; raises DataError for the first that does not hold."""
+    claims = Proof(source, config.epoch).claims()
+    for topology in topologies:
+        claims += topology.claims()
+    if all(claim.holds for claim in claims):
+        claims += [claim for other in topologies[1:] for claim in topologies[0].same_batches(other)]
+        claims += count_epoch(source, config.epoch, topologies[0]) if config.exhaustive else []
+    print("\n".join(tables.claim_lines(claims, source.spec.training)), flush=True)
+    _refuse(claims)
+
+
+def _refuse(claims: Sequence[Claim]) -> None:
+    for claim in claims:
+        if not claim.holds:
+            print("\nproof FAILS")
+            raise DataError(f"the proof fails: {claim.text}: {claim.evidence}")
+
+
+def _draw(png: str, reading: Reading) -> None:
+    commandline.require("matplotlib")
+    from pipeline.audit import picture  # noqa: PLC0415, here because it loads matplotlib
+
+    try:
+        picture.draw(reading, png)
+    except OSError as error:
+        raise DataError(f"--png={png}: cannot be written: {error.strerror or error}") from None
+    print(f"\n{png}: which worker reads what")
+
+
+def _observe(config: AuditConfig, source: OrderedSplit, logs: list[pathlib.Path], header: Header) -> None:
+    keys = read_keys(config.data_dir, source.selection, source.manifest.compression)
+    report = compare(source.order, runs.read_run(logs, keys, header))
+    print("\n".join(tables.report_lines(report, source.order.steps_per_epoch)))
+    if report.first is not None:
+        print("\nproof holds, but the run saw something else")
+        first, count = report.first, report.differences
+        raise DataError(
+            f"--observed: {count:,} {'difference' if count == 1 else 'differences'}; the first at step {first.step}, "
+            f"row {first.row} of the global batch, {first.text}"
+        )

@@ -1,0 +1,111 @@
+"""Who reads what: the streams, shards and bytes of every worker, from the manifest alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cached_property
+
+import numpy as np
+
+from pipeline.audit.topology import Topology
+from pipeline.order.order import I64
+from pipeline.ordered_split import OrderedSplit
+
+_WINDOWS = 2  # in memory: this one and the next
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What the workers of a topology read in one epoch.
+
+    A worker opens the streams that overlap its replicas' rows, and reads each of them from its first position to its
+    last; where these are all streams, in one window, it reads them once in a run and keeps them. Bytes of a part of a
+    shard are its share of the file: exact where all records are of one length.
+    """
+
+    source: OrderedSplit
+    epoch: int
+    topology: Topology
+
+    @cached_property
+    def streams(self) -> I64:
+        """The first stream of each worker and the one after its last: int64 (W, 2)."""
+        rows, q = self.topology.worker_rows(), self.source.order.rows_per_stream
+        return np.stack([rows[:, 0] // q, -(-rows[:, 1] // q)], axis=1)
+
+    @cached_property
+    def positions(self) -> I64:
+        """Where each worker's positions begin and end: int64 (W, 2)."""
+        return self.source.order.stream_bounds()[self.streams]
+
+    @cached_property
+    def laid(self) -> I64:
+        """Positions where the shards begin, in the epoch's order, and the last ends: int64 (S + 1,)."""
+        counts = np.diff(self.pieces[:, 1:])[:, 0]
+        return np.concatenate([[0], np.cumsum(counts)])
+
+    @cached_property
+    def pieces(self) -> I64:
+        """The segments in the epoch's order, whole, as `Order.pieces` gives them: int64 (S, 3)."""
+        return self.source.order.pieces(self.epoch, 0, self.source.order.num_records)
+
+    def bytes_before(self, positions: I64) -> I64:
+        """Returns the bytes of the shards' records that are laid before each position; any shape, int64."""
+        place = np.clip(np.searchsorted(self.laid, positions, "right") - 1, 0, len(self.pieces) - 1)
+        segments = [self.source.selection.segments[i] for i in self.pieces[:, 0].tolist()]
+        size = np.array([s.shard.num_bytes for s in segments], np.int64)
+        count = np.array([s.shard.num_examples for s in segments], np.int64)
+        before = np.concatenate([[0], np.cumsum(size * np.diff(self.laid) // count)])
+        return before[place] + size[place] * (positions - self.laid[place]) // count[place]
+
+    @cached_property
+    def split_bytes(self) -> int:
+        """Bytes of the records of the split."""
+        return int(self.bytes_before(self.laid[-1:])[0])
+
+    @cached_property
+    def worker_bytes(self) -> I64:
+        """Bytes that each worker reads in the epoch: int64 (W,)."""
+        return np.diff(self.bytes_before(self.positions))[:, 0]
+
+    @property
+    def amplification(self) -> float:
+        """Bytes that all workers read together, over those of the split."""
+        return float(self.worker_bytes.sum() / self.split_bytes)
+
+    @cached_property
+    def worker_shards(self) -> I64:
+        """The shards that each worker opens, as the first and the one after the last in the epoch's order: (W, 2)."""
+        first = np.searchsorted(self.laid, self.positions[:, 0], "right") - 1
+        return np.stack([first, np.searchsorted(self.laid, self.positions[:, 1], "left")], axis=1)
+
+    def shards_of(self, worker: int) -> list[str]:
+        """Returns the file names that a worker opens, in the epoch's order."""
+        first, stop = self.worker_shards[worker].tolist()
+        segments = self.source.selection.segments
+        return list(dict.fromkeys(segments[i].shard.file for i in self.pieces[first:stop, 0].tolist()))
+
+    @cached_property
+    def memory(self) -> I64:
+        """Decoded bytes that the design promises each worker to stay within: int64 (W,).
+
+        It is 2 x shuffle_bytes x its streams / K: a window and the next one of each of its streams.
+        """
+        spec = self.source.spec
+        return _WINDOWS * (spec.shuffle_bytes // spec.streams) * np.diff(self.streams)[:, 0]
+
+    @cached_property
+    def windows_memory(self) -> I64:
+        """Decoded bytes of the two largest windows of each of a worker's streams: int64 (W,)."""
+        order = self.source.order
+        largest = [np.sort(np.diff(order.window_bounds(k)))[-_WINDOWS:].sum() for k in range(order.streams)]
+        sums = np.concatenate([[0], np.cumsum(largest)]) * self.source.spec.record_bytes
+        return np.diff(sums[self.streams])[:, 0]
+
+    @cached_property
+    def padding(self) -> I64:
+        """Rows of weight 0 of each worker in the epoch's last step: int64 (W,)."""
+        order = self.source.order
+        _, real = order.positions(order.steps_per_epoch - 1)
+        before = np.concatenate([[0], np.cumsum(~real)])
+        return np.diff(before[self.topology.worker_rows()])[:, 0]

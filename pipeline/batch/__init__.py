@@ -1,0 +1,1 @@
+"""From windows to the batches of a `tf.data.Dataset`."""

@@ -1,0 +1,152 @@
+"""Composes the `tf.data` pipeline: windows -> plan -> read -> tail -> steps -> batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from pipeline.batch.batches import Batches
+from pipeline.order.order import MAX_STEP
+from pipeline.order.order_tf import Feed
+from pipeline.order.window_plan import WindowPlan
+from pipeline.read.window import RECORD_ID, Columns, WindowReader, empty_tail, gather, gather_both, rows_of
+
+_READY = 4  # elements made ahead: enough to hide the sorting of the next window's order
+_COPIED = 16  # last elements of a window: who has them in hand, or prefetched, does not hold its memory
+
+
+class _Loaded(NamedTuple):
+    """A window that is read."""
+
+    window: tf.Tensor
+    plan: WindowPlan
+    columns: Columns
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What of an order is fed.
+
+    Attributes:
+      feed: the part of every global batch.
+      first_step, last_step: global steps; MAX_STEP is without end.
+    """
+
+    feed: Feed
+    first_step: int
+    last_step: int
+
+    @property
+    def num_elements(self) -> int:
+        """Of the dataset, or tf.data's number for infinitely many."""
+        if self.last_step == MAX_STEP:
+            return int(tf.data.INFINITE_CARDINALITY)
+        return (self.last_step - self.first_step) * self.feed.local_replicas
+
+    def windows(self) -> tf.data.Dataset:
+        """Returns (epoch, window) of every window that is read, int64 scalars."""
+        order = self.feed.order
+        first_epoch, first_step = divmod(self.first_step, order.steps_per_epoch)
+        first = first_epoch * order.windows + self.feed.first_window(first_step)
+        last = -(-self.last_step // order.steps_per_epoch) * order.windows
+        numbers = tf.data.Dataset.range(first, min(last, MAX_STEP))
+        return numbers.map(lambda number: (number // order.windows, number % order.windows))
+
+    def first_element(self, plan: WindowPlan, window: tf.Tensor) -> tf.Tensor:
+        """Returns the number of a window's first element that is fed, int64: those before the first step are not."""
+        first_epoch, first_step = divmod(self.first_step, self.feed.order.steps_per_epoch)
+        done = tf.maximum(first_step - self.feed.steps_before(window), 0)
+        return tf.where(plan.epoch == first_epoch, done * self.feed.local_replicas, 0)
+
+    def numbers(self, plan: WindowPlan, window: tf.Tensor) -> tf.data.Dataset:
+        """Returns the numbers of a window's elements that are fed, int64."""
+        return tf.data.Dataset.range(self.first_element(plan, window), plan.num_elements)
+
+
+def resident(run: Run, batches: Batches, columns: Columns) -> tf.data.Dataset:
+    """Returns the elements of a run whose one window lies in memory.
+
+    Args:
+      run: what is fed.
+      batches: how.
+      columns: the whole selection, a row a record, in its order.
+    """
+
+    def plan_of(epoch: tf.Tensor, window: tf.Tensor) -> tuple[tf.Tensor, WindowPlan]:
+        plan = run.feed.plan(epoch, window)
+        return window, plan._replace(take=tf.gather(plan.records, plan.take))
+
+    def elements_of(window: tf.Tensor, plan: WindowPlan) -> tf.data.Dataset:
+        return tf.data.Dataset.zip(tf.data.Dataset.from_tensors(plan).repeat(), run.numbers(plan, window))
+
+    def element(plan: WindowPlan, number: tf.Tensor) -> tuple:
+        return batches.element(gather(columns, run.feed.rows_of(plan, number)), plan, number)
+
+    plans = run.windows().map(plan_of).prefetch(1)
+    return _finished(run, plans.flat_map(elements_of).map(element, num_parallel_calls=tf.data.AUTOTUNE))
+
+
+def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Dataset:
+    """Returns the elements of a run that is read by windows; while one is consumed, the next is read."""
+
+    def plan_of(epoch: tf.Tensor, window: tf.Tensor) -> tuple[tf.Tensor, WindowPlan]:
+        plan = run.feed.plan(epoch, window)
+        return window, plan.side_by_side() if reader.places else plan
+
+    def load(window: tf.Tensor, plan: WindowPlan) -> _Loaded:
+        return _Loaded(window, plan, {RECORD_ID: plan.records, **reader.read(plan.pieces, plan.place)})
+
+    def with_tail(tail: Columns, loaded: _Loaded) -> tuple[Columns, tuple[_Loaded, Columns]]:
+        return gather_both(loaded.columns, tail, loaded.plan.keep), (loaded, tail)
+
+    def element(loaded: _Loaded, tail: Columns, number: tf.Tensor) -> tuple:
+        plan, columns = loaded.plan, loaded.columns
+
+        def gathered() -> Columns:
+            return gather_both(columns, tail, run.feed.rows_of(plan, number))
+
+        if not reader.places:
+            return batches.element(gathered(), plan, number)
+        first, stop = plan.whole[0], plan.whole[1]
+        begin = (number - first) * run.feed.replica_rows
+        side_by_side = lambda: rows_of(columns, begin, run.feed.replica_rows, copied=batches.hands_out)  # noqa: E731
+        taken = tf.cond((first <= number) & (number < stop), side_by_side, gathered)
+        return batches.element(taken, plan, number)
+
+    def numbered(loaded: _Loaded, tail: Columns) -> tf.data.Dataset:
+        held = tf.data.Dataset.from_tensors((loaded, tail)).repeat()
+        return tf.data.Dataset.zip(held, run.numbers(loaded.plan, loaded.window)).map(lambda h, number: (*h, number))
+
+    def elements(loaded: _Loaded, tail: Columns) -> tf.data.Dataset:
+        """The elements as they lie in the window, in its memory; one by one those that do not, and the last ones."""
+        plan, first = loaded.plan, run.first_element(loaded.plan, loaded.window)
+
+        def one_by_one(begin: tf.Tensor, end: tf.Tensor) -> tf.data.Dataset:
+            numbers = tf.data.Dataset.range(tf.maximum(begin, first), end)
+            return numbers.map(lambda number: element(loaded, tail, number))
+
+        stop = tf.maximum(plan.whole[0], plan.whole[1] - _COPIED)
+        whole = batches.plain(loaded.columns, plan, stop, run.feed.replica_rows)
+        whole = tf.data.Dataset.from_tensor_slices(whole).skip(tf.maximum(first - plan.whole[0], 0))
+        return one_by_one(first, plan.whole[0]).concatenate(whole).concatenate(one_by_one(stop, plan.num_elements))
+
+    windows = run.windows().map(plan_of).prefetch(1).map(load)
+    windows = windows.scan(empty_tail(windows.element_spec.columns), with_tail).prefetch(1)
+    if batches.is_plain and reader.places:
+        return _finished(run, windows.flat_map(elements))
+    return _finished(run, windows.flat_map(numbered).map(element, num_parallel_calls=tf.data.AUTOTUNE))
+
+
+def _finished(run: Run, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(run.num_elements)).prefetch(_READY)
+    options = tf.data.Options()
+    options.deterministic = True
+    # Rewriting the graph would copy the captured images: the split would lie in memory twice. There is nothing to gain:
+    # the maps are parallel and prefetched as they stand.
+    options.experimental_optimization.apply_default_optimizations = False
+    options.autotune.enabled = False
+    # The global batch is made whole on every worker, so a worker takes its rows of it; FILE would ask for files.
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    return dataset.with_options(options)

@@ -1,0 +1,156 @@
+"""Parses and decodes the records of a batch in TensorFlow: raw, PNG and JPEG images, labels, further features."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from pipeline.decode.resize import resize
+from pipeline.distort.base import Framing
+from pipeline.errors import UsageError, unknown
+from pipeline.manifest import Feature, Manifest
+
+_DTYPES = {"int64": tf.int64, "float32": tf.float32, "string": tf.string}
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleParser:
+    """Parses `tf.train.Example`s.
+
+    Attributes:
+      features: names and kinds of what is wanted besides image and label.
+    """
+
+    features: dict[str, Feature]
+
+    @classmethod
+    def wanted(cls, manifest: Manifest, names: tuple[str, ...]) -> ExampleParser:
+        """Returns the parser of some features of a data set.
+
+        Raises:
+          UsageError: there is no such feature, or it cannot be fed.
+        """
+        for name in names:
+            feature = manifest.features.get(name)
+            if feature is None or name in ("image", "label"):
+                others = [other for other in manifest.features if other not in ("image", "label")]
+                raise unknown("features", name, others)
+            if None in feature.shape and len(feature.shape) > 1:
+                raise UsageError(f"features: {name!r} has the shape {feature.shape}: only vectors may vary in length")
+        return cls({name: manifest.features[name] for name in names})
+
+    def parse(self, records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
+        """Returns the images' bytes (n,), the labels int64 (n,) and the features of serialized Examples (n,)."""
+        kinds = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
+        kinds |= {name: _kind(feature) for name, feature in self.features.items()}
+        found = tf.io.parse_example(records, kinds)
+        return found["image"], found["label"], {name: found[name] for name in self.features}
+
+
+def _kind(feature: Feature) -> tf.io.FixedLenFeature | tf.io.RaggedFeature:
+    dtype = _DTYPES[feature.dtype]
+    return tf.io.RaggedFeature(dtype) if None in feature.shape else tf.io.FixedLenFeature(feature.shape, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stretched:
+    """The whole image, resized to `size` whatever its shape: what `beam_jobs.convert --resize` does, too."""
+
+    size: tuple[int, int]
+
+    def box(self, height: tf.Tensor, width: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """See `Framing.box`."""
+        del key
+        return tf.stack([tf.zeros_like(height), tf.zeros_like(width), height, width], axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageDecoder:
+    """Decodes the images of a batch.
+
+    Attributes:
+      encoding: `raw`, `png`, `jpeg` or `any` of the last two.
+      shape: (height, width, channels) of every image as stored; None where it varies.
+      framing: what is taken of each; None: all.
+    """
+
+    encoding: str
+    shape: tuple[int | None, ...]
+    framing: Framing | None
+
+    @property
+    def channels(self) -> int:
+        """Of what is made; images of several numbers of channels become RGB."""
+        return self.shape[2] or 3
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(height, width, channels) of what is made."""
+        height, width = self.framing.size if self.framing else self.shape[:2]
+        return int(height or 0), int(width or 0), self.channels
+
+    def decode(self, images: tf.Tensor, keys: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Returns uint8 (rows, height, width, channels) of encoded images (rows,)."""
+        rows = images.shape[0]
+        if self.encoding == "raw" and self.framing is None:
+            pixels = tf.io.decode_raw(images, tf.uint8, fixed_length=None)
+            return tf.reshape(tf.ensure_shape(pixels, (rows, math.prod(self.image_shape))), (-1, *self.image_shape))
+        spec = tf.TensorSpec(self.image_shape, tf.uint8)
+        if self.framing is None:
+            decoded = tf.map_fn(self._whole, images, fn_output_signature=spec)
+        elif self.encoding == "jpeg":
+            decoded = tf.map_fn(self._jpeg_part, (images, self._boxes(images, keys())), fn_output_signature=spec)
+        else:
+            decoded = tf.map_fn(self._framed, (images, keys()), fn_output_signature=spec)
+        return tf.ensure_shape(decoded, (rows, *self.image_shape))
+
+    def _whole(self, image: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(self._decoded(image), self.image_shape)
+
+    def _boxes(self, images: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+        """Returns the boxes of JPEGs, int32 (rows, 4): drawn together, they cost a tenth of one by one."""
+        assert self.framing is not None
+        sizes = tf.map_fn(tf.io.extract_jpeg_shape, images, fn_output_signature=tf.TensorSpec([3], tf.int32))
+        return self.framing.box(sizes[:, 0], sizes[:, 1], keys)
+
+    def _jpeg_part(self, image_and_box: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        image, box = image_and_box
+        return self._resized(tf.image.decode_and_crop_jpeg(image, box, channels=self.channels))
+
+    def _framed(self, image_and_key: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        framing = self.framing
+        assert framing is not None
+        image, key = image_and_key
+        if self.encoding != "any":
+            return self._cut(self._decoded(image), key)
+
+        def jpeg_part() -> tf.Tensor:
+            size = tf.io.extract_jpeg_shape(image)
+            return self._jpeg_part((image, framing.box(size[0], size[1], key)))
+
+        return tf.cond(tf.io.is_jpeg(image), jpeg_part, lambda: self._cut(self._decoded(image), key))
+
+    def _decoded(self, image: tf.Tensor) -> tf.Tensor:
+        if self.encoding == "raw":
+            return tf.reshape(tf.io.decode_raw(image, tf.uint8), self.shape)
+        if self.encoding == "jpeg":
+            return tf.io.decode_jpeg(image, channels=self.channels)
+        if self.encoding == "png":
+            return tf.io.decode_png(image, channels=self.channels)
+        return tf.io.decode_image(image, channels=self.channels, expand_animations=False)
+
+    def _cut(self, image: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        assert self.framing is not None
+        shape = tf.shape(image)
+        box = self.framing.box(shape[0], shape[1], key)
+        return self._resized(image[box[0] : box[0] + box[2], box[1] : box[1] + box[3]])
+
+    def _resized(self, part: tf.Tensor) -> tf.Tensor:
+        height, width = self.image_shape[:2]
+        shape = tf.shape(part)
+
+        same = tf.logical_and(shape[0] == height, shape[1] == width)
+        return tf.ensure_shape(tf.cond(same, lambda: part, lambda: resize(part, (height, width))), self.image_shape)

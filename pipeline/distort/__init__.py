@@ -1,0 +1,1 @@
+"""The recipes that distort a batch of images."""

@@ -1,0 +1,80 @@
+"""Named distortions of a whole batch: `cifar10_tutorial`, `pad_crop_flip(pad=2)`, `random_resized_crop`, `none`.
+
+A recipe is a frozen dataclass whose fields are its arguments. It is stateless: all its randomness comes from one
+uint64 key an example, so that a record is distorted alike on any replica, host or device.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+from typing import TYPE_CHECKING
+
+from pipeline.errors import UsageError, unknown
+
+if TYPE_CHECKING:
+    from pipeline.distort.base import Recipe
+
+RECIPES = {
+    "cifar10_tutorial": "Cifar10Tutorial",
+    "none": "Undistorted",
+    "pad_crop_flip": "PadCropFlip",
+    "random_crop": "RandomCrop",
+    "random_resized_crop": "RandomResizedCrop",
+    "shift": "Shift",
+}
+CROPPING = ("random_crop", "random_resized_crop")  # which decode the part of an image that they want
+_MODULES = {"none": "undistorted"}
+
+
+def make_recipe(text: str, flag: str = "distort") -> Recipe:
+    """Returns the recipe that `text` names: a name, or a name with arguments as in a Python call.
+
+    Args:
+      text: `cifar10_tutorial(crop=28)`.
+      flag: what the user called it, for errors.
+
+    Raises:
+      UsageError: no such recipe or argument (the nearest is suggested), or a value out of its bounds.
+    """
+    name, arguments = _parse(text, flag)
+    if name not in RECIPES:
+        raise unknown(flag, name, RECIPES)
+    recipe = getattr(importlib.import_module(f"{__package__}.{_MODULES.get(name, name)}"), RECIPES[name])
+    fields = {field.name: field for field in dataclasses.fields(recipe)}
+    for argument, value in arguments.items():
+        if argument not in fields:
+            raise (
+                unknown(f"{flag}: argument of {name}", argument, fields)
+                if fields
+                else UsageError(f"{flag}: {name} takes no arguments; got {argument!r}")
+            )
+        if type(value) is not type(fields[argument].default) and not (
+            isinstance(fields[argument].default, float) and type(value) is int
+        ):
+            raise UsageError(
+                f"{flag}: {name}({argument}={value!r}): needs {type(fields[argument].default).__name__}, "
+                f"such as {fields[argument].default!r}"
+            )
+    return recipe(**arguments)
+
+
+def crops(text: str) -> bool:
+    """Says whether the recipe that `text` names is one of `CROPPING`; loads none."""
+    return text.partition("(")[0].strip() in CROPPING
+
+
+def _parse(text: str, flag: str) -> tuple[str, dict[str, object]]:
+    problem = UsageError(f"{flag}: {text!r} is not a recipe; write a name or name(argument=value)")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+        if isinstance(tree, ast.Constant) and tree.value is None:  # Python reads `None`, people mean `none`
+            return "none", {}
+        if isinstance(tree, ast.Name):
+            return tree.id, {}
+        if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name) or tree.args:
+            raise problem
+        return tree.func.id, {str(k.arg): ast.literal_eval(k.value) for k in tree.keywords}
+    except (SyntaxError, ValueError):
+        raise problem from None

@@ -1,0 +1,1 @@
+"""Batches for the replicas of a `tf.distribute` strategy."""

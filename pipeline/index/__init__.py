@@ -1,0 +1,1 @@
+"""`python -m pipeline.index`: makes TFRecord files that exist a data set."""

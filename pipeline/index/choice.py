@@ -1,0 +1,72 @@
+"""Which files of a folder are which split's."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Sequence
+
+from pipeline.errors import DataError, UsageError
+from pipeline.manifest import naming
+
+_MOST_NAMED = 3  # files in a message
+
+
+def choose(data_dir: str, splits: Sequence[str]) -> dict[str, list[str]]:
+    """Returns each split's files: base names in the order of its patterns, sorted within one.
+
+    Hidden files, manifests and files of offsets are never chosen.
+
+    Args:
+      data_dir: the folder.
+      splits: `<name>:<pattern>`, in any number; patterns of one name add up.
+
+    Raises:
+      DataError: the folder cannot be listed.
+      UsageError: no text, or one that is no such pair, a pattern without files, a file that is chosen twice.
+    """
+    if not splits:
+        raise UsageError("--split is missing: a name and a pattern of files, such as --split=train:'train-*.tfrecord'")
+    names = _files(data_dir)
+    chosen: dict[str, list[str]] = {}
+    for text in splits:
+        split, pattern = _parsed(text)
+        found = fnmatch.filter(names, pattern)
+        if not found:
+            some = f"such as {', '.join(names[:_MOST_NAMED])}" if names else "none at all"
+            raise UsageError(
+                f"--split={text}: no file in {data_dir} matches {pattern!r}; there are {len(names)}, {some}"
+            )
+        for name in found:
+            _check(name, text, chosen)
+        chosen.setdefault(split, []).extend(found)
+    return chosen
+
+
+def _files(data_dir: str) -> list[str]:
+    try:
+        with os.scandir(data_dir) as entries:
+            names = [entry.name for entry in entries if entry.is_file()]
+    except OSError as error:
+        raise DataError(f"{data_dir}: cannot be listed: {error.strerror or error}") from None
+    beside = {naming.MANIFEST, naming.REJECTS, naming.CARD, *naming.TFDS_FILES, *map(naming.offsets_name, names)}
+    return sorted(name for name in names if not name.startswith(".") and name not in beside)
+
+
+def _parsed(text: str) -> tuple[str, str]:
+    split, colon, pattern = text.partition(":")
+    if not colon or not pattern:
+        raise UsageError(f"--split={text}: must be a name and a pattern of files, such as train:'train-*.tfrecord'")
+    if not naming.is_split_name(split):
+        raise UsageError(f"--split={text}: {split!r} must be letters, digits and _, and begin with a letter")
+    if "/" in pattern:
+        raise UsageError(f"--split={text}: {pattern!r} has a folder; the files must lie in DATA_DIR itself")
+    return split, pattern
+
+
+def _check(name: str, text: str, chosen: dict[str, list[str]]) -> None:
+    if not naming.is_base_name(name):
+        raise UsageError(f"--split={text}: {name!r} cannot be listed in a manifest: rename it, without : and \\")
+    for split, files in chosen.items():
+        if name in files:
+            raise UsageError(f"--split={text}: {name} is a file of {split} already; a record is in one split, once")

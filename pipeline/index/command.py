@@ -1,0 +1,139 @@
+"""What the command does: choose files -> read them -> write offsets -> write the manifest."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import time
+from typing import TYPE_CHECKING
+
+import crc32c
+
+from pipeline import manifest as manifests
+from pipeline.errors import DataError, PipelineError, UsageError
+from pipeline.index.choice import choose
+from pipeline.index.drafts import Drafts, remove_left
+from pipeline.index.progress import Progress, StoppedError
+from pipeline.index.scan import scan
+from pipeline.manifest import Manifest, ShardInfo, SplitInfo, naming
+from pipeline.manifest.storage import File, folder
+from pipeline.read.shards import in_parallel
+
+if TYPE_CHECKING:
+    from pipeline.index.config import IndexConfig
+
+_NAMELESS = "records"  # the data set of a folder without a name
+
+
+def run(config: IndexConfig) -> None:
+    """Reads the files and writes the manifest; says what there is.
+
+    Raises:
+      DataError: a file cannot be read or written, or a record is corrupt.
+      UsageError: a flag that cannot work, or a manifest that must not be replaced.
+    """
+    place = pathlib.Path(config.data_dir)
+    chosen = choose(config.data_dir, config.split)
+    earlier = _earlier(place, config.overwrite)
+    _check_offsets_are_ours(place, chosen, earlier)
+    began = time.monotonic()
+    with Drafts(place) as drafts:
+        made = _manifest(config, chosen, drafts)
+        drafts.add(naming.MANIFEST, made.to_bytes())
+        drafts.publish()
+    _remove_old(place, earlier, made)
+    remove_left(place)
+    for line in _lines(config.data_dir, made, time.monotonic() - began):
+        print(line)
+
+
+def _earlier(place: pathlib.Path, overwrite: bool) -> Manifest | None:
+    """Returns the manifest that this command made before, if it may be replaced; None where there is none."""
+    path = place / naming.MANIFEST
+    if not path.exists():
+        return None
+    try:
+        found = manifests.load(place)
+    except DataError as error:
+        raise UsageError(f"{error}; not replaced: remove it, if the files beside it shall be indexed") from None
+    if found.has_images:
+        raise UsageError(f"{path}: is of a data set that beam_jobs.convert made; it is never replaced by an index")
+    if not overwrite:
+        raise UsageError(f"{path}: the files were indexed before; --overwrite reads them again and replaces it")
+    return found
+
+
+def _check_offsets_are_ours(place: pathlib.Path, chosen: dict[str, list[str]], earlier: Manifest | None) -> None:
+    ours = set(_offsets_of(earlier))
+    for name in (naming.offsets_name(file) for files in chosen.values() for file in files):
+        if name not in ours and (place / name).exists():
+            raise UsageError(
+                f"{place / name}: no manifest lists this file, and the index would replace it; remove it (a run that "
+                "was killed at its end leaves such)"
+            )
+
+
+def _manifest(config: IndexConfig, chosen: dict[str, list[str]], drafts: Drafts) -> Manifest:
+    files = [folder(config.data_dir) / name for names in chosen.values() for name in names]
+    shards = iter(_shards(files, config.compression, drafts))
+    return Manifest(
+        dataset=os.path.basename(os.path.realpath(config.data_dir)) or _NAMELESS,
+        class_names=(),
+        features={},
+        splits={split: SplitInfo(tuple(next(shards) for _ in names), ()) for split, names in chosen.items()},
+        image_mean=(),
+        image_std=(),
+        source=(),
+        options={},
+        compression=config.compression,
+    )
+
+
+def _shards(files: list[File], compression: str, drafts: Drafts) -> list[ShardInfo]:
+    def shard(file: File) -> ShardInfo:
+        try:
+            return _shard(file, compression, drafts, progress)
+        except PipelineError as error:
+            progress.fail(error)
+            raise
+
+    with Progress(sum(file.identity().num_bytes for file in files)) as progress:
+        try:
+            return in_parallel(shard, files, is_remote=files[0].is_remote)
+        except StoppedError:
+            assert progress.failure is not None
+            raise progress.failure from None
+
+
+def _shard(file: File, compression: str, drafts: Drafts, progress: Progress) -> ShardInfo:
+    found = scan(file, compression, progress.add)
+    name, stride, crc = os.path.basename(file.path), None if compression else found.stride, None
+    if found.num_examples and stride is None and not compression:
+        offsets = found.offsets.astype("<u8").tobytes()
+        crc = f"{crc32c.crc32c(offsets):08x}"
+        drafts.add(naming.offsets_name(name), offsets)
+    return ShardInfo(name, found.num_examples, found.num_bytes, found.crc32c, stride, crc)
+
+
+def _remove_old(place: pathlib.Path, earlier: Manifest | None, made: Manifest) -> None:
+    for name in set(_offsets_of(earlier)) - set(_offsets_of(made)):
+        (place / name).unlink(missing_ok=True)
+
+
+def _offsets_of(made: Manifest | None) -> list[str]:
+    shards = made.shards if made else ()
+    return [naming.offsets_name(shard.file) for shard in shards if shard.offsets_crc32c is not None]
+
+
+def _lines(data_dir: str, made: Manifest, seconds: float) -> list[str]:
+    count = sum(split.num_examples for split in made.splits.values())
+    return [
+        f"{data_dir}: {count:,} records, every CRC right, {seconds:.1f} s",
+        *(_split_line(name, split) for name, split in made.splits.items()),
+        f"feed them: pipeline.input_fn({data_dir!r}, ..., parse=FUNCTION)",
+    ]
+
+
+def _split_line(name: str, split: SplitInfo) -> str:
+    files = "1 file" if len(split.shards) == 1 else f"{len(split.shards):,} files"
+    return f"  {name}: {split.num_examples:,} records in {files}, {split.num_bytes / (1 << 20):,.1f} MiB"

@@ -1,0 +1,101 @@
+"""Files that get their names together, at the end: who is stopped before leaves nothing but hidden temporary files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import re
+import secrets
+import threading
+from collections.abc import Iterator
+
+from pipeline.errors import DataError
+from pipeline.manifest import naming
+
+_TEMPORARY = re.compile(r"\..+\.indexing-[0-9a-f]{16}")  # nobody else's look like that
+
+
+class Drafts:
+    """Files of a folder that have all their bytes but not yet their names. A context manager; several threads may add.
+
+    Leaving it removes those that were not published.
+    """
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        """Makes it empty."""
+        self._folder = folder
+        self._made: dict[str, pathlib.Path] = {}
+        self._lock = threading.Lock()
+        self._is_open = True
+
+    def __enter__(self) -> Drafts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._is_open = False
+            for path in self._made.values():
+                path.unlink(missing_ok=True)
+
+    def add(self, name: str, data: bytes) -> None:
+        """Writes a file under a temporary name.
+
+        Raises:
+          DataError: it cannot be written, or the context was left.
+        """
+        temporary = self._folder / f".{name}.indexing-{secrets.token_hex(8)}"
+        with self._lock:
+            if not self._is_open:
+                raise DataError(f"{self._folder / name}: the command was stopped")
+            self._made[name] = temporary
+        with self._errors(name), open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        with self._lock:
+            if not self._is_open:  # left meanwhile: nobody else will remove it
+                temporary.unlink(missing_ok=True)
+
+    def publish(self) -> None:
+        """Gives the files their names, the manifest last; or, if that fails, takes those away that were not there.
+
+        Raises:
+          DataError: a file cannot be renamed.
+        """
+        new: list[pathlib.Path] = []
+        try:
+            for name in sorted(self._made, key=lambda name: name == naming.MANIFEST):
+                path = self._folder / name
+                new += [] if path.exists() else [path]
+                if name == naming.MANIFEST:
+                    self._sync()
+                with self._errors(name):
+                    os.replace(self._made[name], path)
+        except BaseException:
+            for path in new:
+                path.unlink(missing_ok=True)
+            raise
+        self._sync()
+
+    def _sync(self) -> None:
+        with self._errors(""):
+            descriptor = os.open(self._folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _errors(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise DataError(f"{self._folder / name}: cannot be written: {error.strerror or error}") from None
+
+
+def remove_left(folder: pathlib.Path) -> None:
+    """Removes the temporary files that killed runs left."""
+    for name in os.listdir(folder):
+        if _TEMPORARY.fullmatch(name):
+            (folder / name).unlink(missing_ok=True)

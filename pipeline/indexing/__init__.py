@@ -1,1 +1,0 @@
-"""A manifest for TFRecord files that are there already."""

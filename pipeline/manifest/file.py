@@ -1,0 +1,105 @@
+"""`manifest.json`: what makes a directory a data set. Written last, so that a killed conversion leaves none."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from typing import Any, Protocol
+
+from pipeline.errors import DataError
+from pipeline.manifest import checks, naming
+from pipeline.manifest.manifest import FORMAT_VERSION, Feature, Manifest, ShardInfo, SourceFile, SplitInfo
+from pipeline.manifest.storage import folder
+
+
+class RemoteFolder(Protocol):
+    """A folder that is no local path, such as one of an object store: `/` gives a file in it, with `read_text`."""
+
+    def __truediv__(self, name: str) -> Any: ...
+
+
+def load(data_dir: str | os.PathLike[str] | RemoteFolder) -> Manifest:
+    """Reads and checks `data_dir/manifest.json`.
+
+    Raises:
+      DataError: there is no manifest, it is of another version, cut, or says what cannot be.
+    """
+    path = _folder(data_dir) / naming.MANIFEST
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise DataError(
+            f"{path}: no manifest, so {data_dir} is no data set (or its conversion did not end); "
+            "make it with: python -m beam_jobs.convert; of TFRecords as they are: python -m pipeline.index"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+    return parse(text, str(path))
+
+
+def _folder(data_dir: str | os.PathLike[str] | RemoteFolder) -> Any:
+    if not isinstance(data_dir, str | os.PathLike):
+        return data_dir
+    return folder(data_dir) if "://" in os.fspath(data_dir) else pathlib.Path(data_dir)
+
+
+def parse(text: str, file: str) -> Manifest:
+    """Returns the manifest that a text holds, checked.
+
+    Args:
+      text: of the file.
+      file: its path, for messages.
+
+    Raises:
+      DataError: it is of another version, cut, or says what cannot be.
+    """
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file}: not valid JSON ({error}); convert the data again") from None
+    _check_version(content, file)
+    try:
+        manifest = _parse(content)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{file}: not a valid manifest: {type(error).__name__}: {error}; convert again") from None
+    checks.check(manifest, file)
+    return manifest
+
+
+def _check_version(content: Any, file: str) -> None:
+    version = content.get("format_version") if isinstance(content, dict) else None
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise DataError(f"{file}: format_version is {version!r}, not a version of a manifest")
+    if version < FORMAT_VERSION:
+        raise DataError(f"{file}: format_version {version} is of an earlier release; convert the data again")
+    if version > FORMAT_VERSION:
+        raise DataError(
+            f"{file}: format_version {version} is newer than {FORMAT_VERSION}, the newest that this release "
+            "reads; upgrade it"
+        )
+
+
+def _parse(content: dict[str, Any]) -> Manifest:
+    def shard(c: dict[str, Any]) -> ShardInfo:
+        return ShardInfo(**c)
+
+    def split(c: dict[str, Any]) -> SplitInfo:
+        shards = tuple(shard(s) for s in c["shards"])
+        return SplitInfo(shards, tuple(c["label_histogram"]), dict(c["image_sizes"]), c["num_rejects"])
+
+    def feature(c: dict[str, Any]) -> Feature:
+        return Feature(c["dtype"], tuple(c["shape"]), c["encoding"], tuple(c["class_names"]))
+
+    return Manifest(
+        dataset=content["dataset"],
+        class_names=tuple(content["class_names"]),
+        features={name: feature(c) for name, c in content["features"].items()},
+        splits={name: split(c) for name, c in content["splits"].items()},
+        image_mean=tuple(float(v) for v in content["image_mean"]),
+        image_std=tuple(float(v) for v in content["image_std"]),
+        source=tuple(SourceFile(**c) for c in content["source"]),
+        options=dict(content["options"]),
+        compression=content["compression"],
+        format_version=content["format_version"],
+    )

@@ -1,0 +1,173 @@
+"""The manifest of a data set, as values."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+from pipeline.errors import UsageError, unknown
+
+FORMAT_VERSION = 2
+IMAGE_FEATURES = {"image": "uint8", "label": "int64", "key": "string"}  # and their dtypes; all or none of them
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """One feature of an example.
+
+    Attributes:
+      dtype: `uint8` (image), `int64`, `float32` or `string`.
+      shape: of one example: (height, width, channels) for images, () for scalars; None where a size varies.
+      encoding: how the bytes of an image hold it: `raw` (row-major uint8), `png`, `jpeg`, or `any` of these two; None
+        for other features.
+      class_names: one a value, where the feature is a second label; else empty.
+    """
+
+    dtype: str
+    shape: tuple[int | None, ...] = ()
+    encoding: str | None = None
+    class_names: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardInfo:
+    """One TFRecord file.
+
+    Attributes:
+      file: base name.
+      num_examples: records in it.
+      num_bytes: the file's size.
+      crc32c: of the whole file, 8 hexadecimal digits (plain CRC32C, not masked).
+      stride: bytes from one record to the next, container included, where all are of one length; else None.
+      offsets_crc32c: of the file `naming.offsets_name(file)`, which has the byte offset of each record and the file's
+        size, uint64, little-endian; None where there is a stride, or the shard is compressed.
+      label_entropy: of the labels in it, in bits: how well they are mixed; None where it has no record.
+    """
+
+    file: str
+    num_examples: int
+    num_bytes: int
+    crc32c: str
+    stride: int | None
+    offsets_crc32c: str | None = None
+    label_entropy: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitInfo:
+    """One split.
+
+    Attributes:
+      shards: in order.
+      label_histogram: count of each label, 0 and up.
+      image_sizes: {"<height>x<width>": images}.
+      num_rejects: the source's rows that are no example, and so in no shard; `rejects.jsonl` lists them.
+    """
+
+    shards: tuple[ShardInfo, ...]
+    label_histogram: tuple[int, ...]
+    image_sizes: dict[str, int] = dataclasses.field(default_factory=dict)
+    num_rejects: int = 0
+
+    @property
+    def num_examples(self) -> int:
+        """Records in the split."""
+        return sum(shard.num_examples for shard in self.shards)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all shards."""
+        return sum(shard.num_bytes for shard in self.shards)
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceFile:
+    """A file (or folder of files) that the data set was made from: its name, size in bytes, SHA-256 in hexadecimal.
+
+    The SHA-256 is of the content, decompressed; of a Parquet file in an object store or HDFS it is of the footer alone.
+    """
+
+    file: str
+    num_bytes: int
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """A data set.
+
+    Attributes:
+      dataset: its name (`mnist`).
+      class_names: one a label.
+      features: by name: `image`, `label`, `key` and whatever else the source has; none where `pipeline.index` made the
+        manifest of anybody's records.
+      splits: by name.
+      image_mean, image_std: per channel, of the training images' pixels in 0..255.
+      source: the files it was made from.
+      options: what shaped the bytes (seed, number of shards).
+      compression: of the shards: none, or `GZIP`.
+      format_version: of this file.
+    """
+
+    dataset: str
+    class_names: tuple[str, ...]
+    features: dict[str, Feature]
+    splits: dict[str, SplitInfo]
+    image_mean: tuple[float, ...]
+    image_std: tuple[float, ...]
+    source: tuple[SourceFile, ...]
+    options: dict[str, Any]
+    compression: str = ""
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the records are images with labels and keys; else only the user knows what they are."""
+        return any(name in self.features for name in IMAGE_FEATURES)
+
+    def require_images(self) -> None:
+        """Raises UsageError where the records are not images: `pipeline.index` made the manifest."""
+        if not self.has_images:
+            raise UsageError(
+                f"{self.dataset}: its manifest is of pipeline.index and knows of no images; its records can be fed by "
+                "pipeline.input_fn(..., parse=FUNCTION); for images, convert them: python -m beam_jobs.convert"
+            )
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(height, width, channels) of every image.
+
+        Raises:
+          UsageError: the images differ in size, or there are none.
+        """
+        self.require_images()
+        height, width, channels = self.features["image"].shape
+        if height is None or width is None or channels is None:
+            raise UsageError(f"{self.dataset}: its images differ in size; convert it with --resize=HxW")
+        return height, width, channels
+
+    @property
+    def shards(self) -> tuple[ShardInfo, ...]:
+        """The shards of all splits, in order."""
+        return tuple(shard for split in self.splits.values() for shard in split.shards)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of `to_bytes()`, hexadecimal: the identity of the data."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    def split(self, name: str) -> SplitInfo:
+        """Returns a split.
+
+        Raises:
+          UsageError: there is none of that name; the nearest is suggested.
+        """
+        if name not in self.splits:
+            raise unknown("split", name, self.splits)
+        return self.splits[name]
+
+    def to_bytes(self) -> bytes:
+        """Returns the file's bytes: the same for equal manifests."""
+        return (json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n").encode()

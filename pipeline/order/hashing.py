@@ -1,0 +1,124 @@
+"""The integer hash that every permutation and every random draw comes from, in NumPy.
+
+`pipeline.order.hashing_tf` has the same functions for tensors; a test holds that both give the same numbers.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+U64 = NDArray[np.uint64]
+
+# Steele, Lea, Flood: Fast splittable pseudorandom number generators (OOPSLA 2014); constants of Vigna's splitmix64.c.
+GAMMA = 0x9E3779B97F4A7C15
+MIX_1 = 0xBF58476D1CE4E5B9
+MIX_2 = 0x94D049BB133111EB
+_BLOCK = 1 << 14  # 128 KiB of uint64: a block and its scratch stay in a core's cache
+
+
+class Domain(enum.IntEnum):
+    """First argument of every key, so that two uses of one seed never share a stream. Values are part of the order."""
+
+    SHARDS = 1
+    WINDOW = 2
+    DISTORT = 3
+    CONVERT = 4
+    SPLIT = 5
+
+
+def splitmix64(x: ArrayLike) -> U64:
+    """Returns the splitmix64 output for states `x`: a bijection of uint64, elementwise, any shape."""
+    states = np.asarray(x, np.uint64)
+    hashes = np.array(states, order="C")
+    _mix(hashes.reshape(-1))
+    return hashes[()]  # a scalar of a scalar
+
+
+def _mix(states: U64) -> None:
+    """Replaces states, uint64 (n,), by their outputs, a block at a time."""
+    scratch = np.empty(min(len(states), _BLOCK), np.uint64)
+    with np.errstate(over="ignore"):
+        for start in range(0, len(states), _BLOCK):
+            z = states[start : start + _BLOCK]
+            shifted = scratch[: len(z)]
+            z += np.uint64(GAMMA)
+            z ^= np.right_shift(z, np.uint64(30), out=shifted)
+            z *= np.uint64(MIX_1)
+            z ^= np.right_shift(z, np.uint64(27), out=shifted)
+            z *= np.uint64(MIX_2)
+            z ^= np.right_shift(z, np.uint64(31), out=shifted)
+
+
+def inverse_splitmix64(hashes: ArrayLike) -> U64:
+    """Returns the states whose splitmix64 outputs are `hashes`, any shape: what makes it a bijection."""
+    with np.errstate(over="ignore"):
+        z = _unshift(np.asarray(hashes, np.uint64), 31) * np.uint64(pow(MIX_2, -1, 1 << 64))
+        z = _unshift(z, 27) * np.uint64(pow(MIX_1, -1, 1 << 64))
+        return _unshift(z, 30) - np.uint64(GAMMA)
+
+
+def _unshift(z: U64, bits: int) -> U64:
+    """Returns x where z = x ^ (x >> bits), for 22 bits or more."""
+    return z ^ (z >> np.uint64(bits)) ^ (z >> np.uint64(2 * bits))
+
+
+def derive_key(domain: Domain, *arguments: ArrayLike) -> U64:
+    """Returns the uint64 key of integer arguments (scalars or arrays that broadcast), one hash round an argument."""
+    key = splitmix64(np.uint64(domain))
+    for argument in arguments:
+        key = splitmix64(key ^ np.asarray(argument, np.int64).astype(np.uint64))
+    return key
+
+
+def permutation(key: ArrayLike, n: int) -> NDArray[np.int64]:
+    """Returns a permutation of 0..n-1: the argsort of splitmix64(key + i) read as signed 64-bit.
+
+    Distinct states have distinct hashes, so there is one argsort. It is found by sorting numbers whose upper bits are
+    the hash's and whose lower bits are i, which takes a third of the time of `np.argsort`. The few hashes that are
+    equal in the upper bits are then put in order by all of their bits.
+    """
+    numbers = _hashes(key, np.arange(n, dtype=np.uint64))
+    low = np.uint64((1 << max(n - 1, 0).bit_length()) - 1)
+    for start in range(0, n, _BLOCK):
+        block = numbers[start : start + _BLOCK]
+        block &= ~low
+        block |= np.arange(start, start + len(block), dtype=np.uint64)
+    numbers.view(np.int64).sort()
+    ties = _ties(numbers, low)
+    numbers &= low
+    tied = numbers[ties]
+    numbers[ties] = tied[np.argsort(_hashes(key, tied.copy()).view(np.int64))]
+    return numbers.view(np.int64)
+
+
+def _hashes(key: ArrayLike, index: U64) -> U64:
+    """Returns splitmix64(key + index) in the place of `index`, uint64 (n,)."""
+    with np.errstate(over="ignore"):
+        index += np.asarray(key, np.uint64)
+    _mix(index)
+    return index
+
+
+def _ties(ordered: U64, low: np.uint64) -> NDArray[np.intp]:
+    """Returns the places of numbers that differ from a neighbour in the bits of `low` alone, ascending."""
+    found = [np.zeros(0, np.intp)]
+    for start in range(0, len(ordered) - 1, _BLOCK):
+        block = ordered[start : start + _BLOCK + 1]
+        found.append(start + np.flatnonzero((block[1:] ^ block[:-1]) <= low))
+    first = np.concatenate(found)
+    return np.union1d(first, first + 1)
+
+
+def uniform(keys: ArrayLike, draw: int) -> NDArray[np.float32]:
+    """Returns draw number `draw` of each key: float32 in [0, 1), the top 24 bits of the hash.
+
+    Args:
+      keys: uint64, any shape; one an example, from `derive_key`.
+      draw: which of the key's numbers, 0 and up.
+    """
+    with np.errstate(over="ignore"):
+        hashes = splitmix64(np.asarray(keys, np.uint64) + np.uint64(draw))
+    return (hashes >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)

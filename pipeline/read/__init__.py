@@ -1,0 +1,1 @@
+"""From shards to windows of records in memory, every byte checked."""

@@ -1,0 +1,150 @@
+"""The shards of a selection, open for reading: each must be what it was when the input was made."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from pipeline.errors import DataError
+from pipeline.manifest import ShardInfo
+from pipeline.manifest.splits import Segment
+from pipeline.manifest.storage import File, Identity, OpenFile, PathLike, folder
+from pipeline.read.corruption import Corruption, CorruptRecord
+
+_RECOVER = (
+    "the data is not what was converted: convert it again (python -m beam_jobs.convert ... --overwrite); "
+    "or index it again, if it was indexed (python -m pipeline.index ... --overwrite)"
+)
+# Of all inputs of a process together. What is read from this machine is worked on at once, and more threads would wait
+# for the interpreter's lock (where records are not unpacked by compiled code) or memory. Other machines are waited for.
+_LOCAL, _REMOTE = min(4, max(2, os.cpu_count() or 1)), 16
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+class _Pools:
+    """The threads of this process; a forked one has none of its parent's, and starts its own."""
+
+    def __init__(self) -> None:
+        self.start()
+        os.register_at_fork(after_in_child=self.start)
+
+    def start(self) -> None:
+        self.local = ThreadPoolExecutor(_LOCAL, thread_name_prefix="read")
+        self.remote = ThreadPoolExecutor(_REMOTE, thread_name_prefix="read-remote")
+
+
+_pools = _Pools()
+
+
+def check_present(data_dir: PathLike, shards: Iterable[ShardInfo]) -> list[Identity]:
+    """Returns what each shard's file is.
+
+    Raises:
+      DataError: one is missing or has another size than the manifest says.
+    """
+    place = folder(data_dir)
+    return in_parallel(lambda shard: _check(place / shard.file, shard), shards, is_remote=place.is_remote)
+
+
+def _check(file: File, shard: ShardInfo) -> Identity:
+    try:
+        identity = file.identity()
+    except DataError as error:
+        raise DataError(
+            f"{file}: the manifest lists this shard, but it {str(error)[len(str(file)) + 2 :]}; {_RECOVER}"
+        ) from None
+    if identity.num_bytes != shard.num_bytes:
+        raise DataError(f"{file}: {identity.num_bytes} bytes, but the manifest says {shard.num_bytes}; {_RECOVER}")
+    return identity
+
+
+def in_parallel(function: Callable[[Task], Result], tasks: Iterable[Task], *, is_remote: bool = False) -> list[Result]:
+    """Returns the function's results in order; it must not call this itself. The first error is raised.
+
+    Args:
+      function: does a task.
+      tasks: its arguments.
+      is_remote: it waits for other machines.
+
+    Raises:
+      DataError: the interpreter ends, and starts no thread any more.
+    """
+    pool = _pools.remote if is_remote else _pools.local
+    try:
+        done = pool.map(function, tasks)
+    except RuntimeError as error:  # of the pool: the function's own come with the results
+        raise DataError(f"nothing can be read any more: {error}") from None
+    return list(done)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """The files of a selection.
+
+    Attributes:
+      data_dir: the data set's folder.
+      segments: the selection's; pieces name them by their place here.
+      corruption: what is done about corrupt records.
+      identities: of the files, when the input was made.
+    """
+
+    data_dir: str
+    segments: tuple[Segment, ...]
+    corruption: Corruption
+    identities: tuple[Identity, ...]
+
+    @classmethod
+    def found(cls, data_dir: PathLike, segments: tuple[Segment, ...], corruption: Corruption) -> Shards:
+        """Returns the shards of segments; raises as `check_present`."""
+        identities = check_present(data_dir, [segment.shard for segment in segments])
+        return cls(os.fspath(data_dir), segments, corruption, tuple(identities))
+
+    def file(self, segment: int) -> File:
+        """Returns a segment's file."""
+        return folder(self.data_dir) / self.segments[segment].shard.file
+
+    def in_parallel(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> list[Result]:
+        """See `in_parallel`."""
+        return in_parallel(function, tasks, is_remote=folder(self.data_dir).is_remote)
+
+    @contextlib.contextmanager
+    def opened(self, segment: int) -> Iterator[OpenFile]:
+        """Opens a segment's file.
+
+        Raises:
+          DataError: it is gone, or is not what it was when the input was made.
+        """
+        with self.file(segment).open() as file:
+            self.check_same(segment, file.identity())
+            yield file
+            # Written in place meanwhile, the records are whole, but others.
+            self.check_same(segment, file.identity())
+
+    def check_same(self, segment: int, found: Identity) -> None:
+        """Raises DataError where a file is not what it was when the input was made."""
+        before = self.identities[segment]
+        if found == before:
+            return
+        size = f"has {found.num_bytes} bytes instead of {before.num_bytes}"
+        what = size if found.num_bytes != before.num_bytes else "was written again"
+        raise DataError(f"{self.file(segment)}: {what} since the input began; end what writes there and start again")
+
+    def check_crc(self, segment: int, crc: int) -> None:
+        """Raises DataError where a file whose records are all whole has not the manifest's CRC32C."""
+        expected = self.segments[segment].shard.crc32c
+        if f"{crc:08x}" != expected:
+            raise DataError(
+                f"{self.file(segment)}: every record is whole, but the file's CRC32C is {crc:08x}, not {expected}: "
+                "another data set's shard; convert the data again"
+            )
+
+    def corrupt(self, segment: int, record: int, offset: int, problem: str) -> None:
+        """Notes a corrupt record; raises as `Corruption.found`, and where the file is no longer what it was."""
+        self.check_same(segment, self.file(segment).identity())
+        self.corruption.found(CorruptRecord(str(self.file(segment)), record, offset, problem))

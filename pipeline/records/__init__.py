@@ -1,0 +1,1 @@
+"""The bytes of a record: its TFRecord frame, and the `tf.train.Example` inside."""

@@ -1,0 +1,156 @@
+"""The input as an iterator of NumPy arrays whose state can be stored: for loops outside Keras and tf.distribute."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from pipeline.errors import DataError, UsageError
+from pipeline.input import input_fn, order_spec
+from pipeline.manifest.storage import PathLike
+from pipeline.order.order import OrderSpec
+from pipeline.order.sharding import as_shard
+from pipeline.ordered_split import whole_number
+from pipeline.read import op_message
+
+
+class StepIterator(Iterator[tuple[Any, ...]]):
+    """`input_fn` as an iterator with `get_state` and `set_state`.
+
+        batches = StepIterator("demo/digits", global_batch_size=64, training=True, distort="shift")
+        images, labels, weights = next(batches)
+        state = json.dumps(batches.get_state())  # in another process: batches.set_state(json.loads(state))
+
+    An element is what `input_fn` gives, as NumPy arrays: numbers in the tensors' own memory, uncopied and read-only;
+    strings, and features that vary in length, as arrays of objects, one a row.
+
+    The state is the step and the order spec, whatever was read ahead. It is the same for all shards of a job, and
+    goes on with any number of them. With `local_replicas` > 1 a step is that many elements, one a replica: element i is
+    of step i // local_replicas, and the state can be had between steps only.
+
+    Attributes:
+      spec: the arguments of the order.
+    """
+
+    def __init__(
+        self,
+        data_dir: PathLike,
+        split: str = "train",
+        *,
+        global_batch_size: int,
+        training: bool,
+        start_step: int = 0,
+        **arguments: Any,
+    ) -> None:
+        """Makes the iterator; shards are opened for the first element.
+
+        Args:
+          data_dir: the data set's folder, and the others: as `input_fn` documents them.
+          split: a split or a slice of one.
+          global_batch_size: G.
+          training: whether to shuffle and distort.
+          start_step: the global step to begin at.
+          **arguments: all others of `input_fn`.
+
+        Raises:
+          DataError: no valid data set in `data_dir`.
+          UsageError: an argument of the order that cannot work; others are checked with the first element.
+        """
+        given = {"global_batch_size": global_batch_size, "training": training, **arguments}
+        self._bound = inspect.signature(input_fn).bind(data_dir, split, **given)  # unknown names: TypeError
+        known = inspect.signature(order_spec).parameters
+        self.spec: OrderSpec = order_spec(data_dir, split, **{k: v for k, v in given.items() if k in known})
+        shard = as_shard(arguments.get("shard"))
+        self._replicas = shard.local_replicas if shard else 1
+        self._open: list[Iterator[Any]] = []  # the dataset's iterator, once there is one
+        # At the interpreter's end too: else it waits for TensorFlow's threads that read ahead, and they for it.
+        weakref.finalize(self, self._open.clear)
+        self._seek(whole_number("start_step", start_step, 0))
+
+    def _seek(self, step: int) -> None:
+        self._first, self._given = step, 0
+        self._open.clear()
+
+    @property
+    def step(self) -> int:
+        """The global step of the next element."""
+        return self._first + self._given // self._replicas
+
+    def __next__(self) -> tuple[Any, ...]:
+        """Returns the next element.
+
+        Raises:
+          DataError: a shard is missing, changed or corrupt.
+          UsageError: an argument that cannot work.
+        """
+        if not self._open:
+            self._open.append(iter(input_fn(*self._bound.args, **self._bound.kwargs, start_step=self._first)))
+        try:
+            element = next(self._open[0])
+        except tf.errors.OpError as error:
+            if said := op_message.of_input(error.message):
+                raise DataError(said) from None
+            raise
+        self._given += 1
+        arrays: tuple[Any, ...] = tf.nest.map_structure(_array, element)
+        return arrays
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns what `set_state` needs to go on here, as JSON can hold it: `step`, `spec`, `spec_digest`.
+
+        Raises:
+          UsageError: in the middle of a step of several local replicas.
+        """
+        begun = self._given % self._replicas
+        if begun:
+            raise UsageError(
+                f"get_state in the middle of step {self.step}: {begun} of its {self._replicas} local replicas have "
+                "their rows; take those of the others first"
+            )
+        return {"step": self.step, "spec": dataclasses.asdict(self.spec), "spec_digest": self.spec.digest}
+
+    def set_state(self, state: Mapping[str, Any], *, allow_order_change: bool = False) -> None:
+        """Goes to the step of a state; nothing before it is read, but the beginning of a compressed shard.
+
+        A split that is kept in memory is read again, unless no element was taken yet.
+
+        Args:
+          state: of `get_state`, of any shard of the job.
+          allow_order_change: go to that step of this order, though the state's was another.
+
+        Raises:
+          UsageError: it is no state, or of another order; the message names the fields that differ.
+        """
+        if not isinstance(state, Mapping) or not isinstance(state.get("spec"), Mapping) or "step" not in state:
+            raise UsageError(f"state={state!r}: must be what get_state gave, with step, spec and spec_digest")
+        step = whole_number("the state's step", state["step"], 0)
+        changed = self.spec.differences(dict(state["spec"]))
+        if changed and not allow_order_change:
+            fields = "; ".join(f"{name} was {was}, is {now}" for name, (now, was) in changed.items())
+            raise UsageError(
+                f"the state is of another order of examples: {fields}; give the old values, or accept the new order "
+                "with allow_order_change=True"
+            )
+        if not changed and state.get("spec_digest") != self.spec.digest:
+            raise UsageError(
+                f"the state's spec_digest is {state.get('spec_digest')!r}, but that of its spec is "
+                f"{self.spec.digest!r}: it was changed by hand or is corrupt"
+            )
+        if (step, 0) != (self.step, self._given % self._replicas):
+            self._seek(step)
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, tf.RaggedTensor):
+        numbers, ends = np.asarray(value.values), value.row_splits.numpy()
+        rows = np.empty(len(ends) - 1, object)
+        for i in range(len(rows)):
+            rows[i] = numbers[ends[i] : ends[i + 1]]
+        return rows
+    return np.asarray(value) if isinstance(value, tf.Tensor) else value

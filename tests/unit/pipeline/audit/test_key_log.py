@@ -1,0 +1,174 @@
+import json
+
+import pytest
+
+from pipeline.audit import key_log
+from pipeline.audit.key_log import Entry, Header, KeyLogWriter
+from pipeline.errors import DataError, UsageError
+from pipeline.order.order import OrderSpec
+
+SPEC = OrderSpec("0" * 64, "train", 7, 8, 2, 400, "pad", True)
+
+
+def header(worker=0, workers=2, replicas=4):
+    return Header.of(SPEC, worker, workers, replicas)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def entries(path):
+    return [item for item in key_log.read(path) if isinstance(item, Entry)]
+
+
+def test_the_lines_are_what_the_format_says(tmp_path):
+    path = tmp_path / "logs" / "worker-00000.jsonl"
+    with KeyLogWriter(path, header(worker=1)) as log:
+        log.append(3, 2, [b"a#0", "a#1"], [1.0, 0.0])
+    head, step = lines(path)
+    assert (head["format"], head["worker"], head["workers"], head["replicas"]) == (1, 1, 2, 4)
+    assert head["manifest_digest"] == head["spec"]["manifest_digest"] == "0" * 64
+    assert head["spec"]["global_batch_size"] == 8
+    assert step == {"step": 3, "replica": 2, "keys": ["a#0", "a#1"], "weights": [1.0, 0.0]}
+
+
+def test_what_was_written_is_read(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with KeyLogWriter(path, header()) as log:
+        for step in range(3):
+            for replica in range(2):
+                log.append(step, replica, [f"k{step}", f"r{replica}"], [1, 1.25])
+    found = list(key_log.read(path))
+    assert found[0] == header()
+    assert [(e.step, e.replica, e.keys, e.weights) for e in found[1:]] == [
+        (step, replica, [f"k{step}", f"r{replica}"], [1.0, 1.25]) for step in range(3) for replica in range(2)
+    ]
+    assert found[3].where == f"{path}, line 4"
+
+
+def test_keys_that_are_no_text_are_told_apart(tmp_path):
+    path, keys = tmp_path / "log.jsonl", [b"\xff", b"\\xff", "\u00fc\u4e2d".encode(), b'"\n', b"", b"\xfe"]
+    with KeyLogWriter(path, header()) as log:
+        log.append(0, 0, keys, [1.0] * len(keys))
+    (entry,) = entries(path)
+    assert entry.keys == [key_log.key_text(key) for key in keys]
+    assert len(set(entry.keys)) == len(keys)
+    assert path.read_bytes().count(b"\n") == 2
+
+
+def test_flushed_steps_are_in_the_file_while_the_writer_lives(tmp_path):
+    log = KeyLogWriter(tmp_path / "log.jsonl", header())
+    log.append(0, 0, ["a"], [1.0])
+    log.flush()
+    assert [entry.keys for entry in entries(tmp_path / "log.jsonl")] == [["a"]]
+    log.close()
+
+
+def test_a_cut_at_any_byte_loses_only_the_cut_line_and_the_next_writer_goes_on(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with KeyLogWriter(path, header()) as log:
+        for step in range(4):
+            log.append(step, 0, [f"key {step}"], [1.0])
+    whole = path.read_bytes()
+    for size in range(len(whole) + 1):
+        path.write_bytes(whole[:size])
+        complete = max(0, whole[:size].count(b"\n") - 1)
+        assert [entry.step for entry in entries(path)] == list(range(complete))
+        with KeyLogWriter(path, header()) as log:
+            log.append(9, 1, ["again"], [1.0])
+        assert [entry.step for entry in entries(path)] == [*range(complete), 9]
+        assert all(line.endswith(b"}") for line in path.read_bytes().splitlines())
+
+
+def test_a_torn_line_longer_than_a_block_is_removed(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with KeyLogWriter(path, header()) as log:
+        log.append(0, 0, ["a"], [1.0])
+    with path.open("ab") as file:
+        file.write(b"x" * 200_000)
+    KeyLogWriter(path, header()).close()
+    assert len(list(key_log.read(path))) == 3
+
+
+def test_a_resumed_run_may_have_another_topology(tmp_path):
+    path = tmp_path / "log.jsonl"
+    for workers, replicas in ((2, 4), (1, 2)):
+        with KeyLogWriter(path, header(0, workers, replicas)) as log:
+            log.append(0, 0, ["a"], [1.0])
+    assert [entry.header.replicas for entry in entries(path)] == [4, 2]
+
+
+GOOD = {"step": 0, "replica": 0, "keys": ["a"], "weights": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2: not valid JSON"),
+        ("[]", "line 2: not a step of a replica"),
+        (json.dumps(GOOD | {"more": 1}), "must have step, replica, keys, weights"),
+        (json.dumps(GOOD | {"replica": 4}), "replica 4 of 4: not whole numbers in range"),
+        (json.dumps(GOOD | {"step": -1}), "step -1"),
+        (json.dumps(GOOD | {"step": 10**30}), "not whole numbers in range"),
+        (json.dumps(GOOD | {"step": True}), "step True"),
+        (json.dumps(GOOD | {"keys": [1]}), "keys must be a list of texts"),
+        (json.dumps(GOOD | {"weights": []}), "weights must be 1 finite numbers"),
+        (json.dumps(GOOD | {"weights": [float("nan")]}), "weights must be 1 finite numbers"),
+        (json.dumps({"format": 2}), "line 2: format 2; this release reads 1"),
+        (json.dumps({"format": 1}), "line 2: not a header"),
+    ],
+)
+def test_a_line_that_cannot_be_is_named(tmp_path, line, message):
+    path = tmp_path / "log.jsonl"
+    KeyLogWriter(path, header()).close()
+    with path.open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(DataError, match=message):
+        list(key_log.read(path))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"worker": 2}, "worker 2 of 2 with 4 replicas"),
+        ({"replicas": 3}, "worker 0 of 2 with 3 replicas"),
+        ({"workers": "2"}, "must be whole numbers"),
+        ({"spec": {"seed": "7"}}, "manifest_digest of the spec is None"),
+        ({"spec": json.loads(SPEC.to_json()) | {"seed": "7"}}, "seed of the spec is '7', not of type int"),
+    ],
+)
+def test_a_header_that_cannot_be_is_named(tmp_path, change, message):
+    path = tmp_path / "log.jsonl"
+    KeyLogWriter(path, header()).close()
+    (head,) = lines(path)
+    path.write_text(json.dumps(head | change) + "\n")
+    with pytest.raises(DataError, match=message):
+        list(key_log.read(path))
+
+
+def test_a_log_begins_with_a_header(tmp_path):
+    (tmp_path / "log.jsonl").write_text(json.dumps(GOOD) + "\n")
+    with pytest.raises(DataError, match="line 1: the first line must be a header"):
+        list(key_log.read(tmp_path / "log.jsonl"))
+
+
+def test_files_folders_and_globs_are_found(tmp_path):
+    paths = [tmp_path / f"worker-{i}.jsonl" for i in range(3)]
+    for path in paths:
+        path.touch()
+    (tmp_path / "other.txt").touch()
+    assert key_log.find(str(tmp_path)) == paths
+    assert key_log.find(f"{tmp_path}/worker-[02].jsonl") == [paths[0], paths[2]]
+    assert key_log.find(f"{paths[2]},{paths[0]},{paths[0]}") == [paths[0], paths[2]]
+    with pytest.raises(UsageError, match=r"no-\*': no such file, folder or glob"):
+        key_log.find(f"{paths[0]},{tmp_path}/no-*")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match=r"a folder without \*.jsonl files"):
+        key_log.find(str(tmp_path / "empty"))
+
+
+def test_a_place_that_cannot_be_written_is_one_clear_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"file/log.jsonl: cannot be written"):
+        KeyLogWriter(tmp_path / "file" / "log.jsonl", header())

@@ -1,0 +1,271 @@
+"""What a run saw, against the order: logs are written by the writer, some of them wrong."""
+
+import dataclasses
+import json
+
+import pytest
+
+from pipeline.audit import __main__ as audit
+from pipeline.audit.key_log import Header, KeyLogWriter
+from pipeline.errors import DataError, UsageError
+from pipeline.ordered_split import ordered_split
+from tests.datasets import write_dataset
+
+COUNTS = (30, 0, 25, 44)  # 99 records; T = 9 steps of 12 rows with 9 rows of padding in the last
+FLAGS = {"global_batch_size": 12, "streams": 4, "shuffle_bytes": 240, "seed": 3}
+
+
+@pytest.fixture
+def data(tmp_path):
+    write_dataset(tmp_path / "data", COUNTS, (2, 3, 1))
+    return tmp_path / "data"
+
+
+def source_of(data, **changes):
+    return ordered_split(data, "train", training=True, **(FLAGS | changes))
+
+
+def log(folder, source, steps, workers=2, replicas=4, change=None, weights="mask", only=None):
+    """Writes what a run of `workers` logs of some steps; change(step, replica, keys, weights) edits a line."""
+    order, rows = source.order, 12 // replicas
+    for worker in range(workers) if only is None else only:
+        with KeyLogWriter(
+            folder / f"worker-{worker:05d}.jsonl", Header.of(source.spec, worker, workers, replicas)
+        ) as out:
+            for step in steps:
+                records, real = order.batch(step)
+                one = 12 / real.sum() if weights == "mean" else 1.0
+                for replica in range(worker * replicas // workers, (worker + 1) * replicas // workers):
+                    place = slice(replica * rows, (replica + 1) * rows)
+                    keys = [f"train#{record:05d}".encode() for record in records[place]]
+                    values = [float(ok) * one for ok in real[place]]
+                    if change is not None:
+                        change(step, replica, keys, values)
+                    out.append(step, replica, keys, values)
+
+
+def run(data, logs, *flags):
+    audit.main([str(data), f"--observed={logs}", *flags])
+
+
+def columns(text, epoch):
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("epoch "))
+    row = next(line for line in lines[start:] if line.split()[0] == str(epoch))
+    return row.replace(" of ", "/").split()
+
+
+@pytest.mark.parametrize("weights", ["mask", "mean"])
+def test_a_run_that_followed_the_order_passes(data, tmp_path, capsys, weights):
+    log(tmp_path / "logs", source_of(data), range(18), weights=weights)
+    run(data, tmp_path / "logs")
+    out = capsys.readouterr().out
+    assert "observed: 18 steps, 0 to 17\n" in out
+    assert columns(out, 0) == ["0", "9/9", "99", "0", "0", "0", "0", "0"]
+    assert columns(out, 1) == ["1", "9/9", "99", "0", "0", "0", "0", "0"]
+    assert out.endswith("9 full steps on each of 4 replicas; the run saw just that\n")
+    assert "topology: 2 workers, 4 replicas" in out
+
+
+def test_a_run_that_dropped_the_remainder_passes(data, tmp_path, capsys):
+    log(tmp_path / "logs", source_of(data, remainder="drop"), range(8))
+    run(data, tmp_path / "logs")
+    assert columns(capsys.readouterr().out, 0) == ["0", "8/8", "96", "0", "0", "0", "0", "0"]
+
+
+def test_a_killed_run_that_was_resumed_passes_also_on_another_topology(data, tmp_path, capsys):
+    source = source_of(data)
+    log(tmp_path / "logs", source, range(7), workers=2, replicas=4)
+    with (tmp_path / "logs" / "worker-00001.jsonl").open("ab") as file:
+        file.write(b'{"step":7,"replica":2,"ke')
+    log(tmp_path / "logs", source, range(4, 12), workers=1, replicas=6)
+    run(data, tmp_path / "logs")
+    out = capsys.readouterr().out
+    assert "observed: 12 steps, 0 to 11; 36 rows were done again after a resume, and are equal" in out
+    assert columns(out, 1)[:5] == ["1", "3/9", "36", "0", "0"]
+
+
+def test_steps_that_a_kill_cut_at_the_end_are_no_fault(data, tmp_path, capsys):
+    source = source_of(data)
+    log(tmp_path / "logs", source, range(5), only=[0])
+    log(tmp_path / "logs", source, range(4), only=[1])
+    run(data, tmp_path / "logs")
+    assert "observed: 4 steps, 0 to 3; 1 more were not finished" in capsys.readouterr().out
+
+
+def swap(step, replica, keys, weights):
+    if (step, replica) == (3, 2):
+        keys[0], keys[1] = keys[1], keys[0]
+
+
+def repeat(step, replica, keys, weights):
+    if (step, replica) == (3, 2):
+        keys[2] = keys[0]
+
+
+def foreign(step, replica, keys, weights):
+    if (step, replica) == (12, 1):
+        keys[1] = b"nobody's"
+
+
+def heavy_padding(step, replica, keys, weights):
+    if step == 8 and replica == 3:
+        weights[-1] = 1.0
+
+
+def half(step, replica, keys, weights):
+    if step == 2:
+        weights[:] = [0.5] * len(weights)
+
+
+def short(step, replica, keys, weights):
+    if (step, replica) == (3, 2):
+        del keys[-1], weights[-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "row"),
+    [
+        (
+            swap,
+            r"2 differences; the first at step 3, row 6 .*, replica 2: expected key 'train#\d+', seen key 't",
+            "0 0 2 0 0",
+        ),
+        (repeat, r"1 difference; the first at step 3, row 8 of the global batch, replica 2: expected", "1 1 1 0 0"),
+        (
+            foreign,
+            r"1 difference; the first at step 12, row 4 .* seen key \"nobody's\", weight 1 of a real",
+            "0 1 0 1 0",
+        ),
+        (heavy_padding, r"1 difference; the first at step 8, row 11 .*, weight 1 of a padding row", "1 0 0 0 1"),
+        (half, r"12 differences; the first at step 2, row 0 .* weight 0.5 of a real row", "0 0 0 0 12"),
+    ],
+)
+def test_a_run_that_saw_something_else_fails_with_the_first_difference(data, tmp_path, capsys, change, message, row):
+    log(tmp_path / "logs", source_of(data), range(18), change=change)
+    with pytest.raises(DataError, match=message):
+        run(data, tmp_path / "logs")
+    out = capsys.readouterr().out
+    assert row.split() in [columns(out, epoch)[3:] for epoch in (0, 1)]
+    assert "proof holds, but the run saw something else" in out
+
+
+def test_rows_that_are_too_few_are_named(data, tmp_path):
+    log(tmp_path / "logs", source_of(data), range(9), change=short)
+    with pytest.raises(DataError, match=r"step 3, row 6 of the global batch, replica 2: 2 rows, not 3 \(.*line 8\)"):
+        run(data, tmp_path / "logs")
+
+
+def test_a_step_that_is_done_again_with_other_records_is_named(data, tmp_path):
+    source = source_of(data)
+    log(tmp_path / "logs", source, range(5), change=swap)
+    log(tmp_path / "logs", source, range(3, 9))
+    with pytest.raises(
+        DataError, match=r"1 difference; the first at step 3, row 6 .* done again with other rows: first"
+    ):
+        run(data, tmp_path / "logs")
+
+
+def test_a_step_that_is_left_out_is_named(data, tmp_path):
+    log(tmp_path / "logs", source_of(data), [0, 1, 2, 5, 6])
+    with pytest.raises(
+        DataError, match="2 differences; the first at step 3, row 0 of the global batch, not in the logs"
+    ):
+        run(data, tmp_path / "logs")
+
+
+def test_a_worker_whose_log_is_missing_is_named(data, tmp_path):
+    log(tmp_path / "logs", source_of(data), range(9), only=[0])
+    with pytest.raises(DataError, match="step 0, row 6 .*, not in the logs; there are logs of 1 of 2 workers"):
+        run(data, tmp_path / "logs")
+
+
+def test_a_log_without_a_step_fails(data, tmp_path):
+    log(tmp_path / "logs", source_of(data), [])
+    with pytest.raises(DataError, match="the logs have no step"):
+        run(data, tmp_path / "logs")
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(DataError, match="no header: the run ended before it wrote one"):
+        run(data, tmp_path / "empty.jsonl")
+
+
+def test_a_run_of_another_seed_is_a_wrong_flag(data, tmp_path):
+    log(tmp_path / "logs", source_of(data), range(3))
+    with pytest.raises(UsageError, match="the run's order has seed=3, not 4; leave out flags that the log has"):
+        run(data, tmp_path / "logs", "--seed=4")
+    run(data, tmp_path / "logs", "--seed=3", "--global_batch_size=12")
+
+
+def test_a_run_on_other_data_is_refused(data, tmp_path):
+    log(tmp_path / "logs", source_of(data), range(3))
+    write_dataset(data, (99,), (2, 3, 1))
+    with pytest.raises(DataError, match="the run read other data: manifest digest"):
+        run(data, tmp_path / "logs")
+
+
+def test_runs_of_two_orders_are_not_mixed(data, tmp_path):
+    log(tmp_path / "logs", source_of(data), range(3))
+    log(tmp_path / "logs", source_of(data, seed=4), range(3, 6))
+    with pytest.raises(DataError, match="worker-00000.jsonl: a header of another order: seed=4, not 3; audit each run"):
+        run(data, tmp_path / "logs")
+
+
+def test_the_log_says_what_the_run_was(data, tmp_path, capsys):
+    source = ordered_split(data, "train[:50]", global_batch_size=12, training=False)
+    log(tmp_path / "logs", source, range(5), workers=3, replicas=3)
+    run(data, tmp_path / "logs")
+    out = capsys.readouterr().out
+    assert "split train[:50]: 50 records" in out
+    assert "order: evaluation, epoch 0, global batch 12" in out
+    assert columns(out, 0) == ["0", "5/5", "50", "0", "0", "0", "0", "0"]
+
+
+def test_two_records_of_one_key_cannot_be_told_apart(data, tmp_path, monkeypatch):
+    from pipeline.audit import keys
+
+    monkeypatch.setattr(keys, "_key_of", lambda record, where: "same")
+    with pytest.raises(DataError, match="key 'same': of row 0 of train-00000.* and of row 1 of train-00000"):
+        keys.read_keys(data, source_of(data).selection, "")
+
+
+def test_keys_of_compressed_shards_are_read(data, tmp_path):
+    import gzip
+
+    from pipeline.audit import keys
+    from pipeline.manifest.splits import Segment, Selection
+
+    source = source_of(data)
+    segments = []
+    for segment in source.selection.segments:
+        name = segment.shard.file + ".gz"
+        (tmp_path / name).write_bytes(gzip.compress((data / segment.shard.file).read_bytes()))
+        segments.append(Segment(dataclasses.replace(segment.shard, file=name), segment.start, segment.stop))
+    found = keys.read_keys(tmp_path, Selection("train", tuple(segments)), "GZIP")
+    assert found == keys.read_keys(data, source.selection, "") == [f"train#{i:05d}" for i in range(99)]
+
+
+def test_a_shard_that_is_missing_or_cut_is_named(data, tmp_path):
+    log(tmp_path / "logs", source_of(data), range(3))
+    path = data / "train-00002-of-00004.tfrecord"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with pytest.raises(DataError, match="train-00002.* the file ends inside the record"):
+        run(data, tmp_path / "logs")
+    size = len(whole) // 25
+    path.write_bytes(whole[:-size])
+    with pytest.raises(DataError, match="train-00002.*: 24 records, but the manifest says 25"):
+        run(data, tmp_path / "logs")
+    path.unlink()
+    with pytest.raises(DataError, match="train-00002.*No such file"):
+        run(data, tmp_path / "logs")
+
+
+def test_a_header_of_a_later_order_is_refused(data, tmp_path):
+    log(tmp_path / "logs", source_of(data), range(3))
+    for path in (tmp_path / "logs").iterdir():
+        head, *rest = path.read_text().splitlines(keepends=True)
+        content = json.loads(head)
+        content["spec"]["version"] += 1
+        path.write_text(json.dumps(content) + "\n" + "".join(rest))
+    with pytest.raises(UsageError, match="the run's order has version=2, not 1"):
+        run(data, tmp_path / "logs")

@@ -1,0 +1,143 @@
+"""Who reads what, against a count of every record, and as a picture."""
+
+import itertools
+import pathlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline.audit import picture, tables
+from pipeline.audit.reading import Reading
+from pipeline.audit.topology import Topology
+from pipeline.ordered_split import ordered_split
+from tests.datasets import write_dataset
+
+
+def reading_of(folder, topology, counts=(30, 0, 25, 44), epoch=0, split="train", **changes):
+    if not (folder / "manifest.json").exists():
+        write_dataset(folder, counts, (2, 3, 1))
+    arguments = {"global_batch_size": 12, "training": True, "streams": 4, "shuffle_bytes": 240, "seed": 3}
+    return Reading(ordered_split(folder, split, **(arguments | changes)), epoch, topology)
+
+
+@pytest.mark.parametrize("split", ["train", "train[10:80]", "train[50:]+test"])
+@pytest.mark.parametrize("streams", [1, 2, 4, 12])
+@pytest.mark.parametrize("training", [True, False])
+def test_bytes_and_shards_are_those_of_the_records_of_the_streams(tmp_path, split, streams, training):
+    for workers, epoch in itertools.product((1, 2, 3, 4, 6, 12), (0, 5)):
+        topology = Topology(workers, workers, 12)
+        reading = reading_of(tmp_path, topology, epoch=epoch, split=split, streams=streams, training=training)
+        source = reading.source
+        sizes = np.concatenate([np.full(s.num_examples, s.shard.stride) for s in source.selection.segments])
+        by_position = source.order.records_by_position(epoch)
+        bounds, q = source.order.stream_bounds(), source.order.rows_per_stream
+        total = 0
+        for worker, rows in enumerate(topology.worker_rows().tolist()):
+            streams_of_worker = sorted({row // q for row in range(*rows)})
+            records = np.concatenate([by_position[bounds[k] : bounds[k + 1]] for k in streams_of_worker])
+            assert list(range(*reading.streams[worker].tolist())) == streams_of_worker
+            assert reading.worker_bytes[worker] == sizes[records].sum()
+            assert set(reading.shards_of(worker)) == {source.selection.locate(int(r))[0] for r in records}
+            total += sizes[records].sum()
+        assert reading.split_bytes == sizes.sum()
+        assert reading.amplification == pytest.approx(total / sizes.sum())
+
+
+def test_amplification_is_the_number_of_workers_that_share_a_stream(tmp_path):
+    expected = {(1, 1): 1, (1, 4): 4, (4, 1): 1, (4, 2): 1, (4, 4): 1, (4, 12): 3, (2, 12): 6, (4, 3): 1.5, (12, 6): 1}
+    for (streams, workers), times in expected.items():
+        reading = reading_of(tmp_path, Topology(workers, workers, 12), (48, 48), streams=streams)
+        assert reading.amplification == times
+
+
+def test_memory_is_what_the_design_promises(tmp_path):
+    reading = reading_of(tmp_path, Topology(2, 4, 12))
+    assert reading.memory.tolist() == [2 * 240 * 2 // 4] * 2
+    # Streams of 24, 25, 25, 25 records in 3 windows of 8 or 9 records of 6 bytes; the two largest: 16, 17, 17, 17.
+    assert reading.windows_memory.tolist() == [(16 + 17) * 6, (17 + 17) * 6]
+    assert (reading.windows_memory <= reading.memory).all()
+
+
+def test_padding_is_counted_by_worker(tmp_path):
+    for workers, streams in itertools.product((1, 2, 3, 4, 12), (1, 2, 4)):
+        reading = reading_of(tmp_path, Topology(workers, workers, 12), streams=streams)
+        _, real = reading.source.order.positions(reading.source.order.steps_per_epoch - 1)
+        assert reading.padding.tolist() == (~real).reshape(workers, -1).sum(1).tolist()
+        assert reading.padding.sum() == 9
+
+
+def test_bytes_of_records_of_unequal_length_are_shares_of_the_file(tmp_path):
+    import json
+
+    write_dataset(tmp_path, (30, 20), (2, 3, 1))
+    path = tmp_path / "manifest.json"
+    content = json.loads(path.read_text())
+    for shard, size in zip(content["splits"]["train"]["shards"], (3001, 1999), strict=True):
+        shard.update(stride=None, num_bytes=size)
+    path.write_text(json.dumps(content))
+    reading = reading_of(tmp_path, Topology(4, 4, 12))
+    assert reading.split_bytes == 5000
+    assert reading.worker_bytes.sum() == 5000
+    assert abs(reading.worker_bytes - 1250).max() <= 60  # a record is about 100 bytes
+
+
+def test_the_table_shows_the_first_and_the_last_of_many_workers(tmp_path):
+    reading = reading_of(tmp_path, Topology(24, 24, 24), global_batch_size=24)
+    lines = tables.reading_lines(reading, list_all=False)
+    shown = [line.split()[0] for line in lines[2:] if line[:1].isdigit() or line.startswith("...")]
+    assert shown == [*map(str, range(8)), "...", *map(str, range(16, 24))]
+    assert "8 more: --list_all" in next(line for line in lines if line.startswith("..."))
+    every = [line for line in tables.reading_lines(reading, list_all=True) if line[:1].isdigit()]
+    assert len(every) == 24
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "unit"),
+    [
+        (0, (1, "bytes")),
+        (1023, (1, "bytes")),
+        (1024, (1024, "KiB")),
+        (5 << 30, (1 << 30, "GiB")),
+        (1 << 60, (1 << 40, "TiB")),
+    ],
+)
+def test_units_fit_the_number(num_bytes, unit):
+    assert tables.scale_of(num_bytes) == unit
+
+
+def colours_of(path: pathlib.Path) -> np.ndarray:
+    pixels = np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3)
+    return np.unique(pixels, axis=0)
+
+
+@pytest.mark.parametrize(("streams", "workers"), [(1, 1), (4, 6), (4, 12), (12, 2)])
+def test_the_picture_has_a_colour_for_every_stream(tmp_path, streams, workers):
+    reading = reading_of(tmp_path, Topology(workers, workers, 12), streams=streams)
+    path = tmp_path / "who.png"
+    picture.draw(reading, str(path))
+    found = colours_of(path).astype(int)
+    for colour in picture._colours(streams)[:, :3] * 255:
+        assert (abs(found - colour) <= 1).all(axis=1).any()
+    assert Image.open(path).size == (1320, 880)
+
+
+def test_in_the_picture_a_worker_has_its_streams_and_no_others(tmp_path):
+    reading = reading_of(tmp_path, Topology(6, 6, 12), (48, 48), streams=4)
+    image = picture._image(reading, picture._colours(4))
+    assert image.shape == (6, 640, 4)
+    coloured = (image != 1).any(axis=2)
+    for worker in range(6):
+        columns = np.flatnonzero(coloured[worker])
+        assert (columns[0], columns[-1] + 1) == tuple((reading.streams[worker] * 160).tolist())
+
+
+def test_of_1024_workers_all_are_in_the_picture(tmp_path):
+    reading = reading_of(
+        tmp_path, Topology(1024, 1024, 1024), (2048, 2048), streams=1024, global_batch_size=1024, shuffle_bytes=1 << 20
+    )
+    image = picture._image(reading, picture._colours(1024))
+    assert image.shape == (256, 640, 4)
+    coloured = (image != 1).any(axis=2)
+    assert coloured.any(axis=1).all()
+    assert coloured.any(axis=0).all()

@@ -1,0 +1,170 @@
+"""What is cut out of encoded images, against Pillow's and TensorFlow's decoding of the whole image."""
+
+import functools
+import io
+
+import numpy as np
+import PIL.Image
+import pytest
+import tensorflow as tf
+
+from pipeline.decode.images import ImageDecoder, Stretched
+from pipeline.distort.recipes import make_recipe
+from pipeline.order import hashing
+from pipeline.order.hashing import Domain
+
+# (height, width): even, odd, one pixel, a line, smaller than what is cut.
+SIZES = [(40, 48), (37, 61), (1, 1), (1, 33), (17, 2), (12, 15), (24, 24), (23, 25)]
+RECIPES = ["random_crop(size=24)", "random_resized_crop(size=24)"]
+
+
+def encoded(size, image_format, mode="RGB", seed=0):
+    shape = size if mode == "L" else (*size, 3)
+    pixels = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+    stream = io.BytesIO()
+    # Colour of full resolution: halved, it would be interpolated otherwise at the border of a part.
+    PIL.Image.fromarray(pixels).save(stream, image_format, **({"subsampling": 0} if image_format == "JPEG" else {}))
+    return stream.getvalue()
+
+
+def keys_of(count, epoch=0):
+    return tf.constant(hashing.derive_key(Domain.DISTORT, 1, epoch, np.arange(count)))
+
+
+def decoder(encoding, recipe, channels=3, training=True):
+    return ImageDecoder(encoding, (None, None, channels), make_recipe(recipe).framing(training))
+
+
+def decode(made, images, keys):
+    """Decodes as a data set does: in a function of a batch whose size is known."""
+    return function_of(made)(tf.constant(images), keys).numpy()
+
+
+@functools.cache
+def function_of(made):
+    return tf.function(lambda images, keys: made.decode(images, lambda: keys))
+
+
+def reference(image, box, channels, size=24):
+    """The box of the image that TensorFlow decodes whole, resized by `tf.image.resize` where it has another size."""
+    top, left, tall, wide = box
+    part = tf.io.decode_image(image, channels=channels)[top : top + tall, left : left + wide]
+    if part.shape[:2] != (size, size):
+        part = np.clip(np.round(tf.image.resize(part, (size, size), antialias=True)), 0, 255)
+    return np.asarray(part, np.uint8)
+
+
+def box_of(framing, size, key):
+    return framing.box(tf.constant(size[0]), tf.constant(size[1]), key).numpy()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("encoding", ["png", "jpeg", "any"])
+def test_pixels_are_those_of_the_box_of_the_whole_image(recipe, training, encoding):
+    formats = {"png": ["PNG"], "jpeg": ["JPEG"], "any": ["PNG", "JPEG"]}[encoding]
+    sizes = SIZES * 3
+    images = [encoded(size, formats[i % len(formats)], seed=i) for i, size in enumerate(sizes)]
+    made, keys = decoder(encoding, recipe, training=training), keys_of(len(sizes))
+    got = decode(made, images, keys)
+    assert (got.shape, got.dtype) == ((len(sizes), 24, 24, 3), np.uint8)
+    for i, size in enumerate(sizes):
+        expected = reference(images[i], box_of(made.framing, size, keys[i]), 3)
+        assert np.array_equal(got[i], expected), size
+
+
+def test_a_jpeg_is_as_pillow_decodes_it():
+    image = encoded((40, 48), "JPEG", "L")
+    made, keys = decoder("jpeg", "random_crop(size=24)", channels=1), keys_of(1)
+    top, left, _, _ = box_of(made.framing, (40, 48), keys[0])
+    whole = np.asarray(PIL.Image.open(io.BytesIO(image)), int)
+    got = decode(made, [image], keys)[0, :, :, 0].astype(int)
+    assert np.abs(got - whole[top : top + 24, left : left + 24]).max() <= 2
+
+
+def test_a_png_is_as_pillow_decodes_it():
+    image = encoded((40, 48), "PNG")
+    made, keys = decoder("png", "random_crop(size=24)"), keys_of(1)
+    top, left, _, _ = box_of(made.framing, (40, 48), keys[0])
+    whole = np.asarray(PIL.Image.open(io.BytesIO(image)))
+    assert np.array_equal(decode(made, [image], keys)[0], whole[top : top + 24, left : left + 24])
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_grey_and_colour_in_two_formats_become_colour(recipe):
+    kinds = [(image_format, mode) for image_format in ("PNG", "JPEG") for mode in ("L", "RGB")]
+    images = [encoded((30, 31), *kind) for kind in kinds]
+    got = decode(decoder("any", recipe, channels=None), images, keys_of(4))
+    assert got.shape == (4, 24, 24, 3)
+    for image, (_, mode) in zip(got, kinds, strict=True):
+        assert (np.ptp(image, axis=2) == 0).all() == (mode == "L")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("training", [True, False])
+def test_boxes_lie_inside_images_of_any_size(recipe, training):
+    framing = make_recipe(recipe).framing(training)
+    sizes = np.array([(h, w) for h in (*range(1, 31), 999) for w in (*range(1, 31), 4097)] * 4, np.int32)
+    boxes = framing.box(sizes[:, 0], sizes[:, 1], keys_of(len(sizes))).numpy()
+    assert boxes.shape == (len(sizes), 4)
+    assert boxes.min(axis=0).tolist() == [0, 0, 1, 1]
+    assert (boxes[:, :2] + boxes[:, 2:] <= sizes).all()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("training", [True, False])
+def test_boxes_drawn_together_are_those_drawn_one_by_one(recipe, training):
+    framing, keys = make_recipe(recipe).framing(training), keys_of(len(SIZES))
+    sizes = np.array(SIZES, np.int32)
+    together = framing.box(sizes[:, 0], sizes[:, 1], keys).numpy()
+    assert together.tolist() == [box_of(framing, size, key).tolist() for size, key in zip(SIZES, keys, strict=True)]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("encoding", ["png", "jpeg", "any"])
+def test_a_record_is_cut_alike_in_a_batch_of_any_size_and_place(recipe, encoding):
+    images = [encoded(size, "PNG" if encoding == "png" else "JPEG", seed=i) for i, size in enumerate(SIZES)]
+    made, keys = decoder(encoding, recipe), keys_of(len(SIZES))
+    together = decode(made, images, keys)
+    assert np.array_equal(decode(made, images[::-1], keys[::-1]), together[::-1])
+    halves = [decode(made, images[i : i + 4], keys[i : i + 4]) for i in (0, 4)]
+    assert np.array_equal(np.concatenate(halves), together)
+    assert np.array_equal(
+        np.concatenate([decode(made, images[i : i + 1], keys[i : i + 1]) for i in range(8)]), together
+    )
+
+
+def test_epochs_cut_different_parts():
+    framing = make_recipe("random_crop(size=24)").framing(True)
+    size = np.full(500, 100, np.int32)
+    first, second = (framing.box(size, size, keys_of(500, epoch)).numpy() for epoch in (0, 1))
+    assert (first[:, :2] != second[:, :2]).any(axis=1).mean() > 0.99
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_evaluation_takes_the_middle(recipe):
+    framing = make_recipe(recipe).framing(False)
+    sizes = np.array([(100, 60), (60, 100), (101, 60), (10, 20)], np.int32)
+    boxes = framing.box(sizes[:, 0], sizes[:, 1], keys_of(4)).numpy()
+    sides = [24, 24, 24, 10] if recipe.startswith("random_crop") else [52, 52, 52, 9]  # 7/8 of 60 is 52.5, of 10 8.75
+    assert boxes[:, 2].tolist() == boxes[:, 3].tolist() == sides
+    assert boxes[:, :2].tolist() == ((sizes - np.array(sides)[:, None]) // 2).tolist()
+
+
+@pytest.mark.parametrize("encoding", ["raw", "png", "jpeg", "any"])
+def test_stretching_is_tf_image_resize(encoding):
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 30, 41, 3), np.uint8)
+    image = pixels.tobytes() if encoding == "raw" else encoded((30, 41), "JPEG" if encoding == "jpeg" else "PNG")
+    made = ImageDecoder(encoding, (30, 41, 3), Stretched((24, 24)))
+    whole = pixels[0] if encoding == "raw" else tf.io.decode_image(image)
+    expected = np.clip(np.round(tf.image.resize(whole, (24, 24), antialias=True)), 0, 255)
+    assert np.array_equal(decode(made, [image], keys_of(1))[0], expected)
+
+
+@pytest.mark.parametrize("encoding", ["png", "jpeg"])
+def test_an_image_of_another_size_than_the_manifest_says_is_an_error(encoding):
+    made = ImageDecoder(encoding, (30, 41, 3), None)
+    right, wrong = (encoded(size, encoding.upper()) for size in ((30, 41), (41, 30)))
+    assert decode(made, [right], keys_of(1)).shape == (1, 30, 41, 3)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        decode(made, [right, wrong], keys_of(2))

@@ -1,0 +1,288 @@
+import dataclasses
+import gzip
+import json
+import os
+import pathlib
+import signal
+import struct
+import subprocess
+import sys
+import time
+
+import google_crc32c
+import numpy as np
+import pytest
+
+from pipeline import manifest as manifests
+from pipeline.errors import DataError, UsageError
+from pipeline.index import __main__ as index
+from pipeline.read.records_reader import shard_offsets
+from pipeline.records import framing
+from tests.datasets import write_dataset, write_shard
+
+ROOT = pathlib.Path(__file__).resolve().parents[4]
+UNEQUAL = [b"", b"one", b"twenty-two", b"x" * 300]
+EQUAL = [b"four", b"five"]
+
+
+def framed(records):
+    return [framing.frame(record) for record in records]
+
+
+def file_of(records):
+    return b"".join(framed(records))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    place = tmp_path / "poems"
+    place.mkdir()
+    (place / "verses.rec").write_bytes(file_of(UNEQUAL))
+    (place / "none at all").write_bytes(b"")
+    (place / "part=07").write_bytes(file_of(EQUAL))
+    return place
+
+
+def listing(folder):
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
+
+
+def run(folder, *arguments):
+    index.main([str(folder), *arguments])
+    return manifests.load(folder)
+
+
+def test_files_of_any_name_become_a_data_set_and_stay_as_they_are(folder, capsys):
+    before = listing(folder)
+    made = run(folder, "--split=train:*e*", "--split=test:part*")
+    assert made.dataset == "poems"
+    assert made.features == {}
+    train, test = made.splits["train"], made.splits["test"]
+    assert [(s.file, s.num_examples) for s in train.shards] == [("none at all", 0), ("verses.rec", 4)]
+    assert [(s.file, s.num_examples, s.stride) for s in test.shards] == [("part=07", 2, 20)]
+    after = listing(folder)
+    assert after.keys() - before.keys() == {"manifest.json", "verses.rec.offsets"}
+    assert {name: after[name] for name in before} == before
+    out = capsys.readouterr().out
+    assert f"{folder}: 6 records, every CRC right, " in out
+    assert "  train: 4 records in 2 files, 0.0 MiB\n  test: 2 records in 1 file, 0.0 MiB\n" in out
+
+
+def test_a_file_is_listed_as_the_converter_lists_it(folder, tmp_path):
+    made = run(folder, "--split=all:*[!l]")
+    for shard, records in zip(made.splits["all"].shards, (EQUAL, UNEQUAL), strict=True):
+        assert shard == write_shard(tmp_path, shard.file, framed(records))
+    theirs, ours = (tmp_path / "verses.rec.offsets").read_bytes(), (folder / "verses.rec.offsets").read_bytes()
+    assert ours == theirs
+    found = shard_offsets(str(folder), made.splits["all"].shards[1])
+    assert found.tolist() == np.cumsum([0, *(len(record) + 16 for record in UNEQUAL)]).tolist()
+
+
+def test_patterns_of_one_split_add_up_in_their_order(folder):
+    made = run(folder, "--split=train:verses*", "--split=train:part*")
+    assert [shard.file for shard in made.splits["train"].shards] == ["verses.rec", "part=07"]
+
+
+def test_records_longer_than_what_is_read_at_once(folder):
+    records = [b"a" * (9 << 20), b"b", b"c" * (4 << 20), b"d" * 11]
+    (folder / "long").write_bytes(file_of(records))
+    made = run(folder, "--split=train:long")
+    found = shard_offsets(str(folder), made.splits["train"].shards[0])
+    assert found.tolist() == np.cumsum([0, *(len(record) + 16 for record in records)]).tolist()
+
+
+def test_compressed_files_have_neither_stride_nor_offsets(folder):
+    (folder / "a.gz").write_bytes(gzip.compress(file_of(UNEQUAL)) + gzip.compress(file_of(EQUAL)))  # two members
+    (folder / "b.gz").write_bytes(gzip.compress(b""))
+    (folder / "c.gz").write_bytes(b"")
+    made = run(folder, "--split=train:*.gz", "--compression=GZIP")
+    a, b, c = made.splits["train"].shards
+    assert (a.num_examples, b.num_examples, c.num_examples) == (6, 0, 0)
+    data = (folder / "a.gz").read_bytes()
+    assert (a.num_bytes, a.crc32c) == (len(data), f"{google_crc32c.value(data):08x}")
+    assert {(shard.stride, shard.offsets_crc32c) for shard in (a, b, c)} == {(None, None)}
+    assert made.compression == "GZIP"
+    assert not list(folder.glob("*.offsets"))
+
+
+def flipped(data, place):
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+WHOLE = file_of(UNEQUAL)  # records begin at the bytes 0, 16, 35, 61
+TOO_LONG = struct.pack("<Q", 1 << 30) + struct.pack("<I", framing.masked_crc32c(struct.pack("<Q", 1 << 30)))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "arguments", "message"),
+    [
+        ("x", flipped(WHOLE, 50), [], r"/x, record 2, byte offset 35: the record's CRC is wrong"),
+        ("x", flipped(WHOLE, 16), [], r"/x, record 1, byte offset 16: its length or the CRC of its length is wrong$"),
+        ("x", WHOLE[:-1], [], r"/x, record 3, byte offset 61: the file ends inside the record \(315 of 316 bytes\)"),
+        ("x", WHOLE[:70], [], r"/x, record 3, byte offset 61: the file ends inside a header \(9 of 12 bytes\)"),
+        ("x", WHOLE + TOO_LONG, [], r"/x, record 4, byte offset 377: it has 1073741824 bytes; at most 335544320"),
+        ("x", gzip.compress(WHOLE), [], "record 0, byte offset 0: .* it looks compressed: give --compression=GZIP"),
+        ("x", WHOLE, ["--compression=GZIP"], "record 0, byte offset 0 of the decompressed bytes: cannot be decompr"),
+        ("x", gzip.compress(WHOLE)[:-9], ["--compression=GZIP"], "cannot be decompressed: Compressed file ended"),
+        (
+            "x",
+            gzip.compress(flipped(WHOLE, 50)),
+            ["--compression=GZIP"],
+            "record 2, byte offset 35 of the decompressed bytes: the record's CRC is wrong",
+        ),
+        ("x", b"name,age\nann,3\n", [], "record 0, byte offset 0: its length or the CRC of its length is wrong"),
+    ],
+    ids=[
+        "record",
+        "length",
+        "cut",
+        "cut header",
+        "too long",
+        "packed",
+        "not packed",
+        "cut pack",
+        "packed record",
+        "text",
+    ],
+)
+def test_a_damaged_file_is_named_with_the_place_and_nothing_is_written(folder, name, data, arguments, message):
+    (folder / name).write_bytes(data)
+    before = listing(folder)
+    with pytest.raises(DataError, match=message):
+        run(folder, "--split=train:*" if not arguments else "--split=train:x", *arguments)
+    assert listing(folder) == before
+
+
+def test_the_first_file_at_fault_stops_the_others(folder):
+    for i in range(50):
+        (folder / f"bad{i}").write_bytes(b"?" * 20)
+    with pytest.raises(DataError, match=r"bad\d+, record 0, byte offset 0: its length"):
+        run(folder, "--split=train:*")
+
+
+def test_a_manifest_of_the_converter_is_never_replaced(tmp_path):
+    write_dataset(tmp_path)
+    before = listing(tmp_path)
+    for more in ([], ["--overwrite"]):
+        with pytest.raises(UsageError, match="that beam_jobs.convert made; it is never replaced"):
+            run(tmp_path, "--split=train:*.tfrecord", *more)
+    assert listing(tmp_path) == before
+
+
+def test_its_own_manifest_is_replaced_where_that_is_asked_for(folder):
+    one = run(folder, "--split=train:*")
+    text = (folder / "manifest.json").read_bytes()
+    with pytest.raises(UsageError, match="the files were indexed before; --overwrite reads them again"):
+        run(folder, "--split=train:*")
+    assert run(folder, "--split=train:*", "--overwrite") == one
+    assert (folder / "manifest.json").read_bytes() == text
+    (folder / "verses.rec").write_bytes(file_of(EQUAL))
+    other = run(folder, "--split=train:verses*", "--overwrite")
+    assert other.splits["train"].shards[0].stride == 20
+    assert not (folder / "verses.rec.offsets").exists()  # it was of the first index
+
+
+@pytest.mark.parametrize("text", ["{", '{"format_version": 1}', "not JSON"])
+def test_a_manifest_that_cannot_be_read_is_not_replaced(folder, text):
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(UsageError, match=r"manifest.json: .*; not replaced: remove it"):
+        run(folder, "--split=train:*", "--overwrite")
+    assert (folder / "manifest.json").read_text() == text
+
+
+def test_a_file_that_is_not_of_an_index_is_not_replaced(folder):
+    (folder / "verses.rec.offsets").write_text("mine")
+    with pytest.raises(UsageError, match="verses.rec.offsets: no manifest lists this file"):
+        run(folder, "--split=train:verses.rec")
+    assert (folder / "verses.rec.offsets").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ([], UsageError, "--split is missing: a name and a pattern of files, such as --split=train:'train-"),
+        (["--split=train"], UsageError, "--split=train: must be a name and a pattern of files"),
+        (["--split=train:"], UsageError, "--split=train:: must be a name and a pattern of files"),
+        (["--split=my split:*"], UsageError, "'my split' must be letters, digits and _"),
+        (["--split=train:*.tfrecord"], UsageError, r"no file in .* matches '\*.tfrecord'; there are 3, such as none"),
+        (["--split=train:a/*"], UsageError, "'a/.' has a folder; the files must lie in DATA_DIR itself"),
+        (["--split=a:*", "--split=b:part*"], UsageError, "part=07 is a file of a already; a record is in one split"),
+        (["--split=train:*", "--compression=ZIP"], UsageError, "--compression: unknown 'ZIP'; did you mean 'GZIP'"),
+        (["--splits=train:*"], UsageError, "unknown '--splits'; did you mean '--split'"),
+    ],
+)
+def test_wrong_flags_are_one_clear_error(folder, arguments, error, message):
+    before = listing(folder)
+    with pytest.raises(error, match=message):
+        run(folder, *arguments)
+    assert listing(folder) == before
+
+
+def test_folders_that_cannot_be_indexed(tmp_path):
+    with pytest.raises(DataError, match="nowhere: cannot be listed: No such file"):
+        run(tmp_path / "nowhere", "--split=train:*")
+    with pytest.raises(UsageError, match="gs://bucket/x: must be a local or mounted folder"):
+        index.main(["gs://bucket/x", "--split=train:*"])
+    (tmp_path / "a:b").write_bytes(b"")
+    with pytest.raises(UsageError, match="'a:b' cannot be listed in a manifest: rename it"):
+        run(tmp_path, "--split=train:*")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_who_is_stopped_leaves_no_data_set_and_the_next_run_cleans_up(tmp_path, how):
+    original = tmp_path / "original"
+    original.write_bytes(file_of([b"%d" % i * (i % 7) for i in range(200_000)]))
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for i in range(200):
+        (folder / f"link{i:03d}").symlink_to(original)
+    command = [sys.executable, "-m", "pipeline.index", str(folder), "--split=train:*"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while not list(folder.glob(".*.indexing-*")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(how)
+        out, err = process.communicate(timeout=60)
+    assert out == ""
+    assert not list(folder.glob("*.offsets"))
+    assert not (folder / "manifest.json").exists()
+    if how == signal.SIGINT:
+        assert process.returncode == 130
+        assert err == "pipeline.index: interrupted\n"
+        assert len(os.listdir(folder)) == 200
+    else:
+        run(folder, "--split=train:link00[0-3]")
+        assert len(os.listdir(folder)) == 200 + 4 + 1  # offsets, manifest
+
+
+def test_an_error_ends_the_command_with_one_line(folder):
+    (folder / "bad").write_bytes(b"?" * 20)
+    command = [sys.executable, "-m", "pipeline.index", str(folder), "--split=train:bad"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"pipeline.index: {folder}/bad, record 0, byte offset 0: ")
+
+
+def test_what_an_index_cannot_say(folder):
+    made = run(folder, "--split=train:*")
+    path = folder / "manifest.json"
+    for change, message in (
+        ({"class_names": ("a",)}, "class_names is .'a',., but there is no feature 'image'"),
+        ({"image_mean": (1.0,)}, r"image_mean is \(1.0,\), but there is no feature 'image'"),
+        ({"features": {"label": manifests.Feature("int64")}}, "feature 'image' of dtype uint8 is needed"),
+    ):
+        path.write_bytes(dataclasses.replace(made, **change).to_bytes())
+        with pytest.raises(DataError, match=message):
+            manifests.load(folder)
+    for change, message in (
+        ({"label_histogram": [6]}, "the label histogram"),
+        ({"image_sizes": {"8x8": 6}}, "image_sizes counts 6 images"),
+    ):
+        content = json.loads(made.to_bytes())
+        content["splits"]["train"].update(change)
+        path.write_text(json.dumps(content))
+        with pytest.raises(DataError, match=message):
+            manifests.load(folder)
+    with pytest.raises(UsageError, match=r"poems: its manifest is of pipeline.index .*input_fn\(..., parse=FUNCTION\)"):
+        _ = made.image_shape

@@ -1,0 +1,117 @@
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline.errors import DataError, UsageError
+from pipeline.inspect import __main__ as inspect
+from tests.datasets import images_of, write_dataset
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_dataset(tmp_path / "made", (5, 0, 4, 3), (8, 6, 3), (4,))
+    return tmp_path / "made"
+
+
+def test_tables_show_counts_bytes_and_labels(folder, capsys):
+    inspect.main([str(folder)])
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0].startswith("made: 16 examples, image 8x6x3 uint8 raw, 3 classes, pixel mean 1")
+    assert "split shards examples MiB examples a shard rejects" in lines
+    assert "train 4 12 0.0 0 to 5 0" in lines
+    assert "test 1 4 0.0 4 0" in lines
+    size = (folder / "train-00000-of-00004.tfrecord").stat().st_size
+    assert any(line.startswith(f"train-00000-of-00004.tfrecord 5 {size:,} ") for line in lines)
+    assert "0 class 0 2 4" in lines
+    assert "2 class 2 1 4" in lines
+
+
+def test_the_contact_sheet_shows_the_first_batch_as_stored_and_distorted(folder, tmp_path, capsys):
+    path = tmp_path / "sheet.png"
+    inspect.main([str(folder), f"--png={path}", "--distort=cifar10_tutorial(crop=6)", "--seed=4"])
+    assert f"{path}: contact sheet of train, as stored and by cifar10_tutorial(crop=6)" in capsys.readouterr().out
+    sheet = np.asarray(Image.open(path))
+    assert sheet.shape[2] == 3
+    from pipeline import input_fn
+
+    raw, _, _ = next(input_fn(folder, global_batch_size=32, training=True, seed=4).as_numpy_iterator())
+    assert any(np.array_equal(raw[0], image) for image in images_of(0, 12, (8, 6, 3)))
+    tile = sheet[32 : 32 + 96, 6 : 6 + 96]  # the first image, 96 pixels wide, nearest neighbour
+    assert np.array_equal(tile[6::12, 8::16], raw[0])
+    below = sheet[32 + 96 + 3 : 32 + 96 + 3 + 96, 6 : 6 + 96]
+    assert below.min() == 0
+    assert below.max() >= 254
+    assert not np.array_equal(tile, below)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["--png=a.jpg"], UsageError, "--png=a.jpg: the file's name must end in .png"),
+        (["--png=/nowhere/a.png"], DataError, "--png=/nowhere/a.png: cannot be written: No such file"),
+        (["--png=a.png", "--distort=shfit"], UsageError, "did you mean 'shift'"),
+        (["--png=a.png", "--split=trian"], UsageError, "did you mean 'train'"),
+        (["--split=test"], UsageError, "--split=test: chooses what --png shows; give --png"),
+        (["--seed=0"], UsageError, "--seed=0: chooses what --png shows"),
+        (["--pgn=a.png"], UsageError, "unknown '--pgn'; did you mean '--png'"),
+        (["more"], UsageError, "unexpected argument 'more'"),
+        (["--seed=x"], UsageError, "argument --seed: invalid int value: 'x'"),
+    ],
+)
+def test_wrong_flags_are_one_clear_error(folder, arguments, error, message):
+    with pytest.raises(error, match=message):
+        inspect.main([str(folder), *arguments])
+
+
+def test_a_missing_shard_is_named(folder):
+    (folder / "train-00002-of-00004.tfrecord").unlink()
+    with pytest.raises(DataError, match="train-00002-of-00004.tfrecord: the manifest lists this shard"):
+        inspect.main([str(folder)])
+    with pytest.raises(UsageError, match="required: DATA_DIR"):
+        inspect.main([])
+
+
+def edit(folder, change):
+    path = folder / "manifest.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def no_stride(content):
+    for split in content["splits"].values():
+        for shard in split["shards"]:
+            shard["stride"] = None
+
+
+def encoded(content):
+    content["features"]["image"].update(encoding="jpeg", shape=[None, None, 3])
+    content["features"]["box"] = {"dtype": "float32", "shape": [None], "encoding": None, "class_names": []}
+    content["splits"]["train"].update(image_sizes={"8x6": 8, "10x6": 3, "6x6": 1}, num_rejects=1234)
+    content["splits"]["test"].update(image_sizes={"8x6": 3, "9x9": 1})
+
+
+def test_images_that_differ_in_size_are_shown_with_their_sizes(folder, capsys):
+    edit(folder, no_stride)
+    edit(folder, encoded)
+    edit(folder, lambda content: content.update(compression="GZIP"))
+    inspect.main([str(folder)])
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0].startswith("made: 16 examples, image ?x?x3 uint8 jpeg, 3 classes, pixel mean 1")
+    assert lines[1:3] == ["other features: box (? float32)", "shards compressed with GZIP"]
+    assert "train 4 12 0.0 0 to 5 1,234" in lines
+    assert lines[-5:] == ["height x width test train", "8x6 3 8", "10x6 0 3", "6x6 0 1", "9x9 1 0"]
+
+
+def test_of_many_sizes_the_most_frequent_are_shown(tmp_path, capsys):
+    write_dataset(tmp_path, (60,), test_counts=(4,))
+    sizes = {f"{side}x{side}": 1 for side in range(1, 31)} | {"100x100": 30}
+    edit(tmp_path, lambda content: content["features"]["image"].update(encoding="any", shape=[None, None, 3]))
+    edit(tmp_path, lambda content: content["splits"]["train"].update(image_sizes=sizes))
+    inspect.main([str(tmp_path)])
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    table = lines[lines.index("height x width test train") :]
+    assert table[1:4] == ["100x100 0 30", "8x6 4 0", "1x1 0 1"]
+    assert (len(table), table[-1]) == (22, "and 12 more sizes")

@@ -1,0 +1,48 @@
+import pytest
+
+from pipeline.manifest import naming
+
+
+def test_shard_names_have_five_digits_and_read_back():
+    assert naming.shard_name("train", 3, 10) == "train-00003-of-00010.tfrecord"
+    assert naming.shard_name("a_1", 123456, 1234567) == "a_1-123456-of-1234567.tfrecord"
+    for split, index, count in [("train", 0, 1), ("test", 99999, 100000), ("a_1", 123456, 1234567)]:
+        assert naming.parse_shard_name(naming.shard_name(split, index, count)) == (split, index, count)
+
+
+@pytest.mark.parametrize(("split", "index", "count"), [("train", 10, 10), ("train", -1, 2), ("a/b", 0, 1), ("", 0, 1)])
+def test_impossible_names_are_refused(split, index, count):
+    with pytest.raises(ValueError, match="must be in|only letters"):
+        naming.shard_name(split, index, count)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train-3-of-10.tfrecord",
+        "train-00010-of-00010.tfrecord",
+        "train-00003-of-00010.tfrecord.tmp",
+        "../train-00000-of-00001.tfrecord",
+        "manifest.json",
+        "train-000003-of-00010.tfrecord",
+    ],
+)
+def test_other_names_are_not_shards(name):
+    assert naming.parse_shard_name(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("a.tfrecord", True),
+        ("", False),
+        (".", False),
+        ("..", False),
+        ("a/b", False),
+        ("a\\b", False),
+        ("c:a", False),
+        ("a\0", False),
+    ],
+)
+def test_base_names(name, plain):
+    assert naming.is_base_name(name) is plain

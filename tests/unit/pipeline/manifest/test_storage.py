@@ -1,0 +1,112 @@
+"""Folders of this machine, and those that TensorFlow opens: `ram://` stands for the object stores."""
+
+import os
+
+import pytest
+import tensorflow as tf
+
+from pipeline import manifest as manifests
+from pipeline.errors import DataError
+from pipeline.manifest import storage
+from pipeline.manifest.storage import folder
+from pipeline.ordered_split import load_manifest
+from tests.datasets import to_memory, write_dataset
+
+
+@pytest.fixture(params=["local", "remote"])
+def place(request, tmp_path):
+    """A folder with the file `x`."""
+    (tmp_path / "x").write_bytes(b"0123456789")
+    return folder(tmp_path if request.param == "local" else to_memory(tmp_path, f"storage{os.getpid()}"))
+
+
+def test_files_are_read_anywhere(place):
+    file = place / "x"
+    assert str(file) == f"{place}/x"
+    assert file.is_remote == str(place).startswith("ram://")
+    with file.open() as opened:
+        assert bytes(opened.read_at(3, 4)) == b"3456"
+        assert bytes(opened.read_at(0, 10)) == b"0123456789"
+        assert bytes(opened.read_at(9, 0)) == b""
+        view = memoryview(bytearray(b"--------"))
+        opened.read_into(view[2:5], 7)
+        assert bytes(view) == b"--789---"
+        assert opened.identity() == file.identity()
+    assert file.identity().num_bytes == 10
+    assert file.read_text() == "0123456789"
+
+
+def test_the_end_of_a_file_is_an_error_that_says_where(place):
+    with (place / "x").open() as file:
+        with pytest.raises(DataError, match=r"/x: ends at byte 10, not at 11 or later; it was cut meanwhile"):
+            file.read_at(0, 11)
+        with pytest.raises(DataError, match=r"/x: ends at byte 10, not at 12 or later"):
+            file.read_at(8, 4)
+
+
+def test_a_missing_file_is_an_error_that_says_so(place):
+    file = place / "y"
+    for function in (file.identity, lambda: file.open().read_at(0, 1)):
+        with pytest.raises(DataError, match=r"/y: cannot be read: \S"):
+            function()
+    with pytest.raises(FileNotFoundError):
+        file.read_text()
+
+
+def test_an_equal_file_that_took_a_local_ones_place_is_another(tmp_path):
+    (tmp_path / "x").write_bytes(b"abc")
+    file = folder(tmp_path) / "x"
+    before = file.identity()
+    status = os.stat(tmp_path / "x")
+    (tmp_path / "new").write_bytes(b"abc")
+    os.utime(tmp_path / "new", ns=(status.st_atime_ns, status.st_mtime_ns))
+    with file.open() as opened:
+        os.replace(tmp_path / "new", tmp_path / "x")
+        assert opened.identity() == before  # what is open stays what it was
+        assert bytes(opened.read_at(0, 3)) == b"abc"
+    assert file.identity() != before
+    assert file.identity()[:2] == before[:2]
+
+
+def test_a_folder_is_no_file(tmp_path):
+    (tmp_path / "sub").mkdir()
+    with (folder(tmp_path) / "sub").open() as file, pytest.raises(DataError, match="sub: cannot be read: Is a dir"):
+        file.read_at(0, 1)
+
+
+def test_local_files_are_not_kept_open(tmp_path):
+    (tmp_path / "x").write_bytes(b"abc")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        with (folder(tmp_path) / "x").open() as file:
+            file.read_at(0, 3)
+        with pytest.raises(DataError), (folder(tmp_path) / "x").open() as file:
+            file.read_at(0, 4)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path, monkeypatch):
+    (tmp_path / "x").write_bytes(b"abc")
+
+    def refuse(path, flags):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(storage.os, "open", refuse)  # the tests may run as root, who may read all
+    with pytest.raises(DataError, match="x: cannot be read: Permission denied"):
+        (folder(tmp_path) / "x").open()
+
+
+def test_a_remote_manifest_is_the_local_one(tmp_path):
+    write_dataset(tmp_path)
+    url = to_memory(tmp_path, "storage_manifest")
+    assert load_manifest(url) == manifests.load(tmp_path)
+    tf.io.gfile.remove(f"{url}/manifest.json")
+    with pytest.raises(DataError, match=f"{url}/manifest.json: no manifest, so {url} is no data set"):
+        load_manifest(url)
+
+
+def test_a_url_that_tensorflow_cannot_open_is_one_line():
+    with pytest.raises(
+        DataError, match="^nowhere://b/d/manifest.json: cannot be read: File system scheme 'nowhere' not"
+    ):
+        load_manifest("nowhere://b/d")

@@ -1,0 +1,182 @@
+"""Windows read by TensorFlow's own ops, in a `tf.function`: the same records and inputs as by the ordinary ones."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from pipeline import input_fn
+from pipeline import manifest as manifests
+from pipeline.errors import DataError, UsageError
+from pipeline.manifest.splits import select
+from pipeline.order.order_tf import Feed
+from pipeline.ordered_split import ordered_split
+from pipeline.read.corruption import Corruption
+from pipeline.read.graph_reader import GraphReader
+from pipeline.read.records_reader import RecordsReader
+from pipeline.read.shards import Shards
+from tests.datasets import Kind, write_dataset
+
+COUNTS = (5, 0, 4, 3)
+KINDS = {
+    "raw": Kind(),
+    "unequal keys": Kind(unequal_keys=True),
+    "png": Kind("png", extra=True),
+    "jpeg": Kind("jpeg", varied=True),
+    "gzip": Kind(compression="GZIP"),
+    "gzip of png": Kind("png", compression="GZIP"),
+}
+PIECES = {  # of the segments: the shards that have a record
+    "all": [[0, 0, 5], [1, 0, 4], [2, 0, 3]],
+    "parts, in any order": [[2, 1, 3], [0, 2, 5], [1, 3, 4], [0, 0, 1]],
+    "nothing of a shard": [[1, 4, 4], [2, 2, 3]],
+    "none": [],
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made")
+    for name, kind in KINDS.items():
+        write_dataset(folder / name, COUNTS, kind=kind)
+    return folder
+
+
+def in_graph(folder, split="train"):
+    """Returns the reader as a function of pieces, and the ordinary one, of a split."""
+    manifest = manifests.load(folder)
+    selection = select(manifest, split)
+    reader = GraphReader(folder, selection, manifest.compression)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.int64)], autograph=False)
+    def read(pieces):
+        return reader.read(pieces, tf.zeros([0], tf.int64))["record"]
+
+    ordinary = RecordsReader(Shards.found(folder, selection.segments, Corruption(str(folder))), manifest.compression)
+    return read, ordinary
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_are_those_of_the_ordinary_reader(folders, kind):
+    read, ordinary = in_graph(folders / kind)
+    for name, listed in PIECES.items():
+        pieces = np.array(listed, np.int64).reshape(-1, 3)
+        found = read(pieces).numpy().tolist()
+        assert found[-1] == b"", name  # the row that there is of an empty window, too
+        count = int((pieces[:, 2] - pieces[:, 1]).sum())
+        assert found[:-1] == ordinary.read(pieces).records.tolist()[:count], name
+        assert len(found) == count + 1
+
+
+@pytest.mark.parametrize("kind", ["raw", "unequal keys", "gzip"])
+def test_a_slice_begins_in_the_middle_of_a_shard(folders, kind):
+    read, ordinary = in_graph(folders / kind, "train[2:8]")  # records 2, 3, 4 of shard 0; 0, 1, 2 of shard 2
+    pieces = np.array([[1, 1, 3], [0, 1, 2]], np.int64)
+    found = read(pieces).numpy().tolist()
+    assert found[:-1] == ordinary.read(pieces).records.tolist()
+    assert len(found) == 4
+
+
+def damaged(data, damage):
+    if damage == "emptied":
+        return b""
+    if damage == "cut":
+        return data[: len(data) // 2]
+    place = len(data) - 20 if damage == "a byte of the last record" else 3
+    return data[:place] + bytes([data[place] ^ 255]) + data[place + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage", "record"),
+    [
+        ("raw", "a byte of the last record", 3),
+        ("raw", "a length", 0),
+        ("raw", "cut", 2),
+        ("raw", "emptied", 0),
+        ("unequal keys", "cut", 2),
+        ("gzip", "a length", 0),
+        ("gzip", "emptied", 0),
+    ],
+)
+def test_the_error_names_shard_and_record(tmp_path, kind, damage, record):
+    write_dataset(tmp_path, COUNTS, kind=KINDS[kind])
+    read, _ = in_graph(tmp_path)
+    (shard,) = tmp_path.glob("train-00002-of-00004.tfrecord" + (".gz" if kind == "gzip" else ""))
+    shard.write_bytes(damaged(shard.read_bytes(), damage))
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        read(np.array(PIECES["all"], np.int64))
+    wanted = f"{shard}, record {record}: corrupt or cut; to see all that is wrong: "
+    assert f"{wanted}python -m beam_jobs.validate {tmp_path}" in str(caught.value)
+    assert len(read(np.array([[0, 0, 5]], np.int64))) == 6  # the other shards are read as before
+
+
+@pytest.mark.parametrize("kind", ["raw", "gzip"])
+def test_a_shard_that_is_gone_is_named(tmp_path, kind):
+    write_dataset(tmp_path, COUNTS, kind=KINDS[kind])
+    read, _ = in_graph(tmp_path)
+    (shard,) = tmp_path.glob("train-00002-of-00004.tfrecord" + (".gz" if kind == "gzip" else ""))
+    shard.unlink()
+    with pytest.raises(tf.errors.NotFoundError, match=f"{shard}; No such file"):
+        read(np.array(PIECES["all"], np.int64))
+
+
+def made_in_a_function(folder, **arguments):
+    return tf.function(lambda: input_fn(folder, **arguments), autograph=False)()
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("raw", {"streams": 3, "shuffle_bytes": 3 * 2 * 144, "start_step": 1}),
+        ("unequal keys", {"weights": "mean"}),
+        ("png", {"features": ("key", "box", "scores"), "streams": 2, "shuffle_bytes": 2 * 4 * 144}),
+        ("jpeg", {"distort": "random_crop(size=6)"}),
+        ("gzip", {"distort": "cifar10_tutorial(crop=5)", "remainder": "drop"}),
+    ],
+)
+def test_an_input_made_in_a_function_gives_the_same_elements(folders, kind, more):
+    arguments = {"global_batch_size": 6, "training": True, "epochs": 2, "seed": 3, "record_ids": True} | more
+    dataset, ordinary = made_in_a_function(folders / kind, **arguments), input_fn(folders / kind, **arguments)
+    assert dataset.element_spec == ordinary.element_spec
+    assert int(dataset.cardinality()) == int(ordinary.cardinality()) == 4 - more.get("start_step", 0)
+    for element, expected in zip(dataset, ordinary, strict=True):
+        tf.nest.assert_same_structure(element, expected)
+        parts = (tf.nest.flatten(value, expand_composites=True) for value in (element, expected))
+        for part, expected_part in zip(*parts, strict=True):
+            assert_equal(part, expected_part)
+
+
+def assert_equal(found, expected):
+    if found.dtype == tf.float32:
+        np.testing.assert_allclose(found, expected, atol=2e-5)
+    else:
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_what_cannot_be_done_in_a_function_is_one_line(folders, tmp_path):
+    with pytest.raises(UsageError, match="^on_corrupt='skip': not where the dataset is made inside a tf.function"):
+        made_in_a_function(folders / "raw", global_batch_size=6, training=True, on_corrupt="skip")
+    write_dataset(tmp_path, COUNTS)
+    (tmp_path / "train-00002-of-00004.tfrecord").unlink()
+    with pytest.raises(DataError, match="train-00002-of-00004.tfrecord: the manifest lists this shard"):
+        made_in_a_function(tmp_path, global_batch_size=6, training=True)
+
+
+def test_the_first_row_may_be_a_tensor(folders):
+    """One graph serves all workers: 3 workers of 8 rows need 3, 4 and 3 of 8 streams."""
+    order = ordered_split(
+        folders / "raw", "train", global_batch_size=24, training=True, streams=8, shuffle_bytes=8 * 144
+    ).order
+
+    @tf.function(input_signature=[tf.TensorSpec([], tf.int64)] * 2)
+    def plan(first_row, window):
+        feed = Feed(order, first_row, 1, 8)
+        return feed.first_window(0), feed.plan(tf.constant(1, tf.int64), window)
+
+    assert order.windows == 2
+    for first_row, streams in ((0, 3), (8, 4), (16, 3)):
+        feed = Feed(order, first_row, 1, 8)
+        assert len(feed.streams) == streams
+        for window in range(order.windows):
+            wanted = feed.first_window(0), feed.plan(tf.constant(1, tf.int64), tf.constant(window, tf.int64))
+            found = plan(tf.constant(first_row, tf.int64), tf.constant(window, tf.int64))
+            tf.nest.map_structure(np.testing.assert_array_equal, found, wanted)

@@ -1,0 +1,163 @@
+"""The shards of a selection: what is missing, cut or written again is named, before and between reads."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from pipeline import manifest as manifests
+from pipeline.errors import DataError
+from pipeline.manifest.splits import select
+from pipeline.read import shards as read
+from pipeline.read.corruption import Corruption
+from pipeline.read.shards import Shards, in_parallel
+from tests.datasets import to_memory, write_dataset
+
+ROOT = pathlib.Path(__file__).resolve().parents[4]
+FILE = "train-00003-of-00004.tfrecord"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_dataset(tmp_path)
+    return tmp_path
+
+
+def shards_of(folder, split="train", policy="raise"):
+    segments = select(manifests.load(folder), split).segments
+    return Shards.found(folder, segments, Corruption(str(folder), policy))
+
+
+def test_missing_cut_and_longer_shards_are_named_before_anything_is_read(folder):
+    path, shards = folder / FILE, manifests.load(folder).splits["train"].shards
+    whole = path.read_bytes()
+    found = read.check_present(folder, shards)
+    assert [identity.num_bytes for identity in found] == [shard.num_bytes for shard in shards]
+    for changed in (whole[:-1], whole + b"\0", b""):
+        path.write_bytes(changed)
+        with pytest.raises(DataError, match=f"{FILE}: {len(changed)} bytes, but the manifest says {len(whole)}"):
+            read.check_present(folder, shards)
+    path.unlink()
+    with pytest.raises(DataError, match=f"{FILE}: the manifest lists this shard, but it cannot be read: No such file"):
+        shards_of(folder)
+    path.mkdir()
+    with pytest.raises(DataError, match=f"{FILE}: .* bytes, but the manifest says {len(whole)}"):
+        shards_of(folder)
+
+
+def write_again(path):
+    data = path.read_bytes()
+    path.write_bytes(data)
+    os.utime(path, ns=(1, 1))
+
+
+def replace(path):
+    shutil.copy2(path, path.with_suffix(".new"))
+    os.replace(path.with_suffix(".new"), path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (write_again, "was written again since the input began; end what writes there and start again"),
+        (replace, "was written again since the input began"),
+        (lambda path: os.truncate(path, 7), "has 7 bytes instead of 666 since the input began"),
+        (lambda path: os.truncate(path, 700), "has 700 bytes instead of 666 since the input began"),
+        (lambda path: path.unlink(), "cannot be read: No such file or directory"),
+    ],
+    ids=["written again", "replaced by an equal file", "cut", "longer", "gone"],
+)
+def test_what_happens_to_a_file_between_two_reads_is_named(folder, change, message):
+    shards = shards_of(folder)
+    last = len(shards.segments) - 1
+    with shards.opened(last) as file:
+        first = bytes(file.read_at(0, 12))
+    with shards.opened(last) as file:
+        assert bytes(file.read_at(0, 12)) == first
+    change(folder / FILE)
+    with pytest.raises(DataError, match=f"{FILE}: {message}"), shards.opened(last):
+        pass
+    # What was opened before is whole, or what is found corrupt in it is put down to the change.
+    for policy in ("raise", "skip"):
+        again = Shards(shards.data_dir, shards.segments, Corruption(str(folder), policy), shards.identities)
+        with pytest.raises(DataError, match=f"{FILE}: {message}"):
+            again.corrupt(last, 0, 0, "the record's CRC is wrong")
+
+
+def test_a_remote_folder_is_checked_alike(folder):
+    url = to_memory(folder, "checked")
+    segments = select(manifests.load(folder), "train").segments
+    shards = Shards.found(url, segments, Corruption(url))
+    with shards.opened(0) as file:
+        assert bytes(file.read_at(12, 5)) == (folder / "train-00000-of-00004.tfrecord").read_bytes()[12:17]
+    import tensorflow as tf
+
+    tf.io.gfile.remove(f"{url}/{FILE}")
+    with pytest.raises(DataError, match=f"{url}/{FILE}: the manifest lists this shard, but it cannot be read: "):
+        Shards.found(url, segments, Corruption(url))
+    with pytest.raises(DataError, match=f"^{url}/{FILE}: cannot be read: "), shards.opened(2):
+        pass
+
+
+def test_tasks_run_together_and_their_results_keep_their_order():
+    together = threading.Barrier(2, timeout=30)
+
+    def task(number):
+        if number < 2:
+            together.wait()
+        time.sleep(0.01 * (number % 3))
+        return number * number
+
+    assert in_parallel(task, range(50)) == [n * n for n in range(50)]
+
+
+def test_the_first_error_in_order_is_raised():
+    def task(number):
+        if number >= 3:
+            raise DataError(f"task {number}")
+        return number
+
+    with pytest.raises(DataError, match="task 3"):
+        in_parallel(task, range(20))
+
+
+AT_EXIT = """
+import atexit
+from pipeline.errors import DataError
+from pipeline.read import in_parallel
+
+@atexit.register
+def read_on():
+    try:
+        in_parallel(abs, [-1])
+    except DataError as error:
+        print(error)
+
+print(in_parallel(abs, [-1]))
+"""
+
+
+def test_reading_while_the_interpreter_ends_is_an_error_of_one_line():
+    done = subprocess.run([sys.executable, "-c", AT_EXIT], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("[1]\nnothing can be read any more: cannot schedule new futures after")
+    assert done.stdout.count("\n") == 2
+
+
+def test_a_forked_process_has_threads_of_its_own():
+    assert in_parallel(abs, [-1, -2, -3]) == [1, 2, 3]  # its threads wait now; a fork has none of them
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if in_parallel(abs, [-4, -5]) == [4, 5] else 1)
+    deadline = time.monotonic() + 60
+    while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if done == (0, 0):
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    assert done == (child, 0)

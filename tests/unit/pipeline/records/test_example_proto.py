@@ -1,0 +1,120 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.records import example_proto
+from pipeline.records import layout as example
+
+IMAGE = np.random.default_rng(0).integers(0, 256, 3072, np.uint8).tobytes()
+
+
+@pytest.mark.parametrize("label", [0, 9, 127, 128, 21_840])
+def test_image_label_key_have_the_bytes_of_the_fixed_layout(label):
+    record = example_proto.encode({"image": IMAGE, "label": label, "key": b"train#00001"})
+    assert record == example.encode(IMAGE, label, b"train#00001")
+
+
+def test_decodes_what_it_encodes():
+    record = example_proto.encode(
+        {
+            "image": b"\x00\xff",
+            "label": -3,
+            "boxes": np.array([[0.5, 1.25], [2, 3]], np.float32),
+            "ids": np.array([[1, 2], [3, -(2**63)]]),
+            "tags": [b"a", b"", b"b"],
+            "weight": np.float32(0.1),
+            "empty": np.zeros(0, np.int64),
+        }
+    )
+    found = example_proto.decode(record)
+    assert found["image"] == [b"\x00\xff"]
+    assert found["tags"] == [b"a", b"", b"b"]
+    assert found["label"].dtype == np.int64
+    assert found["label"].tolist() == [-3]
+    assert found["ids"].tolist() == [1, 2, 3, -(2**63)]
+    assert found["boxes"].dtype == np.float32
+    assert found["boxes"].tolist() == [0.5, 1.25, 2, 3]
+    assert found["weight"].tolist() == [np.float32(0.1)]
+    assert found["empty"].tolist() == []
+    assert example_proto.decode(record, ("label", "nothing", "image")).keys() == {"label", "image"}
+
+
+_names = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+_values = st.one_of(
+    st.binary(max_size=200),
+    st.lists(st.binary(max_size=9), min_size=1, max_size=4),
+    st.integers(-(2**63), 2**63 - 1),
+    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=200).map(lambda v: np.array(v, np.int64)),
+    st.lists(st.floats(width=32, allow_nan=False), max_size=200).map(lambda v: np.array(v, np.float32)),
+)
+
+
+@given(st.dictionaries(_names, _values, max_size=6))
+def test_serializes_as_tensorflow_does(features):
+    theirs = tf.train.Example()
+    for name, value in features.items():
+        if isinstance(value, bytes | list):
+            values = [value] if isinstance(value, bytes) else value
+            theirs.features.feature[name].bytes_list.value.extend(values)
+        elif isinstance(value, int) or value.dtype == np.int64:
+            theirs.features.feature[name].int64_list.value.extend(np.atleast_1d(value).tolist())
+        else:
+            theirs.features.feature[name].float_list.value.extend(value.tolist())
+    assert example_proto.encode(features) == theirs.SerializeToString(deterministic=True)
+    found = example_proto.decode(theirs.SerializeToString())
+    assert found.keys() == features.keys()
+    for name, value in features.items():
+        expected = [value] if isinstance(value, bytes | int) else list(value)
+        assert list(found[name]) == expected
+
+
+def test_unpacked_lists_and_features_without_a_value_decode():
+    value = b"\x0a\x04\x1a\x02" + b"\x08\x05"  # a map entry's Feature: int64_list with value 5, not packed
+    entry = b"\x0a\x01a\x12" + bytes([len(value[2:])]) + value[2:]
+    record = b"\x0a" + bytes([len(entry) + 2]) + b"\x0a" + bytes([len(entry)]) + entry
+    assert example_proto.decode(record)["a"].tolist() == [5]
+    assert example_proto.decode(b"\x0a\x07\x0a\x05\x0a\x01a\x12\x00") == {"a": []}
+
+
+@pytest.mark.parametrize("record", [b"\xff", b"\x0a\x05ab", b"no example at all", b"\x89PNG\r\n\x1a\n"])
+def test_what_is_no_example_is_refused_with_its_size(record):
+    with pytest.raises(ValueError, match=f"these {len(record)} bytes are no serialized tf.train.Example"):
+        example_proto.decode(record)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (np.zeros(2, np.uint8), "'a': an array of uint8; must be int64 or float32"),
+        (np.float64(1.5).astype(np.float16), "'a': an array of float16"),
+        ("text", "'a': str; must be bytes, an integer or an array"),
+        (None, "'a': NoneType"),
+    ],
+)
+def test_values_that_no_example_holds_are_refused(value, reason):
+    with pytest.raises(TypeError, match=reason):
+        example_proto.encode({"a": value})
+
+
+@pytest.mark.parametrize("order", ["import tensorflow as tf; ours()", "ours(); import tensorflow as tf"])
+def test_lives_beside_tensorflows_classes(order):
+    code = f"""
+from pipeline import example_proto
+ours = lambda: example_proto.decode(example_proto.encode({{"a": 7}}))
+{order}
+record = tf.train.Example.FromString(example_proto.encode({{"a": 7}})).SerializeToString()
+assert example_proto.decode(record)["a"].tolist() == [7] and ours()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_needs_no_tensorflow():
+    code = (
+        "import sys; from pipeline import example_proto; example_proto.encode({}); print('tensorflow' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout == b"False\n"
