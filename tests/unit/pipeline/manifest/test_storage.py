@@ -9,7 +9,6 @@ from pipeline import manifest as manifests
 from pipeline.errors import DataError
 from pipeline.manifest import storage
 from pipeline.manifest.storage import folder
-from pipeline.ordered_split import load_manifest
 from tests.datasets import to_memory, write_dataset
 
 
@@ -99,14 +98,14 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path, monkeypatch):
 def test_a_remote_manifest_is_the_local_one(tmp_path):
     write_dataset(tmp_path)
     url = to_memory(tmp_path, "storage_manifest")
-    assert load_manifest(url) == manifests.load(tmp_path)
+    assert manifests.load(url) == manifests.load(tmp_path)
     tf.io.gfile.remove(f"{url}/manifest.json")
     with pytest.raises(DataError, match=f"{url}/manifest.json: no manifest, so {url} is no data set"):
-        load_manifest(url)
+        manifests.load(url)
 
 
 def test_a_url_that_tensorflow_cannot_open_is_one_line():
     with pytest.raises(
         DataError, match="^nowhere://b/d/manifest.json: cannot be read: File system scheme 'nowhere' not"
     ):
-        load_manifest("nowhere://b/d")
+        manifests.load("nowhere://b/d")
