@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from beam_jobs.places import paths
+from beam_jobs.storage import paths
 from pipeline.errors import UsageError
 from pipeline.manifest import naming
 

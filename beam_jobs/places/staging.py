@@ -18,8 +18,8 @@ import threading
 from collections.abc import Iterable, Iterator
 
 from beam_jobs.places import write
-from beam_jobs.places.paths import AnyPath
 from beam_jobs.shards import receipts
+from beam_jobs.storage.paths import AnyPath
 from pipeline import manifest
 from pipeline.errors import DataError
 from pipeline.manifest import Manifest, naming

@@ -14,8 +14,8 @@ from typing import Any
 
 import google_crc32c
 
-from beam_jobs.places.paths import AnyPath, RemotePath
 from beam_jobs.shards.records import Bytes
+from beam_jobs.storage.paths import AnyPath, RemotePath
 from pipeline.errors import DataError
 from pipeline.manifest import naming
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from beam_jobs.places import paths
 from beam_jobs.shards import shard_file
+from beam_jobs.storage import paths
 from pipeline.errors import DataError
 from pipeline.manifest import ShardInfo
 

@@ -9,8 +9,8 @@ from typing import Any
 import google_crc32c
 
 from beam_jobs.places import write
-from beam_jobs.places.paths import AnyPath, RemotePath
 from beam_jobs.shards.statistics import PixelSums
+from beam_jobs.storage.paths import AnyPath, RemotePath
 from pipeline.manifest import ShardInfo, naming
 
 _SUFFIX = ".receipt.json"

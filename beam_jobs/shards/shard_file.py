@@ -6,7 +6,7 @@ import gzip
 import zlib
 from collections.abc import Iterator
 
-from beam_jobs.places.paths import AnyPath
+from beam_jobs.storage.paths import AnyPath
 from pipeline.errors import DataError
 from pipeline.records import example_proto, framing
 

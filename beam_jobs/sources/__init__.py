@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 from typing import TYPE_CHECKING
 
-from beam_jobs.places import paths
+from beam_jobs.storage import paths
 from pipeline.errors import DataError, UsageError, unknown
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import IO
 
-from beam_jobs.places.paths import RemotePath
+from beam_jobs.storage.paths import RemotePath
 from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 

@@ -14,9 +14,9 @@ from typing import IO, NamedTuple
 
 import tqdm
 
-from beam_jobs.places.paths import AnyPath
 from beam_jobs.sources import content
 from beam_jobs.sources import files as places
+from beam_jobs.storage.paths import AnyPath
 from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 

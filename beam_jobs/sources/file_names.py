@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from beam_jobs.places.paths import AnyPath
+from beam_jobs.storage.paths import AnyPath
 from pipeline.errors import DataError
 
 SPLIT_OF_WORD = {  # the words that Hugging Face knows, and our names

@@ -11,7 +11,7 @@ from typing import IO, TypeVar
 
 import pyarrow as pa
 
-from beam_jobs.places.paths import AnyPath, RemotePath
+from beam_jobs.storage.paths import AnyPath, RemotePath
 from pipeline.errors import DataError
 
 Place = str | RemotePath  # a local path is kept as its text, which is small to send to workers

@@ -6,7 +6,7 @@ import fnmatch
 import os
 from collections.abc import Callable, Sequence
 
-from beam_jobs.places.paths import RemotePath
+from beam_jobs.storage.paths import RemotePath
 from pipeline.errors import DataError
 
 _MAGIC = ("*", "[")  # no `?`, which begins the store's options

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from beam_jobs.places import paths
-from beam_jobs.places.paths import AnyPath
 from beam_jobs.shards import shard_file
 from beam_jobs.shards.key_check import Repeated
+from beam_jobs.storage import paths
+from beam_jobs.storage.paths import AnyPath
 from beam_jobs.validation.report import MOST_LISTED, Problem
 from beam_jobs.validation.stream import ShardStream
 from beam_jobs.validation.walk import Walk

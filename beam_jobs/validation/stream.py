@@ -9,7 +9,7 @@ from typing import IO, Any
 
 import google_crc32c
 
-from beam_jobs.places.paths import AnyPath, RemotePath
+from beam_jobs.storage.paths import AnyPath, RemotePath
 
 _BLOCK = 1 << 20  # 1 MiB, read at a time
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from beam_jobs.places.paths import RemotePath
+from beam_jobs.storage.paths import RemotePath
 
 _NUMBERS = itertools.count()
 

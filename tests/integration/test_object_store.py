@@ -14,7 +14,7 @@ import pytest
 
 from beam_jobs import convert
 from beam_jobs.places import remote as remote_target
-from beam_jobs.places.paths import RemotePath
+from beam_jobs.storage.paths import RemotePath
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
 

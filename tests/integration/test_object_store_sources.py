@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs import convert, sources
-from beam_jobs.places.paths import RemotePath
 from beam_jobs.sources.base import SourceOptions
+from beam_jobs.storage.paths import RemotePath
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
 

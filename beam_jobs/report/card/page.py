@@ -10,7 +10,6 @@ import shlex
 from collections.abc import Sequence
 
 from beam_jobs.places import write
-from beam_jobs.places.paths import AnyPath
 from beam_jobs.report.card import pictures as card_pictures
 from beam_jobs.report.card import samples as card_samples
 from beam_jobs.report.card import sections as card_sections
@@ -19,6 +18,7 @@ from beam_jobs.report.card.pictures import Picture
 from beam_jobs.report.card.samples import PER_CLASS, Samples
 from beam_jobs.report.card.style import STYLE
 from beam_jobs.shards.images import BadImageError
+from beam_jobs.storage.paths import AnyPath
 from pipeline import manifest
 from pipeline.manifest import Manifest, naming
 

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from beam_jobs.places.paths import AnyPath, RemotePath
+from beam_jobs.storage.paths import AnyPath, RemotePath
 from pipeline.errors import DataError
 from pipeline.manifest import Manifest, ShardInfo
 from pipeline.records import example_proto, framing

@@ -8,10 +8,10 @@ import pathlib
 import re
 from collections.abc import Iterator, Sequence
 
-from beam_jobs.places import paths
-from beam_jobs.places.paths import AnyPath
 from beam_jobs.sources import file_names, remote_listing
 from beam_jobs.sources.file_names import SPLIT_OF_WORD
+from beam_jobs.storage import paths
+from beam_jobs.storage.paths import AnyPath
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import naming
 

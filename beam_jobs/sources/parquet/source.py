@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from beam_jobs.places.paths import AnyPath
 from beam_jobs.sources import base, digest
 from beam_jobs.sources import files as places
 from beam_jobs.sources.base import Block, SourceOptions
@@ -24,6 +23,7 @@ from beam_jobs.sources.parquet import labels as parquet_labels
 from beam_jobs.sources.parquet import reader as parquet_reader
 from beam_jobs.sources.parquet.columns import Columns
 from beam_jobs.sources.parquet.rows import Part, Reader
+from beam_jobs.storage.paths import AnyPath
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature, SourceFile
 

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from beam_jobs.places.paths import AnyPath
 from beam_jobs.sources import content, digest, file_names
 from beam_jobs.sources import files as places
 from beam_jobs.sources.base import SourceOptions
@@ -19,6 +18,7 @@ from beam_jobs.sources.records import schema as record_schema
 from beam_jobs.sources.records import stream as record_stream
 from beam_jobs.sources.records.files import RecordFile
 from beam_jobs.sources.records.source import RecordSource
+from beam_jobs.storage.paths import AnyPath
 from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 from pipeline.records import example_proto

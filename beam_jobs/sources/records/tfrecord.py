@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from beam_jobs.places import paths
-from beam_jobs.places.paths import AnyPath
 from beam_jobs.sources import files
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.files import Place
@@ -13,6 +11,8 @@ from beam_jobs.sources.records import foreign as foreign_records
 from beam_jobs.sources.records.columns import Columns
 from beam_jobs.sources.records.files import RecordFile
 from beam_jobs.sources.records.source import RecordSource
+from beam_jobs.storage import paths
+from beam_jobs.storage.paths import AnyPath
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Manifest, ShardInfo, SourceFile, naming

@@ -1,7 +1,7 @@
 import pytest
 
-from beam_jobs.places.paths import RemotePath
 from beam_jobs.sources import files
+from beam_jobs.storage.paths import RemotePath
 from pipeline.errors import DataError
 
 

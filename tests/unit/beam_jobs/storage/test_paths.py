@@ -2,7 +2,7 @@ import pickle
 
 import pytest
 
-from beam_jobs.places.paths import RemotePath, path_of, text_of
+from beam_jobs.storage.paths import RemotePath, path_of, text_of
 
 
 def test_a_url_is_shown_without_its_options_and_its_user():
