@@ -15,11 +15,10 @@ from beam_jobs.places import remote as remote_target
 from beam_jobs.places import staging, target
 from beam_jobs.plan import Plan, shard_counts
 from beam_jobs.report.summary import summary
-from beam_jobs.runs.quiet import quiet_import
 from beam_jobs.sources import resplit
 from beam_jobs.storage import paths
 from beam_jobs.storage.paths import AnyPath, RemotePath
-from pipeline.commands import commandline
+from pipeline.commands import commandline, quiet
 from pipeline.errors import PipelineError
 from pipeline.manifest import naming
 
@@ -38,10 +37,11 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
       PipelineError: bad flags or data, with the exit code and one line of text.
     """
     started = time.monotonic()
-    config, beam_arguments, flags = _parse(command, argv)
+    description = "Converts a data set into sharded TFRecords and a manifest."
+    config, beam_arguments, flags = commandline.parse_known(command, description, ConvertConfig, argv)
     sources.check(config.source_options)
     commandline.require("apache_beam", *sources.packages_needed(config.dataset))
-    with quiet_import():
+    with quiet.loading():
         # 2 s to import: after --help and our own flags.
         from beam_jobs.report.card import page as card  # noqa: PLC0415
         from beam_jobs.runs import beam_flags, progress, runners  # noqa: PLC0415
@@ -106,7 +106,7 @@ def make_plan(config: ConvertConfig, data_dir: AnyPath) -> tuple[Plan, float]:
 
 
 def _run(plan: Plan, config: ConvertConfig, options: PipelineOptions, data_dir: AnyPath) -> None:
-    with quiet_import():
+    with quiet.loading():
         from beam_jobs import passes  # noqa: PLC0415 (as above)
         from beam_jobs.runs import run  # noqa: PLC0415 (as above)
     try:
@@ -129,10 +129,3 @@ def _say_notes(no_card: str | None, strays: list[str]) -> None:
         print(f"note: {no_card}")
     if strays:
         print(f"note: {len(strays)} other shards lie there ({strays[0]}, ...), which its manifest does not list")
-
-
-def _parse(command: str, argv: Sequence[str] | None) -> tuple[ConvertConfig, list[str], list[str]]:
-    parser = commandline.Parser(command, "Converts a data set into sharded TFRecords and a manifest.")
-    parser.add_arguments(ConvertConfig, "config")
-    known, rest = parser.parse_known_args(argv)
-    return known.config, rest, parser.flags()

@@ -47,11 +47,8 @@ class BenchmarkConfig:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a line for each kind of input."""
-    parser = commandline.Parser(COMMAND, "Measure the time to the first batch.")
-    parser.add_arguments(BenchmarkConfig, "config")
-    config: BenchmarkConfig = parser.parse(argv).config
+    config = commandline.parse(COMMAND, "Measure the time to the first batch.", BenchmarkConfig, argv)
     commandline.require("tensorflow", *([] if config.data_dir else ["apache_beam"]))
-    commandline.quiet_tensorflow()
     if config.start_at >= 0:
         print(start(config))
         return

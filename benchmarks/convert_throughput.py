@@ -74,9 +74,7 @@ class Line:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a line a round, then the table."""
-    parser = commandline.Parser(COMMAND, "Measure conversion, as ratios.")
-    parser.add_arguments(BenchmarkConfig, "config")
-    config: BenchmarkConfig = parser.parse(argv).config
+    config = commandline.parse(COMMAND, "Measure conversion, as ratios.", BenchmarkConfig, argv)
     commandline.require("apache_beam", "pyarrow", *(["tensorflow_datasets"] if "tfds" in config.parts else []))
     with tempfile.TemporaryDirectory(dir=config.work_dir or None, prefix="convert-throughput-") as name:
         lines = [line for part in config.parts for line in _PARTS[part](config, pathlib.Path(name))]

@@ -42,11 +42,8 @@ class BenchmarkConfig:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a line for each input."""
-    parser = commandline.Parser(COMMAND, "Measure what distributing the input costs.")
-    parser.add_arguments(BenchmarkConfig, "config")
-    config = parser.parse(argv).config
+    config = commandline.parse(COMMAND, "Measure what distributing the input costs.", BenchmarkConfig, argv)
     commandline.require("tensorflow", *([] if config.data_dir else ["apache_beam"]))
-    commandline.quiet_tensorflow()
     with tempfile.TemporaryDirectory() as folder:
         data_dir = config.data_dir or commands.convert_cifar(pathlib.Path(folder), _IMAGES)
         with quiet.loading():

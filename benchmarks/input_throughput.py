@@ -35,11 +35,8 @@ class BenchmarkConfig:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a line a measurement."""
-    parser = commandline.Parser(COMMAND, "Measure the input against one-by-one tf.data.")
-    parser.add_arguments(BenchmarkConfig, "config")
-    config = parser.parse(argv).config
+    config = commandline.parse(COMMAND, "Measure the input against one-by-one tf.data.", BenchmarkConfig, argv)
     commandline.require("tensorflow", *([] if config.data_dir else ["apache_beam"]))
-    commandline.quiet_tensorflow()
     with tempfile.TemporaryDirectory() as folder:
         data_dir = config.data_dir or commands.convert_cifar(pathlib.Path(folder), _IMAGES)
         for distorted in (True, False):

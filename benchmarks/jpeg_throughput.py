@@ -49,11 +49,8 @@ class BenchmarkConfig:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a line a recipe."""
-    parser = commandline.Parser(COMMAND, "Measure crops out of JPEGs against libjpeg-turbo alone.")
-    parser.add_arguments(BenchmarkConfig, "config")
-    config: BenchmarkConfig = parser.parse(argv).config
+    config = commandline.parse(COMMAND, "Measure crops of JPEGs against libjpeg-turbo alone.", BenchmarkConfig, argv)
     commandline.require("tensorflow", *([] if config.data_dir else ["apache_beam", "pyarrow"]))
-    commandline.quiet_tensorflow()
     with tempfile.TemporaryDirectory(prefix="jpeg-throughput-") as folder:
         data_dir = config.data_dir or make_data(pathlib.Path(folder), config.images)
         for name in ("random_crop", "random_resized_crop"):

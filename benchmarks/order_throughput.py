@@ -40,9 +40,7 @@ class BenchmarkConfig:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a line a window size."""
-    parser = commandline.Parser(COMMAND, "Measure the order against NumPy's permutation.")
-    parser.add_arguments(BenchmarkConfig, "config")
-    config = parser.parse(argv).config
+    config = commandline.parse(COMMAND, "Measure the order against NumPy's permutation.", BenchmarkConfig, argv)
     for size in WINDOWS:
         compare(config, size)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.commands import commandline
+from pipeline.commands import quiet
 
 _FEW = 20
 _RECORD = 1 + 3072  # bytes: a label, then 1,024 red, 1,024 green and 1,024 blue
@@ -32,7 +32,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--beam", action="store_true")
     parser.add_argument("--raw", action="store_true")
     arguments = parser.parse_args(argv)
-    commandline.quiet_tensorflow()
     counts = {"first": _FEW, "few": _FEW, "all": arguments.count + _FEW}
     seconds = {
         name: prepare(arguments.source, f"{arguments.data_dir}/{name}", count, arguments.beam, arguments.raw)
@@ -43,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def prepare(source: pathlib.Path, data_dir: str, count: int, beam: bool, raw: bool) -> float:
     """Writes `count` examples of the files in `source`; returns the seconds of `download_and_prepare`."""
-    import tensorflow_datasets as tfds  # noqa: PLC0415 (seconds to import)
+    with quiet.loading():
+        import tensorflow_datasets as tfds  # noqa: PLC0415 (seconds to import)
 
     with tfds.core.registered.skip_registration():  # a second one of the same name is made
         builder = _builder(tfds, source, count, beam, raw)(data_dir=data_dir)

@@ -71,11 +71,8 @@ class BenchmarkConfig:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a line a measurement."""
-    parser = commandline.Parser(COMMAND, "Measure input that is read in windows, as ratios.")
-    parser.add_arguments(BenchmarkConfig, "config")
-    config: BenchmarkConfig = parser.parse(argv).config
+    config = commandline.parse(COMMAND, "Measure input that is read in windows, as ratios.", BenchmarkConfig, argv)
     commandline.require("tensorflow", *([] if config.data_dir else ["apache_beam"]))
-    commandline.quiet_tensorflow()
     if config.epoch_of:
         _read_epoch(config)
         return

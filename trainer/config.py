@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.commands.commandline import Parser
+from pipeline.commands import commandline
 from pipeline.content import Content, make_content, parse_size
 from pipeline.errors import UsageError, unknown
 from pipeline.order import order
@@ -164,10 +164,9 @@ def parse(argv: Sequence[str] | None) -> TrainConfig:
       UsageError: an unknown flag or a value that cannot work.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = Parser("trainer.run", "Trains an image model on one device or many, and goes on where it stopped.")
-    parser.add_arguments(TrainConfig, dest="config", default=defaults(_named_model(arguments)))
-    config: TrainConfig = parser.parse(arguments).config
-    return config
+    description = "Trains an image model on one device or many; resumes where it stopped."
+    default = defaults(_named_model(arguments))
+    return commandline.parse("trainer.run", description, TrainConfig, arguments, default)
 
 
 def _named_model(arguments: list[str]) -> str:

@@ -33,7 +33,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         plans.prepare_folder("--model_dir", config.model_dir)
     if config.log_keys:
         plans.prepare_folder("--log_keys", config.log_keys)
-    commandline.quiet_tensorflow()
     with Interrupt(COMMAND) as interrupt:
         with quiet.loading(), _left_out("matplotlib", "sklearn"):
             from trainer import training  # noqa: PLC0415, here because it loads TensorFlow

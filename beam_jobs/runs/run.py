@@ -16,8 +16,8 @@ from apache_beam.runners.runner import PipelineResult, PipelineRunner
 from beam_jobs import jobs
 from beam_jobs.places import write
 from beam_jobs.plan import Plan
+from beam_jobs.runs.main_thread_only import MainThreadOnly
 from beam_jobs.runs.progress import Progress
-from beam_jobs.runs.quiet import MainThreadOnly, quiet_threads
 from beam_jobs.runs.runners import make_runner
 from pipeline import errors
 
@@ -60,18 +60,19 @@ def run_transform(transform: beam.PTransform, options: PipelineOptions, progress
     arguments = (transform, options, runner, results, failures)
     thread = threading.Thread(target=_run, args=arguments, daemon=True, name="beam")
     write.gate.open()
-    ended = False
+    ended, loud = False, sys.stderr
     try:
-        with progress, quiet_threads():
+        with progress:
+            sys.stderr = MainThreadOnly(loud)  # type: ignore[assignment]
             thread.start()
             while thread.is_alive():
                 thread.join(_POLL_SECONDS)
                 progress.show()
         ended = not failures
     finally:
-        # After Ctrl-C the runner's threads and processes are still at work; after a failure some can be.
-        if not ended:
-            sys.stderr = MainThreadOnly(sys.stderr)
+        # After Ctrl-C the runner's threads and processes are still at work; after a failure some may be.
+        if ended:
+            sys.stderr = loud
         if lifeline:
             lifeline.cut()
         elif not ended and not failures:

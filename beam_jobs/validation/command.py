@@ -13,13 +13,12 @@ import simple_parsing
 
 from beam_jobs import flag_values
 from beam_jobs.places import write
-from beam_jobs.runs.quiet import quiet_import
 from beam_jobs.storage import paths
 from beam_jobs.storage.paths import AnyPath, RemotePath
 from beam_jobs.validation import report as validate_report
 from beam_jobs.validation.report import Report
 from pipeline import manifest as manifests
-from pipeline.commands import commandline
+from pipeline.commands import commandline, quiet
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Manifest, naming
 
@@ -59,13 +58,14 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
     Raises:
       PipelineError: bad flags, no data set, or one that is not as its manifest says: with one line of text.
     """
-    config, beam_arguments, flags = _parse(command, argv)
+    description = "Checks a data set against its manifest, byte by byte."
+    config, beam_arguments, flags = commandline.parse_known(command, description, ValidateConfig, argv)
     data_dir = paths.path_of(config.data_dir)
     content = manifests.load(data_dir)
     if config.deep:
         content.require_images()
     commandline.require("apache_beam")
-    with quiet_import():
+    with quiet.loading():
         from beam_jobs.runs import beam_flags, runners  # noqa: PLC0415 (2 s to import: after --help and our own flags)
     options = beam_flags.parse(beam_arguments, flags)
     runners.check(options)
@@ -141,7 +141,7 @@ def _some(names: list[str]) -> str:
 
 
 def _run(config: ValidateConfig, data_dir: AnyPath, content: Manifest, options: PipelineOptions) -> Report:
-    with quiet_import():
+    with quiet.loading():
         from beam_jobs.runs import run  # noqa: PLC0415 (as above)
         from beam_jobs.validation import jobs as validate_jobs  # noqa: PLC0415 (as above)
         from beam_jobs.validation import progress as validate_progress  # noqa: PLC0415 (as above)
@@ -165,10 +165,3 @@ def _run(config: ValidateConfig, data_dir: AnyPath, content: Manifest, options: 
             raise UsageError(
                 "the runner works on other machines: give --report=FILE in a place that they and this one reach"
             ) from None
-
-
-def _parse(command: str, argv: Sequence[str] | None) -> tuple[ValidateConfig, list[str], list[str]]:
-    parser = commandline.Parser(command, "Checks a data set against its manifest, byte by byte.")
-    parser.add_arguments(ValidateConfig, "config")
-    known, rest = parser.parse_known_args(argv)
-    return known.config, rest, parser.flags()

@@ -18,9 +18,8 @@ def main(argv: Sequence[str] | None = None) -> None:
       DataError: the proof does not hold, a run saw something else, or there is no valid data set.
       UsageError: a flag that cannot work.
     """
-    parser = commandline.Parser(COMMAND, "Prove that every record is seen once, and show which worker reads what.")
-    parser.add_arguments(AuditConfig, "config")
-    config = parser.parse(argv).config
+    description = "Prove that every record is seen once, and show which worker reads what."
+    config = commandline.parse(COMMAND, description, AuditConfig, argv)
     if config.global_batch_size is None and config.observed is None:
         raise UsageError("--global_batch_size: needed, the rows of a step over all replicas (or --observed)")
     from pipeline.audit import command  # noqa: PLC0415, here because --help must be fast

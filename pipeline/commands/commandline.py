@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import simple_parsing
 from simple_parsing.wrappers.field_wrapper import DashVariant
 
 from pipeline import errors
+
+_Config = TypeVar("_Config")
 
 _EXTRA_OF = {
     "tensorflow": "train",
@@ -38,29 +39,55 @@ class Parser(simple_parsing.ArgumentParser):
         """Ends with exit code 2 and one line."""
         raise errors.UsageError(" ".join(message.split()))
 
-    def parse(self, argv: Sequence[str] | None) -> argparse.Namespace:
-        """Parses all of `argv`.
-
-        Raises:
-          UsageError: an unknown flag or a bad value.
-        """
-        known, rest = self.parse_known_args(argv)
-        self.refuse(rest)
-        return known
-
-    def refuse(self, arguments: Sequence[str]) -> None:
-        """Raises UsageError for the first of `arguments`, if any, as an unknown flag."""
-        for argument in arguments:
-            name = argument.split("=")[0]
-            raise (
-                errors.unknown("flag", name, self.flags())
-                if name.startswith("-")
-                else errors.UsageError(f"unexpected argument {argument!r}; see --help")
-            )
-
     def flags(self) -> list[str]:
         """Returns the long flags."""
         return [option for option in self._option_string_actions if option.startswith("--")]
+
+
+def parse(
+    command: str,
+    description: str,
+    kind: type[_Config],
+    argv: Sequence[str] | None,
+    default: dict[str, Any] | None = None,
+) -> _Config:
+    """Returns the config, a dataclass of type `kind`, that the arguments give.
+
+    Args:
+      command: its name, for --help.
+      description: for --help.
+      kind: the dataclass, of which each field is a flag.
+      argv: the arguments; None for the process's own.
+      default: values by field name, where they differ from the fields' own defaults.
+
+    Raises:
+      UsageError: an unknown flag or a bad value.
+    """
+    config, rest, flags = parse_known(command, description, kind, argv, default)
+    if not rest:
+        return config
+    name = rest[0].split("=")[0]
+    if name.startswith("-"):
+        raise errors.unknown("flag", name, flags)
+    raise errors.UsageError(f"unexpected argument {rest[0]!r}; see --help")
+
+
+def parse_known(
+    command: str,
+    description: str,
+    kind: type[_Config],
+    argv: Sequence[str] | None,
+    default: dict[str, Any] | None = None,
+) -> tuple[_Config, list[str], list[str]]:
+    """Returns the config as `parse`, the arguments that are not its flags, and the names of its flags.
+
+    Raises:
+      UsageError: a bad value.
+    """
+    parser = Parser(command, description)
+    parser.add_arguments(kind, "config", default=default)
+    known, rest = parser.parse_known_args(argv)
+    return known.config, rest, parser.flags()
 
 
 def require(*modules: str) -> None:
@@ -70,11 +97,6 @@ def require(*modules: str) -> None:
             raise errors.UsageError(
                 f"needs {module}, which is not installed: pip install 'stepfeed[{_EXTRA_OF[module]}]'"
             )
-
-
-def quiet_tensorflow() -> None:
-    """Keeps TensorFlow's start-up notes off the terminal; TF_CPP_MIN_LOG_LEVEL=0 brings them back."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def run(command: str, main: Callable[[Sequence[str] | None], Any], argv: Sequence[str] | None = None) -> NoReturn:

@@ -1,18 +1,17 @@
-"""TensorFlow's harmless notes while it is loaded, kept off the terminal.
-
-TF_CPP_MIN_LOG_LEVEL works only once TensorFlow has set up its log; what its libraries say while they are loaded goes
-straight to file descriptor 2. All else that is said there is passed on.
-"""
+"""A quiet start: TensorFlow's and Beam's harmless startup notes stay off the terminal, everything else is shown."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import sys
 import tempfile
 from collections.abc import Iterator
 
+# TF_CPP_MIN_LOG_LEVEL works only once TensorFlow has set up its log; what its libraries say before goes straight to
+# file descriptor 2.
 _HARMLESS = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\)"
     rb"|[IWE]\d{4} .*\b(port|cudart_stub|cpu_feature_guard|cuda_platform|cuda_(dnn|fft|blas))\.cc:\d+\]"
@@ -22,7 +21,14 @@ _HARMLESS = re.compile(
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Context for the import: holds stderr back, and passes on at its end what is not known as harmless."""
+    """Context for importing TensorFlow or Beam: drops harmless notes, and shows the rest of stderr at its end.
+
+    Beam logs warnings about optional cloud libraries. TensorFlow stays quiet after the import, too, unless
+    TF_CPP_MIN_LOG_LEVEL is set.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     sys.stderr.flush()
     terminal = os.dup(2)
     with tempfile.TemporaryFile() as held:
@@ -33,11 +39,8 @@ def loading() -> Iterator[None]:
             sys.stderr.flush()
             os.dup2(terminal, 2)
             os.close(terminal)
+            logging.disable(disabled)
             held.seek(0)
-            for line in remarkable(held.readlines()):
-                os.write(2, line)
-
-
-def remarkable(lines: list[bytes]) -> list[bytes]:
-    """Returns the lines that are not known as harmless."""
-    return [line for line in lines if not _HARMLESS.match(line)]
+            for line in held:
+                if not _HARMLESS.match(line):
+                    os.write(2, line)

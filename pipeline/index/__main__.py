@@ -17,9 +17,8 @@ def main(argv: Sequence[str] | None = None) -> None:
       DataError: a file that cannot be read, or a record that is corrupt; a folder that cannot be written to.
       UsageError: a flag that cannot work, or a manifest that must not be replaced.
     """
-    parser = commandline.Parser(COMMAND, "Make TFRecord files of any kind a data set for pipeline.input_fn.")
-    parser.add_arguments(IndexConfig, "config")
-    config = parser.parse(argv).config
+    description = "Make TFRecord files of any kind a data set for pipeline.input_fn."
+    config = commandline.parse(COMMAND, description, IndexConfig, argv)
     from pipeline.index import command  # noqa: PLC0415, here because --help must be fast
 
     command.run(config)

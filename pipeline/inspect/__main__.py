@@ -18,9 +18,7 @@ def main(argv: Sequence[str] | None = None) -> None:
       DataError: no valid data set, or a shard that is missing or has another size.
       UsageError: a flag that cannot work; a picture of images that the input does not read.
     """
-    parser = commandline.Parser(COMMAND, "Show what is in a data set.")
-    parser.add_arguments(InspectConfig, "config")
-    command.run(parser.parse(argv).config)
+    command.run(commandline.parse(COMMAND, "Show what is in a data set.", InspectConfig, argv))
 
 
 def entry_point() -> None:

@@ -31,7 +31,6 @@ def run(config: InspectConfig) -> None:
 
 def _write_sheet(config: InspectConfig, content: Manifest) -> None:
     commandline.require("tensorflow")
-    commandline.quiet_tensorflow()
     with quiet.loading():
         import tensorflow  # noqa: F401, PLC0415
 

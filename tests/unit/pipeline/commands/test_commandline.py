@@ -15,9 +15,7 @@ class Config:
 
 
 def parse(*argv):
-    parser = commandline.Parser("made", "A command.")
-    parser.add_arguments(Config, "config")
-    return parser.parse(argv).config
+    return commandline.parse("made", "A command.", Config, argv)
 
 
 def test_flags_come_from_the_dataclass():
