@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from beam_jobs import sample, sources
 from beam_jobs.config import ConvertConfig
-from beam_jobs.places import local as local_target
-from beam_jobs.places import remote as remote_target
-from beam_jobs.places import staging, target
 from beam_jobs.plan import Plan, shard_counts
 from beam_jobs.report.summary import summary
 from beam_jobs.sources import resplit
 from beam_jobs.storage import paths
 from beam_jobs.storage.paths import AnyPath, RemotePath
+from beam_jobs.target import local as local_target
+from beam_jobs.target import remote as remote_target
+from beam_jobs.target import staging, target
 from pipeline.commands import commandline, quiet
 from pipeline.errors import PipelineError
 from pipeline.manifest import naming

@@ -8,11 +8,11 @@ import pathlib
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import sources
-from beam_jobs.places import staging, write
 from beam_jobs.plan import Origin, Plan
 from beam_jobs.runs import run
 from beam_jobs.sources.base import SourceOptions
-from beam_jobs.storage import paths
+from beam_jobs.storage import paths, write
+from beam_jobs.target import staging
 from pipeline import manifest
 from pipeline.errors import DataError, PipelineError
 from pipeline.manifest import Manifest, naming

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_jobs import shard_rows as shards
+from beam_jobs.examples.recode import ImageOptions
 from beam_jobs.flag_values import MAX_SHARDS
 from beam_jobs.sample import Sample
-from beam_jobs.shards import rows as shards
-from beam_jobs.shards.recode import ImageOptions
 from beam_jobs.sources.base import Source
 from beam_jobs.storage import paths
 from pipeline import manifest

@@ -9,11 +9,11 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.shards import images
-from beam_jobs.shards.images import BadImageError
-from beam_jobs.shards.recode import ImageOptions
-from beam_jobs.shards.records import make_records
-from beam_jobs.shards.selection import select
+from beam_jobs.examples import images
+from beam_jobs.examples.images import BadImageError
+from beam_jobs.examples.recode import ImageOptions
+from beam_jobs.examples.records import make_records
+from beam_jobs.examples.selection import select
 from beam_jobs.sources.base import Block, Source
 from pipeline.errors import UsageError
 

@@ -12,9 +12,9 @@ import google_crc32c
 import numpy as np
 from PIL import Image
 
+from beam_jobs.examples.statistics import PixelSums, entropy, moments
 from beam_jobs.shards.finish import size_histogram
 from beam_jobs.shards.shard_file import records
-from beam_jobs.shards.statistics import PixelSums, entropy, moments
 from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo, naming
 from pipeline.records import example_proto, framing
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from beam_jobs.shards.statistics import entropy
+from beam_jobs.examples.statistics import entropy
 from pipeline.manifest import Manifest, SplitInfo
 
 # Simulated random shards of 50 to 5000 records with 2 to 1000 classes, even or not, lack at most 0.06 of what shards

@@ -7,13 +7,13 @@ import time
 
 import tqdm
 
-from beam_jobs.places import staging, write
 from beam_jobs.plan import Plan
 from beam_jobs.runs import display
 from beam_jobs.runs.display import Display
 from beam_jobs.shards import receipts
-from beam_jobs.storage import paths
+from beam_jobs.storage import paths, write
 from beam_jobs.storage.paths import AnyPath, RemotePath
+from beam_jobs.target import staging
 from pipeline.errors import DataError
 
 _SECONDS_BETWEEN_LOOKS = 0.5

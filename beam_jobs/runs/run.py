@@ -14,11 +14,11 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineResult, PipelineRunner
 
 from beam_jobs import jobs
-from beam_jobs.places import write
 from beam_jobs.plan import Plan
 from beam_jobs.runs.main_thread_only import MainThreadOnly
 from beam_jobs.runs.progress import Progress
 from beam_jobs.runs.runners import make_runner
+from beam_jobs.storage import write
 from pipeline import errors
 
 _POLL_SECONDS = 0.1

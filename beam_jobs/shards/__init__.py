@@ -1,1 +1,1 @@
-"""Shards: which rows, their images and records, the files and what is said of them."""
+"""Shards of a plan: written, checked, and listed in the manifest."""

@@ -7,12 +7,11 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 
-from beam_jobs.places import write
+from beam_jobs.examples.statistics import moments
 from beam_jobs.plan import Origin, Plan
 from beam_jobs.shards import tfds_info
 from beam_jobs.shards.receipts import Receipt
-from beam_jobs.shards.statistics import moments
-from beam_jobs.storage import paths
+from beam_jobs.storage import paths, write
 from beam_jobs.storage.paths import AnyPath
 from pipeline.errors import DataError
 from pipeline.manifest import Feature, Manifest, SplitInfo, naming

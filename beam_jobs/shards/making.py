@@ -8,16 +8,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.places import write
-from beam_jobs.places.write import Draft
+from beam_jobs.examples.records import Records, compressed, make_records
+from beam_jobs.examples.selection import Selected, joined, select
+from beam_jobs.examples.statistics import entropy, label_histogram
 from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
 from beam_jobs.shards.receipts import Receipt, Reject
-from beam_jobs.shards.records import Records, compressed, make_records
-from beam_jobs.shards.selection import Selected, joined, select
-from beam_jobs.shards.statistics import entropy, label_histogram
-from beam_jobs.storage import paths
+from beam_jobs.storage import paths, write
 from beam_jobs.storage.paths import AnyPath
+from beam_jobs.storage.write import Draft
 from pipeline.errors import DataError
 from pipeline.manifest import ShardInfo, naming
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import google_crc32c
 
-from beam_jobs.places import write
-from beam_jobs.shards.statistics import PixelSums
+from beam_jobs.examples.statistics import PixelSums
+from beam_jobs.storage import write
 from beam_jobs.storage.paths import AnyPath, RemotePath
 from pipeline.manifest import ShardInfo, naming
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import simple_parsing
 
 from beam_jobs import flag_values
-from beam_jobs.places import write
-from beam_jobs.storage import paths
+from beam_jobs.storage import paths, write
 from beam_jobs.storage.paths import AnyPath, RemotePath
 from beam_jobs.validation import report as validate_report
 from beam_jobs.validation.report import Report

@@ -7,9 +7,9 @@ from collections import Counter
 
 import numpy as np
 
-from beam_jobs.shards import images
-from beam_jobs.shards.images import BadImageError
-from beam_jobs.shards.statistics import PixelSums
+from beam_jobs.examples import images
+from beam_jobs.examples.images import BadImageError
+from beam_jobs.examples.statistics import PixelSums
 from pipeline.manifest import Feature, Manifest
 from pipeline.records import example_proto
 from pipeline.records.example_proto import Values

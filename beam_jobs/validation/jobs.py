@@ -13,10 +13,9 @@ from typing import Any
 
 import apache_beam as beam
 
-from beam_jobs.places import write
 from beam_jobs.shards import key_check
 from beam_jobs.shards.key_check import Repeated
-from beam_jobs.storage import paths
+from beam_jobs.storage import paths, write
 from beam_jobs.validation import keys as validate_keys
 from beam_jobs.validation import report as validate_report
 from beam_jobs.validation import shard as validate_shard

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterable
 
-from beam_jobs.shards.statistics import PixelSums
+from beam_jobs.examples.statistics import PixelSums
 from pipeline.errors import DataError
 
 MOST_LISTED = 100  # problems of a shard, and of the data set

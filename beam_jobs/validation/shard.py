@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import google_crc32c
 
+from beam_jobs.examples.statistics import entropy
 from beam_jobs.shards import key_check
 from beam_jobs.shards.key_check import KeyHashes
-from beam_jobs.shards.statistics import entropy
 from beam_jobs.storage import paths
 from beam_jobs.storage.paths import AnyPath
 from beam_jobs.validation.example import ExampleCheck

@@ -14,7 +14,8 @@ import tensorflow_datasets as tfds
 
 from beam_jobs import sources
 from beam_jobs.convert import main
-from beam_jobs.shards import images, tfds_info
+from beam_jobs.examples import images
+from beam_jobs.shards import tfds_info
 from beam_jobs.sources.base import SourceOptions
 from pipeline import manifest
 from pipeline.manifest import naming

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from beam_jobs import convert
-from beam_jobs.places import remote as remote_target
 from beam_jobs.storage.paths import RemotePath
+from beam_jobs.target import remote as remote_target
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
 

@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from beam_jobs.places import write
+from beam_jobs.examples.images import BadImageError
 from beam_jobs.report.card import pictures as card_pictures
 from beam_jobs.report.card import samples as card_samples
 from beam_jobs.report.card import sections as card_sections
@@ -17,7 +17,7 @@ from beam_jobs.report.card.html import Html, element
 from beam_jobs.report.card.pictures import Picture
 from beam_jobs.report.card.samples import PER_CLASS, Samples
 from beam_jobs.report.card.style import STYLE
-from beam_jobs.shards.images import BadImageError
+from beam_jobs.storage import write
 from beam_jobs.storage.paths import AnyPath
 from pipeline import manifest
 from pipeline.manifest import Manifest, naming

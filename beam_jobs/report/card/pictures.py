@@ -11,8 +11,8 @@ import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
-from beam_jobs.shards import images
-from beam_jobs.shards.images import BadImageError
+from beam_jobs.examples import images
+from beam_jobs.examples.images import BadImageError
 
 TINY = 64  # pixels: images up to this size are shown larger than they are
 _THUMBNAIL = 160  # pixels on the longer side: sharp on a screen of two pixels a CSS pixel

@@ -15,7 +15,7 @@ import pytest
 from beam_jobs import conversion, sources
 from beam_jobs.config import ConvertConfig
 from beam_jobs.convert import main
-from beam_jobs.places import write
+from beam_jobs.storage import write
 from pipeline.errors import PipelineError
 from pipeline.manifest import naming
 from pipeline.order.hashing import splitmix64

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from beam_jobs import convert as convert_command
-from beam_jobs.shards import images, making
+from beam_jobs.examples import images
+from beam_jobs.shards import making
 from pipeline import manifest
 from pipeline.manifest import Feature, naming
 from pipeline.records import example_proto, framing

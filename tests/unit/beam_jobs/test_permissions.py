@@ -10,8 +10,9 @@ import tempfile
 import pytest
 
 from beam_jobs import sources
-from beam_jobs.places import target, write
 from beam_jobs.sources.base import SourceOptions
+from beam_jobs.storage import write
+from beam_jobs.target import target
 from pipeline.errors import DataError, UsageError
 
 NOBODY = 65534

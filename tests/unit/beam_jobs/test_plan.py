@@ -7,7 +7,7 @@ import pytest
 
 from beam_jobs import conversion, plan
 from beam_jobs.config import ConvertConfig
-from beam_jobs.shards import images
+from beam_jobs.examples import images
 from pipeline.errors import UsageError
 from pipeline.manifest import Feature
 from pipeline.records.layout import encode

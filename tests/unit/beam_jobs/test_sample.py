@@ -6,9 +6,9 @@ import PIL.Image
 import pytest
 
 from beam_jobs import sample
-from beam_jobs.shards import images
-from beam_jobs.shards.recode import ImageOptions
-from beam_jobs.shards.records import Rows, make_records
+from beam_jobs.examples import images
+from beam_jobs.examples.recode import ImageOptions
+from beam_jobs.examples.records import Rows, make_records
 from pipeline.errors import UsageError
 from tests.made_source import Content, write_source
 

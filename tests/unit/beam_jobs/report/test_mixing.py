@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from beam_jobs.examples.statistics import entropy, label_histogram
 from beam_jobs.report import mixing
-from beam_jobs.shards.statistics import entropy, label_histogram
 from pipeline.manifest import Manifest, ShardInfo, SplitInfo
 
 

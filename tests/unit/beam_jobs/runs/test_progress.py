@@ -10,9 +10,9 @@ import pytest
 
 from beam_jobs import conversion
 from beam_jobs.config import ConvertConfig
-from beam_jobs.places import staging
 from beam_jobs.runs.progress import Progress, finished_part
 from beam_jobs.shards import making
+from beam_jobs.target import staging
 from tests.displays import later, terminal
 
 
@@ -133,7 +133,7 @@ def test_a_terminal_that_does_not_say_its_size_has_a_bar_too(plan, columns, line
 
 
 def test_looking_takes_a_small_part_of_the_time(plan, monkeypatch):
-    from beam_jobs.places import write
+    from beam_jobs.storage import write
 
     listed = write.names_in
 
@@ -147,7 +147,7 @@ def test_looking_takes_a_small_part_of_the_time(plan, monkeypatch):
 
 
 def test_a_store_is_listed_every_two_seconds_at_most(plan, monkeypatch):
-    from beam_jobs.places import write
+    from beam_jobs.storage import write
 
     monkeypatch.setattr(write, "names_in", lambda folder: [])
     with Progress(dataclasses.replace(plan, own_receipts_dir="s3://bucket/receipts")) as progress:

@@ -7,8 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from beam_jobs.examples import images
 from beam_jobs.plan import Origin
-from beam_jobs.shards import finish, images, making
+from beam_jobs.shards import finish, making
 from pipeline import manifest
 from pipeline.errors import DataError
 from pipeline.manifest import Feature, SourceFile

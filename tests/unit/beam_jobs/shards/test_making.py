@@ -7,7 +7,8 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from beam_jobs.shards import images, making, receipts, shard_file
+from beam_jobs.examples import images
+from beam_jobs.shards import making, receipts, shard_file
 from beam_jobs.shards.receipts import Reject
 from pipeline.errors import DataError
 from pipeline.manifest import Feature

@@ -3,7 +3,8 @@ import json
 
 import pytest
 
-from beam_jobs.shards import images, making, receipts
+from beam_jobs.examples import images
+from beam_jobs.shards import making, receipts
 from beam_jobs.shards.receipts import Reject
 from tests.made_source import Content
 

@@ -9,8 +9,8 @@ import PIL.Image
 import pytest
 import tensorflow_datasets as tfds
 
+from beam_jobs.examples.records import Rows, make_records
 from beam_jobs.shards import tfds_info
-from beam_jobs.shards.records import Rows, make_records
 from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo, naming
 from tests.datasets import images_of, write_dataset
 

@@ -12,12 +12,12 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from beam_jobs.examples.images import BadImageError
+from beam_jobs.examples.statistics import entropy, label_histogram
 from beam_jobs.report.card import html as card_html
 from beam_jobs.report.card import page as card
 from beam_jobs.report.card import pictures as card_pictures
 from beam_jobs.report.card import samples as card_samples
-from beam_jobs.shards.images import BadImageError
-from beam_jobs.shards.statistics import entropy, label_histogram
 from pipeline.errors import DataError
 from pipeline.manifest import Feature, Manifest, ShardInfo, SourceFile, SplitInfo, naming
 from pipeline.records import example_proto, framing

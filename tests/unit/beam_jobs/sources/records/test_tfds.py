@@ -8,7 +8,7 @@ import tensorflow_datasets as tfds
 
 from beam_jobs import sources
 from beam_jobs.convert import main
-from beam_jobs.shards import images
+from beam_jobs.examples import images
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError, UsageError
 

@@ -11,7 +11,7 @@ import PIL.Image
 import pytest
 
 from beam_jobs import sources
-from beam_jobs.shards.records import Rows, compressed, make_records
+from beam_jobs.examples.records import Rows, compressed, make_records
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.records import files as record_files
 from beam_jobs.sources.records import names as record_names

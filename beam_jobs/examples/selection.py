@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.shards.recode import ImageOptions, Recoded, recode
-from beam_jobs.shards.records import Rows
-from beam_jobs.shards.statistics import PixelSums
+from beam_jobs.examples.recode import ImageOptions, Recoded, recode
+from beam_jobs.examples.records import Rows
+from beam_jobs.examples.statistics import PixelSums
 from beam_jobs.sources.base import Block
 
 

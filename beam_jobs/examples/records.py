@@ -6,16 +6,15 @@ import dataclasses
 import functools
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_jobs.storage.write import Bytes
 from pipeline.records import example_proto, framing
 from pipeline.records.layout import MAX_ONE_BYTE, Layout
-
-Bytes: TypeAlias = bytes | NDArray[np.uint8]
 
 _BLOCK = 768 << 10  # 768 KiB: bytes made at a time, which a core's cache holds until they are written
 _GZIP_LEVEL = 6  # zlib's own default

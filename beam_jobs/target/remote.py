@@ -16,10 +16,11 @@ import threading
 import time
 from collections.abc import Iterator
 
-from beam_jobs.places import staging, write
 from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
+from beam_jobs.storage import write
 from beam_jobs.storage.paths import RemotePath
+from beam_jobs.target import staging
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Manifest, naming

@@ -5,8 +5,8 @@ import time
 import numpy as np
 import pytest
 
-from beam_jobs.shards import records
-from beam_jobs.shards.records import Rows, compressed, make_records
+from beam_jobs.examples import records
+from beam_jobs.examples.records import Rows, compressed, make_records
 from pipeline.records import framing
 from pipeline.records.layout import encode
 

@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.shards import images
-from beam_jobs.shards.images import BadImageError
-from beam_jobs.shards.statistics import PixelSums
+from beam_jobs.examples import images
+from beam_jobs.examples.images import BadImageError
+from beam_jobs.examples.statistics import PixelSums
 from beam_jobs.sources.base import Block
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from beam_jobs.shards import images
-from beam_jobs.shards.images import BadImageError
+from beam_jobs.examples import images
+from beam_jobs.examples.images import BadImageError
 
 
 def file_of(array_or_image, kind, **options):

@@ -5,8 +5,9 @@ import signal
 
 import pytest
 
-from beam_jobs.places import staging
-from beam_jobs.shards import finish, images, making, receipts
+from beam_jobs.examples import images
+from beam_jobs.shards import finish, making, receipts
+from beam_jobs.target import staging
 from pipeline import manifest
 from pipeline.errors import DataError
 from pipeline.manifest import naming

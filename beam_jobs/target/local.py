@@ -7,8 +7,8 @@ import dataclasses
 import pathlib
 from collections.abc import Iterator
 
-from beam_jobs.places import staging, target
 from beam_jobs.plan import Plan
+from beam_jobs.target import staging, target
 from pipeline.manifest import Manifest
 
 check_folder = target.check_folder

@@ -17,8 +17,8 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 
-from beam_jobs.places import write
 from beam_jobs.shards import receipts
+from beam_jobs.storage import write
 from beam_jobs.storage.paths import AnyPath
 from pipeline import manifest
 from pipeline.errors import DataError

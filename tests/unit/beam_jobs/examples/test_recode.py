@@ -4,8 +4,8 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from beam_jobs.shards import images
-from beam_jobs.shards.recode import ImageOptions, recode
+from beam_jobs.examples import images
+from beam_jobs.examples.recode import ImageOptions, recode
 from beam_jobs.sources.base import Block
 
 

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from beam_jobs.places import write
+from beam_jobs.storage import write
 from pipeline.errors import DataError
 
 
@@ -23,7 +23,7 @@ def test_a_published_file_is_whole_and_alone(tmp_path):
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
     program = """
 import pathlib, sys
-from beam_jobs.places import write
+from beam_jobs.storage import write
 try:
     write.publish(pathlib.Path(sys.argv[1]), bytes(100_000))
 except Exception as error:

@@ -10,14 +10,17 @@ import re
 import secrets
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
 
-from beam_jobs.shards.records import Bytes
 from beam_jobs.storage.paths import AnyPath, RemotePath
 from pipeline.errors import DataError
 from pipeline.manifest import naming
+
+Bytes: TypeAlias = bytes | NDArray[np.uint8]
 
 BESIDE_SHARDS = (naming.MANIFEST, naming.REJECTS, *naming.TFDS_FILES, naming.CARD)
 _TEMPORARY = re.compile(r"\.(?P<target>.+)\.tmp-[0-9a-f]{16}")

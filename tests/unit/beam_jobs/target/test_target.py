@@ -6,9 +6,10 @@ import types
 import pytest
 
 from beam_jobs.convert import main
-from beam_jobs.places import target
-from beam_jobs.shards import finish, images, making
+from beam_jobs.examples import images
+from beam_jobs.shards import finish, making
 from beam_jobs.storage.paths import RemotePath
+from beam_jobs.target import target
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import naming

@@ -10,10 +10,9 @@ import pathlib
 import shutil
 from collections.abc import Iterator
 
-from beam_jobs.places import write
 from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
-from beam_jobs.storage import paths
+from beam_jobs.storage import paths, write
 from beam_jobs.storage.paths import AnyPath, RemotePath
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError

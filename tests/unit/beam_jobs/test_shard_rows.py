@@ -4,7 +4,7 @@ import itertools
 import numpy as np
 import pytest
 
-from beam_jobs.shards import rows as shards
+from beam_jobs import shard_rows as shards
 from pipeline.order import hashing
 
 

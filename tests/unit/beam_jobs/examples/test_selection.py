@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from beam_jobs.shards import images
-from beam_jobs.shards.recode import ImageOptions
-from beam_jobs.shards.selection import joined, select
+from beam_jobs.examples import images
+from beam_jobs.examples.recode import ImageOptions
+from beam_jobs.examples.selection import joined, select
 from beam_jobs.sources.base import Block
 
 RAW = ImageOptions("raw", 3, None, (6, 5, 3))

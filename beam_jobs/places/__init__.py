@@ -1,1 +1,0 @@
-"""Where shards go: local folders, object stores, and how a data set appears there at once."""
