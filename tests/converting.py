@@ -5,8 +5,10 @@ from __future__ import annotations
 import pathlib
 
 from beam_jobs import conversion
+from beam_jobs.config import ConvertConfig
 from beam_jobs.plan import Plan
 from beam_jobs.shards import finish, key_check, making
+from pipeline.commands import commandline
 
 
 def convert_in_process(*flags: object) -> pathlib.Path:
@@ -17,8 +19,7 @@ def convert_in_process(*flags: object) -> pathlib.Path:
     Raises:
       PipelineError: as the command.
     """
-    config, beam_flags, _ = conversion._parse("beam_jobs.convert", [str(flag) for flag in flags])
-    assert not beam_flags
+    config = commandline.parse("beam_jobs.convert", "", ConvertConfig, [str(flag) for flag in flags])
     assert config.passes == 1
     data_dir, place, _ = conversion._where_to(config)
     plan, _ = conversion.make_plan(config, data_dir)
