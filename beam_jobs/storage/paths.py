@@ -1,16 +1,20 @@
-"""Places by their text: a local path, or a URL of an object store or HDFS, which pyarrow reads and writes.
+"""Paths of files and folders: local ones, and URLs of object stores and HDFS, which pyarrow reads and writes.
 
-An object store has no folders, links, locks or renames: an object is there when all of it is. `RemotePath` has those
-methods of `pathlib.Path` that make sense there.
+An object store has no folders, links, locks or renames, and an object appears once all of it is written. `StoragePath`
+is what both kinds of path can do: the methods of `pathlib.Path` that make sense in a store, and some of our own.
 """
 
 from __future__ import annotations
 
 import datetime
 import functools
+import io
+import os
 import pathlib
 import re
-from typing import IO, Any
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO, Any, Literal, Protocol, Self, TypeVar
 
 import pyarrow
 from pyarrow import fs
@@ -23,28 +27,131 @@ _USER = re.compile(r"(?<=://)[^/@]*@")  # of `s3://key:secret@bucket`
 _S3_LIMITS = {"connect_timeout": 5, "request_timeout": 30}  # seconds; a URL cannot say them
 _S3_ATTEMPTS = 3
 _GCS_LIMIT = datetime.timedelta(seconds=30)
-_MOST_TEXT = 400  # characters of pyarrow's reason: without Java, HDFS names 100 places where it is not
+_MOST_TEXT = 400  # characters of pyarrow's reason: without Java, HDFS lists 100 folders it was sought in
+_REMOTE_BUFFER = 8 << 20  # 8 MiB: a request to an object store takes as long as 1 or 2 MiB from it
+_REQUESTS = 16  # at a time: they wait, they do not work
+
+_Item = TypeVar("_Item")
+_Made = TypeVar("_Made")
+
+
+class StoragePath(Protocol):
+    """A file or folder, local or remote. `str` shows it to people; `url` is the text that `path_of` reads."""
+
+    def __truediv__(self, name: str) -> Self:
+        """Returns the path of `name` in this folder."""
+        ...
+
+    @property
+    def url(self) -> str: ...  # noqa: D102
+
+    @property
+    def is_remote(self) -> bool: ...  # noqa: D102
+
+    @property
+    def parent(self) -> Self: ...  # noqa: D102
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def suffix(self) -> str: ...  # noqa: D102
+
+    @property
+    def stem(self) -> str: ...  # noqa: D102
+
+    def name_in(self, folder: StoragePath) -> str:
+        """Returns the path from `folder`, which it lies in, with `/` between its parts."""
+        ...
+
+    def open(self, mode: Literal["rb"], buffering: int = -1) -> IO[bytes]:
+        """Opens the file for reading: with 0 unbuffered; else a remote one is read ahead by 8 MiB."""
+        ...
+
+    def open_native(self) -> pyarrow.NativeFile:
+        """Opens the file for pyarrow, and for `read_at`, which any thread may call."""
+        ...
+
+    def read_ahead(self, local: int) -> int:
+        """Returns how many bytes to read ahead: `local` of a local file, 8 MiB of a remote one."""
+        ...
+
+    def read_bytes(self) -> bytes: ...  # noqa: D102
+
+    def read_text(self, encoding: str) -> str: ...  # noqa: D102
+
+    def write_bytes(self, data: bytes | memoryview) -> Any: ...  # noqa: D102
+
+    def exists(self) -> bool: ...  # noqa: D102
+
+    def is_dir(self) -> bool: ...  # noqa: D102
+
+    def size_and_time(self) -> tuple[int, int]:
+        """Returns the file's size in bytes and the time of its last change in ns (most stores tell whole seconds)."""
+        ...
+
+    def files(self, recursive: bool = False) -> list[str]:
+        """Returns the names of the files in this folder, sorted; `a/b` for those in folders in it, if `recursive`."""
+        ...
+
+    def unlink(self, missing_ok: bool = False) -> None: ...  # noqa: D102
+
+
+class LocalPath(pathlib.PosixPath):
+    """A path of this machine, or of a file system that it has mounted. Errors are `OSError`."""
+
+    @property
+    def url(self) -> str:
+        """The path as text."""
+        return str(self)
+
+    @property
+    def is_remote(self) -> bool:
+        """No."""
+        return False
+
+    def name_in(self, folder: StoragePath) -> str:
+        """Returns the path from `folder`; see `StoragePath`."""
+        return os.path.relpath(self, str(folder))
+
+    def open_native(self) -> pyarrow.NativeFile:
+        """Opens the file for pyarrow; not memory-mapped: a file cut while it is read must not kill the process."""
+        return pyarrow.OSFile(str(self))
+
+    def read_ahead(self, local: int) -> int:
+        """Returns `local`; see `StoragePath`."""
+        return local
+
+    def size_and_time(self) -> tuple[int, int]:
+        """Returns the file's size in bytes and the time of its last change in ns."""
+        status = self.stat()
+        return status.st_size, status.st_mtime_ns
+
+    def files(self, recursive: bool = False) -> list[str]:
+        """Returns the names of the files in this folder; see `StoragePath`."""
+        found = self.rglob("*") if recursive else self.iterdir()
+        return sorted(path.relative_to(self).as_posix() for path in found if path.is_file())
 
 
 class RemotePath:
-    """A place that a URL names. Errors are `DataError`, with the URL and pyarrow's reason.
+    """A file or folder that a URL names. Errors are `DataError`, with the URL and pyarrow's reason.
 
     Args:
       url: `s3://bucket/folder`, `gs://...` or `hdfs://...`; options of the store may follow a `?`, as pyarrow has them.
     """
 
     def __init__(self, url: str) -> None:
-        place, question, query = url.partition("?")
-        self._place = place.rstrip("/")
+        base, question, query = url.partition("?")
+        self._base = base.rstrip("/")
         self._query = question + query
 
     def __truediv__(self, name: str) -> RemotePath:
-        """Returns the place of `name` in this one."""
-        return self._with_place(f"{self._place}/{name}")
+        """Returns the path of `name` in this folder."""
+        return self._with_base(f"{self._base}/{name}")
 
     def __str__(self) -> str:
         """Returns the URL, without the store's options and the user, which may hold a secret."""
-        return _USER.sub("", self._place)
+        return _USER.sub("", self._base)
 
     def __repr__(self) -> str:
         return f"RemotePath({str(self)!r})"
@@ -58,17 +165,22 @@ class RemotePath:
     @property
     def url(self) -> str:
         """The whole URL, with the store's options."""
-        return self._place + self._query
+        return self._base + self._query
+
+    @property
+    def is_remote(self) -> bool:
+        """Yes."""
+        return True
 
     @property
     def parent(self) -> RemotePath:
         """The folder that this is in."""
-        return self._with_place(self._place.rpartition("/")[0])
+        return self._with_base(self._base.rpartition("/")[0])
 
     @property
     def name(self) -> str:
         """The last part."""
-        return self._place.rpartition("/")[2]
+        return self._base.rpartition("/")[2]
 
     @property
     def suffix(self) -> str:
@@ -80,16 +192,29 @@ class RemotePath:
         """The last part without its suffix."""
         return pathlib.PurePosixPath(self.name).stem
 
-    def open(self) -> IO[bytes]:
-        """Opens the file for reading at any place; `pyarrow.NativeFile` has the methods of a binary file.
+    def name_in(self, folder: StoragePath) -> str:
+        """Returns the path from `folder`; see `StoragePath`."""
+        return str(self).removeprefix(f"{folder}/")
+
+    def open(self, mode: Literal["rb"] = "rb", buffering: int = 0) -> IO[bytes]:
+        """Opens the file for reading; see `StoragePath`.
 
         Raises:
-          FileNotFoundError: it is not there.
+          FileNotFoundError: there is no such file.
           DataError: it cannot be read.
         """
+        stream = self.open_native()
+        return io.BufferedReader(stream, _REMOTE_BUFFER) if buffering else stream
+
+    def open_native(self) -> pyarrow.NativeFile:
+        """Opens the file for reading at any offset; raises as `open`."""
         with _errors(self, "read"):
             system, path = self._system()
-            return system.open_input_file(path)  # type: ignore[no-any-return]
+            return system.open_input_file(path)
+
+    def read_ahead(self, local: int) -> int:
+        """Returns 8 MiB; see `StoragePath`."""
+        return _REMOTE_BUFFER
 
     def read_bytes(self) -> bytes:
         """Returns the file's content; raises as `open`."""
@@ -123,7 +248,7 @@ class RemotePath:
         """Returns the file's size in bytes and the time of its last change in ns.
 
         Raises:
-          FileNotFoundError: it is not there.
+          FileNotFoundError: there is no such file.
         """
         info = self._info()
         if info.type != fs.FileType.File:
@@ -142,7 +267,7 @@ class RemotePath:
         """Removes the file.
 
         Raises:
-          FileNotFoundError: it is not there, and that is not fine.
+          FileNotFoundError: there is none, and `missing_ok` is not set.
           DataError: it cannot be removed.
         """
         if missing_ok and not self.exists():
@@ -157,40 +282,52 @@ class RemotePath:
             return system.get_file_info(path)
 
     def _system(self) -> tuple[fs.FileSystem, str]:
-        scheme, _, rest = self._place.partition("://")
+        scheme, _, rest = self._base.partition("://")
         authority, _, path = rest.partition("/")
         system, root = _root(f"{scheme}://{authority}{self._query}")
         return system, f"{root.rstrip('/')}/{path}".rstrip("/")
 
-    def _with_place(self, place: str) -> RemotePath:
-        """Returns another place of the same store; its name may hold a `?`."""
+    def _with_base(self, base: str) -> RemotePath:
+        """Returns another path of the same store; its name may hold a `?`."""
         other = RemotePath(self._query)
-        other._place, other._query = place, self._query
+        other._base, other._query = base, self._query
         return other
+
+
+def is_url(text: str) -> bool:
+    """Says whether a text is a URL, of whatever scheme."""
+    return _URL.match(text) is not None
+
+
+def path_of(text: str) -> LocalPath | RemotePath:
+    """Returns the path that a text names; a local one made absolute."""
+    return RemotePath(text) if is_url(text) else LocalPath(text).absolute()
 
 
 AnyPath = pathlib.Path | RemotePath
 
 
-def is_url(place: str) -> bool:
-    """Says whether a text is a URL, of whatever scheme."""
-    return _URL.match(place) is not None
-
-
-def path_of(place: str) -> AnyPath:
-    """Returns the place that a text names; a local one made absolute."""
-    return RemotePath(place) if is_url(place) else pathlib.Path(place).absolute()
-
-
 def text_of(path: AnyPath) -> str:
-    """Returns the text of which `path_of` makes the same place."""
+    """Returns the text of which `path_of` makes the same path."""
     return path.url if isinstance(path, RemotePath) else str(path)
 
 
-def scheme_of(place: str) -> str:
+def scheme_of(text: str) -> str:
     """Returns the scheme of a URL, in lower case; of a local path nothing."""
-    match = _URL.match(place)
+    match = _URL.match(text)
     return match["scheme"].lower() if match else ""
+
+
+def each(function: Callable[[_Item], _Made], items: Iterable[_Item], remote: bool) -> Iterator[_Made]:
+    """Yields what a function makes of each of some files, in their order: of remote ones some at a time, in threads.
+
+    Raises what the function does, of the first file that fails.
+    """
+    if not remote:
+        yield from map(function, items)
+        return
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        yield from pool.map(function, items)
 
 
 @functools.lru_cache(maxsize=8)  # making one takes longer than a small read
