@@ -37,7 +37,6 @@ setup(
         "pillow>=10",
         "pyarrow>=18",
         "crc32c>=2.7",
-        "google-crc32c>=1.6",
         "protobuf>=4.25",
         "simple-parsing>=0.1.7",
         "tqdm>=4.66",

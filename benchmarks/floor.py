@@ -1,6 +1,6 @@
 """The least that a conversion of raw images must do: read the source, compute the CRCs, write the same bytes.
 
-Reading is `read` of each file, a CRC is google-crc32c's of each record and each shard, writing is one `write` and one
+Reading is `read` of each file, a CRC is crc32c's of each record and each shard, writing is one `write` and one
 fsync a shard, one after the other. That the bytes of the shards are already in memory costs the floor nothing.
 """
 
@@ -12,7 +12,7 @@ import pathlib
 import shutil
 import time
 
-import google_crc32c
+import crc32c
 
 from pipeline import manifest
 from pipeline.records import framing
@@ -48,8 +48,8 @@ class Floor:
             path.read_bytes()
         for name, (data, records) in self.shards.items():
             for record in records:
-                google_crc32c.value(record)
-            google_crc32c.value(data)
+                crc32c.crc32c(record)
+            crc32c.crc32c(data)
             with open(folder / name, "wb", buffering=0) as file:
                 file.write(data)
                 os.fsync(file.fileno())

@@ -8,7 +8,7 @@ import io
 import pathlib
 from collections.abc import Sequence
 
-import google_crc32c
+import crc32c
 import numpy as np
 import PIL.Image
 
@@ -161,6 +161,6 @@ def write_shard(folder: pathlib.Path, file: str, records: Sequence[bytes]) -> Sh
     else:
         offsets = np.cumsum([0, *map(len, records)]).astype("<u8").tobytes()
         (folder / naming.offsets_name(file)).write_bytes(offsets)
-        crc = f"{google_crc32c.value(offsets):08x}"
+        crc = f"{crc32c.crc32c(offsets):08x}"
     (folder / file).write_bytes(data)
-    return ShardInfo(file, len(records), len(data), f"{google_crc32c.value(data):08x}", stride, crc)
+    return ShardInfo(file, len(records), len(data), f"{crc32c.crc32c(data):08x}", stride, crc)

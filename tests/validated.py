@@ -8,7 +8,7 @@ import io
 import json
 import pathlib
 
-import google_crc32c
+import crc32c
 import numpy as np
 from PIL import Image
 
@@ -91,11 +91,11 @@ def write_shard(folder: pathlib.Path, name: str, examples: list[dict | bytes]) -
     elif stride is None:
         table = np.cumsum([0, *map(len, framed)]).astype("<u8").tobytes()
         (folder / naming.offsets_name(name)).write_bytes(table)
-        offsets = f"{google_crc32c.value(table):08x}"
+        offsets = f"{crc32c.crc32c(table):08x}"
     (folder / name).write_bytes(data)
     labels = [one["label"] for one in examples if isinstance(one, dict) and isinstance(one.get("label"), int)]
     mixed = entropy(np.bincount(labels).tolist()) if labels and min(labels) >= 0 else None
-    return ShardInfo(name, len(framed), len(data), f"{google_crc32c.value(data):08x}", stride, offsets, mixed)
+    return ShardInfo(name, len(framed), len(data), f"{crc32c.crc32c(data):08x}", stride, offsets, mixed)
 
 
 def examples_of(folder: pathlib.Path, name: str) -> list[dict]:

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import google_crc32c
+import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -116,7 +116,7 @@ def _matrices(
         records[:, layout.image] = flat[rows]
         records[:, layout.key] = key_bytes[rows]
         records[:, layout.label] = labels[rows, None]
-        crcs = np.fromiter(map(google_crc32c.value, records), np.uint32, len(records))  # which takes a row as it lies
+        crcs = np.fromiter(map(crc32c.crc32c, records), np.uint32, len(records))  # which takes a row as it lies
         matrix[:, -framing.FOOTER :] = framing.mask(crcs).astype("<u4").view(np.uint8).reshape(-1, framing.FOOTER)
         yield matrix.reshape(-1)
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from typing import Any
 
-import google_crc32c
+import crc32c
 
 from beam_jobs.examples.statistics import PixelSums
 from beam_jobs.storage import write
@@ -111,7 +111,7 @@ def file_crc32c(path: AnyPath) -> str | None:
     try:
         with path.open() if isinstance(path, RemotePath) else open(path, "rb") as file:
             while block := file.read(_CRC_BLOCK):
-                crc = google_crc32c.extend(crc, block)
+                crc = crc32c.crc32c(block, crc)
     except OSError:
         return None
     return f"{crc:08x}"

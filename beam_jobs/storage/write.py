@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
-import google_crc32c
+import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -172,7 +172,7 @@ class _Tally:
     def __iter__(self) -> Iterator[Any]:  # arrays are buffers, as mypy knows from Python 3.12 on
         for block in self._blocks:
             self.num_bytes += len(block)
-            self.crc = google_crc32c.extend(self.crc, block)
+            self.crc = crc32c.crc32c(block, self.crc)
             yield block
 
 

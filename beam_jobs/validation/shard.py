@@ -6,7 +6,7 @@ import sys
 from array import array
 from collections.abc import Iterator
 
-import google_crc32c
+import crc32c
 
 from beam_jobs.examples.statistics import entropy
 from beam_jobs.shards import key_check
@@ -122,7 +122,7 @@ class _Check:
         except OSError as error:
             self.add(f"cannot be read: {error.strerror or error}", name)
             return None
-        crc = f"{google_crc32c.value(data):08x}"
+        crc = f"{crc32c.crc32c(data):08x}"
         if len(data) != size:
             self.add(f"has {len(data)} bytes, of {self._info.num_examples} records it has {size}", name)
         elif crc != self._info.offsets_crc32c:

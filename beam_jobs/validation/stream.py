@@ -7,7 +7,7 @@ import io
 import zlib
 from typing import IO, Any
 
-import google_crc32c
+import crc32c
 
 from beam_jobs.storage.paths import AnyPath, RemotePath
 
@@ -89,7 +89,7 @@ class _Counted(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         data = self._file.read(len(buffer))
         buffer[: len(data)] = data
-        self.crc = google_crc32c.extend(self.crc, data)
+        self.crc = crc32c.crc32c(data, self.crc)
         self.size += len(data)
         return len(data)
 

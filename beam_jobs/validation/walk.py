@@ -7,7 +7,7 @@ import struct
 from array import array
 from collections.abc import Iterator, Sequence
 
-import google_crc32c
+import crc32c
 
 from beam_jobs.validation.stream import CompressionError, ShardStream
 from pipeline.records import framing
@@ -85,7 +85,7 @@ class Walk:
             raise _LostError(f"the file ends inside a header ({len(header)} of {framing.HEADER} bytes)")
         length, length_crc = struct.unpack("<QI", header)
         expected, problem = self._expected(number, offset), None
-        if google_crc32c.value(header[:8]) != framing.unmask(length_crc):
+        if crc32c.crc32c(header[:8]) != framing.unmask(length_crc):
             problem = "the CRC of its length is wrong"
             if expected is None:
                 rest = self._count - number - 1
@@ -100,7 +100,7 @@ class Walk:
             missing = length + framing.FOOTER - len(data)
             raise _LostError(f"the file ends inside the record, {missing} bytes before its end")
         record = data[:length]
-        if google_crc32c.value(record) != framing.unmask(int.from_bytes(data[length:], "little")):
+        if crc32c.crc32c(record) != framing.unmask(int.from_bytes(data[length:], "little")):
             return Step(number, offset, None, "its CRC is wrong" if problem is None else f"{problem}; so is its own")
         return Step(number, offset, record, problem)
 

@@ -15,7 +15,7 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
-import google_crc32c
+import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -155,7 +155,7 @@ def _ranges(file: RecordFile, rows: NDArray[np.int64]) -> tuple[list[int], list[
 @functools.lru_cache(maxsize=64)
 def _load_offsets(path: Place, crc: str, count: int, num_bytes: int) -> NDArray[np.int64]:
     data = files.path_of(path).read_bytes()
-    if f"{google_crc32c.value(data):08x}" != crc or len(data) != 8 * (count + 1):
+    if f"{crc32c.crc32c(data):08x}" != crc or len(data) != 8 * (count + 1):
         raise DataError(
             f"{path}: is not the file of {count + 1} offsets that the manifest lists; convert the data again"
         )

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
-import google_crc32c
+import crc32c
 
 from beam_jobs.sources import content, files
 from beam_jobs.sources.files import Place
@@ -132,7 +132,7 @@ def _error(path: Place, number: int, offset: int, problem: _CorruptError, packin
 
 
 def _crc_is_right(header: bytes) -> bool:
-    return google_crc32c.value(header[:8]) == framing.unmask(_HEADER.unpack(header)[1])
+    return crc32c.crc32c(header[:8]) == framing.unmask(_HEADER.unpack(header)[1])
 
 
 def _length(header: bytes) -> int:
@@ -148,7 +148,7 @@ def _record(rest: bytes, length: int) -> bytes:
     if len(rest) < length + framing.FOOTER:
         raise _CorruptError(f"the file ends inside the record ({len(rest)} of {length + framing.FOOTER} bytes)")
     record = rest[:length]
-    if google_crc32c.value(record) != framing.unmask(int.from_bytes(rest[length:], "little")):
+    if crc32c.crc32c(record) != framing.unmask(int.from_bytes(rest[length:], "little")):
         raise _CorruptError("the record's CRC is wrong")
     return record
 

@@ -1,6 +1,6 @@
 import random
 
-import google_crc32c
+import crc32c
 import pytest
 
 from beam_jobs.shards import key_check
@@ -17,7 +17,7 @@ def shard(tmp_path):
     def write(file, keys):
         data = b"".join(framing.frame(encode(b"image", 3, key)) for key in keys)
         (tmp_path / file).write_bytes(data)
-        return ShardInfo(file, len(keys), len(data), f"{google_crc32c.value(data):08x}", None)
+        return ShardInfo(file, len(keys), len(data), f"{crc32c.crc32c(data):08x}", None)
 
     return write
 

@@ -4,7 +4,7 @@ import gzip
 import os
 import re
 
-import google_crc32c
+import crc32c
 import numpy as np
 import pytest
 
@@ -186,7 +186,7 @@ def test_offsets_with_a_right_crc_but_wrong_content_are_found(folder, kind):
     table[2:] += 1
     path = folder / naming.offsets_name(name)
     path.write_bytes(table.tobytes())
-    crc = f"{google_crc32c.value(table.tobytes()):08x}"
+    crc = f"{crc32c.crc32c(table.tobytes()):08x}"
     edit(folder, lambda content: content["splits"]["train"]["shards"][1].update(offsets_crc32c=crc))
     assert check(folder)[0] == [
         f"{path.name}: says that record 2 begins at byte offset {starts[2] + 1}; it is {starts[2]} "

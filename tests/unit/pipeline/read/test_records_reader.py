@@ -3,7 +3,7 @@
 import dataclasses
 import threading
 
-import google_crc32c
+import crc32c
 import numpy as np
 import pytest
 
@@ -253,7 +253,7 @@ def test_offsets_that_a_manifest_vouches_for_but_that_are_not_the_files_are_corr
     offsets = np.array([0, 5, 200, 650], "<u8").tobytes()  # a frame of 5 bytes is none
     (folder / naming.offsets_name(LAST)).write_bytes(offsets)
     shards = made.splits["train"].shards
-    shard = dataclasses.replace(shards[3], offsets_crc32c=f"{google_crc32c.value(offsets):08x}")
+    shard = dataclasses.replace(shards[3], offsets_crc32c=f"{crc32c.crc32c(offsets):08x}")
     split = dataclasses.replace(made.splits["train"], shards=(*shards[:3], shard))
     (folder / "manifest.json").write_bytes(dataclasses.replace(made, splits={"train": split}).to_bytes())
     with pytest.raises(DataError, match=f"{LAST}, record 0, byte offset 0: its length or the CRC of its length"):

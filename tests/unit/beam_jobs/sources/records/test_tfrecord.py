@@ -5,7 +5,7 @@ import pathlib
 import pickle
 import zlib
 
-import google_crc32c
+import crc32c
 import numpy as np
 import PIL.Image
 import pytest
@@ -63,8 +63,8 @@ def write_ours(folder, rows, features, compression="", counts=(4, 0, 3)):
         offsets_crc = None
         if records.offsets is not None:
             (folder / naming.offsets_name(name)).write_bytes(records.offsets.tobytes())
-            offsets_crc = f"{google_crc32c.value(records.offsets.tobytes()):08x}"
-        crc = f"{google_crc32c.value(data):08x}"
+            offsets_crc = f"{crc32c.crc32c(records.offsets.tobytes()):08x}"
+        crc = f"{crc32c.crc32c(data):08x}"
         shards.append(ShardInfo(name, count, len(data), crc, records.stride, offsets_crc))
         start += count
     labels = rows(0, start).labels
