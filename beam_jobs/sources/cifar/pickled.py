@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator
 from typing import IO, Any
 
-from beam_jobs.sources import content
+from beam_jobs.sources import streams
 from beam_jobs.sources.cifar.pickle_machine import Array, Machine, RefusedError, Span
 from pipeline.errors import DataError
 
@@ -29,7 +29,7 @@ def load(handle: IO[bytes], where: str) -> Any:
     Raises:
       DataError: the file is damaged, too large, or holds or calls anything else.
     """
-    size = content.size(handle)
+    size = streams.size(handle)
     if size > MAX_FILE:
         raise DataError(f"{where}: has {size} bytes; a file of this data set has at most {MAX_FILE}")
     with open(os.dup(handle.fileno()), "rb") as stream:
@@ -60,12 +60,12 @@ def plain(handle: IO[bytes], array: Array) -> tuple[IO[bytes], int, int]:
     data = array.data
     if isinstance(data, Span) and not data.is_text:
         return handle, data.start, data.size
-    copy = content.spool(_latin1(handle, data) if isinstance(data, Span) else [data or b""])
-    return copy, 0, content.size(copy)
+    copy = streams.spool(_latin1(handle, data) if isinstance(data, Span) else [data or b""])
+    return copy, 0, streams.size(copy)
 
 
 def _latin1(handle: IO[bytes], span: Span) -> Iterator[bytes]:
     decoder = codecs.getincrementaldecoder("utf-8")()
-    for block in content.scan(handle, span.start, span.start + span.size):
+    for block in streams.scan(handle, span.start, span.start + span.size):
         yield decoder.decode(block).encode("latin-1")
     decoder.decode(b"", final=True)

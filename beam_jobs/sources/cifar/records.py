@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.sources import archive, content, stored
+from beam_jobs.sources import archive, stored, streams
 from beam_jobs.sources.cifar import pickled
 from beam_jobs.sources.cifar.layout import LABELS, LAYOUTS, PIXELS, Label, Layout
 from pipeline.errors import DataError
@@ -59,8 +59,8 @@ def find(path: pathlib.Path, dataset: str) -> tuple[Layout, list[Found]]:
 def load(path: pathlib.Path, name: str, layout: Layout, dataset: str) -> Found:
     """Returns one file of a folder; see `find`."""
     stamp = stored.stamp(path)
-    handle = content.open_plain(path)
-    with content.errors_of(path):
+    handle = streams.open_plain(path)
+    with streams.errors_of(path):
         file, records = _checked(handle, name, str(path), layout, dataset)
     return Found(path, file, stamp, records, layout.is_pickled)
 
@@ -104,14 +104,14 @@ def _of_archive(path: pathlib.Path, dataset: str) -> tuple[Layout, list[Found]]:
 def _checked(handle: IO[bytes], name: str, where: str, layout: Layout, dataset: str) -> tuple[SourceFile, IO[bytes]]:
     """Returns a file's description and its records, which are whole and have labels in range."""
     labels = LABELS[dataset]
-    file = content.describe(name, handle)
+    file = streams.describe(name, handle)
     records = _unpickled(handle, where, labels) if layout.is_pickled else handle
-    size, length = content.size(records), len(labels) + PIXELS
+    size, length = streams.size(records), len(labels) + PIXELS
     if not size or size % length:
         raise DataError(f"{where}: has {size} bytes, not a whole number of {length}-byte records; get the file again")
     for row in range(0, size // length, _ROWS):
         rows = min(_ROWS, size // length - row)
-        block = content.read_exactly(records, rows * length, row * length, where)
+        block = streams.read_exactly(records, rows * length, row * length, where)
         values = np.frombuffer(block, np.uint8).reshape(rows, length)
         for i, label in enumerate(labels):
             _check_label(values[:, i], label, row, where)
@@ -147,7 +147,7 @@ def _unpickled(handle: IO[bytes], where: str, labels: tuple[Label, ...]) -> IO[b
         raise DataError(f"{where}: its data is no string of bytes; get the file again") from None
     if size != rows * PIXELS:
         raise DataError(f"{where}: its data has {size} bytes, not {rows} x {PIXELS}; get the file again")
-    return content.spool(_records(data, start, np.stack(columns, axis=1), array.is_fortran, where))
+    return streams.spool(_records(data, start, np.stack(columns, axis=1), array.is_fortran, where))
 
 
 def _is_shape(value: Any) -> bool:
@@ -173,9 +173,9 @@ def _records(data: IO[bytes], start: int, labels: NDArray[np.uint8], is_fortran:
         rows = min(_ROWS, count - first)
         if is_fortran:
             places = range(start + first, start + first + count * PIXELS, count)
-            columns = b"".join([content.read_exactly(data, rows, place, where) for place in places])
+            columns = b"".join([streams.read_exactly(data, rows, place, where) for place in places])
             pixels = np.frombuffer(columns, np.uint8).reshape(PIXELS, rows).T
         else:
-            block = content.read_exactly(data, rows * PIXELS, start + first * PIXELS, where)
+            block = streams.read_exactly(data, rows * PIXELS, start + first * PIXELS, where)
             pixels = np.frombuffer(block, np.uint8).reshape(rows, PIXELS)
         yield np.concatenate([labels[first : first + rows], pixels], axis=1).tobytes()

@@ -10,18 +10,18 @@ import time
 import numpy as np
 import pytest
 
-from beam_jobs.sources import content
+from beam_jobs.sources import streams
 from beam_jobs.sources.cifar import pickle_machine, pickled
 from beam_jobs.sources.cifar.pickle_machine import Array, Span
 from pipeline.errors import DataError
 
 
 def load(data):
-    return pickled.load(content.spool([data]), "/x/data_batch_1")
+    return pickled.load(streams.spool([data]), "/x/data_batch_1")
 
 
 def array_bytes(data, array):
-    handle, start, size = pickled.plain(content.spool([data]), array)
+    handle, start, size = pickled.plain(streams.spool([data]), array)
     return os.pread(handle.fileno(), size, start)
 
 
