@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Unpack
 
 import tensorflow as tf
 
+from pipeline.batch.compose import make_dataset
 from pipeline.errors import UsageError
-from pipeline.input import input_fn
+from pipeline.manifest.storage import PathLike
 from pipeline.order.order import check_replicas
-from pipeline.order.sharding import InputContext, Shard
+from pipeline.order.sharding import Shard
+from pipeline.request import JobOptions, Request
 
 PREFETCH = 2  # batches on each device ahead of the step: one in use by the copy, one ready
-
-MakeDataset = Callable[[Shard | InputContext | None], tf.data.Dataset]
 
 
 class ReplicaBatches(tf.distribute.DistributedDataset):
@@ -66,13 +65,11 @@ class ReplicaBatches(tf.distribute.DistributedDataset):
 
 def distribute(
     strategy: tf.distribute.Strategy,
-    data_dir: str | os.PathLike[str],
+    data_dir: PathLike,
     split: str = "train",
     *,
-    global_batch_size: int,
-    training: bool,
     prefetch: int = PREFETCH,
-    **arguments: Any,
+    **options: Unpack[JobOptions],
 ) -> Any:
     """Returns the input of a strategy: replica r gets rows [rG/R, (r+1)G/R) of every global batch.
 
@@ -81,16 +78,15 @@ def distribute(
 
     With a ParameterServerStrategy worker i of W makes, in its own process, rows [iG/W, (i+1)G/W) of every step; the
     result is what `ClusterCoordinator.create_per_worker_dataset` gives: `coordinator.schedule(step, args=(iter(it),))`.
-    Workers do not wait for each other, so one may be steps ahead; one that is started again begins at `start_step`
-    again. The workers must see the data set's files under the same path as the coordinator.
+    Workers do not wait for each other, so one may be steps ahead; a restarted worker begins at `start_step` again. The
+    workers must see the data set's files under the same path as the coordinator.
 
     Args:
       strategy: OneDevice, Mirrored, MultiWorkerMirrored, ParameterServer, CentralStorage or the default strategy.
-      data_dir, split, global_batch_size, training: as `input_fn`'s.
+      data_dir, split: as of `input_fn`.
       prefetch: batches that wait on each replica's device; 0 hands over host memory, without a copy ahead. Replicas
         on CPUs read host memory.
-      **arguments: `input_fn`'s others: seed, start_step, epochs, distort, remainder, weights, streams, shuffle_bytes,
-        record_ids.
+      **options: of `input_fn`, all but `shard`; global_batch_size and training are required.
 
     Returns:
       Elements (images, labels, weights): distributed values, or tensors where there is one replica in all.
@@ -99,25 +95,24 @@ def distribute(
       DataError, UsageError: as `input_fn`; also where the replicas do not divide the global batch, and for
         `on_corrupt="skip"` with a ParameterServerStrategy, whose workers cannot skip.
     """
+    if "shard" in options:
+        raise UsageError("distribute: takes no shard; the strategy says which rows a worker feeds")
+    return distribute_request(strategy, Request.of(data_dir, split, **options), prefetch)
+
+
+def distribute_request(strategy: tf.distribute.Strategy, request: Request, prefetch: int = PREFETCH) -> Any:
+    """Returns what `distribute` does, of a request for all rows of the global batch."""
     workers = _asynchronous_workers(strategy)
-    check_replicas(global_batch_size, max(1, workers) * strategy.num_replicas_in_sync)
+    check_replicas(request.order.global_batch_size, max(1, workers) * strategy.num_replicas_in_sync)
     if prefetch < 0:
         raise UsageError(f"prefetch={prefetch}: must be 0 or more")
-    if "shard" in arguments:
-        raise UsageError("distribute: takes no shard; the strategy says which rows a worker feeds")
-
-    def make_dataset(shard: Shard | InputContext | None) -> tf.data.Dataset:
-        return input_fn(
-            data_dir, split, global_batch_size=global_batch_size, training=training, shard=shard, **arguments
-        )
-
     if _replicas_are_on_cpus(strategy):
         prefetch = 0
     if workers:
-        return _per_worker(strategy, make_dataset, workers, prefetch)
+        return _per_worker(strategy, request, workers, prefetch)
     if prefetch == 0:
-        return _in_host_memory(strategy, make_dataset)
-    return _on_devices(strategy, make_dataset, prefetch)
+        return _in_host_memory(strategy, request)
+    return _on_devices(strategy, request, prefetch)
 
 
 def _replicas_are_on_cpus(strategy: tf.distribute.Strategy) -> bool:
@@ -129,18 +124,19 @@ def _replicas_are_on_cpus(strategy: tf.distribute.Strategy) -> bool:
 
 
 def _in_host_memory(
-    strategy: tf.distribute.Strategy, make_dataset: MakeDataset
+    strategy: tf.distribute.Strategy, request: Request
 ) -> tf.distribute.DistributedDataset | tf.data.Dataset:
     """Makes the rows of this worker's replicas as one batch, and splits it."""
     replicas, local = strategy.num_replicas_in_sync, _local_replicas(strategy)
     if replicas == 1:
-        return make_dataset(None)
+        return make_dataset(request)
 
     def split(*batch: Any) -> tuple[Any, ...]:
         return tf.nest.map_structure(lambda component: _distributed(strategy, _split(component, len(local))), batch)
 
     workers = replicas // len(local)
-    dataset = make_dataset(Shard(local[0] // len(local), workers) if workers > 1 else None)
+    shard = Shard(local[0] // len(local), workers) if workers > 1 else None
+    dataset = make_dataset(request.deliver(shard=shard))
     return ReplicaBatches(dataset.map(split).prefetch(1))
 
 
@@ -173,9 +169,7 @@ def _distributed(strategy: tf.distribute.Strategy, values: list[Any]) -> Any:
     return strategy.experimental_distribute_values_from_function(value_of)
 
 
-def _on_devices(
-    strategy: tf.distribute.Strategy, make_dataset: MakeDataset, prefetch: int
-) -> tf.distribute.DistributedDataset:
+def _on_devices(strategy: tf.distribute.Strategy, request: Request, prefetch: int) -> tf.distribute.DistributedDataset:
     """Copies to each replica's device ahead of the step, with TensorFlow's distributed iterator.
 
     One worker makes the global batch as a whole, to be split, which costs less than many small batches.
@@ -184,8 +178,10 @@ def _on_devices(
     # TensorFlow 2.21's CentralStorageStrategy.experimental_distribute_dataset fails on any options (a misspelt name).
     by_function = (tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.experimental.CentralStorageStrategy)
     if isinstance(strategy, by_function):
-        return strategy.distribute_datasets_from_function(make_dataset, options)
-    return strategy.experimental_distribute_dataset(make_dataset(None), options)
+        return strategy.distribute_datasets_from_function(
+            lambda context: make_dataset(request.deliver(shard=context)), options
+        )
+    return strategy.experimental_distribute_dataset(make_dataset(request), options)
 
 
 def _ahead(prefetch: int) -> tf.distribute.InputOptions:
@@ -207,14 +203,15 @@ class _RunningWorker(Shard):
         pass
 
 
-def _per_worker(strategy: tf.distribute.Strategy, make_dataset: MakeDataset, workers: int, prefetch: int) -> Any:
+def _per_worker(strategy: tf.distribute.Strategy, request: Request, workers: int, prefetch: int) -> Any:
     """Has every worker make its rows in its own process, by one graph that is the same for all."""
 
     # Not converted: an error of the arguments would become many lines.
     @tf.function(autograph=False)
     def dataset() -> tf.data.Dataset | tf.distribute.DistributedDataset:
         index = tf.distribute.coordinator.experimental_get_current_worker_index()
-        made = make_dataset(_RunningWorker(tf.cast(index, tf.int64), workers, strategy.num_replicas_in_sync))
+        shard = _RunningWorker(tf.cast(index, tf.int64), workers, strategy.num_replicas_in_sync)
+        made = make_dataset(request.deliver(shard=shard))
         if prefetch == 0 and strategy.num_replicas_in_sync == 1:
             return made
         return strategy.distribute_datasets_from_function(lambda _: made, _ahead(prefetch) if prefetch else None)

@@ -23,10 +23,10 @@ from pipeline import (
     skipped_records,
     steps_per_epoch,
 )
-from pipeline.content import Content
 from pipeline.errors import DataError, UsageError
-from pipeline.ordered_split import ordered_split
 from pipeline.records import example_proto, framing
+from pipeline.request import Request
+from pipeline.resolved import resolve
 from trainer import run as trainer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -103,11 +103,11 @@ def test_each_record_once_an_epoch_on_four_workers_as_on_one(packing, shuffle_by
 
 @pytest.mark.parametrize(("packing", "windows"), [("folder", 6), ("compressed", 2)])
 def test_what_is_called_windows_here_is_several_a_stream(packing, windows, request):
-    given = {"global_batch_size": SIZE, "training": True, "content": Content(parse=ids)}
+    given = {"global_batch_size": SIZE, "training": True, "parse": ids}
     data_dir = request.getfixturevalue(packing)
-    order = ordered_split(data_dir, "train", shuffle_bytes=WINDOWS, streams=STREAMS, **given).order
+    order = resolve(Request.of(data_dir, "train", shuffle_bytes=WINDOWS, streams=STREAMS, **given)).order
     assert order.windows == windows
-    order = ordered_split(data_dir, "train", shuffle_bytes=RESIDENT, **given).order
+    order = resolve(Request.of(data_dir, "train", shuffle_bytes=RESIDENT, **given)).order
     assert (order.streams, order.windows) == (1, 1)
 
 
