@@ -173,7 +173,7 @@ def test_another_epoch_has_another_order_and_other_distortions(folder):
         ({"distort": ""}, UsageError, "distort: '' is not a recipe"),
         ({"distort": lambda images, keys: images[:3]}, UsageError, "must return a tensor of 8 rows"),
         ({"distort": lambda images, keys: None}, UsageError, "must return a tensor of 8 rows"),
-        ({"split": "train[:" + "9" * 5000 + "]"}, UsageError, "is no slice"),
+        ({"split": "train[:" + "9" * 5000 + "]"}, UsageError, "slice"),
         ({"shuffle_bytes": 0}, UsageError, "shuffle_bytes=0"),
         (
             {"shuffle_bytes": 143, "streams": 1},
