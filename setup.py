@@ -7,7 +7,7 @@ from setuptools import Extension, find_packages, setup
 
 TRAIN = ["tensorflow>=2.20,<2.22", "keras>=3.12"]
 # TFDS 4.9.10 imports importlib-resources to prepare a data set, without saying so in its own requirements.
-CONVERT = ["apache-beam>=2.77,<3", "tensorflow-datasets>=4.9.10", "importlib-resources>=6", "requests>=2.31"]
+CONVERT = ["apache-beam>=2.77,<3", "tensorflow-datasets>=4.9.10", "importlib-resources>=6", "jinja2>=3.1"]
 DEMO = ["scikit-learn>=1.5", "matplotlib>=3.9"]
 TEST = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "filelock>=3.16", "syrupy>=4.7"]
 OTHER_READERS = ["tfrecord>=1.14.6"]  # that the tests open shards with
@@ -28,7 +28,11 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11,<3.14",
     packages=find_packages(include=["pipeline*", "trainer*", "beam_jobs*"]),
-    package_data={**{name: ["py.typed"] for name in ("pipeline", "trainer", "beam_jobs")}, "pipeline.read": ["*.pyi"]},
+    package_data={
+        **{name: ["py.typed"] for name in ("pipeline", "trainer", "beam_jobs")},
+        "pipeline.read": ["*.pyi"],
+        "beam_jobs.report.card": ["*.jinja", "*.css"],
+    },
     # Optional: without a compiler, NumPy does the same.
     ext_modules=[Extension("pipeline.read._unpack", ["pipeline/read/_unpack.c"], py_limited_api=STABLE, optional=True)],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {},

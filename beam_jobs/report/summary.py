@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from beam_jobs.report import mixing
-from pipeline.manifest import Manifest, naming
+from pipeline.commands.text import count_of
+from pipeline.manifest import Manifest, SplitInfo, naming
 
 _TRAIN, _TEST = "train", "test"  # the trainer's own defaults
 _EVALUATED = (_TEST, "validation", "val", "valid", "dev", "eval")  # names of splits to evaluate on, the best first
@@ -77,11 +78,16 @@ def size_text(num_bytes: int) -> str:
     return f"{num_bytes / (1 << 20):,.1f} MiB" if num_bytes < 10 << 30 else f"{num_bytes / (1 << 30):,.1f} GiB"
 
 
+def by_size(made: Manifest) -> list[tuple[str, SplitInfo]]:
+    """Returns the names and splits, the largest first."""
+    return sorted(made.splits.items(), key=lambda item: -item[1].num_examples)
+
+
 def _split_lines(made: Manifest) -> list[str]:
-    ordered = sorted(made.splits.items(), key=lambda item: -item[1].num_examples)
     return [
-        f"  {name}: {split.num_examples:,} examples, {_count(len(split.shards), 'shard')}, {size_text(split.num_bytes)}"
-        for name, split in ordered
+        f"  {name}: {count_of(split.num_examples, 'example')}, {count_of(len(split.shards), 'shard')}, "
+        f"{size_text(split.num_bytes)}"
+        for name, split in by_size(made)
     ]
 
 
@@ -146,7 +152,3 @@ def _inside(data_dir: str, name: str) -> str:
 
 def _listed(flags: Sequence[str]) -> str:
     return " and ".join([", ".join(flags[:-1]), flags[-1]]) if len(flags) > 1 else flags[0]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.audit.topology import Topology
 from pipeline.order.order import I64
-from pipeline.resolved import ResolvedRequest
+from pipeline.ordered_split import OrderedSplit
 
 _WINDOWS = 2  # in memory: this one and the next
 
@@ -23,7 +23,7 @@ class Reading:
     shard are its share of the file: exact where all records are of one length.
     """
 
-    source: ResolvedRequest
+    source: OrderedSplit
     epoch: int
     topology: Topology
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from beam_jobs.examples import images
 from beam_jobs.examples.images import BadImageError
 
-TINY = 64  # pixels: images up to this size are shown larger than they are
+_TINY = 64  # pixels: images up to this size are shown larger than they are
 _THUMBNAIL = 160  # pixels on the longer side: sharp on a screen of two pixels a CSS pixel
 _LARGEST_KEPT = 512  # pixels on the longer side
 _QUALITY = 82  # of a thumbnail
@@ -36,6 +36,11 @@ class Picture:
     height: int
     width: int
     work: int
+
+    @property
+    def is_tiny(self) -> bool:
+        """Whether it is shown larger than it is, with sharp pixels."""
+        return max(self.height, self.width) <= _TINY
 
 
 def of_pixels(data: bytes, shape: tuple[int, int, int], most_bytes: int) -> Picture:

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from beam_jobs.storage.paths import AnyPath, RemotePath
+from beam_jobs.storage.paths import AnyPath
 from pipeline.errors import DataError
 from pipeline.manifest import Manifest, ShardInfo
 from pipeline.records import example_proto, framing
@@ -87,7 +87,7 @@ def _choose(found: dict[int, list[Sample]]) -> dict[int, list[Sample]]:
 def _first_records(path: AnyPath, count: int, num_bytes: int) -> Iterator[bytes]:
     """Yields a shard's first records: so many, in so many bytes; at least one."""
     left = num_bytes
-    with path.open() if isinstance(path, RemotePath) else path.open("rb") as file:
+    with path.open("rb") as file:
         stream: Any = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
         for number in range(count):
             record = _next_record(stream, str(path))

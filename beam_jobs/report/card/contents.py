@@ -1,0 +1,150 @@
+"""What the card shows of a data set, computed from its manifest and its samples for the template."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from beam_jobs.examples.images import BadImageError
+from beam_jobs.report import mixing
+from beam_jobs.report.card import pictures
+from beam_jobs.report.card.pictures import Picture
+from beam_jobs.report.card.samples import PER_CLASS, Samples
+from beam_jobs.report.summary import by_size, image_sizes
+from pipeline.manifest import Feature, Manifest
+
+_MANY_CLASSES = 40
+_PICTURES = 1 << 20  # 1 MiB, of all pictures: a third more in the page
+_LARGEST_PICTURE = 64 << 10  # 64 KiB
+_WORK = 1 << 27  # pixels decoded, of files: a few seconds
+_SIDE = 96  # CSS pixels: what there is room for on a wide screen, five in a row
+
+
+@dataclasses.dataclass(frozen=True)
+class Abridged:
+    """A list of which the middle or the end may be left out: what is shown, and how many items are not."""
+
+    first: Sequence[Any]
+    left_out: int = 0
+    last: Sequence[Any] = ()
+
+
+def abridge(items: Sequence[Any], most: int, first: int, last: int = 0) -> Abridged:
+    """Returns all items if they are at most `most`, otherwise the `first` and the `last` ones."""
+    if len(items) <= most:
+        return Abridged(items)
+    return Abridged(items[:first], len(items) - first - last, items[len(items) - last :])
+
+
+def shape(feature: Feature) -> str:
+    """Returns a feature's shape in words: its sizes with multiplication signs between them."""
+    return " \u00d7 ".join("any" if size is None else str(size) for size in feature.shape) or "one value"
+
+
+def encoding(feature: Feature) -> str:
+    """Returns how a feature is encoded; how many classes it has, if it is a label."""
+    if feature.class_names:
+        return f"{len(feature.class_names):,} classes"
+    names = {None: "", "png": "PNG", "jpeg": "JPEG", "any": "PNG and JPEG"}
+    return names.get(feature.encoding, str(feature.encoding))
+
+
+def warning(made: Manifest) -> list[str]:
+    """Returns the warning, if any, in pieces of which every second one is a flag."""
+    text = mixing.warning(made)
+    return re.split(r"(--[a-z_]+=\w+)", text) if text else []
+
+
+def labels(made: Manifest) -> dict[str, Any]:
+    """Returns how many examples of each class each split has; of many classes, the largest and the smallest."""
+    histograms = [split.label_histogram for _, split in by_size(made)]
+    count = max(len(made.class_names), *map(len, histograms))
+    padded = [[*histogram, *[0] * (count - len(histogram))] for histogram in histograms]
+    totals = [sum(counts) for counts in zip(*padded, strict=True)]
+    order: Sequence[int] = range(count)
+    profile = None
+    if count > _MANY_CLASSES:
+        order = sorted(order, key=lambda label: (-totals[label], label))
+        profile = step_curve([totals[label] for label in order])
+    largest = [max(histogram) or 1 for histogram in padded]
+    rows = [
+        {
+            "number": "" if _class_name(made, label) == str(label) else label,
+            "name": _class_name(made, label),
+            "bars": [(h[label] / most, h[label]) for h, most in zip(padded, largest, strict=True)],
+        }
+        for label in order
+    ]
+    return {"count": count, "profile": profile, "rows": abridge(rows, _MANY_CLASSES, first=20, last=5)}
+
+
+def sizes(made: Manifest) -> dict[str, Any]:
+    """Returns a histogram of the images' sizes; without rows where all are of one size."""
+    counts = image_sizes(made)
+    rows = [{"size": size.replace("x", " \u00d7 "), "part": n / counts[0][1], "count": n} for size, n in counts]
+    sides = [int(side) for size, _ in counts for side in size.split("x")]
+    return {
+        "count": len(counts),
+        "rows": abridge(rows if len(rows) > 1 else [], 12, first=12),
+        "others": sum(n for _, n in counts[12:]),
+        "are_rounded": len(counts) > 1 and all(side % 64 == 0 for side in sides),
+    }
+
+
+def step_curve(values: Sequence[int], steps: int = 240) -> str:
+    """Returns an SVG path, 100 wide and high, that outlines the values with at most `steps` steps."""
+    count, top = min(len(values), steps), max(values, default=0) or 1
+    path = "M0 100"
+    for i in range(count):
+        piece = values[i * len(values) // count : (i + 1) * len(values) // count]
+        path += f"V{100 - 100 * sum(piece) / len(piece) / top:.1f}H{100 * (i + 1) / count:.2f}"
+    return f"{path}V100Z"
+
+
+def figures(made: Manifest, samples: Samples) -> dict[str, Any]:
+    """Returns the pictures of each class: one of each first, then more, while decoding them takes few seconds."""
+    most_bytes = min(_LARGEST_PICTURE, _PICTURES // max(1, sum(map(len, samples.by_label.values()))))
+    shown: dict[int, list[tuple[str, Picture]]] = {label: [] for label in samples.by_label}
+    undecodable, work = 0, _WORK
+    for turn in range(PER_CLASS):
+        for label, of_class in samples.by_label.items():
+            if turn >= len(of_class) or work < 0:
+                continue
+            try:
+                picture = _picture(made, of_class[turn].image, most_bytes)
+            except BadImageError:
+                undecodable += 1
+                continue
+            work -= picture.work
+            shown[label].append((of_class[turn].key, picture))
+    histogram = made.splits[samples.split].label_histogram
+    return {
+        "split": samples.split,
+        "classes": sum(1 for n in histogram if n),
+        "undecodable": undecodable,
+        "cell": _cell(made),
+        "of_class": [(_class_name(made, label), histogram[label], pairs) for label, pairs in shown.items()],
+    }
+
+
+def _picture(made: Manifest, image: bytes, most_bytes: int) -> Picture:
+    if made.features["image"].encoding == "raw":
+        return pictures.of_pixels(image, made.image_shape, most_bytes)
+    return pictures.of_file(image, most_bytes)
+
+
+def _cell(made: Manifest) -> int | None:
+    """Returns the CSS pixels that a picture is wide at most: a multiple of its own, so that each becomes a square.
+
+    None: as wide as there is room, for images that differ or are not that small.
+    """
+    height, width, _ = made.features["image"].shape
+    if height is None or width is None or max(height, width) > _SIDE // 2:
+        return None
+    return _SIDE // max(height, width) * max(height, width)
+
+
+def _class_name(made: Manifest, label: int) -> str:
+    return made.class_names[label] if label < len(made.class_names) else str(label)
