@@ -7,7 +7,13 @@ from setuptools import Extension, find_packages, setup
 
 TRAIN = ["tensorflow>=2.20,<2.22", "keras>=3.12"]
 # TFDS 4.9.10 imports importlib-resources to prepare a data set, without saying so in its own requirements.
-CONVERT = ["apache-beam>=2.77,<3", "tensorflow-datasets>=4.9.10", "importlib-resources>=6", "jinja2>=3.1"]
+CONVERT = [
+    "apache-beam>=2.77,<3",
+    "tensorflow-datasets>=4.9.10",
+    "importlib-resources>=6",
+    "jinja2>=3.1",
+    "requests>=2.31",
+]
 DEMO = ["scikit-learn>=1.5", "matplotlib>=3.9"]
 TEST = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "filelock>=3.16", "syrupy>=4.7"]
 OTHER_READERS = ["tfrecord>=1.14.6"]  # that the tests open shards with

@@ -16,9 +16,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
       PipelineError: bad flags or data, with the exit code and one line of text.
     """
-    from beam_jobs import conversion  # noqa: PLC0415 (0.3 s to import, in which Ctrl-C is answered already)
+    from beam_jobs.conversion import command  # noqa: PLC0415 (0.3 s to import, in which Ctrl-C is answered already)
 
-    conversion.convert(COMMAND, argv)
+    command.convert(COMMAND, argv)
 
 
 def entry_point() -> NoReturn:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 EXIT_DATA = 1
 EXIT_USAGE = 2
+EXIT_RERUN = 75  # EX_TEMPFAIL of sysexits.h: not finished; rerun the same command to resume from the last checkpoint
 _MOST_LISTED = 16  # names in one line
-EXIT_RERUN = 75  # EX_TEMPFAIL of sysexits.h: not finished; the same command again goes on from the last checkpoint
 
 
 class PipelineError(Exception):
@@ -19,7 +19,7 @@ class PipelineError(Exception):
 
 
 class DataError(PipelineError, OSError):
-    """A file is missing, cut, changed or holds what it must not."""
+    """A file is missing, cut, changed or invalid."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
@@ -32,7 +32,7 @@ class UsageError(PipelineError, ValueError):
 
 
 class RerunError(PipelineError):
-    """The run stopped before its end, with its state saved: the same command goes on."""
+    """The run stopped before its end, with its state saved: rerun the same command to resume."""
 
     exit_code = EXIT_RERUN
 

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Unpack
 
 from pipeline import manifest as manifests
-from pipeline.content import make_content
-from pipeline.errors import UsageError, unknown
 from pipeline.manifest.splits import select
 from pipeline.manifest.storage import PathLike
 from pipeline.order import order
-from pipeline.order.order import MAX_STEP, SHUFFLE_BYTES, Order, OrderSpec
-from pipeline.order.sharding import InputContext, Shard, as_shard
-from pipeline.ordered_split import ordered_split, whole_number
-from pipeline.read.corruption import MAX_CORRUPT, Corruption
+from pipeline.order.order import SHUFFLE_BYTES, OrderSpec
+from pipeline.order.sharding import InputContext, Shard
+from pipeline.read.corruption import MAX_CORRUPT
+from pipeline.request import (
+    DataRequest,
+    DeliveryRequest,
+    ExampleRequest,
+    OrderOptions,
+    OrderRequest,
+    Request,
+    Size,
+    UserDistort,
+    UserParse,
+    check_names,
+    whole_number,
+)
+from pipeline.resolved import resolve
 
 if TYPE_CHECKING:
     import tensorflow as tf
-
-    from pipeline.distort.own import UserDistort
-
-UserParse: TypeAlias = "Callable[[tf.Tensor], Any]"
-WEIGHTS = ("mask", "mean")
 
 
 def steps_per_epoch(data_dir: PathLike, split: str = "train", *, global_batch_size: int, remainder: str = "pad") -> int:
@@ -38,39 +43,20 @@ def steps_per_epoch(data_dir: PathLike, split: str = "train", *, global_batch_si
     return order.checked_steps(split, count, size, remainder)
 
 
-def order_spec(
-    data_dir: PathLike,
-    split: str = "train",
-    *,
-    global_batch_size: int,
-    training: bool,
-    seed: int = 0,
-    remainder: str = "pad",
-    streams: int | None = None,
-    shuffle_bytes: int = SHUFFLE_BYTES,
-    distort: str | UserDistort | None = None,
-    resize: str | tuple[int, int] | None = None,
-    parse: UserParse | None = None,
-) -> OrderSpec:
+def order_spec(data_dir: PathLike, split: str = "train", **options: Unpack[OrderOptions]) -> OrderSpec:
     """Returns the arguments of the order that `input_fn` follows, to be stored beside a checkpoint.
 
-    The last three count where they change the size of an example in memory.
+    Args:
+      data_dir, split: as of `input_fn`.
+      **options: of `input_fn`: global_batch_size, training, seed, remainder, streams, shuffle_bytes; and distort,
+        resize, parse, which count where they change the size of an example in memory.
 
     Raises:
       DataError: no valid data set in `data_dir`.
       UsageError: a value that cannot work.
     """
-    return ordered_split(
-        data_dir,
-        split,
-        global_batch_size=global_batch_size,
-        training=training,
-        seed=seed,
-        remainder=remainder,
-        streams=streams,
-        shuffle_bytes=shuffle_bytes,
-        content=make_content(distort, resize, (), parse),
-    ).spec
+    check_names(options, OrderOptions)
+    return resolve(Request.of(data_dir, split, **options)).spec
 
 
 def input_fn(
@@ -83,7 +69,7 @@ def input_fn(
     start_step: int = 0,
     epochs: int | None = None,
     distort: str | UserDistort | None = None,
-    resize: str | tuple[int, int] | None = None,
+    resize: Size = None,
     features: Sequence[str] = (),
     parse: UserParse | None = None,
     remainder: str = "pad",
@@ -143,49 +129,12 @@ def input_fn(
         `tf.errors.OpError` with the same text in the iteration.
       UsageError: an argument that cannot work; the message names the values that would.
     """
+    request = Request(
+        DataRequest(data_dir, split),
+        OrderRequest(global_batch_size, training, seed, remainder, streams, shuffle_bytes),
+        ExampleRequest(distort, resize, features, parse),
+        DeliveryRequest(start_step, epochs, weights, shard, on_corrupt, max_corrupt, record_ids),
+    )
     from pipeline.batch.compose import make_dataset  # noqa: PLC0415, here because it loads TensorFlow
 
-    content = make_content(distort, resize, features, parse)
-    source = ordered_split(
-        data_dir,
-        split,
-        global_batch_size=global_batch_size,
-        training=training,
-        seed=seed,
-        remainder=remainder,
-        streams=streams,
-        shuffle_bytes=shuffle_bytes,
-        content=content,
-    )
-    if weights not in WEIGHTS:
-        raise unknown("weights", str(weights), WEIGHTS)
-    corruption = Corruption(os.fspath(data_dir), on_corrupt, whole_number("max_corrupt", max_corrupt, 0))
-    shard = as_shard(shard)
-    if corruption.skips and weights == "mean" and shard is not None:
-        raise UsageError(
-            "weights='mean' with on_corrupt='skip' and shard: a worker does not know how many rows the others skip; "
-            "use weights='mask' and divide by the sum of the weights"
-        )
-    first_step = whole_number("start_step", start_step, 0)
-    return make_dataset(
-        data_dir,
-        source,
-        content,
-        corruption,
-        shard=shard,
-        first_step=first_step,
-        last_step=_last_step(source.order, first_step, epochs),
-        weights=weights,
-        record_ids=record_ids,
-    )
-
-
-def _last_step(order: Order, start_step: int, epochs: int | None) -> int:
-    if epochs is None and order.training:
-        last, run = MAX_STEP, "a run without end ends"
-    else:
-        count = 1 if epochs is None else whole_number("epochs", epochs, 1)
-        last, run = count * order.steps_per_epoch, f"{count} epochs end"
-    if not start_step <= last <= MAX_STEP:
-        raise UsageError(f"start_step={start_step}, epochs={epochs}: {run} at step {min(last, MAX_STEP)}")
-    return last
+    return make_dataset(request)

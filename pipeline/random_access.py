@@ -22,7 +22,7 @@ Example = dict[str, Any]
 
 
 class Location(NamedTuple):
-    """Where a record lies: the shard's path, its number there, and the byte offset of its frame."""
+    """The location of a record: the shard's path, its number there, and the byte offset of its frame."""
 
     file: str
     record: int
@@ -35,9 +35,9 @@ class Location(NamedTuple):
 class RandomAccess:
     """A split as a sequence: `RandomAccess("demo/digits", "train[:90%]")[7]`.
 
-    Example i is the one whose record id (`input_fn(record_ids=True)`) is i. Nothing is kept in memory but where the
-    records lie; each is read and checked by its CRC when it is asked for. It may be used by many threads, and sent to
-    other processes of this machine.
+    Example i is the one with record id i (`input_fn(record_ids=True)`). Only the records' locations are kept in memory;
+    each record is read, and its CRC checked, on access. It may be used by many threads, and sent to other processes of
+    this machine.
     """
 
     def __init__(self, data_dir: PathLike, split: str = "train", *, decode: bool = True) -> None:
@@ -56,7 +56,7 @@ class RandomAccess:
         segments = select(manifest, split).segments
         if manifest.compression:
             raise UsageError(
-                f"{data_dir}: its shards are compressed with {manifest.compression}, which can be read forward only; "
+                f"{data_dir}: its shards are compressed with {manifest.compression}, which can only be read forward; "
                 "use input_fn, or convert it without --compression"
             )
         self.features = manifest.features
@@ -86,43 +86,43 @@ class RandomAccess:
     def __getitem__(self, index: slice | Sequence[int]) -> list[Example]: ...
 
     def __getitem__(self, index: Any) -> Example | list[Example]:
-        """Returns an example, or the list of those that a slice or a sequence of numbers asks for.
+        """Returns one example, or a list for a slice or a sequence of numbers.
 
         Returns:
           {feature: value}: `image` uint8 (height, width, channels), or bytes; `label` int; `key` bytes; others by the
           manifest: arrays of their shape and dtype (object for strings), NumPy scalars or bytes where that is ().
-          Of a data set that `pipeline.index` made: {"record": bytes}.
+          From a data set that `pipeline.index` made: {"record": bytes}.
 
         Raises:
-          DataError: the record is corrupt or no such example; the message has the shard, record and byte offset.
+          DataError: the record is corrupt, or not as the manifest says; the message has its location.
           IndexError: there is no such example.
         """
         if isinstance(index, slice):
             return self.__getitems__(range(*index.indices(len(self))))
         if isinstance(index, Sequence) or getattr(index, "ndim", 0) > 0:
             return self.__getitems__(index)
-        return self._example(*self._place(index))
+        return self._example(*self._find(index))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        """Returns the examples of these numbers; PyTorch's DataLoader asks for a batch so."""
-        places = [self._place(index) for index in indices]
+        """Returns the examples of these numbers; this is how PyTorch's DataLoader fetches a batch."""
+        found = [self._find(index) for index in indices]
         if self._shards.file(0).is_remote:  # several requests at a time
-            return self._shards.in_parallel(lambda place: self._example(*place), places)
-        return [self._example(*place) for place in places]
+            return self._shards.in_parallel(lambda segment_and_record: self._example(*segment_and_record), found)
+        return [self._example(segment, record) for segment, record in found]
 
     def __iter__(self) -> Iterator[Example]:
         return (self[i] for i in range(len(self)))
 
     def locate(self, index: int) -> Location:
-        """Returns where an example's record lies.
+        """Returns the location of an example's record.
 
         Raises:
           DataError: the offsets of the shard's records are missing or corrupt.
           IndexError: there is no such example.
         """
-        return self._location(*self._place(index))
+        return self._location(*self._find(index))
 
-    def _place(self, index: Any) -> tuple[int, int]:
+    def _find(self, index: Any) -> tuple[int, int]:
         """Returns an example's segment and its number in that segment's shard."""
         number = operator.index(index)
         if not -len(self) <= number < len(self):

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import tensorflow as tf
 
+from pipeline.batch.compose import make_dataset
 from pipeline.errors import DataError, UsageError
-from pipeline.input import input_fn, order_spec
 from pipeline.manifest.storage import PathLike
 from pipeline.order.order import OrderSpec
 from pipeline.order.sharding import as_shard
-from pipeline.ordered_split import whole_number
 from pipeline.read import op_message
+from pipeline.request import InputOptions, Request, whole_number
+from pipeline.resolved import resolve
 
 
 class StepIterator(Iterator[tuple[Any, ...]]):
@@ -28,50 +28,35 @@ class StepIterator(Iterator[tuple[Any, ...]]):
         state = json.dumps(batches.get_state())  # in another process: batches.set_state(json.loads(state))
 
     An element is what `input_fn` gives, as NumPy arrays: numbers in the tensors' own memory, uncopied and read-only;
-    strings, and features that vary in length, as arrays of objects, one a row.
+    strings, and features that vary in length, as arrays of objects, one per row.
 
-    The state is the step and the order spec, whatever was read ahead. It is the same for all shards of a job, and
-    goes on with any number of them. With `local_replicas` > 1 a step is that many elements, one a replica: element i is
-    of step i // local_replicas, and the state can be had between steps only.
+    The state is the step and the order spec, whatever was read ahead. It is the same for all shards of a job, which may
+    resume with any number of them. With `local_replicas` > 1 a step is that many elements, one per replica: element i
+    is of step i // local_replicas, and there is a state between steps only.
 
     Attributes:
       spec: the arguments of the order.
     """
 
-    def __init__(
-        self,
-        data_dir: PathLike,
-        split: str = "train",
-        *,
-        global_batch_size: int,
-        training: bool,
-        start_step: int = 0,
-        **arguments: Any,
-    ) -> None:
+    def __init__(self, data_dir: PathLike, split: str = "train", **options: Unpack[InputOptions]) -> None:
         """Makes the iterator; shards are opened for the first element.
 
         Args:
-          data_dir: the data set's folder, and the others: as `input_fn` documents them.
-          split: a split or a slice of one.
-          global_batch_size: G.
-          training: whether to shuffle and distort.
-          start_step: the global step to begin at.
-          **arguments: all others of `input_fn`.
+          data_dir, split: as of `input_fn`.
+          **options: of `input_fn`; global_batch_size and training are required.
 
         Raises:
           DataError: no valid data set in `data_dir`.
-          UsageError: an argument of the order that cannot work; others are checked with the first element.
+          UsageError: an argument that cannot work; those of shards and images are checked with the first element.
         """
-        given = {"global_batch_size": global_batch_size, "training": training, **arguments}
-        self._bound = inspect.signature(input_fn).bind(data_dir, split, **given)  # unknown names: TypeError
-        known = inspect.signature(order_spec).parameters
-        self.spec: OrderSpec = order_spec(data_dir, split, **{k: v for k, v in given.items() if k in known})
-        shard = as_shard(arguments.get("shard"))
+        self._request = Request.of(data_dir, split, **options)
+        self.spec: OrderSpec = resolve(self._request).spec
+        shard = as_shard(self._request.delivery.shard)
         self._replicas = shard.local_replicas if shard else 1
         self._open: list[Iterator[Any]] = []  # the dataset's iterator, once there is one
         # At the interpreter's end too: else it waits for TensorFlow's threads that read ahead, and they for it.
         weakref.finalize(self, self._open.clear)
-        self._seek(whole_number("start_step", start_step, 0))
+        self._seek(self._request.delivery.start_step)
 
     def _seek(self, step: int) -> None:
         self._first, self._given = step, 0
@@ -90,7 +75,7 @@ class StepIterator(Iterator[tuple[Any, ...]]):
           UsageError: an argument that cannot work.
         """
         if not self._open:
-            self._open.append(iter(input_fn(*self._bound.args, **self._bound.kwargs, start_step=self._first)))
+            self._open.append(iter(make_dataset(self._request.deliver(start_step=self._first))))
         try:
             element = next(self._open[0])
         except tf.errors.OpError as error:
@@ -102,7 +87,7 @@ class StepIterator(Iterator[tuple[Any, ...]]):
         return arrays
 
     def get_state(self) -> dict[str, Any]:
-        """Returns what `set_state` needs to go on here, as JSON can hold it: `step`, `spec`, `spec_digest`.
+        """Returns what `set_state` needs to resume here, as JSON can hold it: `step`, `spec`, `spec_digest`.
 
         Raises:
           UsageError: in the middle of a step of several local replicas.
@@ -116,16 +101,16 @@ class StepIterator(Iterator[tuple[Any, ...]]):
         return {"step": self.step, "spec": dataclasses.asdict(self.spec), "spec_digest": self.spec.digest}
 
     def set_state(self, state: Mapping[str, Any], *, allow_order_change: bool = False) -> None:
-        """Goes to the step of a state; nothing before it is read, but the beginning of a compressed shard.
+        """Continues at the step of a state; nothing before it is read, except the beginning of a compressed shard.
 
         A split that is kept in memory is read again, unless no element was taken yet.
 
         Args:
-          state: of `get_state`, of any shard of the job.
-          allow_order_change: go to that step of this order, though the state's was another.
+          state: from `get_state`, of any shard of the job.
+          allow_order_change: take that step of this order, although the state belongs to another order.
 
         Raises:
-          UsageError: it is no state, or of another order; the message names the fields that differ.
+          UsageError: not a state, or one of another order; the message names the fields that differ.
         """
         if not isinstance(state, Mapping) or not isinstance(state.get("spec"), Mapping) or "step" not in state:
             raise UsageError(f"state={state!r}: must be what get_state gave, with step, spec and spec_digest")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pathlib
 
-from beam_jobs import conversion
 from beam_jobs.config import ConvertConfig
+from beam_jobs.conversion import command as conversion
 from beam_jobs.plan import Plan
-from beam_jobs.shards import finish, key_check, making
+from beam_jobs.shards import key_check, manifest_writer, writer
 from pipeline.commands import commandline
 
 
@@ -36,13 +36,13 @@ def write_data_set(plan: Plan) -> pathlib.Path:
     Raises:
       PipelineError: as the pipeline.
     """
-    receipts = list(making.make_shards(plan, plan.elements))
+    receipts = list(writer.make_shards(plan, plan.elements))
     if not plan.source.unique_keys:
         check_keys(plan.data_dir, receipts)
-    return pathlib.Path(str(finish.publish(plan, receipts)))
+    return pathlib.Path(str(manifest_writer.publish(plan, receipts)))
 
 
-def check_keys(data_dir: str, receipts: list[making.Receipt]) -> None:
+def check_keys(data_dir: str, receipts: list[writer.Receipt]) -> None:
     """Raises DataError where two records have one key."""
     buckets: dict[int, list[key_check.KeyHashes]] = {}
     for receipt in receipts:

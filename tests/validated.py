@@ -13,8 +13,8 @@ import numpy as np
 from PIL import Image
 
 from beam_jobs.examples.statistics import PixelSums, entropy, moments
-from beam_jobs.shards.finish import size_histogram
-from beam_jobs.shards.shard_file import records
+from beam_jobs.shards.manifest_writer import size_histogram
+from beam_jobs.shards.reader import records
 from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo, naming
 from pipeline.records import example_proto, framing
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.commands import commandline
-from pipeline.content import Content, make_content, parse_size
 from pipeline.errors import UsageError, unknown
 from pipeline.order import order
 from pipeline.read import corruption
+from pipeline.request import parse_size
 
 STRATEGIES = ("one_device", "mirrored", "multiworker", "central_storage")
 OPTIMIZERS = ("sgd", "momentum", "adam")
@@ -126,11 +126,6 @@ class TrainConfig:
     def evaluates(self) -> bool:
         """Whether there is a split to evaluate on."""
         return self.eval_split not in ("", "none")
-
-    @property
-    def content(self) -> Content:
-        """What of each record is fed."""
-        return make_content(self.distort, self.resize, (), None)
 
     def last_step(self, steps_per_epoch: int) -> int:
         """Returns the global step at which training ends, given T."""

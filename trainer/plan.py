@@ -6,13 +6,13 @@ import dataclasses
 import os
 import pathlib
 
-import pipeline
-from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Manifest
 from pipeline.manifest.splits import select
 from pipeline.order import order
 from pipeline.order.order import OrderSpec
+from pipeline.request import Request
+from pipeline.resolved import ResolvedRequest, resolve
 from trainer.cluster import Cluster
 from trainer.config import TrainConfig
 
@@ -22,20 +22,40 @@ class Plan:
     """The numbers of a run.
 
     Attributes:
-      manifest: of the data.
-      spec: of the training order.
-      steps_per_epoch: T.
+      training: the request for training data, resolved.
       last_step: global step at which training ends.
       evaluation_steps: batches of one evaluation; 0 where there is none.
       evaluation_examples: that it must see.
     """
 
-    manifest: Manifest
-    spec: OrderSpec
-    steps_per_epoch: int
+    training: ResolvedRequest
     last_step: int
     evaluation_steps: int
     evaluation_examples: int
+
+    @property
+    def manifest(self) -> Manifest:
+        """Of the data set."""
+        return self.training.manifest
+
+    @property
+    def spec(self) -> OrderSpec:
+        """The arguments of the training order."""
+        return self.training.spec
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """T."""
+        return self.training.order.steps_per_epoch
+
+    def evaluation_request(self, split: str) -> Request:
+        """Returns the request for a split in its order, padded: every example counts."""
+        request = self.training.request
+        return dataclasses.replace(
+            request,
+            data=dataclasses.replace(request.data, split=split),
+            order=dataclasses.replace(request.order, training=False, remainder="pad"),
+        )
 
     @property
     def num_classes(self) -> int:
@@ -54,28 +74,26 @@ def make(config: TrainConfig, cluster: Cluster) -> Plan:
       DataError: no valid data set.
       UsageError: the config does not fit the data.
     """
-    manifest = manifests.load(config.data_dir)
     order.check_replicas(config.global_batch_size, max(config.num_replicas or 1, cluster.size))
-    spec = pipeline.order_spec(
-        config.data_dir,
-        config.train_split,
-        global_batch_size=config.global_batch_size,
-        training=True,
-        seed=config.seed,
-        remainder=config.remainder,
-        streams=config.streams,
-        shuffle_bytes=config.shuffle_bytes,
-        distort=config.distort,
-        resize=config.resize,
+    training = resolve(
+        Request.of(
+            config.data_dir,
+            config.train_split,
+            global_batch_size=config.global_batch_size,
+            training=True,
+            seed=config.seed,
+            remainder=config.remainder,
+            streams=config.streams,
+            shuffle_bytes=config.shuffle_bytes,
+            distort=config.distort,
+            resize=config.resize,
+            on_corrupt=config.on_corrupt,
+            max_corrupt=config.max_corrupt,
+        )
     )
-    steps = pipeline.steps_per_epoch(
-        config.data_dir,
-        config.train_split,
-        global_batch_size=config.global_batch_size,
-        remainder=config.remainder,
-    )
-    examples = _count(manifest, config.eval_split) if config.evaluates else 0
-    return Plan(manifest, spec, steps, config.last_step(steps), -(-examples // config.global_batch_size), examples)
+    last_step = config.last_step(training.order.steps_per_epoch)
+    examples = _count(training.manifest, config.eval_split) if config.evaluates else 0
+    return Plan(training, last_step, -(-examples // config.global_batch_size), examples)
 
 
 def _count(manifest: Manifest, split: str) -> int:

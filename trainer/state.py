@@ -68,7 +68,7 @@ def create(strategy: tf.distribute.Strategy, config: TrainConfig, plan: Plan) ->
 def _image_spec(config: TrainConfig, plan: Plan) -> tf.TensorSpec:
     """Returns the shape (1, height, width, channels) and dtype of the images that the model gets."""
     recipe = make_recipe(config.distort, "--distort")
-    shape = config.content.image_shape(plan.manifest)
+    shape = plan.training.image_shape
     if isinstance(recipe, CroppingRecipe):
         shape = (*recipe.framing(training=True).size, plan.manifest.features["image"].shape[2] or 3)
     assert shape is not None

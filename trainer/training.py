@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import keras
 import tensorflow as tf
 
-from pipeline import distribute
 from pipeline.audit.key_log import SUFFIX, Header, KeyLogWriter
+from pipeline.distribution.strategies import distribute_request
 from pipeline.errors import RerunError
 from trainer import failures, loop, state, strategies
 from trainer.actions import Evaluate, Evaluation, Report, Save
@@ -95,13 +95,15 @@ class _Run:
 
     @contextlib.contextmanager
     def _inner_loop(self, start: int) -> Iterator[InnerLoop | LoggedInnerLoop]:
-        split, rank, replicas = self.config.train_split, self.cluster.rank, self.strategy.num_replicas_in_sync
+        rank, replicas = self.cluster.rank, self.strategy.num_replicas_in_sync
+        request = self.plan.training.request.deliver(start_step=start)
         if not self.config.log_keys:
-            yield InnerLoop(self.stepper, iter(self._batches(split, training=True, start_step=start)))
+            yield InnerLoop(self.stepper, iter(distribute_request(self.strategy, request, self.config.prefetch)))
             return
         path = pathlib.Path(self.config.log_keys) / f"worker-{rank:05d}{SUFFIX}"
         with KeyLogWriter(path, Header.of(self.plan.spec, rank, self.cluster.size, replicas)) as log:
-            batches = iter(self._batches(split, training=True, start_step=start, features=("key",), prefetch=0))
+            request = dataclasses.replace(request, examples=dataclasses.replace(request.examples, features=("key",)))
+            batches = iter(distribute_request(self.strategy, request, prefetch=0))
             yield LoggedInnerLoop(self.stepper, batches, log, rank * (replicas // self.cluster.size))
 
     def _evaluate_at_end(self, evaluate: Evaluate) -> Evaluation:
@@ -117,7 +119,7 @@ class _Run:
             every=config.eval_every,
             last_step=plan.last_step,
             stepper=self.stepper,
-            batches=self._batches(config.eval_split, training=False, start_step=0),
+            batches=distribute_request(self.strategy, plan.evaluation_request(config.eval_split), config.prefetch),
             num_batches=plan.evaluation_steps,
             split=config.eval_split,
             num_examples=plan.evaluation_examples,
@@ -127,27 +129,6 @@ class _Run:
             scalars=self.scalars,
             say=self.say,
         )
-
-    def _batches(self, split: str, training: bool, start_step: int, **changes: Any) -> Iterable[tuple[tf.Tensor, ...]]:
-        config = self.config
-        batches: Iterable[tuple[tf.Tensor, ...]] = distribute(
-            self.strategy,
-            config.data_dir,
-            split,
-            global_batch_size=config.global_batch_size,
-            training=training,
-            seed=config.seed,
-            start_step=start_step,
-            distort=config.distort,
-            resize=config.resize,
-            on_corrupt=config.on_corrupt,
-            max_corrupt=config.max_corrupt,
-            remainder=config.remainder if training else "pad",
-            streams=config.streams,
-            shuffle_bytes=config.shuffle_bytes,
-            **{"prefetch": config.prefetch, **changes},
-        )
-        return batches
 
     def _stop(self) -> bool:
         return self.agreement.any(self.interrupt.requested is not None)

@@ -13,10 +13,7 @@ import grpc
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineResult, PipelineRunner
 
-from beam_jobs import jobs
-from beam_jobs.plan import Plan
 from beam_jobs.runs.main_thread_only import MainThreadOnly
-from beam_jobs.runs.progress import Progress
 from beam_jobs.runs.runners import make_runner
 from beam_jobs.storage import write
 from pipeline import errors
@@ -36,11 +33,6 @@ class Shows(Protocol):
     def __exit__(self, *error: Any) -> None: ...
 
     def show(self) -> None: ...  # noqa: D102
-
-
-def run(plan: Plan, options: PipelineOptions) -> None:
-    """Writes the shards and the manifest of a plan; otherwise as `run_transform`."""
-    run_transform(jobs.ConvertDataset(plan), options, Progress(plan))
 
 
 def run_transform(transform: beam.PTransform, options: PipelineOptions, progress: Shows) -> None:

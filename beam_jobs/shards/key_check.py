@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from beam_jobs.shards import shard_file
+from beam_jobs.shards import reader
 from beam_jobs.storage import paths
 from pipeline.errors import DataError
 from pipeline.manifest import ShardInfo
@@ -39,7 +39,7 @@ def by_bucket(data_dir: str, info: ShardInfo) -> Iterator[tuple[int, KeyHashes]]
     Raises:
       DataError: the shard cannot be read.
     """
-    keys = [shard_file.key_of(record) for record in shard_file.records(paths.path_of(data_dir) / info.file)]
+    keys = [reader.key_of(record) for record in reader.records(paths.path_of(data_dir) / info.file)]
     return group(info.file, [hash_of(key) for key in keys], range(len(keys)))
 
 
@@ -81,8 +81,8 @@ def all_repeated(groups: Iterable[KeyHashes]) -> list[Repeated]:
 def as_error(data_dir: str, repeated: Iterable[Repeated]) -> DataError:
     """Returns the error for the first of the pairs, with the key that both records have."""
     pair = min(repeated)
-    records = shard_file.records(paths.path_of(data_dir) / pair.first[0])
-    key = next(shard_file.key_of(record) for number, record in enumerate(records) if number == pair.first[1])
+    records = reader.records(paths.path_of(data_dir) / pair.first[0])
+    key = next(reader.key_of(record) for number, record in enumerate(records) if number == pair.first[1])
     return DataError(
         f"the key {key.decode(errors='backslashreplace')!r} comes twice: record {pair.first[1]} of {pair.first[0]} and "
         f"record {pair.second[1]} of {pair.second[0]}; every example needs its own: choose another --key_column"

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Collection
 from typing import IO, Any
 
-from beam_jobs.sources import content
+from beam_jobs.sources import streams
 from pipeline.errors import DataError
 
 MAX_FILE = 1 << 30  # 1 GiB: six times the largest file of these data sets, CIFAR-100's train
@@ -32,7 +32,7 @@ def unpack(path: pathlib.Path, members: Collection[tuple[str, str]]) -> dict[tup
         the archive, or is larger than can be.
     """
     found: dict[tuple[str, str], IO[bytes]] = {}
-    with content.opened(path) as stream:
+    with streams.opened(path) as stream:
         meter = _Meter(stream, path)
         try:
             # Read front to back ("r|"): the stream is decompressed once, and never sought in.
@@ -82,8 +82,8 @@ def _check_member(path: pathlib.Path, member: tarfile.TarInfo, number: int) -> N
 
 def _spool(tar: tarfile.TarFile, member: tarfile.TarInfo, path: pathlib.Path) -> IO[bytes]:
     stream = tar.extractfile(member)
-    handle = content.spool(content.blocks(stream, member.size) if stream is not None else ())
-    if content.size(handle) != member.size:
+    handle = streams.spool(streams.blocks(stream, member.size) if stream is not None else ())
+    if streams.size(handle) != member.size:
         raise DataError(f"{path}: is cut short inside {member.name}; get the file again")
     return handle
 
@@ -94,7 +94,7 @@ def unzip(path: pathlib.Path, folder: str, names: Collection[str], target: pathl
     Raises:
       DataError: it is no .zip, is damaged, lacks a file, or holds one that is larger than can be.
     """
-    with content.errors_of(path):
+    with streams.errors_of(path):
         target.mkdir(exist_ok=True)
         try:
             for name in names:
@@ -116,7 +116,7 @@ def _write_member(opened: zipfile.ZipFile, path: pathlib.Path, member: str, targ
     written: Any = tempfile.NamedTemporaryFile(dir=target.parent, prefix=".partial-", delete=False)  # noqa: SIM115
     try:
         with written, opened.open(member) as stream:
-            for block in content.blocks(stream, size + 1):
+            for block in streams.blocks(stream, size + 1):
                 written.write(block)
         os.replace(written.name, target)
     except BaseException:

@@ -14,8 +14,8 @@ from typing import IO, NamedTuple
 
 import tqdm
 
-from beam_jobs.sources import content
 from beam_jobs.sources import files as places
+from beam_jobs.sources import streams
 from beam_jobs.storage.paths import AnyPath
 from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
@@ -89,7 +89,7 @@ def describe_parquet(files: Sequence[tuple[str, AnyPath]]) -> tuple[SourceFile, 
 
 def _of_footer(path: AnyPath) -> Digest:
     place = places.place(path)
-    with content.errors_of(place), places.open_file(place) as stream:
+    with streams.errors_of(place), places.open_file(place) as stream:
         size = places.size_of(stream)
         length = int.from_bytes(places.read_at(stream, size - _TAIL, _TAIL)[:4], "little") + _TAIL
         if length > size:
@@ -131,7 +131,7 @@ def digests(paths: Sequence[Path], unpack: bool = False, advance: Callable[[int]
 
 def _digest(path: Path, unpack: bool, advance: Callable[[int], None], stop: threading.Event) -> Digest:
     sha256, size = hashlib.sha256(), 0
-    with content.opened(pathlib.Path(os.fsdecode(path))) if unpack else _opened(path) as stream:
+    with streams.opened(pathlib.Path(os.fsdecode(path))) if unpack else _opened(path) as stream:
         while not stop.is_set() and (block := stream.read(_BLOCK)):
             sha256.update(block)
             size += len(block)

@@ -1,37 +1,55 @@
 """The official files of a data set, downloaded once where no --source is given.
 
-They come by the download manager of TensorFlow Datasets, which checks them against the SHA-256 checksums that it has
-registered, and stay in `$XDG_CACHE_HOME/stepfeed/downloads/<data set>` (by default under `~/.cache`).
+Addresses, sizes and SHA-256 checksums are those that TensorFlow Datasets has registered. Files stay in
+`$XDG_CACHE_HOME/stepfeed/downloads/<data set>` (by default under `~/.cache`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import importlib.util
 import os
 import pathlib
 import re
-import shutil
-import tempfile
+import secrets
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any
 
-from beam_jobs.sources import content, fetch
-from beam_jobs.sources.fetch import Remote
+import tqdm
+
+from beam_jobs.sources import streams
 from pipeline.errors import DataError
 
 _PACKAGE = "tensorflow_datasets"
-_PARTIAL = ".partial-"  # folders of downloads that have not ended
-_ABANDONED_SECONDS = 24 * 3600.0  # after which such a folder is one of a process that was killed
+PATIENCE = 20.0  # seconds: for a connection, for an answer, and between two bytes
+_RETRIES = 3  # where a server says that it is busy
+_BUSY = (429, 500, 502, 503, 504)
+_PARTIAL = ".partial-"  # names of files that have not arrived whole
+_ABANDONED_SECONDS = 24 * 3600.0  # after which such a file is one of a process that was killed
+_SECONDS_BETWEEN_LINES = 5.0
+_BLOCK = 64 << 10  # 64 KiB
 _LINE = re.compile(r"(?P<url>\S+)\t(?P<num_bytes>\d+)\t(?P<sha256>[0-9a-f]{64})\t(?P<name>[\w.-]+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Remote:
+    """A published file: its address, its name in the cache, its size and SHA-256."""
+
+    url: str
+    name: str
+    num_bytes: int
+    sha256: str
 
 
 def files(dataset: str) -> list[pathlib.Path]:
     """Returns the official files of a data set, from the cache or downloaded into it; they lie in one folder.
 
     Raises:
-      DataError: they cannot be downloaded, are not what is registered, or the cache cannot hold them.
+      DataError: they cannot be downloaded, differ from what is registered, or the cache cannot hold them.
     """
     return cached(dataset, registered(dataset), cache_folder() / dataset)
 
@@ -44,9 +62,7 @@ def cache_folder() -> pathlib.Path:
 
 
 def registered(dataset: str) -> list[Remote]:
-    """Returns what TensorFlow Datasets has registered for a data set: addresses, sizes, checksums.
-
-    They are read from the table that it is installed with, without importing it.
+    """Returns what TensorFlow Datasets has registered for a data set, from the table that it is installed with.
 
     Raises:
       DataError: the package is not installed, or has no such table.
@@ -61,16 +77,16 @@ def registered(dataset: str) -> list[Remote]:
         lines = []
     matches = [_LINE.fullmatch(line.strip()) for line in lines if line.strip()]
     if not matches or not all(matches):
-        raise _failed(dataset, f"the {_PACKAGE} that is installed has no checksums for it")
+        raise _failed(dataset, f"the installed {_PACKAGE} has no checksums for it")
     return [Remote(m["url"], m["name"], int(m["num_bytes"]), m["sha256"]) for m in matches if m]
 
 
 def cached(
-    dataset: str, remotes: Sequence[Remote], folder: pathlib.Path, patience: float = fetch.PATIENCE
+    dataset: str, remotes: Sequence[Remote], folder: pathlib.Path, patience: float = PATIENCE
 ) -> list[pathlib.Path]:
-    """Returns `folder/<name>` of each of `remotes`, after downloading those that are not there whole.
+    """Returns `folder/<name>` of each of `remotes`, after downloading those that are missing or damaged.
 
-    A file comes there by a rename, when all of it has arrived and its checksum is right.
+    A file gets its name when all of it has arrived and its checksum is right; those that did stay, whatever comes next.
 
     Args:
       dataset: for errors.
@@ -83,14 +99,59 @@ def cached(
     """
     missing = [remote for remote in remotes if not _is_whole(folder / remote.name, remote)]
     if missing:
-        with _partial_folder(folder) as partial:
-            try:
-                fetched = fetch.fetch(dataset, missing, partial, patience)
-            except fetch.FetchError as error:
-                raise _failed(dataset, str(error)) from None
+        with _cache_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            _remove_abandoned(folder)
+        with _shown(dataset, sum(remote.num_bytes for remote in missing)) as show, _session() as session:
             for remote in missing:
-                os.replace(fetched[remote.url], folder / remote.name)
+                _download(dataset, session, remote, folder, patience, show)
     return [folder / remote.name for remote in remotes]
+
+
+def _session() -> Any:
+    import requests  # noqa: PLC0415 (only a download needs it)
+    from requests.adapters import HTTPAdapter  # noqa: PLC0415
+    from urllib3.util import Retry  # noqa: PLC0415
+
+    session = requests.Session()
+    session.headers["Accept-Encoding"] = "identity"  # the registered bytes, not a server's packing of them
+    busy = Retry(
+        *(None, 0, 0),  # no limit of all together, but neither connections nor reads are tried again
+        status=_RETRIES,
+        status_forcelist=_BUSY,
+        backoff_factor=0.2,
+        raise_on_status=False,
+        respect_retry_after_header=False,
+    )
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, HTTPAdapter(max_retries=busy))
+    return session
+
+
+def _download(
+    dataset: str, session: Any, remote: Remote, folder: pathlib.Path, patience: float, show: Callable[[int], None]
+) -> None:
+    import requests  # noqa: PLC0415 (as above)
+
+    digest, size = hashlib.sha256(), 0
+    try:
+        with _partial(folder) as partial:
+            with session.get(remote.url, stream=True, timeout=patience) as response:
+                response.raise_for_status()
+                for block in response.iter_content(_BLOCK):
+                    with _cache_errors(folder):
+                        partial.write(block)
+                    digest.update(block)
+                    size += len(block)
+                    show(len(block))
+            if (size, digest.hexdigest()) != (remote.num_bytes, remote.sha256):
+                expected = f"the registered file of {remote.num_bytes} bytes with SHA-256 {remote.sha256}"
+                raise _failed(dataset, f"{remote.url}: the {size} bytes that came are not {expected}")
+            with _cache_errors(folder):
+                partial.flush()
+                os.replace(partial.name, folder / remote.name)
+    except requests.RequestException as error:
+        raise _failed(dataset, f"{remote.url}: {_reason(error)} (after {size} bytes)") from None
 
 
 def _failed(dataset: str, reason: str) -> DataError:
@@ -100,28 +161,72 @@ def _failed(dataset: str, reason: str) -> DataError:
     )
 
 
+def _reason(error: Any) -> str:
+    """Returns the innermost cause of an error of `requests`, in one line."""
+    if error.response is not None:
+        return f"the server says HTTP {error.response.status_code}"
+    inner: Any = error
+    while causes := [
+        cause
+        for cause in (getattr(inner, "reason", None), inner.__cause__, inner.__context__, *inner.args)
+        if isinstance(cause, BaseException)
+    ]:
+        inner = causes[0]
+    text = inner.strerror if isinstance(inner, OSError) and inner.strerror else str(inner)
+    return " ".join(text.split()) or type(inner).__name__
+
+
 def _is_whole(path: pathlib.Path, remote: Remote) -> bool:
     if not path.is_file() or path.stat().st_size != remote.num_bytes:
         return False
-    with content.open_plain(path) as handle:
-        return dataclasses.astuple(content.describe(remote.name, handle))[1:] == (remote.num_bytes, remote.sha256)
+    with streams.open_plain(path) as handle:
+        return streams.describe(remote.name, handle).sha256 == remote.sha256
 
 
 @contextlib.contextmanager
-def _partial_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields an empty folder in `folder` that no other download uses, and removes it."""
+def _cache_errors(folder: pathlib.Path) -> Iterator[None]:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob(f"{_PARTIAL}*"):
-            if time.time() - old.stat().st_mtime > _ABANDONED_SECONDS:
-                shutil.rmtree(old, ignore_errors=True)
-        partial = pathlib.Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=folder))
+        yield
     except OSError as error:
         raise DataError(
             f"{folder}: cannot hold the download: {error.strerror or error}; set XDG_CACHE_HOME to a folder that can, "
             "or give --source"
         ) from None
+
+
+@contextlib.contextmanager
+def _partial(folder: pathlib.Path) -> Iterator[IO[bytes]]:
+    """Yields a new file in `folder`, which is removed unless it was renamed."""
+    with _cache_errors(folder):
+        made = open(folder / f"{_PARTIAL}{secrets.token_hex(8)}", "xb")  # noqa: SIM115
     try:
-        yield partial
+        with made:
+            yield made
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        pathlib.Path(made.name).unlink(missing_ok=True)
+
+
+def _remove_abandoned(folder: pathlib.Path) -> None:
+    for old in folder.glob(f"{_PARTIAL}*"):
+        if time.time() - old.stat().st_mtime > _ABANDONED_SECONDS:
+            old.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _shown(dataset: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Yields what shows so many more bytes: a bar on a terminal, a line every five seconds elsewhere."""
+    arrived, next_line = 0, time.monotonic() + _SECONDS_BETWEEN_LINES
+
+    def show(count: int) -> None:
+        nonlocal arrived, next_line
+        arrived += count
+        bar.update(count)
+        if bar.disable and time.monotonic() >= next_line:
+            next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+            print(f"downloading {dataset}: {arrived / 1e6:.1f} of {total / 1e6:.1f} MB", flush=True)
+
+    quiet = not sys.stderr.isatty()
+    with tqdm.tqdm(
+        total=total, desc=f"downloading {dataset}", unit="B", unit_scale=True, leave=False, disable=quiet
+    ) as bar:
+        yield show

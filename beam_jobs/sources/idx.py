@@ -15,7 +15,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.sources import content, stored
+from beam_jobs.sources import stored, streams
 from beam_jobs.sources.stored import Stored
 from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
@@ -45,7 +45,7 @@ class IdxFile:
         """
         out = np.empty((len(rows), *self.shape[1:]), np.uint8)
         handle = stored.rows_file(self.stored, self._unpack)
-        with content.errors_of(self.stored.path):
+        with streams.errors_of(self.stored.path):
             whole = stored.gather(handle, header_size(len(self.shape)), rows, out.reshape(len(rows), self._item))
         if not whole:
             raise self.stored.changed
@@ -61,7 +61,7 @@ class IdxFile:
         handle = stored.rows_file(self.stored, self._unpack)
         start = header_size(len(self.shape))
         row = 0
-        for block in content.scan(handle, start, start + math.prod(self.shape)):
+        for block in streams.scan(handle, start, start + math.prod(self.shape)):
             values = np.frombuffer(block, np.uint8)
             if values.min() < low or values.max() > high:
                 at = int(np.argmax((values < low) | (values > high)))
@@ -73,9 +73,9 @@ class IdxFile:
         return math.prod(self.shape[1:])
 
     def _unpack(self) -> dict[SourceFile, IO[bytes]]:
-        with content.opened(pathlib.Path(self.stored.path)) as stream:
-            handle = content.spool(content.blocks(stream, self.stored.file.num_bytes + 1))
-        return {content.describe(self.stored.file.file, handle): handle}
+        with streams.opened(pathlib.Path(self.stored.path)) as stream:
+            handle = streams.spool(streams.blocks(stream, self.stored.file.num_bytes + 1))
+        return {streams.describe(self.stored.file.file, handle): handle}
 
 
 def header_size(rank: int) -> int:
@@ -95,22 +95,22 @@ def open_file(path: pathlib.Path, name: str, rank: int) -> IdxFile:
       DataError: unreadable, another type or rank, no item, or shorter or longer than its header says.
     """
     stamp = stored.stamp(path)
-    handle = content.open_plain(path)
-    packed = content.is_packed(handle)
-    with content.opened(path) as stream:
+    handle = streams.open_plain(path)
+    packed = streams.is_packed(handle)
+    with streams.opened(path) as stream:
         header = stream.read(header_size(rank))
         shape = _shape(header, rank, MAX_PACKED if packed else MAX_BYTES, path)
         size = math.prod(shape)
         if packed:
             handle.close()
             # One byte more than the header says, so that a longer file is seen and a gzip bomb is not unpacked.
-            handle = content.spool(itertools.chain([header], content.blocks(stream, size + 1)))
-    found = content.size(handle) - len(header)
+            handle = streams.spool(itertools.chain([header], streams.blocks(stream, size + 1)))
+    found = streams.size(handle) - len(header)
     if found != size:
         text = "more" if found > size else str(found)
         hint = "it is not what its header says" if found > size else "it is cut short; get the file again"
         raise DataError(f"{path}: its header says {'x'.join(map(str, shape))} = {size} bytes, it has {text}: {hint}")
-    opened = IdxFile(Stored(str(path), content.describe(name, handle), stamp, packed), shape)
+    opened = IdxFile(Stored(str(path), streams.describe(name, handle), stamp, packed), shape)
     stored.keep(opened.stored, handle)
     return opened
 

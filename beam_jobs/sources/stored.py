@@ -15,7 +15,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.sources import content
+from beam_jobs.sources import streams
 from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 
@@ -67,7 +67,7 @@ def stamp(path: str | os.PathLike[str]) -> tuple[int, int]:
     Raises:
       DataError: it cannot be read.
     """
-    with content.errors_of(path):
+    with streams.errors_of(path):
         status = os.stat(path)
         return status.st_size, status.st_mtime_ns
 
@@ -99,9 +99,9 @@ def rows_file(stored: Stored, unpack: Callable[[], Mapping[SourceFile, IO[bytes]
         else:
             now = stamp(stored.path)
             if key not in _kept or _kept[key].stamp != now:
-                handle = content.open_plain(stored.path)
+                handle = streams.open_plain(stored.path)
                 # A copy on another machine, or a file that was only touched, has another time and the same content.
-                if now != stored.stamp and content.describe(stored.file.file, handle) != stored.file:
+                if now != stored.stamp and streams.describe(stored.file.file, handle) != stored.file:
                     raise stored.changed
                 _keep(stored.path, stored.file, _Kept(handle, now))
         return _kept[key].handle
@@ -156,7 +156,7 @@ def _gather_spans(
 ) -> bool:
     """Reads ascending rows that are too short for a system call each, with what lies between them."""
     length = out.shape[1]
-    cuts = np.flatnonzero(np.diff(rows // (content.BLOCK // length))) + 1
+    cuts = np.flatnonzero(np.diff(rows // (streams.BLOCK // length))) + 1
     for part in np.split(np.arange(len(rows)), cuts):
         first, last = int(rows[part[0]]), int(rows[part[-1]])
         data = os.pread(handle.fileno(), (last + 1 - first) * length, start + first * length)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from beam_jobs.shards import shard_file
+from beam_jobs.shards import reader
 from beam_jobs.shards.key_check import Repeated
 from beam_jobs.storage import paths
 from beam_jobs.storage.paths import AnyPath
@@ -47,7 +47,7 @@ def _looked_up(path: AnyPath, info: ShardInfo, manifest: Manifest, records: set[
             for step in Walk(stream, info.num_examples, info.stride, None).steps():
                 if step.number in records and step.record is not None:
                     unit = " of the decompressed stream" if stream.is_compressed else ""
-                    key = shard_file.key_of(step.record).decode(errors="backslashreplace")
+                    key = reader.key_of(step.record).decode(errors="backslashreplace")
                     yield step.number, f", byte offset {step.offset}{unit}", f": {key!r}"
                 if step.number >= max(records):
                     return

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from beam_jobs.examples.statistics import moments
-from beam_jobs.shards.finish import STATISTICS_SPLIT, size_histogram
+from beam_jobs.shards.manifest_writer import STATISTICS_SPLIT, size_histogram
 from beam_jobs.validation.report import Problem, ShardReport
 from pipeline.manifest import Manifest, SplitInfo, naming
 

@@ -17,10 +17,10 @@ from pipeline.audit.proof import Proof
 from pipeline.audit.reading import Reading
 from pipeline.audit.topology import Topology
 from pipeline.commands import commandline
-from pipeline.content import make_content
 from pipeline.errors import DataError, UsageError
 from pipeline.order.order import SHUFFLE_BYTES
-from pipeline.ordered_split import OrderedSplit, ordered_split
+from pipeline.request import Request
+from pipeline.resolved import ResolvedRequest, resolve
 
 if TYPE_CHECKING:
     from pipeline.audit.config import AuditConfig
@@ -50,7 +50,7 @@ def run(config: AuditConfig) -> None:
     print("\n" + tables.verdict(source.order, topologies[0]) + ("; the run saw just that" if logs else ""))
 
 
-def _source(config: AuditConfig, header: Header | None) -> OrderedSplit:
+def _source(config: AuditConfig, header: Header | None) -> ResolvedRequest:
     """Returns the split in the order of the flags; those that are not given are the run's, or the defaults."""
     names = ("split", "global_batch_size", "seed", "remainder", "streams", "shuffle_bytes")
     defaults: dict[str, Any] = {"split": "train", "seed": 0, "remainder": "pad", "shuffle_bytes": SHUFFLE_BYTES}
@@ -59,14 +59,15 @@ def _source(config: AuditConfig, header: Header | None) -> OrderedSplit:
         name: known.get(name) if getattr(config, name) is None else getattr(config, name) for name in names
     }
     training = not config.evaluation and (header is None or bool(header.spec.get("training")))
-    content = make_content(config.distort, config.resize, (), None) if header is None else runs.RunContent.of(header)
-    source = ordered_split(config.data_dir, values.pop("split"), training=training, content=content, **values)
+    examples: dict[str, Any] = {"distort": config.distort, "resize": config.resize} if header is None else {}
+    request = Request.of(config.data_dir, values.pop("split"), training=training, **values, **examples)
+    source = resolve(request, record_bytes=None if header is None else max(1, header.spec["record_bytes"]))
     if header is not None:
         _check_same_order(source, header)
     return source
 
 
-def _check_same_order(source: OrderedSplit, header: Header) -> None:
+def _check_same_order(source: ResolvedRequest, header: Header) -> None:
     differences = source.spec.differences(header.spec)
     if "manifest_digest" in differences:
         raise DataError(f"--observed: the run read other data: manifest digest {header.manifest_digest[:12]}...")
@@ -91,7 +92,7 @@ def _topology(workers: int | None, replicas: int | None, size: int) -> Topology:
     return Topology(workers, workers if replicas is None else replicas, size)
 
 
-def _prove(config: AuditConfig, source: OrderedSplit, topologies: Sequence[Topology]) -> None:
+def _prove(config: AuditConfig, source: ResolvedRequest, topologies: Sequence[Topology]) -> None:
     """Prints the claims; raises DataError for the first that does not hold."""
     claims = Proof(source, config.epoch).claims()
     for topology in topologies:
@@ -121,7 +122,7 @@ def _draw(png: str, reading: Reading) -> None:
     print(f"\n{png}: which worker reads what")
 
 
-def _observe(config: AuditConfig, source: OrderedSplit, logs: list[pathlib.Path], header: Header) -> None:
+def _observe(config: AuditConfig, source: ResolvedRequest, logs: list[pathlib.Path], header: Header) -> None:
     keys = read_keys(config.data_dir, source.selection, source.manifest.compression)
     report = compare(source.order, runs.read_run(logs, keys, header))
     print("\n".join(tables.report_lines(report, source.order.steps_per_epoch)))

@@ -9,13 +9,13 @@ from tqdm import tqdm
 
 from pipeline.audit.claims import Claim, Fault, check_all
 from pipeline.audit.topology import Topology
-from pipeline.ordered_split import OrderedSplit
+from pipeline.resolved import ResolvedRequest
 
 _BLOCK = 1 << 18  # rows that are counted together
 _SHOW_AFTER = 2.0  # seconds until there is a bar
 
 
-def count_epoch(source: OrderedSplit, epoch: int, topology: Topology) -> list[Claim]:
+def count_epoch(source: ResolvedRequest, epoch: int, topology: Topology) -> list[Claim]:
     """Returns the claim that each record was counted once, with the first that was not.
 
     It takes 16 bytes a record of memory.
@@ -23,7 +23,7 @@ def count_epoch(source: OrderedSplit, epoch: int, topology: Topology) -> list[Cl
     return check_all([("every record counted: once, by one replica", lambda: _count(source, epoch, topology))])
 
 
-def _count(source: OrderedSplit, epoch: int, topology: Topology) -> str:
+def _count(source: ResolvedRequest, epoch: int, topology: Topology) -> str:
     order, size = source.order, source.order.global_batch_size
     by_position = order.records_by_position(epoch)
     seen = np.full(order.num_records, -1, np.int64)  # row of the epoch, t * G + row, at which a record was seen
@@ -60,7 +60,7 @@ def _mark(
         raise Fault(f"record {records[i]}: at {_row(int(rows[i]), topology)}, and at {_row(other, topology)}")
 
 
-def _check_batches(source: OrderedSplit, epoch: int, by_position: np.ndarray) -> None:
+def _check_batches(source: ResolvedRequest, epoch: int, by_position: np.ndarray) -> None:
     """Checks that `Order.batch`, which finds its epoch by itself, gives what was counted: first and last step."""
     order = source.order
     for step in sorted({0, order.steps_per_epoch - 1}):
@@ -72,7 +72,7 @@ def _check_batches(source: OrderedSplit, epoch: int, by_position: np.ndarray) ->
             raise Fault(f"step {step}, row {i}: batch gives record {records[i]}, not {by_position[positions[i]]}")
 
 
-def _missing(source: OrderedSplit, seen: np.ndarray) -> str:
+def _missing(source: ResolvedRequest, seen: np.ndarray) -> str:
     order = source.order
     missing = np.flatnonzero(seen < 0)
     dropped = order.num_records - order.steps_per_epoch * order.global_batch_size if order.remainder == "drop" else 0

@@ -16,7 +16,7 @@ import numpy as np
 from pipeline.audit.claims import Claim, Fault, check_all, check_tiling, count_of
 from pipeline.order import hashing
 from pipeline.order.order import I64
-from pipeline.ordered_split import OrderedSplit
+from pipeline.resolved import ResolvedRequest
 
 _BLOCK = 1 << 20  # intervals that are looked at together
 _MOST_ROWS = 1 << 22  # rows of steps that are looked at one by one
@@ -29,7 +29,7 @@ _HASHES = 1 << 16  # hashes that are turned back
 class Proof:
     """The proof for one epoch of an ordered split."""
 
-    source: OrderedSplit
+    source: ResolvedRequest
     epoch: int
 
     def claims(self) -> list[Claim]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.audit.topology import Topology
 from pipeline.order.order import I64
-from pipeline.ordered_split import OrderedSplit
+from pipeline.resolved import ResolvedRequest
 
 _WINDOWS = 2  # in memory: this one and the next
 
@@ -23,7 +23,7 @@ class Reading:
     shard are its share of the file: exact where all records are of one length.
     """
 
-    source: OrderedSplit
+    source: ResolvedRequest
     epoch: int
     topology: Topology
 

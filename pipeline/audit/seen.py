@@ -13,32 +13,10 @@ from numpy.typing import NDArray
 
 from pipeline.audit import key_log
 from pipeline.audit.key_log import Entry, Header
-from pipeline.content import Content
 from pipeline.errors import DataError
-from pipeline.manifest import Manifest
-from pipeline.manifest.splits import Selection
 from pipeline.order.order import I64
 
 NOT_LOGGED = -1
-
-
-@dataclasses.dataclass(frozen=True)
-class RunContent(Content):
-    """What a run fed of each record; its log says what that takes in memory."""
-
-    num_bytes: int = 1
-
-    @classmethod
-    def of(cls, header: Header) -> RunContent:
-        """Returns the content of the run that wrote a header."""
-        return cls(num_bytes=max(1, header.spec["record_bytes"]))
-
-    def check(self, manifest: Manifest) -> None:
-        """Does nothing: the run had what it asked for."""
-
-    def record_bytes(self, manifest: Manifest, selection: Selection) -> int:
-        """Returns the bytes that an example took in a window."""
-        return self.num_bytes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pipeline.audit.observed import Report
 from pipeline.audit.reading import Reading
 from pipeline.audit.topology import Topology
 from pipeline.order.order import Order
-from pipeline.ordered_split import OrderedSplit
+from pipeline.resolved import ResolvedRequest
 
 _MOST_WORKERS = 16  # listed, half of them from the end
 _MOST_FILES = 3  # of a worker, listed
@@ -36,7 +36,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[i
     ]
 
 
-def heading(source: OrderedSplit, epoch: int, topology: Topology) -> list[str]:
+def heading(source: ResolvedRequest, epoch: int, topology: Topology) -> list[str]:
     """Returns what is audited."""
     spec, order, segments = source.spec, source.order, source.selection.segments
     kind = f"training, seed {spec.seed}, epoch {epoch}" if spec.training else f"evaluation, epoch {epoch}"

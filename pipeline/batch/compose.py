@@ -9,48 +9,39 @@ import tensorflow as tf
 from pipeline.batch.batches import Batches
 from pipeline.batch.dataset import Run, resident, windowed
 from pipeline.batch.source import load, make_source
-from pipeline.content import Content
 from pipeline.decode.forms import Form
 from pipeline.distort.base import ImageStatistics
 from pipeline.errors import UsageError
-from pipeline.manifest.storage import PathLike
-from pipeline.order.order import Order, check_replicas
+from pipeline.order.order import Order, OrderSpec, check_replicas
 from pipeline.order.order_tf import Feed
-from pipeline.order.sharding import Shard
-from pipeline.ordered_split import OrderedSplit
+from pipeline.order.sharding import Shard, as_shard
 from pipeline.read import memory
-from pipeline.read.corruption import Corruption
+from pipeline.request import Request
+from pipeline.resolved import resolve
 
 
-def make_dataset(
-    data_dir: PathLike,
-    split: OrderedSplit,
-    content: Content,
-    corruption: Corruption,
-    *,
-    shard: Shard | None,
-    first_step: int,
-    last_step: int,
-    weights: str,
-    record_ids: bool,
-) -> tf.data.Dataset:
-    """Returns the dataset that `input_fn` documents, from `first_step` to before `last_step`; MAX_STEP is endless."""
-    manifest, order = split.manifest, split.order
-    feed = make_feed(order, shard)
+def make_dataset(request: Request) -> tf.data.Dataset:
+    """Returns the dataset that `input_fn` documents.
+
+    Raises:
+      DataError, UsageError: as `input_fn`.
+    """
+    resolved, delivery = resolve(request), request.delivery
+    run = Run(make_feed(resolved.order, as_shard(delivery.shard)), delivery.start_step, resolved.last_step())
+    feed, order, manifest = run.feed, resolved.order, resolved.manifest
     with tf.device("CPU:0"):
-        source = make_source(data_dir, manifest, split.selection, content, corruption, order.training)
+        source = make_source(resolved)
 
         def batches(form: Form) -> Batches:
             statistics = ImageStatistics(manifest.image_mean, manifest.image_std)
-            return Batches(order, form, statistics, source.recipe, weights, record_ids)
+            return Batches(order, form, statistics, source.recipe, delivery.weights, delivery.record_ids)
 
-        run = Run(feed, first_step, last_step)
         if source.local is not None and order.windows == 1 and len(feed.streams) == order.streams:
-            columns, form = load(source, source.local, split.selection)
+            columns, form = load(source, source.local, resolved.selection)
             dataset = resident(run, batches(form), columns)
         else:
             if source.local is not None:  # else the memory is another machine's
-                _check_memory(split, feed)
+                _check_memory(resolved.spec, feed)
             dataset = windowed(run, batches(source.form), source.reader)
     if source.recipe is not None:
         _check_rows(dataset, feed.replica_rows)
@@ -70,8 +61,7 @@ def make_feed(order: Order, shard: Shard | None) -> Feed:
     return Feed(order, shard.index * shard.local_replicas * rows, shard.local_replicas, rows)
 
 
-def _check_memory(split: OrderedSplit, feed: Feed) -> None:
-    spec = split.spec
+def _check_memory(spec: OrderSpec, feed: Feed) -> None:
     what = f"shuffle_bytes={spec.shuffle_bytes}, {len(feed.streams)} of {spec.streams} streams"
     memory.check_fits(2 * feed.window_records * spec.record_bytes, what)
 

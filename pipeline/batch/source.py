@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import numpy as np
 import tensorflow as tf
 
-from pipeline.content import Content
 from pipeline.decode.forms import Form, PixelRows, Serialized, UserParsed
 from pipeline.decode.images import ExampleParser, ImageDecoder, Stretched
 from pipeline.distort.base import CroppingRecipe, Framing, Recipe
 from pipeline.distort.own import Own
 from pipeline.distort.recipes import make_recipe
 from pipeline.errors import UsageError
-from pipeline.manifest import Manifest
 from pipeline.manifest.splits import Selection
-from pipeline.manifest.storage import PathLike
 from pipeline.read.buffers import Buffers, aligned_matrix
 from pipeline.read.corruption import Corruption
 from pipeline.read.graph_reader import GraphReader
@@ -34,6 +32,7 @@ from pipeline.read.window import (
     as_tensor,
     let_go,
 )
+from pipeline.resolved import ResolvedRequest
 
 _DECODED_TOGETHER = 256  # images, where a split is decoded once
 
@@ -55,32 +54,28 @@ class Source:
     local: LocalReader | None = None
 
 
-def make_source(
-    data_dir: PathLike,
-    manifest: Manifest,
-    selection: Selection,
-    content: Content,
-    corruption: Corruption,
-    training: bool,
-) -> Source:
-    """Returns the source of a selection's examples.
+def make_source(resolved: ResolvedRequest) -> Source:
+    """Returns the source of a request's examples.
 
     Raises:
       DataError: a shard is missing or has another size.
-      UsageError: the data set has not what `content` asks for.
+      UsageError: the data set does not provide what the request asks for.
     """
-    recipe = _recipe(content, manifest)
-    parser = ExampleParser.wanted(manifest, content.features)
+    request, manifest, selection = resolved.request, resolved.manifest, resolved.selection
+    data_dir, examples, delivery = request.data.data_dir, request.examples, request.delivery
+    corruption = Corruption(os.fspath(data_dir), delivery.on_corrupt, delivery.max_corrupt)
+    recipe = _recipe(resolved)
+    parser = ExampleParser.wanted(manifest, tuple(examples.features))
     in_graph = tf.inside_function()
     if in_graph and corruption.skips:
         raise UsageError("on_corrupt='skip': not where the dataset is made inside a tf.function; use 'raise'")
-    form = _serialized(content, manifest, recipe, parser, training)
+    form = _serialized(resolved, recipe, parser)
     if in_graph:
         check_present(data_dir, [segment.shard for segment in selection.segments])
         return Source(GraphReader(data_dir, selection, manifest.compression), form, recipe)
     shards = Shards.found(data_dir, selection.segments, corruption)
-    rows = RowsReader.fit(manifest, shards, "key" in content.features)
-    if rows and content.parse is None and not content.resize and set(content.features) <= {"key"}:
+    rows = RowsReader.fit(manifest, shards, "key" in examples.features)
+    if rows and examples.parse is None and not examples.size and set(examples.features) <= {"key"}:
         columns = RowColumns(rows, Buffers(let_go), corruption.skips)
         return Source(columns, PixelRows(manifest.image_shape), recipe, columns)
     if manifest.compression and corruption.skips:
@@ -106,28 +101,27 @@ def load(source: Source, reader: LocalReader, selection: Selection) -> tuple[Col
     return {RECORD_ID: tf.range(selection.num_examples, dtype=tf.int64), **columns}, form
 
 
-def _recipe(content: Content, manifest: Manifest) -> Recipe | None:
-    if content.parse is not None:
+def _recipe(resolved: ResolvedRequest) -> Recipe | None:
+    distort = resolved.request.examples.distort
+    if resolved.request.examples.parse is not None:
         return None
-    distort = content.distort
     if callable(distort):
         return Own(distort)
     if not isinstance(distort, str | None):
         raise UsageError(f"distort={distort!r}: must be a recipe's name, a function of (images, keys), or None")
     recipe = make_recipe("none" if distort is None else distort)
-    recipe.check(content.image_shape(manifest) or (0, 0, 0))
+    recipe.check(resolved.image_shape or (0, 0, 0))
     return recipe
 
 
-def _serialized(
-    content: Content, manifest: Manifest, recipe: Recipe | None, parser: ExampleParser, training: bool
-) -> Form:
-    if content.parse is not None:
-        return UserParsed(content.parse)
-    image = manifest.features["image"]
-    framing: Framing | None = Stretched(content.resize) if content.resize else None
+def _serialized(resolved: ResolvedRequest, recipe: Recipe | None, parser: ExampleParser) -> Form:
+    examples = resolved.request.examples
+    if examples.parse is not None:
+        return UserParsed(examples.parse)
+    image = resolved.manifest.features["image"]
+    framing: Framing | None = Stretched(examples.size) if examples.size else None
     if isinstance(recipe, CroppingRecipe):
-        framing = recipe.framing(training)
+        framing = recipe.framing(resolved.order.training)
     return Serialized(parser, ImageDecoder(image.encoding or "", image.shape, framing))
 
 

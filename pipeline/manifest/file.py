@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 from typing import Any, Protocol
 
 from pipeline.errors import DataError
@@ -14,7 +13,7 @@ from pipeline.manifest.storage import folder
 
 
 class RemoteFolder(Protocol):
-    """A folder that is no local path, such as one of an object store: `/` gives a file in it, with `read_text`."""
+    """A folder that is not a local path, such as one of an object store: `/` gives a file in it, with `read_text`."""
 
     def __truediv__(self, name: str) -> Any: ...
 
@@ -23,36 +22,31 @@ def load(data_dir: str | os.PathLike[str] | RemoteFolder) -> Manifest:
     """Reads and checks `data_dir/manifest.json`.
 
     Raises:
-      DataError: there is no manifest, it is of another version, cut, or says what cannot be.
+      DataError: there is no manifest, or it is of another version, cut or invalid.
     """
-    path = _folder(data_dir) / naming.MANIFEST
+    found = folder(data_dir) if isinstance(data_dir, str | os.PathLike) else data_dir
+    path = found / naming.MANIFEST
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise DataError(
-            f"{path}: no manifest, so {data_dir} is no data set (or its conversion did not end); "
-            "make it with: python -m beam_jobs.convert; of TFRecords as they are: python -m pipeline.index"
+            f"{path}: no manifest, so {data_dir} is not a data set (or its conversion did not finish); "
+            "make one with: python -m beam_jobs.convert; from existing TFRecords: python -m pipeline.index"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
     return parse(text, str(path))
 
 
-def _folder(data_dir: str | os.PathLike[str] | RemoteFolder) -> Any:
-    if not isinstance(data_dir, str | os.PathLike):
-        return data_dir
-    return folder(data_dir) if "://" in os.fspath(data_dir) else pathlib.Path(data_dir)
-
-
 def parse(text: str, file: str) -> Manifest:
     """Returns the manifest that a text holds, checked.
 
     Args:
-      text: of the file.
+      text: the file's.
       file: its path, for messages.
 
     Raises:
-      DataError: it is of another version, cut, or says what cannot be.
+      DataError: it is of another version, cut or invalid.
     """
     try:
         content = json.loads(text)
@@ -81,11 +75,8 @@ def _check_version(content: Any, file: str) -> None:
 
 
 def _parse(content: dict[str, Any]) -> Manifest:
-    def shard(c: dict[str, Any]) -> ShardInfo:
-        return ShardInfo(**c)
-
     def split(c: dict[str, Any]) -> SplitInfo:
-        shards = tuple(shard(s) for s in c["shards"])
+        shards = tuple(ShardInfo(**shard) for shard in c["shards"])
         return SplitInfo(shards, tuple(c["label_histogram"]), dict(c["image_sizes"]), c["num_rejects"])
 
     def feature(c: dict[str, Any]) -> Feature:

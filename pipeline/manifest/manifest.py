@@ -22,7 +22,7 @@ class Feature:
       shape: of one example: (height, width, channels) for images, () for scalars; None where a size varies.
       encoding: how the bytes of an image hold it: `raw` (row-major uint8), `png`, `jpeg`, or `any` of these two; None
         for other features.
-      class_names: one a value, where the feature is a second label; else empty.
+      class_names: one per value, where the feature is a second label; else empty.
     """
 
     dtype: str
@@ -63,7 +63,7 @@ class SplitInfo:
       shards: in order.
       label_histogram: count of each label, 0 and up.
       image_sizes: {"<height>x<width>": images}.
-      num_rejects: the source's rows that are no example, and so in no shard; `rejects.jsonl` lists them.
+      num_rejects: the source's invalid rows, which are in no shard; `rejects.jsonl` lists them.
     """
 
     shards: tuple[ShardInfo, ...]
@@ -100,9 +100,8 @@ class Manifest:
 
     Attributes:
       dataset: its name (`mnist`).
-      class_names: one a label.
-      features: by name: `image`, `label`, `key` and whatever else the source has; none where `pipeline.index` made the
-        manifest of anybody's records.
+      class_names: one per label.
+      features: by name: `image`, `label`, `key` and the source's others; none where `pipeline.index` made the manifest.
       splits: by name.
       image_mean, image_std: per channel, of the training images' pixels in 0..255.
       source: the files it was made from.
@@ -124,14 +123,14 @@ class Manifest:
 
     @property
     def has_images(self) -> bool:
-        """Whether the records are images with labels and keys; else only the user knows what they are."""
+        """Whether the records are images with labels and keys; else only the user knows how to parse them."""
         return any(name in self.features for name in IMAGE_FEATURES)
 
     def require_images(self) -> None:
         """Raises UsageError where the records are not images: `pipeline.index` made the manifest."""
         if not self.has_images:
             raise UsageError(
-                f"{self.dataset}: its manifest is of pipeline.index and knows of no images; its records can be fed by "
+                f"{self.dataset}: its manifest is from pipeline.index and describes no images; feed its records with "
                 "pipeline.input_fn(..., parse=FUNCTION); for images, convert them: python -m beam_jobs.convert"
             )
 

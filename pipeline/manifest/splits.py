@@ -64,13 +64,13 @@ def select(manifest: Manifest, text: str) -> Selection:
     from the end; `+` joins parts.
 
     Raises:
-      UsageError: the text is no slice, names an unknown split, selects nothing, or selects a record twice.
+      UsageError: the text is not a slice, names an unknown split, selects nothing, or selects a record twice.
     """
     segments: list[Segment] = []
     for part in "".join(text.split()).split("+"):
         match = _PART.fullmatch(part)
         if not match:
-            raise UsageError(f"split {text!r}: {part!r} is no slice; write train, train[:90%], train[1000:] or a+b")
+            raise UsageError(f"split {text!r}: {part!r} is not a slice; write train, train[:90%], train[1000:] or a+b")
         shards = manifest.split(match["name"]).shards
         total = sum(shard.num_examples for shard in shards)
         start, stop = _bound(match["start"], 0, total, text), _bound(match["stop"], total, total, text)

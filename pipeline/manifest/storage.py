@@ -1,6 +1,6 @@
-"""Where a data set lies: a folder of this machine, or whatever `tf.io.gfile` opens (`gs://`, `hdfs://`, `ram://`).
+"""The files of a data set: in a folder of this machine, or whatever `tf.io.gfile` opens (`gs://`, `hdfs://`, `ram://`).
 
-A file is known by what it was when the input was made: one that is gone, cut or written again since is an error.
+A file is identified by its state when the input was made: one that was removed, cut or rewritten since is an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PathLike = str | os.PathLike[str]
 
 
 class Identity(NamedTuple):
-    """What tells a file from one that took its place: size in bytes, time of writing in ns, and inode (0: none)."""
+    """What tells a file from one that replaced it: size in bytes, time of writing in ns, and inode (0: none)."""
 
     num_bytes: int
     written: int
@@ -40,7 +40,7 @@ class File:
         """Returns what the file is now.
 
         Raises:
-          DataError: it is not there.
+          DataError: it is missing.
         """
         try:
             if self.is_remote:
@@ -62,7 +62,7 @@ class File:
                 return file.read()
         try:
             is_there = _gfile().exists(self.path)
-        except Exception as error:  # TensorFlow's errors are no OSErrors: no such file system, no credentials
+        except Exception as error:  # TensorFlow's errors are not OSErrors: no such file system, no credentials
             raise OSError(_reason(error)) from None
         if not is_there:
             raise FileNotFoundError(self.path)
@@ -73,7 +73,7 @@ class File:
         """Returns the file, open for reading at any offset.
 
         Raises:
-          DataError: it is not there or cannot be read.
+          DataError: it is missing or cannot be read.
         """
         return _RemoteFile(self.path) if self.is_remote else _LocalFile(self.path)
 

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 
-from pipeline.errors import DataError, UsageError, unknown
+from pipeline.errors import DataError
 
 POLICIES = ("raise", "skip")
 MAX_CORRUPT = 100
@@ -64,12 +64,6 @@ class Corruption:
     policy: str = "raise"
     most: int = MAX_CORRUPT
     _seen: set[CorruptRecord] = dataclasses.field(default_factory=set, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise unknown("on_corrupt", str(self.policy), POLICIES)
-        if self.most < 0:
-            raise UsageError(f"max_corrupt={self.most}: must be 0 or more")
 
     @property
     def skips(self) -> bool:

@@ -13,7 +13,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 import pipeline
-from pipeline.distribution.strategies import PREFETCH, _on_devices
+from pipeline.distribution.strategies import PREFETCH, copied_ahead, on_devices
+from pipeline.request import Request
 
 REPLICAS = 8  # logical CPUs
 
@@ -32,8 +33,9 @@ def ways(strategy, data_dir, arguments):
     def dataset(context=None):
         return pipeline.input_fn(data_dir, shard=context, record_ids=True, **arguments)
 
+    request = Request.of(data_dir, record_ids=True, **arguments)
     yield "distribute", in_a_function(strategy, pipeline.distribute(strategy, data_dir, record_ids=True, **arguments))
-    yield "by the way of GPUs", _on_devices(strategy, dataset, PREFETCH)
+    yield "by the way of GPUs", on_devices(strategy, request, copied_ahead(PREFETCH))
     yield "experimental_distribute_dataset", strategy.experimental_distribute_dataset(dataset())
     yield "distribute_datasets_from_function", strategy.distribute_datasets_from_function(dataset)
 

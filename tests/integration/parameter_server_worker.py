@@ -18,8 +18,9 @@ os.environ["GRPC_FAIL_FAST"] = "use_caller"
 import tensorflow as tf
 
 import pipeline
-from pipeline.distribution.strategies import PREFETCH, _per_worker
-from pipeline.input import input_fn
+from pipeline.distribution.parameter_servers import per_worker
+from pipeline.distribution.strategies import PREFETCH, copied_ahead
+from pipeline.request import Request
 
 CLOSURES = 8  # scheduled together: any worker takes any of them
 
@@ -30,11 +31,10 @@ def serve(job, index, cluster):
     server.join()
 
 
-def ways(strategy, workers, data_dir, arguments):
+def ways(strategy, data_dir, arguments):
     """Yields (name, dataset of every worker): what users call, and what it is where the replicas are on GPUs."""
     yield "distribute", pipeline.distribute(strategy, data_dir, **arguments)
-    make = lambda shard: input_fn(data_dir, shard=shard, **arguments)  # noqa: E731
-    yield "by the way of GPUs", _per_worker(strategy, make, workers, PREFETCH)
+    yield "by the way of GPUs", per_worker(strategy, Request.of(data_dir, **arguments), copied_ahead(PREFETCH))
 
 
 def fed(coordinator, dataset):
@@ -81,7 +81,7 @@ def lead(out, cluster, cases):
         print(f"{time.monotonic():.0f} s: {case}", flush=True)  # for the log of a test that fails
         data_dir, spoiled = pathlib.Path(content["data_dir"]), content.get("spoil")
         try:
-            for way, dataset in ways(strategy, len(cluster["worker"]), data_dir, content["arguments"]):
+            for way, dataset in ways(strategy, data_dir, content["arguments"]):
                 if spoiled:
                     spoil(data_dir / spoiled)
                 result[case][way] = fed(coordinator, dataset)

@@ -15,8 +15,9 @@ from apache_beam import Pipeline
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 
-from beam_jobs import conversion, jobs
 from beam_jobs.config import ConvertConfig
+from beam_jobs.conversion import command as conversion
+from beam_jobs.conversion import job
 from tests.engines.commands import ROOT
 
 MAX_BYTES = 64 << 10  # 64 KiB
@@ -36,7 +37,7 @@ def plan(tmp_path_factory):
 def proto(plan):
     """The pipeline, translated for a cluster whose workers are containers."""
     pipeline = Pipeline(options=PipelineOptions(["--runner=PortableRunner", "--environment_type=DOCKER"]))
-    pipeline | "Convert" >> jobs.ConvertDataset(plan)
+    pipeline | "Convert" >> job.ConvertDataset(plan)
     return pipeline.to_runner_api()
 
 
@@ -68,7 +69,7 @@ def test_the_chain_is_linear_and_small(proto):
 def test_one_more_shard_adds_only_its_number(plan, proto):
     more = dataclasses.replace(plan, num_shards={"train": 1000, "test": 1})
     pipeline = Pipeline(options=PipelineOptions(["--runner=PortableRunner", "--environment_type=DOCKER"]))
-    pipeline | "Convert" >> jobs.ConvertDataset(more)
+    pipeline | "Convert" >> job.ConvertDataset(more)
     grown = len(pipeline.to_runner_api().SerializeToString()) - len(proto.SerializeToString())
     assert grown < 996 * 64
 
@@ -110,7 +111,7 @@ def test_a_worker_with_nothing_but_the_package_can_load_every_step(proto, shippe
     script = (
         "import sys; from apache_beam.internal import pickler\n"
         "for line in open(sys.argv[1], 'rb'): pickler.loads(line.strip())\n"
-        "import beam_jobs.shards.making; print(beam_jobs.shards.making.__file__, 'tensorflow' in sys.modules)\n"
+        "import beam_jobs.shards.writer; print(beam_jobs.shards.writer.__file__, 'tensorflow' in sys.modules)\n"
     )
     # Without what is installed beside the interpreter, where this checkout may be: -S, and the libraries by name.
     libraries = os.pathsep.join([str(shipped), *(path for path in sys.path if path.endswith("site-packages"))])
@@ -123,4 +124,4 @@ def test_a_worker_with_nothing_but_the_package_can_load_every_step(proto, shippe
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [str(shipped / "beam_jobs" / "shards" / "making.py"), "False"]
+    assert done.stdout.split() == [str(shipped / "beam_jobs" / "shards" / "writer.py"), "False"]

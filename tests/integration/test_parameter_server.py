@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import pipeline
-from pipeline.ordered_split import ordered_split
+from pipeline.request import Request
+from pipeline.resolved import resolve
 from tests.datasets import Kind, key_of, write_dataset
 from tests.loopback import free_ports
 
@@ -114,7 +115,7 @@ def run(workers, folder, asked):
 def expected_steps(data_dir, arguments):
     """Returns (record ids, whether real), (G,) each, of the run's steps: the order in NumPy."""
     no_order = ("distort", "epochs", "start_step")
-    order = ordered_split(data_dir, "train", **{k: v for k, v in arguments.items() if k not in no_order}).order
+    order = resolve(Request.of(data_dir, "train", **{k: v for k, v in arguments.items() if k not in no_order})).order
     steps = range(arguments.get("start_step", 0), arguments.get("epochs", 1) * order.steps_per_epoch)
     return [order.batch(step) for step in steps]
 

@@ -205,7 +205,7 @@ def test_the_report_is_json(tmp_path, run):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["{empty}"], 1, "no manifest, so .* is no data set"),
+        (["{empty}"], 1, "manifest"),
         (["{made}/manifest.json"], 1, "cannot be read|no manifest"),
         ([], 2, "required: DATA_DIR"),
         (["{made}", "more"], 2, "unexpected argument 'more'"),

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.sources import archive, content, stored
+from beam_jobs.sources import archive, stored, streams
 from beam_jobs.sources.cifar import pickled
 from beam_jobs.sources.cifar.layout import LABELS, LAYOUTS, PIXELS, Label, Layout
 from pipeline.errors import DataError
@@ -59,8 +58,8 @@ def find(path: pathlib.Path, dataset: str) -> tuple[Layout, list[Found]]:
 def load(path: pathlib.Path, name: str, layout: Layout, dataset: str) -> Found:
     """Returns one file of a folder; see `find`."""
     stamp = stored.stamp(path)
-    handle = content.open_plain(path)
-    with content.errors_of(path):
+    handle = streams.open_plain(path)
+    with streams.errors_of(path):
         file, records = _checked(handle, name, str(path), layout, dataset)
     return Found(path, file, stamp, records, layout.is_pickled)
 
@@ -104,14 +103,14 @@ def _of_archive(path: pathlib.Path, dataset: str) -> tuple[Layout, list[Found]]:
 def _checked(handle: IO[bytes], name: str, where: str, layout: Layout, dataset: str) -> tuple[SourceFile, IO[bytes]]:
     """Returns a file's description and its records, which are whole and have labels in range."""
     labels = LABELS[dataset]
-    file = content.describe(name, handle)
+    file = streams.describe(name, handle)
     records = _unpickled(handle, where, labels) if layout.is_pickled else handle
-    size, length = content.size(records), len(labels) + PIXELS
+    size, length = streams.size(records), len(labels) + PIXELS
     if not size or size % length:
         raise DataError(f"{where}: has {size} bytes, not a whole number of {length}-byte records; get the file again")
     for row in range(0, size // length, _ROWS):
         rows = min(_ROWS, size // length - row)
-        block = content.read_exactly(records, rows * length, row * length, where)
+        block = streams.read_exactly(records, rows * length, row * length, where)
         values = np.frombuffer(block, np.uint8).reshape(rows, length)
         for i, label in enumerate(labels):
             _check_label(values[:, i], label, row, where)
@@ -135,23 +134,19 @@ def _unpickled(handle: IO[bytes], where: str, labels: tuple[Label, ...]) -> IO[b
         if key not in batch:
             raise DataError(f"{where}: its dictionary has no {key!r}; it is no batch of this data set")
     columns = [_column(batch[label.key], label, where) for label in labels]
-    rows = len(columns[0])
-    array = batch["data"]
-    shape = array.shape if isinstance(array, pickled.Array) and _is_shape(array.shape) else "no matrix"
-    if shape != (rows, PIXELS) or any(len(column) != rows for column in columns):
-        lengths = " and ".join(str(len(column)) for column in columns)
-        raise DataError(f"{where}: its data is {shape!s:.80} for {lengths} labels; must be uint8 ({rows}, {PIXELS})")
+    array, expected = batch["data"], (len(columns[0]), PIXELS)
     try:
-        data, start, size = pickled.plain(handle, array)
-    except ValueError:
-        raise DataError(f"{where}: its data is no string of bytes; get the file again") from None
-    if size != rows * PIXELS:
-        raise DataError(f"{where}: its data has {size} bytes, not {rows} x {PIXELS}; get the file again")
-    return content.spool(_records(data, start, np.stack(columns, axis=1), array.is_fortran, where))
-
-
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, tuple) and all(type(size) is int for size in value)
+        pixels = array.values() if isinstance(array, pickled.Array) else np.empty(0, np.uint8)
+    except (ValueError, TypeError):
+        raise DataError(
+            f"{where}: its data has {len(array.data)} bytes, not those of its shape; get the file again"
+        ) from None
+    if pixels.shape != expected or any(len(column) != len(pixels) for column in columns):
+        lengths = " and ".join(str(len(column)) for column in columns)
+        raise DataError(f"{where}: its data is {pixels.shape} for {lengths} labels; must be uint8 {expected}")
+    blocks = (slice(start, start + _ROWS) for start in range(0, len(pixels), _ROWS))
+    labels_of_rows = np.stack(columns, axis=1)
+    return streams.spool(np.concatenate([labels_of_rows[rows], pixels[rows]], axis=1).tobytes() for rows in blocks)
 
 
 def _column(values: Any, label: Label, where: str) -> NDArray[np.uint8]:
@@ -164,18 +159,3 @@ def _column(values: Any, label: Label, where: str) -> NDArray[np.uint8]:
             shown = value if isinstance(value, int) else f"a {type(value).__name__}"
             raise DataError(f"{where}: row {row}: {label.key} has {shown}, which is not in 0..{high}")
     return np.array(values, np.uint8)
-
-
-def _records(data: IO[bytes], start: int, labels: NDArray[np.uint8], is_fortran: bool, where: str) -> Iterator[bytes]:
-    """Yields records of labels (n, labels) and pixels (n, 3072), which lie row after row, or column after column."""
-    count = len(labels)
-    for first in range(0, count, _ROWS):
-        rows = min(_ROWS, count - first)
-        if is_fortran:
-            places = range(start + first, start + first + count * PIXELS, count)
-            columns = b"".join([content.read_exactly(data, rows, place, where) for place in places])
-            pixels = np.frombuffer(columns, np.uint8).reshape(PIXELS, rows).T
-        else:
-            block = content.read_exactly(data, rows * PIXELS, start + first * PIXELS, where)
-            pixels = np.frombuffer(block, np.uint8).reshape(rows, PIXELS)
-        yield np.concatenate([labels[first : first + rows], pixels], axis=1).tobytes()

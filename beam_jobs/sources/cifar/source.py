@@ -10,7 +10,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.sources import base, content, download, stored
+from beam_jobs.sources import base, download, stored, streams
 from beam_jobs.sources.base import Block, Files, SourceOptions
 from beam_jobs.sources.cifar import records as cifar_records
 from beam_jobs.sources.cifar.layout import CHANNELS, LABELS, PIXELS, SIDE, Layout
@@ -114,7 +114,7 @@ class CifarSource:
     ) -> None:
         for number, (batch, handle) in enumerate(zip(batches, handles, strict=True)):
             at = np.flatnonzero(files == number)
-            with content.errors_of(batch.path):
+            with streams.errors_of(batch.path):
                 if not stored.gather(handle, 0, rows[at], out, at):
                     raise batch.changed
 
@@ -153,7 +153,7 @@ def open_source(options: SourceOptions) -> CifarSource:
         stored.keep(opened[-1], one.records)
     length = len(LABELS[dataset]) + PIXELS
     return CifarSource(
-        dataset, str(path), layout, tuple(opened), tuple(content.size(one.records) // length for one in found)
+        dataset, str(path), layout, tuple(opened), tuple(streams.size(one.records) // length for one in found)
     )
 
 

@@ -19,7 +19,7 @@ import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.sources import content, files
+from beam_jobs.sources import files, streams
 from beam_jobs.sources.files import Place, Stamp
 from beam_jobs.sources.records import ranges as record_ranges
 from beam_jobs.sources.records import stream as record_stream
@@ -104,7 +104,7 @@ def index_array_record(path: pathlib.Path) -> RecordFile:
     Raises:
       DataError: the file cannot be read or is no ArrayRecord file.
     """
-    with content.errors_of(path):
+    with streams.errors_of(path):
         status = path.stat()
     with _array_record(path) as reader:
         count: int = reader.num_records()
@@ -121,7 +121,7 @@ def read(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
     Raises:
       DataError: the file was changed since, cannot be read, or is corrupt there: with the record and its offset.
     """
-    with content.errors_of(file.path), files.open_file(file.path) as stream:
+    with streams.errors_of(file.path), files.open_file(file.path) as stream:
         _check_unchanged(file, files.stamp_of(stream, file.path))
         if file.packing:
             return _read_array_record(file, rows) if file.packing == ARRAY_RECORD else _read_streamed(file, rows)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from beam_jobs.sources import content, digest, file_names
+from beam_jobs.sources import digest, file_names, streams
 from beam_jobs.sources import files as places
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.files import Place
@@ -137,7 +137,7 @@ def _first_records(paths: Sequence[Place]) -> tuple[list[dict[str, Any]], str]:
 def _class_names(path: AnyPath) -> tuple[str, ...]:
     if not path.exists():
         return ()
-    with content.errors_of(path):
+    with streams.errors_of(path):
         try:
             names = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines())
         except UnicodeDecodeError:

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import crc32c
 
-from beam_jobs.sources import content, files
+from beam_jobs.sources import files, streams
 from beam_jobs.sources.files import Place
 from pipeline.errors import DataError
 from pipeline.records import framing
@@ -28,12 +28,12 @@ def packing_of(path: Place) -> str:
     Raises:
       DataError: it cannot be read, or begins as none of these does.
     """
-    with content.errors_of(path), content.open_plain(path) as stream:
+    with streams.errors_of(path), streams.open_plain(path) as stream:
         start = stream.read(framing.HEADER)
     # A whole header with its CRC comes first: the length of a record may well look like gzip's magic.
     if not start or (len(start) == framing.HEADER and _crc_is_right(start)):
         return ""
-    if start.startswith(content.GZIP_MAGIC):
+    if start.startswith(streams.GZIP_MAGIC):
         return "gzip"
     if start[0] == 0x78 and int.from_bytes(start[:2], "big") % 31 == 0:  # RFC 1950: deflate, the header's check
         return "zlib"
@@ -55,7 +55,7 @@ def walk(
       DataError: the file cannot be read, is cut short or corrupt: with the record's number and its offset.
     """
     offset, number, record = 0, 0, b""
-    with content.errors_of(path), files.open_file(path, _BUFFER) as raw:
+    with streams.errors_of(path), files.open_file(path, _BUFFER) as raw:
         size = files.size_of(raw)
         stream = _unpacked(raw, packing, tap)
         while header := stream.read(framing.HEADER):

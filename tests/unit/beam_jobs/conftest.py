@@ -12,8 +12,9 @@ import sys
 import numpy as np
 import pytest
 
-from beam_jobs import conversion, sources
+from beam_jobs import sources
 from beam_jobs.config import ConvertConfig
+from beam_jobs.conversion import command as conversion
 from beam_jobs.convert import main
 from beam_jobs.storage import write
 from pipeline.errors import PipelineError

@@ -16,7 +16,7 @@ import pytest
 
 from beam_jobs import convert as convert_command
 from beam_jobs.examples import images
-from beam_jobs.shards import making
+from beam_jobs.shards import writer
 from pipeline import manifest
 from pipeline.manifest import Feature, naming
 from pipeline.records import example_proto, framing
@@ -295,7 +295,7 @@ def test_no_runner_or_number_of_workers_changes_a_byte(how, mnist_folder, tmp_pa
 def test_a_failed_bundle_that_is_retried_changes_nothing(mnist_folder, tmp_path, convert, contents, monkeypatch):
     source = mnist_folder()
     assert convert(*flags(source, tmp_path / "one", "--num_shards=5")).code == 0
-    failed, publish = [], making._publish
+    failed, publish = [], writer._publish
 
     def fails_once_after_writing(draft, folder, receipt):
         publish(draft, folder, receipt)
@@ -304,7 +304,7 @@ def test_a_failed_bundle_that_is_retried_changes_nothing(mnist_folder, tmp_path,
             raise RuntimeError("the worker was lost")
         return receipt
 
-    monkeypatch.setattr(making, "_publish", fails_once_after_writing)
+    monkeypatch.setattr(writer, "_publish", fails_once_after_writing)
     assert convert(*flags(source, tmp_path / "other", "--num_shards=5", BUNDLES)).code == 0
     assert len(failed) == 3
     assert contents(tmp_path / "one") == contents(tmp_path / "other")

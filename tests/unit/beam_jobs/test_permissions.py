@@ -17,7 +17,10 @@ from pipeline.errors import DataError, UsageError
 
 NOBODY = 65534
 LONG = "x" * 300
-LOADED_BEFORE = ("conversion", "runs.beam_flags", "runs.run", "runs.runners", "sources.mnist", "sources.cifar.source")
+LOADED_BEFORE = (
+    *("conversion.command", "conversion.passes", "runs.beam_flags", "runs.run", "runs.runners"),
+    *("sources.mnist", "sources.cifar.source"),
+)
 
 
 @contextlib.contextmanager

@@ -5,8 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from beam_jobs import conversion, plan
+from beam_jobs import plan
 from beam_jobs.config import ConvertConfig
+from beam_jobs.conversion import command as conversion
 from beam_jobs.examples import images
 from pipeline.errors import UsageError
 from pipeline.manifest import Feature

@@ -173,7 +173,7 @@ def test_another_epoch_has_another_order_and_other_distortions(folder):
         ({"distort": ""}, UsageError, "distort: '' is not a recipe"),
         ({"distort": lambda images, keys: images[:3]}, UsageError, "must return a tensor of 8 rows"),
         ({"distort": lambda images, keys: None}, UsageError, "must return a tensor of 8 rows"),
-        ({"split": "train[:" + "9" * 5000 + "]"}, UsageError, "is no slice"),
+        ({"split": "train[:" + "9" * 5000 + "]"}, UsageError, "slice"),
         ({"shuffle_bytes": 0}, UsageError, "shuffle_bytes=0"),
         (
             {"shuffle_bytes": 143, "streams": 1},
@@ -201,8 +201,8 @@ def test_what_cannot_work_is_one_clear_error(folder, arguments, error, message):
     ("image", "arguments", "message"),
     [
         ({"encoding": "any", "shape": [None, None, 3]}, {}, "images differ in size; give resize .*random_resized_crop"),
-        ({}, {"distort": "random_crop(size=4)"}, "cuts its part out of a PNG or JPEG .*raw images"),
-        ({"encoding": "png"}, {"distort": "random_crop", "resize": "4x4"}, "cuts its part out .* resize=\\(4, 4\\)"),
+        ({}, {"distort": "random_crop(size=4)"}, r"random_crop\(size=4\).*raw images"),
+        ({"encoding": "png"}, {"distort": "random_crop", "resize": "4x4"}, r"random_crop.* resize=\(4, 4\)"),
         ({}, {"resize": "4"}, "resize='4': must be a height and a width, such as 224x224"),
         ({}, {"resize": (0, 4)}, "must be a height and a width"),
         ({}, {"parse": 3}, "parse=3: must be a function of serialized records"),

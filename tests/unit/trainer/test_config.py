@@ -87,11 +87,5 @@ def test_one_replica_on_one_device_is_fine():
     assert parse([*PATHS, "--num_replicas=1"]).num_replicas == 1
 
 
-def test_what_is_fed_follows_from_the_flags():
-    content = parse([*PATHS, "--resize=224x160", "--distort=shift"]).content
-    assert (content.resize, content.distort) == ((224, 160), "shift")
-    assert parse(PATHS).content.resize is None
-
-
 def test_a_corrupt_record_is_an_error_unless_it_may_be_skipped():
     assert (parse(PATHS).on_corrupt, parse(PATHS).max_corrupt, parse(PATHS).log_keys) == ("raise", 100, None)

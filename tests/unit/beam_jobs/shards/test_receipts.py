@@ -4,7 +4,7 @@ import json
 import pytest
 
 from beam_jobs.examples import images
-from beam_jobs.shards import making, receipts
+from beam_jobs.shards import receipts, writer
 from beam_jobs.shards.receipts import Reject
 from tests.made_source import Content
 
@@ -16,7 +16,7 @@ def written(plan_of, pixels, tmp_path):
     files = [images.encoded(pixels(1, size, seed=i)[0], "png") for i, size in enumerate(sizes)]
     files[7], files[10] = b"no image", b""
     plan = plan_of({"train": Content(files)}, max_rejects=2)
-    return tmp_path / "out", plan.file_name("train", 0), making.make_shard(plan, "train", 0)
+    return tmp_path / "out", plan.file_name("train", 0), writer.make_shard(plan, "train", 0)
 
 
 def test_a_receipt_comes_back_as_it_was(written):

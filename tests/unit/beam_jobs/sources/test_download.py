@@ -3,14 +3,11 @@
 import gzip
 import hashlib
 import http.server
-import importlib.metadata
-import multiprocessing
 import os
 import pathlib
 import signal
 import socket
-import subprocess
-import sys
+import tarfile
 import threading
 import time
 import zipfile
@@ -19,13 +16,10 @@ import numpy as np
 import pytest
 
 from beam_jobs import sources
-from beam_jobs.sources import download, fetch
+from beam_jobs.sources import download
 from beam_jobs.sources.base import SourceOptions
-from beam_jobs.sources.fetch import Remote
+from beam_jobs.sources.download import Remote
 from pipeline.errors import DataError
-
-ROOT = pathlib.Path(__file__).parents[4]
-pytest.importorskip("tensorflow_datasets")
 
 
 class Server:
@@ -89,102 +83,130 @@ def left(folder):
     return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
 
-def test_files_are_downloaded_once_and_then_come_from_the_cache(server, tmp_path):
+def test_files_are_downloaded_once_and_again_where_they_are_damaged(server, tmp_path):
     remotes = [server.add("a.gz", os.urandom(300_000)), server.add("b.gz", b"b" * 1000)]
-    paths = download.cached("mnist", remotes, tmp_path / "cache", 20)
+    folder = tmp_path / "cache"
+    paths = download.cached("mnist", remotes, folder)
     assert [path.read_bytes() for path in paths] == [server.files["/a.gz"], server.files["/b.gz"]]
-    assert left(tmp_path / "cache") == ["a.gz", "b.gz"]
-    server.close()
-    started = time.monotonic()
-    assert download.cached("mnist", remotes, tmp_path / "cache", 20) == paths
-    assert time.monotonic() - started < 1  # no process, no import
-
-
-def test_a_file_in_the_cache_that_is_damaged_is_fetched_again(server, tmp_path):
-    remotes = [server.add("a.gz", os.urandom(3000)), server.add("b.gz", b"b" * 1000)]
-    paths = download.cached("mnist", remotes, tmp_path, 20)
+    assert left(folder) == ["a.gz", "b.gz"]
     for damage in (server.files["/a.gz"][:-1] + b"?", server.files["/a.gz"][:100]):
         paths[0].write_bytes(damage)
         server.asked.clear()
-        assert download.cached("mnist", remotes, tmp_path, 20) == paths
+        assert download.cached("mnist", remotes, folder) == paths
         assert paths[0].read_bytes() == server.files["/a.gz"]
-        assert "/b.gz" not in server.asked
+        assert server.asked == ["/a.gz"]
+    server.close()
+    assert download.cached("mnist", remotes, folder) == paths
+
+
+def test_files_that_arrived_stay_when_another_does_not(server, tmp_path):
+    remotes = [server.add("a.gz", b"a"), server.add("b.gz", b"b" * 1000)]
+    server.cut.add("/b.gz")
+    with pytest.raises(DataError, match=r"/b\.gz"):
+        download.cached("mnist", remotes, tmp_path)
+    assert left(tmp_path) == ["a.gz"]
+    server.cut.clear()
+    assert len(download.cached("mnist", remotes, tmp_path)) == 2
+    assert server.asked.count("/a.gz") == 1
 
 
 def test_what_a_killed_download_left_is_removed_after_a_day(server, tmp_path):
     for name, age in (("old", 25 * 3600), ("new", 0)):
-        (tmp_path / f".partial-{name}").mkdir()
+        (tmp_path / f".partial-{name}").write_bytes(b"half")
         os.utime(tmp_path / f".partial-{name}", (time.time() - age,) * 2)
-    download.cached("mnist", [server.add("a.gz", b"a")], tmp_path, 20)
+    download.cached("mnist", [server.add("a.gz", b"a")], tmp_path)
     assert left(tmp_path) == [".partial-new", "a.gz"]
 
 
-def failure(remotes, folder, patience=20.0):
+def altered(server, remote):
+    server.files["/a.gz"] = b"a" * len(server.files["/a.gz"])
+    return remote
+
+
+def cut(server, remote):
+    server.cut.add("/a.gz")
+    return remote
+
+
+def stalled(server, remote):
+    server.stalled.add("/a.gz")
+    return remote
+
+
+def refused(server, remote):
+    server.statuses["/a.gz"] = 404
+    return remote
+
+
+def busy(server, remote):
+    server.statuses["/a.gz"] = 503
+    return remote
+
+
+def closed(server, remote):
+    server.close()
+    return remote
+
+
+def unknown(server, remote):
+    return Remote("http://no.such.host.invalid/a.gz", "a.gz", 1, "0" * 64)
+
+
+@pytest.mark.parametrize(
+    ("fault", "fact"),
+    [
+        (altered, "200000 bytes with SHA-256"),
+        (cut, "100000 more expected"),
+        (stalled, "timed out"),
+        (refused, "HTTP 404"),
+        (busy, "HTTP 503"),
+        (closed, "Connection refused"),
+        (unknown, "name"),  # "Name or service not known", "Temporary failure in name resolution"
+    ],
+)
+def test_a_failed_download_is_one_line_and_leaves_nothing(fault, fact, server, tmp_path):
+    remote = fault(server, server.add("a.gz", os.urandom(200_000)))
     started = time.monotonic()
     with pytest.raises(DataError) as caught:
-        download.cached("cifar10", remotes, folder, patience)
+        download.cached("cifar10", [remote], tmp_path, patience=1)
     text = str(caught.value)
-    assert text.startswith(f"cifar10: cannot be downloaded: {remotes[0].url}: ")
-    assert text.endswith("; give its files with --source=PATH, or try --dataset=digits, which needs no download")
+    assert fact.lower() in text.lower()
+    assert text.startswith("cifar10: ")
+    assert remote.url in text
+    assert "--source" in text
     assert "\n" not in text
-    assert left(folder) == []
-    return text, time.monotonic() - started
-
-
-def test_a_wrong_checksum_is_an_error_and_leaves_nothing(server, tmp_path):
-    remote = server.add("a.gz", b"a" * 5000)
-    server.files["/a.gz"] = b"a" * 4999 + b"b"
-    text, _ = failure([remote], tmp_path)
-    assert f"what came is not the file of 5000 bytes with SHA-256 {remote.sha256} that is registered" in text
-
-
-def test_a_cut_transfer_is_an_error_and_leaves_nothing(server, tmp_path):
-    remote = server.add("a.gz", os.urandom(200_000))
-    server.cut.add("/a.gz")
-    text, _ = failure([remote], tmp_path)
-    assert "100000 bytes read, 100000 more expected" in text
-
-
-def test_a_transfer_that_stalls_is_ended(server, tmp_path):
-    remote = server.add("a.gz", os.urandom(4_000_000))
-    server.stalled.add("/a.gz")
-    text, seconds = failure([remote], tmp_path, patience=2)
-    assert "nothing came for 2 s after" in text
-    assert seconds < 60
-    assert not multiprocessing.active_children()
-
-
-def test_a_status_is_told(server, tmp_path):
-    remote = server.add("a.gz", b"a")
-    server.statuses["/a.gz"] = 404
-    assert "the server says HTTP 404" in failure([remote], tmp_path)[0]
-
-
-def test_no_server_is_told(server, tmp_path):
-    remote = server.add("a.gz", b"a")
-    server.close()
-    assert "Connection refused" in failure([remote], tmp_path)[0]
-
-
-def test_a_name_that_is_not_known_is_told(tmp_path):
-    remote = Remote("http://no.such.host.invalid/a.gz", "a.gz", 1, "0" * 64)
-    text, seconds = failure([remote], tmp_path)
-    assert "name" in text.lower()  # "Name or service not known", "Temporary failure in name resolution"
-    assert seconds < 60
+    assert " object at 0x" not in text
+    assert left(tmp_path) == []
+    assert time.monotonic() - started < 30
 
 
 def test_a_server_that_never_answers_is_given_up(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         remote = Remote(f"http://127.0.0.1:{silent.getsockname()[1]}/a.gz", "a.gz", 1, "0" * 64)
-        text, seconds = failure([remote], tmp_path, patience=2)
-    assert "timed out" in text
-    assert seconds < 60
+        with pytest.raises(DataError, match="timed out"):
+            download.cached("cifar10", [remote], tmp_path, patience=0.5)
+
+
+def test_an_interrupted_download_leaves_no_file(server, tmp_path):
+    remote = server.add("a.gz", os.urandom(4_000_000))
+    server.stalled.add("/a.gz")
+
+    def interrupt():
+        while not (left(tmp_path) and server.asked):
+            time.sleep(0.01)
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        download.cached("mnist", [remote], tmp_path, patience=30)
+    assert left(tmp_path) == []
 
 
 def test_a_cache_that_cannot_be_made_is_told(server, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"file/cache: cannot hold the download: .*; set XDG_CACHE_HOME to a folder"):
-        download.cached("mnist", [server.add("a.gz", b"a")], tmp_path / "file" / "cache", 20)
+    with pytest.raises(DataError, match=r"file/cache: .*XDG_CACHE_HOME"):
+        download.cached("mnist", [server.add("a.gz", b"a")], tmp_path / "file" / "cache")
 
 
 def test_the_cache_is_where_the_user_says(monkeypatch):
@@ -207,26 +229,20 @@ def test_the_cache_is_where_the_user_says(monkeypatch):
     ],
 )
 def test_every_data_set_is_registered_with_its_official_files(dataset, names, total):
-    from tensorflow_datasets.core.download import checksums
-
+    pytest.importorskip("tensorflow_datasets")
     remotes = download.registered(dataset)
     assert len(remotes) == names
     assert sum(remote.num_bytes for remote in remotes) == total
-    known = checksums.get_all_url_infos()
-    for remote in remotes:
-        assert (int(known[remote.url].size), known[remote.url].checksum) == (remote.num_bytes, remote.sha256)
 
 
 def test_a_data_set_that_is_not_registered_is_told():
-    with pytest.raises(DataError, match="the tensorflow_datasets that is installed has no checksums for it; give its"):
+    with pytest.raises(DataError, match=r"no_such: .* checksums"):
         download.registered("no_such")
 
 
 def test_without_the_package_the_user_is_told_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(
-        DataError, match=r"needs tensorflow_datasets: pip install 'stepfeed\[convert\]'; give its files"
-    ):
+    with pytest.raises(DataError, match=r"tensorflow_datasets: pip install 'stepfeed\[convert\]'"):
         download.registered("mnist")
 
 
@@ -258,8 +274,6 @@ def test_mnist_without_a_source_is_downloaded(published, mnist_folder, server, t
 
 
 def test_cifar_without_a_source_is_downloaded(published, cifar_folder, tmp_path):
-    import tarfile
-
     folder, _ = cifar_folder()
     with tarfile.open(tmp_path / "made.tar.gz", "w:gz") as tar:
         tar.add(folder, folder.name)
@@ -281,62 +295,3 @@ def test_a_part_of_emnist_is_taken_out_of_its_archive(published, mnist_folder, s
     assert source.splits == {"train": 50, "test": 20}
     server.close()
     assert sources.open_source(SourceOptions("emnist_digits")).files == source.files
-
-
-SCRIPT = """
-import os, pathlib, sys
-from beam_jobs.sources import download
-from beam_jobs.sources.fetch import Remote
-if __name__ == "__main__":
-    remote = Remote(sys.argv[1], "a.gz", int(sys.argv[2]), sys.argv[3])
-    download.cached("mnist", [remote], pathlib.Path(sys.argv[4]), 30)
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_download_ends_its_process_and_leaves_no_file(number, server, tmp_path):
-    remote = server.add("a.gz", os.urandom(4_000_000))
-    server.stalled.add("/a.gz")
-    script = tmp_path / "run.py"
-    script.write_text(SCRIPT)
-    arguments = [remote.url, str(remote.num_bytes), remote.sha256, str(tmp_path / "cache")]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [sys.executable, str(script), *arguments], env=environment, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    deadline = time.monotonic() + 60
-    while len(server.asked) < 2 and time.monotonic() < deadline:  # the probe, then the manager
-        time.sleep(0.05)
-    os.killpg(process.pid, number) if number == signal.SIGINT else process.kill()
-    process.wait(30)
-    while time.monotonic() < deadline and left(tmp_path / "cache"):  # which the download's process empties
-        time.sleep(0.05)
-    assert left(tmp_path / "cache") == []
-
-
-def test_a_line_every_few_seconds_tells_how_far_it_is(monkeypatch, capsys):
-    monkeypatch.setattr(fetch, "_SECONDS_BETWEEN_LINES", 0.0)
-    with fetch._shown("mnist", 11_594_722) as show:
-        show(2_000_000)
-    assert capsys.readouterr().out == "downloading mnist: 2.0 of 11.6 MB\n"
-
-
-def test_the_manager_works_without_tensorflow(server, tmp_path):
-    """Of the `convert` extra, TensorFlow is no part: the packages are seen through links, all but that one."""
-    packages = tmp_path / "packages"
-    packages.mkdir()
-    site = pathlib.Path(str(importlib.metadata.distribution("tensorflow-datasets").locate_file("")))
-    for path in site.iterdir():
-        if not path.name.lower().startswith(("tensorflow-2", "keras")) and path.name != "tensorflow":
-            (packages / path.name).symlink_to(path)
-    script = tmp_path / "run.py"
-    script.write_text(
-        f"import sys\nsys.path[:0] = [{str(ROOT)!r}, {str(packages)!r}]\nimport importlib.util\n"
-        f"assert importlib.util.find_spec('tensorflow') is None\n{SCRIPT}"
-    )
-    remote = server.add("a.gz", os.urandom(1000))
-    arguments = [remote.url, str(remote.num_bytes), remote.sha256, str(tmp_path / "cache")]
-    bare = [getattr(sys, "_base_executable", sys.executable), "-I", "-S", str(script), *arguments]
-    done = subprocess.run(bare, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "cache" / "a.gz").read_bytes() == server.files["/a.gz"]

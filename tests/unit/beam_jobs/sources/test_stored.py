@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from beam_jobs.sources import content, stored
+from beam_jobs.sources import stored, streams
 from beam_jobs.sources.stored import Stored
 from pipeline.errors import DataError
 
@@ -18,9 +18,9 @@ ROOT = pathlib.Path(__file__).parents[4]
 @pytest.mark.parametrize("length", [1, 7, 255, 256, 3073])
 @pytest.mark.parametrize("start", [0, 16])
 def test_rows_come_in_the_order_asked_for(length, start, monkeypatch):
-    monkeypatch.setattr(content, "BLOCK", 4096)  # so that rows lie in many spans
+    monkeypatch.setattr(streams, "BLOCK", 4096)  # so that rows lie in many spans
     values = np.random.default_rng(0).integers(0, 256, (500, length), np.uint8)
-    handle = content.spool([bytes(start), values.tobytes(), b"after"])
+    handle = streams.spool([bytes(start), values.tobytes(), b"after"])
     draw = np.random.default_rng(1)
     for rows in (draw.permutation(500), draw.integers(0, 500, 80), np.array([499]), np.array([], np.int64)):
         out = np.zeros((len(rows), length), np.uint8)
@@ -35,15 +35,15 @@ def test_rows_come_in_the_order_asked_for(length, start, monkeypatch):
 
 @pytest.mark.parametrize("length", [7, 3073])
 def test_rows_that_are_not_there_are_told(length):
-    handle = content.spool([bytes(10 * length - 1)])
+    handle = streams.spool([bytes(10 * length - 1)])
     assert stored.gather(handle, 0, np.array([8, 0]), np.empty((2, length), np.uint8))
     assert not stored.gather(handle, 0, np.array([9, 0]), np.empty((2, length), np.uint8))
 
 
 def make(path, data):
     path.write_bytes(data)
-    handle = content.open_plain(path)
-    return Stored(str(path), content.describe(path.name, handle), stored.stamp(path), packed=False)
+    handle = streams.open_plain(path)
+    return Stored(str(path), streams.describe(path.name, handle), stored.stamp(path), packed=False)
 
 
 def never():
@@ -62,13 +62,13 @@ def test_open_files_are_few_and_those_in_use_stay_open(tmp_path, monkeypatch):
 
 def test_a_packed_file_is_unpacked_once_by_many_threads(tmp_path, monkeypatch):
     monkeypatch.setattr(stored, "_kept", {})
-    file = content.describe("a", content.spool([b"abc"]))
+    file = streams.describe("a", streams.spool([b"abc"]))
     one = Stored(str(tmp_path / "a.gz"), file, (0, 0), packed=True)
     count = itertools.count()
 
     def unpack():
         next(count)
-        return {file: content.spool([b"abc"])}
+        return {file: streams.spool([b"abc"])}
 
     threads = [threading.Thread(target=stored.rows_file, args=(one, unpack)) for _ in range(8)]
     for thread in threads:
@@ -79,7 +79,7 @@ def test_a_packed_file_is_unpacked_once_by_many_threads(tmp_path, monkeypatch):
 
 
 def test_where_names_the_archive_and_the_file_in_it():
-    file = content.describe("data_batch_1", content.spool([b""]))
+    file = streams.describe("data_batch_1", streams.spool([b""]))
     assert Stored("/x/data_batch_1", file, (0, 0), False).where == "/x/data_batch_1"
     assert Stored("/x/data_batch_1.gz", file, (0, 0), True).where == "/x/data_batch_1.gz"
     assert Stored("/x/cifar.tar.gz", file, (0, 0), True).where == "/x/cifar.tar.gz: data_batch_1"
@@ -88,9 +88,9 @@ def test_where_names_the_archive_and_the_file_in_it():
 def test_a_temporary_folder_without_room_is_named():
     script = """
 import resource
-from beam_jobs.sources import content
+from beam_jobs.sources import streams
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-content.spool([bytes(1 << 20), b"and more"])
+streams.spool([bytes(1 << 20), b"and more"])
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert "cannot hold the unpacked source: File too large; make room, or set TMPDIR to a folder" in done.stderr
@@ -99,11 +99,11 @@ content.spool([bytes(1 << 20), b"and more"])
 def test_no_temporary_folder_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "no"))
     with pytest.raises(DataError, match="no: cannot hold the unpacked source: No such file or directory"):
-        content.spool([b"abc"])
+        streams.spool([b"abc"])
 
 
 def test_a_file_that_is_cut_while_it_is_read_is_told():
-    handle = content.spool([b"abc"])
-    assert content.read_exactly(handle, 2, 1, "/x") == b"bc"
+    handle = streams.spool([b"abc"])
+    assert streams.read_exactly(handle, 2, 1, "/x") == b"bc"
     with pytest.raises(DataError, match="/x: changed while it was being read; run the conversion again"):
-        content.read_exactly(handle, 3, 1, "/x")
+        streams.read_exactly(handle, 3, 1, "/x")

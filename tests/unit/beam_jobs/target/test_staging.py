@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from beam_jobs.examples import images
-from beam_jobs.shards import finish, making, receipts
+from beam_jobs.shards import manifest_writer, receipts, writer
 from beam_jobs.target import staging
 from pipeline import manifest
 from pipeline.errors import DataError
@@ -24,7 +24,7 @@ class Killed(BaseException):
 
 def convert(plan):
     """Writes a data set as the workers do."""
-    finish.publish(plan, [making.make_shard(plan, *element) for element in plan.elements])
+    manifest_writer.publish(plan, [writer.make_shard(plan, *element) for element in plan.elements])
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_an_inner_folder_without_a_finished_shard_goes_and_errors_name_the_outer
 def test_finished_shards_are_kept_and_a_line_says_so(error, plan_of, pixels, tmp_path, capsys):
     plan = plan_of({"train": Content(pixels(20))}, out="shards", num_shards="4")
     for shard in range(3):
-        making.make_shard(plan, "train", shard)
+        writer.make_shard(plan, "train", shard)
     (tmp_path / "out").mkdir()
 
     def fails():

@@ -7,7 +7,7 @@ import pytest
 
 from beam_jobs.convert import main
 from beam_jobs.examples import images
-from beam_jobs.shards import finish, making
+from beam_jobs.shards import manifest_writer, writer
 from beam_jobs.storage.paths import RemotePath
 from beam_jobs.target import target
 from pipeline import manifest
@@ -256,7 +256,7 @@ def test_no_other_conversion_comes_between_the_look_and_the_write(mnist_folder, 
 
 def test_a_worker_that_fails_leaves_the_old_data_set_whole(data_set, contents, monkeypatch):
     _, out, again = data_set
-    before, publish, written = contents(out), making._publish, []
+    before, publish, written = contents(out), writer._publish, []
 
     def fails_at_the_third(draft, folder, receipt):
         if len(written) == 2:
@@ -266,7 +266,7 @@ def test_a_worker_that_fails_leaves_the_old_data_set_whole(data_set, contents, m
 
     flags = ("--num_shards=train:3,test:2", "--seed=1", "--overwrite")
     with monkeypatch.context() as patch:
-        patch.setattr(making, "_publish", fails_at_the_third)
+        patch.setattr(writer, "_publish", fails_at_the_third)
         outcome = again(*flags)
     assert outcome.code == 1
     assert "2 finished shards are kept in " in outcome.err
@@ -325,7 +325,7 @@ def test_records_in_the_folder_are_not_written_over(name, tmp_path, monkeypatch)
 
 def test_a_local_data_set_can_replace_itself_and_one_in_a_store_not(plan_of, pixels, tmp_path):
     plan = plan_of({"train": Content(pixels(5))}, out="out")
-    finish.publish(plan, [making.make_shard(plan, *element) for element in plan.elements])
+    manifest_writer.publish(plan, [writer.make_shard(plan, *element) for element in plan.elements])
     present = manifest.load(tmp_path / "out")
     target.check_apart(str(tmp_path / "out"), tmp_path / "out", present)
     for source in ("s3://bucket/folder", "s3://bucket/folder/", "s3://bucket/folder/*.tfrecord?region=eu-west-1"):

@@ -8,7 +8,8 @@ import pytest
 from pipeline.audit import __main__ as audit
 from pipeline.audit.key_log import Header, KeyLogWriter
 from pipeline.errors import DataError, UsageError
-from pipeline.ordered_split import ordered_split
+from pipeline.request import Request
+from pipeline.resolved import resolve
 from tests.datasets import write_dataset
 
 COUNTS = (30, 0, 25, 44)  # 99 records; T = 9 steps of 12 rows with 9 rows of padding in the last
@@ -22,7 +23,7 @@ def data(tmp_path):
 
 
 def source_of(data, **changes):
-    return ordered_split(data, "train", training=True, **(FLAGS | changes))
+    return resolve(Request.of(data, "train", training=True, **(FLAGS | changes)))
 
 
 def log(folder, source, steps, workers=2, replicas=4, change=None, weights="mask", only=None):
@@ -211,7 +212,7 @@ def test_runs_of_two_orders_are_not_mixed(data, tmp_path):
 
 
 def test_the_log_says_what_the_run_was(data, tmp_path, capsys):
-    source = ordered_split(data, "train[:50]", global_batch_size=12, training=False)
+    source = resolve(Request.of(data, "train[:50]", global_batch_size=12, training=False))
     log(tmp_path / "logs", source, range(5), workers=3, replicas=3)
     run(data, tmp_path / "logs")
     out = capsys.readouterr().out

@@ -15,7 +15,8 @@ from pipeline.errors import UsageError
 from pipeline.order import hashing
 from pipeline.order import order as orders
 from pipeline.order.order import Order
-from pipeline.ordered_split import ordered_split
+from pipeline.request import Request
+from pipeline.resolved import resolve
 from tests.datasets import write_dataset
 
 SHAPE = (2, 3, 1)  # 6 bytes
@@ -24,7 +25,7 @@ SHAPE = (2, 3, 1)  # 6 bytes
 def split_of(folder, counts=(30, 0, 25, 44), **changes):
     write_dataset(folder, counts, SHAPE)
     arguments = {"global_batch_size": 12, "training": True, "streams": 4, "shuffle_bytes": 240, "seed": 3}
-    return ordered_split(folder, "train", **(arguments | changes))
+    return resolve(Request.of(folder, "train", **(arguments | changes)))
 
 
 def broken(source, **methods):
@@ -45,14 +46,16 @@ def fault_of(claims):
 def test_the_proof_and_the_count_hold_of_every_order(tmp_path, counts, remainder):
     write_dataset(tmp_path, counts, SHAPE)
     for streams, shuffle_bytes, training in itertools.product((1, 2, 4, 12), (120, 240, 1 << 30), (True, False)):
-        source = ordered_split(
-            tmp_path,
-            "train",
-            global_batch_size=12,
-            training=training,
-            streams=streams,
-            shuffle_bytes=shuffle_bytes,
-            remainder=remainder,
+        source = resolve(
+            Request.of(
+                tmp_path,
+                "train",
+                global_batch_size=12,
+                training=training,
+                streams=streams,
+                shuffle_bytes=shuffle_bytes,
+                remainder=remainder,
+            )
         )
         for epoch in (0, 7):
             claims = Proof(source, epoch).claims()

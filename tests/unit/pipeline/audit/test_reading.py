@@ -10,7 +10,8 @@ from PIL import Image
 from pipeline.audit import picture, tables
 from pipeline.audit.reading import Reading
 from pipeline.audit.topology import Topology
-from pipeline.ordered_split import ordered_split
+from pipeline.request import Request
+from pipeline.resolved import resolve
 from tests.datasets import write_dataset
 
 
@@ -18,7 +19,7 @@ def reading_of(folder, topology, counts=(30, 0, 25, 44), epoch=0, split="train",
     if not (folder / "manifest.json").exists():
         write_dataset(folder, counts, (2, 3, 1))
     arguments = {"global_batch_size": 12, "training": True, "streams": 4, "shuffle_bytes": 240, "seed": 3}
-    return Reading(ordered_split(folder, split, **(arguments | changes)), epoch, topology)
+    return Reading(resolve(Request.of(folder, split, **(arguments | changes))), epoch, topology)
 
 
 @pytest.mark.parametrize("split", ["train", "train[10:80]", "train[50:]+test"])

@@ -32,7 +32,7 @@ def test_a_list_of_tensors_is_not_stacked(records):
     "value", [None, (), {}, 3, b"x", [1, 2], {"a": None}, {"a": np.zeros(3), "b": np.zeros((2, 3))}]
 )
 def test_what_has_not_a_row_a_record_is_refused(value, records):
-    with pytest.raises(UsageError, match="parse: the function must give tensors of 3 rows, one a record"):
+    with pytest.raises(UsageError, match="^parse: .* 3 rows"):
         parsed(lambda _: value, records)
 
 
@@ -55,5 +55,5 @@ def test_rows_that_are_not_known_are_counted(kind, records):
         return parsed(lambda _: {"dense": made, "ragged": words, "sparse": words.to_sparse()}[kind], whole)
 
     check(records[::-1], records)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="parse: the function gives 2 rows for 3 records"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="parse: .*2 rows for 3 records"):
         check(records[:2], records)

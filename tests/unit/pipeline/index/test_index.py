@@ -284,5 +284,5 @@ def test_what_an_index_cannot_say(folder):
         path.write_text(json.dumps(content))
         with pytest.raises(DataError, match=message):
             manifests.load(folder)
-    with pytest.raises(UsageError, match=r"poems: its manifest is of pipeline.index .*input_fn\(..., parse=FUNCTION\)"):
+    with pytest.raises(UsageError, match=r"^poems: .*pipeline.index .*parse="):
         _ = made.image_shape

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError
 from pipeline.read.corruption import Corruption, CorruptRecord, skipped_records
 
 
@@ -87,13 +87,6 @@ def test_threads_share_a_budget(tmp_path):
         thread.join()
     assert len(skipped_records(tmp_path)) == 50
     assert len(failed) == 8 * 10
-
-
-def test_policies_and_budgets_that_cannot_be():
-    with pytest.raises(UsageError, match="on_corrupt: unknown 'skp'; did you mean 'skip'"):
-        Corruption("d", "skp")
-    with pytest.raises(UsageError, match="max_corrupt=-1: must be 0 or more"):
-        Corruption("d", "skip", -1)
 
 
 def test_none_is_good_is_an_error_to_be_raised():

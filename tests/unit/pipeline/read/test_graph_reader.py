@@ -9,11 +9,12 @@ from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest.splits import select
 from pipeline.order.order_tf import Feed
-from pipeline.ordered_split import ordered_split
 from pipeline.read.corruption import Corruption
 from pipeline.read.graph_reader import GraphReader
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.shards import Shards
+from pipeline.request import Request
+from pipeline.resolved import resolve
 from tests.datasets import Kind, write_dataset
 
 COUNTS = (5, 0, 4, 3)
@@ -163,8 +164,8 @@ def test_what_cannot_be_done_in_a_function_is_one_line(folders, tmp_path):
 
 def test_the_first_row_may_be_a_tensor(folders):
     """One graph serves all workers: 3 workers of 8 rows need 3, 4 and 3 of 8 streams."""
-    order = ordered_split(
-        folders / "raw", "train", global_batch_size=24, training=True, streams=8, shuffle_bytes=8 * 144
+    order = resolve(
+        Request.of(folders / "raw", "train", global_batch_size=24, training=True, streams=8, shuffle_bytes=8 * 144)
     ).order
 
     @tf.function(input_signature=[tf.TensorSpec([], tf.int64)] * 2)

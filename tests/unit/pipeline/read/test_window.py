@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from pipeline import input_fn
 from pipeline.batch import source
-from pipeline.ordered_split import ordered_split
 from pipeline.read import op_message
 from pipeline.read.buffers import Buffers, aligned_matrix
 from pipeline.read.window import as_tensor
+from pipeline.request import Request
+from pipeline.resolved import resolve
 from tests.datasets import images_of, write_dataset
 
 SHAPE = (8, 8, 3)  # 8 rows of a batch are a multiple of 64 bytes, as TensorFlow needs it to slice without a copy
@@ -65,8 +66,16 @@ def test_an_array_is_a_tensor_in_the_same_memory_for_as_long_as_it_is_needed():
 @pytest.mark.parametrize("distort", [None, lambda images, keys: images], ids=["plain", "own"])
 @pytest.mark.parametrize("start_step", [0, 7, 33, 60])
 def test_batches_that_are_kept_stay_what_they_were(folder, distort, start_step):
-    order = ordered_split(
-        folder, "train", global_batch_size=ROWS, training=True, seed=3, streams=1, shuffle_bytes=480 * 192 // WINDOWS
+    order = resolve(
+        Request.of(
+            folder,
+            "train",
+            global_batch_size=ROWS,
+            training=True,
+            seed=3,
+            streams=1,
+            shuffle_bytes=480 * 192 // WINDOWS,
+        )
     ).order
     assert order.windows == WINDOWS
     kept = list(dataset(folder, distort=distort, epochs=4, start_step=start_step, record_ids=True))

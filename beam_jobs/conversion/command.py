@@ -43,8 +43,9 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
     commandline.require("apache_beam", *sources.packages_needed(config.dataset))
     with quiet.loading():
         # 2 s to import: after --help and our own flags.
+        from beam_jobs.conversion import progress  # noqa: PLC0415
         from beam_jobs.report.card import page as card  # noqa: PLC0415
-        from beam_jobs.runs import beam_flags, progress, runners  # noqa: PLC0415
+        from beam_jobs.runs import beam_flags, runners  # noqa: PLC0415
     options = beam_flags.parse(beam_arguments, flags)
     runners.check(options)
     data_dir, place, shown = _where_to(config)
@@ -107,10 +108,9 @@ def make_plan(config: ConvertConfig, data_dir: AnyPath) -> tuple[Plan, float]:
 
 def _run(plan: Plan, config: ConvertConfig, options: PipelineOptions, data_dir: AnyPath) -> None:
     with quiet.loading():
-        from beam_jobs import passes  # noqa: PLC0415 (as above)
-        from beam_jobs.runs import run  # noqa: PLC0415 (as above)
+        from beam_jobs.conversion import passes  # noqa: PLC0415 (as above)
     try:
-        convert_plan = passes.run_both if config.passes == 2 else run.run
+        convert_plan = passes.run_both if config.passes == 2 else passes.run_once
         convert_plan(plan, options)
     except PipelineError:
         if isinstance(data_dir, pathlib.Path) and not (data_dir / naming.MANIFEST).exists():  # else it has its own list

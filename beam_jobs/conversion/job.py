@@ -15,7 +15,7 @@ import apache_beam as beam
 
 from beam_jobs.plan import Plan
 from beam_jobs.runs import runners
-from beam_jobs.shards import finish, key_check, making
+from beam_jobs.shards import key_check, manifest_writer, writer
 from beam_jobs.shards.key_check import KeyHashes, Repeated
 from beam_jobs.shards.receipts import Receipt
 
@@ -52,7 +52,7 @@ class _MakeShards(beam.DoFn):
         self._plan = plan
 
     def process(self, element: list[tuple[str, int]]) -> Iterator[tuple[int, Any]]:
-        for receipt in making.make_shards(self._plan, element):
+        for receipt in writer.make_shards(self._plan, element):
             yield _RECEIPTS, receipt
             if not self._plan.source.unique_keys:
                 yield from key_check.by_bucket(self._plan.data_dir, receipt.info)
@@ -75,4 +75,4 @@ class _PublishManifest(beam.DoFn):
         repeated = [value for value in element if isinstance(value, Repeated)]
         if repeated:
             raise key_check.as_error(self._plan.data_dir, repeated)
-        yield str(finish.publish(self._plan, [value for value in element if isinstance(value, Receipt)]))
+        yield str(manifest_writer.publish(self._plan, [value for value in element if isinstance(value, Receipt)]))

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from beam_jobs import conversion
 from beam_jobs.config import ConvertConfig
-from beam_jobs.runs.progress import Progress, finished_part
-from beam_jobs.shards import making
+from beam_jobs.conversion import command as conversion
+from beam_jobs.conversion.progress import Progress, finished_part
+from beam_jobs.shards import writer
 from beam_jobs.target import staging
 from tests.displays import later, terminal
 
@@ -32,7 +32,7 @@ def test_finished_shards_are_counted_and_nothing_else(plan):
     with Progress(plan) as progress:
         seen = []
         for element in plan.elements:
-            making.make_shard(plan, *element)
+            writer.make_shard(plan, *element)
             later(progress, 5)
             progress.show()
             seen.append((progress.finished, progress.rows))
@@ -42,7 +42,7 @@ def test_finished_shards_are_counted_and_nothing_else(plan):
 def test_a_line_has_shards_examples_bytes_rate_and_time_left(plan):
     with Progress(plan) as progress:
         assert progress.line() == "0 of 4 shards, 0 of 70 examples, 0.0 MiB, 0 examples/s"
-        making.make_shard(plan, *plan.elements[0])
+        writer.make_shard(plan, *plan.elements[0])
         later(progress, 5)
         progress._look()
         found = re.fullmatch(
@@ -54,19 +54,19 @@ def test_a_line_has_shards_examples_bytes_rate_and_time_left(plan):
 
 def test_rate_and_time_left_of_a_resume_are_of_its_own_work(plan):
     for element in plan.elements[:2]:
-        making.make_shard(plan, *element)
+        writer.make_shard(plan, *element)
     with Progress(plan) as progress:
         assert (progress.finished, progress.rows) == (2, 50)
         later(progress, 10)
         assert progress.line().endswith(", 0 examples/s")
-        making.make_shard(plan, *plan.elements[2])
+        writer.make_shard(plan, *plan.elements[2])
         progress._look()
         assert progress.line().endswith(" MiB, 1 examples/s, 10 s left")
 
 
 def test_rejects_are_rows_that_are_done(plan):
     out = pathlib.Path(plan.data_dir)
-    receipt = making.make_shard(plan, "train", 0)
+    receipt = writer.make_shard(plan, "train", 0)
     path = out / f"{receipt.info.file}.receipt.json"
     path.write_text(path.read_text().replace('"num_rejects": 0', '"num_rejects": 3'))
     with Progress(plan) as progress:
@@ -77,7 +77,7 @@ def test_rejects_are_rows_that_are_done(plan):
 def test_off_a_terminal_there_is_a_line_every_five_seconds(plan, capsys):
     with Progress(plan) as progress:
         for element in plan.elements:
-            making.make_shard(plan, *element)
+            writer.make_shard(plan, *element)
             later(progress, 2)
             progress.show()
             progress.show()
@@ -88,7 +88,7 @@ def test_off_a_terminal_there_is_a_line_every_five_seconds(plan, capsys):
 
 
 def test_a_folder_that_is_gone_is_not_its_affair(plan, capsys):
-    making.make_shard(plan, *plan.elements[0])
+    writer.make_shard(plan, *plan.elements[0])
     with Progress(plan) as progress:
         shutil.rmtree(plan.data_dir)
         later(progress, 5)
@@ -103,7 +103,7 @@ def test_on_a_terminal_there_is_a_bar_that_goes_at_the_end(plan, capsys):
         progress.show()
         first = sent()
         for element in plan.elements[:3]:
-            making.make_shard(plan, *element)
+            writer.make_shard(plan, *element)
         later(progress, 1)
         progress.show()
         second = sent()
@@ -118,7 +118,7 @@ def test_on_a_terminal_there_is_a_bar_that_goes_at_the_end(plan, capsys):
 
 def test_a_bar_fits_a_narrow_terminal(plan):
     with terminal(40) as sent, Progress(plan) as progress:
-        making.make_shard(plan, *plan.elements[0])
+        writer.make_shard(plan, *plan.elements[0])
         later(progress, 1)
         progress.show()
         assert max(len(line) for line in sent().replace("\r", "\n").splitlines()) <= 40
@@ -169,7 +169,7 @@ def test_two_passes_are_told_apart(plan, folder, label):
     ("rows", "left"), [(1000, "14 s left"), (10**5, "24 min left"), (10**8, "396.8 h left"), (10**7, "39.7 h left")]
 )
 def test_time_left_is_in_units_that_can_be_read(plan, rows, left):
-    making.make_shard(plan, *plan.elements[0])
+    writer.make_shard(plan, *plan.elements[0])
     with Progress(plan) as progress:
         progress._at_start, progress._total = 0, rows
         progress._started = time.monotonic() - progress.rows / 70
@@ -179,12 +179,12 @@ def test_time_left_is_in_units_that_can_be_read(plan, rows, left):
 def test_the_part_that_is_done_counts_both_passes(plan):
     assert finished_part(plan) == 0
     for element in plan.elements[:2]:
-        making.make_shard(plan, *element)
+        writer.make_shard(plan, *element)
     assert finished_part(plan) == 50 / 70
     two = dataclasses.replace(plan, flags={"passes": 2})
     assert finished_part(two) == 25 / 70
     first = pathlib.Path(plan.data_dir) / staging.FIRST_PASS
     first.mkdir()
     for element in plan.elements:
-        making.make_shard(dataclasses.replace(plan, data_dir=str(first)), *element)
+        writer.make_shard(dataclasses.replace(plan, data_dir=str(first)), *element)
     assert finished_part(two) == (70 + 50) / 140

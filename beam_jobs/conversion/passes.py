@@ -1,4 +1,4 @@
-"""Two passes: what the first wrote, chunk by chunk of the source, the second shuffles row by row."""
+"""One pass, or two: what the first wrote chunk by chunk of the source, the second shuffles row by row."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pathlib
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import sources
+from beam_jobs.conversion.job import ConvertDataset
+from beam_jobs.conversion.progress import Progress
 from beam_jobs.plan import Origin, Plan
 from beam_jobs.runs import run
 from beam_jobs.sources.base import SourceOptions
@@ -18,11 +20,16 @@ from pipeline.errors import DataError, PipelineError
 from pipeline.manifest import Manifest, naming
 
 
+def run_once(plan: Plan, options: PipelineOptions) -> None:
+    """Writes the shards and the manifest of a plan; raises as `run.run_transform`."""
+    run.run_transform(ConvertDataset(plan), options, Progress(plan))
+
+
 def run_both(plan: Plan, options: PipelineOptions) -> None:
     """Writes the shards and the manifest of a plan by way of an inner folder with those of the first pass.
 
     Raises:
-      PipelineError: as `run.run`.
+      PipelineError: as `run_once`.
     """
     folder, first = paths.path_of(plan.data_dir), paths.path_of(plan.receipts_dir) / staging.FIRST_PASS
     place = paths.text_of(first)
@@ -32,7 +39,7 @@ def run_both(plan: Plan, options: PipelineOptions) -> None:
     except OSError as error:
         raise DataError(f"{first}: cannot be made: {error.strerror or error}") from None
     try:
-        run.run(dataclasses.replace(plan, data_dir=place, own_receipts_dir=place, compression=""), options)
+        run_once(dataclasses.replace(plan, data_dir=place, own_receipts_dir=place, compression=""), options)
     except PipelineError:
         staging.keep_rejects(first, folder)
         raise
@@ -47,7 +54,7 @@ def run_both(plan: Plan, options: PipelineOptions) -> None:
     )
     write.remove(folder / naming.REJECTS)  # of an earlier run
     staging.keep_rejects(first, folder)  # before the manifest, the last of all files
-    run.run(again, options)
+    run_once(again, options)
 
 
 def _as_stored(made: Manifest) -> str:

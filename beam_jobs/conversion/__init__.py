@@ -1,0 +1,1 @@
+"""The conversion step by step: flags, source, plan, target, Beam job, publication, report."""

@@ -1,0 +1,134 @@
+"""A request and the data set that it is about: the records, their order and their size, known before TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from pipeline import manifest as manifests
+from pipeline.distort import recipes
+from pipeline.errors import UsageError
+from pipeline.manifest import Manifest
+from pipeline.manifest.splits import Selection, select
+from pipeline.order import order as orders
+from pipeline.order.order import MAX_STEP, Order, OrderSpec
+from pipeline.request import ExampleRequest, Request
+
+
+@dataclasses.dataclass(frozen=True)
+class ResolvedRequest:
+    """A request, its data set, and the order of the examples.
+
+    Attributes:
+      request: what is asked for.
+      manifest: of the data set.
+      selection: the records.
+      spec: the arguments of the order.
+      order: the order.
+    """
+
+    request: Request
+    manifest: Manifest
+    selection: Selection
+    spec: OrderSpec
+    order: Order
+
+    @property
+    def image_shape(self) -> tuple[int, int, int] | None:
+        """(height, width, channels) of the images before they are distorted; None: the recipe or parser makes them.
+
+        Raises:
+          UsageError: there are no images, and no function that parses what there is.
+        """
+        return _image_shape(self.request.examples, self.manifest)
+
+    def last_step(self) -> int:
+        """Returns the global step at which the input ends; MAX_STEP: it is endless.
+
+        Raises:
+          UsageError: the input would begin after it.
+        """
+        start, epochs = self.request.delivery.start_step, self.request.delivery.epochs
+        if epochs is None and self.order.training:
+            last, run = MAX_STEP, "a run without end ends"
+        else:
+            last, run = (epochs or 1) * self.order.steps_per_epoch, f"{epochs or 1} epochs end"
+        if not start <= last <= MAX_STEP:
+            raise UsageError(f"start_step={start}, epochs={epochs}: {run} at step {min(last, MAX_STEP)}")
+        return last
+
+
+def resolve(request: Request, record_bytes: int | None = None) -> ResolvedRequest:
+    """Returns a request with the records and the order that its data set gives.
+
+    Args:
+      request: what is asked for.
+      record_bytes: that an example took in a window of another run, whatever `request.examples` says.
+
+    Raises:
+      DataError: no valid data set in `data_dir`.
+      UsageError: a value that cannot work with this data set.
+    """
+    manifest = manifests.load(request.data.data_dir)
+    if record_bytes is None:
+        _check(request.examples, manifest)
+    selection = select(manifest, request.data.split)
+    record_bytes = record_bytes or _record_bytes(request.examples, manifest, selection)
+    wanted = request.order
+    streams = wanted.streams or orders.default_streams(
+        selection.num_examples * record_bytes, wanted.global_batch_size, wanted.shuffle_bytes
+    )
+    spec = OrderSpec(
+        manifest_digest=manifest.digest,
+        split=selection.text,
+        seed=wanted.seed,
+        global_batch_size=wanted.global_batch_size,
+        streams=streams if wanted.training else 1,
+        shuffle_bytes=wanted.shuffle_bytes,
+        remainder=wanted.remainder,
+        training=wanted.training,
+        record_bytes=record_bytes,
+    )
+    counts = tuple(segment.num_examples for segment in selection.segments)
+    return ResolvedRequest(request, manifest, selection, spec, orders.make_order(spec, counts, record_bytes))
+
+
+def _check(examples: ExampleRequest, manifest: Manifest) -> None:
+    """Raises UsageError where a data set does not provide what is asked for.
+
+    Without images nothing may be asked of them, but the order is known all the same.
+    """
+    if examples.parse is not None:
+        return
+    if not manifest.has_images:
+        if examples.distort is not None or examples.size or examples.features:
+            manifest.require_images()
+    elif examples.crops and (examples.size or manifest.features["image"].encoding == "raw"):
+        why = f"resize={examples.size}" if examples.size else "raw images"
+        raise UsageError(
+            f"distort={examples.distort!r} crops a PNG or JPEG while decoding it, which {why} rules out; use a recipe "
+            "such as pad_crop_flip"
+        )
+    elif not examples.crops and not examples.size and None in manifest.features["image"].shape[:2]:
+        raise UsageError(
+            f"{manifest.dataset}: its images differ in size; give resize (such as 224x224), or a recipe that crops "
+            f"all to one size: {', '.join(sorted(recipes.CROPPING))}"
+        )
+
+
+def _image_shape(examples: ExampleRequest, manifest: Manifest) -> tuple[int, int, int] | None:
+    if examples.parse is not None or examples.crops:
+        return None
+    manifest.require_images()
+    height, width, channels = manifest.features["image"].shape
+    height, width = examples.size or (height, width)
+    return int(height or 0), int(width or 0), channels or 3
+
+
+def _record_bytes(examples: ExampleRequest, manifest: Manifest, selection: Selection) -> int:
+    """Returns the bytes that an example takes in a window: decoded pixels, or where they vary the stored mean."""
+    shape = _image_shape(examples, manifest) if manifest.has_images else None
+    if shape:
+        return math.prod(shape)
+    shards = {segment.shard.file: segment.shard for segment in selection.segments}.values()
+    return max(1, -(-sum(s.num_bytes for s in shards) // max(1, sum(s.num_examples for s in shards))))

@@ -1,0 +1,55 @@
+"""One list of options: `input_fn`'s signature, the TypedDicts and the groups of a request say the same."""
+
+import dataclasses
+import inspect
+
+import pytest
+
+from pipeline import StepIterator, distribute, input_fn, order_spec
+from pipeline.request import (
+    DataRequest,
+    DeliveryRequest,
+    ExampleRequest,
+    InputOptions,
+    JobOptions,
+    OrderOptions,
+    OrderRequest,
+    Request,
+)
+
+GROUPS = (DataRequest, OrderRequest, ExampleRequest, DeliveryRequest)
+
+
+def test_input_fn_the_request_and_the_typed_dict_have_the_same_options():
+    parameters = inspect.signature(input_fn).parameters
+    fields = {field.name: field for group in GROUPS for field in dataclasses.fields(group)}
+    none = {inspect.Parameter.empty: dataclasses.MISSING}
+    assert {name: (field.type, field.default) for name, field in fields.items()} == {
+        name: (p.annotation, none.get(p.default, p.default)) for name, p in parameters.items()
+    }
+    typed = {name: hint.__forward_arg__ for name, hint in InputOptions.__annotations__.items()}
+    assert typed == {
+        name: p.annotation if p.default is not p.empty else f"Required[{p.annotation}]"
+        for name, p in parameters.items()
+        if name not in ("data_dir", "split")
+    }
+
+
+@pytest.mark.parametrize(
+    ("function", "options"), [(order_spec, OrderOptions), (distribute, JobOptions), (StepIterator, InputOptions)]
+)
+def test_options_that_are_passed_through_are_typed_and_unknown_ones_are_named(function, options):
+    kinds = [p.annotation for p in inspect.signature(function).parameters.values() if p.kind is p.VAR_KEYWORD]
+    assert kinds == [f"Unpack[{options.__name__}]"]
+    data = (None, "nowhere") if function is distribute else ("nowhere",)
+    with pytest.raises(TypeError, match="'distrot'"):
+        function(*data, global_batch_size=8, training=True, distrot="shift")
+    with pytest.raises(TypeError, match="'training'"):
+        function(*data, global_batch_size=8)
+
+
+def test_a_request_is_the_same_however_it_is_given():
+    one = Request.of("d", global_batch_size=8, training=1, resize="4x6", features=["key"])
+    assert one == Request.of("d", "train", global_batch_size=8, training=True, resize=(4, 6), features=("key",), seed=0)
+    assert hash(one)
+    assert one.deliver(start_step=3).delivery.start_step == 3
