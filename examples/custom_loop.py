@@ -1,7 +1,7 @@
-"""A training loop of your own under a strategy, that can be killed at any moment and goes on exactly.
+"""A training loop of your own under a strategy, that can be killed at any moment and resumes exactly.
 
 `distribute` gives each replica its rows of every global batch; with weights="mean" the losses of the replicas, each
-divided by G, add up to the mean over the real rows. A resume is `start_step`. On CPUs the weights end equal to the bit.
+divided by G, add up to the mean over the real rows. `start_step` resumes it; on CPUs the weights end bit-identical.
 
     python examples/custom_loop.py --data_dir=demo/digits --model_dir=demo/custom --steps=300 --replicas=2
 """
@@ -45,14 +45,14 @@ def make_model() -> keras.Model:
 
 
 def restore(manager: tf.train.CheckpointManager, spec_now) -> None:
-    """Restores the newest checkpoint, if there is one and it is of the same order."""
+    """Restores the newest checkpoint, if any; another order of examples is an error."""
     newest = manager.latest_checkpoint
     if newest:
         saved = tf.train.Checkpoint(spec=tf.Variable(""))
         saved.restore(newest).expect_partial()
         changed = spec_now.differences(json.loads(saved.spec.numpy()))
         if changed:  # the rest of another order would repeat records and leave others out
-            raise UsageError(f"{newest}: the order is another, as (now, saved): {changed}")
+            raise UsageError(f"{newest}: saved with another order of examples, as (now, saved): {changed}")
         manager.checkpoint.restore(newest).assert_existing_objects_matched()
 
 

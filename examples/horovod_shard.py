@@ -1,7 +1,7 @@
 """Independent processes that share one global batch, as under Horovod or MPI: no TensorFlow strategy, no communication.
 
-Each process says which rank it is and gets its rows of every global batch. With 1, 2 or 4 of them the rows of a step
-are the same global batch, and each record comes once an epoch. Real work would all-reduce gradients after each batch.
+Each process gives its rank and gets its rows of every global batch. With 1, 2 or 4 of them the rows of a step form the
+same global batch, and each record comes once per epoch. Real work would all-reduce gradients after each batch.
 
     for rank in 0 1; do python examples/horovod_shard.py --data_dir=demo/digits --rank=$rank --size=2 & done; wait
     mpirun -np 2 python examples/horovod_shard.py --data_dir=demo/digits
@@ -16,7 +16,7 @@ from pipeline.errors import PipelineError
 
 
 def from_environment(name: str, default: str) -> str:
-    """Returns RANK or SIZE as Horovod or Open MPI hands it to a process."""
+    """Returns RANK or SIZE as Horovod or Open MPI sets it for a process."""
     return os.environ.get(f"HOROVOD_{name}", os.environ.get(f"OMPI_COMM_WORLD_{name}", default))
 
 

@@ -61,18 +61,18 @@ def train_step(state: dict, batch: list[jax.Array]) -> tuple[dict, jax.Array]:
 
 
 def load(path: pathlib.Path, spec) -> tuple[int, dict[str, np.ndarray] | None]:
-    """Returns the step to go on at, and what was saved there."""
+    """Returns the step to resume at, and the state saved there."""
     if not path.exists():
         return 0, None
     saved = dict(np.load(path))
     changed = spec.differences(json.loads(str(saved.pop("order"))))
     if changed:  # the rest of another order would repeat records and leave others out
-        raise UsageError(f"{path}: the order is another, as (now, saved): {changed}")
+        raise UsageError(f"{path}: saved with another order of examples, as (now, saved): {changed}")
     return int(saved.pop("step")), saved
 
 
 def save(path: pathlib.Path, spec, state: dict, step: int) -> None:
-    """Writes the state whole or not at all."""
+    """Writes the state atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"new-{path.name}")
     with new.open("wb") as file:

@@ -1,7 +1,8 @@
-"""Keras `fit` that can be killed at any moment and goes on exactly, in the middle of an epoch too.
+"""Keras `fit` that can be killed at any moment and resumes exactly, even in the middle of an epoch.
 
 The input's state is the step, and Keras' optimizer counts it: `ExactResume` saves model, optimizer and the arguments of
-the order together. What is left of a cut epoch is fitted as a short one. On CPUs the weights end equal to the bit.
+the order together. The rest of an interrupted epoch is fitted as a short one. On CPUs the final weights are
+bit-identical.
 
     python examples/keras_fit.py --data_dir=demo/digits --model_dir=demo/keras
     python examples/keras_fit.py --data_dir=demo/digits --model_dir=demo/keras_mirrored --replicas=2
@@ -15,7 +16,7 @@ from pipeline import input_fn, manifest, order_spec, steps_per_epoch
 from pipeline.errors import PipelineError, UsageError
 from pipeline.order import order
 
-parser = argparse.ArgumentParser(description="Keras fit with exact resume: the same command goes on where it stopped.")
+parser = argparse.ArgumentParser(description="Keras fit with exact resume: rerun the command to resume.")
 parser.add_argument("--data_dir", required=True, help="made by beam_jobs.convert")
 parser.add_argument("--model_dir", required=True, help="the checkpoints")
 parser.add_argument("--epochs", type=int, default=10)
@@ -28,7 +29,7 @@ import tensorflow as tf
 
 
 class ExactResume(keras.callbacks.Callback):
-    """Saves every so many steps and at the end; a save that is cut short does not count."""
+    """Saves every `every` steps and at the end; an interrupted save does not count."""
 
     def __init__(self, model: keras.Model, folder: str, spec: order.OrderSpec, every: int) -> None:
         super().__init__()
@@ -39,13 +40,13 @@ class ExactResume(keras.callbacks.Callback):
         self.manager = tf.train.CheckpointManager(self.state, folder, max_to_keep=2)
 
     def restore(self) -> int:
-        """Restores the newest checkpoint, if there is one, and returns the step to go on at."""
+        """Restores the newest checkpoint, if any, and returns the step to resume at."""
         newest = self.manager.latest_checkpoint
         if newest:
             tf.train.Checkpoint(order=self.order).restore(newest).expect_partial()
             changed = self.spec.differences(json.loads(self.order.spec.numpy()))
             if changed:  # the rest of another order would repeat records and leave others out
-                raise UsageError(f"{newest}: the order is another, as (now, saved): {changed}")
+                raise UsageError(f"{newest}: saved with another order of examples, as (now, saved): {changed}")
             self.state.restore(newest).assert_existing_objects_matched()
         return self.step
 
@@ -55,12 +56,12 @@ class ExactResume(keras.callbacks.Callback):
         return int(self.iterations.numpy())
 
     def save(self) -> None:
-        """Saves all in one checkpoint, named by the step, unless it is there: a write over it could be cut short."""
+        """Saves all in one checkpoint, named by the step, unless it exists: overwriting it could be interrupted."""
         if self.manager.latest_checkpoint != f"{self.manager.directory}/ckpt-{self.step}":
             self.manager.save(checkpoint_number=self.step)
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        """Saves every so many updates."""
+        """Saves every `every` updates."""
         print("step", self.step, flush=True)
         if self.step % self.every == 0:
             self.save()
@@ -99,8 +100,8 @@ def main() -> None:
     with strategy().scope():
         resume = ExactResume(model := make_model(), args.model_dir, spec, every=10)
         epoch, done = divmod(resume.restore(), steps)
-    print(f"goes on at step {done} of {steps} of epoch {epoch}", flush=True)
-    while epoch < args.epochs:  # what is left of a cut epoch, then all whole ones in one fit
+    print(f"resumes at step {done} of {steps} of epoch {epoch}", flush=True)
+    while epoch < args.epochs:  # the rest of an interrupted epoch, then all others in one fit
         last = epoch + 1 if done else args.epochs
         data = input_fn(**what, training=True, start_step=epoch * steps + done, distort="shift", weights="mean")
         fitted = {"initial_epoch": epoch, "epochs": last, "steps_per_epoch": steps - done, "shuffle": False}

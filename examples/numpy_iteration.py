@@ -1,7 +1,7 @@
 """Batches as NumPy arrays in the tensors' own memory, for a loop without any framework; the step is the whole state.
 
 `np.asarray(tensor)` copies nothing (`tensor.numpy()` would): its address is the one that DLPack gives for the tensor.
-The arrays are read-only and keep their memory alive. Run it again, or kill it: it goes on behind the last step saved.
+The arrays are read-only and keep their memory alive. Killed or not, the next run resumes after the last saved step.
 
     python examples/numpy_iteration.py --data_dir=demo/digits --state=demo/numpy.json --steps=30
 """
@@ -25,18 +25,18 @@ parser.add_argument("--global_batch_size", type=int, default=64)
 
 
 def load(path: pathlib.Path, spec) -> int:
-    """Returns the step to go on at: 0 where nothing is saved."""
+    """Returns the step to resume at: 0 if nothing is saved."""
     if not path.exists():
         return 0
     saved = json.loads(path.read_text())
     changed = spec.differences(saved["order"])
     if changed:  # the rest of another order would repeat records and leave others out
-        raise UsageError(f"{path}: the order is another, as (now, saved): {changed}")
+        raise UsageError(f"{path}: saved with another order of examples, as (now, saved): {changed}")
     return saved["step"]
 
 
 def save(path: pathlib.Path, spec, step: int) -> None:
-    """Writes the state whole or not at all."""
+    """Writes the state atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"new-{path.name}")
     new.write_text(json.dumps({"step": step, "order": json.loads(spec.to_json())}))

@@ -36,20 +36,20 @@ RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE",
 
 
 def load(path: pathlib.Path, spec, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Restores the state, if there is one, and returns the step to go on at."""
+    """Restores the state, if any, and returns the step to resume at."""
     if not path.exists():
         return 0
     saved = torch.load(path)
     changed = spec.differences(json.loads(saved["order"]))
     if changed:  # the rest of another order would repeat records and leave others out
-        raise UsageError(f"{path}: the order is another, as (now, saved): {changed}")
+        raise UsageError(f"{path}: saved with another order of examples, as (now, saved): {changed}")
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     return saved["step"]
 
 
 def save(path: pathlib.Path, spec, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Writes the state whole or not at all."""
+    """Writes the state atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"new-{path.name}")
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}

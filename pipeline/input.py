@@ -1,4 +1,4 @@
-"""`input_fn`: a data set of ours as `tf.data`, in the order that docs/order.md fixes."""
+"""`input_fn`: a data set as `tf.data`, in the order that docs/order.md defines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def steps_per_epoch(data_dir: PathLike, split: str = "train", *, global_batch_size: int, remainder: str = "pad") -> int:
-    """Returns T, the steps of an epoch: the same on every replica and in every epoch.
+    """Returns T, the steps per epoch: the same on every replica and in every epoch.
 
     Raises:
       DataError: no valid data set in `data_dir`.
@@ -83,50 +83,50 @@ def input_fn(
 ) -> tf.data.Dataset:
     """Returns batches of a split: `(images, labels, weights)`, Keras' (x, y, sample_weight).
 
-    Without `shard` an element is a global batch of G rows: give it to Keras, to
-    `strategy.experimental_distribute_dataset` or iterate over it. With `shard`, element i is step i // local_replicas
-    for local replica i % local_replicas, G / R rows. Shapes are static and full at every step.
+    Without `shard` an element is a global batch of G rows, for Keras, `strategy.experimental_distribute_dataset` or a
+    loop. With `shard`, element i is step i // local_replicas for local replica i % local_replicas, of G / R rows.
+    Shapes are static and full at every step.
 
     Memory: a split that fits `shuffle_bytes` is decoded once and kept. A larger one is read window by window, the next
-    while this one is consumed: at most about 2 * shuffle_bytes * (this worker's streams) / K.
+    while the current one is consumed: at most about 2 * shuffle_bytes * (this worker's streams) / K.
 
     Args:
-      data_dir: a folder that `beam_jobs.convert` or `pipeline.index` made; also what `tf.io.gfile` opens, such as
+      data_dir: a folder made by `beam_jobs.convert` or `pipeline.index`; also one that `tf.io.gfile` opens, such as
         `gs://bucket/mnist`.
       split: a split or a slice of one, as in TFDS: `train`, `train[:90%]`, `train[10000:]`, `train[:10%]+test`.
       global_batch_size: G, rows of a step over all replicas.
       training: True: shuffled and distorted. False: in the stored order, with the recipe's evaluation twin.
       seed: of the order and the distortions.
-      start_step: the global step to begin at; costs no reading, whatever it is.
+      start_step: the global step to begin at; the steps before it are not read.
       epochs: the run's length, counted from step 0; None: endless when training, else 1.
       distort: a recipe (`cifar10_tutorial`, `pad_crop_flip(pad=4)`, `shift(pixels=2)`, `none`; of PNG and JPEG also
         `random_crop(size=224)` and `random_resized_crop(size=224)`), or a function of
         (images uint8 (rows, height, width, channels), keys uint64 (rows,)) that returns as many rows, with
-        `pipeline.uniform(keys, draw)` for its random numbers: a key is a hash of (seed, epoch, record). It is called in
-        evaluation too. None: the images as stored, uint8.
+        `pipeline.uniform(keys, draw)` for its random numbers: a key is a hash of (seed, epoch, record). It is called
+        in evaluation, too. None: the images as stored, uint8.
       resize: `224x160` (height, width): stretch every image to this first.
       features: names of further features. The first component is then a dict of these and `image`.
-      parse: for examples that are no images: a function of serialized records, string (rows,), that returns what is
-        to be fed. The element is then `(parsed, weights)`.
-      remainder: `pad`: the last step of an epoch is filled with copies of weight 0; `drop`: it is left out.
+      parse: for examples that are not images: a function of serialized records, string (rows,), that returns what to
+        feed. The element is then `(parsed, weights)`.
+      remainder: `pad`: copies of weight 0 fill the last step of an epoch; `drop`: that step is left out.
       weights: `mask`: 1 real, 0 padding. `mean`: G / real rows instead of 1, so that Keras' mean over the batch size is
         the mean over the real rows.
       streams: K; None: 1 where the decoded split fits `shuffle_bytes`, else the largest divisor of G up to 64.
-        Evaluation has 1 always.
+        Evaluation always has 1.
       shuffle_bytes: decoded bytes that are shuffled together, over the whole job.
-      shard: which replicas' rows to give: a `tf.distribute.InputContext` or a `Shard`; None: all.
-      on_corrupt: `raise`: a corrupt record is an error that names it. `skip`: its row gets weight 0 (another record
-        stands there); the logger `pipeline` says so, and `pipeline.skipped_records` lists them.
-      max_corrupt: different records that may be skipped.
-      record_ids: add a last component, int64 (rows,): each row's record id, its place in the split.
+      shard: the replicas whose rows to return: a `tf.distribute.InputContext` or a `Shard`; None: all.
+      on_corrupt: `raise`: a corrupt record is an error that names it. `skip`: its row gets weight 0 (and another
+        record's values); the logger `pipeline` reports it, and `pipeline.skipped_records` lists them.
+      max_corrupt: how many different records may be skipped.
+      record_ids: add a last component, int64 (rows,): each row's record id, its number in the split.
 
     Returns:
       A dataset with known cardinality (or infinite): images uint8 or float32 (rows, height, width, channels), labels
       int64 (rows,), weights float32 (rows,).
 
     Raises:
-      DataError: no valid data set, or a shard that is missing, cut or corrupt; one that is read later raises
-        `tf.errors.OpError` with the same text in the iteration.
+      DataError: no valid data set, or a shard that is missing, cut or corrupt; if only iterating finds that, it raises
+        `tf.errors.OpError` with the same text.
       UsageError: an argument that cannot work; the message names the values that would.
     """
     request = Request(

@@ -1,4 +1,4 @@
-"""A request and the data set that it is about: the records, their order and their size, known before TensorFlow."""
+"""A request and its data set: the records, their order and their size, without TensorFlow."""
 
 from __future__ import annotations
 

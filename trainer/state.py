@@ -7,7 +7,8 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from pipeline.distort.base import CroppingRecipe, output_spec
+from pipeline.distort.base import output_spec
+from pipeline.distort.cropping import CroppingRecipe
 from pipeline.distort.recipes import make_recipe
 from trainer import models, optimizers
 from trainer.config import TrainConfig
@@ -70,6 +71,6 @@ def _image_spec(config: TrainConfig, plan: Plan) -> tf.TensorSpec:
     recipe = make_recipe(config.distort, "--distort")
     shape = plan.training.image_shape
     if isinstance(recipe, CroppingRecipe):
-        shape = (*recipe.framing(training=True).size, plan.manifest.features["image"].shape[2] or 3)
+        shape = (*recipe.crop(training=True).size, plan.manifest.features["image"].shape[2] or 3)
     assert shape is not None
     return output_spec(recipe, shape)

@@ -1,21 +1,22 @@
-"""Composes `input_fn`'s dataset: source -> feed -> resident or windowed -> batches."""
+"""Composes `input_fn`'s dataset: request -> feed -> components -> resident or windowed -> batches."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
 
 from pipeline.batch.batches import Batches
+from pipeline.batch.components import choose
 from pipeline.batch.dataset import Run, resident, windowed
-from pipeline.batch.source import load, make_source
-from pipeline.decode.forms import Form
-from pipeline.distort.base import ImageStatistics
+from pipeline.batch.decoded_split import load
 from pipeline.errors import UsageError
 from pipeline.order.order import Order, OrderSpec, check_replicas
 from pipeline.order.order_tf import Feed
 from pipeline.order.sharding import Shard, as_shard
 from pipeline.read import memory
+from pipeline.read.graph_reader import GraphReader
 from pipeline.request import Request
 from pipeline.resolved import resolve
 
@@ -28,22 +29,19 @@ def make_dataset(request: Request) -> tf.data.Dataset:
     """
     resolved, delivery = resolve(request), request.delivery
     run = Run(make_feed(resolved.order, as_shard(delivery.shard)), delivery.start_step, resolved.last_step())
-    feed, order, manifest = run.feed, resolved.order, resolved.manifest
+    feed, order = run.feed, resolved.order
     with tf.device("CPU:0"):
-        source = make_source(resolved)
-
-        def batches(form: Form) -> Batches:
-            statistics = ImageStatistics(manifest.image_mean, manifest.image_std)
-            return Batches(order, form, statistics, source.recipe, delivery.weights, delivery.record_ids)
-
-        if source.local is not None and order.windows == 1 and len(feed.streams) == order.streams:
-            columns, form = load(source, source.local, resolved.selection)
-            dataset = resident(run, batches(form), columns)
+        components = choose(resolved)
+        batches, reader = Batches(resolved, components.form, components.recipe), components.reader
+        if isinstance(reader, GraphReader):
+            dataset = windowed(run, batches, reader)
+        elif order.windows == 1 and len(feed.streams) == order.streams:
+            columns, form = load(reader, components, resolved.selection)
+            dataset = resident(run, dataclasses.replace(batches, form=form), columns)
         else:
-            if source.local is not None:  # else the memory is another machine's
-                _check_memory(resolved.spec, feed)
-            dataset = windowed(run, batches(source.form), source.reader)
-    if source.recipe is not None:
+            _check_memory(resolved.spec, feed)
+            dataset = windowed(run, batches, reader)
+    if components.recipe is not None:
         _check_rows(dataset, feed.replica_rows)
     return dataset
 
@@ -67,10 +65,10 @@ def _check_memory(spec: OrderSpec, feed: Feed) -> None:
 
 
 def _check_rows(dataset: tf.data.Dataset, rows: int) -> None:
-    """Raises UsageError where the user's own function gave something else than a tensor of as many rows."""
+    """Raises UsageError where the user's own function returned anything but a tensor of as many rows."""
     spec: Any = dataset.element_spec[0]
     spec = spec["image"] if isinstance(spec, dict) else spec
     if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None or spec.shape[:1] != [rows]:
         raise UsageError(
-            f"distort: the function must return a tensor of {rows} rows, as many as it gets; it gives {spec}"
+            f"distort: the function must return a tensor of {rows} rows, as many as it gets; it returned {spec}"
         )

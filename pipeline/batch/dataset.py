@@ -14,7 +14,7 @@ from pipeline.order.window_plan import WindowPlan
 from pipeline.read.window import RECORD_ID, Columns, WindowReader, empty_tail, gather, gather_both, rows_of
 
 _READY = 4  # elements made ahead: enough to hide the sorting of the next window's order
-_COPIED = 16  # last elements of a window: who has them in hand, or prefetched, does not hold its memory
+_COPIED = 16  # last elements of a window: keeping or prefetching these does not keep the window in memory
 
 
 class _Loaded(NamedTuple):
@@ -111,7 +111,7 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
             return batches.element(gathered(), plan, number)
         first, stop = plan.whole[0], plan.whole[1]
         begin = (number - first) * run.feed.replica_rows
-        side_by_side = lambda: rows_of(columns, begin, run.feed.replica_rows, copied=batches.hands_out)  # noqa: E731
+        side_by_side = lambda: rows_of(columns, begin, run.feed.replica_rows, copied=batches.alias_window)  # noqa: E731
         taken = tf.cond((first <= number) & (number < stop), side_by_side, gathered)
         return batches.element(taken, plan, number)
 
@@ -128,13 +128,13 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
             return numbers.map(lambda number: element(loaded, tail, number))
 
         stop = tf.maximum(plan.whole[0], plan.whole[1] - _COPIED)
-        whole = batches.plain(loaded.columns, plan, stop, run.feed.replica_rows)
+        whole = batches.stored(loaded.columns, plan, stop, run.feed.replica_rows)
         whole = tf.data.Dataset.from_tensor_slices(whole).skip(tf.maximum(first - plan.whole[0], 0))
         return one_by_one(first, plan.whole[0]).concatenate(whole).concatenate(one_by_one(stop, plan.num_elements))
 
     windows = run.windows().map(plan_of).prefetch(1).map(load)
     windows = windows.scan(empty_tail(windows.element_spec.columns), with_tail).prefetch(1)
-    if batches.is_plain and reader.places:
+    if batches.are_stored and reader.places:
         return _finished(run, windows.flat_map(elements))
     return _finished(run, windows.flat_map(numbered).map(element, num_parallel_calls=tf.data.AUTOTUNE))
 

@@ -1,13 +1,13 @@
 """The forms in which examples lie in a window, and how the rows of a batch are made of them.
 
-A window is a dict of tensors that have one row a record; a batch gathers some rows of each.
+A window is a dict of tensors with one row per record; a batch gathers some rows of each.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
@@ -22,8 +22,8 @@ class Examples:
     """The rows of a batch.
 
     Attributes:
-      images: uint8; what `Form.unpack` makes (rows, height, width, channels) of; or what the user's parser gave.
-      labels: int64 (rows,); None for the user's parser.
+      images: uint8, of which `Form.as_images` makes (rows, height, width, channels); or what the user's parser gave.
+      labels: int64 (rows,); None from the user's parser.
       features: further ones, by name.
     """
 
@@ -32,18 +32,20 @@ class Examples:
     features: Columns
 
 
-class Form(Protocol):
+class Form:
     """How columns become examples."""
 
     def examples(self, columns: Columns, keys: Callable[[], tf.Tensor]) -> Examples:
         """Returns the examples of gathered columns; `keys` gives uint64 (rows,), each row's key for random numbers."""
+        raise NotImplementedError
 
-    def unpack(self, images: tf.Tensor) -> tf.Tensor:
+    def as_images(self, images: tf.Tensor) -> tf.Tensor:
         """Returns `Examples.images` as uint8 (rows, height, width, channels); XLA compiles it with the distortion."""
+        return images
 
 
 @dataclasses.dataclass(frozen=True)
-class PixelRows:
+class PixelRows(Form):
     """Columns `image` (n, pixels), `label`, and the features.
 
     Attributes:
@@ -58,13 +60,13 @@ class PixelRows:
         features = {name: column for name, column in columns.items() if name not in ("image", "label")}
         return Examples(columns["image"], columns["label"], features)
 
-    def unpack(self, images: tf.Tensor) -> tf.Tensor:
-        """See `Form.unpack`."""
+    def as_images(self, images: tf.Tensor) -> tf.Tensor:
+        """See `Form.as_images`."""
         return tf.reshape(images, (-1, *self.image_shape))
 
 
 @dataclasses.dataclass(frozen=True)
-class Serialized:
+class Serialized(Form):
     """Column `record`: serialized `tf.train.Example`s, decoded anew for every batch."""
 
     parser: ExampleParser
@@ -75,13 +77,9 @@ class Serialized:
         images, labels, features = self.parser.parse(columns["record"])
         return Examples(self.decoder.decode(images, keys), labels, features)
 
-    def unpack(self, images: tf.Tensor) -> tf.Tensor:
-        """See `Form.unpack`."""
-        return images
-
 
 @dataclasses.dataclass(frozen=True)
-class UserParsed:
+class UserParsed(Form):
     """Column `record`: bytes that the user's function parses, a batch at a time."""
 
     parse: Callable[[tf.Tensor], Any]
@@ -90,7 +88,3 @@ class UserParsed:
         """See `Form.examples`."""
         del keys
         return Examples(user_parse.parsed(self.parse, columns["record"]), None, {})
-
-    def unpack(self, images: tf.Tensor) -> tf.Tensor:
-        """See `Form.unpack`."""
-        return images

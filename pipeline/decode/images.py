@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
 import tensorflow as tf
 
 from pipeline.decode.resize import resize
-from pipeline.distort.base import Framing
+from pipeline.distort.base import Crop
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest import Feature, Manifest
 
@@ -62,7 +63,7 @@ class Stretched:
     size: tuple[int, int]
 
     def box(self, height: tf.Tensor, width: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """See `Framing.box`."""
+        """See `Crop.box`."""
         del key
         return tf.stack([tf.zeros_like(height), tf.zeros_like(width), height, width], axis=-1)
 
@@ -74,64 +75,63 @@ class ImageDecoder:
     Attributes:
       encoding: `raw`, `png`, `jpeg` or `any` of the last two.
       shape: (height, width, channels) of every image as stored; None where it varies.
-      framing: what is taken of each; None: all.
+      crop: the part of each that is decoded; None: all of it.
     """
 
     encoding: str
     shape: tuple[int | None, ...]
-    framing: Framing | None
+    crop: Crop | None
 
     @property
     def channels(self) -> int:
-        """Of what is made; images of several numbers of channels become RGB."""
+        """Of the result; images that differ in their number of channels become RGB."""
         return self.shape[2] or 3
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """(height, width, channels) of what is made."""
-        height, width = self.framing.size if self.framing else self.shape[:2]
+        """(height, width, channels) of the result."""
+        height, width = self.crop.size if self.crop else self.shape[:2]
         return int(height or 0), int(width or 0), self.channels
 
     def decode(self, images: tf.Tensor, keys: Callable[[], tf.Tensor]) -> tf.Tensor:
         """Returns uint8 (rows, height, width, channels) of encoded images (rows,)."""
-        rows = images.shape[0]
-        if self.encoding == "raw" and self.framing is None:
+        rows, crop = images.shape[0], self.crop
+        if self.encoding == "raw" and crop is None:
             pixels = tf.io.decode_raw(images, tf.uint8, fixed_length=None)
             return tf.reshape(tf.ensure_shape(pixels, (rows, math.prod(self.image_shape))), (-1, *self.image_shape))
-        spec = tf.TensorSpec(self.image_shape, tf.uint8)
-        if self.framing is None:
-            decoded = tf.map_fn(self._whole, images, fn_output_signature=spec)
-        elif self.encoding == "jpeg":
-            decoded = tf.map_fn(self._jpeg_part, (images, self._boxes(images, keys())), fn_output_signature=spec)
+        if crop is None:
+            decoded = self._mapped(self._whole, images)
+        elif self.encoding == "jpeg":  # boxes that are drawn together cost a tenth of those drawn one by one
+            sizes = tf.map_fn(tf.io.extract_jpeg_shape, images, fn_output_signature=tf.TensorSpec([3], tf.int32))
+            decoded = self._mapped(self._jpeg_part, images, crop.box(sizes[:, 0], sizes[:, 1], keys()))
         else:
-            decoded = tf.map_fn(self._framed, (images, keys()), fn_output_signature=spec)
+            decoded = self._mapped(functools.partial(self._part, crop), images, keys())
         return tf.ensure_shape(decoded, (rows, *self.image_shape))
+
+    def _mapped(self, function: Callable[..., tf.Tensor], *rows: tf.Tensor) -> tf.Tensor:
+        spec = tf.TensorSpec(self.image_shape, tf.uint8)
+        return tf.map_fn(lambda values: function(*values), rows, fn_output_signature=spec)
 
     def _whole(self, image: tf.Tensor) -> tf.Tensor:
         return tf.ensure_shape(self._decoded(image), self.image_shape)
 
-    def _boxes(self, images: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-        """Returns the boxes of JPEGs, int32 (rows, 4): drawn together, they cost a tenth of one by one."""
-        assert self.framing is not None
-        sizes = tf.map_fn(tf.io.extract_jpeg_shape, images, fn_output_signature=tf.TensorSpec([3], tf.int32))
-        return self.framing.box(sizes[:, 0], sizes[:, 1], keys)
-
-    def _jpeg_part(self, image_and_box: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-        image, box = image_and_box
+    def _jpeg_part(self, image: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
         return self._resized(tf.image.decode_and_crop_jpeg(image, box, channels=self.channels))
 
-    def _framed(self, image_and_key: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-        framing = self.framing
-        assert framing is not None
-        image, key = image_and_key
-        if self.encoding != "any":
-            return self._cut(self._decoded(image), key)
-
+    def _part(self, crop: Crop, image: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         def jpeg_part() -> tf.Tensor:
             size = tf.io.extract_jpeg_shape(image)
-            return self._jpeg_part((image, framing.box(size[0], size[1], key)))
+            return self._jpeg_part(image, crop.box(size[0], size[1], key))
 
-        return tf.cond(tf.io.is_jpeg(image), jpeg_part, lambda: self._cut(self._decoded(image), key))
+        def decoded_part() -> tf.Tensor:
+            pixels = self._decoded(image)
+            shape = tf.shape(pixels)
+            box = crop.box(shape[0], shape[1], key)
+            return self._resized(pixels[box[0] : box[0] + box[2], box[1] : box[1] + box[3]])
+
+        if self.encoding == "any":
+            return tf.cond(tf.io.is_jpeg(image), jpeg_part, decoded_part)
+        return decoded_part()
 
     def _decoded(self, image: tf.Tensor) -> tf.Tensor:
         if self.encoding == "raw":
@@ -142,15 +142,8 @@ class ImageDecoder:
             return tf.io.decode_png(image, channels=self.channels)
         return tf.io.decode_image(image, channels=self.channels, expand_animations=False)
 
-    def _cut(self, image: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        assert self.framing is not None
-        shape = tf.shape(image)
-        box = self.framing.box(shape[0], shape[1], key)
-        return self._resized(image[box[0] : box[0] + box[2], box[1] : box[1] + box[3]])
-
     def _resized(self, part: tf.Tensor) -> tf.Tensor:
         height, width = self.image_shape[:2]
         shape = tf.shape(part)
-
         same = tf.logical_and(shape[0] == height, shape[1] == width)
         return tf.ensure_shape(tf.cond(same, lambda: part, lambda: resize(part, (height, width))), self.image_shape)

@@ -1,4 +1,4 @@
-"""Resizes images in TensorFlow, one direction at a time, so that each pass runs over what lies side by side."""
+"""Resizes images in TensorFlow, one direction at a time, so that each pass runs over contiguous memory."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import tensorflow as tf
 def resize(image: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
     """Returns an image resized, uint8 (height, width, channels): bilinear, antialiased where it is made smaller.
 
-    The same as `tf.image.resize(..., antialias=True)`, rounded, but for a value here and there that lies half-way to
-    the last bit; that takes twice the time, for its pass over the width goes by pixels of a few channels.
+    The same as `tf.image.resize(..., antialias=True)`, rounded, except for the odd value half-way between two integers.
+    That takes twice the time, because its pass over the width steps by pixels of a few channels.
 
     Args:
       image: uint8 (h, w, channels), each at least 1.
-      size: (height, width) that is wanted, pixels.
+      size: (height, width) of the result, pixels.
     """
     height, width, channels = (tf.shape(image)[i] for i in range(3))
     rows = _along_first(tf.reshape(tf.cast(image, tf.float32), [height, width * channels]), size[0])

@@ -1,4 +1,4 @@
-"""What the user's parse function makes of a batch of records, checked: as many rows as there are records."""
+"""The result of the user's parse function for a batch of records, checked: one row per record."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pipeline.errors import PipelineError, UsageError
 
 
 def parsed(parse: Callable[[tf.Tensor], Any], records: tf.Tensor) -> Any:
-    """Returns what `parse` gives: tensors, ragged and sparse ones, in any structure, one row a record.
+    """Returns what `parse` gives: tensors, ragged and sparse ones, in any structure, one row per record.
 
     Args:
       parse: the user's function.
-      records: serialized, string (rows,), rows being known.
+      records: serialized, string (rows,), the number of rows static.
 
     Raises:
-      UsageError: it fails, or gives something else. Rows that only a batch tells are checked in each batch.
+      UsageError: it fails, or returns something else. Numbers of rows that are not static are checked in each batch.
     """
     try:
         given = parse(records)
@@ -45,7 +45,7 @@ def _with_rows(leaf: Any, given: Any, records: tf.Tensor) -> Any:
         raise _wrong(given, records)
     if leaf.shape.rank and leaf.shape[0] == rows:
         return leaf
-    text = tf.strings.format(f"parse: the function gives {{}} rows for {rows} records", _num_rows(leaf))
+    text = tf.strings.format(f"parse: the function returned {{}} rows for {rows} records", _num_rows(leaf))
     with tf.control_dependencies([tf.debugging.Assert(tf.equal(_num_rows(leaf), rows), [text])]):
         checked = tf.nest.map_structure(tf.identity, leaf, expand_composites=True)
     if isinstance(checked, tf.Tensor) and leaf.shape.rank:
@@ -63,6 +63,6 @@ def _num_rows(leaf: Any) -> tf.Tensor:
 def _wrong(given: Any, records: tf.Tensor) -> UsageError:
     text = tf.nest.map_structure(lambda leaf: str(getattr(leaf, "shape", leaf)), given)
     return UsageError(
-        f"parse: the function must give tensors of {records.shape[0]} rows, one a record, alone or in a dict or tuple; "
+        f"parse: the function must return tensors of {records.shape[0]} rows, one per record, in any structure; "
         f"their shapes are {text}"
     )

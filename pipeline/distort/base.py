@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol
 
 import tensorflow as tf
 
@@ -18,37 +18,39 @@ class ImageStatistics:
     std: tuple[float, ...]
 
 
-class Recipe(Protocol):
+class Recipe:
     """A distortion of a batch and its evaluation twin, with static shapes.
 
     Attributes:
       compiled: whether both are run as one XLA function.
     """
 
-    compiled: ClassVar[bool]
+    compiled: ClassVar[bool] = True
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
-        """Raises UsageError where images of this (height, width, channels) cannot be distorted so."""
+        """Raises UsageError where images of this (height, width, channels) cannot be distorted; here any can."""
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns the distorted batch.
 
         Args:
           images: uint8 (rows, height, width, channels).
-          keys: uint64 (rows,), one an example, for `pipeline.uniform(keys, draw)`.
+          keys: uint64 (rows,), one per example, for `pipeline.uniform(keys, draw)`.
           statistics: of the training images.
         """
+        raise NotImplementedError
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns the batch without randomness, in the shape and range that `distort` gives."""
+        raise NotImplementedError
 
 
-class Framing(Protocol):
-    """Which part of an image is decoded, and the size that it is resized to."""
+class Crop(Protocol):
+    """The part of an image that is decoded, and the size that it is resized to."""
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of what is made."""
+        """Height and width of the result."""
 
     def box(self, height: tf.Tensor, width: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         """Returns int32 (4,) or (rows, 4): top, left, height and width of the part of images of this size, in pixels.
@@ -57,14 +59,6 @@ class Framing(Protocol):
           height, width: int32 scalars, or (rows,).
           key: uint64 of the same shape, for `pipeline.uniform(key, draw)`.
         """
-
-
-@runtime_checkable
-class CroppingRecipe(Recipe, Protocol):
-    """A recipe that says which part of an encoded image is decoded; `distort` gets what that made."""
-
-    def framing(self, training: bool) -> Framing:
-        """Returns what is taken of each image."""
 
 
 def output_spec(recipe: Recipe, image_shape: tuple[int, int, int]) -> tf.TensorSpec:

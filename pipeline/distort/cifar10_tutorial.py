@@ -8,13 +8,12 @@ resize_image_with_crop_or_pad to 24x24 and per_image_standardization.
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
 from pipeline.distort import geometry
-from pipeline.distort.base import ImageStatistics, check_bounds
+from pipeline.distort.base import ImageStatistics, Recipe, check_bounds
 from pipeline.errors import UsageError
 from pipeline.order import hashing_tf
 
@@ -22,7 +21,7 @@ _TOP, _LEFT, _FLIP, _BRIGHTNESS, _CONTRAST = range(5)  # draws; changing them ch
 
 
 @dataclasses.dataclass(frozen=True)
-class Cifar10Tutorial:
+class Cifar10Tutorial(Recipe):
     """Random crop, flip, brightness, contrast, standardisation; float32 (rows, crop, crop, channels).
 
     Attributes:
@@ -32,8 +31,6 @@ class Cifar10Tutorial:
       contrast_low, contrast_high: an image's distance from its channel means is multiplied by a number in this range.
       standardize: give each image mean 0 and standard deviation 1; off: pixels on the scale 0..255.
     """
-
-    compiled: ClassVar[bool] = True
 
     crop: int = 24
     flip: bool = True

@@ -46,9 +46,12 @@ def central_crop(images: tf.Tensor, height: int, width: int) -> tf.Tensor:
     return tf.reshape(images[:, top : top + height, left : left + width, :], (rows, height, width * channels))
 
 
-def pad(images: tf.Tensor, pixels: int) -> tf.Tensor:
-    """Returns the images with `pixels` of zeros on each side."""
-    return tf.pad(images, [[0, 0], [pixels, pixels], [pixels, pixels], [0, 0]])
+def random_shift(images: tf.Tensor, keys: tf.Tensor, pixels: int) -> tf.Tensor:
+    """Returns the images shifted by up to `pixels` in each direction (draws 0 and 1), as rows of lanes."""
+    height, width = images.shape[1:3]
+    top, left = (random_offset(keys, draw, 2 * pixels + 1) for draw in (0, 1))
+    padded = tf.pad(images, [[0, 0], [pixels, pixels], [pixels, pixels], [0, 0]])
+    return crop(padded, top, left, height, width)
 
 
 def flip(lanes: tf.Tensor, flipped: tf.Tensor, channels: int) -> tf.Tensor:
@@ -69,22 +72,3 @@ def normalise(images: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
     """Returns float32 images with the training images' mean and standard deviation taken out, channel by channel."""
     std = tf.maximum(tf.constant(statistics.std, tf.float32), 1e-3)  # a channel that never varies
     return (tf.cast(images, tf.float32) - tf.constant(statistics.mean, tf.float32)) / std
-
-
-def flip_and_normalise(
-    images: tf.Tensor, keys: tf.Tensor, draw: int | None, statistics: ImageStatistics, normalized: bool
-) -> tf.Tensor:
-    """Returns the images (rows, height, width, channels), half of them mirrored, normalised or as uint8.
-
-    Args:
-      images: uint8.
-      keys: uint64 (rows,).
-      draw: that decides who is mirrored; None: nobody is.
-      statistics: of the training images.
-      normalized: whether to normalise.
-    """
-    rows, height, width, channels = images.shape
-    if draw is not None:
-        lanes = tf.reshape(images, (rows, height, width * channels))
-        images = to_images(flip(lanes, hashing_tf.uniform(keys, draw) < 0.5, channels), channels)
-    return normalise(images, statistics) if normalized else images

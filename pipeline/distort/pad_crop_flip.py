@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 
 from pipeline.distort import geometry
-from pipeline.distort.base import ImageStatistics, check_bounds
+from pipeline.distort.base import ImageStatistics, Recipe, check_bounds
 from pipeline.order import hashing_tf
 
-_TOP, _LEFT, _FLIP = range(3)
+_FLIP = 2  # the draw, after those of the shift
 
 
 @dataclasses.dataclass(frozen=True)
-class PadCropFlip:
+class PadCropFlip(Recipe):
     """Zero-pad, crop to the image's own size, flip, normalise by the training images' mean and standard deviation.
 
     Attributes:
@@ -23,23 +22,16 @@ class PadCropFlip:
       flip: mirror half of the images.
     """
 
-    compiled: ClassVar[bool] = True
-
     pad: int = 4
     flip: bool = True
 
     def __post_init__(self) -> None:
         check_bounds("pad", self.pad, 0, 64)
 
-    def check(self, image_shape: tuple[int, int, int]) -> None:
-        """Any image can be padded."""
-
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """See `Recipe.distort`; float32 of the images' shape."""
-        _, height, width, channels = images.shape
-        top = geometry.random_offset(keys, _TOP, 2 * self.pad + 1)
-        left = geometry.random_offset(keys, _LEFT, 2 * self.pad + 1)
-        lanes = geometry.crop(geometry.pad(images, self.pad), top, left, height, width)
+        channels = images.shape[3]
+        lanes = geometry.random_shift(images, keys, self.pad)
         if self.flip:
             lanes = geometry.flip(lanes, hashing_tf.uniform(keys, _FLIP) < 0.5, channels)
         return geometry.normalise(geometry.to_images(lanes, channels), statistics)

@@ -1,7 +1,7 @@
 """Named distortions of a whole batch: `cifar10_tutorial`, `pad_crop_flip(pad=2)`, `random_resized_crop`, `none`.
 
 A recipe is a frozen dataclass whose fields are its arguments. It is stateless: all its randomness comes from one
-uint64 key an example, so that a record is distorted alike on any replica, host or device.
+uint64 key per example, so that a record is distorted alike on any replica, host or device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RECIPES = {
     "random_resized_crop": "RandomResizedCrop",
     "shift": "Shift",
 }
-CROPPING = ("random_crop", "random_resized_crop")  # which decode the part of an image that they want
+CROPPING = ("random_crop", "random_resized_crop")  # the CroppingRecipes
 _MODULES = {"none": "undistorted"}
 
 
@@ -42,20 +42,16 @@ def make_recipe(text: str, flag: str = "distort") -> Recipe:
     if name not in RECIPES:
         raise unknown(flag, name, RECIPES)
     recipe = getattr(importlib.import_module(f"{__package__}.{_MODULES.get(name, name)}"), RECIPES[name])
-    fields = {field.name: field for field in dataclasses.fields(recipe)}
+    defaults = {field.name: field.default for field in dataclasses.fields(recipe)}
     for argument, value in arguments.items():
-        if argument not in fields:
-            raise (
-                unknown(f"{flag}: argument of {name}", argument, fields)
-                if fields
-                else UsageError(f"{flag}: {name} takes no arguments; got {argument!r}")
-            )
-        if type(value) is not type(fields[argument].default) and not (
-            isinstance(fields[argument].default, float) and type(value) is int
-        ):
+        if not defaults:
+            raise UsageError(f"{flag}: {name} takes no arguments; got {argument!r}")
+        if argument not in defaults:
+            raise unknown(f"{flag}: argument of {name}", argument, defaults)
+        default = defaults[argument]
+        if type(value) is not type(default) and not (isinstance(default, float) and type(value) is int):
             raise UsageError(
-                f"{flag}: {name}({argument}={value!r}): needs {type(fields[argument].default).__name__}, "
-                f"such as {fields[argument].default!r}"
+                f"{flag}: {name}({argument}={value!r}): needs {type(default).__name__}, such as {default!r}"
             )
     return recipe(**arguments)
 

@@ -177,8 +177,8 @@ def test_numpy_goes_on_behind_the_last_save_and_refuses_another_order(done, fold
 
     code, out, err = finish(start(folder, f"{text} --global_batch_size=32"))
     assert (code, out) == (2, "")
-    was = "{'global_batch_size': (32, 64)}"
-    assert err == f"numpy_iteration: demo/killed.json: the order is another, as (now, saved): {was}\n"
+    assert err.startswith("numpy_iteration: demo/killed.json: ")
+    assert err.endswith("{'global_batch_size': (32, 64)}\n")
 
 
 KERAS, KERAS_MIRRORED = command("keras_fit", "demo/keras"), command("keras_fit", "--replicas=2")
@@ -192,7 +192,7 @@ def test_keras_killed_in_the_middle_of_an_epoch(text, done, folder, tmp_path):
     killed = list(steps_of(kill_after_line(start(folder, again), "step 15")))
     code, out, err = finish(start(folder, again))
     assert code == 0, err
-    first, epoch = map(int, re.search(r"goes on at step (\d+) of 23 of epoch (\d+)", out).groups())
+    first, epoch = map(int, re.search(r"resumes at step (\d+) of 23 of epoch (\d+)", out).groups())
     saved = epoch * STEPS + first
     assert 10 <= saved < 230
     assert first > 0

@@ -151,61 +151,62 @@ def test_another_epoch_has_another_order_and_other_distortions(folder):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("arguments", "facts"),
     [
-        ({"global_batch_size": 0}, UsageError, "global_batch_size=0: must be 1 or more"),
-        ({"remainder": "padd"}, UsageError, "unknown 'padd'; did you mean 'pad'"),
-        ({"weights": "mask2"}, UsageError, "unknown 'mask2'; did you mean 'mask'"),
-        ({"distort": "shfit"}, UsageError, "did you mean 'shift'"),
-        ({"split": "tets"}, UsageError, "did you mean 'test'"),
-        ({"streams": 3}, UsageError, "streams=3 does not divide global_batch_size=8; nearest that work: 2 and 4"),
-        ({"start_step": -1}, UsageError, "start_step=-1: must be 0 or more"),
-        ({"start_step": 5, "epochs": 2}, UsageError, "2 epochs end at step 4"),
-        ({"epochs": 0}, UsageError, "epochs=0: must be 1 or more"),
-        ({"start_step": 2**62 + 1}, UsageError, "a run without end ends at step 4611686018427387904"),
-        ({"start_step": 2**63}, UsageError, "start_step=9223372036854775808: must be in the range"),
-        ({"start_step": 1.0}, UsageError, "start_step=1.0: must be a whole number"),
-        ({"epochs": 1.5}, UsageError, "epochs=1.5: must be a whole number"),
-        ({"global_batch_size": 8.0}, UsageError, "global_batch_size=8.0: must be a whole number"),
-        ({"seed": "a"}, UsageError, "seed='a': must be a whole number"),
-        ({"training": False, "streams": 3}, UsageError, "streams=3 does not divide"),
-        ({"distort": 5}, UsageError, "distort=5: must be a recipe's name, a function"),
-        ({"distort": ""}, UsageError, "distort: '' is not a recipe"),
-        ({"distort": lambda images, keys: images[:3]}, UsageError, "must return a tensor of 8 rows"),
-        ({"distort": lambda images, keys: None}, UsageError, "must return a tensor of 8 rows"),
-        ({"split": "train[:" + "9" * 5000 + "]"}, UsageError, "slice"),
-        ({"shuffle_bytes": 0}, UsageError, "shuffle_bytes=0"),
-        (
-            {"shuffle_bytes": 143, "streams": 1},
-            UsageError,
-            "shuffle_bytes=143: 1 streams of records of 144 decoded bytes",
-        ),
-        ({"features": ["kye"]}, UsageError, "features: unknown 'kye'; did you mean 'key'"),
-        ({"features": "key"}, UsageError, "features='key': must be a sequence of names"),
-        ({"on_corrupt": "skp"}, UsageError, "on_corrupt: unknown 'skp'; did you mean 'skip'"),
-        ({"max_corrupt": -1}, UsageError, "max_corrupt=-1: must be 0 or more"),
-        ({"on_corrupt": "skip", "weights": "mean", "shard": Shard(0, 2)}, UsageError, "does not know how many rows"),
-        ({"seed": 2**63}, UsageError, "must be in the range of a signed 64-bit integer"),
-        ({"shard": Shard(0, 3)}, UsageError, "8 is not divisible by 3 replicas; nearest that work: 6 and 9"),
-        ({"global_batch_size": 16, "remainder": "drop"}, UsageError, "do not fill one batch of 16"),
-        ({"data_dir": "/nowhere"}, DataError, "no manifest"),
+        ({"global_batch_size": 0}, "global_batch_size=0"),
+        ({"remainder": "padd"}, "'padd'.*'pad'"),
+        ({"weights": "mask2"}, "'mask2'.*'mask'"),
+        ({"distort": "shfit"}, "'shfit'.*'shift'"),
+        ({"split": "tets"}, "'tets'.*'test'"),
+        ({"streams": 3}, "streams=3 .*global_batch_size=8.* 2 and 4"),
+        ({"start_step": -1}, "start_step=-1"),
+        ({"start_step": 5, "epochs": 2}, "start_step=5.* step 4"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"start_step": 2**62 + 1}, "step 4611686018427387904"),
+        ({"start_step": 2**63}, "start_step=9223372036854775808"),
+        ({"start_step": 1.0}, "start_step=1.0"),
+        ({"epochs": 1.5}, "epochs=1.5"),
+        ({"global_batch_size": 8.0}, "global_batch_size=8.0"),
+        ({"seed": "a"}, "seed='a'"),
+        ({"training": False, "streams": 3}, "streams=3"),
+        ({"distort": 5}, "distort=5"),
+        ({"distort": ""}, "distort: ''"),
+        ({"distort": lambda images, keys: images[:3]}, "8 rows"),
+        ({"distort": lambda images, keys: None}, "8 rows"),
+        ({"split": "train[:" + "9" * 5000 + "]"}, "slice"),
+        ({"shuffle_bytes": 0}, "shuffle_bytes=0"),
+        ({"shuffle_bytes": 143, "streams": 1}, "shuffle_bytes=143: 1 streams .*144"),
+        ({"features": ["kye"]}, "'kye'.*'key'"),
+        ({"features": "key"}, "features='key'"),
+        ({"on_corrupt": "skp"}, "'skp'.*'skip'"),
+        ({"max_corrupt": -1}, "max_corrupt=-1"),
+        ({"on_corrupt": "skip", "weights": "mean", "shard": Shard(0, 2)}, "weights='mean'.*on_corrupt='skip'"),
+        ({"seed": 2**63}, "seed=9223372036854775808"),
+        ({"shard": Shard(0, 3)}, "8 .* 3 replicas.* 6 and 9"),
+        ({"global_batch_size": 16, "remainder": "drop"}, "16.*remainder='drop'"),
     ],
 )
-def test_what_cannot_work_is_one_clear_error(folder, arguments, error, message):
+def test_what_cannot_work_is_one_clear_error(folder, arguments, facts):
     fields = {"data_dir": folder, "global_batch_size": 8, "training": True} | arguments
-    with pytest.raises(error, match=message):
+    with pytest.raises(UsageError, match=facts) as caught:
         input_fn(**fields)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_manifest_there_is_no_input():
+    with pytest.raises(DataError, match=r"nowhere/manifest\.json"):
+        input_fn("/nowhere", global_batch_size=8, training=True)
 
 
 @pytest.mark.parametrize(
     ("image", "arguments", "message"),
     [
-        ({"encoding": "any", "shape": [None, None, 3]}, {}, "images differ in size; give resize .*random_resized_crop"),
+        ({"encoding": "any", "shape": [None, None, 3]}, {}, "resize .*random_resized_crop"),
         ({}, {"distort": "random_crop(size=4)"}, r"random_crop\(size=4\).*raw images"),
         ({"encoding": "png"}, {"distort": "random_crop", "resize": "4x4"}, r"random_crop.* resize=\(4, 4\)"),
-        ({}, {"resize": "4"}, "resize='4': must be a height and a width, such as 224x224"),
-        ({}, {"resize": (0, 4)}, "must be a height and a width"),
-        ({}, {"parse": 3}, "parse=3: must be a function of serialized records"),
+        ({}, {"resize": "4"}, "resize='4'"),
+        ({}, {"resize": (0, 4)}, r"resize=\(0, 4\)"),
+        ({}, {"parse": 3}, "parse=3"),
         ({}, {"parse": len, "distort": "shift"}, "distort='shift' with parse"),
     ],
 )

@@ -135,7 +135,7 @@ def test_slices_and_sequences_of_numbers_are_lists(folder):
 
 @pytest.mark.parametrize("index", [12, -13, 10**30, [0, 12], np.array([-13])])
 def test_beyond_the_end_is_an_index_error(folder, index):
-    with pytest.raises(IndexError, match=r"example -?\d+: there are 12, so it must be in -12..11"):
+    with pytest.raises(IndexError, match=r"example -?\d+: .*-12\.\.11"):
         RandomAccess(folder)[index]
 
 
@@ -155,11 +155,11 @@ def test_locate_says_where_the_record_lies(tmp_path, kind):
     ]
     assert [examples.locate(i)[:2] for i in range(9)] == expected
     for i in range(9):
-        place = examples.locate(i)
-        assert place == examples.locate(i - 9)
-        data = pathlib.Path(place.file).read_bytes()
-        assert [offset for offset, _ in framing.records(data, "")][place.record] == place.offset
-        assert key_of("train", i + 3, kind) in data[place.offset : place.offset + 230]
+        location = examples.locate(i)
+        assert location == examples.locate(i - 9)
+        data = pathlib.Path(location.file).read_bytes()
+        assert [offset for offset, _ in framing.records(data, "")][location.record] == location.offset
+        assert key_of("train", i + 3, kind) in data[location.offset : location.offset + 230]
     with pytest.raises(IndexError):
         examples.locate(9)
 
@@ -168,14 +168,14 @@ def test_locate_says_where_the_record_lies(tmp_path, kind):
 def test_a_corrupt_record_is_named_and_the_others_are_read(tmp_path, kind):
     write_dataset(tmp_path, COUNTS, kind=kind)
     examples = RandomAccess(tmp_path)
-    place = examples.locate(7)
-    data = bytearray(pathlib.Path(place.file).read_bytes())
-    data[place.offset + 50] ^= 1
-    pathlib.Path(place.file).write_bytes(data)
-    with pytest.raises(DataError, match="was written again since the input began"):
+    location = examples.locate(7)
+    data = bytearray(pathlib.Path(location.file).read_bytes())
+    data[location.offset + 50] ^= 1
+    pathlib.Path(location.file).write_bytes(data)
+    with pytest.raises(DataError, match=f"^{location.file}: "):
         examples[6]
     examples = RandomAccess(tmp_path)
-    with pytest.raises(DataError, match=f"^{place.file}, record 2, byte offset {place.offset}: the record's CRC is wr"):
+    with pytest.raises(DataError, match=f"^{location.file}, record 2, byte offset {location.offset}: .*CRC"):
         examples[7]
     for number in (5, 6, 8):
         check(examples[number], number, kind)
@@ -183,13 +183,13 @@ def test_a_corrupt_record_is_named_and_the_others_are_read(tmp_path, kind):
 
 def test_an_example_that_is_not_what_the_manifest_says_is_named(folder):
     content = json.loads((folder / "manifest.json").read_text())
-    places = {
-        "unknown": ({"dtype": "int64", "shape": []}, "feature 'unknown' has 0 values, not those of shape ()"),
-        "key": ({"dtype": "string", "shape": [2]}, "feature 'key' has 1 values, not those of shape (2,)"),
-        "label": ({"dtype": "int64", "shape": [None, 2]}, "feature 'label' has the shape (None, 2), and only vectors"),
-        "image": ({"dtype": "uint8", "shape": [8, 6, 1]}, "its image has 144 bytes, not those of raw pixels of shape"),
+    changes = {
+        "unknown": ({"dtype": "int64", "shape": []}, ["'unknown'", "0 values", "()"]),
+        "key": ({"dtype": "string", "shape": [2]}, ["'key'", "1 values", "(2,)"]),
+        "label": ({"dtype": "int64", "shape": [None, 2]}, ["'label'", "(None, 2)"]),
+        "image": ({"dtype": "uint8", "shape": [8, 6, 1]}, ["image", "144 bytes"]),
     }
-    for name, (feature, message) in places.items():
+    for name, (feature, facts) in changes.items():
         changed = json.loads(json.dumps(content))
         changed["features"][name] = {"encoding": None, "class_names": []} | changed["features"].get(name, {}) | feature
         if name == "image":
@@ -197,10 +197,8 @@ def test_an_example_that_is_not_what_the_manifest_says_is_named(folder):
         (folder / "manifest.json").write_text(json.dumps(changed))
         with pytest.raises(DataError) as caught:
             RandomAccess(folder)[1]
-        assert str(caught.value).startswith(
-            f"{folder}/train-00000-of-00004.tfrecord, record 1, byte offset 222: {message}"
-        )
-        assert str(caught.value).endswith("; convert the data again")
+        assert str(caught.value).startswith(f"{folder}/train-00000-of-00004.tfrecord, record 1, byte offset 222: ")
+        assert all(fact in str(caught.value) for fact in facts)
 
 
 def test_a_file_that_is_no_image_is_named(tmp_path):
@@ -208,14 +206,14 @@ def test_a_file_that_is_no_image_is_named(tmp_path):
     content = json.loads((tmp_path / "manifest.json").read_text())
     content["features"]["image"]["encoding"] = "png"
     (tmp_path / "manifest.json").write_text(json.dumps(content))
-    with pytest.raises(DataError, match="record 2, byte offset 444: its image cannot be decoded: cannot identify"):
+    with pytest.raises(DataError, match="record 2, byte offset 444: .*image"):
         RandomAccess(tmp_path)[2]
     assert len(RandomAccess(tmp_path, decode=False)[2]["image"]) == 144
     write_dataset(tmp_path, (3,), kind=Kind("png"))
     content = json.loads((tmp_path / "manifest.json").read_text())
     content["features"]["image"]["shape"] = [9, 6, 3]
     (tmp_path / "manifest.json").write_text(json.dumps(content))
-    with pytest.raises(DataError, match=r"record 0, .*: its image is of shape \(8, 6, 3\), not \(9, 6, 3\); convert"):
+    with pytest.raises(DataError, match=r"record 0, .*\(8, 6, 3\).*\(9, 6, 3\)"):
         RandomAccess(tmp_path)[0]
 
 
@@ -224,14 +222,14 @@ def test_missing_files_are_named(tmp_path):
     last = "train-00003-of-00004.tfrecord"
     examples = RandomAccess(tmp_path)
     (tmp_path / naming.offsets_name(last)).unlink()
-    with pytest.raises(DataError, match=f"{last}.offsets: cannot be read: No such file"):
+    with pytest.raises(DataError, match=f"{last}.offsets: .*No such file"):
         examples[-1]
     (tmp_path / last).unlink()
-    with pytest.raises(DataError, match=f"{last}: the manifest lists this shard, but it cannot be read: No such file"):
+    with pytest.raises(DataError, match=f"{last}: .*No such file"):
         RandomAccess(tmp_path)
-    with pytest.raises(DataError, match="no manifest"):
+    with pytest.raises(DataError, match="manifest.json"):
         RandomAccess(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match="did you mean 'train'"):
+    with pytest.raises(UsageError, match="'train'"):
         RandomAccess(tmp_path, "trian")
 
 

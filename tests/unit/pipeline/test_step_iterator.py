@@ -83,13 +83,8 @@ def test_the_state_is_json_and_is_where_the_user_is_not_what_was_read_ahead(fold
 def test_a_state_of_another_order_is_refused_with_the_fields_that_differ(folder):
     state = StepIterator(folder, **TRAIN, seed=7, start_step=5).get_state()
     batches = StepIterator(folder, **(TRAIN | {"global_batch_size": 2}))
-    message = (
-        "the state is of another order of examples: global_batch_size was 4, is 2; seed was 7, is 0; give the old "
-        "values, or accept the new order with allow_order_change=True"
-    )
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match="global_batch_size was 4, is 2; seed was 7, is 0.*allow_order_change=True"):
         batches.set_state(state)
-    assert str(caught.value) == message
     assert batches.step == 0
     batches.set_state(state, allow_order_change=True)
     assert batches.step == 5
@@ -102,12 +97,12 @@ def test_a_state_of_another_order_is_refused_with_the_fields_that_differ(folder)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"step": -1}, "the state's step=-1: must be 0 or more"),
-        ({"step": 1.5}, "the state's step=1.5: must be a whole number"),
-        ({"spec": None}, "must be what get_state gave, with step, spec and spec_digest"),
-        ({"spec_digest": "0"}, "the state's spec_digest is '0', but that of its spec is '[0-9a-f]{64}'"),
-        ({"spec_digest": None}, "the state's spec_digest is None"),
-        ({"spec": {}}, "global_batch_size was None, is 4; "),
+        ({"step": -1}, "step=-1"),
+        ({"step": 1.5}, "step=1.5"),
+        ({"spec": None}, "get_state"),
+        ({"spec_digest": "0"}, "spec_digest is '0'.* '[0-9a-f]{64}'"),
+        ({"spec_digest": None}, "spec_digest is None"),
+        ({"spec": {}}, "global_batch_size was None, is 4"),
     ],
 )
 def test_what_is_no_state_is_refused(folder, change, message):
@@ -115,7 +110,7 @@ def test_what_is_no_state_is_refused(folder, change, message):
     with pytest.raises(UsageError, match=message):
         batches.set_state(batches.get_state() | change)
     for state in (None, 3, "step", {}, {"step": 3}):
-        with pytest.raises(UsageError, match="must be what get_state gave"):
+        with pytest.raises(UsageError, match="get_state"):
             batches.set_state(state)
 
 
@@ -128,7 +123,7 @@ def test_several_local_replicas_have_a_state_between_steps_only(folder):
         assert batches.step == number // 2
         assert np.array_equal(next(batches)[3], expected[number])
     assert batches.step == 2
-    with pytest.raises(UsageError, match="in the middle of step 2: 1 of its 2 local replicas have their rows"):
+    with pytest.raises(UsageError, match="step 2: 1 of its 2 local replicas"):
         batches.get_state()
     next(batches)
     state = batches.get_state()
@@ -141,30 +136,27 @@ def test_several_local_replicas_have_a_state_between_steps_only(folder):
             assert np.array_equal(next(other)[3], expected[number])
 
 
-def test_going_to_where_it_is_costs_nothing_and_the_same_step_is_not_lost(folder):
-    batches = StepIterator(folder, **TRAIN, record_ids=True)
+def test_going_to_the_current_step_reads_nothing_again(tmp_path):
+    write_dataset(tmp_path, (5, 4, 3))
+    batches = StepIterator(tmp_path, **TRAIN, record_ids=True)
     whole = [next(batches)[3].tolist() for _ in range(4)]
-    elements = batches._open[0]
-    batches.set_state(batches.get_state())
-    assert batches._open == [elements]
     batches.set_state(batches.get_state() | {"step": 2})
-    assert [next(batches)[3].tolist() for _ in range(2)] == whole[2:]
+    assert next(batches)[3].tolist() == whole[2]
+    (tmp_path / "train-00001-of-00003.tfrecord").unlink()
+    batches.set_state(batches.get_state())
+    assert next(batches)[3].tolist() == whole[3]
+    batches.set_state(batches.get_state() | {"step": 2})
+    with pytest.raises(DataError, match="train-00001-of-00003.tfrecord"):
+        next(batches)
 
 
 def test_what_cannot_work_is_said(folder, tmp_path):
-    with pytest.raises(TypeError, match="got an unexpected keyword argument 'distrot'"):
-        StepIterator(folder, **TRAIN, distrot="shift")
-    with pytest.raises(TypeError, match="training"):
-        StepIterator(folder, global_batch_size=4)
-    with pytest.raises(UsageError, match="did you mean 'train'"):
-        StepIterator(folder, "trian", **TRAIN)
-    with pytest.raises(UsageError, match="start_step=-1: must be 0 or more"):
-        StepIterator(folder, **TRAIN, start_step=-1)
-    with pytest.raises(UsageError, match="did you mean 'mask'"):
-        next(StepIterator(folder, **TRAIN, weights="mas"))
-    with pytest.raises(UsageError, match="2 epochs end at step 6"):
+    for wrong, fact in (({"split": "trian"}, "'train'"), ({"start_step": -1}, "-1"), ({"weights": "mas"}, "'mask'")):
+        with pytest.raises(UsageError, match=fact):
+            StepIterator(folder, **TRAIN, **wrong)
+    with pytest.raises(UsageError, match="2 epochs.* step 6"):
         next(StepIterator(folder, **TRAIN, epochs=2, start_step=7))
-    with pytest.raises(DataError, match="no manifest"):
+    with pytest.raises(DataError, match=r"manifest\.json"):
         StepIterator(tmp_path, **TRAIN)
 
 
@@ -176,7 +168,7 @@ def test_a_record_that_is_found_corrupt_on_the_way_is_a_data_error(tmp_path):
     path.write_bytes(path.read_bytes())
     with pytest.raises(DataError) as caught:
         list(batches)
-    assert str(caught.value).startswith(f"{path}: was written again since the input began; ")
+    assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
 
 
@@ -191,7 +183,7 @@ def test_what_lies_before_a_state_is_not_read(tmp_path):
     batches.set_state(batches.get_state() | {"step": 1})
     assert [ids.tolist() for *_, ids in batches] == [[4, 5, 6, 7], [8, 9, 10, 11]]
     batches.set_state(batches.get_state() | {"step": 0})
-    with pytest.raises(DataError, match=f"^{path}, record 0, byte offset 0: the record's CRC is wrong; to see all"):
+    with pytest.raises(DataError, match=f"^{path}, record 0, byte offset 0: .*CRC"):
         next(batches)
 
 

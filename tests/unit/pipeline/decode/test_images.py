@@ -32,7 +32,7 @@ def keys_of(count, epoch=0):
 
 
 def decoder(encoding, recipe, channels=3, training=True):
-    return ImageDecoder(encoding, (None, None, channels), make_recipe(recipe).framing(training))
+    return ImageDecoder(encoding, (None, None, channels), make_recipe(recipe).crop(training))
 
 
 def decode(made, images, keys):
@@ -54,8 +54,8 @@ def reference(image, box, channels, size=24):
     return np.asarray(part, np.uint8)
 
 
-def box_of(framing, size, key):
-    return framing.box(tf.constant(size[0]), tf.constant(size[1]), key).numpy()
+def box_of(crop, size, key):
+    return crop.box(tf.constant(size[0]), tf.constant(size[1]), key).numpy()
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -69,14 +69,14 @@ def test_pixels_are_those_of_the_box_of_the_whole_image(recipe, training, encodi
     got = decode(made, images, keys)
     assert (got.shape, got.dtype) == ((len(sizes), 24, 24, 3), np.uint8)
     for i, size in enumerate(sizes):
-        expected = reference(images[i], box_of(made.framing, size, keys[i]), 3)
+        expected = reference(images[i], box_of(made.crop, size, keys[i]), 3)
         assert np.array_equal(got[i], expected), size
 
 
 def test_a_jpeg_is_as_pillow_decodes_it():
     image = encoded((40, 48), "JPEG", "L")
     made, keys = decoder("jpeg", "random_crop(size=24)", channels=1), keys_of(1)
-    top, left, _, _ = box_of(made.framing, (40, 48), keys[0])
+    top, left, _, _ = box_of(made.crop, (40, 48), keys[0])
     whole = np.asarray(PIL.Image.open(io.BytesIO(image)), int)
     got = decode(made, [image], keys)[0, :, :, 0].astype(int)
     assert np.abs(got - whole[top : top + 24, left : left + 24]).max() <= 2
@@ -85,7 +85,7 @@ def test_a_jpeg_is_as_pillow_decodes_it():
 def test_a_png_is_as_pillow_decodes_it():
     image = encoded((40, 48), "PNG")
     made, keys = decoder("png", "random_crop(size=24)"), keys_of(1)
-    top, left, _, _ = box_of(made.framing, (40, 48), keys[0])
+    top, left, _, _ = box_of(made.crop, (40, 48), keys[0])
     whole = np.asarray(PIL.Image.open(io.BytesIO(image)))
     assert np.array_equal(decode(made, [image], keys)[0], whole[top : top + 24, left : left + 24])
 
@@ -103,9 +103,9 @@ def test_grey_and_colour_in_two_formats_become_colour(recipe):
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("training", [True, False])
 def test_boxes_lie_inside_images_of_any_size(recipe, training):
-    framing = make_recipe(recipe).framing(training)
+    crop = make_recipe(recipe).crop(training)
     sizes = np.array([(h, w) for h in (*range(1, 31), 999) for w in (*range(1, 31), 4097)] * 4, np.int32)
-    boxes = framing.box(sizes[:, 0], sizes[:, 1], keys_of(len(sizes))).numpy()
+    boxes = crop.box(sizes[:, 0], sizes[:, 1], keys_of(len(sizes))).numpy()
     assert boxes.shape == (len(sizes), 4)
     assert boxes.min(axis=0).tolist() == [0, 0, 1, 1]
     assert (boxes[:, :2] + boxes[:, 2:] <= sizes).all()
@@ -114,10 +114,10 @@ def test_boxes_lie_inside_images_of_any_size(recipe, training):
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("training", [True, False])
 def test_boxes_drawn_together_are_those_drawn_one_by_one(recipe, training):
-    framing, keys = make_recipe(recipe).framing(training), keys_of(len(SIZES))
+    crop, keys = make_recipe(recipe).crop(training), keys_of(len(SIZES))
     sizes = np.array(SIZES, np.int32)
-    together = framing.box(sizes[:, 0], sizes[:, 1], keys).numpy()
-    assert together.tolist() == [box_of(framing, size, key).tolist() for size, key in zip(SIZES, keys, strict=True)]
+    together = crop.box(sizes[:, 0], sizes[:, 1], keys).numpy()
+    assert together.tolist() == [box_of(crop, size, key).tolist() for size, key in zip(SIZES, keys, strict=True)]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -135,17 +135,17 @@ def test_a_record_is_cut_alike_in_a_batch_of_any_size_and_place(recipe, encoding
 
 
 def test_epochs_cut_different_parts():
-    framing = make_recipe("random_crop(size=24)").framing(True)
+    crop = make_recipe("random_crop(size=24)").crop(True)
     size = np.full(500, 100, np.int32)
-    first, second = (framing.box(size, size, keys_of(500, epoch)).numpy() for epoch in (0, 1))
+    first, second = (crop.box(size, size, keys_of(500, epoch)).numpy() for epoch in (0, 1))
     assert (first[:, :2] != second[:, :2]).any(axis=1).mean() > 0.99
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_evaluation_takes_the_middle(recipe):
-    framing = make_recipe(recipe).framing(False)
+    crop = make_recipe(recipe).crop(False)
     sizes = np.array([(100, 60), (60, 100), (101, 60), (10, 20)], np.int32)
-    boxes = framing.box(sizes[:, 0], sizes[:, 1], keys_of(4)).numpy()
+    boxes = crop.box(sizes[:, 0], sizes[:, 1], keys_of(4)).numpy()
     sides = [24, 24, 24, 10] if recipe.startswith("random_crop") else [52, 52, 52, 9]  # 7/8 of 60 is 52.5, of 10 8.75
     assert boxes[:, 2].tolist() == boxes[:, 3].tolist() == sides
     assert boxes[:, :2].tolist() == ((sizes - np.array(sides)[:, None]) // 2).tolist()

@@ -120,28 +120,28 @@ def test_none_changes_nothing(images, keys):
 def test_output_spec_tells_shape_and_dtype_without_data():
     assert output_spec(make_recipe("cifar10_tutorial"), (32, 32, 3)) == tf.TensorSpec((1, 24, 24, 3), tf.float32)
     assert output_spec(make_recipe("none"), (9, 8, 1)) == tf.TensorSpec((1, 9, 8, 1), tf.uint8)
-    with pytest.raises(UsageError, match=r"crop=24\): must be in 1..20"):
+    with pytest.raises(UsageError, match=r"crop=24\).*1\.\.20"):
         output_spec(make_recipe("cifar10_tutorial"), (20, 32, 3))
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cifar10_tutorail", "unknown 'cifar10_tutorail'; did you mean 'cifar10_tutorial'"),
-        ("shift(pixel=1)", "argument of shift: unknown 'pixel'; did you mean 'pixels'"),
-        ("shift(3)", "is not a recipe; write a name or name"),
-        ("shift(pixels='a')", "needs int, such as 2"),
-        ("shift(pixels=True)", "needs int"),
-        ("shift(pixels=-1)", "pixels=-1: must be in 0..64"),
-        ("none(a=1)", "takes no arguments"),
-        ("__import__('os')", "is not a recipe"),
-        ("shift(pixels=__import__('os'))", "is not a recipe"),
-        ("a.b(c=1)", "is not a recipe"),
-        ("", "is not a recipe"),
-        ("shift(", "is not a recipe"),
-        ("cifar10_tutorial(contrast_low=2.0)", "contrast_low=2.0: must be in 0..1.8"),
-        ("cifar10_tutorial(contrast_high=1e999)", "contrast_high=inf: must be in 0..255"),
-        ("cifar10_tutorial(brightness=300)", "brightness=300: must be in 0..255"),
+        ("cifar10_tutorail", "'cifar10_tutorail'.*'cifar10_tutorial'"),
+        ("shift(pixel=1)", "shift: .*'pixel'.*'pixels'"),
+        ("shift(3)", r"'shift\(3\)'"),
+        ("shift(pixels='a')", "'a'.* int"),
+        ("shift(pixels=True)", "True.* int"),
+        ("shift(pixels=-1)", r"pixels=-1.*0\.\.64"),
+        ("none(a=1)", "none .*'a'"),
+        ("__import__('os')", "not a recipe"),
+        ("shift(pixels=__import__('os'))", "not a recipe"),
+        ("a.b(c=1)", "not a recipe"),
+        ("", "not a recipe"),
+        ("shift(", "not a recipe"),
+        ("cifar10_tutorial(contrast_low=2.0)", r"contrast_low=2.0.*0\.\.1.8"),
+        ("cifar10_tutorial(contrast_high=1e999)", r"contrast_high=inf.*0\.\.255"),
+        ("cifar10_tutorial(brightness=300)", r"brightness=300.*0\.\.255"),
     ],
 )
 def test_a_wrong_recipe_is_one_clear_error(text, message):
@@ -152,7 +152,7 @@ def test_a_wrong_recipe_is_one_clear_error(text, message):
 def boxes_of(text, count, height, width):
     many = hashing.derive_key(Domain.DISTORT, 3, 1, np.arange(count))
     sizes = (np.full(count, side, np.int32) for side in (height, width))
-    return make_recipe(text).framing(True).box(*sizes, tf.constant(many)).numpy()
+    return make_recipe(text).crop(True).box(*sizes, tf.constant(many)).numpy()
 
 
 def test_random_crop_is_anywhere_alike():

@@ -105,20 +105,18 @@ def test_experimental_distribute_dataset_takes_the_dataset_as_it_is(folder):
         assert np.array_equal(np.concatenate([v.numpy() for v in element[3].values]), expected[3])
 
 
-def test_what_cannot_work_is_one_clear_error(folder):
+def test_what_cannot_work_is_one_clear_error(folder, tmp_path):
     strategy = STRATEGIES["mirrored x4"]()
-    with pytest.raises(UsageError, match="10 is not divisible by 4 replicas; nearest that work: 8 and 12"):
-        distribute(strategy, folder, global_batch_size=10, training=True)
-    with pytest.raises(UsageError, match="prefetch=-1"):
-        distribute(strategy, folder, global_batch_size=8, training=True, prefetch=-1)
-    with pytest.raises(UsageError, match="takes no shard"):
-        distribute(strategy, folder, global_batch_size=8, training=True, shard=None)
-
-
-def test_an_empty_split_is_one_clear_error(tmp_path):
+    for wrong, facts in (
+        ({"global_batch_size": 10}, "10 .* 4 replicas.* 8 and 12"),
+        ({"prefetch": -1}, "prefetch=-1"),
+        ({"shard": None}, "shard"),
+    ):
+        with pytest.raises(UsageError, match=facts):
+            distribute(strategy, folder, **({"global_batch_size": 8, "training": True} | wrong))
     write_dataset(tmp_path, (5,), (8, 6, 3), test_counts=(0,))
     for name in ("default", "mirrored x4"):
-        with pytest.raises(UsageError, match="split 'test': selects no record") as caught:
+        with pytest.raises(UsageError, match="'test'.* no record") as caught:
             distribute(STRATEGIES[name](), tmp_path, "test", global_batch_size=8, training=False)
         assert "\n" not in str(caught.value)
 
@@ -165,7 +163,7 @@ def test_a_for_loop_inside_a_function_takes_every_batch(folder):
 
 def test_keras_is_told_what_to_give_to_fit(folder):
     batches = distribute(STRATEGIES["mirrored x2"](), folder, global_batch_size=8, training=True)
-    with pytest.raises(ValueError, match="for Keras' fit there is input_fn"):
+    with pytest.raises(ValueError, match="input_fn"):
         keras.Sequential([keras.layers.Flatten()]).predict(batches)
 
 

@@ -38,10 +38,13 @@ def test_the_digest_changes_with_every_field(folder):
 
 
 def test_no_manifest_says_how_to_make_one(tmp_path):
-    with pytest.raises(DataError, match=r"no manifest.*python -m beam_jobs.convert"):
+    with pytest.raises(DataError, match=r"manifest\.json: .*python -m beam_jobs.convert"):
         manifests.load(tmp_path)
-    with pytest.raises(DataError, match="no manifest"):
+    with pytest.raises(DataError, match=r"nowhere/manifest\.json: "):
         manifests.load(tmp_path / "nowhere")
+
+
+FIRST = "train-00000-of-00004.tfrecord"
 
 
 def shard(content):
@@ -55,73 +58,61 @@ def feature(**fields):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.update(format_version=3), "format_version 3 is newer than 2, the newest that this release reads"),
-        (lambda c: c.update(format_version=1), "format_version 1 is of an earlier release; convert the data again"),
+        (lambda c: c.update(format_version=3), "format_version 3 .* 2"),
+        (lambda c: c.update(format_version=1), "format_version 1 "),
         (lambda c: c.update(format_version="1"), "format_version is '1'"),
         (lambda c: c.update(format_version=True), "format_version is True"),
         (lambda c: c.pop("format_version"), "format_version is None"),
-        (lambda c: c.pop("splits"), "not a valid manifest: KeyError: 'splits'"),
+        (lambda c: c.pop("splits"), "'splits'"),
         (lambda c: c.update(splits=[1]), "not a valid manifest"),
-        (lambda c: shard(c).update(file="../../etc/passwd"), r"'\.\./\.\./etc/passwd' is not a plain name"),
-        (lambda c: shard(c).update(file="/etc/passwd"), "is not a plain name"),
-        (lambda c: shard(c).update(file=7), "is not a plain name"),
-        (lambda c: shard(c).update(num_examples=-1), "num_examples is -1"),
-        (lambda c: shard(c).update(num_bytes="9"), "num_bytes is '9'"),
-        (lambda c: shard(c).update(num_examples=4), "4 records of"),
-        (lambda c: shard(c).update(crc32c="zz"), "crc32c is 'zz'"),
-        (lambda c: shard(c).update(colour="red"), "not a valid manifest"),
-        (
-            lambda c: c["splits"]["train"].update(label_histogram=[1, 2]),
-            "the label histogram .1, 2. is not of its 12 examples",
-        ),
-        (lambda c: c["features"]["image"].update(shape=[8, 6]), "must have a shape of three sizes"),
-        (lambda c: c["features"]["image"].update(shape=[8, 0, 3]), "must have a shape of three sizes"),
-        (lambda c: c["features"].pop("image"), "feature 'image' of dtype uint8 is needed; there is None"),
-        (lambda c: c["features"].pop("label"), "feature 'label' of dtype int64 is needed; there is None"),
-        (lambda c: c["features"]["image"].update(dtype="float32"), "feature 'image' of dtype uint8 is needed"),
-        (lambda c: c["features"]["image"].update(encoding="bmp"), "encoded as 'bmp'; known: raw, png, jpeg, any"),
-        (lambda c: c["features"]["image"].update(encoding=None), "encoded as None; known: raw, png, jpeg, any"),
-        (
-            lambda c: c["features"]["image"].update(shape=[8, None, 3]),
-            r"raw images must have one shape; it is \(8, None",
-        ),
-        (lambda c: c["features"]["image"].update(shape=[8, -6, 3]), "must be whole numbers or null"),
-        (lambda c: c["features"]["image"].update(shape=["8", 6, 3]), "must be whole numbers or null"),
-        (
-            lambda c: c["features"]["image"].update(encoding="png", shape=[None, None, 1]),
-            "image_mean must be 1 finite numbers",
-        ),
-        (lambda c: c["features"].update(box=feature(dtype="int32")), "feature 'box' has dtype 'int32'; known: uint8, "),
-        (lambda c: c["features"].update(box=feature(shape=[2.5])), r"feature 'box' has the shape \(2.5,\)"),
-        (lambda c: c["features"].update(box=feature(class_names=[1])), "class_names of feature 'box' must be strings"),
-        (lambda c: c["features"]["label"].pop("encoding"), "not a valid manifest: KeyError: 'encoding'"),
-        (lambda c: c.update(compression="ZLIB"), "compression is 'ZLIB'; known: GZIP, or an empty text for none"),
-        (lambda c: c.update(compression="GZIP"), "has a stride or offsets, which compressed shards cannot have"),
-        (lambda c: c.pop("compression"), "not a valid manifest: KeyError: 'compression'"),
-        (lambda c: c.update(splits={}), "lists no split"),
-        (lambda c: c["splits"].update(more=c["splits"]["test"]), "lists test-00000-of-00001.tfrecord twice"),
-        (lambda c: shard(c).update(offsets_crc32c="12"), "offsets_crc32c is '12', not 8 hexadecimal digits"),
-        (lambda c: shard(c).update(offsets_crc32c="0" * 8), "has a stride and offsets; it must be one of them"),
-        (lambda c: shard(c).update(label_entropy=-1), "label_entropy is -1, not bits of 0 or more"),
-        (lambda c: shard(c).update(label_entropy="1"), "label_entropy is '1', not bits of 0 or more"),
-        (lambda c: c["splits"]["train"].update(num_rejects=-1), "num_rejects is -1, not a whole number"),
-        (lambda c: c["splits"]["train"].update(num_rejects=True), "num_rejects is True, not a whole number"),
-        (lambda c: c["splits"]["train"].pop("num_rejects"), "not a valid manifest: KeyError: 'num_rejects'"),
-        (lambda c: c["splits"]["train"].update(image_sizes={"8x6": "12"}), "image_sizes must be "),
-        (lambda c: c["splits"]["train"].update(image_sizes={"8": 12}), "image_sizes must be "),
-        (
-            lambda c: c["splits"]["train"].update(image_sizes={"8x6": 11}),
-            "image_sizes counts 11 images of its 12 examples",
-        ),
-        (lambda c: c["splits"]["train"].update(label_histogram=["a"]), "the label histogram"),
-        (lambda c: c["splits"]["train"].update(label_histogram=[None]), "the label histogram"),
-        (lambda c: c["splits"]["train"].update(shards=[], label_histogram=[]), "split 'train' lists no shard"),
-        (lambda c: c["splits"].update({"a/b": c["splits"]["train"]}), "'a/b' cannot name a split"),
-        (lambda c: shard(c).update(stride=2.5), "stride is 2.5"),
-        (lambda c: c.update(class_names=[1, 2]), "class_names must be strings"),
-        (lambda c: c.update(image_mean=[1.0]), "image_mean must be 3 finite numbers"),
-        (lambda c: c.update(image_std=[]), "image_std must be 3 finite numbers"),
-        (lambda c: c.update(image_std=[1.0, 2.0, float("nan")]), "image_std must be 3 finite numbers"),
+        (lambda c: shard(c).update(file="../../etc/passwd"), r"'train': .*'\.\./\.\./etc/passwd'"),
+        (lambda c: shard(c).update(file="/etc/passwd"), "'/etc/passwd'"),
+        (lambda c: shard(c).update(file=7), "'train': .* 7 "),
+        (lambda c: shard(c).update(num_examples=-1), f"{FIRST}: num_examples is -1"),
+        (lambda c: shard(c).update(num_bytes="9"), f"{FIRST}: num_bytes is '9'"),
+        (lambda c: shard(c).update(num_examples=4), f"{FIRST}: 4 records of"),
+        (lambda c: shard(c).update(crc32c="zz"), f"{FIRST}: crc32c is 'zz'"),
+        (lambda c: shard(c).update(colour="red"), "'colour'"),
+        (lambda c: c["splits"]["train"].update(label_histogram=[1, 2]), r"'train': .*\[1, 2\].* 12 examples"),
+        (lambda c: c["features"]["image"].update(shape=[8, 6]), r"'image' .*\(8, 6\)"),
+        (lambda c: c["features"]["image"].update(shape=[8, 0, 3]), r"'image' .*\(8, 0, 3\)"),
+        (lambda c: c["features"].pop("image"), "'image' of dtype uint8"),
+        (lambda c: c["features"].pop("label"), "'label' of dtype int64"),
+        (lambda c: c["features"]["image"].update(dtype="float32"), "'image' of dtype uint8"),
+        (lambda c: c["features"]["image"].update(encoding="bmp"), "'bmp'; known: raw, png, jpeg, any"),
+        (lambda c: c["features"]["image"].update(encoding=None), "None; known: raw, png, jpeg, any"),
+        (lambda c: c["features"]["image"].update(shape=[8, None, 3]), r"raw .*\(8, None"),
+        (lambda c: c["features"]["image"].update(shape=[8, -6, 3]), r"'image' .*\(8, -6, 3\)"),
+        (lambda c: c["features"]["image"].update(shape=["8", 6, 3]), r"'image' .*\('8', 6, 3\)"),
+        (lambda c: c["features"]["image"].update(encoding="png", shape=[None, None, 1]), "image_mean must be 1 "),
+        (lambda c: c["features"].update(box=feature(dtype="int32")), "'box' .*'int32'; known: uint8, "),
+        (lambda c: c["features"].update(box=feature(shape=[2.5])), r"'box' .*\(2.5,\)"),
+        (lambda c: c["features"].update(box=feature(class_names=[1])), r"class_names .*'box' .*\(1,\)"),
+        (lambda c: c["features"]["label"].pop("encoding"), "'encoding'"),
+        (lambda c: c.update(compression="ZLIB"), "'ZLIB'; known: GZIP"),
+        (lambda c: c.update(compression="GZIP"), f"{FIRST}: .*stride"),
+        (lambda c: c.pop("compression"), "'compression'"),
+        (lambda c: c.update(splits={}), "no split"),
+        (lambda c: c["splits"].update(more=c["splits"]["test"]), "test-00000-of-00001.tfrecord twice"),
+        (lambda c: shard(c).update(offsets_crc32c="12"), f"{FIRST}: offsets_crc32c is '12'"),
+        (lambda c: shard(c).update(offsets_crc32c="0" * 8), f"{FIRST}: .*stride and offsets"),
+        (lambda c: shard(c).update(label_entropy=-1), f"{FIRST}: label_entropy is -1"),
+        (lambda c: shard(c).update(label_entropy="1"), f"{FIRST}: label_entropy is '1'"),
+        (lambda c: c["splits"]["train"].update(num_rejects=-1), "'train': num_rejects is -1"),
+        (lambda c: c["splits"]["train"].update(num_rejects=True), "'train': num_rejects is True"),
+        (lambda c: c["splits"]["train"].pop("num_rejects"), "'num_rejects'"),
+        (lambda c: c["splits"]["train"].update(image_sizes={"8x6": "12"}), "'train': image_sizes .*'12'"),
+        (lambda c: c["splits"]["train"].update(image_sizes={"8": 12}), "'train': image_sizes .*'8'"),
+        (lambda c: c["splits"]["train"].update(image_sizes={"8x6": 11}), "'train': image_sizes .*11 .*12"),
+        (lambda c: c["splits"]["train"].update(label_histogram=["a"]), "'train': .*histogram .*'a'"),
+        (lambda c: c["splits"]["train"].update(label_histogram=[None]), "'train': .*histogram .*None"),
+        (lambda c: c["splits"]["train"].update(shards=[], label_histogram=[]), "'train' .*no shard"),
+        (lambda c: c["splits"].update({"a/b": c["splits"]["train"]}), "'a/b'"),
+        (lambda c: shard(c).update(stride=2.5), f"{FIRST}: stride is 2.5"),
+        (lambda c: c.update(class_names=[1, 2]), r"class_names .*\(1, 2\)"),
+        (lambda c: c.update(image_mean=[1.0]), "image_mean must be 3 "),
+        (lambda c: c.update(image_std=[]), "image_std must be 3 "),
+        (lambda c: c.update(image_std=[1.0, 2.0, float("nan")]), "image_std must be 3 .*nan"),
     ],
 )
 def test_what_cannot_be_is_named(folder, change, message):
@@ -130,21 +121,15 @@ def test_what_cannot_be_is_named(folder, change, message):
         manifests.load(folder)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "[]", "null", '"a"', "{}", "\x00"])
-def test_damaged_json_is_one_error(folder, text):
-    (folder / "manifest.json").write_text(text)
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "[]", "null", '"a"', "{}", "\x00", bytes(range(256))])
+def test_a_damaged_file_is_one_error(folder, text):
+    (folder / "manifest.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(DataError, match=r"manifest\.json: "):
         manifests.load(folder)
 
 
-def test_binary_rubbish_is_one_error(folder):
-    (folder / "manifest.json").write_bytes(bytes(range(256)))
-    with pytest.raises(DataError, match="cannot be read"):
-        manifests.load(folder)
-
-
 def test_an_unknown_split_suggests_the_nearest(folder):
-    with pytest.raises(UsageError, match="unknown 'tarin'; did you mean 'train'"):
+    with pytest.raises(UsageError, match="'tarin'.*'train'"):
         manifests.load(folder).split("tarin")
 
 
@@ -154,7 +139,7 @@ def test_images_that_differ_in_size_have_no_shape(folder):
     made = manifests.load(folder)
     assert made.features["image"].shape == (None, None, None)
     assert (made.splits["train"].image_sizes, made.splits["train"].num_rejects) == ({"8x6": 7, "16x6": 5}, 2)
-    with pytest.raises(UsageError, match="made: its images differ in size; convert it with --resize=HxW"):
+    with pytest.raises(UsageError, match="^made: .*--resize=HxW"):
         _ = made.image_shape
 
 

@@ -51,13 +51,13 @@ def test_locate_names_file_and_row(manifest):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("trian", "unknown 'trian'; did you mean 'train'"),
+        ("trian", "'trian'.*'train'"),
         ("train[", "slice"),
         ("train[1]", "slice"),
         ("train[a:]", "slice"),
         ("", "slice"),
-        ("train[:101%]", "not within"),
-        ("train[:13]", "outside its 12 records"),
+        ("train[:101%]", "101%"),
+        ("train[:13]", "13.* 12 records"),
         ("train[5:5]", "selects no record"),
         ("train[7:3]", "selects no record"),
         ("train[:5]+train[4:]", "selects record 4 of train-00000-of-00004.tfrecord twice"),

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from pipeline import input_fn
-from pipeline.batch import source
+from pipeline.batch import components
 from pipeline.read import op_message
 from pipeline.read.buffers import Buffers, aligned_matrix
 from pipeline.read.window import as_tensor
@@ -38,7 +38,7 @@ def matrices(monkeypatch):
             given.append(weakref.ref(matrix))
             return matrix
 
-    monkeypatch.setattr(source, "Buffers", Watched)
+    monkeypatch.setattr(components, "Buffers", Watched)
     return given
 
 

@@ -1,0 +1,50 @@
+"""A whole split in memory, its images decoded once."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from pipeline.batch.components import Components
+from pipeline.decode.forms import Form, PixelRows, Serialized
+from pipeline.distort.cropping import CroppingRecipe
+from pipeline.manifest.splits import Selection
+from pipeline.read.buffers import aligned_matrix
+from pipeline.read.rows_reader import all_pieces
+from pipeline.read.window import GOOD, RECORD_ID, Columns, LocalReader, as_tensor
+
+_DECODED_TOGETHER = 256  # images, so that no second copy of the split lies in memory
+
+
+def load(reader: LocalReader, components: Components, selection: Selection) -> tuple[Columns, Form]:
+    """Returns the columns of a whole selection, one row per record, with the record ids, and their form.
+
+    Images are decoded, unless each batch decodes other parts of them.
+
+    Raises:
+      DataError: a shard is missing, changed or corrupt.
+    """
+    columns, form = reader.load(all_pieces(selection)), components.form
+    if isinstance(form, Serialized) and not isinstance(components.recipe, CroppingRecipe):
+        columns, form = _decoded(form, columns)
+    return {RECORD_ID: tf.range(selection.num_examples, dtype=tf.int64), **columns}, form
+
+
+def _decoded(form: Serialized, columns: Columns) -> tuple[Columns, Form]:
+    records = columns["record"]
+    count, shape = int(records.shape[0]), form.decoder.image_shape
+    matrix = aligned_matrix(count, int(np.prod(shape)))
+
+    @tf.function
+    def decode(part: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None, Columns]:
+        examples = form.examples({"record": part}, lambda: tf.zeros(tf.shape(part), tf.uint64))
+        return examples.images, examples.labels, examples.features
+
+    parts = []
+    for first in range(0, count, _DECODED_TOGETHER):
+        images, labels, features = decode(records[first : first + _DECODED_TOGETHER])
+        matrix[first : first + _DECODED_TOGETHER] = images.numpy().reshape(-1, matrix.shape[1])
+        parts.append({"label": labels, **features})
+    others = {name: tf.concat([part[name] for part in parts], axis=0) for name in parts[0]}
+    kept = {GOOD: columns[GOOD]} if GOOD in columns else {}
+    return {"image": as_tensor(matrix), **others, **kept}, PixelRows(shape)
