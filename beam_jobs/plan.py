@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs import shard_rows as shards
+from beam_jobs import sample, sources
+from beam_jobs.config import ConvertConfig
 from beam_jobs.examples.recode import ImageOptions
 from beam_jobs.flag_values import MAX_SHARDS
 from beam_jobs.sample import Sample
+from beam_jobs.shard_rows import shard_rows
+from beam_jobs.sources import resplit
 from beam_jobs.sources.base import Source
-from beam_jobs.storage import paths
+from beam_jobs.storage.paths import AnyPath
 from pipeline import manifest
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest import SourceFile, naming
@@ -29,8 +32,8 @@ class Origin:
     """Where the rows of a second pass came from.
 
     Attributes:
-      files: of the first pass's source.
-      num_rejects: {split: rows of it that are in no shard}.
+      files: the files of the first pass's source.
+      num_rejects: {split: rows of that source that are in no shard}.
     """
 
     files: tuple[SourceFile, ...]
@@ -42,33 +45,35 @@ class Plan:
     """One conversion. Pickles to a few kilobytes.
 
     Attributes:
-      source: what is converted.
-      data_dir: absolute path of the folder.
-      seed: of the permutation.
+      source: the source to convert.
+      data_dir: the folder that shards and manifest are written to.
+      receipts_dir: the folder that the shards' receipts are written to.
+      seed: seed of the permutation.
       num_shards: {split: number of shards}.
       images: how images are stored.
-      record_bytes: {split: of a record, on average}.
-      source_bytes: {split: of an image in the source, on average}; what is not known counts as small.
-      compression: of the shards.
-      max_shard_bytes: of the largest shard, before compression.
-      max_rejects: rows that may be left out.
+      record_bytes: {split: mean size of a record}.
+      source_bytes: {split: mean size of an image in the source}; a missing split counts as small.
+      seconds: how long all rows take one core, an estimate.
+      compression: compression of the shards, or "".
+      max_shard_bytes: the size of the largest shard allowed, before compression.
+      max_rejects: how many invalid rows may be skipped.
       flags: the other flags that shape the bytes, for the manifest: {name: value}.
-      own_receipts_dir: the folder of the receipts; "" for the default.
-      origin: of a second pass; else None.
+      origin: where the rows of a second pass came from; else None.
     """
 
     source: Source
-    data_dir: str
+    data_dir: AnyPath
+    receipts_dir: AnyPath
     seed: int
     num_shards: dict[str, int]
     images: ImageOptions
     record_bytes: dict[str, float]
     source_bytes: dict[str, float]
+    seconds: float
     compression: str
     max_shard_bytes: int
     max_rejects: int
     flags: dict[str, Any]
-    own_receipts_dir: str = ""
     origin: Origin | None = None
 
     @property
@@ -77,19 +82,17 @@ class Plan:
         return {"num_shards": self.num_shards, "seed": self.seed, **self.flags}
 
     @property
+    def passes(self) -> int:
+        """How often the rows are shuffled: 1, or 2."""
+        return int(self.flags.get("passes", 1))
+
+    @property
     def digest(self) -> str:
         """SHA-256, hexadecimal, of all that shapes the bytes: two plans of one digest write the same shards."""
         files = [dataclasses.asdict(file) for file in self.source.files]
         content = [manifest.FORMAT_VERSION, self.source.dataset, self.source.class_names, files, self.options]
         images = [*dataclasses.astuple(self.images), self.compression]
         return hashlib.sha256(json.dumps([*content, images], sort_keys=True).encode()).hexdigest()
-
-    @property
-    def receipts_dir(self) -> str:
-        """The folder of the receipts: beside the shards; on an object store one that goes at the end."""
-        if self.own_receipts_dir or not paths.is_url(self.data_dir):
-            return self.own_receipts_dir or self.data_dir
-        return (paths.RemotePath(self.data_dir) / f".converting.tmp-{self.digest[:16]}").url
 
     @property
     def elements(self) -> list[tuple[str, int]]:
@@ -102,12 +105,17 @@ class Plan:
         return [self.file_name(split, shard) for split, shard in self.elements]
 
     @property
+    def num_rows(self) -> int:
+        """Rows of the source, over all splits."""
+        return sum(self.source.splits.values())
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all shards together, before compression; an estimate where records differ in length."""
         return round(sum(rows * self.record_bytes[split] for split, rows in self.source.splits.items()))
 
     def rows_at_once(self, split: str) -> int:
-        """Returns how many rows of the source are read at a time: as many as take what a shard may."""
+        """Returns how many rows of the source are read at a time: as many as fit into `max_shard_bytes`."""
         return max(1, int(self.max_shard_bytes / max(1.0, self.source_bytes.get(split, 1.0))))
 
     def file_name(self, split: str, shard: int) -> str:
@@ -115,9 +123,34 @@ class Plan:
         return naming.shard_name(split, shard, self.num_shards[split], self.compression)
 
     def rows(self, split: str, shard: int) -> NDArray[np.int64]:
-        """Returns the source's rows of a shard, in their order."""
+        """Returns the source's rows of a shard, int64 (n,), in the order they are written in."""
         rows, chunks = self.source.splits[split], self.source.chunks(split)
-        return shards.shard_rows(self.seed, split, rows, chunks, shard, self.num_shards[split])
+        return shard_rows(self.seed, split, rows, chunks, shard, self.num_shards[split])
+
+
+def make_plan(config: ConvertConfig, data_dir: AnyPath) -> Plan:
+    """Opens the source, reads a sample of it and returns the plan of its conversion into a folder.
+
+    Raises:
+      PipelineError: the source or a flag cannot work.
+    """
+    source = resplit.resplit(sources.open_source(config.source_options), config.split_fractions)
+    taken = sample.take(source, config.image_encoding, config.size, config.channels)
+    return Plan(
+        source=source,
+        data_dir=data_dir,
+        receipts_dir=data_dir,
+        seed=config.seed,
+        num_shards=shard_counts(source, taken, config.shards_by_split, config.max_shard_bytes),
+        images=taken.images,
+        record_bytes=taken.record_bytes,
+        source_bytes=taken.source_bytes,
+        seconds=taken.seconds,
+        compression=config.compression,
+        max_shard_bytes=config.max_shard_bytes,
+        max_rejects=config.max_rejects,
+        flags=config.shaping_flags,
+    )
 
 
 def shard_counts(

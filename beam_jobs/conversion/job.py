@@ -1,6 +1,6 @@
-"""The Beam pipeline: one linear chain, which runs right on every runner.
+"""The Beam pipeline: one linear chain, which every runner can run.
 
-    shard numbers -> Reshuffle -> make shards -> group by bucket -> find keys that come twice -> one list -> publish
+    shard numbers -> Reshuffle -> make shards -> group by bucket -> find repeated keys -> one list -> write the manifest
 
 Elements are lists of shard numbers, receipts and hashes of keys; no pixel goes through a shuffle. A shard is a pure
 function of the plan and its number, written under a temporary name, so a retried or doubled bundle changes nothing.
@@ -19,11 +19,11 @@ from beam_jobs.shards import key_check, manifest_writer, writer
 from beam_jobs.shards.key_check import KeyHashes, Repeated
 from beam_jobs.shards.receipts import Receipt
 
-_RECEIPTS = -1  # the bucket of the receipts; keys have those from 0
+_RECEIPTS = -1  # the bucket of the receipts; those of keys are 0 to 255
 
 
 class ConvertDataset(beam.PTransform):
-    """Writes the shards and the manifest of a plan into its folder; the output is the manifest's path, once."""
+    """Writes the shards and the manifest of a plan into its folder; the only output element is the manifest's path."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class ConvertDataset(beam.PTransform):
 
     def expand(self, pbegin: beam.Pipeline) -> beam.PCollection:
         """Builds the chain."""
-        # A worker that makes its shards one after the other reads the next while it writes one.
+        # One element per worker: it makes the next of its shards while it writes one.
         elements = self._plan.elements
         step = runners.workers(pbegin.pipeline) or len(elements)
         parts = [elements[start::step] for start in range(min(step, len(elements)))]
@@ -43,7 +43,7 @@ class ConvertDataset(beam.PTransform):
             | "Group" >> beam.GroupByKey()
             | "CheckKeys" >> beam.ParDo(_CheckGroup())
             | "Gather" >> beam.CombineGlobally(beam.combiners.ToListCombineFn()).without_defaults()
-            | "PublishManifest" >> beam.ParDo(_PublishManifest(self._plan))
+            | "WriteManifest" >> beam.ParDo(_WriteManifest(self._plan))
         )
 
 
@@ -52,7 +52,7 @@ class _MakeShards(beam.DoFn):
         self._plan = plan
 
     def process(self, element: list[tuple[str, int]]) -> Iterator[tuple[int, Any]]:
-        for receipt in writer.make_shards(self._plan, element):
+        for receipt in writer.write_shards(self._plan, element):
             yield _RECEIPTS, receipt
             if not self._plan.source.unique_keys:
                 yield from key_check.by_bucket(self._plan.data_dir, receipt.info)
@@ -67,7 +67,7 @@ class _CheckGroup(beam.DoFn):
             yield repeated
 
 
-class _PublishManifest(beam.DoFn):
+class _WriteManifest(beam.DoFn):
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
@@ -75,4 +75,6 @@ class _PublishManifest(beam.DoFn):
         repeated = [value for value in element if isinstance(value, Repeated)]
         if repeated:
             raise key_check.as_error(self._plan.data_dir, repeated)
-        yield str(manifest_writer.publish(self._plan, [value for value in element if isinstance(value, Receipt)]))
+        yield str(
+            manifest_writer.write_manifest(self._plan, [value for value in element if isinstance(value, Receipt)])
+        )

@@ -11,51 +11,49 @@ from beam_jobs import sources
 from beam_jobs.conversion.job import ConvertDataset
 from beam_jobs.conversion.progress import Progress
 from beam_jobs.plan import Origin, Plan
-from beam_jobs.runs import run
+from beam_jobs.runs.run import run_transform
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.storage import paths, write
 from beam_jobs.target import staging
 from pipeline import manifest
-from pipeline.errors import DataError, PipelineError
+from pipeline.errors import DataError
 from pipeline.manifest import Manifest, naming
 
 
-def run_once(plan: Plan, options: PipelineOptions) -> None:
-    """Writes the shards and the manifest of a plan; raises as `run.run_transform`."""
-    run.run_transform(ConvertDataset(plan), options, Progress(plan))
-
-
-def run_both(plan: Plan, options: PipelineOptions) -> None:
-    """Writes the shards and the manifest of a plan by way of an inner folder with those of the first pass.
+def run(plan: Plan, options: PipelineOptions) -> None:
+    """Writes the shards and the manifest of a plan, in as many passes as it says.
 
     Raises:
-      PipelineError: as `run_once`.
+      PipelineError: a worker's error, or Beam's in one line.
     """
-    folder, first = paths.path_of(plan.data_dir), paths.path_of(plan.receipts_dir) / staging.FIRST_PASS
-    place = paths.text_of(first)
+    if plan.passes == 2:
+        plan = _second_pass(plan, _run_first_pass(plan, options))
+    run_transform(ConvertDataset(plan), options, Progress(plan))
+
+
+def _run_first_pass(plan: Plan, options: PipelineOptions) -> Manifest:
+    folder = plan.receipts_dir / staging.FIRST_PASS
     try:
-        if isinstance(first, pathlib.Path):
-            first.mkdir(exist_ok=True)
+        if isinstance(folder, pathlib.Path):
+            folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise DataError(f"{first}: cannot be made: {error.strerror or error}") from None
+        raise DataError(f"{folder}: cannot be made: {error.strerror or error}") from None
+    first = dataclasses.replace(plan, data_dir=folder, receipts_dir=folder, compression="")
     try:
-        run_once(dataclasses.replace(plan, data_dir=place, own_receipts_dir=place, compression=""), options)
-    except PipelineError:
-        staging.keep_rejects(first, folder)
-        raise
-    made = manifest.load(first)
-    again = dataclasses.replace(
+        run_transform(ConvertDataset(first), options, Progress(first))
+        write.remove(plan.data_dir / naming.REJECTS)  # of an earlier run
+    finally:
+        staging.move_rejects(folder, plan.data_dir)  # before the manifest, the last of all files
+    return manifest.load(folder)
+
+
+def _second_pass(plan: Plan, made: Manifest) -> Plan:
+    """Returns the plan that reads the records of the first pass, whose manifest is `made`."""
+    encoding = "raw" if made.features["image"].encoding == "raw" else "source"
+    return dataclasses.replace(
         plan,
-        source=sources.open_source(SourceOptions("tfrecord", place)),
-        images=dataclasses.replace(plan.images, encoding=_as_stored(made), size=None),
+        source=sources.open_source(SourceOptions("tfrecord", paths.text_of(plan.receipts_dir / staging.FIRST_PASS))),
+        images=dataclasses.replace(plan.images, encoding=encoding, size=None),
         source_bytes={},
-        own_receipts_dir=plan.receipts_dir,
         origin=Origin(made.source, {name: split.num_rejects for name, split in made.splits.items()}),
     )
-    write.remove(folder / naming.REJECTS)  # of an earlier run
-    staging.keep_rejects(first, folder)  # before the manifest, the last of all files
-    run_once(again, options)
-
-
-def _as_stored(made: Manifest) -> str:
-    return "raw" if made.features["image"].encoding == "raw" else "source"

@@ -1,4 +1,4 @@
-"""How far a conversion is, by counting the receipts of finished shards: no runner tells it while it runs."""
+"""The progress of a conversion, read from the receipts of finished shards: no runner reports it while it runs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from beam_jobs.plan import Plan
 from beam_jobs.runs import display
 from beam_jobs.runs.display import Display
 from beam_jobs.shards import receipts
-from beam_jobs.storage import paths, write
-from beam_jobs.storage.paths import AnyPath, RemotePath
+from beam_jobs.storage import write
+from beam_jobs.storage.paths import RemotePath
 from beam_jobs.target import staging
 from pipeline.errors import DataError
 
@@ -23,21 +23,26 @@ _BAR = "{desc}{percentage:3.0f}%|{bar}| {n:,} of {total:,} examples{postfix}, {e
 
 
 class Progress(Display):
-    """Shows a conversion; the folder is its alone."""
+    """Shows how far a conversion has come.
+
+    Attributes:
+      finished: shards that are written.
+      rows: rows of the source that these shards hold, or skipped as invalid.
+    """
 
     def __init__(self, plan: Plan) -> None:
-        """Draws the bar; `rows` are examples of shards that are written, and the rows that they left out."""
-        self._folder = paths.path_of(plan.receipts_dir)
+        """Draws the bar."""
+        self._folder = plan.receipts_dir
         self._waiting = {receipts.name_of(name) for name in plan.file_names}
         self._shards = len(self._waiting)
-        self._total = sum(plan.source.splits.values())
-        self._label = _label(plan, self._folder)
+        self._total = plan.num_rows
+        self._label = _label(plan)
         self.finished = self.rows = self._bytes = self._rejects = 0
         super().__init__()
         self._at_start = self.rows
 
     def line(self) -> str:
-        """Returns what there is to say, in one line; the rate is of what this run did, not an earlier one."""
+        """Returns the progress in one line; the rate counts the work of this run only."""
         rate = self._rate()
         left = f", {_duration((self._total - self.rows) / rate)} left" if rate else ""
         return (
@@ -63,7 +68,7 @@ class Progress(Display):
         began = time.monotonic()
         try:
             present = self._waiting.intersection(write.names_in(self._folder))
-        except (OSError, DataError):  # the workers will say what has become of it
+        except (OSError, DataError):  # the workers will report it
             present = set()
         for name in present:
             if receipt := receipts.load(self._folder / name):
@@ -78,20 +83,18 @@ class Progress(Display):
 
 
 def finished_part(plan: Plan) -> float:
-    """Returns the part of a plan's work, 0 to 1, that is done already: of two passes, each is a half."""
-    folder, passes = paths.path_of(plan.receipts_dir), plan.flags.get("passes", 1)
+    """Returns the fraction of a plan's work, 0 to 1, that is done already; each of two passes counts one half."""
     rows = 0
-    for place in [folder, folder / staging.FIRST_PASS][:passes]:
-        with contextlib.suppress(OSError, DataError):  # there is no first pass yet
-            found = [receipts.load(place / name) for name in write.names_in(place) if receipts.is_receipt(name)]
-            rows += sum(receipt.info.num_examples + receipt.num_rejects for receipt in found if receipt)
-    return rows / (passes * sum(plan.source.splits.values()))
+    for folder in [plan.receipts_dir, plan.receipts_dir / staging.FIRST_PASS][: plan.passes]:
+        with contextlib.suppress(DataError):  # the first pass has not begun
+            rows += sum(receipt.info.num_examples + receipt.num_rejects for receipt in receipts.in_folder(folder))
+    return rows / (plan.passes * plan.num_rows)
 
 
-def _label(plan: Plan, folder: AnyPath) -> str:
-    if plan.flags.get("passes", 1) != 2:
+def _label(plan: Plan) -> str:
+    if plan.passes != 2:
         return ""
-    return "pass 1 of 2: " if folder.name == staging.FIRST_PASS else "pass 2 of 2: "
+    return "pass 1 of 2: " if plan.receipts_dir.name == staging.FIRST_PASS else "pass 2 of 2: "
 
 
 def _duration(seconds: float) -> str:

@@ -78,18 +78,18 @@ def check_java(runner: PortableRunner, options: PipelineOptions) -> None:
         raise UsageError(f"--{flag}={jar}: no such file; docs/clusters.md says where to get it")
 
 
-def check_endpoint(endpoint: str) -> None:
+def check_endpoint(endpoint: str, seconds: float = _ANSWER_SECONDS) -> None:
     """Checks that a job server answers.
 
     Raises:
-      UsageError: none does within ten seconds.
+      UsageError: none does within so many seconds.
     """
     with grpc.insecure_channel(endpoint) as channel:
         try:
-            grpc.channel_ready_future(channel).result(timeout=_ANSWER_SECONDS)
+            grpc.channel_ready_future(channel).result(timeout=seconds)
         except grpc.FutureTimeoutError:
             raise UsageError(
-                f"--job_endpoint={endpoint}: no job server answers there ({_ANSWER_SECONDS:.0f} s); "
+                f"--job_endpoint={endpoint}: no job server answers there ({seconds:.0f} s); "
                 "it must be HOST:PORT of one that runs"
             ) from None
 

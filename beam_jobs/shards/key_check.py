@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from beam_jobs.shards import reader
-from beam_jobs.storage import paths
+from beam_jobs.storage.paths import AnyPath
 from pipeline.errors import DataError
 from pipeline.manifest import ShardInfo
 
@@ -33,13 +33,13 @@ class Repeated:
     second: tuple[str, int]
 
 
-def by_bucket(data_dir: str, info: ShardInfo) -> Iterator[tuple[int, KeyHashes]]:
+def by_bucket(data_dir: AnyPath, info: ShardInfo) -> Iterator[tuple[int, KeyHashes]]:
     """Yields (bucket, hashes) of the keys of a shard.
 
     Raises:
       DataError: the shard cannot be read.
     """
-    keys = [reader.key_of(record) for record in reader.records(paths.path_of(data_dir) / info.file)]
+    keys = [reader.key_of(record) for record in reader.records(data_dir / info.file)]
     return group(info.file, [hash_of(key) for key in keys], range(len(keys)))
 
 
@@ -78,10 +78,10 @@ def all_repeated(groups: Iterable[KeyHashes]) -> list[Repeated]:
     return [Repeated(first, second) for first, second in pairs]
 
 
-def as_error(data_dir: str, repeated: Iterable[Repeated]) -> DataError:
+def as_error(data_dir: AnyPath, repeated: Iterable[Repeated]) -> DataError:
     """Returns the error for the first of the pairs, with the key that both records have."""
     pair = min(repeated)
-    records = reader.records(paths.path_of(data_dir) / pair.first[0])
+    records = reader.records(data_dir / pair.first[0])
     key = next(reader.key_of(record) for number, record in enumerate(records) if number == pair.first[1])
     return DataError(
         f"the key {key.decode(errors='backslashreplace')!r} comes twice: record {pair.first[1]} of {pair.first[0]} and "

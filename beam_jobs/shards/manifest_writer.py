@@ -1,4 +1,4 @@
-"""The end of a conversion: the manifest of all receipts, what lies beside it, and what speaks against it."""
+"""The manifest of a data set, made from the receipts of all its shards, and the files that lie beside it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from beam_jobs.examples.statistics import moments
 from beam_jobs.plan import Origin, Plan
 from beam_jobs.shards import tfds_info
 from beam_jobs.shards.receipts import Receipt
-from beam_jobs.storage import paths, write
+from beam_jobs.storage import write
 from beam_jobs.storage.paths import AnyPath
 from pipeline.errors import DataError
 from pipeline.manifest import Feature, Manifest, SplitInfo, naming
@@ -21,14 +21,14 @@ _EXACT_SIZES = 100  # sizes of images that are listed one by one; of more, each 
 _ROUNDED_TO = 64  # pixels
 
 
-def publish(plan: Plan, receipts: Iterable[Receipt]) -> AnyPath:
-    """Writes the manifest into the plan's folder, the last of all files; returns its path.
+def write_manifest(plan: Plan, receipts: Iterable[Receipt]) -> AnyPath:
+    """Writes the manifest into the plan's folder, the last of all files, and returns its path.
 
     Raises:
-      DataError: a shard's receipt is missing, too many rows were rejected, or a file cannot be written.
+      DataError: a shard's receipt is missing, too many rows are invalid, or a file cannot be written.
     """
     ordered = _in_order(plan, receipts)
-    folder = paths.path_of(plan.data_dir)
+    folder = plan.data_dir
     if plan.origin is None:  # else the first pass wrote the list
         _write_rejects(folder, ordered)
     check_rejects(plan, ordered)
@@ -40,22 +40,22 @@ def publish(plan: Plan, receipts: Iterable[Receipt]) -> AnyPath:
 
 
 def check_rejects(plan: Plan, receipts: list[Receipt]) -> None:
-    """Raises DataError where more rows than --max_rejects are no examples, or a split has none that is."""
+    """Raises DataError if more rows than --max_rejects are invalid, or all rows of a split."""
     count = sum(receipt.num_rejects for receipt in receipts)
     if count > plan.max_rejects:
         first = next(receipt.rejects[0] for receipt in receipts if receipt.rejects)
         raise DataError(
-            f"{count} rows are no examples, over --max_rejects={plan.max_rejects}; the first: {first.file}, "
-            f"row {first.row}: {first.reason}; {naming.REJECTS} lists them; nothing was published, "
-            f"--max_rejects={count} leaves them out"
+            f"{count} invalid rows, over --max_rejects={plan.max_rejects}; the first: {first.file}, "
+            f"row {first.row}: {first.reason}; {naming.REJECTS} lists them; nothing was published; "
+            f"--max_rejects={count} skips them"
         )
     for split in plan.num_shards:
         if not sum(receipt.info.num_examples for receipt in receipts if receipt.split == split):
-            raise DataError(f"split {split!r}: none of its rows is an example; {naming.REJECTS} says why")
+            raise DataError(f"split {split!r}: all its rows are invalid; {naming.REJECTS} says why")
 
 
 def make_manifest(plan: Plan, receipts: list[Receipt]) -> Manifest:
-    """Returns the manifest of a conversion, of receipts in the order of the plan's elements."""
+    """Returns the manifest of a conversion from its receipts, in the order of the plan's elements."""
     trained = [r for r in receipts if r.split == STATISTICS_SPLIT] or receipts
     mean, std = moments(r.sums for r in trained if r.sums.pixels)
     origin = plan.origin or Origin(plan.source.files, {})
@@ -81,11 +81,11 @@ def make_manifest(plan: Plan, receipts: list[Receipt]) -> Manifest:
 
 
 def _in_order(plan: Plan, receipts: Iterable[Receipt]) -> list[Receipt]:
-    """Returns one receipt of each shard. They may come in any order, and twice from a retried bundle."""
+    """Returns one receipt per shard. They may come in any order, and twice from a retried bundle."""
     by_element: dict[tuple[str, int], Receipt] = {}
     for receipt in receipts:
         if by_element.setdefault((receipt.split, receipt.shard), receipt) != receipt:
-            raise DataError(f"{receipt.info.file}: written twice with different content; did the source change?")
+            raise DataError(f"{receipt.info.file}: written twice with different bytes; did the source change?")
     missing = [name for name, element in zip(plan.file_names, plan.elements, strict=True) if element not in by_element]
     if missing:
         raise DataError(f"{missing[0]}: no worker reported it as written ({len(missing)} missing); run again")
@@ -127,7 +127,7 @@ def _split_info(receipts: list[Receipt], earlier_rejects: int) -> SplitInfo:
 
 
 def size_histogram(sizes: Counter[tuple[int, int]]) -> dict[str, int]:
-    """Returns the manifest's `image_sizes` of {(height, width): images}; of over 100 sizes, rounded up to 64 pixels."""
+    """Returns the manifest's `image_sizes` from {(height, width): images}; over 100 sizes, rounded up to 64 pixels."""
     if len(sizes) > _EXACT_SIZES:
         rounded: Counter[tuple[int, int]] = Counter()
         for (height, width), count in sizes.items():

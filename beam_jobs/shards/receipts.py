@@ -1,4 +1,4 @@
-"""What a worker says of a shard that it wrote, in memory and as a file beside the shard; a re-run believes the file."""
+"""Receipts: what a worker reports of a shard that it wrote, in memory and as a file that lets a rerun resume."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import crc32c
 
 from beam_jobs.examples.statistics import PixelSums
 from beam_jobs.storage import write
-from beam_jobs.storage.paths import AnyPath, RemotePath
+from beam_jobs.storage.paths import AnyPath
 from pipeline.manifest import ShardInfo, naming
 
 _SUFFIX = ".receipt.json"
@@ -19,7 +19,7 @@ _CRC_BLOCK = 4 << 20  # 4 MiB
 
 @dataclasses.dataclass(frozen=True)
 class Reject:
-    """A row of the source that is no example: its file, its row there, and why."""
+    """An invalid row of the source: its file, its row in that file, and why it is invalid."""
 
     file: str
     row: int
@@ -31,13 +31,13 @@ class Receipt:
     """One finished shard.
 
     Attributes:
-      split, shard: which.
+      split, shard: the shard.
       info: its entry in the manifest.
       label_histogram: count of each label.
-      formats: of its images: raw, png, jpeg.
+      formats: formats of its images: raw, png, jpeg.
       sizes: ((height, width, channels), images), sorted.
-      sums: of its pixels.
-      num_rejects: rows that were left out.
+      sums: sums over its pixels.
+      num_rejects: number of invalid rows, which were skipped.
       rejects: the first of them, as many as a data set may have and some more.
     """
 
@@ -58,43 +58,53 @@ def name_of(shard_file: str) -> str:
 
 
 def shard_of(name: str) -> str:
-    """Returns the base name of the shard that a receipt of this base name is of."""
+    """Returns the base name of the shard that a receipt of this name belongs to."""
     return name.removesuffix(_SUFFIX)
 
 
 def is_receipt(name: str) -> bool:
-    """Says whether `name` is that of a shard's receipt."""
+    """Returns whether `name` is the name of a shard's receipt."""
     return name.endswith(_SUFFIX) and naming.parse_shard_name(shard_of(name)) is not None
 
 
 def save(folder: AnyPath, receipt: Receipt) -> None:
-    """Writes a receipt of a shard that is there already.
+    """Writes the receipt of a shard that was written before.
 
     Raises:
       DataError: it cannot be written.
     """
     text = json.dumps(dataclasses.asdict(receipt), sort_keys=True)
-    # Not synced: a receipt that a crash of the machine takes away or apart is not believed, and its shard made again.
+    # Not synced: a receipt that a crash of the machine loses or cuts is ignored, and its shard made again.
     write.publish_blocks(folder / name_of(receipt.info.file), [text.encode()], sync=False)
 
 
 def load(path: AnyPath) -> Receipt | None:
-    """Returns the receipt of a file; None where there is none that is whole."""
+    """Returns the receipt in a file; None where the file is missing or incomplete."""
     try:
         return _parse(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def load_checked(folder: AnyPath, shard_file: str, receipts_folder: AnyPath | None = None) -> Receipt | None:
-    """Returns the receipt of a shard that is there with all the bytes that it tells of; else None.
+def in_folder(folder: AnyPath) -> list[Receipt]:
+    """Returns all receipts in a folder.
+
+    Raises:
+      DataError: the folder cannot be listed.
+    """
+    found = [load(folder / name) for name in write.names_in(folder) if is_receipt(name)]
+    return [receipt for receipt in found if receipt]
+
+
+def load_checked(folder: AnyPath, shard_file: str, receipts_folder: AnyPath) -> Receipt | None:
+    """Returns the receipt of a shard whose files have the bytes that it reports; else None.
 
     Args:
-      folder: of the shard.
-      shard_file: its base name.
-      receipts_folder: where its receipt is; default: beside it.
+      folder: the shard's folder.
+      shard_file: the shard's base name.
+      receipts_folder: the receipt's folder.
     """
-    receipt = load((receipts_folder or folder) / name_of(shard_file))
+    receipt = load(receipts_folder / name_of(shard_file))
     if receipt is None or receipt.info.file != shard_file:
         return None
     info = receipt.info
@@ -106,10 +116,10 @@ def load_checked(folder: AnyPath, shard_file: str, receipts_folder: AnyPath | No
 
 
 def file_crc32c(path: AnyPath) -> str | None:
-    """Returns the CRC32C of a file, 8 hexadecimal digits; None where it cannot be read."""
+    """Returns the CRC32C of a file, 8 hexadecimal digits; None if it cannot be read."""
     crc = 0
     try:
-        with path.open() if isinstance(path, RemotePath) else open(path, "rb") as file:
+        with path.open("rb") as file:
             while block := file.read(_CRC_BLOCK):
                 crc = crc32c.crc32c(block, crc)
     except OSError:

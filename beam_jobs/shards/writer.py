@@ -1,4 +1,4 @@
-"""Makes shards of a plan: reads their rows, makes their records, writes them and their receipts."""
+"""Writes shards of a plan: reads their rows, makes their records, writes them and their receipts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from beam_jobs.examples.statistics import entropy, label_histogram
 from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
 from beam_jobs.shards.receipts import Receipt, Reject
-from beam_jobs.storage import paths, write
+from beam_jobs.storage import write
 from beam_jobs.storage.paths import AnyPath
 from beam_jobs.storage.write import Draft
 from pipeline.errors import DataError
@@ -23,36 +23,30 @@ from pipeline.manifest import ShardInfo, naming
 _MORE_REJECTS = 1000  # listed of one shard beyond the bound: enough to see what is wrong
 
 
-def make_shard(plan: Plan, split: str, shard: int) -> Receipt:
-    """Writes one shard of a plan; see `make_shards`."""
-    return next(make_shards(plan, [(split, shard)]))
+def write_shards(plan: Plan, elements: Iterable[tuple[str, int]]) -> Iterator[Receipt]:
+    """Writes shards of a plan and yields their receipts; skips shards that have a matching receipt already.
 
-
-def make_shards(plan: Plan, elements: Iterable[tuple[str, int]]) -> Iterator[Receipt]:
-    """Writes shards of a plan, but for those that are there already with a receipt that fits them.
-
-    While a thread waits for the disk to have one, the next is made. To read the next while that thread makes one would
-    gain nothing: reading row by row hands the interpreter's lock over too often.
+    While a thread waits for the disk to sync one shard, the next is made. Reading the next in that thread too would
+    gain nothing: reading row by row passes the interpreter's lock on too often.
 
     Args:
-      plan: of the conversion.
+      plan: the plan of the conversion.
       elements: (split, shard) of each.
 
     Raises:
-      DataError: the source cannot be read or changed, the shard would be too large, or a file cannot be written.
+      DataError: the source changed or cannot be read, a shard would be too large, or a file cannot be written.
     """
-    folder, receipts_folder = paths.path_of(plan.data_dir), paths.path_of(plan.receipts_dir)
     syncing: Future[Receipt] | None = None
     with ThreadPoolExecutor(1) as disk:
         for split, shard in elements:
-            present = receipts.load_checked(folder, plan.file_name(split, shard), receipts_folder)
+            present = receipts.load_checked(plan.data_dir, plan.file_name(split, shard), plan.receipts_dir)
             if present and len(present.rejects) >= min(present.num_rejects, _most_listed(plan)):
                 yield present
                 continue
             draft, receipt = _draft(plan, split, shard)
             if syncing:
                 yield syncing.result()
-            syncing = disk.submit(_publish, draft, receipts_folder, receipt)
+            syncing = disk.submit(_publish, draft, plan.receipts_dir, receipt)
         if syncing:
             yield syncing.result()
 
@@ -60,18 +54,18 @@ def make_shards(plan: Plan, elements: Iterable[tuple[str, int]]) -> Iterator[Rec
 def _draft(plan: Plan, split: str, shard: int) -> tuple[Draft, Receipt]:
     rows = plan.rows(split, shard)
     chosen = _chosen(plan, split, rows)
-    draft, info = _write(plan, paths.path_of(plan.data_dir), plan.file_name(split, shard), chosen)
+    draft, info = _write(plan, plan.data_dir, plan.file_name(split, shard), chosen)
     return draft, _receipt(plan, split, shard, info, chosen, rows)
 
 
 def _chosen(plan: Plan, split: str, rows: NDArray[np.int64]) -> Selected:
-    """Reads rows and selects those that are examples, in parts where the source's images are larger than the stored."""
+    """Reads rows and selects the valid ones; in parts if the source's images are larger than the stored ones."""
     step, classes = plan.rows_at_once(split), len(plan.source.class_names)
     if len(rows) <= step:
         return select(plan.source.read(split, rows), classes, plan.images)
-    order = np.argsort(rows)  # in the source's order, so that no chunk is read by more parts than it has to be
-    places = [order[start : start + step] for start in range(0, len(rows), step)]
-    return joined([(place, select(plan.source.read(split, rows[place]), classes, plan.images)) for place in places])
+    order = np.argsort(rows)  # in the source's order, so that each chunk is read by as few parts as possible
+    parts = [order[start : start + step] for start in range(0, len(rows), step)]
+    return joined([(part, select(plan.source.read(split, rows[part]), classes, plan.images)) for part in parts])
 
 
 def _publish(draft: Draft, receipts_folder: AnyPath, receipt: Receipt) -> Receipt:

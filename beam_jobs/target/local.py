@@ -1,45 +1,135 @@
-"""A conversion into a local or mounted folder: it takes shape in an inner folder, then is moved into its place."""
+"""A conversion into a local or mounted folder: written to an inner folder, then moved into place all at once."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
+import glob
+import os
 import pathlib
+import shutil
 from collections.abc import Iterator
 
 from beam_jobs.plan import Plan
-from beam_jobs.target import staging, target
-from pipeline.manifest import Manifest
+from beam_jobs.storage import paths
+from beam_jobs.target import staging
+from pipeline.errors import DataError, UsageError
+from pipeline.manifest import Manifest, naming
 
-check_folder = target.check_folder
-locked = target.locked
 
+class LocalTarget:
+    """A local or mounted folder; see `Target`.
 
-@contextlib.contextmanager
-def opened(data_dir: pathlib.Path, plan: Plan, present: Manifest | None) -> Iterator[Plan]:
-    """Makes the inner folder, or finds it as an earlier run of the plan left it; yields the plan that writes there.
-
-    Args:
-      data_dir: the folder, of which the caller has the lock.
-      plan: of the conversion.
-      present: the manifest of the data set that is there and will be replaced.
-
-    Raises:
-      DataError: a file cannot be written, there is no room, or a place is taken by what is not ours.
+    Attributes:
+      data_dir: the folder, absolute.
+      shown: the folder as the user named it.
     """
-    staging.take_back(data_dir)
-    staging.check_places(data_dir, plan.file_names, present)
-    staging.remove_leftovers(data_dir, plan.digest)
-    with staging.opened(data_dir, plan.digest) as folder:
-        target.check_space(plan, present, staging.bytes_in(folder))
-        yield dataclasses.replace(plan, data_dir=str(folder))
+
+    def __init__(self, data_dir: pathlib.Path, shown: str = "") -> None:
+        self.data_dir = data_dir
+        self.shown = shown or str(data_dir)
+
+    def check(self, dataset: str, source: str) -> None:
+        """Checks that `data_dir` is a folder or can become one, and harms no source; see `Target`."""
+        try:
+            self._check_folder()
+        except OSError as error:
+            raise UsageError(f"--data_dir={self.data_dir}: cannot be used: {error.strerror or error}") from None
+        if dataset == "image_folder":
+            self._check_outside(source)
+        # A data set may be replaced by one made of its own records: it stays until the new one is complete.
+        if dataset == "tfrecord" and not os.path.lexists(self.data_dir / naming.MANIFEST):
+            self._check_apart(source)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Makes the folder and locks it; see `Target`."""
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(f"{self.data_dir}: cannot be made: {error.strerror or error}") from None
+        try:
+            descriptor = os.open(self.data_dir, os.O_RDONLY)
+        except OSError as error:
+            raise UsageError(f"--data_dir={self.data_dir}: cannot be opened: {error.strerror or error}") from None
+        try:
+            self._lock(descriptor)
+            yield
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def opened(self, plan: Plan, present: Manifest | None) -> Iterator[Plan]:
+        """Makes the inner folder, or finds it as an earlier run of the plan left it; see `Target`."""
+        staging.undo_interrupted_publish(self.data_dir)
+        staging.check_names_free(self.data_dir, plan.file_names, present)
+        staging.remove_leftovers(self.data_dir, plan.digest)
+        with staging.opened(self.data_dir, plan.digest) as folder:
+            self._check_space(plan, present, staging.finished_bytes(folder))
+            yield dataclasses.replace(plan, data_dir=folder, receipts_dir=folder)
+
+    def keep_rejects(self, staged: Plan) -> None:
+        """Moves the list up, unless the data set that is there has its own; see `Target`."""
+        if not (self.data_dir / naming.MANIFEST).exists():
+            staging.move_rejects(staged.data_dir, self.data_dir)
+
+    def publish(self, staged: Plan, present: Manifest | None) -> Manifest:
+        """Moves the data set up from the inner folder; see `Target`."""
+        return staging.publish(self.data_dir / staging.folder_name(staged.digest), self.data_dir, present)
+
+    def tidy(self) -> None:
+        """Removes inner folders and temporary files; see `Target`."""
+        staging.remove_leftovers(self.data_dir, None)
+
+    def _check_folder(self) -> None:
+        existing = self.data_dir
+        while not existing.exists() and existing != existing.parent:
+            if existing.is_symlink():
+                raise UsageError(f"--data_dir={self.data_dir}: {existing} is a link to a missing file or folder")
+            existing = existing.parent
+        if not existing.is_dir():
+            raise UsageError(f"--data_dir={self.data_dir}: {existing} is not a folder")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise UsageError(f"--data_dir={self.data_dir}: no permission to write in {existing}")
+        if existing == self.data_dir and not os.access(existing, os.R_OK):
+            raise UsageError(f"--data_dir={self.data_dir}: no permission to list it")
+
+    def _check_outside(self, source: str) -> None:
+        if source and pathlib.Path(source).resolve() in self.data_dir.resolve().parents:
+            raise UsageError(
+                f"--data_dir={self.data_dir}: lies in --source={source} and would be read as a class; choose another"
+            )
+
+    def _check_apart(self, source: str) -> None:
+        if not paths.is_url(source) and self.data_dir.exists() and _lies_in(pathlib.Path(source), self.data_dir):
+            raise UsageError(
+                f"--data_dir={self.data_dir}: holds --source, whose files could be overwritten; choose another"
+            )
+
+    def _check_space(self, plan: Plan, replaced: Manifest | None, finished: int) -> None:
+        """Checks that the new shards fit on the disk, beside the data set that they replace."""
+        free = shutil.disk_usage(self.data_dir).free
+        needed = plan.num_bytes * plan.passes - finished
+        if needed > free and not plan.compression:
+            beside = ", beside the one that it replaces" if replaced else ""
+            raise DataError(
+                f"{self.data_dir}: the data set takes {needed} bytes{beside}, but its disk has {free} free; make room"
+            )
+
+    def _lock(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"--data_dir={self.data_dir}: another conversion is writing there; wait until it ends"
+            ) from None
+        except OSError:
+            pass  # some network file systems lock no folders; each conversion has its own inner folder there too
 
 
-def tidy(data_dir: pathlib.Path) -> None:
-    """Removes what is left of a conversion that was killed after it had published."""
-    staging.remove_leftovers(data_dir, None)
-
-
-def publish(plan: Plan, data_dir: pathlib.Path, present: Manifest | None) -> Manifest:
-    """Moves the data set that `plan` wrote into `data_dir`; see `staging.publish`."""
-    return staging.publish(pathlib.Path(plan.data_dir), data_dir, present)
+def _lies_in(source: pathlib.Path, folder: pathlib.Path) -> bool:
+    if source.is_dir():
+        return source.samefile(folder)
+    files = [source, *map(pathlib.Path, glob.iglob(str(source), recursive=True))]
+    return any(file.exists() and file.parent.samefile(folder) for file in files)

@@ -1,8 +1,8 @@
-"""A conversion takes shape in a folder of its own inside data_dir; then the command moves it into its place.
+"""The folder inside data_dir that a conversion writes to, and the move of the finished data set into its place.
 
-Until then what was in data_dir is whole, whatever becomes of the conversion. Workers know the inner folder only, so a
-bundle that is retried, or a worker that outlives its command, cannot touch a published data set. The folder is named by
-the plan: the same command again finds the shards that are finished there.
+Until that move, the data set in data_dir stays complete, however the conversion ends. Workers know the inner folder
+only, so a retried bundle, or a worker that outlives its command, cannot touch a published data set. The folder is named
+after the plan: rerunning the same command finds the shards that are finished there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from collections.abc import Iterable, Iterator
 
 from beam_jobs.shards import receipts
 from beam_jobs.storage import write
-from beam_jobs.storage.paths import AnyPath
+from beam_jobs.storage.paths import AnyPath, RemotePath
+from beam_jobs.target import present
 from pipeline import manifest
 from pipeline.errors import DataError
 from pipeline.manifest import Manifest, naming
@@ -28,27 +29,33 @@ FOLDER = re.compile(r"\.converting\.tmp-[0-9a-f]{16}")
 FIRST_PASS = "first_pass"  # the folder of the first of two passes, inside that of the conversion
 
 
+def folder_name(digest: str) -> str:
+    """Returns the name of the folder of a plan with this digest."""
+    return f".converting.tmp-{digest[:16]}"
+
+
 @contextlib.contextmanager
 def opened(data_dir: pathlib.Path, digest: str) -> Iterator[pathlib.Path]:
     """Makes the folder of a plan in `data_dir`, or finds it with the shards that an earlier run finished.
 
-    At the end it is gone; but where the conversion failed or was stopped, finished shards are kept, and a line says so.
+    The folder is removed at the end; if the conversion failed or was stopped, finished shards are kept, and a line on
+    stderr says so.
 
     Args:
-      data_dir: where it is made; the caller has the lock.
-      digest: of the plan, hexadecimal.
+      data_dir: where the folder is made; the caller has the lock.
+      digest: the plan's digest, hexadecimal.
 
     Raises:
       DataError: it cannot be made.
     """
-    folder = data_dir / f".converting.tmp-{digest[:16]}"
+    folder = data_dir / folder_name(digest)
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise DataError(f"{folder}: cannot be made: {error.strerror or error}") from None
     try:
         yield folder
-    except DataError as error:  # says where the file was to be: the user knows no inner folder
+    except DataError as error:  # names the final path: the user knows no inner folder
         raise DataError(str(error).replace(str(folder), str(data_dir))) from error
     finally:
         with contextlib.suppress(DataError):  # the next conversion tries again
@@ -56,11 +63,11 @@ def opened(data_dir: pathlib.Path, digest: str) -> Iterator[pathlib.Path]:
 
 
 def remove_leftovers(data_dir: pathlib.Path, digest: str | None) -> None:
-    """Removes what killed conversions left under temporary names, but for the finished shards of one plan.
+    """Removes temporary files and folders of killed conversions, except the finished shards of one plan.
 
     Args:
-      data_dir: the folder, of which the caller has the lock.
-      digest: of the plan whose shards stay; None: of no plan.
+      data_dir: the folder; the caller has the lock.
+      digest: digest of the plan whose shards stay; None to keep none.
 
     Raises:
       DataError: the folder cannot be listed, or a file cannot be removed.
@@ -76,10 +83,10 @@ def remove_leftovers(data_dir: pathlib.Path, digest: str | None) -> None:
             _remove(folder)
 
 
-def take_back(data_dir: pathlib.Path) -> None:
-    """Takes back what a killed command had moved to its place when the manifest was not in its own yet.
+def undo_interrupted_publish(data_dir: pathlib.Path) -> None:
+    """Moves shards back to their receipts if a command was killed before it had published its manifest.
 
-    Shards go back to their receipts, so the same command goes on with them; what lay beside them is made again.
+    Rerunning the same command then resumes with them; the files beside the shards are made again.
 
     Raises:
       DataError: the folder cannot be listed, or a file cannot be moved or removed.
@@ -100,11 +107,12 @@ def take_back(data_dir: pathlib.Path) -> None:
             write.remove(data_dir / name)
 
 
-def check_places(data_dir: pathlib.Path, names: Iterable[str], replaced: Manifest | None) -> None:
-    """Checks that files can be moved to `names`: a shard or a link there is replaced, a folder or what is not ours not.
+def check_names_free(data_dir: pathlib.Path, names: Iterable[str], replaced: Manifest | None) -> None:
+    """Checks that files can be moved to `names`, where shards and links are replaced.
 
     Raises:
-      DataError: one of them is a folder; or a file that a conversion writes beside a manifest, and there is none.
+      DataError: a name is taken by a folder; or, where no data set is replaced, a file of another tool has a name
+        that a conversion writes beside its shards.
     """
     for name in names:
         path = data_dir / name
@@ -113,65 +121,56 @@ def check_places(data_dir: pathlib.Path, names: Iterable[str], replaced: Manifes
     for name in write.BESIDE_SHARDS:
         if not replaced and name != naming.REJECTS and os.path.lexists(data_dir / name):
             raise DataError(
-                f"{data_dir / name}: is not of a conversion of ours; remove it or choose another --data_dir"
+                f"{data_dir / name}: was not written by a conversion; remove it or choose another --data_dir"
             )
 
 
 def publish(folder: pathlib.Path, data_dir: pathlib.Path, replaced: Manifest | None) -> Manifest:
-    """Moves a whole data set from `folder` up into `data_dir`, in the place of `replaced`; returns its manifest.
+    """Moves a complete data set from `folder` up into `data_dir`, in the place of `replaced`; returns its manifest.
 
-    The old manifest goes first and the new one comes last, so that no moment has a manifest with others' shards. Then
-    go the old files that the new manifest does not list. Nothing is written but names, so no full disk can end it.
+    The old manifest is removed first and the new one moved last, so that no manifest ever lies beside another data
+    set's shards. Then the old files that the new manifest does not list are removed. Only names are written, so a full
+    disk cannot interrupt it.
 
     Raises:
-      DataError: the data set in `folder` is not whole, or a file cannot be moved or removed.
+      DataError: the data set in `folder` is incomplete, or a file cannot be moved or removed.
     """
     made = manifest.load(folder)
-    present = set(write.names_in(folder))
-    names = [*_shard_files(made), *(name for name in write.BESIDE_SHARDS if name in present)]
-    check_places(data_dir, names, replaced or made)
+    written = set(write.names_in(folder))
+    names = [*present.shard_files(made), *(name for name in write.BESIDE_SHARDS if name in written)]
+    check_names_free(data_dir, names, replaced or made)
     with _signals_held():
         _swap(folder, data_dir, [name for name in names if name != naming.MANIFEST])
-        for name in {naming.REJECTS, *files_of(replaced)} - set(names):  # a list of rejects may be of a failed run
+        for name in {naming.REJECTS, *present.files_of(replaced)} - set(names):  # rejects: of a failed run
             write.remove(data_dir / name)
         _remove(folder)
     return made
 
 
-def keep_rejects(folder: AnyPath, data_dir: AnyPath) -> None:
-    """Moves the list of rejected rows up, where there is one: it says what to do about a conversion that failed.
+def move_rejects(folder: AnyPath, data_dir: AnyPath) -> None:
+    """Moves the list of invalid rows, if there is one, to `data_dir`: it says why a conversion failed.
 
     Raises:
       DataError: it cannot be moved.
     """
-    path, place = folder / naming.REJECTS, data_dir / naming.REJECTS
+    path, new = folder / naming.REJECTS, data_dir / naming.REJECTS
     if not path.exists():
         return
-    if isinstance(path, pathlib.Path) and isinstance(place, pathlib.Path):
-        _move(path, place)
-    else:
-        write.publish(place, path.read_bytes())
+    if isinstance(path, RemotePath) or isinstance(new, RemotePath):
+        new.write_bytes(path.read_bytes())
         write.remove(path)
+    else:
+        _move(path, new)
 
 
-def bytes_in(folder: pathlib.Path) -> int:
+def finished_bytes(folder: pathlib.Path) -> int:
     """Returns the bytes of the shards that are finished in a folder, of both passes."""
-    places = [place for place in (folder, folder / FIRST_PASS) if place.is_dir()]
-    names = [place / name for place in places for name in write.names_in(place) if receipts.is_receipt(name)]
-    found = [receipts.load(path) for path in names]
-    return sum(receipt.info.num_bytes for receipt in found if receipt)
-
-
-def files_of(present: Manifest | None) -> set[str]:
-    """Returns the names of a data set's files, but for any that no conversion writes: a manifest can list those."""
-    if not present:
-        return set()
-    return {*(name for name in _shard_files(present) if write.is_ours(name)), *write.BESIDE_SHARDS}
+    return sum(receipt.info.num_bytes for place in _folders(folder) for receipt in receipts.in_folder(place))
 
 
 def say_kept(count: int, folder: AnyPath) -> None:
-    """Prints that finished shards are kept."""
-    note = f"{count} finished shards are kept in {folder}: the same command goes on from there"
+    """Prints how many finished shards are kept, and where."""
+    note = f"{count} finished shards are kept in {folder}: rerun the same command to resume"
     print(note, file=sys.stderr, flush=True)
 
 
@@ -189,7 +188,7 @@ def _swap(folder: pathlib.Path, data_dir: pathlib.Path, names: list[str]) -> Non
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """Answers Ctrl-C and SIGTERM at the end: a swap takes less time than converting again what it would lose."""
+    """Delays Ctrl-C and SIGTERM to the end of the block: a swap takes less time than redoing what it would lose."""
     if threading.current_thread() is not threading.main_thread():  # no signal is answered here
         yield
         return
@@ -204,39 +203,35 @@ def _signals_held() -> Iterator[None]:
         signal.raise_signal(held[0])
 
 
-def _shard_files(made: Manifest) -> list[str]:
-    shards = [shard for split in made.splits.values() for shard in split.shards]
-    return [*(s.file for s in shards), *(naming.offsets_name(s.file) for s in shards if s.offsets_crc32c)]
-
-
-def _move(path: pathlib.Path, place: pathlib.Path) -> None:
+def _move(path: pathlib.Path, new: pathlib.Path) -> None:
     try:
-        os.replace(path, place)  # a link at `place` is replaced, never followed
+        os.replace(path, new)  # a link at `new` is replaced, never followed
     except OSError as error:
-        raise DataError(f"{place}: cannot be written: {error.strerror or error}") from None
+        raise DataError(f"{new}: cannot be written: {error.strerror or error}") from None
 
 
 def _leave(folder: pathlib.Path) -> None:
-    """Keeps a folder with finished shards, for the same command; removes any other."""
+    """Keeps a folder with finished shards, to resume; removes any other."""
     if not folder.exists():  # published
         return
-    places = [place for place in (folder, folder / FIRST_PASS) if place.is_dir()]
-    for place in places:
+    for place in _folders(folder):
         write.remove_temporaries(place)
-    kept = [name for place in places for name in write.names_in(place)]
-    count = sum(receipts.is_receipt(name) for name in kept)
-    if not count:
+    if count := sum(receipts.is_receipt(name) for place in _folders(folder) for name in write.names_in(place)):
+        say_kept(count, folder)
+    else:
         _remove(folder)
-        return
-    say_kept(count, folder)
+
+
+def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the folders with shards: the given one, and that of the first of two passes."""
+    return [place for place in (folder, folder / FIRST_PASS) if place.is_dir()]
 
 
 def _remove(folder: pathlib.Path) -> None:
-    write.remove_temporaries(folder)
-    if (folder / FIRST_PASS).is_dir():
-        _remove(folder / FIRST_PASS)
-    for name in write.names_in(folder):
-        if write.is_ours(name):
-            write.remove(folder / name)
-    with contextlib.suppress(OSError):  # it holds something that no conversion wrote
-        folder.rmdir()
+    for place in reversed(_folders(folder)):
+        write.remove_temporaries(place)
+        for name in write.names_in(place):
+            if write.is_ours(name):
+                write.remove(place / name)
+        with contextlib.suppress(OSError):  # it holds a file that no conversion wrote
+            place.rmdir()

@@ -51,7 +51,7 @@ def convert(out: pathlib.Path, *flags: str, how: str = "", code: int = 0) -> str
 
 def said(stderr: str) -> list[str]:
     """Returns the lines of stderr, but for the note that finished shards are kept."""
-    return [line for line in stderr.splitlines() if not line.endswith(": the same command goes on from there")]
+    return [line for line in stderr.splitlines() if not line.endswith(": rerun the same command to resume")]
 
 
 def readings(out: pathlib.Path) -> list[str]:

@@ -157,7 +157,7 @@ def test_rows_that_are_no_example_are_listed_with_their_file_row_and_reason(tmp_
     write(tmp_path / "source" / "a.parquet", content)
     arguments = ("parquet", tmp_path / "source", tmp_path / "out", *FLAGS, *ONE_PROCESS)
     line = refused(tmp_path / "out", 1, *arguments, "--max_rejects=3")
-    assert "4 rows are no examples, over --max_rejects=3" in line
+    assert "4 invalid rows, over --max_rejects=3" in line
     made = convert(*arguments, "--max_rejects=4")
     assert made.split("train").num_examples == 26
     assert made.split("train").num_rejects == 4

@@ -16,8 +16,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 
 from beam_jobs.config import ConvertConfig
-from beam_jobs.conversion import command as conversion
 from beam_jobs.conversion import job
+from beam_jobs.plan import make_plan
 from tests.engines.commands import ROOT
 
 MAX_BYTES = 64 << 10  # 64 KiB
@@ -29,8 +29,7 @@ def plan(tmp_path_factory):
     """A plan of the digits in five shards."""
     folder = tmp_path_factory.mktemp("plan")
     config = ConvertConfig(dataset="digits", data_dir=str(folder), num_shards="train:4,test:1")
-    made = conversion.make_plan(config, folder)
-    return made[0] if isinstance(made, tuple) else made
+    return make_plan(config, folder)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +75,7 @@ def test_one_more_shard_adds_only_its_number(plan, proto):
 
 def test_our_steps_hold_a_plan_and_nothing_of_this_process(plan, proto):
     steps = pickled(proto)
-    ours = {name: unpacked(data) for name, data in steps.items() if re.search("Make|Check|Publish", name)}
+    ours = {name: unpacked(data) for name, data in steps.items() if re.search("Make|Check|Write", name)}
     assert len(ours) == 3
     for name, data in ours.items():
         assert len(data) < 16 << 10, name

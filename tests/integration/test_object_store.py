@@ -14,7 +14,7 @@ import pytest
 
 from beam_jobs import convert
 from beam_jobs.storage.paths import RemotePath
-from beam_jobs.target import remote as remote_target
+from beam_jobs.target import lease
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
 
@@ -57,9 +57,7 @@ def test_a_shard_that_changed_is_found(bucket: RemotePath) -> None:
 
 
 @pytest.mark.slow
-def test_killed_conversion_leaves_no_data_set_and_goes_on(
-    bucket: RemotePath, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_killed_conversion_leaves_no_data_set_and_goes_on(bucket: RemotePath, tmp_path: pathlib.Path) -> None:
     flags = ["--dataset=digits", "--num_shards=train:60,test:2", "--image_encoding=png", "--resize=96x96"]
     convert.main([*flags, f"--data_dir={tmp_path / 'here'}"])
     killed = subprocess.Popen([sys.executable, "-m", "beam_jobs.convert", *flags, f"--data_dir={bucket}"])
@@ -74,7 +72,8 @@ def test_killed_conversion_leaves_no_data_set_and_goes_on(
     assert finished < 62
     with pytest.raises(UsageError, match="another conversion is writing there, or was killed less than 60 s ago"):
         convert.main([*flags, f"--data_dir={bucket}"])
-    monkeypatch.setattr(remote_target, "_LEASE_SECONDS", 0.0)
+    with lease.held(bucket, lease_seconds=0.0):  # which has expired by then
+        pass
     convert.main([*flags, f"--data_dir={bucket}"])
     for name in bucket.files(recursive=True):
         if name != "card.html":
@@ -82,7 +81,7 @@ def test_killed_conversion_leaves_no_data_set_and_goes_on(
 
 
 def test_two_conversions_at_once(bucket: RemotePath) -> None:
-    with remote_target.locked(bucket), pytest.raises(UsageError, match="another conversion is writing there"):
+    with lease.held(bucket), pytest.raises(UsageError, match="another conversion is writing there"):
         convert.main(digits(bucket))
     convert.main(digits(bucket))
     assert manifest.load(bucket).splits["train"].num_examples == 1429
@@ -94,7 +93,7 @@ def test_of_two_that_begin_together_one_goes_on(bucket: RemotePath) -> None:
     def begin(_: int) -> str:
         began.wait()
         try:
-            with remote_target.locked(bucket):
+            with lease.held(bucket):
                 time.sleep(2.0)
                 return "goes on"
         except UsageError as error:
@@ -112,12 +111,11 @@ def test_a_bucket_that_is_not_there_is_one_line(endpoint: str, bucket: RemotePat
         convert.main(digits("s3://nowhere/x"))
 
 
-def test_a_conversion_whose_lease_is_another_s_stops(bucket: RemotePath, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_target, "_RENEW_SECONDS", 0.05)
+def test_a_conversion_whose_lease_is_another_s_stops(bucket: RemotePath) -> None:
     stopped = []
     before = signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
     try:
-        with remote_target.locked(bucket):
+        with lease.held(bucket, renew_seconds=0.05):
             time.sleep(0.3)
             assert stopped == []
             deadline = time.monotonic() + 30

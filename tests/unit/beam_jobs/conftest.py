@@ -14,13 +14,14 @@ import pytest
 
 from beam_jobs import sources
 from beam_jobs.config import ConvertConfig
-from beam_jobs.conversion import command as conversion
 from beam_jobs.convert import main
+from beam_jobs.plan import make_plan
 from beam_jobs.storage import write
 from pipeline.errors import PipelineError
 from pipeline.manifest import naming
 from pipeline.order.hashing import splitmix64
 from tests import made_source
+from tests.converting import convert_in_process
 from tests.made_source import write_source
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -74,7 +75,9 @@ def converted_mnist(tmp_path_factory):
     """A tiny MNIST and its data set of --num_shards=train:3,test:2, converted once: for copies."""
     folder = tmp_path_factory.mktemp("converted")
     source = write_mnist(folder / "source")
-    main(["--dataset=mnist", f"--source={source}", f"--data_dir={folder / 'out'}", "--num_shards=train:3,test:2"])
+    convert_in_process(
+        "--dataset=mnist", f"--source={source}", f"--data_dir={folder / 'out'}", "--num_shards=train:3,test:2"
+    )
     return folder
 
 
@@ -117,7 +120,7 @@ def plan_of(made, tmp_path):
         source = made(splits, unique_keys=unique_keys, features=features)
         (tmp_path / out).mkdir(parents=True, exist_ok=True)
         config = ConvertConfig(dataset="made", data_dir=str(tmp_path / out), source=str(source), **flags)
-        return conversion.make_plan(config, tmp_path / out)[0]
+        return make_plan(config, tmp_path / out)
 
     return plan
 
@@ -141,18 +144,24 @@ def _writes_may_begin():
 @pytest.fixture
 def convert(capfd):
     """Runs the command in this process: fast, as Beam is imported once."""
+    return lambda *flags: _outcome(capfd, main, [str(flag) for flag in flags])
 
-    def run(*flags):
-        capfd.readouterr()
-        code, text = 0, ""
-        try:
-            main([str(flag) for flag in flags])
-        except PipelineError as error:
-            code, text = error.exit_code, f"beam_jobs.convert: {error}\n"
-        captured = capfd.readouterr()
-        return Outcome(code, captured.out, captured.err + text)
 
-    return run
+@pytest.fixture
+def convert_without_beam(capfd):
+    """Converts in this process without Beam, as `convert_in_process`."""
+    return lambda *flags, **options: _outcome(capfd, convert_in_process, *flags, **options)
+
+
+def _outcome(capfd, function, *arguments, **options):
+    capfd.readouterr()
+    code, text = 0, ""
+    try:
+        function(*arguments, **options)
+    except PipelineError as error:
+        code, text = error.exit_code, f"beam_jobs.convert: {error}\n"
+    captured = capfd.readouterr()
+    return Outcome(code, captured.out, captured.err + text)
 
 
 @pytest.fixture
@@ -190,7 +199,7 @@ def refused():
     def check(outcome, code, *texts, data_dir):
         assert outcome.code == code, outcome
         kept = len(
-            re.findall(r"^\d+ finished shards are kept in .*: the same command goes on from there$", outcome.err, re.M)
+            re.findall(r"^\d+ finished shards are kept in .*: rerun the same command to resume$", outcome.err, re.M)
         )
         assert outcome.err.count("\n") == 1 + kept, outcome.err
         assert kept == len(list(data_dir.glob(".converting.tmp-*")))

@@ -12,7 +12,7 @@ import pytest
 from beam_jobs import sources
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.storage import write
-from beam_jobs.target import target
+from beam_jobs.target.local import LocalTarget
 from pipeline.errors import DataError, UsageError
 
 NOBODY = 65534
@@ -102,7 +102,7 @@ def test_a_source_that_may_be_listed_but_not_searched(dataset, bits, folder, mni
 def test_a_data_dir_that_may_not_be_used(path, bits, message, folder):
     (folder / "closed").mkdir()
     with mode(folder / "closed", bits), unprivileged(), pytest.raises(UsageError, match=f"--data_dir=.*{message}"):
-        target.check_folder(folder / path)
+        LocalTarget(folder / path).check("mnist", "")
 
 
 def test_a_data_dir_that_is_closed_as_a_command_sees_it(folder, mnist_folder, convert):
@@ -119,7 +119,10 @@ def test_permissions_that_change_after_the_check(folder):
     """As the steps after check_folder meet them."""
     (folder / "out").mkdir()
     with mode(folder / "out", 0o300), unprivileged():
-        with pytest.raises(UsageError, match="cannot be opened: Permission denied"), target.locked(folder / "out"):
+        with (
+            pytest.raises(UsageError, match="cannot be opened: Permission denied"),
+            LocalTarget(folder / "out").locked(),
+        ):
             pass
         for step in (write.remove_temporaries, write.sync_folder, write.names_in):
             with pytest.raises(DataError, match="Permission denied"):
@@ -135,4 +138,4 @@ def test_a_source_with_too_long_a_name(dataset, tmp_path):
 @pytest.mark.parametrize("name", [LONG, f"{LONG}/below"])
 def test_a_data_dir_with_too_long_a_name(name, tmp_path):
     with pytest.raises(UsageError, match="cannot be used: File name too long"):
-        target.check_folder(tmp_path / name)
+        LocalTarget(tmp_path / name).check("mnist", "")

@@ -9,10 +9,11 @@ import time
 import pytest
 
 from beam_jobs.config import ConvertConfig
-from beam_jobs.conversion import command as conversion
 from beam_jobs.conversion.progress import Progress, finished_part
-from beam_jobs.shards import writer
+from beam_jobs.plan import make_plan
+from beam_jobs.storage.paths import RemotePath
 from beam_jobs.target import staging
+from tests.converting import write_shard
 from tests.displays import later, terminal
 
 
@@ -21,7 +22,7 @@ def plan(mnist_folder, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     config = ConvertConfig(dataset="mnist", source=str(mnist_folder()), data_dir=str(out), num_shards="2")
-    return conversion.make_plan(config, out)[0]
+    return make_plan(config, out)
 
 
 def test_finished_shards_are_counted_and_nothing_else(plan):
@@ -32,7 +33,7 @@ def test_finished_shards_are_counted_and_nothing_else(plan):
     with Progress(plan) as progress:
         seen = []
         for element in plan.elements:
-            writer.make_shard(plan, *element)
+            write_shard(plan, *element)
             later(progress, 5)
             progress.show()
             seen.append((progress.finished, progress.rows))
@@ -42,7 +43,7 @@ def test_finished_shards_are_counted_and_nothing_else(plan):
 def test_a_line_has_shards_examples_bytes_rate_and_time_left(plan):
     with Progress(plan) as progress:
         assert progress.line() == "0 of 4 shards, 0 of 70 examples, 0.0 MiB, 0 examples/s"
-        writer.make_shard(plan, *plan.elements[0])
+        write_shard(plan, *plan.elements[0])
         later(progress, 5)
         progress._look()
         found = re.fullmatch(
@@ -54,19 +55,19 @@ def test_a_line_has_shards_examples_bytes_rate_and_time_left(plan):
 
 def test_rate_and_time_left_of_a_resume_are_of_its_own_work(plan):
     for element in plan.elements[:2]:
-        writer.make_shard(plan, *element)
+        write_shard(plan, *element)
     with Progress(plan) as progress:
         assert (progress.finished, progress.rows) == (2, 50)
         later(progress, 10)
         assert progress.line().endswith(", 0 examples/s")
-        writer.make_shard(plan, *plan.elements[2])
+        write_shard(plan, *plan.elements[2])
         progress._look()
         assert progress.line().endswith(" MiB, 1 examples/s, 10 s left")
 
 
 def test_rejects_are_rows_that_are_done(plan):
     out = pathlib.Path(plan.data_dir)
-    receipt = writer.make_shard(plan, "train", 0)
+    receipt = write_shard(plan, "train", 0)
     path = out / f"{receipt.info.file}.receipt.json"
     path.write_text(path.read_text().replace('"num_rejects": 0', '"num_rejects": 3'))
     with Progress(plan) as progress:
@@ -77,7 +78,7 @@ def test_rejects_are_rows_that_are_done(plan):
 def test_off_a_terminal_there_is_a_line_every_five_seconds(plan, capsys):
     with Progress(plan) as progress:
         for element in plan.elements:
-            writer.make_shard(plan, *element)
+            write_shard(plan, *element)
             later(progress, 2)
             progress.show()
             progress.show()
@@ -88,7 +89,7 @@ def test_off_a_terminal_there_is_a_line_every_five_seconds(plan, capsys):
 
 
 def test_a_folder_that_is_gone_is_not_its_affair(plan, capsys):
-    writer.make_shard(plan, *plan.elements[0])
+    write_shard(plan, *plan.elements[0])
     with Progress(plan) as progress:
         shutil.rmtree(plan.data_dir)
         later(progress, 5)
@@ -103,7 +104,7 @@ def test_on_a_terminal_there_is_a_bar_that_goes_at_the_end(plan, capsys):
         progress.show()
         first = sent()
         for element in plan.elements[:3]:
-            writer.make_shard(plan, *element)
+            write_shard(plan, *element)
         later(progress, 1)
         progress.show()
         second = sent()
@@ -118,7 +119,7 @@ def test_on_a_terminal_there_is_a_bar_that_goes_at_the_end(plan, capsys):
 
 def test_a_bar_fits_a_narrow_terminal(plan):
     with terminal(40) as sent, Progress(plan) as progress:
-        writer.make_shard(plan, *plan.elements[0])
+        write_shard(plan, *plan.elements[0])
         later(progress, 1)
         progress.show()
         assert max(len(line) for line in sent().replace("\r", "\n").splitlines()) <= 40
@@ -150,7 +151,7 @@ def test_a_store_is_listed_every_two_seconds_at_most(plan, monkeypatch):
     from beam_jobs.storage import write
 
     monkeypatch.setattr(write, "names_in", lambda folder: [])
-    with Progress(dataclasses.replace(plan, own_receipts_dir="s3://bucket/receipts")) as progress:
+    with Progress(dataclasses.replace(plan, receipts_dir=RemotePath("s3://bucket/receipts"))) as progress:
         assert 1.5 < progress._next_look - time.monotonic() <= 2.0
 
 
@@ -158,7 +159,7 @@ def test_a_store_is_listed_every_two_seconds_at_most(plan, monkeypatch):
 def test_two_passes_are_told_apart(plan, folder, label):
     out = pathlib.Path(plan.data_dir) / folder
     out.mkdir(exist_ok=True)
-    two = dataclasses.replace(plan, data_dir=str(out), flags={"passes": 2})
+    two = dataclasses.replace(plan, receipts_dir=out, flags={"passes": 2})
     with Progress(two) as progress:
         assert progress.line().startswith(f"{label}0 of 4 shards, ")
     with terminal(120) as sent, Progress(two):
@@ -169,7 +170,7 @@ def test_two_passes_are_told_apart(plan, folder, label):
     ("rows", "left"), [(1000, "14 s left"), (10**5, "24 min left"), (10**8, "396.8 h left"), (10**7, "39.7 h left")]
 )
 def test_time_left_is_in_units_that_can_be_read(plan, rows, left):
-    writer.make_shard(plan, *plan.elements[0])
+    write_shard(plan, *plan.elements[0])
     with Progress(plan) as progress:
         progress._at_start, progress._total = 0, rows
         progress._started = time.monotonic() - progress.rows / 70
@@ -179,12 +180,12 @@ def test_time_left_is_in_units_that_can_be_read(plan, rows, left):
 def test_the_part_that_is_done_counts_both_passes(plan):
     assert finished_part(plan) == 0
     for element in plan.elements[:2]:
-        writer.make_shard(plan, *element)
+        write_shard(plan, *element)
     assert finished_part(plan) == 50 / 70
     two = dataclasses.replace(plan, flags={"passes": 2})
     assert finished_part(two) == 25 / 70
     first = pathlib.Path(plan.data_dir) / staging.FIRST_PASS
     first.mkdir()
     for element in plan.elements:
-        writer.make_shard(dataclasses.replace(plan, data_dir=str(first)), *element)
+        write_shard(dataclasses.replace(plan, data_dir=first, receipts_dir=first), *element)
     assert finished_part(two) == (70 + 50) / 140

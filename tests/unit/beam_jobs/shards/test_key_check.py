@@ -26,7 +26,7 @@ def groups_of(folder, shards):
     """Groups the hashes of shards by their bucket, as the pipeline does."""
     groups = {}
     for info in shards:
-        for bucket, hashes in key_check.by_bucket(str(folder), info):
+        for bucket, hashes in key_check.by_bucket(folder, info):
             groups.setdefault(bucket, []).append(hashes)
     return groups
 
@@ -69,7 +69,7 @@ def test_a_key_that_comes_twice_is_found_in_whatever_shards(first, second, shard
 
 def test_of_many_repeats_the_first_is_told(shard, tmp_path):
     shards = [shard("train", keys(0, 50)), shard("test", [*keys(60, 70), *keys(20, 50)])]
-    error = key_check.as_error(str(tmp_path), repeated(tmp_path, shards))
+    error = key_check.as_error(tmp_path, repeated(tmp_path, shards))
     assert str(error) == (
         "the key 'key 20' comes twice: record 10 of test and record 20 of train; "
         "every example needs its own: choose another --key_column"
@@ -82,7 +82,7 @@ def test_the_first_two_of_three_are_told(shard, tmp_path):
 
 
 def test_a_key_that_is_no_text_can_be_told(shard, tmp_path):
-    error = key_check.as_error(str(tmp_path), repeated(tmp_path, [shard("a", [b"\xff\n", b"\xff\n"])]))
+    error = key_check.as_error(tmp_path, repeated(tmp_path, [shard("a", [b"\xff\n", b"\xff\n"])]))
     assert "the key '\\\\xff\\n' comes twice: record 0 of a and record 1 of a" in str(error)
     assert "\n" not in str(error)
 

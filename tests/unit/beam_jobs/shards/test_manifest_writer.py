@@ -17,7 +17,7 @@ from tests.made_source import Content
 
 
 def receipts_of(plan):
-    return [writer.make_shard(plan, *element) for element in plan.elements]
+    return list(writer.write_shards(plan, plan.elements))
 
 
 @pytest.fixture
@@ -29,26 +29,26 @@ def converted(plan_of, pixels):
 
 def test_the_manifest_does_not_depend_on_the_order_of_receipts_or_on_doubles(converted):
     plan, receipts = converted
-    expected = manifest_writer.publish(plan, receipts).read_bytes()
+    expected = manifest_writer.write_manifest(plan, receipts).read_bytes()
     for seed in range(5):
         mixed = receipts + receipts[:2]
         random.Random(seed).shuffle(mixed)
-        assert manifest_writer.publish(plan, iter(mixed)).read_bytes() == expected
+        assert manifest_writer.write_manifest(plan, iter(mixed)).read_bytes() == expected
 
 
 def test_a_missing_receipt_is_an_error(converted, tmp_path):
     plan, receipts = converted
     message = r"train-00001-of-00003.tfrecord: no worker reported it as written \(1 missing\)"
     with pytest.raises(DataError, match=message):
-        manifest_writer.publish(plan, receipts[:1] + receipts[2:])
+        manifest_writer.write_manifest(plan, receipts[:1] + receipts[2:])
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_two_different_receipts_of_one_shard_are_an_error(converted, tmp_path):
     plan, receipts = converted
     other = dataclasses.replace(receipts[0], info=dataclasses.replace(receipts[0].info, crc32c="00000000"))
-    with pytest.raises(DataError, match=r"train-00000-of-00003.tfrecord: written twice with different content"):
-        manifest_writer.publish(plan, [*receipts, other])
+    with pytest.raises(DataError, match=r"train-00000-of-00003.tfrecord: written twice with different bytes"):
+        manifest_writer.write_manifest(plan, [*receipts, other])
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
@@ -56,7 +56,7 @@ def test_the_manifest_of_a_second_pass_says_at_once_where_its_rows_came_from(con
     plan, receipts = converted
     (tmp_path / "out" / "rejects.jsonl").write_bytes(b"of the first pass")
     origin = Origin((SourceFile("a.parquet", 7, "0" * 64),), {"train": 2})
-    made = manifest.load(manifest_writer.publish(dataclasses.replace(plan, origin=origin), receipts).parent)
+    made = manifest.load(manifest_writer.write_manifest(dataclasses.replace(plan, origin=origin), receipts).parent)
     assert made.source == origin.files
     assert {name: split.num_rejects for name, split in made.splits.items()} == {"train": 2, "test": 0}
     assert (tmp_path / "out" / "rejects.jsonl").read_bytes() == b"of the first pass"
@@ -64,7 +64,7 @@ def test_the_manifest_of_a_second_pass_says_at_once_where_its_rows_came_from(con
 
 def test_the_manifest_is_true_of_the_rows(converted, pixels):
     plan, receipts = converted
-    made = manifest.load(manifest_writer.publish(plan, receipts).parent)
+    made = manifest.load(manifest_writer.write_manifest(plan, receipts).parent)
     assert made.dataset == "made"
     assert made.features["image"] == Feature("uint8", (6, 5, 3), "raw")
     assert {name: split.num_examples for name, split in made.splits.items()} == {"train": 50, "test": 20}
@@ -102,7 +102,7 @@ def test_the_images_are_described_as_they_are(stored, feature, plan_of, pixels):
     plan = plan_of({"train": Content(encoded(pixels, *stored))})
     made = manifest_writer.make_manifest(plan, receipts_of(plan))
     assert made.features["image"] == feature
-    assert manifest.load(manifest_writer.publish(plan, receipts_of(plan)).parent) == made
+    assert manifest.load(manifest_writer.write_manifest(plan, receipts_of(plan)).parent) == made
 
 
 def test_image_sizes_are_counted_and_of_very_many_rounded_up():
@@ -123,7 +123,7 @@ def rejects_in(folder):
 def test_rejects_are_listed_and_counted_and_no_example_is_made_of_them(plan_of, pixels, tmp_path):
     content = {"train": bad_rows(pixels, 3, 17, files={"a": 10, "b": 20}), "test": bad_rows(pixels, 0)}
     plan = plan_of(content, max_rejects=3, num_shards="2")
-    made = manifest.load(manifest_writer.publish(plan, receipts_of(plan)).parent)
+    made = manifest.load(manifest_writer.write_manifest(plan, receipts_of(plan)).parent)
     assert (made.splits["train"].num_rejects, made.splits["train"].num_examples) == (2, 28)
     assert (made.splits["test"].num_rejects, made.splits["test"].num_examples) == (1, 29)
     listed = rejects_in(tmp_path / "out")
@@ -140,21 +140,21 @@ def test_one_reject_over_the_bound_publishes_nothing_but_the_list(plan_of, pixel
     receipts = receipts_of(plan)
     first = receipts[0].rejects[0]
     message = (
-        f"3 rows are no examples, over --max_rejects=2; the first: train.rows, row {first.row}: {first.reason}; "
-        "rejects.jsonl lists them; nothing was published, --max_rejects=3 leaves them out"
+        f"3 invalid rows, over --max_rejects=2; the first: train.rows, row {first.row}: {first.reason}; "
+        "rejects.jsonl lists them; nothing was published; --max_rejects=3 skips them"
     )
     with pytest.raises(DataError, match=re.escape(message)):
-        manifest_writer.publish(plan, receipts)
+        manifest_writer.write_manifest(plan, receipts)
     assert not (tmp_path / "out" / "manifest.json").exists()
     assert len(rejects_in(tmp_path / "out")) == 3
-    manifest_writer.publish(dataclasses.replace(plan, max_rejects=3), receipts)
+    manifest_writer.write_manifest(dataclasses.replace(plan, max_rejects=3), receipts)
     assert (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_the_list_of_an_earlier_run_goes_where_there_is_none(plan_of, pixels, tmp_path):
     plan = plan_of({"train": Content(pixels(5))})
     (tmp_path / "out" / "rejects.jsonl").write_text("{}")
-    manifest_writer.publish(plan, receipts_of(plan))
+    manifest_writer.write_manifest(plan, receipts_of(plan))
     assert not (tmp_path / "out" / "rejects.jsonl").exists()
 
 
@@ -171,13 +171,13 @@ def test_a_split_of_rejects_only_is_an_error_however_many_may_be(plan_of, pixels
         sizes=(),
         formats=(),
     )
-    with pytest.raises(DataError, match=r"split 'test': none of its rows is an example; rejects.jsonl says why"):
-        manifest_writer.publish(plan, [receipts[0], emptied])
+    with pytest.raises(DataError, match=r"split 'test': all its rows are invalid; rejects.jsonl says why"):
+        manifest_writer.write_manifest(plan, [receipts[0], emptied])
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_a_shard_of_rejects_only_is_listed_with_no_record(plan_of, pixels, tmp_path):
     plan = plan_of({"train": bad_rows(pixels, *range(1, 10), count=12)}, num_shards="12", max_rejects=9)
-    made = manifest.load(manifest_writer.publish(plan, receipts_of(plan)).parent)
+    made = manifest.load(manifest_writer.write_manifest(plan, receipts_of(plan)).parent)
     assert sorted(shard.num_examples for shard in made.splits["train"].shards) == [0] * 9 + [1] * 3
     assert len(rejects_in(tmp_path / "out")) == 9

@@ -4,8 +4,9 @@ import json
 import pytest
 
 from beam_jobs.examples import images
-from beam_jobs.shards import receipts, writer
+from beam_jobs.shards import receipts
 from beam_jobs.shards.receipts import Reject
+from tests.converting import write_shard
 from tests.made_source import Content
 
 
@@ -16,13 +17,13 @@ def written(plan_of, pixels, tmp_path):
     files = [images.encoded(pixels(1, size, seed=i)[0], "png") for i, size in enumerate(sizes)]
     files[7], files[10] = b"no image", b""
     plan = plan_of({"train": Content(files)}, max_rejects=2)
-    return tmp_path / "out", plan.file_name("train", 0), writer.make_shard(plan, "train", 0)
+    return tmp_path / "out", plan.file_name("train", 0), write_shard(plan, "train", 0)
 
 
 def test_a_receipt_comes_back_as_it_was(written):
     folder, name, receipt = written
     assert receipts.load(folder / receipts.name_of(name)) == receipt
-    assert receipts.load_checked(folder, name) == receipt
+    assert receipts.load_checked(folder, name, folder) == receipt
     assert type(receipts.load(folder / receipts.name_of(name)).sums) is type(receipt.sums)
     assert receipt.num_rejects == 2
     assert {reject.row for reject in receipt.rejects} == {7, 10}
@@ -47,14 +48,14 @@ def test_one_changed_byte_of_the_shard_or_its_offsets_is_seen(written):
             changed = bytearray(whole)
             changed[place] ^= 1
             (folder / file).write_bytes(changed)
-            assert receipts.load_checked(folder, name) is None
+            assert receipts.load_checked(folder, name, folder) is None
         for shorter_or_longer in (whole[:-1], whole + b"\0", b""):
             (folder / file).write_bytes(shorter_or_longer)
-            assert receipts.load_checked(folder, name) is None
+            assert receipts.load_checked(folder, name, folder) is None
         (folder / file).unlink()
-        assert receipts.load_checked(folder, name) is None
+        assert receipts.load_checked(folder, name, folder) is None
         (folder / file).write_bytes(whole)
-    assert receipts.load_checked(folder, name) == receipt
+    assert receipts.load_checked(folder, name, folder) == receipt
 
 
 def test_a_receipt_that_is_cut_is_none(written):
@@ -82,7 +83,7 @@ def test_a_field_of_another_kind_is_no_receipt_or_harmless(field, value, written
     content = json.loads(path.read_text())
     content[field] = value
     path.write_text(json.dumps(content))
-    receipts.load_checked(folder, name)  # does not raise
+    receipts.load_checked(folder, name, folder)  # does not raise
 
 
 def test_the_receipt_of_another_shard_is_not_believed(written):
@@ -90,11 +91,11 @@ def test_the_receipt_of_another_shard_is_not_believed(written):
     other = "train-00000-of-00002.tfrecord"
     (folder / other).write_bytes((folder / name).read_bytes())
     (folder / receipts.name_of(other)).write_bytes((folder / receipts.name_of(name)).read_bytes())
-    assert receipts.load_checked(folder, other) is None
+    assert receipts.load_checked(folder, other, folder) is None
     renamed = dataclasses.replace(receipt, info=dataclasses.replace(receipt.info, file=other))
     receipts.save(folder, renamed)
     (folder / f"{other}.offsets").write_bytes((folder / f"{name}.offsets").read_bytes())
-    assert receipts.load_checked(folder, other) == renamed
+    assert receipts.load_checked(folder, other, folder) == renamed
 
 
 def test_the_crc_of_a_file_is_that_of_its_bytes(tmp_path):

@@ -11,6 +11,7 @@ from beam_jobs.target import staging
 from pipeline import manifest
 from pipeline.errors import DataError
 from pipeline.manifest import naming
+from tests.converting import write_shard
 from tests.made_source import Content
 
 OLD, NEW = {"seed": 0, "num_shards": "train:3,test:2"}, {"seed": 1, "num_shards": "2"}
@@ -24,7 +25,7 @@ class Killed(BaseException):
 
 def convert(plan):
     """Writes a data set as the workers do."""
-    manifest_writer.publish(plan, [writer.make_shard(plan, *element) for element in plan.elements])
+    manifest_writer.write_manifest(plan, list(writer.write_shards(plan, plan.elements)))
 
 
 @pytest.fixture
@@ -123,11 +124,11 @@ def test_killed_at_any_change_the_next_run_has_every_place_and_every_finished_sh
             with monkeypatch.context() as patch:
                 changes = interrupt_at(patch, 3, Killed())
                 try:
-                    staging.take_back(out)
+                    staging.undo_interrupted_publish(out)
                 except Killed:
                     assert len(changes) == 3
-        staging.take_back(out)
-        staging.check_places(out, shards, present)
+        staging.undo_interrupted_publish(out)
+        staging.check_names_free(out, shards, present)
         staging.remove_leftovers(out, DIGEST)
         seen.append(present is None)
         assert shards.items() <= {path.name: path.read_bytes() for path in folder.iterdir()}.items()
@@ -189,7 +190,7 @@ def test_an_inner_folder_without_a_finished_shard_goes_and_errors_name_the_outer
 def test_finished_shards_are_kept_and_a_line_says_so(error, plan_of, pixels, tmp_path, capsys):
     plan = plan_of({"train": Content(pixels(20))}, out="shards", num_shards="4")
     for shard in range(3):
-        writer.make_shard(plan, "train", shard)
+        write_shard(plan, "train", shard)
     (tmp_path / "out").mkdir()
 
     def fails():
@@ -201,10 +202,10 @@ def test_finished_shards_are_kept_and_a_line_says_so(error, plan_of, pixels, tmp
     with pytest.raises(type(error)):
         fails()
     folder = tmp_path / "out" / FOLDER
-    note = f"3 finished shards are kept in {folder}: the same command goes on from there\n"
+    note = f"3 finished shards are kept in {folder}: rerun the same command to resume\n"
     assert capsys.readouterr().err == note
     assert len(list(folder.iterdir())) == 6
-    assert staging.bytes_in(folder) == sum(path.stat().st_size for path in folder.glob("*.tfrecord"))
+    assert staging.finished_bytes(folder) == sum(path.stat().st_size for path in folder.glob("*.tfrecord"))
     with staging.opened(tmp_path / "out", DIGEST) as again:
         assert len(list(again.iterdir())) == 6
 
@@ -251,22 +252,24 @@ def test_of_its_own_plan_only_temporary_files_go(tmp_path):
 @pytest.mark.parametrize("name", ["dataset_info.json", "features.json", "label.labels.txt", "card.html"])
 def test_a_file_of_somebody_else_where_one_of_ours_would_go_is_an_error(name, tmp_path, plan_of, pixels):
     (tmp_path / name).write_bytes(b"of another tool")
-    with pytest.raises(DataError, match=rf"{name}: is not of a conversion of ours; remove it or choose another"):
-        staging.check_places(tmp_path, ["train-00000-of-00001.tfrecord"], None)
+    with pytest.raises(DataError, match=rf"{name}: was not written by a conversion; remove it or choose another"):
+        staging.check_names_free(tmp_path, ["train-00000-of-00001.tfrecord"], None)
     plan = plan_of({"train": Content(pixels(5))}, out="other")
     convert(plan)
-    staging.check_places(tmp_path, ["train-00000-of-00001.tfrecord"], manifest.load(tmp_path / "other"))  # it is ours
+    staging.check_names_free(
+        tmp_path, ["train-00000-of-00001.tfrecord"], manifest.load(tmp_path / "other")
+    )  # it is ours
 
 
 def test_a_shard_or_a_link_may_be_in_a_place_and_a_folder_not(tmp_path):
     names = ["train-00000-of-00002.tfrecord", "train-00001-of-00002.tfrecord"]
     (tmp_path / names[0]).write_bytes(b"x")
     (tmp_path / names[1]).symlink_to(tmp_path)
-    staging.check_places(tmp_path, names, None)
+    staging.check_names_free(tmp_path, names, None)
     (tmp_path / names[1]).unlink()
     (tmp_path / names[1]).mkdir()
     with pytest.raises(DataError, match=f"{names[1]}: cannot be written: Is a directory; remove it"):
-        staging.check_places(tmp_path, names, None)
+        staging.check_names_free(tmp_path, names, None)
 
 
 def test_offsets_and_rejects_are_published_with_their_shards(plan_of, pixels, tmp_path, contents):

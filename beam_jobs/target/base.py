@@ -1,0 +1,85 @@
+"""What a target is: the one interface of a conversion to the folder or object store that it writes to."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from beam_jobs.plan import Plan
+from beam_jobs.storage.paths import AnyPath
+from pipeline.manifest import Manifest
+
+
+class Target(Protocol):
+    """Where a conversion writes to.
+
+    Attributes:
+      data_dir: the folder that will hold the data set.
+      shown: the folder as the user named it, without secrets.
+    """
+
+    @property
+    def data_dir(self) -> AnyPath: ...  # noqa: D102
+
+    @property
+    def shown(self) -> str: ...  # noqa: D102
+
+    def check(self, dataset: str, source: str) -> None:
+        """Checks that a conversion may write here, without writing anything.
+
+        Args:
+          dataset: the name that --dataset gives.
+          source: its files, as the user gave them; "" where --source is not given.
+
+        Raises:
+          UsageError: the folder cannot be used, or converting into it would harm the source.
+          DataError: the store cannot be reached.
+        """
+        ...
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Keeps other conversions out until the block ends; what the folder holds is only read from here on.
+
+        Raises:
+          UsageError: another conversion is writing there, or the folder cannot be opened.
+          DataError: the folder or the lock cannot be made.
+        """
+        ...
+
+    def opened(self, plan: Plan, present: Manifest | None) -> AbstractContextManager[Plan]:
+        """Yields the plan with the folders that workers write to, as an earlier run of the same plan left them.
+
+        If the block ends without `publish`, finished shards are kept for the next run, and a line on stderr says so.
+
+        Args:
+          plan: the plan of the conversion.
+          present: the manifest of the data set to replace, or None.
+
+        Raises:
+          DataError: a file cannot be written, the disk is too small, or a file of another tool is in the way.
+        """
+        ...
+
+    def keep_rejects(self, staged: Plan) -> None:
+        """Leaves the list of invalid rows where the user finds it, after a conversion that failed.
+
+        Raises:
+          DataError: it cannot be moved.
+        """
+        ...
+
+    def publish(self, staged: Plan, present: Manifest | None) -> Manifest:
+        """Puts the data set that `staged` wrote in the place of `present`; returns its manifest.
+
+        Raises:
+          DataError: the data set is incomplete, or a file cannot be moved or removed.
+        """
+        ...
+
+    def tidy(self) -> None:
+        """Removes what a conversion left that was killed after it had published.
+
+        Raises:
+          DataError: a file cannot be removed.
+        """
+        ...

@@ -1,0 +1,101 @@
+"""The data set that a folder holds already: is it the one that a plan would write, and is it intact?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from beam_jobs.plan import Plan
+from beam_jobs.shards import receipts
+from beam_jobs.storage import write
+from beam_jobs.storage.paths import AnyPath
+from pipeline import manifest
+from pipeline.errors import DataError, UsageError
+from pipeline.manifest import Manifest, naming
+
+
+def existing_manifest(data_dir: AnyPath) -> Manifest | None:
+    """Returns the manifest of the data set in a folder, or None where there is none.
+
+    Raises:
+      DataError: the manifest cannot be read.
+    """
+    if naming.MANIFEST not in write.names_in(data_dir):
+        return None
+    try:
+        return manifest.load(data_dir)
+    except DataError as error:
+        raise DataError(
+            f"{error}; as it does not say which files are its own, nothing was removed: "
+            f"remove {data_dir} yourself or choose another --data_dir"
+        ) from None
+
+
+def check_same(plan: Plan, present: Manifest, data_dir: AnyPath) -> None:
+    """Checks that a folder holds, intact, the data set that `plan` would write.
+
+    Raises:
+      UsageError: it was made with other options or from another source; the message has both values of each.
+      DataError: a file is missing or has other bytes than the manifest says.
+    """
+    differences = [f"{name} is {there} there and {here} here" for name, there, here in _differences(plan, present)]
+    if differences:
+        raise UsageError(
+            f"{data_dir}: holds another data set: {'; '.join(differences)}; "
+            "choose another --data_dir, or --overwrite to replace it"
+        )
+    for shard in present.shards:
+        _check_bytes(data_dir / shard.file, shard.crc32c)
+        if shard.offsets_crc32c:
+            _check_bytes(data_dir / naming.offsets_name(shard.file), shard.offsets_crc32c)
+
+
+def stray_shards(data_dir: AnyPath, present: Manifest) -> list[str]:
+    """Returns the names in a folder that look like shards of ours but that its manifest does not list."""
+    listed = {shard.file for shard in present.shards}
+    return sorted(name for name in write.names_in(data_dir) if naming.parse_shard_name(name) and name not in listed)
+
+
+def shard_files(present: Manifest) -> list[str]:
+    """Returns the names of a data set's shards and of their offset files."""
+    offsets = [naming.offsets_name(shard.file) for shard in present.shards if shard.offsets_crc32c]
+    return [*(shard.file for shard in present.shards), *offsets]
+
+
+def files_of(present: Manifest | None) -> set[str]:
+    """Returns the names of a data set's files, without any that no conversion writes: a manifest may list those."""
+    if not present:
+        return set()
+    return {*filter(write.is_ours, shard_files(present)), *write.BESIDE_SHARDS}
+
+
+def _check_bytes(path: AnyPath, expected: str) -> None:
+    crc = receipts.file_crc32c(path)
+    if crc is None:
+        raise DataError(f"{path}: cannot be read; --overwrite converts it again")
+    if crc != expected:
+        raise DataError(f"{path}: its CRC32C is {crc}, but the manifest says {expected}; --overwrite converts it again")
+
+
+def _differences(plan: Plan, present: Manifest) -> Iterator[tuple[str, object, object]]:
+    if present.dataset != plan.source.dataset:
+        yield "--dataset", present.dataset, plan.source.dataset
+        return
+    for name in sorted(plan.options.keys() | present.options.keys()):
+        there, here = present.options.get(name), plan.options.get(name)
+        if there != here:
+            yield f"--{name}", _text(there), _text(here)
+    before = {file.file: file.sha256 for file in present.source}
+    now = {file.file: file.sha256 for file in plan.source.files}
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            yield f"the SHA-256 of --source's {name}", _digest(before.get(name)), _digest(now.get(name))
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "not given"
+    return ",".join(f"{k}:{v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+
+
+def _digest(value: str | None) -> str:
+    return f"{value[:12]}..." if value else "none"

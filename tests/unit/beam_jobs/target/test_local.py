@@ -1,0 +1,139 @@
+"""A local folder as a target: what may become one, one conversion at a time, and what a failed one leaves."""
+
+import dataclasses
+import shutil
+
+import pytest
+
+from beam_jobs.shards import writer
+from beam_jobs.storage.paths import RemotePath
+from beam_jobs.target.local import LocalTarget
+from beam_jobs.target.remote import RemoteTarget
+from pipeline.errors import DataError, UsageError
+from tests.converting import convert_in_process, write_data_set
+from tests.made_source import Content
+
+
+def test_a_data_dir_that_cannot_be_one(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    for name, culprit in (("file", "file"), ("file/below", "file"), ("link/below", "link")):
+        with pytest.raises(UsageError, match=f"--data_dir={tmp_path / name}: {tmp_path / culprit} "):
+            LocalTarget(tmp_path / name).check("mnist", "")
+    LocalTarget(tmp_path / "a" / "b").check("mnist", "")
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("name", ["", "train-00000-of-00001.tfrecord", "*.tfrecord"])
+def test_records_in_the_folder_are_not_overwritten(name, tmp_path, monkeypatch):
+    (tmp_path / "train-00000-of-00001.tfrecord").write_bytes(b"mine")
+    monkeypatch.chdir(tmp_path)
+    for source in (str(tmp_path / name), name or "."):
+        with pytest.raises(UsageError, match=f"--data_dir={tmp_path}: .*--source"):
+            LocalTarget(tmp_path).check("tfrecord", source)
+        LocalTarget(tmp_path / "out").check("tfrecord", source)
+    LocalTarget(tmp_path).check("tfrecord", "s3://bucket/folder")
+    (tmp_path / "manifest.json").write_bytes(b"")  # a data set can replace itself: it stays until the new one is whole
+    LocalTarget(tmp_path).check("tfrecord", str(tmp_path / name))
+
+
+class ReachableStore(RemotePath):
+    def files(self, recursive=False):
+        return []
+
+
+@pytest.mark.parametrize(
+    ("source", "is_refused"),
+    [
+        ("s3://bucket/folder", True),
+        ("s3://bucket/folder/", True),
+        ("s3://bucket/folder/*.tfrecord?region=eu-west-1", True),
+        ("s3://bucket/other", False),
+        ("/folder", False),
+    ],
+)
+def test_records_in_the_store_are_not_overwritten(source, is_refused):
+    target = RemoteTarget(ReachableStore("s3://bucket/folder"))
+    target.check("mnist", "")
+    if is_refused:
+        with pytest.raises(UsageError, match="--data_dir=s3://bucket/folder: .*--source"):
+            target.check("tfrecord", source)
+    else:
+        target.check("tfrecord", source)
+
+
+def test_a_data_dir_in_a_folder_of_images_would_be_a_class(tmp_path):
+    (tmp_path / "images").mkdir()
+    with pytest.raises(UsageError, match=f"--data_dir={tmp_path / 'images' / 'out'}: .*--source={tmp_path / 'images'}"):
+        LocalTarget(tmp_path / "images" / "out").check("image_folder", str(tmp_path / "images"))
+    LocalTarget(tmp_path / "out").check("image_folder", str(tmp_path / "images"))
+
+
+def test_a_full_disk_is_seen_before_anything_is_written(plan_of, pixels, tmp_path):
+    plan = dataclasses.replace(plan_of({"train": Content(pixels(5))}), record_bytes={"train": 1e17})
+    for passes, num_bytes in ((1, 5 * 10**17), (2, 10**18)):  # the first pass lies beside the second
+        opened = LocalTarget(tmp_path / "out").opened(dataclasses.replace(plan, flags={"passes": passes}), None)
+        with pytest.raises(DataError, match=rf"out: the data set takes {num_bytes} bytes, .* \d+ free"), opened:
+            pass
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_leftovers_of_a_killed_conversion_are_replaced_and_cleared(mnist_folder, tmp_path, contents):
+    source, out, clean = mnist_folder(), tmp_path / "out", tmp_path / "clean"
+    out.mkdir()
+    names = ("train-00000-of-00002.tfrecord", *(f".{n}.tmp-{16 * '0'}" for n in ("rejects.jsonl", "manifest.json")))
+    for name in names:
+        (out / name).write_bytes(b"half")
+    for folder in (out, clean):
+        convert_in_process("--dataset=mnist", f"--source={source}", f"--data_dir={folder}", "--num_shards=2")
+    assert contents(out) == contents(clean)
+
+
+def test_a_second_conversion_is_refused_while_one_writes_and_looks_anew_after_it(mnist_folder, tmp_path):
+    flags = ("--dataset=mnist", f"--source={mnist_folder()}", f"--data_dir={tmp_path / 'out'}")
+
+    def write_while_another_tries(plan):
+        with pytest.raises(UsageError, match=f"--data_dir={tmp_path / 'out'}: another conversion"):
+            convert_in_process(*flags, "--seed=1")
+        write_data_set(plan)
+
+    convert_in_process(*flags, write=write_while_another_tries)
+    with pytest.raises(UsageError, match="--seed is 0 there and 1 here"):
+        convert_in_process(*flags, "--seed=1")
+
+
+def test_a_conversion_that_fails_leaves_the_old_data_set_whole(converted_mnist, tmp_path, contents, capsys):
+    shutil.copytree(converted_mnist, tmp_path, dirs_exist_ok=True)
+    out = tmp_path / "out"
+    old = ("--dataset=mnist", f"--source={tmp_path / 'source'}", f"--data_dir={out}", "--num_shards=train:3,test:2")
+    new, before = (*old, "--seed=1", "--overwrite"), contents(out)
+
+    def write_two_shards(plan):
+        list(writer.write_shards(plan, plan.elements[:2]))
+        raise DataError("the worker was lost")
+
+    with pytest.raises(DataError, match="the worker was lost"):
+        convert_in_process(*new, write=write_two_shards)
+    assert "2 finished shards are kept in " in capsys.readouterr().err
+    assert contents(out) == before
+    (folder,) = out.glob(".converting.tmp-*")
+    inodes = {path.name: path.stat().st_ino for path in folder.glob("*.tfrecord")}
+    assert len(inodes) == 2
+    assert not list(folder.glob(".*"))
+    convert_in_process(*old)  # the old one
+    convert_in_process(*new)
+    assert not list(out.glob(".*"))
+
+
+def test_links_at_the_names_of_shards_are_replaced_and_never_written_through(mnist_folder, tmp_path):
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    out.mkdir()
+    elsewhere.write_bytes(b"mine")
+    links = {"train-00000-of-00002.tfrecord": tmp_path / "gone", "train-00001-of-00002.tfrecord": elsewhere}
+    links["test-00000-of-00002.tfrecord"] = tmp_path  # a folder
+    for name, end in links.items():
+        (out / name).symlink_to(end)
+    convert_in_process("--dataset=mnist", f"--source={mnist_folder()}", f"--data_dir={out}", "--num_shards=2")
+    assert not any((out / name).is_symlink() for name in links)
+    assert not (tmp_path / "gone").exists()
+    assert elsewhere.read_bytes() == b"mine"
