@@ -35,11 +35,11 @@ class _Kind:
 _KINDS = {
     **dict.fromkeys(("mnist", "fashion_mnist", "kmnist"), _Kind("mnist")),
     **{f"emnist_{part}": _Kind("mnist") for part in ("balanced", "byclass", "bymerge", "digits", "letters", "mnist")},
-    "cifar10": _Kind("cifar.source"),
-    "cifar100": _Kind("cifar.source"),
+    "cifar10": _Kind("cifar.cifar"),
+    "cifar100": _Kind("cifar.cifar"),
     "digits": _Kind("digits", packages=("sklearn",)),
-    "parquet": _Kind("parquet.source", ("image_column", "label_column", "key_column", "keep_columns"), remote=True),
-    "image_folder": _Kind("folders.source"),
+    "parquet": _Kind("parquet.parquet", ("image_column", "label_column", "key_column", "keep_columns"), remote=True),
+    "image_folder": _Kind("folders.image_folder"),
     "tfrecord": _Kind("records.tfrecord", ("feature_map", "image_shape", "keep_columns"), remote=True),
 }
 _TFDS = _Kind("records.tfds", packages=("tensorflow_datasets",))

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from typing import IO, Any
 
 from beam_jobs.sources import streams
+from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError
 
 MAX_FILE = 1 << 30  # 1 GiB: six times the largest file of these data sets, CIFAR-100's train
@@ -20,7 +21,7 @@ _MAX_HEADER = 1 << 20  # 1 MiB: of a member, with what tarfile reads ahead
 MAX_ARCHIVE = 8 << 30  # 8 GiB of content: more is a gzip bomb or another archive
 
 
-def unpack(path: pathlib.Path, members: Collection[tuple[str, str]]) -> dict[tuple[str, str], IO[bytes]]:
+def unpack(path: LocalPath, members: Collection[tuple[str, str]]) -> dict[tuple[str, str], IO[bytes]]:
     """Returns the content of those of `members` that a tar archive holds, each in a temporary file without a name.
 
     Args:
@@ -54,7 +55,7 @@ def unpack(path: pathlib.Path, members: Collection[tuple[str, str]]) -> dict[tup
 class _Meter:
     """A stream that ends in an error where a member's header, which `tarfile` reads whole, is larger than can be."""
 
-    def __init__(self, stream: IO[bytes], path: pathlib.Path) -> None:
+    def __init__(self, stream: IO[bytes], path: LocalPath) -> None:
         self._stream = stream
         self._path = path
         self.left = _MAX_HEADER
@@ -68,7 +69,7 @@ class _Meter:
         return data
 
 
-def _check_member(path: pathlib.Path, member: tarfile.TarInfo, number: int) -> None:
+def _check_member(path: LocalPath, member: tarfile.TarInfo, number: int) -> None:
     parts = pathlib.PurePosixPath(member.name).parts
     if member.name.startswith("/") or ".." in parts:
         raise DataError(f"{path}: member {member.name!r} has a path that leaves the archive; refused")
@@ -80,7 +81,7 @@ def _check_member(path: pathlib.Path, member: tarfile.TarInfo, number: int) -> N
         raise DataError(f"{path}: member {member.name!r} of {member.size} bytes is larger than can be; refused")
 
 
-def _spool(tar: tarfile.TarFile, member: tarfile.TarInfo, path: pathlib.Path) -> IO[bytes]:
+def _spool(tar: tarfile.TarFile, member: tarfile.TarInfo, path: LocalPath) -> IO[bytes]:
     stream = tar.extractfile(member)
     handle = streams.spool(streams.blocks(stream, member.size) if stream is not None else ())
     if streams.size(handle) != member.size:
@@ -88,7 +89,7 @@ def _spool(tar: tarfile.TarFile, member: tarfile.TarInfo, path: pathlib.Path) ->
     return handle
 
 
-def unzip(path: pathlib.Path, folder: str, names: Collection[str], target: pathlib.Path) -> None:
+def unzip(path: LocalPath, folder: str, names: Collection[str], target: pathlib.Path) -> None:
     """Makes the folder `target` with the files `folder/<name>` of a .zip, written where they are not there yet.
 
     Raises:
@@ -105,7 +106,7 @@ def unzip(path: pathlib.Path, folder: str, names: Collection[str], target: pathl
             raise DataError(f"{path}: is no whole .zip ({error}); get the file again") from None
 
 
-def _write_member(opened: zipfile.ZipFile, path: pathlib.Path, member: str, target: pathlib.Path) -> None:
+def _write_member(opened: zipfile.ZipFile, path: LocalPath, member: str, target: pathlib.Path) -> None:
     """Writes a member to `target`, whole or not at all."""
     try:
         size = opened.getinfo(member).file_size

@@ -1,10 +1,12 @@
-"""What a source of examples is: the one interface between the data sets' file formats and the shards."""
+"""What a source of examples is: the one interface between the file formats of data sets and the shards."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import hashlib
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +50,7 @@ class Block:
       keys: dtype S (n,) without trailing NULs, or a list of n.
       extra: the source's other features: {name: values}, an array (n, ...) or a list of n: int64 or float32 arrays of
         one dimension where the feature's shape is (None,), bytes where its dtype is string.
-      bad: {row of the block: reason} of the rows that cannot be an example (no label, no image).
+      bad: {row of the block: reason} of the invalid rows (no label, no image).
     """
 
     images: NDArray[np.uint8] | list[bytes]
@@ -58,62 +60,54 @@ class Block:
     bad: dict[int, str] = dataclasses.field(default_factory=dict)
 
 
-class Source(Protocol):
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Source(abc.ABC):
     """A data set as it was published. Pickles to a few kilobytes: a worker reads the files itself.
 
     Rows of a split are numbered 0..splits[split] - 1, over all its files.
 
     Attributes:
       dataset: its name (`mnist`).
-      class_names: one a label.
+      class_names: one per label.
+      files: what it was read from. Digests are of the content, decompressed, for that alone shapes the shards: the
+        same data set gives the same manifest however it was packed. Of remote Parquet files they are of the footer.
+      splits: {name: number of rows}.
       image_shape: (height, width, channels) of every image, whose blocks hold pixels; None where they hold encoded
         images.
       features: the features besides `image`, `label` and `key`.
-      splits: {name: number of rows}.
-      files: what it was read from. Digests are of the content, decompressed, for that alone shapes the shards: the
-        same data set gives the same manifest however it was packed. Of remote Parquet files they are of the footer.
       unique_keys: whether no two rows can have one key, by construction; else the keys are checked.
+      parts: {split: its files}, of sources whose rows are known by file and row.
     """
 
-    @property
-    def dataset(self) -> str: ...  # noqa: D102
-
-    @property
-    def class_names(self) -> tuple[str, ...]: ...  # noqa: D102
-
-    @property
-    def image_shape(self) -> tuple[int, int, int] | None: ...  # noqa: D102
-
-    @property
-    def features(self) -> dict[str, Feature]: ...  # noqa: D102
-
-    @property
-    def splits(self) -> dict[str, int]: ...  # noqa: D102
-
-    @property
-    def files(self) -> tuple[SourceFile, ...]: ...  # noqa: D102
-
-    @property
-    def unique_keys(self) -> bool: ...  # noqa: D102
+    dataset: str
+    class_names: tuple[str, ...]
+    files: tuple[SourceFile, ...]
+    splits: dict[str, int]
+    image_shape: tuple[int, int, int] | None = None
+    features: dict[str, Feature] = dataclasses.field(default_factory=dict)
+    unique_keys: bool = True
+    parts: dict[str, Files] = dataclasses.field(default_factory=dict)
 
     def chunks(self, split: str) -> NDArray[np.int64] | None:
         """Returns the rows of each unit of random access (a row group, a file), int64, which sum to the split's rows.
 
         None: any row is as cheap to read as any other.
         """
-        ...
+        del split
+        return None
 
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
         """Returns a stable hash of the identity of rows start..stop - 1, uint64 (n,): what new splits are drawn by.
 
-        It depends on the row's file and place there (or its path), not on how many other files there are.
+        It depends on the row's file and number there (or its path), not on how many other files there are.
         """
-        ...
+        return self.parts[split].hashes(start, stop)
 
     def where(self, split: str, row: int) -> tuple[str, int]:
         """Returns (file, row in that file) of a row, for people: as in the default key `<file>#<row>`."""
-        ...
+        return self.parts[split].where(row)
 
+    @abc.abstractmethod
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns rows of a split, in the order asked for.
 
@@ -126,7 +120,6 @@ class Source(Protocol):
         Raises:
           DataError: the files changed since the source was opened, or cannot be read.
         """
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +144,7 @@ class Files:
         """The first row of each file, and the number of rows at the end."""
         return np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int64)
 
-    def place(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def locate(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns (number of the file, row in it) of each row."""
         bounds = self.bounds
         files = np.searchsorted(bounds, rows, side="right") - 1
@@ -159,14 +152,28 @@ class Files:
 
     def where(self, row: int) -> tuple[str, int]:
         """Returns (file, row in it) of a row; see `Source.where`."""
-        files, rows = self.place(np.array([row], np.int64))
+        files, rows = self.locate(np.array([row], np.int64))
         return self.names[int(files[0])], int(rows[0])
 
     def hashes(self, start: int, stop: int) -> NDArray[np.uint64]:
         """Returns a hash of (file, row in it) of rows start..stop - 1; see `Source.hashes`."""
-        files, rows = self.place(np.arange(start, stop, dtype=np.int64))
+        files, rows = self.locate(np.arange(start, stop, dtype=np.int64))
         names = np.array([_name_number(name) for name in self.names], np.int64)
         return hashing.derive_key(Domain.SPLIT, names[files], rows)
+
+    def keys(self, files: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.bytes_]:
+        """Returns `<file>#<row>` of rows that `locate` found, dtype S (n,), all padded like the longest file's."""
+        digits = row_digits(max(self.counts))
+        keys = np.empty(len(rows), f"S{max(map(len, self.names)) + 1 + digits}")
+        for number, name in enumerate(self.names):
+            chosen = files == number
+            keys[chosen] = row_keys(name, rows[chosen], digits)
+        return keys
+
+
+def rows_of(parts: Mapping[str, Files]) -> dict[str, int]:
+    """Returns {split: rows of all its files}."""
+    return {split: part.num_rows for split, part in parts.items()}
 
 
 def _name_number(name: str) -> int:

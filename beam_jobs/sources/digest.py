@@ -16,7 +16,7 @@ import tqdm
 
 from beam_jobs.sources import files as places
 from beam_jobs.sources import streams
-from beam_jobs.storage.paths import AnyPath
+from beam_jobs.storage.paths import AnyPath, LocalPath
 from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 
@@ -131,7 +131,7 @@ def digests(paths: Sequence[Path], unpack: bool = False, advance: Callable[[int]
 
 def _digest(path: Path, unpack: bool, advance: Callable[[int], None], stop: threading.Event) -> Digest:
     sha256, size = hashlib.sha256(), 0
-    with streams.opened(pathlib.Path(os.fsdecode(path))) if unpack else _opened(path) as stream:
+    with streams.opened(LocalPath(os.fsdecode(path))) if unpack else _opened(path) as stream:
         while not stop.is_set() and (block := stream.read(_BLOCK)):
             sha256.update(block)
             size += len(block)

@@ -2,77 +2,50 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
+import string
 
 import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs.sources import base
-from beam_jobs.sources.base import Block, Files, SourceOptions
+from beam_jobs.sources.base import Block, Files, Source, SourceOptions
 from pipeline.errors import DataError, UsageError
-from pipeline.manifest import Feature, SourceFile
+from pipeline.manifest import SourceFile
 
 _FILE = "digits"
 _TRAIN_PERCENT = 80
 _SIDE, _SMALL_SIDE, _SMALL_MAX = 28, 8, 16
 
 
-@dataclasses.dataclass(frozen=True)
-class DigitsSource:
+class DigitsSource(Source):
     """scikit-learn's digits, upscaled to MNIST's 28x28x1, split 80/20 by a hash of the key."""
 
-    files: tuple[SourceFile, ...]
-    splits: dict[str, int]
-    dataset: str = "digits"
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The ten digits."""
-        return tuple("0123456789")
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(28, 28, 1)."""
-        return _SIDE, _SIDE, 1
-
-    @property
-    def features(self) -> dict[str, Feature]:
-        """None besides the image, the label and the key."""
-        return {}
-
-    @property
-    def unique_keys(self) -> bool:
-        """Yes: a key holds the file and the row."""
-        return True
-
-    def chunks(self, split: str) -> None:
-        """Any row is as cheap to read as any other."""
-
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
-        """Returns a hash of rows' places; see `base.Source.hashes`."""
-        return self._places.hashes(0, sum(self.splits.values()))[self._rows(split)[start:stop]]
+        """Returns a hash of rows; see `base.Source.hashes`."""
+        return self._array.hashes(0, self._array.num_rows)[self._rows(split)[start:stop]]
 
     def where(self, split: str, row: int) -> tuple[str, int]:
         """Returns (file, row in it); see `base.Source.where`."""
-        return self._places.where(int(self._rows(split)[row]))
+        return self._array.where(int(self._rows(split)[row]))
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns rows of a split; see `base.Source.read`. A key's number is the row in scikit-learn's array."""
         pixels, labels = _load()
         if _describe(pixels, labels) != self.files[0]:
             raise DataError("scikit-learn's digits: this worker's differ; install the same scikit-learn everywhere")
-        chosen = _rows_of_split(len(labels))[split][rows]
-        keys = base.row_keys(_FILE, chosen, base.row_digits(len(labels)))
-        return Block(upscale(pixels[chosen])[..., None], labels[chosen], keys)
+        chosen = self._rows(split)[rows]
+        return Block(
+            upscale(pixels[chosen])[..., None], labels[chosen], self._array.keys(np.zeros_like(chosen), chosen)
+        )
 
     @property
-    def _places(self) -> Files:
+    def _array(self) -> Files:
         return Files((_FILE,), (sum(self.splits.values()),))
 
     def _rows(self, split: str) -> NDArray[np.int64]:
-        return _rows_of_split(sum(self.splits.values()))[split]
+        return _rows_of_split(self._array.num_rows)[split]
 
 
 def open_source(options: SourceOptions) -> DigitsSource:
@@ -85,7 +58,13 @@ def open_source(options: SourceOptions) -> DigitsSource:
         raise UsageError(f"--source={options.source}: {options.dataset} comes with scikit-learn and takes no --source")
     pixels, labels = _load()
     splits = {split: len(rows) for split, rows in _rows_of_split(len(labels)).items()}
-    return DigitsSource((_describe(pixels, labels),), splits)
+    return DigitsSource(
+        dataset=options.dataset,
+        class_names=tuple(string.digits),
+        files=(_describe(pixels, labels),),
+        splits=splits,
+        image_shape=(_SIDE, _SIDE, 1),
+    )
 
 
 def upscale(images: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -22,6 +22,7 @@ from typing import IO, Any
 import tqdm
 
 from beam_jobs.sources import streams
+from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError
 
 _PACKAGE = "tensorflow_datasets"
@@ -179,7 +180,7 @@ def _reason(error: Any) -> str:
 def _is_whole(path: pathlib.Path, remote: Remote) -> bool:
     if not path.is_file() or path.stat().st_size != remote.num_bytes:
         return False
-    with streams.open_plain(path) as handle:
+    with streams.open_plain(LocalPath(path)) as handle:
         return streams.describe(remote.name, handle).sha256 == remote.sha256
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import pathlib
 import struct
 from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.sources import stored, streams
-from beam_jobs.sources.stored import Stored
+from beam_jobs.sources import row_files, streams
+from beam_jobs.sources.row_files import RowFile
+from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 
@@ -34,7 +34,7 @@ class IdxFile:
       shape: (items, ...), all the bytes after the header.
     """
 
-    stored: Stored
+    stored: RowFile
     shape: tuple[int, ...]
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -44,12 +44,8 @@ class IdxFile:
           DataError: the file changed since it was opened, or cannot be read.
         """
         out = np.empty((len(rows), *self.shape[1:]), np.uint8)
-        handle = stored.rows_file(self.stored, self._unpack)
-        with streams.errors_of(self.stored.path):
-            whole = stored.gather(handle, header_size(len(self.shape)), rows, out.reshape(len(rows), self._item))
-        if not whole:
-            raise self.stored.changed
-        stored.check_unchanged(self.stored)
+        with self.stored.opened(self._unpack) as handle:
+            row_files.gather(handle, self._start, rows, out.reshape(len(rows), math.prod(self.shape[1:])))
         return out
 
     def check_range(self, low: int, high: int) -> None:
@@ -58,24 +54,22 @@ class IdxFile:
         Raises:
           DataError: one is not; the first is named.
         """
-        handle = stored.rows_file(self.stored, self._unpack)
-        start = header_size(len(self.shape))
         row = 0
-        for block in streams.scan(handle, start, start + math.prod(self.shape)):
-            values = np.frombuffer(block, np.uint8)
-            if values.min() < low or values.max() > high:
-                at = int(np.argmax((values < low) | (values > high)))
-                raise DataError(f"{self.stored.path}: row {row + at}: label {values[at]} is not in {low}..{high}")
-            row += len(values)
+        with self.stored.opened(self._unpack) as handle:
+            for block in streams.scan(handle, self._start, self._start + math.prod(self.shape)):
+                values = np.frombuffer(block, np.uint8)
+                if values.min() < low or values.max() > high:
+                    at = int(np.argmax((values < low) | (values > high)))
+                    raise DataError(f"{self.stored.path}: row {row + at}: label {values[at]} is not in {low}..{high}")
+                row += len(values)
 
     @property
-    def _item(self) -> int:
-        return math.prod(self.shape[1:])
+    def _start(self) -> int:
+        return header_size(len(self.shape))
 
     def _unpack(self) -> dict[SourceFile, IO[bytes]]:
-        with streams.opened(pathlib.Path(self.stored.path)) as stream:
-            handle = streams.spool(streams.blocks(stream, self.stored.file.num_bytes + 1))
-        return {streams.describe(self.stored.file.file, handle): handle}
+        again, handle = _open(self.stored.path, self.stored.file.file, len(self.shape))
+        return {again.stored.file: handle}
 
 
 def header_size(rank: int) -> int:
@@ -83,7 +77,7 @@ def header_size(rank: int) -> int:
     return 4 + 4 * rank
 
 
-def open_file(path: pathlib.Path, name: str, rank: int) -> IdxFile:
+def open_file(path: LocalPath, name: str, rank: int) -> IdxFile:
     """Opens a file, gzip or not, and checks its header, its size and, of gzip, its CRC.
 
     Args:
@@ -94,7 +88,13 @@ def open_file(path: pathlib.Path, name: str, rank: int) -> IdxFile:
     Raises:
       DataError: unreadable, another type or rank, no item, or shorter or longer than its header says.
     """
-    stamp = stored.stamp(path)
+    opened, handle = _open(path, name, rank)
+    opened.stored.keep(handle)
+    return opened
+
+
+def _open(path: LocalPath, name: str, rank: int) -> tuple[IdxFile, IO[bytes]]:
+    stamp = streams.stamp(path)
     handle = streams.open_plain(path)
     packed = streams.is_packed(handle)
     with streams.opened(path) as stream:
@@ -110,12 +110,10 @@ def open_file(path: pathlib.Path, name: str, rank: int) -> IdxFile:
         text = "more" if found > size else str(found)
         hint = "it is not what its header says" if found > size else "it is cut short; get the file again"
         raise DataError(f"{path}: its header says {'x'.join(map(str, shape))} = {size} bytes, it has {text}: {hint}")
-    opened = IdxFile(Stored(str(path), streams.describe(name, handle), stamp, packed), shape)
-    stored.keep(opened.stored, handle)
-    return opened
+    return IdxFile(RowFile(path, streams.describe(name, handle), stamp, packed), shape), handle
 
 
-def _shape(header: bytes, rank: int, most: int, path: pathlib.Path) -> tuple[int, ...]:
+def _shape(header: bytes, rank: int, most: int, path: LocalPath) -> tuple[int, ...]:
     magic = _UINT8 << 8 | rank
     if len(header) < 4 or struct.unpack(">I", header[:4])[0] != magic:
         found = f"0x{header[:4].hex()}" if header else "an empty file"

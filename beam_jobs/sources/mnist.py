@@ -6,17 +6,16 @@ EMNIST's images lie transposed in its files; they are turned upright here, unlik
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 import string
 
 import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs.sources import archive, base, download, idx
-from beam_jobs.sources.base import Block, Files, SourceOptions
+from beam_jobs.sources.base import Block, Files, Source, SourceOptions
 from beam_jobs.sources.idx import IdxFile
+from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError
-from pipeline.manifest import Feature, SourceFile
 
 SPLITS = ("train", "test")
 _SIDE = 28
@@ -39,68 +38,23 @@ _ZIP_FOLDER = "gzip"  # in EMNIST's archive
 _FIRST_LABEL = {"emnist_letters": 1}  # in the files; 0 elsewhere
 
 
-@dataclasses.dataclass(frozen=True)
-class MnistSource:
-    """The four files of a folder, opened and checked by `open_source`.
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class MnistSource(Source):
+    """The four files of a folder.
 
     Attributes:
       pairs: {split: (images, labels)}.
     """
 
-    dataset: str
     pairs: dict[str, tuple[IdxFile, IdxFile]]
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The classes, in the order of their labels."""
-        return CLASS_NAMES[self.dataset]
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(28, 28, 1)."""
-        return _SIDE, _SIDE, 1
-
-    @property
-    def features(self) -> dict[str, Feature]:
-        """None besides the image, the label and the key."""
-        return {}
-
-    @property
-    def splits(self) -> dict[str, int]:
-        """Rows of each split."""
-        return {split: images.shape[0] for split, (images, _) in self.pairs.items()}
-
-    @property
-    def files(self) -> tuple[SourceFile, ...]:
-        """Images and labels of each split."""
-        return tuple(file.stored.file for pair in self.pairs.values() for file in pair)
-
-    @property
-    def unique_keys(self) -> bool:
-        """Yes: a key holds the file and the row."""
-        return True
-
-    def chunks(self, split: str) -> None:
-        """Any row is as cheap to read as any other."""
-
-    def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
-        """Returns a hash of rows' places; see `base.Source.hashes`."""
-        return self._places(split).hashes(start, stop)
-
-    def where(self, split: str, row: int) -> tuple[str, int]:
-        """Returns (file, row in it); see `base.Source.where`."""
-        return self._places(split).where(row)
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns rows of a split; see `base.Source.read`."""
         images, labels = (file.read(rows) for file in self.pairs[split])
         if self.dataset.startswith(_EMNIST):
             images = np.ascontiguousarray(images.transpose(0, 2, 1))
-        keys = base.row_keys(self._places(split).names[0], rows, base.row_digits(self.splits[split]))
-        return Block(images[..., None], labels.astype(np.int64) - _FIRST_LABEL.get(self.dataset, 0), keys)
-
-    def _places(self, split: str) -> Files:
-        return Files((self.pairs[split][0].stored.file.file,), (self.splits[split],))
+        classes = labels.astype(np.int64) - _FIRST_LABEL.get(self.dataset, 0)
+        return Block(images[..., None], classes, self.parts[split].keys(np.zeros_like(rows), rows))
 
 
 def open_source(options: SourceOptions) -> MnistSource:
@@ -111,11 +65,21 @@ def open_source(options: SourceOptions) -> MnistSource:
         and labels of a split differ in number, or the files cannot be downloaded.
     """
     dataset = options.dataset
-    folder = pathlib.Path(options.source).absolute() if options.source else _downloaded(dataset)
+    folder = LocalPath(options.source).absolute() if options.source else _downloaded(dataset)
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "no such folder"
         raise DataError(f"{folder}: {problem}; --source of {dataset} is the folder with its four IDX files")
-    return MnistSource(dataset, {split: _open_split(folder, dataset, split) for split in SPLITS})
+    pairs = {split: _open_split(folder, dataset, split) for split in SPLITS}
+    parts = {split: Files((images.stored.file.file,), images.shape[:1]) for split, (images, _) in pairs.items()}
+    return MnistSource(
+        dataset=dataset,
+        class_names=CLASS_NAMES[dataset],
+        files=tuple(file.stored.file for pair in pairs.values() for file in pair),
+        splits=base.rows_of(parts),
+        image_shape=(_SIDE, _SIDE, 1),
+        parts=parts,
+        pairs=pairs,
+    )
 
 
 def file_names(dataset: str, split: str) -> tuple[str, str]:
@@ -127,19 +91,19 @@ def file_names(dataset: str, split: str) -> tuple[str, str]:
     return f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
 
 
-def _downloaded(dataset: str) -> pathlib.Path:
+def _downloaded(dataset: str) -> LocalPath:
     """Returns the folder with a data set's files."""
     if not dataset.startswith(_EMNIST):
-        return download.files(dataset)[0].parent
-    folder = download.cache_folder() / "emnist" / dataset
+        return LocalPath(download.files(dataset)[0].parent)
+    folder = LocalPath(download.cache_folder() / "emnist" / dataset)
     names = [f"{name}.gz" for split in SPLITS for name in file_names(dataset, split)]
     if not all((folder / name).exists() for name in names):
-        (packed,) = download.files("emnist")  # one archive with the files of all six
-        archive.unzip(packed, _ZIP_FOLDER, names, folder)
+        (archive_path,) = download.files("emnist")  # one archive with the files of all six
+        archive.unzip(LocalPath(archive_path), _ZIP_FOLDER, names, folder)
     return folder
 
 
-def _open_split(folder: pathlib.Path, dataset: str, split: str) -> tuple[IdxFile, IdxFile]:
+def _open_split(folder: LocalPath, dataset: str, split: str) -> tuple[IdxFile, IdxFile]:
     names = file_names(dataset, split)
     images, labels = (idx.open_file(_find(folder, dataset, names[i]), names[i], rank) for i, rank in ((0, 3), (1, 1)))
     if images.shape[1:] != (_SIDE, _SIDE):
@@ -154,7 +118,7 @@ def _open_split(folder: pathlib.Path, dataset: str, split: str) -> tuple[IdxFile
     return images, labels
 
 
-def _find(folder: pathlib.Path, dataset: str, name: str) -> pathlib.Path:
+def _find(folder: LocalPath, dataset: str, name: str) -> LocalPath:
     for path in (folder / name, folder / f"{name}.gz"):
         if path.exists():
             return path
@@ -164,6 +128,6 @@ def _find(folder: pathlib.Path, dataset: str, name: str) -> pathlib.Path:
     raise DataError(f"{folder / name}: no such file, and no {name}.gz either; --source must hold the four IDX files")
 
 
-def _is_of(folder: pathlib.Path, dataset: str) -> bool:
+def _is_of(folder: LocalPath, dataset: str) -> bool:
     names = [name for split in SPLITS for name in file_names(dataset, split)]
     return any((folder / f"{name}{suffix}").exists() for name in names for suffix in ("", ".gz"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,6 @@ from numpy.typing import NDArray
 
 from beam_jobs.sources.base import Block, Source
 from pipeline.errors import UsageError
-from pipeline.manifest import Feature, SourceFile
 from pipeline.order.hashing import splitmix64
 
 _BLOCK = 1 << 20  # rows hashed at a time
@@ -19,52 +19,20 @@ _MOST_KEPT = 4  # splits whose rows a worker keeps
 _kept: dict[tuple[object, ...], NDArray[np.int64]] = {}
 
 
-@dataclasses.dataclass(frozen=True)
-class ResplitSource:
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ResplitSource(Source):
     """A source whose rows, of all its splits together, are dealt to other splits.
 
     Attributes:
       inner: the source.
-      bounds: (split, lowest, highest + 1) of the hashes, 0..2^53, of each split.
+      bounds: {split: (lowest, highest + 1)} of the draws, 0..2^53 - 1.
     """
 
     inner: Source
-    bounds: tuple[tuple[str, int, int], ...]
+    bounds: dict[str, tuple[int, int]]
 
-    @property
-    def dataset(self) -> str:
-        """As the source's."""
-        return self.inner.dataset
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """As the source's."""
-        return self.inner.class_names
-
-    @property
-    def image_shape(self) -> tuple[int, int, int] | None:
-        """As the source's."""
-        return self.inner.image_shape
-
-    @property
-    def features(self) -> dict[str, Feature]:
-        """As the source's."""
-        return self.inner.features
-
-    @property
-    def files(self) -> tuple[SourceFile, ...]:
-        """As the source's."""
-        return self.inner.files
-
-    @property
-    def unique_keys(self) -> bool:
-        """As the source's."""
-        return self.inner.unique_keys
-
-    @property
-    def splits(self) -> dict[str, int]:
-        """Rows of each new split."""
-        return {split: len(_rows(self, split)) for split, _, _ in self.bounds}
+    def _rows(self, split: str) -> NDArray[np.int64]:
+        return _rows(self.inner, *self.bounds[split])
 
     def chunks(self, split: str) -> NDArray[np.int64] | None:
         """Returns the rows that each of the source's chunks has of a new split, or None; see `base.Source`."""
@@ -73,29 +41,29 @@ class ResplitSource:
             return None
         sizes = [np.ones(self.inner.splits[name], np.int64) if c is None else c for name, c in inner]
         ends = np.cumsum(np.concatenate(sizes))
-        return np.diff(np.searchsorted(_rows(self, split), ends, side="left"), prepend=0)
+        return np.diff(np.searchsorted(self._rows(split), ends, side="left"), prepend=0)
 
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
         """Returns the rows' hashes; see `base.Source`."""
         made = np.empty(stop - start, np.uint64)
-        for name, chosen, rows in self._by_inner_split(_rows(self, split)[start:stop]):
+        for name, chosen, rows in self._by_inner_split(self._rows(split)[start:stop]):
             made[chosen] = [self.inner.hashes(name, row, row + 1)[0] for row in rows]
         return made
 
     def where(self, split: str, row: int) -> tuple[str, int]:
         """Returns (file, row in it); see `base.Source`."""
-        name, _, rows = next(self._by_inner_split(_rows(self, split)[row : row + 1]))
+        name, _, rows = next(self._by_inner_split(self._rows(split)[row : row + 1]))
         return self.inner.where(name, int(rows[0]))
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns rows of a new split; see `base.Source`."""
         parts = [
-            (chosen, self.inner.read(name, own)) for name, chosen, own in self._by_inner_split(_rows(self, split)[rows])
+            (chosen, self.inner.read(name, own)) for name, chosen, own in self._by_inner_split(self._rows(split)[rows])
         ]
         return parts[0][1] if len(parts) == 1 else _joined(parts, len(rows))
 
     def _by_inner_split(self, rows: NDArray[np.int64]) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yields (split of the source, places in `rows`, rows of that split)."""
+        """Yields (split of the source, positions in `rows`, rows of that split)."""
         first = 0
         for name, count in self.inner.splits.items():
             chosen = np.flatnonzero((rows >= first) & (rows < first + count))
@@ -114,38 +82,44 @@ def resplit(source: Source, fractions: dict[str, float]) -> Source:
         return source
     edges = np.round(np.cumsum([0.0, *fractions.values()]) * (1 << 53)).astype(np.int64).tolist()
     edges[-1] = 1 << 53
-    made = ResplitSource(source, tuple(zip(fractions, edges[:-1], edges[1:], strict=True)))
-    for split, rows in made.splits.items():
+    bounds = dict(zip(fractions, itertools.pairwise(edges), strict=True))
+    splits = {split: len(_rows(source, *limits)) for split, limits in bounds.items()}
+    for split, rows in splits.items():
         if not rows:
             total = sum(source.splits.values())
             raise UsageError(f"--split: {split}:{fractions[split]:g} gets none of the {total} rows; give it more")
-    return made
+    return ResplitSource(
+        dataset=source.dataset,
+        class_names=source.class_names,
+        files=source.files,
+        splits=splits,
+        image_shape=source.image_shape,
+        features=source.features,
+        unique_keys=source.unique_keys,
+        inner=source,
+        bounds=bounds,
+    )
 
 
-def _rows(source: ResplitSource, split: str) -> NDArray[np.int64]:
-    """Returns the rows of a new split, counted over all splits of the inner source; kept, as every shard needs them."""
-    key = (source.files, tuple(source.inner.splits.items()), source.bounds, split)
+def _rows(source: Source, low: int, high: int) -> NDArray[np.int64]:
+    """Returns the rows, counted over all splits, whose draws are in low..high - 1; kept, as every shard needs them."""
+    key = (source.files, tuple(source.splits.items()), low, high)
     if key not in _kept:
         while len(_kept) >= _MOST_KEPT:
             _kept.pop(next(iter(_kept)))
-        _kept[key] = _find_rows(source, split)
+        found, first = [], 0
+        for name, count in source.splits.items():
+            for begin in range(0, count, _BLOCK):
+                hashes = source.hashes(name, begin, min(begin + _BLOCK, count))
+                draws = (splitmix64(hashes) >> np.uint64(11)).astype(np.int64)
+                found.append(np.flatnonzero((draws >= low) & (draws < high)) + begin + first)
+            first += count
+        _kept[key] = np.concatenate(found)
     return _kept[key]
 
 
-def _find_rows(source: ResplitSource, split: str) -> NDArray[np.int64]:
-    low, high = next((low, high) for name, low, high in source.bounds if name == split)
-    found, first = [], 0
-    for name, count in source.inner.splits.items():
-        for begin in range(0, count, _BLOCK):
-            hashes = source.inner.hashes(name, begin, min(begin + _BLOCK, count))
-            draws = (splitmix64(hashes) >> np.uint64(11)).astype(np.int64)
-            found.append(np.flatnonzero((draws >= low) & (draws < high)) + begin + first)
-        first += count
-    return np.concatenate(found)
-
-
 def _joined(parts: list[tuple[NDArray[np.int64], Block]], count: int) -> Block:
-    """Returns one block of several, each of whose rows goes to its place."""
+    """Returns one block of several, each of whose rows goes to its position."""
     labels = np.empty(count, np.int64)
     keys: list[bytes] = [b""] * count
     bad: dict[int, str] = {}
@@ -154,9 +128,9 @@ def _joined(parts: list[tuple[NDArray[np.int64], Block]], count: int) -> Block:
     for chosen, block in parts:
         labels[chosen] = block.labels
         bad |= {int(chosen[row]): reason for row, reason in block.bad.items()}
-        for row, place in enumerate(chosen.tolist()):
-            keys[place], images[place] = bytes(block.keys[row]), block.images[row]
+        for row, position in enumerate(chosen.tolist()):
+            keys[position], images[position] = bytes(block.keys[row]), block.images[row]
             for name, values in block.extra.items():
-                extra[name][place] = values[row]
+                extra[name][position] = values[row]
     stacked: Any = images if isinstance(parts[0][1].images, list) else np.stack(images)
     return Block(stacked, labels, keys, dict(extra), bad)

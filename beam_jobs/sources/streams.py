@@ -6,13 +6,12 @@ import contextlib
 import gzip
 import hashlib
 import os
-import pathlib
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from typing import IO
 
-from beam_jobs.storage.paths import RemotePath
+from beam_jobs.storage.paths import LocalPath, StoragePath
 from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 
@@ -38,18 +37,27 @@ def errors_of(path: object) -> Iterator[None]:
         raise DataError(f"{path}: cannot be read: {reason}") from None
 
 
-def open_plain(path: str | os.PathLike[str] | RemotePath) -> IO[bytes]:
+def stamp(path: StoragePath) -> tuple[int, int]:
+    """Returns (bytes, modification time in ns) of a file, which change when it does.
+
+    Raises:
+      DataError: it is missing or cannot be read.
+    """
+    with errors_of(path):
+        return path.size_and_time()
+
+
+def open_plain(path: StoragePath | str) -> IO[bytes]:
     """Opens a file as it is, unbuffered.
 
     Raises:
-      DataError: it is missing, no regular file or unreadable.
+      DataError: it is missing, not a regular file, or unreadable.
     """
     with errors_of(path):
-        if isinstance(path, RemotePath):
-            return path.open()
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise DataError(f"{path}: is not a regular file")
-        return open(path, "rb", buffering=0)
+        path = LocalPath(path) if isinstance(path, str) else path
+        if not path.is_remote and path.exists() and not os.path.isfile(str(path)):
+            raise DataError(f"{path}: is not a regular file")  # to open a named pipe would wait for ever
+        return path.open("rb", buffering=0)
 
 
 def is_packed(handle: IO[bytes]) -> bool:
@@ -58,7 +66,7 @@ def is_packed(handle: IO[bytes]) -> bool:
 
 
 @contextlib.contextmanager
-def opened(path: pathlib.Path) -> Iterator[IO[bytes]]:
+def opened(path: StoragePath) -> Iterator[IO[bytes]]:
     """Opens a file for reading, decompressing where its first bytes say gzip.
 
     Raises:

@@ -5,42 +5,26 @@ Format: https://www.cs.toronto.edu/~kriz/cifar.html. A pickle becomes a temporar
 
 from __future__ import annotations
 
-import dataclasses
-import pathlib
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.sources import archive, stored, streams
+from beam_jobs.sources import archive, streams
 from beam_jobs.sources.cifar import pickled
 from beam_jobs.sources.cifar.layout import LABELS, LAYOUTS, PIXELS, Label, Layout
+from beam_jobs.sources.row_files import RowFile
+from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 
 _ROWS = 1024  # that are checked or written at once, 3 MB
 
 
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """One file, read.
-
-    Attributes:
-      path: of the file, or of the archive that holds it.
-      file: as published.
-      stamp: of `path`, as it was before it was read; see `stored.Stored`.
-      records: the open file of records.
-      is_packed: whether that is a temporary file.
-    """
-
-    path: pathlib.Path
-    file: SourceFile
-    stamp: tuple[int, int]
-    records: IO[bytes]
-    is_packed: bool
+Found = tuple[RowFile, IO[bytes]]  # one file, checked, and the open file of its records
 
 
-def find(path: pathlib.Path, dataset: str) -> tuple[Layout, list[Found]]:
+def find(path: LocalPath, dataset: str) -> tuple[Layout, list[Found]]:
     """Returns the layout that a folder or an archive has, and its files in the layout's order.
 
     Raises:
@@ -55,17 +39,17 @@ def find(path: pathlib.Path, dataset: str) -> tuple[Layout, list[Found]]:
     return _of_archive(path, dataset)
 
 
-def load(path: pathlib.Path, name: str, layout: Layout, dataset: str) -> Found:
+def load(path: LocalPath, name: str, layout: Layout, dataset: str) -> Found:
     """Returns one file of a folder; see `find`."""
-    stamp = stored.stamp(path)
+    stamp = streams.stamp(path)
     handle = streams.open_plain(path)
     with streams.errors_of(path):
         file, records = _checked(handle, name, str(path), layout, dataset)
-    return Found(path, file, stamp, records, layout.is_pickled)
+    return RowFile(path, file, stamp, layout.is_pickled), records
 
 
-def _of_folder(path: pathlib.Path, dataset: str) -> tuple[Layout, pathlib.Path]:
-    def score(layout: Layout, folder: pathlib.Path) -> int:
+def _of_folder(path: LocalPath, dataset: str) -> tuple[Layout, LocalPath]:
+    def score(layout: Layout, folder: LocalPath) -> int:
         return sum((folder / name).exists() for name in layout.names)
 
     choices = [(layout, folder) for layout in LAYOUTS[dataset] for folder in (path / layout.folder, path)]
@@ -79,9 +63,9 @@ def _of_folder(path: pathlib.Path, dataset: str) -> tuple[Layout, pathlib.Path]:
     raise DataError(f"{path}: holds neither {names}")
 
 
-def _of_archive(path: pathlib.Path, dataset: str) -> tuple[Layout, list[Found]]:
+def _of_archive(path: LocalPath, dataset: str) -> tuple[Layout, list[Found]]:
     members = [(layout.folder, name) for layouts in LAYOUTS.values() for layout in layouts for name in layout.names]
-    stamp = stored.stamp(path)
+    stamp = streams.stamp(path)
     handles = archive.unpack(path, members)
 
     def score(layout: Layout) -> int:
@@ -96,7 +80,7 @@ def _of_archive(path: pathlib.Path, dataset: str) -> tuple[Layout, list[Found]]:
         if (layout.folder, name) not in handles:
             raise DataError(f"{path}: holds no {layout.folder}/{name}")
         file, records = _checked(handles[layout.folder, name], name, f"{path}: {name}", layout, dataset)
-        found.append(Found(path, file, stamp, records, is_packed=True))
+        found.append((RowFile(path, file, stamp, packed=True), records))
     return layout, found
 
 

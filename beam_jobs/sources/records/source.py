@@ -79,7 +79,7 @@ class RecordSource:
         places = self._places(split)
         digits = base.row_digits(max(places.counts))
         records, keys = [b""] * len(rows), [b""] * len(rows)
-        for number, chosen, own_rows in _by_file(*places.place(rows)):
+        for number, chosen, own_rows in _by_file(*places.locate(rows)):
             found = record_files.read(self.records[split][number], own_rows)
             for row, record in zip(chosen, found, strict=True):
                 records[row] = record

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from beam_jobs import sources
-from beam_jobs.sources import stored
+from beam_jobs.sources import row_files
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError
 
@@ -65,7 +65,7 @@ def test_a_file_that_changes_after_the_check_is_an_error(mnist_folder, monkeypat
     data = bytearray((folder / IMAGES).read_bytes())
     data[-1] ^= 1
     (folder / IMAGES).write_bytes(data)
-    monkeypatch.setattr(stored, "_kept", {})  # as in a worker that has read nothing yet
+    monkeypatch.setattr(row_files, "_kept", {})  # as in a worker that has read nothing yet
     with pytest.raises(DataError, match=f"{IMAGES}: changed while it was being converted"):
         source.read("train", np.arange(3))
 
@@ -176,7 +176,7 @@ def test_a_worker_reads_the_same_rows_as_the_command(packed, mnist_folder, monke
     source = opened(mnist_folder(packed=packed))
     rows = np.array([3, 3, 49, 0])
     expected = source.read("train", rows)
-    monkeypatch.setattr(stored, "_kept", {})
+    monkeypatch.setattr(row_files, "_kept", {})
     sent = pickle.dumps(source)
     assert len(sent) < 4000
     block = pickle.loads(sent).read("train", rows)
@@ -190,7 +190,7 @@ def test_a_file_that_is_only_touched_is_still_the_same(mnist_folder, monkeypatch
     os.utime(folder / IMAGES, ns=(0, 0))
     expected = mnist_arrays_of(folder)[:3]
     assert (source.read("train", np.arange(3)).images[..., 0] == expected).all()
-    monkeypatch.setattr(stored, "_kept", {})
+    monkeypatch.setattr(row_files, "_kept", {})
     assert (source.read("train", np.arange(3)).images[..., 0] == expected).all()
 
 
@@ -221,7 +221,7 @@ def test_a_packed_file_that_another_process_finds_changed_is_an_error(mnist_fold
     path = folder / f"{IMAGES}.gz"
     path.write_bytes(gzip.compress(flip(gzip.decompress(path.read_bytes()), 100)))
     source.read("train", np.arange(3))  # what this process unpacked and checked is still right
-    monkeypatch.setattr(stored, "_kept", {})
+    monkeypatch.setattr(row_files, "_kept", {})
     with pytest.raises(DataError, match=rf"{IMAGES}.gz: changed while it was being converted"):
         source.read("train", np.arange(3))
 

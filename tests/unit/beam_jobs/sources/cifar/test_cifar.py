@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from beam_jobs import sources
-from beam_jobs.sources import archive, stored
+from beam_jobs.sources import archive, row_files
 from beam_jobs.sources.base import SourceOptions
+from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError
 
 DATA = pathlib.Path(__file__).parents[6] / "shared" / "data"
@@ -76,14 +77,14 @@ def test_folder_parent_and_archive_are_the_same_source(cifar_folder, tmp_path, m
     assert packed.files == opened(folder).files == opened(tmp_path).files
     rows = np.arange(12)
     expected = opened(folder).read("test", rows).images
-    monkeypatch.setattr(stored, "_kept", {})  # as in a worker that has read nothing yet
+    monkeypatch.setattr(row_files, "_kept", {})  # as in a worker that has read nothing yet
     assert (pickle.loads(pickle.dumps(packed)).read("test", rows).images == expected).all()
 
 
 def test_an_archive_is_read_once_by_a_worker(cifar_folder, tmp_path, monkeypatch):
     source = opened(pack(tmp_path / "cifar.tar.gz", cifar_folder()[0]))
     reads = []
-    monkeypatch.setattr(stored, "_kept", {})
+    monkeypatch.setattr(row_files, "_kept", {})
     monkeypatch.setattr(archive, "unpack", lambda *args, original=archive.unpack: (reads.append(1), original(*args))[1])
     source.read("train", np.arange(60))
     source.read("test", np.arange(12))
@@ -211,7 +212,7 @@ def test_pythons_version_is_the_same_pixels_and_labels(packed, python_folder, tm
     assert source.files[0].num_bytes == (folder / "data_batch_1").stat().st_size
     for split in ("train", "test"):
         same(binary, source, split)
-    monkeypatch.setattr(stored, "_kept", {})
+    monkeypatch.setattr(row_files, "_kept", {})
     same(binary, pickle.loads(pickle.dumps(source)), "train")
     assert source.where("train", 13) == ("data_batch_2", 1)
 
@@ -366,7 +367,7 @@ def test_a_batch_that_changes_is_an_error(cifar_folder, python_folder, monkeypat
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
-    monkeypatch.setattr(stored, "_kept", {})
+    monkeypatch.setattr(row_files, "_kept", {})
     for source in sources_:
         with pytest.raises(DataError, match=r"data_batch_3(.bin)?: changed while it was being converted"):
             source.read("train", np.arange(60))
@@ -410,26 +411,26 @@ def zipped(path, members):
 
 def test_a_zip_is_unpacked_by_our_names_alone(tmp_path):
     path = zipped(tmp_path / "a.zip", {"gzip/x.gz": b"x" * 100, "gzip/y.gz": b"y", "../evil": b"e", "/evil": b"e"})
-    archive.unzip(path, "gzip", ["x.gz"], tmp_path / "out")
+    archive.unzip(LocalPath(path), "gzip", ["x.gz"], tmp_path / "out")
     assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == {"x.gz": b"x" * 100}
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.zip", "out"]
     path.unlink()
-    archive.unzip(path, "gzip", ["x.gz"], tmp_path / "out")  # it is all there
+    archive.unzip(LocalPath(path), "gzip", ["x.gz"], tmp_path / "out")  # it is all there
 
 
 def test_a_bad_zip_leaves_no_file(tmp_path, monkeypatch):
     path = zipped(tmp_path / "a.zip", {"gzip/x.gz": os.urandom(5000)})
     with pytest.raises(DataError, match="a.zip: holds no gzip/y.gz"):
-        archive.unzip(path, "gzip", ["y.gz"], tmp_path / "out")
+        archive.unzip(LocalPath(path), "gzip", ["y.gz"], tmp_path / "out")
     whole = path.read_bytes()
     for data in (whole[:2000], b"", whole[:1000] + b"?" + whole[1001:]):
         path.write_bytes(data)
         with pytest.raises(DataError, match=r"a.zip: is no whole .zip .*; get the file again"):
-            archive.unzip(path, "gzip", ["x.gz"], tmp_path / "out")
+            archive.unzip(LocalPath(path), "gzip", ["x.gz"], tmp_path / "out")
     path.write_bytes(whole)
     monkeypatch.setattr(archive, "MAX_FILE", 4999)
     with pytest.raises(DataError, match="member 'gzip/x.gz' of 5000 bytes is larger than can be"):
-        archive.unzip(path, "gzip", ["x.gz"], tmp_path / "out")
+        archive.unzip(LocalPath(path), "gzip", ["x.gz"], tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
 
 

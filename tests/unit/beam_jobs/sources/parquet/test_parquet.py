@@ -460,7 +460,7 @@ def test_mutated_files_are_read_or_refused_in_one_line(tmp_path):
     """In a process of its own, so that a crash is a failure of this test and not of all."""
     program = f"""
 import sys; sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
-import numpy as np, pathlib, pyarrow as pa, test_source as t
+import numpy as np, pathlib, pyarrow as pa, test_parquet as t
 from pipeline.errors import PipelineError
 draw, path, counts = np.random.default_rng(5), pathlib.Path({str(tmp_path / "a.parquet")!r}), [0, 0]
 content = t.table(label=pa.array(["a", "b"] * 5), other=pa.array([[1], []] * 5))

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs.sources import digest
-from beam_jobs.sources.base import Block, SourceOptions
+from beam_jobs.sources.base import Block, Source, SourceOptions
 from beam_jobs.sources.folders import listing as folder_listing
 from beam_jobs.sources.folders.listing import Images, Listing, text
 from pipeline.errors import DataError, UsageError
-from pipeline.manifest import Feature, SourceFile
+from pipeline.manifest import SourceFile
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 
@@ -28,39 +28,17 @@ _lock = threading.Lock()
 _listings: dict[tuple[str, str], Listing] = {}
 
 
-@dataclasses.dataclass(frozen=True)
-class ImageFolderSource:
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ImageFolderSource(Source):
     """A folder, listed by `open_source`. A worker lists it again: a million paths would not pickle small.
 
     Attributes:
+      folder: its absolute path.
       listing_digest: what the list must be then.
     """
 
-    dataset: str
     folder: str
-    class_names: tuple[str, ...]
-    files: tuple[SourceFile, ...]
-    splits: dict[str, int]
     listing_digest: str
-
-    @property
-    def image_shape(self) -> None:
-        """None: images are encoded."""
-        return None
-
-    @property
-    def features(self) -> dict[str, Feature]:
-        """None besides image, label and key."""
-        return {}
-
-    @property
-    def unique_keys(self) -> bool:
-        """True: keys are paths."""
-        return True
-
-    def chunks(self, split: str) -> None:
-        """Returns None: every row is a file."""
-        del split
 
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
         """Returns hashes of the images' paths; see `base.Source.hashes`."""
@@ -76,10 +54,10 @@ class ImageFolderSource:
         """Returns images; keys are their paths from the folder; see `base.Source.read`."""
         images = self._images(split)
         found, bad = [], {}
-        for place, row in enumerate(rows.tolist()):
+        for position, row in enumerate(rows.tolist()):
             size = int(images.sizes[row])
             if size > MAX_FILE:
-                bad[place] = f"has {size} bytes, above {MAX_FILE}, the most that an image file can be"
+                bad[position] = f"has {size} bytes, above {MAX_FILE}, the most that an image file can be"
                 found.append(b"")
             else:
                 path = os.path.join(os.fsencode(self.folder), images.path(row))
@@ -119,7 +97,12 @@ def open_source(options: SourceOptions) -> ImageFolderSource:
         _keep(folder, listing)
     splits = {split: len(images) for split, images in listing.splits.items()}
     return ImageFolderSource(
-        options.dataset, folder, listing.class_names, _files(folder, listing), splits, listing.digest
+        dataset=options.dataset,
+        class_names=listing.class_names,
+        files=_files(folder, listing),
+        splits=splits,
+        folder=folder,
+        listing_digest=listing.digest,
     )
 
 

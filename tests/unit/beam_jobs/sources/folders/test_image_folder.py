@@ -10,7 +10,7 @@ import pytest
 
 from beam_jobs.sources import open_source
 from beam_jobs.sources.base import SourceOptions
-from beam_jobs.sources.folders import source as image_folder
+from beam_jobs.sources.folders import image_folder
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import SourceFile
 

@@ -8,8 +8,9 @@ import threading
 import numpy as np
 import pytest
 
-from beam_jobs.sources import stored, streams
-from beam_jobs.sources.stored import Stored
+from beam_jobs.sources import row_files, streams
+from beam_jobs.sources.row_files import RowFile
+from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError
 
 ROOT = pathlib.Path(__file__).parents[4]
@@ -24,11 +25,11 @@ def test_rows_come_in_the_order_asked_for(length, start, monkeypatch):
     draw = np.random.default_rng(1)
     for rows in (draw.permutation(500), draw.integers(0, 500, 80), np.array([499]), np.array([], np.int64)):
         out = np.zeros((len(rows), length), np.uint8)
-        assert stored.gather(handle, start, rows, out)
+        row_files.gather(handle, start, rows, out)
         assert (out == values[rows]).all()
     at = np.array([5, 0, 3])
     out = np.zeros((6, length), np.uint8)
-    assert stored.gather(handle, start, np.array([9, 2, 2]), out, at)
+    row_files.gather(handle, start, np.array([9, 2, 2]), out, at)
     assert (out[at] == values[[9, 2, 2]]).all()
     assert not out[[1, 2, 4]].any()
 
@@ -36,41 +37,45 @@ def test_rows_come_in_the_order_asked_for(length, start, monkeypatch):
 @pytest.mark.parametrize("length", [7, 3073])
 def test_rows_that_are_not_there_are_told(length):
     handle = streams.spool([bytes(10 * length - 1)])
-    assert stored.gather(handle, 0, np.array([8, 0]), np.empty((2, length), np.uint8))
-    assert not stored.gather(handle, 0, np.array([9, 0]), np.empty((2, length), np.uint8))
-
-
-def make(path, data):
-    path.write_bytes(data)
-    handle = streams.open_plain(path)
-    return Stored(str(path), streams.describe(path.name, handle), stored.stamp(path), packed=False)
+    row_files.gather(handle, 0, np.array([8, 0]), np.empty((2, length), np.uint8))
+    with pytest.raises(EOFError):
+        row_files.gather(handle, 0, np.array([9, 0]), np.empty((2, length), np.uint8))
 
 
 def never():
     raise AssertionError("a plain file is not unpacked")
 
 
-def test_open_files_are_few_and_those_in_use_stay_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(stored, "_kept", {})
-    files = [make(tmp_path / f"{i}", bytes([i])) for i in range(40)]
-    first = stored.rows_file(files[0], never)
-    for i, file in enumerate(files):
-        assert os.pread(stored.rows_file(file, never).fileno(), 9, 0) == bytes([i])
-    assert len(stored._kept) == 16
-    assert os.pread(first.fileno(), 9, 0) == b"\0"
+def test_open_files_are_few_and_those_in_use_stay_open(tmp_path):
+    files = []
+    for i in range(40):
+        path = LocalPath(tmp_path / f"{i}")
+        path.write_bytes(bytes([i]))
+        files.append(RowFile(path, streams.describe(path.name, streams.open_plain(path)), streams.stamp(path), False))
+    before = len(os.listdir("/proc/self/fd"))
+    with files[0].opened(never) as first:
+        for i, file in enumerate(files):
+            with file.opened(never) as handle:
+                assert os.pread(handle.fileno(), 9, 0) == bytes([i])
+            del handle
+        assert len(os.listdir("/proc/self/fd")) - before <= 17
+        assert os.pread(first.fileno(), 9, 0) == b"\0"
 
 
-def test_a_packed_file_is_unpacked_once_by_many_threads(tmp_path, monkeypatch):
-    monkeypatch.setattr(stored, "_kept", {})
+def test_a_packed_file_is_unpacked_once_by_many_threads(tmp_path):
     file = streams.describe("a", streams.spool([b"abc"]))
-    one = Stored(str(tmp_path / "a.gz"), file, (0, 0), packed=True)
+    one = RowFile(LocalPath(tmp_path / "a.gz"), file, (0, 0), packed=True)
     count = itertools.count()
 
     def unpack():
         next(count)
         return {file: streams.spool([b"abc"])}
 
-    threads = [threading.Thread(target=stored.rows_file, args=(one, unpack)) for _ in range(8)]
+    def read():
+        with one.opened(unpack) as handle:
+            assert os.pread(handle.fileno(), 9, 0) == b"abc"
+
+    threads = [threading.Thread(target=read) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -80,9 +85,12 @@ def test_a_packed_file_is_unpacked_once_by_many_threads(tmp_path, monkeypatch):
 
 def test_where_names_the_archive_and_the_file_in_it():
     file = streams.describe("data_batch_1", streams.spool([b""]))
-    assert Stored("/x/data_batch_1", file, (0, 0), False).where == "/x/data_batch_1"
-    assert Stored("/x/data_batch_1.gz", file, (0, 0), True).where == "/x/data_batch_1.gz"
-    assert Stored("/x/cifar.tar.gz", file, (0, 0), True).where == "/x/cifar.tar.gz: data_batch_1"
+    for path, where in (
+        ("/x/data_batch_1", "/x/data_batch_1"),
+        ("/x/data_batch_1.gz", "/x/data_batch_1.gz"),
+        ("/x/cifar.tar.gz", "/x/cifar.tar.gz: data_batch_1"),
+    ):
+        assert RowFile(LocalPath(path), file, (0, 0), True).where == where
 
 
 def test_a_temporary_folder_without_room_is_named():
