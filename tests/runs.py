@@ -27,3 +27,15 @@ def checkpoint_bytes(model_dir: str | os.PathLike[str], step: int) -> dict[str, 
     names = reader.get_variable_to_shape_map()
     values = {name: reader.get_tensor(name) for name in names if not name.startswith(("save_counter", "_"))}
     return {name: value if isinstance(value, bytes) else value.tobytes() for name, value in values.items()}
+
+
+def scalars(folder: pathlib.Path) -> dict[tuple[str, int], float]:
+    """Returns {(tag, step): value} of TensorBoard's files in a folder."""
+    found = {}
+    for path in folder.glob("events.*"):
+        for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+            event = tf.compat.v1.Event.FromString(record)
+            for value in event.summary.value:
+                assert value.metadata.plugin_data.plugin_name == "scalars"
+                found[value.tag, event.step] = float(tf.make_ndarray(value.tensor))
+    return found

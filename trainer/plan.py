@@ -7,14 +7,28 @@ import os
 import pathlib
 
 from pipeline.errors import DataError, UsageError
-from pipeline.manifest import Manifest
-from pipeline.manifest.splits import select
 from pipeline.order import order
-from pipeline.order.order import OrderSpec
 from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest, resolve
-from trainer.cluster import Cluster
+from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationPlan:
+    """One pass over a split.
+
+    Attributes:
+      request: for its batches.
+      num_examples: that the split has.
+      num_steps: batches of the pass.
+      may_skip: how many examples may be left out because their records are corrupt.
+    """
+
+    request: Request
+    num_examples: int
+    num_steps: int
+    may_skip: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,49 +36,16 @@ class Plan:
     """The numbers of a run.
 
     Attributes:
-      training: the request for training data, resolved.
+      training: the request for training data, with the data set and the order.
       last_step: global step at which training ends.
-      evaluation_steps: batches of one evaluation; 0 where there is none.
-      evaluation_examples: that it must see.
+      decay_steps: after which the learning rate changes, at least 1.
+      evaluation: None if the config asks for none.
     """
 
     training: ResolvedRequest
     last_step: int
-    evaluation_steps: int
-    evaluation_examples: int
-
-    @property
-    def manifest(self) -> Manifest:
-        """Of the data set."""
-        return self.training.manifest
-
-    @property
-    def spec(self) -> OrderSpec:
-        """The arguments of the training order."""
-        return self.training.spec
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """T."""
-        return self.training.order.steps_per_epoch
-
-    def evaluation_request(self, split: str) -> Request:
-        """Returns the request for a split in its order, padded: every example counts."""
-        request = self.training.request
-        return dataclasses.replace(
-            request,
-            data=dataclasses.replace(request.data, split=split),
-            order=dataclasses.replace(request.order, training=False, remainder="pad"),
-        )
-
-    @property
-    def num_classes(self) -> int:
-        """Of the labels."""
-        return len(self.manifest.class_names)
-
-    def decay_steps(self, decay_epochs: float) -> int:
-        """Returns epochs as steps, at least 1."""
-        return max(1, int(decay_epochs * self.steps_per_epoch))
+    decay_steps: int
+    evaluation: EvaluationPlan | None
 
 
 def make(config: TrainConfig, cluster: Cluster) -> Plan:
@@ -74,33 +55,22 @@ def make(config: TrainConfig, cluster: Cluster) -> Plan:
       DataError: no valid data set.
       UsageError: the config does not fit the data.
     """
-    order.check_replicas(config.global_batch_size, max(config.num_replicas or 1, cluster.size))
-    training = resolve(
-        Request.of(
-            config.data_dir,
-            config.train_split,
-            global_batch_size=config.global_batch_size,
-            training=True,
-            seed=config.seed,
-            remainder=config.remainder,
-            streams=config.streams,
-            shuffle_bytes=config.shuffle_bytes,
-            distort=config.distort,
-            resize=config.resize,
-            on_corrupt=config.on_corrupt,
-            max_corrupt=config.max_corrupt,
-        )
-    )
-    last_step = config.last_step(training.order.steps_per_epoch)
-    examples = _count(training.manifest, config.eval_split) if config.evaluates else 0
-    return Plan(training, last_step, -(-examples // config.global_batch_size), examples)
+    order.check_replicas(config.order.global_batch_size, max(config.run.num_replicas or 1, cluster.size))
+    training = resolve(config.request(training=True))
+    steps = training.order.steps_per_epoch
+    decay_steps = max(1, int(config.learning.decay_epochs * steps))
+    evaluation = _evaluation(config, cluster) if config.data.evaluates else None
+    return Plan(training, config.last_step(steps), decay_steps, evaluation)
 
 
-def _count(manifest: Manifest, split: str) -> int:
+def _evaluation(config: TrainConfig, cluster: Cluster) -> EvaluationPlan:
     try:
-        return select(manifest, split).num_examples
+        split = resolve(config.request(training=False))
     except UsageError as error:
-        raise UsageError(f"--eval_split={split}: {error}; --eval_split=none trains without evaluation") from None
+        flag = f"--eval_split={config.data.eval_split}"
+        raise UsageError(f"{flag}: {error}; --eval_split=none trains without evaluation") from None
+    may_skip = config.data.max_corrupt * cluster.size if config.data.on_corrupt == "skip" else 0
+    return EvaluationPlan(split.request, split.order.num_records, split.order.steps_per_epoch, may_skip)
 
 
 def prepare_folder(flag: str, path: str) -> None:
@@ -116,6 +86,6 @@ def prepare_folder(flag: str, path: str) -> None:
     except FileExistsError:
         raise UsageError(f"{flag}={path}: is a file, not a folder") from None
     except OSError as error:
-        raise UsageError(f"{flag}={path}: cannot be made: {error.strerror}") from None
+        raise UsageError(f"{flag}={path}: cannot be created: {error.strerror}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise DataError(f"{flag}={path}: is not writable")

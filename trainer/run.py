@@ -1,6 +1,6 @@
-"""`python -m trainer.run`: trains, evaluates, and goes on where it stopped.
+"""`python -m trainer.run`: trains, evaluates, and resumes where it stopped.
 
-Exit codes: 0 done; 1 the data or a loss is bad; 2 a flag cannot work; 75 not done, and the same command goes on.
+Exit codes: 0 done; 1 the data or a loss is bad; 2 a flag cannot work; 75 not done, rerun the same command to resume.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from pipeline.commands import commandline, quiet
-from trainer import cluster as clusters
 from trainer import config as configs
 from trainer import plan as plans
-from trainer.interrupt import Interrupt
+from trainer.cluster import tf_config
+from trainer.cluster.interrupt import Interrupt
 
 COMMAND = "trainer.run"
 
@@ -27,28 +27,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     config = configs.parse(argv)
     commandline.require("tensorflow")
-    cluster = _cluster(config)
+    cluster = _cluster(config.run.strategy)
     plan = plans.make(config, cluster)
     if cluster.is_chief:
-        plans.prepare_folder("--model_dir", config.model_dir)
-    if config.log_keys:
-        plans.prepare_folder("--log_keys", config.log_keys)
+        plans.prepare_folder("--model_dir", config.run.model_dir)
+    if config.run.log_keys:
+        plans.prepare_folder("--log_keys", config.run.log_keys)
     with Interrupt(COMMAND) as interrupt:
-        with quiet.loading(), _left_out("matplotlib", "sklearn"):
+        with quiet.loading(), _hidden("matplotlib", "sklearn"):
             from trainer import training  # noqa: PLC0415, here because it loads TensorFlow
 
         training.run(config, plan, cluster, interrupt)
 
 
 @contextlib.contextmanager
-def _left_out(*packages: str) -> Iterator[None]:
-    """Context in which packages seem not to be installed, where they are not loaded yet.
+def _hidden(*packages: str) -> Iterator[None]:
+    """Context in which packages seem not to be installed, unless they are loaded already.
 
     Keras loads these two when it finds them, for plots and wrappers that training does not use: 2.8 of the 9.4 seconds
     of processor time that TensorFlow and Keras take to load.
     """
     hidden = [package for package in packages if package not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: what Python keeps for "not there"
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: Python raises ImportError
     try:
         yield
     finally:
@@ -56,13 +56,13 @@ def _left_out(*packages: str) -> Iterator[None]:
             del sys.modules[package]
 
 
-def _cluster(config: configs.TrainConfig) -> clusters.Cluster:
-    if config.strategy != "multiworker":
-        return clusters.ALONE
-    cluster = clusters.from_environment()
+def _cluster(strategy: str) -> tf_config.Cluster:
+    if strategy != "multiworker":
+        return tf_config.ALONE
+    cluster = tf_config.from_environment()
     if cluster is None:
-        print(f"{clusters.VARIABLE} is not set: --strategy=multiworker trains on this one worker", flush=True)
-    return cluster or clusters.ALONE
+        print(f"{tf_config.VARIABLE} is not set: --strategy=multiworker trains on this one worker", flush=True)
+    return cluster or tf_config.ALONE
 
 
 def entry_point() -> NoReturn:

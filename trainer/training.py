@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import keras
 import tensorflow as tf
 
 from pipeline.audit.key_log import SUFFIX, Header, KeyLogWriter
+from pipeline.commands.text import count_of
 from pipeline.distribution.strategies import distribute_request
 from pipeline.errors import RerunError
-from trainer import failures, loop, state, strategies
-from trainer.actions import Evaluate, Evaluation, Report, Save
-from trainer.agreement import Agreement
-from trainer.checkpoints import Checkpoints
-from trainer.cluster import Cluster
+from trainer.actions.checkpoints import Checkpoints
+from trainer.actions.evaluation import Evaluation, Evaluator
+from trainer.actions.output import Output
+from trainer.actions.report import Report
+from trainer.cluster import failures, strategies
+from trainer.cluster.agreement import Agreement
+from trainer.cluster.interrupt import Interrupt
+from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
-from trainer.inner import InnerLoop, LoggedInnerLoop
-from trainer.interrupt import Interrupt
-from trainer.optimizers import StaircaseDecay
-from trainer.plan import Plan
-from trainer.step import Stepper
-from trainer.summaries import Scalars
+from trainer.loop import inner, outer
+from trainer.loop.outer import Action, InnerLoop, Progress
+from trainer.plan import EvaluationPlan, Plan
+from trainer.step import optimizers, state
+from trainer.step.updates import Stepper
 
 LOGS = "logs"  # folder of TensorBoard's files in model_dir
 
@@ -34,15 +36,15 @@ def run(config: TrainConfig, plan: Plan, cluster: Cluster, interrupt: Interrupt)
     """Trains to the end of the plan and evaluates.
 
     Returns:
-      The last evaluation, or None where the config asks for none.
+      The last evaluation, or None if the config asks for none.
 
     Raises:
       RerunError: stopped by a signal, with the state saved, or another worker was lost.
       DataError: a loss or weight is not finite, or the data cannot be read.
       UsageError: the config does not fit this machine or the checkpoint in model_dir.
     """
-    if config.deterministic:
-        keras.utils.set_random_seed(config.seed)
+    if config.run.deterministic:
+        keras.utils.set_random_seed(config.order.seed)
         tf.config.experimental.enable_op_determinism()
     with failures.in_one_line(cluster.size):
         return _Run(config, plan, cluster, interrupt).run()
@@ -53,102 +55,97 @@ class _Run:
 
     def __init__(self, config: TrainConfig, plan: Plan, cluster: Cluster, interrupt: Interrupt) -> None:
         self.config, self.plan, self.cluster, self.interrupt = config, plan, cluster, interrupt
-        self.say: Callable[[str], None] = functools.partial(print, flush=True) if cluster.is_chief else _say_nothing
+        self.output = Output(pathlib.Path(config.run.model_dir) / LOGS, cluster.is_chief)
         if cluster.size > 1:
-            self.say(f"waiting for {cluster.size} workers: {', '.join(cluster.addresses)}")
-        joins = config.strategy == "multiworker"  # which waits for the others and lets no thread run meanwhile
+            self.output.line(f"waiting for {cluster.size} workers: {', '.join(cluster.addresses)}")
+        joins = config.run.strategy == "multiworker"  # waits for the others and lets no thread run meanwhile
         with interrupt.left_to_the_system() if joins else contextlib.nullcontext():
-            self.strategy = strategies.create(config, cluster)
+            self.strategy = strategies.create(config.run, config.order.global_batch_size, cluster)
         self.agreement = Agreement(self.strategy, cluster)
         self.state = state.create(self.strategy, config, plan)
-        self.schedule = StaircaseDecay(config.learning_rate, config.decay_factor, plan.decay_steps(config.decay_epochs))
+        self.schedule = optimizers.schedule(config.learning, plan.decay_steps)
         self.stepper = Stepper(self.strategy, self.state, self.schedule)
-        self.checkpoints = Checkpoints(self.state, plan.spec, config, cluster, self.say)
-        self.logs = pathlib.Path(config.model_dir) / LOGS
-        self.scalars = Scalars(self.logs if cluster.is_chief else None)
+        self.checkpoints = Checkpoints(self.state, plan.training.spec, config, cluster, self.output)
 
     def run(self) -> Evaluation | None:
         """Restores, trains, evaluates."""
         resumed_from = self.checkpoints.restore()
-        self.agreement.check_equal("the step to go on from", self.state.step)
-        self.say(self._start_line(resumed_from))
-        evaluate = self._evaluation() if self.config.evaluates else None
+        self.agreement.check_equal("the step to resume from", self.state.step)
+        self.output.line(self._start_line(resumed_from))
+        evaluator = self._evaluator(self.plan.evaluation) if self.plan.evaluation else None
         if self.state.step < self.plan.last_step:
-            self._train(evaluate)
+            self._train(evaluator)
         else:
-            self.say(f"nothing left to train: step {self.state.step} of {self.plan.last_step} is reached")
-        result = self._evaluate_at_end(evaluate) if evaluate else None
-        self.say(f"checkpoint: {self.checkpoints.newest}; logs: tensorboard --logdir={self.logs}")
+            self.output.line(f"nothing left to train: already at step {self.state.step} of {self.plan.last_step}")
+        result = self._evaluate_at_end(evaluator) if evaluator else None
+        self.output.line(f"checkpoint: {self.checkpoints.newest}; logs: tensorboard --logdir={self.output.folder}")
         self.agreement.wait()
         return result
 
-    def _train(self, evaluate: Evaluate | None) -> None:
-        config, start = self.config, self.state.step
-        report = Report(config.log_every, config.global_batch_size, self.schedule, self.scalars, self.say)
-        actions: list[loop.Action] = [report, Save(config.checkpoint_every, self.checkpoints)]
-        actions += [evaluate] if evaluate else []
-        with self._inner_loop(start) as inner_loop, self.interrupt.waited_for():
-            stopped = loop.train(inner_loop, start, self.plan.last_step, config.steps_per_loop, actions, self._stop)
+    def _train(self, evaluator: Evaluator | None) -> None:
+        start, last, flags = self.state.step, self.plan.last_step, self.config.steps
+        with self._inner_loop(start) as inner_loop, self.interrupt.deferred():
+            actions = self._actions(evaluator)
+            stopped = outer.train(inner_loop, start, last, flags.steps_per_loop, actions, self._stop)
             self.checkpoints.save()
         if stopped:
             raise self._stopped("training")
 
+    def _actions(self, evaluator: Evaluator | None) -> list[Action]:
+        flags = self.config.steps
+        report = Report(self.config.order.global_batch_size, self.schedule, self.output)
+        actions = [
+            Action(flags.log_every, report),
+            Action(flags.checkpoint_every, lambda progress: self.checkpoints.save()),
+        ]
+
+        def evaluate(progress: Progress) -> None:
+            if evaluator and progress.step != self.plan.last_step and (result := evaluator.evaluate()):
+                self.output.line(f"step {progress.step}, {result}")
+
+        return [*actions, Action(flags.eval_every, evaluate)]
+
     @contextlib.contextmanager
-    def _inner_loop(self, start: int) -> Iterator[InnerLoop | LoggedInnerLoop]:
+    def _inner_loop(self, start: int) -> Iterator[InnerLoop]:
         rank, replicas = self.cluster.rank, self.strategy.num_replicas_in_sync
         request = self.plan.training.request.deliver(start_step=start)
-        if not self.config.log_keys:
-            yield InnerLoop(self.stepper, iter(distribute_request(self.strategy, request, self.config.prefetch)))
+        if not self.config.run.log_keys:
+            batches = distribute_request(self.strategy, request, self.config.order.prefetch)
+            yield inner.compiled(self.stepper, iter(batches))
             return
-        path = pathlib.Path(self.config.log_keys) / f"worker-{rank:05d}{SUFFIX}"
-        with KeyLogWriter(path, Header.of(self.plan.spec, rank, self.cluster.size, replicas)) as log:
+        path = pathlib.Path(self.config.run.log_keys) / f"worker-{rank:05d}{SUFFIX}"
+        with KeyLogWriter(path, Header.of(self.plan.training.spec, rank, self.cluster.size, replicas)) as log:
             request = dataclasses.replace(request, examples=dataclasses.replace(request.examples, features=("key",)))
-            batches = iter(distribute_request(self.strategy, request, prefetch=0))
-            yield LoggedInnerLoop(self.stepper, batches, log, rank * (replicas // self.cluster.size))
+            batches = distribute_request(self.strategy, request, prefetch=0)
+            yield inner.logged(self.stepper, iter(batches), log, rank * (replicas // self.cluster.size))
 
-    def _evaluate_at_end(self, evaluate: Evaluate) -> Evaluation:
-        result = evaluate.evaluate(self.state.step)
+    def _evaluate_at_end(self, evaluator: Evaluator) -> Evaluation:
+        result = evaluator.evaluate()
         if result is None:
             raise self._stopped("evaluation")
-        self.say(str(result))
+        self.output.line(str(result))
         return result
 
-    def _evaluation(self) -> Evaluate:
-        config, plan = self.config, self.plan
-        return Evaluate(
-            every=config.eval_every,
-            last_step=plan.last_step,
-            stepper=self.stepper,
-            batches=distribute_request(self.strategy, plan.evaluation_request(config.eval_split), config.prefetch),
-            num_batches=plan.evaluation_steps,
-            split=config.eval_split,
-            num_examples=plan.evaluation_examples,
-            may_skip=config.max_corrupt * self.cluster.size if config.on_corrupt == "skip" else 0,
-            chunk=config.steps_per_loop,
-            stop=self._stop,
-            scalars=self.scalars,
-            say=self.say,
-        )
+    def _evaluator(self, plan: EvaluationPlan) -> Evaluator:
+        batches = distribute_request(self.strategy, plan.request, self.config.order.prefetch)
+        return Evaluator(self.stepper, batches, plan, self.config.steps.steps_per_loop, self._stop, self.output)
 
     def _stop(self) -> bool:
-        return self.agreement.any(self.interrupt.requested is not None)
+        return self.agreement.on_any(self.interrupt.requested is not None)
 
     def _stopped(self, what: str) -> RerunError:
         signal = self.interrupt.requested.name if self.interrupt.requested else "another worker's signal"
         return RerunError(
             f"{what} stopped by {signal}: step {self.state.step} of {self.plan.last_step} is saved; "
-            "the same command goes on"
+            "rerun the same command to resume"
         )
 
     def _start_line(self, resumed_from: str | None) -> str:
         devices, replicas = strategies.device_names(self.strategy), self.strategy.num_replicas_in_sync
+        steps_per_epoch = self.plan.training.order.steps_per_epoch
         return (
-            f"{self.config.strategy}: {replicas} replica{'s' if replicas > 1 else ''}, here {', '.join(devices)}; "
-            f"{self.config.model} with {self.state.model.count_params():,} parameters; "
-            f"step {self.state.step} to {self.plan.last_step} of {self.config.global_batch_size} examples, "
-            f"{self.plan.steps_per_epoch} an epoch; {f'resumed from {resumed_from}' if resumed_from else 'a new run'}"
+            f"{self.config.run.strategy}: {count_of(replicas, 'replica')}, here {', '.join(devices)}; "
+            f"{self.config.learning.model} with {self.state.model.count_params():,} parameters; "
+            f"step {self.state.step} to {self.plan.last_step} of {self.config.order.global_batch_size} examples, "
+            f"{steps_per_epoch} per epoch; {f'resumed from {resumed_from}' if resumed_from else 'a new run'}"
         )
-
-
-def _say_nothing(line: str) -> None:
-    """What the workers other than the chief say."""

@@ -24,7 +24,8 @@ from pipeline.records import example_proto
 from tests.datasets import Kind, encoded, image_of, key_of, write_dataset
 from tests.integration.test_multiworker import ROOT, finish, start
 from tests.runs import wait_for_step
-from trainer import failures, run
+from trainer import run
+from trainer.cluster import failures
 
 SHAPE, CLASSES = (8, 6, 3), 3
 COUNTS = (11, 0, 29, 20)

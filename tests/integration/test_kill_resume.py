@@ -86,9 +86,7 @@ def test_killed_and_terminated_on_two_replicas(digits, tmp_path, uninterrupted):
     terminated.terminate()
     code, _, err = finish(terminated)
     assert code == 75
-    stopped = re.fullmatch(
-        rf"trainer.run: training stopped by SIGTERM: step (\d+) of {STEPS} is saved; the same command goes on\n", err
-    )
+    stopped = re.fullmatch(rf"trainer.run: .* SIGTERM: step (\d+) of {STEPS} is saved.*\n", err)
     assert stopped, err
     assert (tmp_path / f"ckpt-{stopped[1]}.index").exists()
 

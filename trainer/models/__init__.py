@@ -17,7 +17,7 @@ def build(name: str, image_shape: tuple[int, int, int], image_dtype: str, num_cl
     uint8 images are scaled to [0, 1] inside the model. The same arguments give the same weights.
 
     Args:
-      name: one of `trainer.config.MODEL_DEFAULTS`.
+      name: one of `trainer.config.model_defaults.MODEL_DEFAULTS`.
       image_shape: (height, width, channels) after distortion.
       image_dtype: `uint8` or `float32`.
       num_classes: width of the logits.

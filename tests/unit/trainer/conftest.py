@@ -1,19 +1,16 @@
 """Small data sets and states of the trainer."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from pipeline.order.order import OrderSpec
-from trainer.cluster import ALONE
+from trainer.cluster.tf_config import ALONE
 from trainer.config import TrainConfig
 
 IMAGE_SHAPE = (4, 3, 1)
 CLASSES = 5
-
-
-@pytest.fixture
-def config(tmp_path):
-    return TrainConfig.for_model("mlp", data_dir="data", model_dir=str(tmp_path))
 
 
 @pytest.fixture
@@ -22,8 +19,16 @@ def spec():
 
 
 @pytest.fixture
-def said():
-    return []
+def make_strategy():
+    """Returns a function that makes a strategy of this process, as the trainer does."""
+
+    def make(replicas=1, name="mirrored"):
+        from trainer.cluster import strategies
+
+        config = TrainConfig.of(data_dir="", model_dir="", strategy=name, num_replicas=replicas)
+        return strategies.create(config.run, 8, ALONE)
+
+    return make
 
 
 @pytest.fixture
@@ -33,12 +38,14 @@ def make_state():
     def make(strategy, optimizer="sgd", seed=0):
         import tensorflow as tf
 
-        from trainer import models, optimizers
-        from trainer.state import TrainState
+        from trainer import models
+        from trainer.config.flags import LearningFlags
+        from trainer.step import optimizers
+        from trainer.step.state import TrainState
 
         with strategy.scope():
             model = models.build("mlp", IMAGE_SHAPE, "float32", CLASSES, seed)
-            chosen = optimizers.create(optimizer, 0.9)
+            chosen = optimizers.create(LearningFlags(optimizer=optimizer))
             chosen.build(model.trainable_variables)
             step = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
         return TrainState(model, chosen, step)
@@ -47,20 +54,28 @@ def make_state():
 
 
 @pytest.fixture
-def make_checkpoints(config, spec, said):
-    """Returns a function that makes the Checkpoints of a state, with changes to the config or the order."""
-    import dataclasses
+def make_stepper(make_strategy, make_state):
+    """Returns a function that makes a stepper of a small mlp on so many replicas."""
 
-    from trainer.checkpoints import Checkpoints
+    def make(replicas=1, optimizer="sgd", schedule=lambda step: 0.5, name="mirrored"):
+        from trainer.step.updates import Stepper
 
-    def make(state, cluster=ALONE, order=None, **changes):
-        return Checkpoints(
-            state,
-            dataclasses.replace(spec, **(order or {})),
-            dataclasses.replace(config, **changes),
-            cluster,
-            said.append,
-        )
+        strategy = make_strategy(replicas, name)
+        return Stepper(strategy, make_state(strategy, optimizer), schedule)
+
+    return make
+
+
+@pytest.fixture
+def make_checkpoints(tmp_path, spec):
+    """Returns a function that makes the Checkpoints of a state, with changes to the flags or the order."""
+
+    def make(state, cluster=ALONE, order=None, **flags):
+        from trainer.actions.checkpoints import Checkpoints
+        from trainer.actions.output import Output
+
+        config = TrainConfig.of(data_dir="data", model_dir=str(tmp_path), **flags)
+        return Checkpoints(state, dataclasses.replace(spec, **(order or {})), config, cluster, Output(tmp_path))
 
     return make
 

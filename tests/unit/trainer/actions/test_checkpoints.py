@@ -1,0 +1,170 @@
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from pipeline.errors import DataError, UsageError
+from trainer.cluster.tf_config import Cluster
+
+
+@pytest.fixture
+def make_one(make_strategy, make_state):
+    """Returns a function that makes a state on one device."""
+    return lambda optimizer="momentum", seed=9: make_state(make_strategy(), optimizer, seed)
+
+
+@pytest.fixture
+def saved(make_strategy, make_state, make_checkpoints, tmp_path):
+    """The state of two replicas as it was at step 20, saved at steps 10 and 20."""
+    state = make_state(make_strategy(2), "momentum")
+    checkpoints = make_checkpoints(state)
+    for step in (10, 20):
+        state.global_step.assign(step)
+        state.model.trainable_variables[1].assign(np.full(500, step, np.float32))
+        checkpoints.save()
+    return state
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_nothing_to_restore(make_one, make_checkpoints, capsys):
+    checkpoints = make_checkpoints(make_one())
+    assert checkpoints.newest is None
+    assert checkpoints.restore() is None
+    assert capsys.readouterr().out == ""
+
+
+def test_everything_comes_back_on_other_replicas_too(saved, make_one, make_checkpoints, tmp_path):
+    state = make_one()
+    checkpoints = make_checkpoints(state)
+    assert checkpoints.restore() == checkpoints.newest == str(tmp_path / "ckpt-20")
+    assert state.step == 20
+    old_variables = saved.model.variables + saved.optimizer.variables
+    new_variables = state.model.variables + state.optimizer.variables
+    for old, new in zip(old_variables, new_variables, strict=True):
+        np.testing.assert_array_equal(old.numpy(), new.numpy())
+
+
+@pytest.mark.parametrize("listing", ["whole", "missing", "rubbish {"])
+def test_the_oldest_are_removed_whoever_saved_them_and_the_newest_is_listed(
+    listing, saved, make_one, make_checkpoints, tmp_path
+):
+    """TensorFlow's own list is not needed, and it holds no absolute paths."""
+    if listing != "whole":
+        (tmp_path / "checkpoint").unlink()
+    if listing.startswith("rubbish"):
+        (tmp_path / "checkpoint").write_text(listing)
+    state = make_one()
+    checkpoints = make_checkpoints(state, max_to_keep=2)
+    checkpoints.restore()
+    assert state.step == 20
+    assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "ckpt-20")
+    assert str(tmp_path) not in (tmp_path / "checkpoint").read_text()
+    state.global_step.assign(30)
+    checkpoints.save()
+    assert [name for name in names(tmp_path) if name.endswith(".index")] == ["ckpt-20.index", "ckpt-30.index"]
+
+
+def test_a_step_is_saved_once(saved, make_checkpoints, make_one, tmp_path):
+    checkpoints = make_checkpoints(make_one())
+    checkpoints.restore()
+    before = (tmp_path / "ckpt-20.index").stat().st_mtime_ns
+    checkpoints.save()
+    assert (tmp_path / "ckpt-20.index").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_poisoned_weights_are_not_saved(saved, make_checkpoints, make_one, value, tmp_path):
+    state = make_one()
+    checkpoints = make_checkpoints(state)
+    checkpoints.restore()
+    before = names(tmp_path)
+    state.optimizer.variables[-1].assign(tf.fill(state.optimizer.variables[-1].shape, value))
+    state.global_step.assign(30)
+    with pytest.raises(DataError, match=r"step 30: .*ckpt-20.*--learning_rate"):
+        checkpoints.save()
+    assert names(tmp_path) == before
+
+
+@pytest.mark.parametrize("damage", ["truncated data", "truncated index", "no data", "flipped data"])
+def test_a_damaged_checkpoint_is_skipped_with_a_notice(damage, saved, make_checkpoints, make_one, capsys, tmp_path):
+    data, index = tmp_path / "ckpt-20.data-00000-of-00001", tmp_path / "ckpt-20.index"
+    if damage == "no data":
+        data.unlink()
+    elif damage == "flipped data":
+        content = bytearray(data.read_bytes())
+        content[len(content) // 2] ^= 1
+        data.write_bytes(content)
+    else:
+        path = data if damage == "truncated data" else index
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    state = make_one()
+    assert make_checkpoints(state).restore() == str(tmp_path / "ckpt-10")
+    assert (state.step, float(state.model.trainable_variables[1].numpy()[0])) == (10, 10.0)
+    (notice,) = capsys.readouterr().out.splitlines()
+    assert str(tmp_path / "ckpt-20") in notice
+
+
+def test_if_all_are_damaged_training_does_not_start_anew(saved, make_checkpoints, make_one, tmp_path):
+    for path in tmp_path.glob("*.index"):
+        path.write_bytes(b"")
+    with pytest.raises(DataError, match=r"2 checkpoints.*ckpt-20.*--model_dir"):
+        make_checkpoints(make_one()).restore()
+
+
+def test_another_order_names_the_fields_and_both_values(saved, make_checkpoints, make_one):
+    changed = {"seed": 3, "global_batch_size": 16, "manifest_digest": "e" * 64}
+    with pytest.raises(UsageError) as caught:
+        make_checkpoints(make_one(), order=changed).restore()
+    message = str(caught.value)
+    assert "seed was 0, is 3" in message
+    assert "global_batch_size was 8, is 16" in message
+    assert "manifest_digest was dddddddddddd..., is eeeeeeeeeeee..." in message
+    assert "--allow_order_change" in message
+    assert "\n" not in message
+
+
+def test_another_order_can_be_allowed_and_is_then_stored(saved, make_checkpoints, make_one, tmp_path):
+    state = make_one()
+    checkpoints = make_checkpoints(state, order={"seed": 3}, allow_order_change=True)
+    checkpoints.restore()
+    state.global_step.assign(30)
+    checkpoints.save()
+    key = "record/.ATTRIBUTES/py_state"  # part of the format: what resumes a run reads it
+    stored = json.loads(tf.train.load_checkpoint(str(tmp_path / "ckpt-30")).get_tensor(key))
+    assert stored["order"]["seed"] == 3
+    make_checkpoints(make_one(), order={"seed": 3}).restore()
+
+
+@pytest.mark.parametrize("flags", [{"model": "lenet"}, {"optimizer": "adam"}])
+def test_another_model_or_optimizer_is_one_line(flags, saved, make_checkpoints, make_one):
+    with pytest.raises(UsageError, match="(mlp.*lenet|momentum.*adam)") as caught:
+        make_checkpoints(make_one("adam"), **flags).restore()
+    assert "\n" not in str(caught.value)
+
+
+def test_somebody_elses_checkpoint_is_refused(make_checkpoints, make_one, tmp_path):
+    tf.train.Checkpoint(x=tf.Variable(1.0)).write(str(tmp_path / "ckpt-7"))
+    with pytest.raises(UsageError, match="ckpt-7.*--model_dir"):
+        make_checkpoints(make_one()).restore()
+
+
+def test_what_a_killed_save_left_is_removed(make_checkpoints, make_one, tmp_path):
+    (tmp_path / "ckpt-40_temp").mkdir()
+    (tmp_path / "ckpt-40_temp" / "part-00000-of-00001.data-00000-of-00001").write_bytes(b"x")
+    make_checkpoints(make_one())
+    assert names(tmp_path) == []
+
+
+def test_a_worker_other_than_the_chief_leaves_nothing(make_checkpoints, make_one, tmp_path, monkeypatch):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    state = make_one()
+    state.global_step.assign(10)
+    make_checkpoints(state, cluster=Cluster(("a:1", "b:2"), rank=1)).save()
+    assert names(tmp_path) == ["scratch"]
+    assert not list(scratch.glob("trainer-worker-*"))  # TensorFlow keeps generated code there

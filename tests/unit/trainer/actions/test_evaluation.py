@@ -1,0 +1,56 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from pipeline.errors import PipelineError
+from pipeline.request import Request
+from tests.runs import scalars
+from trainer.actions.evaluation import Evaluator
+from trainer.actions.output import Output
+from trainer.plan import EvaluationPlan
+
+
+@pytest.fixture
+def make_evaluator(make_stepper, batch, tmp_path):
+    """Returns a function that makes an Evaluator of 3 batches, of which 9 rows are real and not skipped."""
+    stepper = make_stepper()
+    stepper.state.global_step.assign(15)
+    batches = stepper.strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(batch).repeat(3))
+
+    def make(num_examples=9, may_skip=0, stop=lambda: False):
+        request = Request.of("", "test", global_batch_size=8, training=False)
+        plan = EvaluationPlan(request, num_examples, 3, may_skip)
+        return Evaluator(stepper, batches, plan, 2, stop, Output(tmp_path))
+
+    return make
+
+
+def test_evaluation_is_over_the_whole_split(make_evaluator, batch, tmp_path):
+    images, labels, weights = batch
+    evaluator = make_evaluator()
+    result = evaluator.evaluate()
+    logits = evaluator.stepper.state.model(images)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits).numpy()
+    assert (result.num_examples, result.num_skipped) == (9, 0)
+    assert result.accuracy == pytest.approx(np.sum((np.argmax(logits, -1) == labels) * weights) / 3)
+    assert result.loss == pytest.approx(np.sum(losses * weights) / 3, rel=1e-5)
+    assert str(result) == f"test accuracy = {result.accuracy:.4f} (9 examples)"
+    assert scalars(tmp_path)["eval/accuracy", 15] == pytest.approx(result.accuracy)
+    assert scalars(tmp_path)["eval/loss", 15] == pytest.approx(result.loss)
+    assert evaluator.evaluate() == result
+
+
+def test_skipped_examples_are_counted_and_their_number_is_bounded(make_evaluator):
+    result = make_evaluator(num_examples=11, may_skip=2).evaluate()
+    assert (result.num_examples, result.num_skipped) == (9, 2)
+    assert "2 corrupt" in str(result)
+    whole = make_evaluator().evaluate()
+    assert (whole.accuracy, whole.loss) == (result.accuracy, result.loss)
+    for num_examples, may_skip in ((10, 0), (12, 2), (8, 2)):
+        with pytest.raises(PipelineError, match=rf"9.0 examples of 'test', which has {num_examples}"):
+            make_evaluator(num_examples, may_skip).evaluate()
+
+
+def test_stopped_between_loops_it_has_no_result(make_evaluator):
+    answers = iter([False, True])
+    assert make_evaluator(stop=lambda: next(answers)).evaluate() is None

@@ -1,0 +1,90 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from trainer.cluster.interrupt import Interrupt
+
+# A child that holds the signals while its main thread is in one long call, as in a TensorFlow function.
+CHILD = """
+import ctypes, signal, sys
+from trainer.cluster.interrupt import Interrupt
+with Interrupt("child") as interrupt:
+    def long_call():
+        print("ready", flush=True)
+        for _ in range(3):
+            ctypes.CDLL(None).usleep(700000)
+    if sys.argv[1] == "deferred":
+        with interrupt.deferred():
+            long_call()
+            print(interrupt.requested.name if interrupt.requested else None, flush=True)
+    else:
+        long_call()
+"""
+
+
+def child(kind):
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHILD, kind], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_noted_where_it_is_deferred(number):
+    before = signal.getsignal(number)
+    with Interrupt("test") as interrupt, interrupt.deferred():
+        assert interrupt.requested is None
+        os.kill(os.getpid(), number)
+        wait_until(lambda: interrupt.requested is not None)
+        assert interrupt.requested is number
+    assert signal.getsignal(number) is before
+
+
+def test_the_first_signal_lets_the_long_call_end():
+    process = child("deferred")
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=10)
+    assert (out, err, process.returncode) == ("SIGTERM\n", "", 0)
+
+
+def test_the_second_signal_ends_at_once():
+    process = child("deferred")
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    assert time.monotonic() - began < 1.5
+    assert process.returncode == 128 + signal.SIGINT
+    assert err.startswith("child: SIGINT")
+
+
+def test_with_nothing_to_save_the_first_ends_at_once():
+    process = child("at once")
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=10)
+    assert time.monotonic() - began < 1.5
+    assert process.returncode == 75
+    assert err.startswith("child: SIGTERM")
+
+
+def test_signals_can_be_left_to_the_system_for_a_while():
+    with Interrupt("test") as interrupt:
+        with interrupt.left_to_the_system():
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        with interrupt.deferred():
+            os.kill(os.getpid(), signal.SIGTERM)
+            wait_until(lambda: interrupt.requested is not None)

@@ -1,0 +1,65 @@
+import json
+
+import pytest
+
+from pipeline.errors import UsageError
+from trainer.cluster import tf_config
+
+TWO = {"worker": ["a:1", "b:2"]}
+
+
+def text(jobs, kind, index):
+    return json.dumps({"cluster": jobs, "task": {"type": kind, "index": index}})
+
+
+@pytest.mark.parametrize(
+    ("config", "addresses", "rank", "chief"),
+    [
+        (text(TWO, "worker", 0), ("a:1", "b:2"), 0, True),
+        (text(TWO, "worker", 1), ("a:1", "b:2"), 1, False),
+        (text(TWO, "worker", "1"), ("a:1", "b:2"), 1, False),
+        (text({**TWO, "chief": ["c:3"]}, "chief", 0), ("c:3", "a:1", "b:2"), 0, True),
+        (text({**TWO, "chief": ["c:3"]}, "worker", 1), ("c:3", "a:1", "b:2"), 2, False),
+    ],
+)
+def test_ranks(config, addresses, rank, chief):
+    parsed = tf_config.parse(config)
+    assert (parsed.addresses, parsed.rank, parsed.is_chief) == (addresses, rank, chief)
+    assert parsed.size == len(addresses)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "no 'cluster'"),
+        ("{}", "no 'cluster'"),
+        (json.dumps({"cluster": TWO}), "no 'task'"),
+        (json.dumps({"cluster": TWO, "task": {"type": "worker"}}), "index is None"),
+        (text(TWO, "worker", 2), "task index 2, but worker has 2"),
+        (text(TWO, "worker", -1), "task index -1"),
+        (text(TWO, "worker", True), "index is True"),
+        (text(TWO, "chief", 0), "task type 'chief', but cluster has worker"),
+        (text(TWO, "evaluator", 0), "task type 'evaluator'"),
+        (text({**TWO, "ps": ["p:1"]}, "ps", 0), "'ps'"),
+        (text({**TWO, "chief": ["c:3", "d:4"]}, "worker", 0), "2 chiefs"),
+        (text({"worker": "a:1"}, "worker", 0), "must be a list"),
+        (text({"worker": []}, "worker", 0), "must be a list"),
+        (text({"worker": ["a"]}, "worker", 0), "'a' is not host:port"),
+    ],
+)
+def test_a_config_that_cannot_work_is_one_line(config, words):
+    with pytest.raises(UsageError) as caught:
+        tf_config.parse(config)
+    assert words in str(caught.value)
+    assert "TF_CONFIG" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_variable_no_cluster(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    assert tf_config.from_environment() is None
+    monkeypatch.setenv("TF_CONFIG", "  ")
+    assert tf_config.from_environment() is None
+    monkeypatch.setenv("TF_CONFIG", text(TWO, "worker", 1))
+    assert tf_config.from_environment() == tf_config.Cluster(("a:1", "b:2"), 1)

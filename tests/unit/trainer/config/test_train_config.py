@@ -1,0 +1,99 @@
+import dataclasses
+
+import pytest
+
+from pipeline.errors import UsageError
+from trainer.config import TrainConfig, model_defaults, parse
+
+PATHS = ["--data_dir=D", "--model_dir=M"]
+
+
+def flat(config):
+    return {name: value for group in dataclasses.asdict(config).values() for name, value in group.items()}
+
+
+def test_flags_and_their_defaults_stay():
+    """People's scripts name them."""
+    assert flat(parse(PATHS)) == {
+        **{"data_dir": "D", "train_split": "train", "eval_split": "test", "resize": None, "distort": "none"},
+        **{"on_corrupt": "raise", "max_corrupt": 100, "log_keys": None},
+        **{"model_dir": "M", "strategy": "one_device", "num_replicas": None, "collective_timeout": 120.0},
+        **{"model": "mlp", "optimizer": "momentum", "learning_rate": 0.05, "decay_factor": 0.99, "decay_epochs": 1.0},
+        **{"momentum": 0.9, "seed": 0, "deterministic": False, "allow_order_change": False},
+        **{"global_batch_size": 100, "streams": None, "shuffle_bytes": 1 << 30, "remainder": "pad", "prefetch": 2},
+        **{"train_steps": None, "epochs": None, "steps_per_loop": 20, "max_to_keep": 5},
+        **{"log_every": 100, "checkpoint_every": 1000, "eval_every": 0},
+    }
+
+
+@pytest.mark.parametrize("flags", [[], ["--global_batch_size=256", "--distort=none", "--deterministic"]])
+def test_defaults_are_those_of_the_named_model(flags):
+    config = parse([*PATHS, "--model", "cifar10_cnn", *flags])
+    given = {"global_batch_size": 256, "distort": "none", "deterministic": True} if flags else {}
+    expected = {"global_batch_size": 128, "distort": "cifar10_tutorial", "optimizer": "sgd"} | given
+    expected |= {"learning_rate": 0.1, "decay_factor": 0.1, "decay_epochs": 350.0}
+    assert flat(config) == flat(parse(PATHS)) | {"model": "cifar10_cnn"} | expected
+    assert config == TrainConfig.of("cifar10_cnn", data_dir="D", model_dir="M", **given)
+
+
+def test_help_shows_the_defaults_of_the_named_model(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--model=cifar10_cnn", "--help"])
+    assert "(default: 350.0)" in capsys.readouterr().out
+
+
+def test_every_model_has_epochs():
+    assert model_defaults.DEFAULT_EPOCHS.keys() == model_defaults.MODEL_DEFAULTS.keys()
+
+
+@pytest.mark.parametrize(("flags", "last_step"), [([], 20 * 15), (["--epochs=3"], 45), (["--train_steps=7"], 7)])
+def test_last_step(flags, last_step):
+    assert parse([*PATHS, *flags]).last_step(steps_per_epoch=15) == last_step
+
+
+@pytest.mark.parametrize(
+    ("flags", "facts"),
+    [
+        (["--model=lennet"], ["--model", "'lennet'", "'lenet'"]),
+        (["--strategy=mirored"], ["--strategy", "'mirrored'"]),
+        (["--optimizer=adm"], ["--optimizer", "'adam'"]),
+        (["--remainder=pat"], ["--remainder", "'pad'"]),
+        (["--batch_size=3"], ["--batch_size", "--global_batch_size"]),
+        (["--train_steps=5", "--epochs=2"], ["--train_steps=5", "--epochs=2"]),
+        (["--strategy=multiworker", "--num_replicas=2"], ["--num_replicas=2", "multiworker", "TF_CONFIG"]),
+        (["--num_replicas=2"], ["--num_replicas=2", "one_device", "mirrored"]),
+        (["--train_steps=0"], ["--train_steps=0", "1 or more"]),
+        (["--steps_per_loop=0"], ["--steps_per_loop=0", "1 or more"]),
+        (["--on_corrupt=skp"], ["--on_corrupt", "'skp'", "'skip'"]),
+        (["--max_corrupt=-1"], ["--max_corrupt=-1", "0 or more"]),
+        (["--resize=32"], ["--resize='32'", "224x224"]),
+        (["--seed=-1"], ["--seed=-1", "0 or more"]),
+        (["--learning_rate=nan"], ["--learning_rate=nan"]),
+        (["--learning_rate=0"], ["--learning_rate=0.0", "above 0"]),
+        (["--momentum=1"], ["--momentum=1.0", "less than 1"]),
+        (["--streams=3"], ["streams=3", "global_batch_size=100", "2 and 4"]),
+        (["--epochs=many"], ["--epochs", "many"]),
+        (["extra"], ["extra"]),
+    ],
+)
+def test_bad_values_name_the_flag_the_value_and_the_bound(flags, facts):
+    with pytest.raises(UsageError) as caught:
+        parse([*PATHS, *flags])
+    message = str(caught.value)
+    assert "\n" not in message
+    for fact in facts:
+        assert fact in message
+
+
+def test_a_misspelt_name_is_no_flag_in_python_either():
+    with pytest.raises(UsageError, match="'epoch'.*'epochs'"):
+        TrainConfig.of(data_dir="D", model_dir="M", epoch=3)
+
+
+def test_paths_are_required():
+    with pytest.raises(UsageError, match="--model_dir"):
+        parse(["--data_dir=D"])
+
+
+def test_one_replica_on_one_device_is_fine():
+    assert parse([*PATHS, "--num_replicas=1"]).run.num_replicas == 1

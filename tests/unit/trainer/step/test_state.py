@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from pipeline import input_fn
+from tests.datasets import Kind, write_dataset
+from trainer import plan
+from trainer.cluster.tf_config import ALONE
+from trainer.config import TrainConfig
+from trainer.step import state
+
+
+@pytest.fixture
+def made(make_strategy, make_state):
+    return make_state(make_strategy(), "momentum")
+
+
+def test_new_weights_are_finite(made):
+    assert bool(made.is_finite())
+    assert bool(made.has_finite_weights())
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("index", [0, 3])
+def test_one_weight_is_enough(value, index, made):
+    variable = made.model.trainable_variables[index]
+    values = variable.numpy()
+    values.flat[-1] = value
+    variable.assign(values)
+    assert not bool(made.is_finite())
+    assert not bool(made.has_finite_weights())
+
+
+def test_velocities_count_when_saving(made):
+    velocity = made.optimizer.variables[-1]
+    velocity.assign(tf.fill(velocity.shape, np.nan))
+    assert not bool(made.is_finite())
+    assert bool(made.has_finite_weights())
+
+
+@pytest.mark.parametrize(
+    ("model", "distort", "resize", "stored", "inputs", "dtype"),
+    [
+        ("mlp", "none", None, Kind(), (28, 28, 1), "uint8"),
+        ("mlp", "shift(pixels=2)", None, Kind(), (28, 28, 1), "float32"),
+        ("mlp", "none", "20x16", Kind(), (20, 16, 1), "uint8"),
+        ("cifar10_cnn", "cifar10_tutorial", "32x32", Kind("png", varied=True), (24, 24, 1), "float32"),
+        ("lenet", "random_crop(size=18)", None, Kind("png", varied=True), (18, 18, 1), "float32"),
+        ("lenet", "random_resized_crop(size=32, normalize=False)", None, Kind("png"), (32, 32, 1), "uint8"),
+    ],
+)
+def test_the_model_takes_what_the_input_gives(model, distort, resize, stored, inputs, dtype, tmp_path):
+    write_dataset(tmp_path, (8,), (28, 28, 1), kind=stored)
+    config = TrainConfig.of(
+        model, data_dir=str(tmp_path), model_dir="", distort=distort, resize=resize, global_batch_size=4
+    )
+    made = state.create(tf.distribute.OneDeviceStrategy("/cpu:0"), config, plan.make(config, ALONE))
+    arguments = {"global_batch_size": 4, "training": True, "distort": distort, "resize": resize}
+    images = input_fn(tmp_path, **arguments).element_spec[0]
+    assert made.model.input_shape == (None, *inputs) == (None, *images.shape[1:])
+    assert made.model.inputs[0].dtype == dtype == images.dtype.name
+    assert made.step == 0

@@ -1,0 +1,97 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+RATE = 0.5  # of the steppers
+
+
+def endless(stepper, batch):
+    return iter(stepper.strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(batch).repeat()))
+
+
+def steps(n):
+    return tf.constant(n, tf.int64)
+
+
+def expected_update(state, images, labels):
+    """Returns the weights after one plain gradient step on the given rows alone, and the loss before it."""
+    with tf.GradientTape() as tape:
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, state.model(images))
+        data_loss = tf.reduce_mean(losses) if len(labels) else 0.0
+        loss = data_loss + tf.add_n(state.model.losses)
+    sources = [v.value for v in state.model.trainable_variables]
+    gradients = tape.gradient(loss, sources, unconnected_gradients="zero")
+    return [v.numpy() - RATE * g.numpy() for v, g in zip(sources, gradients, strict=True)], float(loss)
+
+
+@pytest.mark.parametrize(("replicas", "real"), [(1, 3), (2, 3), (4, 3), (1, 0), (2, 0)])
+def test_a_padded_batch_gives_the_gradient_of_its_real_rows(replicas, real, make_state, make_stepper, batch):
+    """Without any, as when all are skipped corrupt records, that of the regularisation is left."""
+    images, labels, weights = batch
+    reference = make_state(tf.distribute.get_strategy())
+    expected, loss = expected_update(reference, images[:real], labels[:real])
+    correct = np.argmax(reference.model(images), -1) == labels
+    weights = weights if real else 0 * weights
+    stepper = make_stepper(replicas)
+    result = stepper.train(endless(stepper, (images, labels, weights)), steps(1))
+    assert (int(result.step), bool(result.finite)) == (1, True)
+    assert float(result.loss) == pytest.approx(loss, rel=1e-5)
+    assert float(result.accuracy) == pytest.approx(np.sum(correct * weights) / 3, rel=1e-6)
+    for variable, value in zip(stepper.state.model.trainable_variables, expected, strict=True):
+        np.testing.assert_allclose(variable.numpy(), value, atol=2e-6)
+
+
+def test_evaluation_sums_over_batches(make_stepper, batch):
+    images, labels, weights = batch
+    stepper = make_stepper(2)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, stepper.state.model(images)).numpy()
+    sums = stepper.evaluate(endless(stepper, batch), steps(3))
+    assert float(sums.weight) == 9.0
+    assert float(sums.loss) == pytest.approx(3 * np.sum(losses * weights), rel=1e-5)
+    assert stepper.state.step == 0
+
+
+def test_loops_of_any_length_give_the_same_weights_with_one_trace(make_stepper, batch):
+    results = []
+    for lengths in ([6], [1, 2, 3]):
+        stepper = make_stepper(2, "adam", lambda step: 0.01 / tf.cast(1 + step, tf.float32))
+        for n in lengths:
+            stepper.train(endless(stepper, batch), steps(n))
+        assert stepper.train.experimental_get_tracing_count() == 1
+        assert stepper.state.step == 6
+        results.append([v.numpy() for v in stepper.state.model.variables])
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_learning_rate_follows_the_global_step(make_stepper, batch):
+    stepper = make_stepper(schedule=lambda step: tf.where(step < 8, 0.4, 0.2))
+    stepper.state.global_step.assign(7)
+    for rate in (0.4, 0.2):
+        stepper.train(endless(stepper, batch), steps(1))
+        assert float(stepper.state.optimizer.learning_rate.numpy()) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(("replicas", "value", "bad_loss"), [(1, np.nan, False), (2, np.inf, True), (2, np.nan, False)])
+def test_the_first_bad_step_ends_the_loop(replicas, value, bad_loss, make_stepper, batch):
+    images, labels, weights = batch
+    bad = images.copy()
+    bad[1, 0, 0, 0] = value  # ReLU gives 0 for NaN: the loss stays finite, the gradient does not
+    batches = tf.data.Dataset.from_tensor_slices(
+        (np.stack([images, images, bad, images]), np.stack([labels] * 4), np.stack([weights] * 4))
+    )
+    stepper = make_stepper(replicas)
+    result = stepper.train(iter(stepper.strategy.experimental_distribute_dataset(batches)), steps(4))
+    assert (int(result.step), stepper.state.step, bool(result.finite)) == (3, 3, False)
+    assert np.isfinite(result.loss) == (not bad_loss)
+
+
+def test_all_topologies_compute_the_same(make_stepper, batch):
+    images, labels, _ = batch
+    losses = []
+    for replicas, name in ((1, "mirrored"), (2, "mirrored"), (4, "mirrored"), (2, "central_storage")):
+        stepper = make_stepper(replicas, name=name)
+        iterator = endless(stepper, (images, labels, np.ones(8, np.float32)))
+        losses.append([float(stepper.train(iterator, steps(10)).loss) for _ in range(5)])
+    for other in losses[1:]:
+        np.testing.assert_allclose(losses[0], other, rtol=1e-4)

@@ -1,0 +1,1 @@
+"""What happens between inner loops: log lines and scalars, evaluation, checkpoints."""

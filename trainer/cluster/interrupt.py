@@ -1,0 +1,91 @@
+"""SIGTERM and SIGINT: the first asks for a checkpoint and an end, the second ends the process at once.
+
+A Python handler runs only between bytecodes, and an inner loop or a hung collective is one long call into TensorFlow.
+So the numbers of the signals go through `signal.set_wakeup_fd` to a thread, which runs meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+from pipeline import errors
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Interrupt:
+    """Context in which the two signals are watched. To be entered in the main thread.
+
+    Attributes:
+      requested: the signal that asked for the end, if any did.
+    """
+
+    def __init__(self, command: str) -> None:
+        self.requested: signal.Signals | None = None
+        self._command = command
+        self._deferred = False
+
+    @contextlib.contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Where a signal sets `requested`; elsewhere nothing is to be saved and it ends the process at once."""
+        self._deferred = True
+        try:
+            yield
+        finally:
+            self._deferred = False
+
+    @contextlib.contextmanager
+    def left_to_the_system(self) -> Iterator[None]:
+        """Where signals end the process as if it had no handler: for calls that hold the interpreter's lock.
+
+        At the end the signals are taken again, also from TensorFlow, whose preemption notifier takes SIGTERM when a
+        cluster is joined.
+        """
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        yield
+        self._listen()
+
+    def __enter__(self) -> Interrupt:
+        """Takes the signals over."""
+        self._stderr = os.dup(2)  # whatever file descriptor 2 is later
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
+        self._listen()
+        self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, name="signals", daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Gives the signals back."""
+        signal.set_wakeup_fd(self._wakeup)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        os.close(self._write)  # ends the thread
+
+    def _listen(self) -> None:
+        for number in SIGNALS:
+            signal.signal(number, lambda number, frame: None)  # the thread does the work
+
+    def _watch(self) -> None:
+        while byte := os.read(self._read, 1):
+            if byte[0] in SIGNALS:
+                self._receive(signal.Signals(byte[0]))
+        os.close(self._read)
+        os.close(self._stderr)
+
+    def _receive(self, number: signal.Signals) -> None:
+        if self.requested is not None:
+            self._end(f"{number.name} again: ended without saving", 128 + number)
+        if not self._deferred:
+            self._end(f"{number.name}: nothing to save; rerun the same command to resume", errors.EXIT_RERUN)
+        self.requested = number
+
+    def _end(self, message: str, code: int) -> None:
+        os.write(self._stderr, f"{self._command}: {message}\n".encode())
+        os._exit(code)  # not sys.exit: this is not the main thread, which may be inside TensorFlow for long

@@ -1,0 +1,98 @@
+"""TF_CONFIG: which of how many workers this process is. Without TensorFlow, so that a wrong one is reported at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from typing import Any
+
+from pipeline.errors import UsageError
+
+VARIABLE = "TF_CONFIG"
+_EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The workers of a job, and which of them this process is.
+
+    Attributes:
+      addresses: `host:port` of each worker, the chief first.
+      rank: of this process, 0..size-1; 0 is the chief, which writes.
+    """
+
+    addresses: tuple[str, ...] = ("localhost",)
+    rank: int = 0
+
+    @property
+    def size(self) -> int:
+        """Workers in the job."""
+        return len(self.addresses)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes checkpoints, logs and lines."""
+        return self.rank == 0
+
+
+ALONE = Cluster()
+
+
+def from_environment() -> Cluster | None:
+    """Returns the cluster that the environment's TF_CONFIG names, or None where it is not set.
+
+    Raises:
+      UsageError: it is set and cannot be used.
+    """
+    text = os.environ.get(VARIABLE, "").strip()
+    return parse(text) if text else None
+
+
+def parse(text: str) -> Cluster:
+    """Returns the cluster of a TF_CONFIG text: jobs `chief` (one, optional) and `worker`.
+
+    Raises:
+      UsageError: not JSON, no cluster or task, another kind of task, or an index outside the job.
+    """
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{VARIABLE} is not valid JSON ({error}); it looks like {_EXAMPLE}") from None
+    jobs, task = _part(content, "cluster"), _part(content, "task")
+    for job in jobs:
+        if job not in ("chief", "worker"):
+            raise UsageError(f"{VARIABLE}: job {job!r} in cluster: --strategy=multiworker has only chief and worker")
+    addresses = {job: _addresses(job, jobs[job]) for job in ("chief", "worker") if job in jobs}
+    if len(addresses.get("chief", ())) > 1:
+        raise UsageError(f"{VARIABLE}: {len(addresses['chief'])} chiefs in cluster; at most one is allowed")
+    kind, index = task.get("type"), _index(task.get("index"))
+    if kind not in addresses:
+        raise UsageError(f"{VARIABLE}: task type {kind!r}, but cluster has {', '.join(addresses) or 'no job'}")
+    if not 0 <= index < len(addresses[kind]):
+        raise UsageError(f"{VARIABLE}: task index {index}, but {kind} has {len(addresses[kind])} (0 and up)")
+    chiefs = addresses.get("chief", ())
+    return Cluster((*chiefs, *addresses.get("worker", ())), index + (len(chiefs) if kind == "worker" else 0))
+
+
+def _part(content: Any, name: str) -> dict[str, Any]:
+    part = content.get(name) if isinstance(content, dict) else None
+    if not isinstance(part, dict) or not part:
+        raise UsageError(f"{VARIABLE} has no {name!r}; it looks like {_EXAMPLE}")
+    return part
+
+
+def _addresses(job: str, value: Any) -> tuple[str, ...]:
+    entries = value if isinstance(value, list) else []
+    for entry in entries:
+        if not isinstance(entry, str) or not entry.rpartition(":")[2].isdigit():
+            raise UsageError(f"{VARIABLE}: {job} {entry!r} is not host:port")
+    if not entries:
+        raise UsageError(f"{VARIABLE}: {job!r} in cluster must be a list of host:port; it is {value!r}")
+    return tuple(entries)
+
+
+def _index(value: Any) -> int:
+    if isinstance(value, bool) or not (isinstance(value, int) or (isinstance(value, str) and value.isdigit())):
+        raise UsageError(f"{VARIABLE}: task index is {value!r}, not a whole number")
+    return int(value)

@@ -1,0 +1,94 @@
+"""The whole config of a run: from the command line, or from flags by name."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.commands import commandline
+from pipeline.errors import unknown
+from pipeline.request import Request
+from trainer.config.flags import DataFlags, LearningFlags, OrderFlags, RunFlags, StepFlags
+from trainer.config.model_defaults import DEFAULT_EPOCHS, MODEL_DEFAULTS
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """All flags. The defaults shown are those of the model that is named before --help."""
+
+    data: DataFlags
+    run: RunFlags
+    learning: LearningFlags
+    order: OrderFlags
+    steps: StepFlags
+
+    @classmethod
+    def of(cls, model: str = LearningFlags.model, **flags: Any) -> TrainConfig:
+        """Returns the config of flags by their names; the others have the model's defaults.
+
+        Raises:
+          UsageError: an unknown flag or a value that cannot work.
+        """
+        groups = _by_group({**_defaults(model), **flags})
+        known = [flag for values in groups.values() for flag in values]
+        for flag in flags:
+            if flag not in known:
+                raise unknown("flag", flag, known)
+        types = typing.get_type_hints(cls)
+        return cls(**{name: types[name](**values) for name, values in groups.items()})
+
+    def request(self, training: bool) -> Request:
+        """Returns the request for the training split, or for one padded pass over the evaluation split."""
+        return Request.of(
+            self.data.data_dir,
+            self.data.train_split if training else self.data.eval_split,
+            training=training,
+            global_batch_size=self.order.global_batch_size,
+            seed=self.order.seed,
+            streams=self.order.streams,
+            shuffle_bytes=self.order.shuffle_bytes,
+            remainder=self.order.remainder if training else "pad",
+            distort=self.data.distort,
+            resize=self.data.resize,
+            on_corrupt=self.data.on_corrupt,
+            max_corrupt=self.data.max_corrupt,
+        )
+
+    def last_step(self, steps_per_epoch: int) -> int:
+        """Returns the global step at which training ends, given T."""
+        epochs = self.steps.epochs or DEFAULT_EPOCHS[self.learning.model]
+        return self.steps.train_steps or epochs * steps_per_epoch
+
+
+def parse(argv: Sequence[str] | None) -> TrainConfig:
+    """Returns the config of the command line; its defaults are those of the model that it names.
+
+    Raises:
+      UsageError: an unknown flag or a value that cannot work.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--model", nargs="?")
+    model = first.parse_known_args(arguments)[0].model or LearningFlags.model
+    description = "Trains an image model on one device or many; resumes where it stopped."
+    return commandline.parse("trainer.run", description, TrainConfig, arguments, _by_group(_defaults(model)))
+
+
+def _defaults(model: str) -> dict[str, Any]:
+    """Returns the flags whose defaults are the model's own."""
+    if model not in MODEL_DEFAULTS:
+        raise unknown("--model", model, MODEL_DEFAULTS)
+    return {**MODEL_DEFAULTS[model], "model": model}
+
+
+def _by_group(flags: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the values of each group's fields: those of `flags`, else the fields' own defaults."""
+    groups = {}
+    for name, group in typing.get_type_hints(TrainConfig).items():
+        values = {field.name: flags.get(field.name, field.default) for field in dataclasses.fields(group)}
+        groups[name] = {flag: value for flag, value in values.items() if value is not dataclasses.MISSING}
+    return groups

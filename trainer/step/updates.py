@@ -1,0 +1,136 @@
+"""One update and one evaluation batch on all replicas, and loops of them inside one tf.function.
+
+Loss and accuracy are sum(w * x) / sum(w) over all replicas. Keras optimizers SUM the gradients of the replicas, so each
+replica's loss is its part of that sum over the sum of all weights, plus 1 / R of the regularisation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from trainer.step.optimizers import Schedule
+from trainer.step.state import TrainState
+
+
+class LoopResult(NamedTuple):
+    """Where an inner loop ended, as scalars.
+
+    Attributes:
+      step: global step after the last update, int64.
+      loss: of the last update, regularisation included, float32.
+      accuracy: on the last batch, before the update, float32.
+      finite: bool; False: the loop ended early, since the last update's loss, or a weight after it, is NaN or infinite
+        (a NaN can pass through ReLU as 0 and show in the gradient only).
+    """
+
+    step: tf.Tensor
+    loss: tf.Tensor
+    accuracy: tf.Tensor
+    finite: tf.Tensor
+
+
+class LoggedUpdate(NamedTuple):
+    """One update, and the rows that it saw.
+
+    Attributes:
+      result: of a loop of this update alone.
+      keys: of the rows of each local replica, string (rows,).
+      weights: of the same rows, float32 (rows,).
+    """
+
+    result: LoopResult
+    keys: tuple[tf.Tensor, ...]
+    weights: tuple[tf.Tensor, ...]
+
+
+class EvaluationSums(NamedTuple):
+    """Sums over batches, float64 scalars: of the weights, of weight * cross-entropy and of weight * correct."""
+
+    weight: tf.Tensor
+    loss: tf.Tensor
+    correct: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stepper:
+    """The compiled loops over a model on a strategy.
+
+    Attributes:
+      strategy: whose replicas compute.
+      state: created in the strategy's scope.
+      schedule: global step -> learning rate, which the optimizer is given before each update.
+    """
+
+    strategy: tf.distribute.Strategy
+    state: TrainState
+    schedule: Schedule
+
+    @tf.function
+    def train(self, iterator: Iterator[tuple[tf.Tensor, ...]], steps: tf.Tensor) -> LoopResult:
+        """Makes `steps` (int64 scalar) updates, or fewer where one is not finite."""
+        result = LoopResult(self.state.global_step.read_value(), tf.constant(0.0), tf.constant(0.0), tf.constant(True))
+        for _ in tf.range(steps):
+            result = self._update(next(iterator))
+            if not result.finite:
+                break
+        return result
+
+    @tf.function
+    def train_one(self, iterator: Iterator[tuple[Any, ...]]) -> LoggedUpdate:
+        """Makes one update with a batch whose first component has `image` and `key`, and returns its keys and weights.
+
+        They stay in host memory: GPUs have no strings.
+        """
+        features, labels, weights = next(iterator)
+        result = self._update((features["image"], labels, weights))
+        local = self.strategy.experimental_local_results
+        return LoggedUpdate(result, local(features["key"]), local(weights))
+
+    @tf.function
+    def evaluate(self, iterator: Iterator[tuple[tf.Tensor, ...]], steps: tf.Tensor) -> EvaluationSums:
+        """Returns the sums over `steps` (int64 scalar) batches."""
+        sums = tf.zeros(3, tf.float64)
+        for _ in tf.range(steps):
+            sums += tf.cast(self._first(self.strategy.run(self._replica_sums, next(iterator))), tf.float64)
+        return EvaluationSums(sums[0], sums[1], sums[2])
+
+    def _update(self, batch: tuple[tf.Tensor, ...]) -> LoopResult:
+        self.state.optimizer.learning_rate = self.schedule(self.state.global_step.read_value())
+        loss, accuracy = (self._first(value) for value in self.strategy.run(self._replica_update, batch))
+        self.state.global_step.assign_add(1)
+        finite = tf.logical_and(tf.math.is_finite(loss), self.state.has_finite_weights())
+        return LoopResult(self.state.global_step.read_value(), loss, accuracy, finite)
+
+    def _replica_update(self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        variables = self.state.model.trainable_variables
+        with tf.GradientTape() as tape:
+            sums = _weighted_sums(self.state.model(images, training=True), labels, weights)
+            total = _all_sum(tf.stop_gradient(sums))
+            penalty = tf.add_n([tf.constant(0.0), *self.state.model.losses])
+            weight = tf.maximum(total[0], 1.0)  # 0 where all rows of the step are skipped corrupt records
+            loss = sums[1] / weight + penalty / self.strategy.num_replicas_in_sync
+        self.state.optimizer.apply(tape.gradient(loss, variables), variables)
+        return total[1] / weight + penalty, total[2] / weight
+
+    def _replica_sums(self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        return _all_sum(_weighted_sums(self.state.model(images, training=False), labels, weights))
+
+    def _first(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns a value that is the same on all replicas."""
+        return self.strategy.experimental_local_results(value)[0]
+
+
+def _weighted_sums(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """Returns this replica's sums of w, w * cross-entropy and w * correct, float32 (3,)."""
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    correct = tf.cast(tf.equal(tf.argmax(logits, axis=-1), labels), tf.float32)
+    return tf.stack([tf.reduce_sum(weights), tf.reduce_sum(weights * losses), tf.reduce_sum(weights * correct)])
+
+
+def _all_sum(value: tf.Tensor) -> tf.Tensor:
+    """Returns the sum over all replicas, on each of them."""
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
