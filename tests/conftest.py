@@ -7,6 +7,8 @@ import pytest
 
 LOGICAL_DEVICES = 4
 
+pytest_plugins = ["tests.processor_time"]
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
