@@ -15,15 +15,15 @@ from pipeline import (
     RandomAccess,
     Shard,
     StepIterator,
-    audit,
     distribute,
     input_fn,
-    inspect,
     order_spec,
     skipped_records,
     steps_per_epoch,
 )
+from pipeline.audit import __main__ as audit
 from pipeline.errors import DataError, UsageError
+from pipeline.inspect import __main__ as inspect
 from pipeline.records import example_proto, framing
 from pipeline.request import Request
 from pipeline.resolved import resolve

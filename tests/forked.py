@@ -1,0 +1,133 @@
+"""Commands as real processes that are forked from a server which has loaded TensorFlow, Keras and Beam.
+
+Loading them takes 5 seconds of processor time; a fork takes a few hundredths. Forking is safe because the server only
+loads: TensorFlow starts its threads, and reads its environment, with the first operation. A test whose subject is a
+fresh interpreter (what it loads, how soon it answers, how it ends) starts one by `subprocess` instead.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import pathlib
+import runpy
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import TextIO
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+TIMEOUT = 300.0  # seconds
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["tests.preload"])
+
+
+class Process:
+    """What `subprocess.Popen` offers for a process with two pipes and text.
+
+    Attributes:
+      pid: of the process, which leads a session of its own.
+      stdout: its lines as they come.
+      returncode: minus the signal that killed it; None until `poll`, `wait` or `communicate` has seen its end.
+    """
+
+    def __init__(
+        self, program: Sequence[object], environment: Mapping[str, str | None] = {}, cwd: str | os.PathLike[str] = ROOT
+    ) -> None:
+        """Starts it.
+
+        Args:
+          program: what follows `python`: `-m`, a module and its arguments, or a file and its arguments.
+          environment: variables to change; None takes one away.
+          cwd: the folder to run in.
+        """
+        self.args = list(map(str, program))
+        self.returncode: int | None = None
+        merged = os.environ | environment
+        variables = {name: value for name, value in merged.items() if value is not None}
+        self._errors = tempfile.NamedTemporaryFile("r")  # noqa: SIM115, a file, as a full pipe would hold it up
+        reader, writer = _context.Pipe(duplex=False)
+        arguments = (self.args, variables, os.fspath(cwd), writer, self._errors.name)
+        self._process = _context.Process(target=_become, args=arguments)
+        self._process.start()
+        writer.close()
+        self.stdout: TextIO = open(os.dup(reader.fileno()))  # noqa: SIM115
+        reader.close()
+        assert self._process.pid is not None
+        self.pid: int = self._process.pid
+        self.kill, self.terminate = self._process.kill, self._process.terminate
+
+    @property
+    def stderr(self) -> TextIO:
+        """What it has written so far."""
+        self._errors.seek(0)
+        return self._errors
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal."""
+        os.kill(self.pid, number)
+
+    def poll(self) -> int | None:
+        """Returns the exit code, or None while it runs."""
+        self.returncode = self._process.exitcode
+        return self.returncode
+
+    def wait(self, timeout: float = TIMEOUT) -> int:
+        """Waits for its end.
+
+        Raises:
+          TimeoutExpired: it still runs.
+        """
+        self._process.join(timeout)
+        if self.poll() is None:
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return self.returncode
+
+    def communicate(self, timeout: float = TIMEOUT) -> tuple[str, str]:
+        """Waits for its end; returns the rest of stdout, and stderr. A process that does not end in time is killed."""
+        killer = threading.Timer(timeout, self.kill)
+        killer.start()
+        try:
+            out = self.stdout.read()
+            self.wait()
+        finally:
+            killer.cancel()
+        self.stdout.close()
+        return out, self.stderr.read()
+
+
+def run(
+    program: Sequence[object], environment: Mapping[str, str | None] = {}, cwd: str | os.PathLike[str] = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program to its end, as `subprocess.run` with text and `capture_output`."""
+    process = Process(program, environment, cwd)
+    out, err = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def _become(program: list[str], variables: dict[str, str], cwd: str, out: Connection, errors: str) -> None:
+    """Runs a program in this process, which the server has just forked, as the interpreter would."""
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(cwd)
+    os.dup2(out.fileno(), 1)
+    out.close()
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_APPEND), 2)
+    sys.stdout = open(1, "w", buffering=1 if "PYTHONUNBUFFERED" in variables else -1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    try:
+        if program[0] == "-m":
+            sys.argv = program[1:]
+            runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = program
+            runpy.run_path(program[0], run_name="__main__")
+    finally:
+        sys.stdout.flush()
+        atexit._run_exitfuncs()
