@@ -42,7 +42,7 @@ class Process:
         """Starts it.
 
         Args:
-          program: what follows `python`: `-m`, a module and its arguments, or a file and its arguments.
+          program: what follows `python`: `-m` and a module, `-c` and code, or a file; then the arguments.
           environment: variables to change; None takes one away.
           cwd: the folder to run in.
         """
@@ -115,6 +115,7 @@ def _become(program: list[str], variables: dict[str, str], cwd: str, out: Connec
     os.setsid()
     os.environ.clear()
     os.environ.update(variables)
+    tempfile.tempdir = None  # TMPDIR may be another
     os.chdir(cwd)
     os.dup2(out.fileno(), 1)
     out.close()
@@ -122,11 +123,12 @@ def _become(program: list[str], variables: dict[str, str], cwd: str, out: Connec
     sys.stdout = open(1, "w", buffering=1 if "PYTHONUNBUFFERED" in variables else -1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     try:
+        sys.argv = program[program[0] == "-m" :]
         if program[0] == "-m":
-            sys.argv = program[1:]
             runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+        elif program[0] == "-c":
+            exec(program[1], {"__name__": "__main__"})
         else:
-            sys.argv = program
             runpy.run_path(program[0], run_name="__main__")
     finally:
         sys.stdout.flush()

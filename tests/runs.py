@@ -1,19 +1,44 @@
-"""Looking at a training run from outside: its log lines and its checkpoints."""
+"""Training runs as processes: started, followed by their log lines, compared by their checkpoints."""
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import re
-import subprocess
+from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tests import forked
+from tests.loopback import free_ports
 
-def wait_for_step(process: subprocess.Popen[str], step: int) -> None:
+Path = str | os.PathLike[str]
+
+
+def start(data_dir: Path, model_dir: Path, *flags: str, tf_config: str | None = None) -> forked.Process:
+    """Starts `trainer.run`."""
+    program = ["-m", "trainer.run", f"--data_dir={data_dir}", f"--model_dir={model_dir}", *flags]
+    return forked.Process(program, {"PYTHONUNBUFFERED": "1", "TF_CONFIG": tf_config})
+
+
+def start_workers(data_dir: Path, model_dirs: Sequence[Path], *flags: str) -> list[forked.Process]:
+    """Starts a worker for each model_dir, with --strategy=multiworker."""
+    addresses = [f"localhost:{port}" for port in free_ports(len(model_dirs))]
+    tasks = [{"type": "worker", "index": index} for index in range(len(model_dirs))]
+    configs = [json.dumps({"cluster": {"worker": addresses}, "task": task}) for task in tasks]
+    flags = ("--strategy=multiworker", *flags)
+    return [start(data_dir, *one, *flags, tf_config=config) for *one, config in zip(model_dirs, configs, strict=True)]
+
+
+def finish(*processes: forked.Process) -> list[tuple[int | None, str, str]]:
+    """Returns (exit code, rest of stdout, stderr) of each process at its end."""
+    outputs = [process.communicate() for process in processes]
+    return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
+
+
+def wait_for_step(process: forked.Process, step: int) -> None:
     """Reads the run's lines until a log line of that step or a later one; fails with its stderr where none comes."""
-    assert process.stdout is not None
-    assert process.stderr is not None
     for line in process.stdout:
         match = re.match(r"step (\d+), loss", line)
         if match and int(match[1]) >= step:
@@ -21,7 +46,7 @@ def wait_for_step(process: subprocess.Popen[str], step: int) -> None:
     raise AssertionError(process.stderr.read())
 
 
-def checkpoint_bytes(model_dir: str | os.PathLike[str], step: int) -> dict[str, bytes]:
+def checkpoint_bytes(model_dir: Path, step: int) -> dict[str, bytes]:
     """Returns every tensor of a checkpoint as bytes, but for the count of saves."""
     reader = tf.train.load_checkpoint(str(pathlib.Path(model_dir) / f"ckpt-{step}"))
     names = reader.get_variable_to_shape_map()

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import pathlib
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
+from tests import forked
 from tests.engines import fetch
 from tests.engines.failing import FAILING_HOW, FAILING_STATE
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 NUM_SHARDS = "--num_shards=train:4,test:1"
 FAILING = ["-c", "from tests.engines import failing; failing.main()"]
 FLAGS = {
@@ -22,23 +19,15 @@ FLAGS = {
 }
 
 
-def start(out: pathlib.Path, *flags: str, how: str = "") -> subprocess.Popen[str]:
+def start(out: pathlib.Path, *flags: str, how: str = "") -> forked.Process:
     """Starts converting the digits to `out`, in a session of its own; `how` a source fails is as in `failing`."""
     state, temporary = out.parent / f"{out.name}-state", out.parent / f"{out.name}-tmp"
     state.mkdir(exist_ok=True)
     temporary.mkdir(exist_ok=True)
     program = FAILING if how else ["-m", "beam_jobs.convert"]
-    command = [sys.executable, *program, "--dataset=digits", f"--data_dir={out}", NUM_SHARDS, *flags]
-    variables = {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary), FAILING_STATE: str(state), FAILING_HOW: how}
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=os.environ | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    command = [*program, "--dataset=digits", f"--data_dir={out}", NUM_SHARDS, *flags]
+    variables = {"TMPDIR": str(temporary), FAILING_STATE: str(state), FAILING_HOW: how}
+    return forked.Process(command, {"PYTHONPATH": str(forked.ROOT)} | variables)  # for Beam's workers, too
 
 
 def convert(out: pathlib.Path, *flags: str, how: str = "", code: int = 0) -> str:
@@ -67,7 +56,7 @@ def digests(out: pathlib.Path) -> dict[str, str]:
     }
 
 
-def left_of(process: subprocess.Popen[str]) -> dict[int, str]:
+def left_of(process: forked.Process) -> dict[int, str]:
     """Returns {number: command line} of the processes that run in the session of `process`."""
     found = {}
     for folder in pathlib.Path("/proc").iterdir():

@@ -1,17 +1,32 @@
-"""An S3 server on the loopback interface, and an empty bucket in it."""
+"""The digits, converted once per run; an S3 server on the loopback interface, and an empty bucket in it."""
 
 from __future__ import annotations
 
 import itertools
 import logging
+import os
+import pathlib
 import urllib.request
 from collections.abc import Iterator
 
+import filelock
 import pytest
 
 from beam_jobs.storage.paths import RemotePath
+from tests.converting import convert_in_process
 
 _NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The digits as a data set; tests only read it. All workers of a run share one."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "digits"
+    with filelock.FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            convert_in_process("--dataset=digits", f"--data_dir={folder}")
+    return folder
 
 
 @pytest.fixture(scope="session")

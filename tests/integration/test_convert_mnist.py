@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import os
 import pathlib
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 
 from pipeline import manifest
 from pipeline.manifest import naming
+from tests import forked
 
 ROOT = pathlib.Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
@@ -26,15 +26,11 @@ needs_cifar10 = pytest.mark.skipif(not EXPAND_CIFAR10.is_file(), reason=f"CIFAR-
 
 
 def command(dataset, source, out, *flags):
-    program = [sys.executable, "-m", "beam_jobs.convert"]
-    return [*program, f"--dataset={dataset}", f"--source={source}", f"--data_dir={out}", *flags]
+    return ["-m", "beam_jobs.convert", f"--dataset={dataset}", f"--source={source}", f"--data_dir={out}", *flags]
 
 
 def convert(*arguments):
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command(*arguments), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = forked.run(command(*arguments))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout
@@ -115,7 +111,7 @@ def kill_when(out, files, *arguments):
     def written():
         return len({path for path in out.glob(".converting*/train-*") if path not in before})
 
-    process = subprocess.Popen(command(*arguments), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = forked.Process(command(*arguments))
     deadline = time.monotonic() + 120
     while written() < files and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.002)

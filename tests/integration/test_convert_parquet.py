@@ -2,10 +2,7 @@
 
 import io
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import PIL.Image
@@ -15,6 +12,7 @@ import pytest
 
 from pipeline import manifest
 from pipeline.records import example_proto, framing
+from tests import forked
 
 ROOT = pathlib.Path(__file__).parents[2]
 CIFAR10 = ROOT.parent / "shared" / "data" / "cifar10"
@@ -23,12 +21,8 @@ CLASSES = ["ape", "bee", "cat", "dog"]
 
 
 def command(dataset, source, out, *flags):
-    program = [sys.executable, "-m", "beam_jobs.convert"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [*program, f"--dataset={dataset}", f"--source={source}", f"--data_dir={out}", *flags],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    flags = [f"--dataset={dataset}", f"--source={source}", f"--data_dir={out}", *flags]
+    return forked.run(["-m", "beam_jobs.convert", *flags])
 
 
 def convert(*arguments):

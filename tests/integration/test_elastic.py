@@ -10,15 +10,14 @@ import pytest
 
 from pipeline.audit import __main__ as audit
 from tests.datasets import key_of, write_dataset
-from tests.integration.test_multiworker import finish, start
-from tests.runs import wait_for_step
+from tests.runs import finish, start_workers, wait_for_step
 
 COUNTS = (23, 0, 41, 17, 30, 12, 40)  # 163 records
 BATCH, STREAMS, RECORD_BYTES = 12, 6, 144
 T = 14  # steps an epoch; no multiple of it is a step at which a run below stops, or a multiple of SAVE before LAST
 LOOP, SAVE, LAST = 3, 27, 84
 FLAGS = (
-    *("--strategy=multiworker", f"--global_batch_size={BATCH}", f"--train_steps={LAST}", "--eval_split=none"),
+    *(f"--global_batch_size={BATCH}", f"--train_steps={LAST}", "--eval_split=none"),
     *(f"--streams={STREAMS}", f"--shuffle_bytes={STREAMS * 9 * RECORD_BYTES}"),  # windows of 9 of a stream's 27
     *(f"--steps_per_loop={LOOP}", f"--log_every={LOOP}", f"--checkpoint_every={SAVE}", "--collective_timeout=60"),
 )
@@ -48,7 +47,7 @@ class Run:
 
 def play(stage, first, data, model, logs):
     """Runs a stage from step `first`; returns the step that the next one goes on from."""
-    workers = start(data, [model] * stage.workers, *FLAGS, f"--log_keys={logs}")
+    workers = start_workers(data, [model] * stage.workers, *FLAGS, f"--log_keys={logs}")
     if stage.end is signal.SIGTERM:  # to one of them
         wait_for_step(workers[0], first + 2 * LOOP)
         workers[-1].terminate()
@@ -56,7 +55,7 @@ def play(stage, first, data, model, logs):
         wait_for_step(workers[0], (first // SAVE + 1) * SAVE + 4 * LOOP)
         for worker in workers:
             worker.kill()
-    ended = finish(workers)
+    ended = finish(*workers)
     code = {None: 0, signal.SIGTERM: 75, signal.SIGKILL: -signal.SIGKILL}[stage.end]
     assert [found for found, _, _ in ended] == [code] * stage.workers, ended
     if stage.end is signal.SIGTERM:

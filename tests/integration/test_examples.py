@@ -7,6 +7,7 @@ import os
 import pathlib
 import random
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import time
 import numpy as np
 import pytest
 
+from tests import forked
 from tests.runs import checkpoint_bytes
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -41,7 +43,9 @@ def skip_where_missing(text):
 
 
 def start(folder, text):
-    """Starts a command of the README in a folder where `python` is this one."""
+    """Starts a command of the README in a folder where `python` is this one; by a shell if it needs one."""
+    if text.startswith("python "):
+        return forked.Process(shlex.split(text)[1:], cwd=folder)
     path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     text = text if text.startswith("for ") else f"exec {text}"  # no shell between us and the process to kill
@@ -141,7 +145,7 @@ def test_help_loads_nothing_heavy(script):
 def test_no_data_is_one_line(script, folder):
     text = re.sub(r"^for.*?do |& done; wait$|\$rank", lambda m: "0" if m[0] == "$rank" else "", command(script))
     skip_where_missing(text)
-    code, out, err = finish(start(folder, text.replace("demo/digits", "nowhere")))
+    code, out, err = finish(start(folder, text.strip().replace("demo/digits", "nowhere")))
     assert (code, out) == (1, "")
     assert "Traceback" not in err
     assert err.splitlines()[-1].startswith(f"{script}: nowhere/manifest.json: no manifest")

@@ -3,12 +3,10 @@
 import contextlib
 import hashlib
 import os
-import pathlib
 import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
 import numpy as np
@@ -16,8 +14,8 @@ import pytest
 
 from pipeline import manifest
 from pipeline.manifest import naming
+from tests import forked
 
-ROOT = pathlib.Path(__file__).parents[2]
 CIFAR_FILES = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
 
 
@@ -37,23 +35,12 @@ def make_cifar(folder, rows):
 
 
 def start(source, out, *flags):
-    command = [
-        sys.executable,
-        "-m",
-        "beam_jobs.convert",
-        "--dataset=cifar10",
-        f"--source={source}",
-        f"--data_dir={out}",
-    ]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [*command, *flags], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
+    command = ["-m", "beam_jobs.convert", "--dataset=cifar10", f"--source={source}", f"--data_dir={out}"]
+    return forked.Process([*command, *flags])
 
 
 def finish(process):
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate()
     assert (process.returncode, err) == (0, ""), err
     return out
 

@@ -1,20 +1,15 @@
 """Killed at any moment and run again, a run ends with the bits of one that was never killed: in real processes."""
 
-import os
-import pathlib
 import random
 import re
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 
-from beam_jobs import convert
-from tests.runs import checkpoint_bytes, wait_for_step
+from tests.runs import checkpoint_bytes, finish, start, wait_for_step
 
-ROOT = pathlib.Path(__file__).parents[2]
 STEPS = 400
 # Checkpoints, lines and epochs at unrelated steps; distortions, so that their randomness has to come back too.
 FLAGS = (f"--train_steps={STEPS}", "--checkpoint_every=23", "--log_every=10", "--steps_per_loop=4", "--eval_every=150")
@@ -26,26 +21,6 @@ TOPOLOGIES = {
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data") / "digits"
-    convert.main(["--dataset=digits", f"--data_dir={folder}"])
-    return folder
-
-
-def start(data_dir, model_dir, *flags):
-    program = [sys.executable, "-m", "trainer.run", f"--data_dir={data_dir}", f"--model_dir={model_dir}", *flags]
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(
-        program, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def finish(process):
-    out, err = process.communicate(timeout=300)
-    return process.returncode, out, err
-
-
-@pytest.fixture(scope="module")
 def uninterrupted(digits, tmp_path_factory):
     """Returns a function from flags to the state at the end of a run that nobody touched."""
     known = {}
@@ -53,7 +28,7 @@ def uninterrupted(digits, tmp_path_factory):
     def run(*flags):
         if flags not in known:
             folder = tmp_path_factory.mktemp("uninterrupted")
-            assert finish(start(digits, folder, *flags))[0] == 0
+            assert finish(start(digits, folder, *flags))[0][0] == 0
             known[flags] = checkpoint_bytes(folder, STEPS)
             assert len(known[flags]) >= 11
         return known[flags]
@@ -71,7 +46,7 @@ def kill_after(process, step):
 def test_killed_on_one_device(digits, tmp_path, uninterrupted):
     flags = (*TOPOLOGIES["one_device"], *FLAGS, DISTORT)
     kill_after(start(digits, tmp_path, *flags), 100)
-    code, _, err = finish(start(digits, tmp_path, *flags))
+    code, _, err = finish(start(digits, tmp_path, *flags))[0]
     assert (code, err) == (0, "")
     assert checkpoint_bytes(tmp_path, STEPS) == uninterrupted(*flags)
 
@@ -84,13 +59,13 @@ def test_killed_and_terminated_on_two_replicas(digits, tmp_path, uninterrupted):
     terminated = start(digits, tmp_path, *flags)
     wait_for_step(terminated, 150)
     terminated.terminate()
-    code, _, err = finish(terminated)
+    code, _, err = finish(terminated)[0]
     assert code == 75
     stopped = re.fullmatch(rf"trainer.run: .* SIGTERM: step (\d+) of {STEPS} is saved.*\n", err)
     assert stopped, err
     assert (tmp_path / f"ckpt-{stopped[1]}.index").exists()
 
-    code, out, err = finish(start(digits, tmp_path, *flags))
+    code, out, err = finish(start(digits, tmp_path, *flags))[0]
     assert (code, err) == (0, "")
     assert f"resumed from {tmp_path}/ckpt-{stopped[1]}" in out
     assert checkpoint_bytes(tmp_path, STEPS) == uninterrupted(*flags)
@@ -101,7 +76,7 @@ def test_interrupted_by_the_keyboard(digits, tmp_path):
     process = start(digits, tmp_path, *FLAGS)
     wait_for_step(process, 20)
     process.send_signal(signal.SIGINT)
-    code, _, err = finish(process)
+    code, _, err = finish(process)[0]
     assert code == 75
     assert re.fullmatch(r"trainer.run: training stopped by SIGINT: step \d+ of 400 is saved; .*\n", err)
 
@@ -130,7 +105,7 @@ def test_killed_at_any_moment(flags, seed, digits, tmp_path, uninterrupted):
         except subprocess.TimeoutExpired:
             process.kill()
         finish(process)
-    code, _, err = finish(start(digits, tmp_path, *flags))
+    code, _, err = finish(start(digits, tmp_path, *flags))[0]
     assert (code, err) == (0, "")
     assert checkpoint_bytes(tmp_path, STEPS) == uninterrupted(*flags)
     assert not list(tmp_path.glob("*_temp"))
@@ -144,6 +119,6 @@ def test_stopped_in_the_middle_of_evaluation(digits, tmp_path, uninterrupted):
         wait_for_step(process, 0)
         time.sleep(0.3)
         process.terminate()
-        assert finish(process)[0] in (0, 75)
-    assert finish(start(digits, tmp_path, *flags))[0] == 0
+        assert finish(process)[0][0] in (0, 75)
+    assert finish(start(digits, tmp_path, *flags))[0][0] == 0
     assert checkpoint_bytes(tmp_path, STEPS) == uninterrupted(*flags)

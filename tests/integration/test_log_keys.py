@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -11,9 +9,7 @@ from pipeline import input_fn
 from pipeline.audit import __main__ as audit
 from pipeline.errors import DataError, UsageError
 from tests.datasets import Kind, write_dataset
-from tests.integration.test_multiworker import ROOT, finish
-from tests.integration.test_multiworker import start as start_workers
-from tests.runs import checkpoint_bytes, wait_for_step
+from tests.runs import checkpoint_bytes, finish, start, start_workers, wait_for_step
 from trainer import run
 
 COUNTS = (30, 0, 25, 44)  # 99 records
@@ -87,16 +83,10 @@ def test_the_keys_are_those_of_the_images_that_were_trained_on(data, tmp_path):
 def test_a_run_that_is_killed_and_resumed_on_more_replicas(data, tmp_path, capsys):
     logs, model = tmp_path / "logs", tmp_path / "model"
     flags = flags_of(data, model, f"--log_keys={logs}", "--steps_per_loop=2", "--log_every=2", "--checkpoint_every=20")
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "trainer.run", *flags, "--train_steps=100000"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start(data, model, *flags[2:], "--train_steps=100000")
     wait_for_step(process, 24)
     process.kill()
-    assert finish([process])[0][0] == -signal.SIGKILL
+    assert finish(process)[0][0] == -signal.SIGKILL
     saved = max(int(path.stem.split("-")[1]) for path in model.glob("ckpt-*.index"))
     last = (saved // T + 2) * T
     run.main([*flags, f"--train_steps={last}", *STRATEGIES["mirrored"]])
@@ -109,8 +99,8 @@ def test_a_run_that_is_killed_and_resumed_on_more_replicas(data, tmp_path, capsy
 @pytest.mark.slow
 def test_two_worker_processes(data, tmp_path, capsys):
     logs = tmp_path / "logs"
-    flags = [*ORDER, "--eval_split=none", "--strategy=multiworker", "--train_steps=22", f"--log_keys={logs}"]
-    ended = finish(start_workers(data, [tmp_path / "model"] * 2, *flags))
+    flags = [*ORDER, "--eval_split=none", "--train_steps=22", f"--log_keys={logs}"]
+    ended = finish(*start_workers(data, [tmp_path / "model"] * 2, *flags))
     assert [code for code, _, _ in ended] == [0, 0], ended
     assert sorted(path.name for path in logs.iterdir()) == ["worker-00000.jsonl", "worker-00001.jsonl"]
     out = audited(data, logs, capsys)

@@ -1,62 +1,25 @@
 """Two workers on this machine by TF_CONFIG: training, signals, kills, a lost peer, resuming. Real processes."""
 
-import json
-import os
-import pathlib
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
-from beam_jobs import convert
-from tests.loopback import free_ports
-from tests.runs import checkpoint_bytes, wait_for_step
+from tests.runs import checkpoint_bytes, finish, start, start_workers, wait_for_step
 
-ROOT = pathlib.Path(__file__).parents[2]
 STEPS = 200
 FLAGS = (
-    *("--strategy=multiworker", f"--train_steps={STEPS}", "--checkpoint_every=23", "--log_every=10"),
+    *(f"--train_steps={STEPS}", "--checkpoint_every=23", "--log_every=10"),
     *("--steps_per_loop=4", "--distort=shift(pixels=2)", "--collective_timeout=30"),
 )
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data") / "digits"
-    convert.main(["--dataset=digits", f"--data_dir={folder}"])
-    return folder
-
-
-def start(data_dir, model_dirs, *flags):
-    """Starts a worker for each model_dir."""
-    addresses = [f"localhost:{port}" for port in free_ports(len(model_dirs))]
-    workers = []
-    for index, model_dir in enumerate(model_dirs):
-        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        program = [sys.executable, "-m", "trainer.run", f"--data_dir={data_dir}", f"--model_dir={model_dir}", *flags]
-        environment = os.environ | {"PYTHONUNBUFFERED": "1", "TF_CONFIG": json.dumps(config)}
-        workers.append(
-            subprocess.Popen(
-                program, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-        )
-    return workers
-
-
-def finish(workers):
-    """Returns [(exit code, stdout, stderr)] by worker."""
-    outputs = [worker.communicate(timeout=200) for worker in workers]
-    return [(worker.returncode, *output) for worker, output in zip(workers, outputs, strict=True)]
-
-
-@pytest.fixture(scope="module")
 def uninterrupted(digits, tmp_path_factory):
     folder = tmp_path_factory.mktemp("uninterrupted")
-    chief, other = finish(start(digits, [folder] * 2, *FLAGS))
+    chief, other = finish(*start_workers(digits, [folder] * 2, *FLAGS))
     assert (chief[0], chief[2]) == (0, "")
     assert other == (0, "", "")  # the chief alone prints
     assert "multiworker: 2 replicas, here CPU:0; mlp" in chief[1]
@@ -68,26 +31,26 @@ LOST = r"trainer.run: lost another worker \(.+\);.* all 2 .*\n"
 
 
 def test_stopped_by_a_signal_then_losing_the_chief_then_going_on(digits, tmp_path, uninterrupted):
-    workers = start(digits, [tmp_path] * 2, *FLAGS)
+    workers = start_workers(digits, [tmp_path] * 2, *FLAGS)
     wait_for_step(workers[0], 30)
     workers[1].send_signal(signal.SIGTERM)
-    chief, other = finish(workers)
+    chief, other = finish(*workers)
     assert (chief[0], other[0]) == (75, 75)
     line = r"trainer.run: training stopped by %s: step (\d+) of 200 is saved.*\n"
     first = re.fullmatch(line % "another worker's signal", chief[2])
     assert first, chief[2]
     assert re.fullmatch(line % "SIGTERM", other[2])[1] == first[1]
 
-    workers = start(digits, [tmp_path] * 2, *FLAGS)
+    workers = start_workers(digits, [tmp_path] * 2, *FLAGS)
     wait_for_step(workers[0], 100)
     workers[0].kill()
     began = time.monotonic()
-    code, _, err = finish(workers)[1]
+    code, _, err = finish(*workers)[1]
     assert time.monotonic() - began < 30
     assert code == 75
     assert re.fullmatch(LOST, err), err
 
-    chief, other = finish(start(digits, [tmp_path] * 2, *FLAGS))
+    chief, other = finish(*start_workers(digits, [tmp_path] * 2, *FLAGS))
     assert (chief[0], other[0]) == (0, 0)
     assert f"resumed from {tmp_path}/ckpt-" in chief[1]
     assert checkpoint_bytes(tmp_path, STEPS) == uninterrupted
@@ -95,11 +58,11 @@ def test_stopped_by_a_signal_then_losing_the_chief_then_going_on(digits, tmp_pat
 
 @pytest.mark.slow
 def test_a_killed_worker_ends_the_chief_with_one_line(digits, tmp_path):
-    workers = start(digits, [tmp_path] * 2, *FLAGS)
+    workers = start_workers(digits, [tmp_path] * 2, *FLAGS)
     wait_for_step(workers[0], 20)
     workers[1].kill()
     began = time.monotonic()
-    code, _, err = finish(workers)[0]
+    code, _, err = finish(*workers)[0]
     assert time.monotonic() - began < 30
     assert code == 75
     assert re.fullmatch(LOST, err), err
@@ -110,7 +73,7 @@ def test_a_killed_worker_ends_the_chief_with_one_line(digits, tmp_path):
 def test_both_killed_at_any_moment(seed, digits, tmp_path, uninterrupted):
     draw = random.Random(seed)
     for _ in range(3):
-        workers = start(digits, [tmp_path] * 2, *FLAGS)
+        workers = start_workers(digits, [tmp_path] * 2, *FLAGS)
         if draw.random() < 0.7:
             for line in workers[0].stdout:  # not to a step's line: an earlier run may have come to the end already
                 if line.startswith("multiworker: "):
@@ -118,19 +81,19 @@ def test_both_killed_at_any_moment(seed, digits, tmp_path, uninterrupted):
         time.sleep(draw.uniform(0, 5))
         for worker in draw.sample(workers, 2):
             worker.kill()
-        finish(workers)
-    assert [code for code, _, _ in finish(start(digits, [tmp_path] * 2, *FLAGS))] == [0, 0]
+        finish(*workers)
+    assert [code for code, _, _ in finish(*start_workers(digits, [tmp_path] * 2, *FLAGS))] == [0, 0]
     assert checkpoint_bytes(tmp_path, STEPS) == uninterrupted
 
 
 @pytest.mark.slow
 def test_a_stopped_worker_is_given_up(digits, tmp_path):
-    workers = start(digits, [tmp_path] * 2, *FLAGS)
+    workers = start_workers(digits, [tmp_path] * 2, *FLAGS)
     wait_for_step(workers[0], 20)
     workers[1].send_signal(signal.SIGSTOP)
-    code, _, err = finish(workers[:1])[0]
+    code, _, err = finish(*workers[:1])[0]
     workers[1].kill()
-    finish(workers[1:])
+    finish(*workers[1:])
     assert code == 75
     assert err.startswith("trainer.run: lost another worker")
     assert err.count("\n") == 1
@@ -140,26 +103,22 @@ def test_a_stopped_worker_is_given_up(digits, tmp_path):
 def test_workers_without_a_shared_model_dir_are_told(digits, tmp_path, uninterrupted):
     folders = [tmp_path / "one", tmp_path / "other"]
     flags = [flag for flag in FLAGS if not flag.startswith("--train_steps")]
-    chief, other = finish(start(digits, folders, *flags, "--train_steps=10"))
+    chief, other = finish(*start_workers(digits, folders, *flags, "--train_steps=10"))
     assert (chief[0], other[0]) == (0, 0)
-    outcomes = finish(start(digits, folders, *flags, "--train_steps=20"))
+    outcomes = finish(*start_workers(digits, folders, *flags, "--train_steps=20"))
     assert outcomes[0][0] == 1
     assert "differs between workers: [10, 0]" in outcomes[0][2]
 
 
 def test_a_wrong_cluster_is_one_line(digits, tmp_path):
-    environment = os.environ | {"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 3}}'}
-    program = [sys.executable, "-m", "trainer.run", f"--data_dir={digits}", f"--model_dir={tmp_path}", *FLAGS]
-    done = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "trainer.run: TF_CONFIG: task index 3, but worker has 1 (0 and up)\n"
+    cluster = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 3}}'
+    ((code, out, err),) = finish(start(digits, tmp_path, "--strategy=multiworker", *FLAGS, tf_config=cluster))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert re.match(r"trainer.run: TF_CONFIG: .*\b3\b.*\b1\b", err)
 
 
 def test_without_a_cluster_one_worker_trains(digits, tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
-    program = [sys.executable, "-m", "trainer.run", f"--data_dir={digits}", f"--model_dir={tmp_path}"]
-    program += ["--strategy=multiworker", "--train_steps=5"]
-    done = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("TF_CONFIG is not set: --strategy=multiworker trains on this one worker\n")
-    assert "multiworker: 1 replica, " in done.stdout
+    ((code, out, err),) = finish(start(digits, tmp_path, "--strategy=multiworker", "--train_steps=5"))
+    assert (code, err) == (0, "")
+    assert out.startswith("TF_CONFIG is not set")
+    assert "multiworker: 1 replica, " in out

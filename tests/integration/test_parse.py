@@ -2,9 +2,6 @@
 
 import gzip
 import os
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -23,13 +20,13 @@ from pipeline import (
 )
 from pipeline.audit import __main__ as audit
 from pipeline.errors import DataError, UsageError
+from pipeline.index import __main__ as index
 from pipeline.inspect import __main__ as inspect
 from pipeline.records import example_proto, framing
 from pipeline.request import Request
 from pipeline.resolved import resolve
 from trainer import run as trainer
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 FILES = {"odd name.rec": 17, "empty": 0, "z=3.tfrecord": 24}
 COUNT, SIZE, STEPS = 41, 8, 6
 RESIDENT, WINDOWS, STREAMS = 1 << 30, 500, 2  # shuffle_bytes: all at once, or several windows of two streams
@@ -52,10 +49,7 @@ def made(folder, compression=""):
         data = b"".join(framing.frame(record_of(number)) for number in range(first, first + count))
         (folder / name).write_bytes(gzip.compress(data) if compression else data)
         first += count
-    command = [sys.executable, "-m", "pipeline.index", str(folder)]
-    flags = [*(f"--split=train:{name}" for name in FILES), f"--compression={compression}"]
-    done = subprocess.run([*command, *flags], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert f"{COUNT} records, every CRC right" in done.stdout
+    index.main([str(folder), *(f"--split=train:{name}" for name in FILES), f"--compression={compression}"])
     return folder
 
 
@@ -278,11 +272,8 @@ def test_inspect_and_audit_and_validate_work(folder, capsys):
     assert not any(line.startswith("label") for line in out)
     audit.main([str(folder), f"--global_batch_size={SIZE}", "--workers=4", "--exhaustive", "--shuffle_bytes=500"])
     assert f"proof holds: each of {COUNT} records once an epoch" in capsys.readouterr().out
-    done = subprocess.run(
-        [sys.executable, "-m", "beam_jobs.validate", str(folder)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"all is as the manifest says: {COUNT} records in 3 shards" in done.stdout
+    validate.main([str(folder)])
+    assert f"{COUNT} records in 3 shards" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -10,19 +10,12 @@ import time
 import pytest
 import tensorflow as tf
 
-from beam_jobs import convert
 from pipeline.errors import DataError, PipelineError, UsageError
+from tests import forked
 from trainer import run
 
 ROOT = pathlib.Path(__file__).parents[2]
 LOG_LINE = re.compile(r"step (\d+), loss = \d+\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\)")
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data") / "digits"
-    convert.main(["--dataset=digits", f"--data_dir={folder}"])
-    return folder
 
 
 @pytest.fixture
@@ -150,8 +143,8 @@ def test_flags_that_do_not_fit_the_data_or_each_other(flags, words, train):
     assert "\n" not in str(caught.value)
 
 
-def command(*flags):
-    """Runs the command in a new process; returns its exit code, stdout and stderr."""
+def test_a_run_in_its_own_process_says_nothing_on_stderr(digits, tmp_path):
+    flags = [f"--data_dir={digits}", f"--model_dir={tmp_path}", "--train_steps=20", "--eval_every=10"]
     done = subprocess.run(
         [sys.executable, "-m", "trainer.run", *flags],
         cwd=ROOT,
@@ -160,13 +153,8 @@ def command(*flags):
         timeout=120,
         check=False,
     )
-    return done.returncode, done.stdout, done.stderr
-
-
-def test_a_run_in_its_own_process_says_nothing_on_stderr(digits, tmp_path):
-    code, out, err = command(f"--data_dir={digits}", f"--model_dir={tmp_path}", "--train_steps=20", "--eval_every=10")
-    assert (code, err) == (0, "")
-    assert out.splitlines()[0].startswith("one_device: 1 replica, here CPU:0; ")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("one_device: 1 replica, here CPU:0; ")
 
 
 @pytest.mark.parametrize(
@@ -183,11 +171,12 @@ def test_mistakes_are_one_line(prepare, flags, code, words, digits, tmp_path):
     if prepare == "file":
         model_dir.write_bytes(b"")
     names = {"tmp": tmp_path, "data": digits}
-    found, out, err = command(*(flag.format(**names) for flag in flags), f"--model_dir={model_dir}", "--train_steps=5")
-    assert (found, out) == (code, "")
-    assert err.startswith("trainer.run: ")
-    assert words in err
-    assert err.count("\n") == 1
+    flags = [*(flag.format(**names) for flag in flags), f"--model_dir={model_dir}", "--train_steps=5"]
+    done = forked.run(["-m", "trainer.run", *flags])
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith("trainer.run: ")
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_damaged_shard_is_one_line(digits, tmp_path):
@@ -212,10 +201,11 @@ def test_multiworker_without_a_cluster_is_one_worker(train, monkeypatch):
 
 def test_help_is_fast():
     began = time.monotonic()
-    code, out, err = command("--help")
+    command = [sys.executable, "-m", "trainer.run", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     seconds = time.monotonic() - began
-    assert (code, err) == (0, "")
-    assert "--global_batch_size" in out
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--global_batch_size" in done.stdout
     assert seconds < 1.5  # 0.4 s on an idle machine; others may be using this one
 
 

@@ -1,0 +1,167 @@
+"""The exact text of every command: its output, its usage errors and its errors about data, one golden file each.
+
+The files are beside this one, in __snapshots__/test_wording. After a change of wording:
+
+    pytest tests/integration/test_wording.py --snapshot-update
+
+Other tests assert facts alone: exit codes, file names, record numbers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+import re
+import shutil
+
+import pytest
+from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
+
+from pipeline.commands import commandline
+from tests import validated
+from tests.datasets import write_dataset
+
+BATCH = "--global_batch_size=8"
+SHARD = "train-00001-of-00002.tfrecord"
+# What a run, a machine or a release of a library decides.
+VARYING = [
+    (r"\b\d+(\.\d+)? (s|ms)\b", "N s"),
+    (r"[\d,.]+ (MB/s|examples/s(ec)?|records/s)", r"N \1"),
+    (r"\d+\.\d+ sec/batch", "N sec/batch"),
+    (r"(loss|accuracy) = \d+\.\d+", r"\1 = N"),
+    (r"\b[0-9a-f]{64}\b", "SHA256"),
+    (r"\b0x[0-9a-f]{8}\b|\b(?=[a-f]*\d)[0-9a-f]{8}\b", "CRC32C"),
+    (r"\(version [\d.]+\)", "(version N)"),
+]
+CASES = {
+    "beam_jobs.convert": {
+        "digits": "--dataset=digits --data_dir={tmp}/digits",
+        "the same again": "--dataset=digits --data_dir={tmp}/digits",
+        "other options": "--dataset=digits --data_dir={tmp}/digits --num_shards=3",
+        "nothing given": "",
+        "an unknown flag": "--dataset=digits --data_dir={tmp}/out --num_shard=2",
+        "an unknown data set": "--dataset=digit --data_dir={tmp}/out",
+        "a bad number of shards": "--dataset=digits --data_dir={tmp}/out --num_shards=0",
+        "a bad encoding": "--dataset=digits --data_dir={tmp}/out --image_encoding=gif",
+        "an unknown split": "--dataset=digits --data_dir={tmp}/out --num_shards=tran:2",
+        "no source": "--dataset=mnist --source={tmp}/nothing --data_dir={tmp}/out",
+        "a source that is not MNIST": "--dataset=mnist --source={tmp} --data_dir={tmp}/out",
+        "no Parquet file": "--dataset=parquet --source={tmp}/made/*.parquet --data_dir={tmp}/out",
+        "a data_dir that is a file": "--dataset=digits --data_dir={tmp}/file",
+        "a corrupt source": "--dataset=tfrecord --source={tmp}/corrupt --data_dir={tmp}/out",
+        "resharded": "--dataset=tfrecord --source={tmp}/made --data_dir={tmp}/again --num_shards=2",
+    },
+    "beam_jobs.validate": {
+        "a whole data set": "{tmp}/valid",
+        "deep": "{tmp}/valid --deep",
+        "no manifest": "{tmp}/nothing",
+        "a corrupt record": "{tmp}/corrupt",
+        "a shard that was cut": "{tmp}/cut",
+        "a missing shard": "{tmp}/missing",
+        "a manifest that is no JSON": "{tmp}/bad_manifest",
+        "an unknown flag": "{tmp}/made --dep",
+    },
+    "trainer.run": {
+        "a run": "--data_dir={tmp}/made --model_dir={tmp}/run --train_steps=6 --log_every=5 " + BATCH,
+        "the same again": "--data_dir={tmp}/made --model_dir={tmp}/run --train_steps=6 " + BATCH,
+        "another order": "--data_dir={tmp}/made --model_dir={tmp}/run --train_steps=9 --seed=1 " + BATCH,
+        "another model": "--data_dir={tmp}/made --model_dir={tmp}/run --train_steps=9 --optimizer=adam " + BATCH,
+        "nothing given": "",
+        "an unknown flag": "--data_dir={tmp}/made --model_dir={tmp}/out --modle=mlp",
+        "an unknown model": "--data_dir={tmp}/made --model_dir={tmp}/out --model=lent",
+        "a value that is no number": "--data_dir={tmp}/made --model_dir={tmp}/out --train_steps=many",
+        "no manifest": "--data_dir={tmp}/nothing --model_dir={tmp}/out",
+        "no such split": "--data_dir={tmp}/made --model_dir={tmp}/out --eval_split=tset",
+        "a batch that does not divide": "--data_dir={tmp}/made --model_dir={tmp}/out --strategy=mirrored"
+        " --num_replicas=3 " + BATCH,
+        "a model_dir that is a file": "--data_dir={tmp}/made --model_dir={tmp}/file --train_steps=5 " + BATCH,
+        "a recipe that does not fit": "--data_dir={tmp}/made --model_dir={tmp}/out --train_steps=5 "
+        "--distort=random_crop(size=2) " + BATCH,
+        "a shard that was cut": "--data_dir={tmp}/cut --model_dir={tmp}/out --train_steps=5 " + BATCH,
+        "a corrupt record": "--data_dir={tmp}/corrupt --model_dir={tmp}/out2 --train_steps=5 " + BATCH,
+    },
+    "pipeline.inspect": {
+        "a data set": "{tmp}/made",
+        "a contact sheet": "{tmp}/made --png={tmp}/sheet.png",
+        "no manifest": "{tmp}/nothing",
+        "a picture of another name": "{tmp}/made --png={tmp}/sheet.gif",
+        "a flag of the picture alone": "{tmp}/made --distort=shift",
+        "a missing shard": "{tmp}/missing",
+        "an unknown recipe": "{tmp}/made --png={tmp}/sheet.png --distort=shfit",
+    },
+    "pipeline.audit": {
+        "a proof": "{tmp}/made --workers=2 " + BATCH,
+        "every record, and against another job": "{tmp}/made --workers=2 --exhaustive --against_workers=4 " + BATCH,
+        "no batch size": "{tmp}/made",
+        "no manifest": "{tmp}/nothing " + BATCH,
+        "replicas that do not divide": "{tmp}/made --workers=3 " + BATCH,
+        "a negative epoch": "{tmp}/made --epoch=-1 " + BATCH,
+        "no logs": "{tmp}/made --observed={tmp}/nothing",
+        "an unknown flag": "{tmp}/made --worker=2 " + BATCH,
+    },
+    "pipeline.index": {
+        "files": "{tmp}/files --split=train:*.rec",
+        "the same again": "{tmp}/files --split=train:*.rec",
+        "replaced": "{tmp}/files --split=train:*.rec --overwrite",
+        "no split": "{tmp}/files",
+        "no file": "{tmp}/files --split=train:*.tfrecord --overwrite",
+        "no folder": "{tmp}/nothing --split=train:*",
+        "a manifest of another command": "{tmp}/made --split=train:*.tfrecord --overwrite",
+        "a corrupt record": "{tmp}/corrupt_files --split=train:*.rec",
+        "a split without files": "{tmp}/files --split=train",
+    },
+}
+
+
+class Text(SingleFileSnapshotExtension):
+    """One text file per test."""
+
+    _write_mode = WriteMode.TEXT
+    file_extension = "txt"
+
+
+@pytest.fixture(scope="module")
+def tmp(tmp_path_factory):
+    """A folder of data sets, whole and damaged."""
+    folder = tmp_path_factory.mktemp("wording")
+    write_dataset(folder / "made", (11, 9))
+    validated.write(folder / "valid")
+    for name in ("corrupt", "cut", "missing", "bad_manifest"):
+        shutil.copytree(folder / "made", folder / name)
+    damage(folder / "corrupt" / SHARD)
+    (folder / "cut" / SHARD).write_bytes((folder / "cut" / SHARD).read_bytes()[:-10])
+    (folder / "missing" / SHARD).unlink()
+    (folder / "bad_manifest" / "manifest.json").write_text("{")
+    for name, shard in (("files", folder / "made" / SHARD), ("corrupt_files", folder / "corrupt" / SHARD)):
+        (folder / name).mkdir()
+        shutil.copy(shard, folder / name / "one.rec")
+    (folder / "file").touch()
+    return folder
+
+
+def damage(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.write_bytes(data)
+
+
+def said(command, arguments, tmp, capsys):
+    """Returns the exit code and the text of a command, without what varies."""
+    module = importlib.import_module(f"{command}.__main__" if command.startswith("pipeline.") else command)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        commandline.run(command, module.main, arguments.format(tmp=tmp).split())
+    out, err = capsys.readouterr()
+    text = "".join(f"{name}| {line}\n" for name, lines in (("", out), ("!", err)) for line in lines.splitlines())
+    text = text.replace(str(tmp), "TMP").replace(str(pathlib.Path.home()), "HOME")
+    for pattern, name in VARYING:
+        text = re.sub(pattern, name, text)
+    return f"exit code {ended.value.code}\n{text}"
+
+
+@pytest.mark.parametrize("command", CASES)
+def test_wording(command, tmp, capsys, snapshot, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    cases = CASES[command].items()
+    text = "\n".join(f"== {name}: {line}\n{said(command, line, tmp, capsys)}" for name, line in cases)
+    assert text == snapshot(extension_class=Text)
