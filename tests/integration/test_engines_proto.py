@@ -18,7 +18,7 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from beam_jobs.config import ConvertConfig
 from beam_jobs.conversion import job
 from beam_jobs.plan import make_plan
-from tests.engines.commands import ROOT
+from tests.forked import ROOT
 
 MAX_BYTES = 64 << 10  # 64 KiB
 OURS = "beam:dofn:pickled_python_info:v1"
