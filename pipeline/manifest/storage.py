@@ -24,14 +24,17 @@ class Identity(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """A file of a data set; `str` gives its path."""
+    """A file or folder of a data set: `str` gives its path, `folder / name` a file in it."""
 
     path: str
 
     @property
     def is_remote(self) -> bool:
-        """Whether it has to be opened by TensorFlow."""
+        """Whether TensorFlow has to open it."""
         return "://" in self.path
+
+    def __truediv__(self, name: str) -> File:
+        return File(os.path.join(self.path, name))
 
     def __str__(self) -> str:
         return self.path
@@ -61,10 +64,10 @@ class File:
             with open(self.path, encoding=encoding) as file:
                 return file.read()
         try:
-            is_there = _gfile().exists(self.path)
+            exists = _gfile().exists(self.path)
         except Exception as error:  # TensorFlow's errors are not OSErrors: no such file system, no credentials
             raise OSError(_reason(error)) from None
-        if not is_there:
+        if not exists:
             raise FileNotFoundError(self.path)
         with self.open() as file:
             return bytes(file.read_at(0, self.identity().num_bytes)).decode(encoding)
@@ -78,27 +81,9 @@ class File:
         return _RemoteFile(self.path) if self.is_remote else _LocalFile(self.path)
 
 
-@dataclasses.dataclass(frozen=True)
-class Folder:
-    """The folder of a data set: `folder / name` is a file in it."""
-
-    path: str
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether its files have to be opened by TensorFlow."""
-        return "://" in self.path
-
-    def __truediv__(self, name: str) -> File:
-        return File(os.path.join(self.path, name))
-
-    def __str__(self) -> str:
-        return self.path
-
-
-def folder(data_dir: PathLike) -> Folder:
+def folder(data_dir: PathLike) -> File:
     """Returns the folder of a path or URL."""
-    return Folder(os.fspath(data_dir))
+    return File(os.fspath(data_dir))
 
 
 class OpenFile:
@@ -125,7 +110,7 @@ class OpenFile:
         return view
 
     def close(self) -> None:
-        """Closes it."""
+        """Releases what it holds."""
         raise NotImplementedError
 
     def __enter__(self) -> OpenFile:
