@@ -141,15 +141,6 @@ def test_the_users_own_function_gets_pixels_and_keys_by_seed_epoch_and_record(fo
         assert np.array_equal(x, np.stack([hashing.uniform(keys, 0), hashing.uniform(keys, 1)], 1))
 
 
-def test_another_epoch_has_another_order_and_other_distortions(folder):
-    got = elements(input_fn(folder, global_batch_size=12, training=True, epochs=2, distort="shift", record_ids=True))
-    (x0, _, _, r0), (x1, _, _, r1) = got
-    assert not np.array_equal(r0, r1)
-    assert sorted(r0) == sorted(r1) == list(range(12))
-    by_record0, by_record1 = x0[np.argsort(r0)], x1[np.argsort(r1)]
-    assert 6 <= sum(not np.array_equal(a, b) for a, b in zip(by_record0, by_record1, strict=True)) <= 12
-
-
 @pytest.mark.parametrize(
     ("arguments", "facts"),
     [
@@ -250,5 +241,5 @@ def test_numpy_integers_are_integers(folder):
 def test_windows_that_no_memory_holds_are_refused(folder, monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: 1200)
     input_fn(folder, global_batch_size=8, training=True, shuffle_bytes=4 * 144, streams=1)
-    with pytest.raises(UsageError, match="shuffle_bytes=864, 1 of 1 streams: needs 0 MiB on this worker"):
+    with pytest.raises(UsageError, match="shuffle_bytes=864, 1 of 1 streams"):
         input_fn(folder, global_batch_size=8, training=True, shuffle_bytes=6 * 144, streams=1)

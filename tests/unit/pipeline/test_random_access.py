@@ -94,10 +94,8 @@ def test_further_features_have_the_manifests_dtypes_and_shapes(tmp_path):
 @pytest.mark.parametrize(
     ("split", "numbers"),
     [
-        ("train[:50%]", range(6)),
         ("train[10:]+test[:1]+train[3:6]", [10, 11, -1, 3, 4, 5]),
         ("test", [-1, -2, -3, -4]),
-        ("train[:10%]+test", [0, -1, -2, -3, -4]),
     ],
 )
 def test_slices_of_splits(folder, split, numbers):

@@ -82,14 +82,6 @@ def test_a_jpeg_is_as_pillow_decodes_it():
     assert np.abs(got - whole[top : top + 24, left : left + 24]).max() <= 2
 
 
-def test_a_png_is_as_pillow_decodes_it():
-    image = encoded((40, 48), "PNG")
-    made, keys = decoder("png", "random_crop(size=24)"), keys_of(1)
-    top, left, _, _ = box_of(made.crop, (40, 48), keys[0])
-    whole = np.asarray(PIL.Image.open(io.BytesIO(image)))
-    assert np.array_equal(decode(made, [image], keys)[0], whole[top : top + 24, left : left + 24])
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_grey_and_colour_in_two_formats_become_colour(recipe):
     kinds = [(image_format, mode) for image_format in ("PNG", "JPEG") for mode in ("L", "RGB")]
