@@ -10,19 +10,17 @@ import pathlib
 import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import tqdm
 
-from beam_jobs.sources import files as places
 from beam_jobs.sources import streams
-from beam_jobs.storage.paths import AnyPath, LocalPath
+from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 
 _BLOCK = 1 << 20  # 1 MiB: hashlib releases the interpreter's lock for a millisecond at a time
 _SECONDS_WITHOUT_BAR = 3.0
-_TAIL = 8  # bytes: the length of a Parquet file's footer, uint32, and PAR1
 
 
 Path = str | bytes | pathlib.Path
@@ -72,35 +70,10 @@ class Tally:
         return Digest(self._size, self._sha256.hexdigest())
 
 
-def describe_parquet(files: Sequence[tuple[str, AnyPath]]) -> tuple[SourceFile, ...]:
-    """Returns the manifest's entry of each Parquet file, in their order.
-
-    Of a local file the digest is of its content. Of a remote one it is of the footer with its length and magic, which
-    end the file: to take all of its bytes from a store would last too long. The footer has the place and size of every
-    column chunk and what statistics the writer made; a file that differs in nothing of that is not told apart.
-
-    Raises:
-      DataError: a file is missing or cannot be read.
-    """
-    if any(places.is_remote(path) for _, path in files):
-        return tuple(places.each(lambda file: SourceFile(file[0], *_of_footer(file[1])), files, remote=True))
-    return describe([(name, str(path)) for name, path in files])
-
-
-def _of_footer(path: AnyPath) -> Digest:
-    place = places.place(path)
-    with streams.errors_of(place), places.open_file(place) as stream:
-        size = places.size_of(stream)
-        length = int.from_bytes(places.read_at(stream, size - _TAIL, _TAIL)[:4], "little") + _TAIL
-        if length > size:
-            raise DataError(f"{place}: is no Parquet file: its footer cannot have {length} of {size} bytes")
-        return Digest(size, hashlib.sha256(places.read_at(stream, size - length, length)).hexdigest())
-
-
 def digests(paths: Sequence[Path], unpack: bool = False, advance: Callable[[int], None] | None = None) -> list[Digest]:
     """Returns the digest of each file, in their order.
 
-    One thread a core, a block of each in memory; after three seconds a bar is drawn if stderr is a terminal.
+    One thread per core, a block of each in memory; after three seconds a bar is drawn if stderr is a terminal.
 
     Args:
       paths: files of any size.
@@ -113,25 +86,26 @@ def digests(paths: Sequence[Path], unpack: bool = False, advance: Callable[[int]
     if advance is None:
         with bar(_total_bytes(paths)) as own_advance:
             return digests(paths, unpack, own_advance)
-    found: list[Digest] = [Digest(0, "")] * len(paths)
-    with _stopped_on_error() as (pool, stop):
+    stop = threading.Event()
 
-        def work(numbers: Iterator[int]) -> None:
-            for number in numbers:
-                if stop.is_set():
-                    return
-                found[number] = _digest(paths[number], unpack, advance, stop)
+    def work(path: Path) -> Digest:
+        try:
+            return _digest(path, unpack, advance, stop)
+        except BaseException:
+            stop.set()  # else the other threads would finish their files before the error is told
+            raise
 
-        numbers = iter(range(len(paths)))  # whose next() is atomic: every number goes to one thread
-        threads = min(os.cpu_count() or 1, len(paths))
-        for done in concurrent.futures.as_completed([pool.submit(work, numbers) for _ in range(threads)]):
-            done.result()
-    return found
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(work, paths))
 
 
 def _digest(path: Path, unpack: bool, advance: Callable[[int], None], stop: threading.Event) -> Digest:
     sha256, size = hashlib.sha256(), 0
-    with streams.opened(LocalPath(os.fsdecode(path))) if unpack else _opened(path) as stream:
+    shown = os.fsdecode(path)
+    with (
+        streams.errors_of(shown),
+        streams.opened(LocalPath(shown)) if unpack else open(path, "rb", buffering=0) as stream,
+    ):
         while not stop.is_set() and (block := stream.read(_BLOCK)):
             sha256.update(block)
             size += len(block)
@@ -139,28 +113,10 @@ def _digest(path: Path, unpack: bool, advance: Callable[[int], None], stop: thre
     return Digest(size, sha256.hexdigest())
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    with _read_errors(path), open(path, "rb", buffering=0) as stream:
-        yield stream
-
-
-@contextlib.contextmanager
-def _read_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except DataError:
-        raise
-    except FileNotFoundError:
-        raise DataError(f"{os.fsdecode(path)}: no such file") from None
-    except OSError as error:
-        raise DataError(f"{os.fsdecode(path)}: cannot be read: {error.strerror or error}") from None
-
-
 def _total_bytes(paths: Sequence[Path]) -> int:
     total = 0
     for path in paths:
-        with _read_errors(path):
+        with streams.errors_of(os.fsdecode(path)):
             status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait for ever
             raise DataError(f"{os.fsdecode(path)}: is not a regular file")
@@ -188,14 +144,3 @@ def bar(total: int) -> Iterator[Callable[[int], None]]:
 
     with contextlib.closing(drawn):
         yield advance
-
-
-@contextlib.contextmanager
-def _stopped_on_error() -> Iterator[tuple[concurrent.futures.ThreadPoolExecutor, threading.Event]]:
-    """Yields threads, and an event that ends them early: they would finish their files before an error is told."""
-    stop = threading.Event()
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        try:
-            yield pool, stop
-        finally:
-            stop.set()

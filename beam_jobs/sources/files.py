@@ -5,13 +5,11 @@ from __future__ import annotations
 import io
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import IO, TypeVar
 
 import pyarrow as pa
 
-from beam_jobs.storage.paths import AnyPath, RemotePath
+from beam_jobs.storage.paths import AnyPath, RemotePath, StoragePath
 from pipeline.errors import DataError
 
 Place = str | RemotePath  # a local path is kept as its text, which is small to send to workers
@@ -23,7 +21,7 @@ _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
 
 
-def place(path: AnyPath | Place) -> Place:
+def place(path: StoragePath | AnyPath | Place) -> Place:
     """Returns the place of a path."""
     return path if isinstance(path, RemotePath) else str(path)
 
@@ -33,7 +31,7 @@ def path_of(place: Place) -> AnyPath:
     return place if isinstance(place, RemotePath) else pathlib.Path(place)
 
 
-def is_remote(place: Place | AnyPath) -> bool:
+def is_remote(place: Place | AnyPath | StoragePath) -> bool:
     """Says whether a place is in an object store or HDFS."""
     return isinstance(place, RemotePath)
 
@@ -48,11 +46,6 @@ def name_from(place: Place | AnyPath, folder: Place | AnyPath) -> str:
     if isinstance(place, RemotePath) or isinstance(folder, RemotePath):
         return str(place).removeprefix(f"{folder}/")
     return os.path.relpath(place, folder)
-
-
-def buffer_of(place: Place, local: int) -> int:
-    """Returns how many bytes to read ahead: `local` of them in a folder, 8 MiB elsewhere."""
-    return _REMOTE_BUFFER if is_remote(place) else local
 
 
 def open_file(place: Place, buffering: int = 0) -> IO[bytes]:
@@ -70,12 +63,6 @@ def open_file(place: Place, buffering: int = 0) -> IO[bytes]:
         return open(place, "rb", buffering=buffering)
     stream = place.open()
     return io.BufferedReader(stream, _REMOTE_BUFFER) if buffering else stream  # type: ignore[type-var, return-value]
-
-
-def open_native(place: Place) -> pa.NativeFile:
-    """Opens a file for pyarrow; raises as `open_file`."""
-    # Not memory-mapped: a file cut while it is read must not kill the process.
-    return place.open() if isinstance(place, RemotePath) else pa.OSFile(place)
 
 
 def read_at(stream: IO[bytes], offset: int, size: int) -> bytes:
@@ -125,15 +112,3 @@ def size_of(stream: IO[bytes]) -> int:
     size = stream.seek(0, os.SEEK_END)
     stream.seek(0)
     return size
-
-
-def each(function: Callable[[_Item], _Made], items: Iterable[_Item], remote: bool) -> Iterator[_Made]:
-    """Yields what a function makes of each of some files, in their order: of remote ones some at a time, in threads.
-
-    Raises what the function does, of the first file that fails.
-    """
-    if not remote:
-        yield from map(function, items)
-        return
-    with ThreadPoolExecutor(_REQUESTS) as pool:
-        yield from pool.map(function, items)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from beam_jobs.sources import files
-from beam_jobs.sources.files import Place, Stamp
+from beam_jobs.sources import streams
+from beam_jobs.storage.paths import StoragePath
 from pipeline.errors import DataError
 
 MAX_GROUP_BYTES = 1 << 30  # 1 GiB: a shard reads its row groups whole, and those at its ends are read twice
@@ -27,19 +28,19 @@ class _Footers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: collections.OrderedDict[tuple[Place, Stamp], pq.FileMetaData] = collections.OrderedDict()
+        self._known: collections.OrderedDict[KnownFile, pq.FileMetaData] = collections.OrderedDict()
         self._bytes = 0
 
-    def get(self, path: Place, expected: Stamp) -> pq.FileMetaData | None:
+    def get(self, file: KnownFile) -> pq.FileMetaData | None:
         with self._lock:
-            if (path, expected) in self._known:
-                self._known.move_to_end((path, expected))
-            return self._known.get((path, expected))
+            if file in self._known:
+                self._known.move_to_end(file)
+            return self._known.get(file)
 
-    def add(self, path: Place, expected: Stamp, footer: pq.FileMetaData) -> None:
+    def add(self, file: KnownFile, footer: pq.FileMetaData) -> None:
         with self._lock:
-            if (path, expected) not in self._known:
-                self._known[path, expected] = footer
+            if file not in self._known:
+                self._known[file] = footer
                 self._bytes += footer.serialized_size
             while self._bytes > _FOOTERS_BYTES and len(self._known) > 1:
                 self._bytes -= self._known.popitem(last=False)[1].serialized_size
@@ -48,73 +49,119 @@ class _Footers:
 _footers = _Footers()
 
 
-@contextlib.contextmanager
-def opened(path: Place, expected: Stamp) -> Iterator[pq.ParquetFile]:
-    """Opens a file, its footer parsed once a process, and checks before and after that it is unchanged.
+@dataclasses.dataclass(frozen=True)
+class KnownFile:
+    """A Parquet file as it was when the source was opened.
 
-    Raises:
-      DataError: it changed since it had the stamp `expected`, or its footer cannot be read.
+    Attributes:
+      path: of the file.
+      stamp: its size in bytes, and the time of its last change in nanoseconds.
     """
-    _check_unchanged(path, expected)
-    with contextlib.ExitStack() as stack:
-        with one_line(f"{path}: is no Parquet file that can be read"):
-            stream = stack.enter_context(files.open_native(path))
-            file = pq.ParquetFile(
-                stream,
-                metadata=_footers.get(path, expected),
-                pre_buffer=False,  # else the whole row group is read into memory first
-                buffer_size=files.buffer_of(path, _BUFFER),
-                page_checksum_verification=True,
+
+    path: StoragePath
+    stamp: tuple[int, int]
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[OpenFile]:
+        """Opens the file, its footer parsed once per process, and checks before and after that it is unchanged.
+
+        Raises:
+          DataError: it changed, or its footer cannot be read.
+        """
+        self._check_unchanged()
+        with contextlib.ExitStack() as stack:
+            with one_line(f"{self.path}: is no Parquet file that can be read"):
+                file = pq.ParquetFile(
+                    stack.enter_context(self.path.open_native()),
+                    metadata=_footers.get(self),
+                    pre_buffer=False,  # else the whole row group is read into memory first
+                    buffer_size=self.path.read_ahead(_BUFFER),
+                    page_checksum_verification=True,
+                )
+                _footers.add(self, file.metadata)
+            yield OpenFile(self.path, file)
+        self._check_unchanged()
+
+    def _check_unchanged(self) -> None:
+        if streams.stamp(self.path) != self.stamp:
+            raise DataError(f"{self.path}: changed while it was being converted; run the conversion again")
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenFile:
+    """An open Parquet file; `path` is for errors."""
+
+    path: StoragePath
+    file: pq.ParquetFile
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns' names and types; raises DataError."""
+        with one_line(f"{self.path}: its schema cannot be read"):
+            return self.file.schema_arrow
+
+    @property
+    def groups(self) -> range:
+        """The numbers of the row groups."""
+        return range(self.file.num_row_groups)
+
+    def batches(self, group: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yields a row group in batches of about 16 MiB.
+
+        Args:
+          group: number of the row group.
+          columns: dotted paths of the columns to read.
+
+        Raises:
+          DataError: a page is corrupt, or rows are missing.
+        """
+        info = self.file.metadata.row_group(group)
+        rows, size = info.num_rows, max(info.total_byte_size, 1)
+        count = max(1, min(_MAX_BATCH, _BATCH_BYTES * rows // size))
+        read = 0
+        with self.errors_of(group):
+            for batch in self.file.iter_batches(count, row_groups=[group], columns=list(columns), use_threads=False):
+                read += len(batch)
+                yield batch
+        if read != rows:
+            raise DataError(
+                f"{self.path}: row group {group}: has {read} rows, but its footer says {rows}; get the file again"
             )
-            _footers.add(path, expected, file.metadata)
-        yield file
-    _check_unchanged(path, expected)
 
+    def rows(self, group: int, columns: Sequence[str]) -> int:
+        """Returns the rows of a row group, of which some columns can be held in memory.
 
-def batches(path: Place, file: pq.ParquetFile, group: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yields a row group in batches of about 16 MiB.
+        Raises:
+          DataError: the row group is larger than 1 GiB or cannot be read; its footer is corrupt.
+        """
+        rows: int = self.file.metadata.row_group(group).num_rows
+        if rows < 0:
+            raise DataError(
+                f"{self.path}: row group {group}: has {rows} rows; its footer is corrupt, get the file again"
+            )
+        size = self._num_bytes(group, columns)
+        if size > MAX_GROUP_BYTES:
+            raise DataError(
+                f"{self.path}: row group {group}: has {size} bytes, above {MAX_GROUP_BYTES}; write the file with "
+                "smaller row groups: pyarrow.parquet.write_table(table, path, row_group_size=1000)"
+            )
+        return rows
 
-    Args:
-      path: of the file, for errors.
-      file: it, opened.
-      group: number of the row group.
-      columns: dotted paths of the columns to read.
+    def _num_bytes(self, group: int, columns: Sequence[str]) -> int:
+        """Returns the bytes of some columns, decompressed, or of all where those are few enough."""
+        info = self.file.metadata.row_group(group)
+        if info.total_byte_size <= MAX_GROUP_BYTES:
+            return int(info.total_byte_size)
+        # A corrupt `info.column(...)` ends the process (pyarrow 25), a corrupt row does not: so one is read first.
+        next(self.batches(group, columns), None)
+        paths = [self.file.metadata.schema.column(leaf).path for leaf in range(self.file.metadata.num_columns)]
+        wanted = tuple(f"{column}." for column in columns)
+        leaves = [leaf for leaf, name in enumerate(paths) if f"{name}.".startswith(wanted)]
+        return sum(info.column(leaf).total_uncompressed_size for leaf in leaves)
 
-    Raises:
-      DataError: a page is corrupt, or rows are missing.
-    """
-    info = file.metadata.row_group(group)
-    rows, size = info.num_rows, max(info.total_byte_size, 1)
-    count = max(1, min(_MAX_BATCH, _BATCH_BYTES * rows // size))
-    read = 0
-    with one_line(f"{path}: row group {group}: cannot be read"):
-        for batch in file.iter_batches(count, row_groups=[group], columns=list(columns), use_threads=False):
-            read += len(batch)
-            yield batch
-    if read != rows:
-        raise DataError(f"{path}: row group {group}: has {read} rows, but its footer says {rows}; get the file again")
-
-
-def group_bytes(path: Place, file: pq.ParquetFile, group: int, columns: Sequence[str]) -> int:
-    """Returns the bytes of some columns of a row group, decompressed, or of all where those are few enough.
-
-    Raises:
-      DataError: the row group cannot be read.
-    """
-    info = file.metadata.row_group(group)
-    if info.total_byte_size <= MAX_GROUP_BYTES:
-        return int(info.total_byte_size)
-    # A corrupt `info.column(...)` ends the process (pyarrow 25), a corrupt row does not: so one is read first.
-    next(batches(path, file, group, columns), None)
-    paths = [file.metadata.schema.column(leaf).path for leaf in range(file.metadata.num_columns)]
-    wanted = tuple(f"{column}." for column in columns)
-    leaves = [leaf for leaf, name in enumerate(paths) if f"{name}.".startswith(wanted)]
-    return sum(info.column(leaf).total_uncompressed_size for leaf in leaves)
-
-
-def _check_unchanged(path: Place, expected: Stamp) -> None:
-    if files.stamp(path) != expected:
-        raise DataError(f"{path}: changed while it was being converted; run the conversion again")
+    def errors_of(self, group: int) -> contextlib.AbstractContextManager[None]:
+        """Names the file and the row group in what pyarrow raises."""
+        return one_line(f"{self.path}: row group {group}: cannot be read")
 
 
 @contextlib.contextmanager
@@ -122,7 +169,7 @@ def one_line(what: str) -> Iterator[None]:
     """Turns whatever pyarrow raises into a DataError of one line.
 
     Args:
-      what: the beginning of the line: the file, the place in it and what is wrong there.
+      what: the beginning of the line: the file, the row group and what is wrong there.
 
     Raises:
       DataError: something was raised inside.

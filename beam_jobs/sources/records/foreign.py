@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from beam_jobs.sources import digest, file_names, streams
+from beam_jobs.sources import digest, listing, streams
 from beam_jobs.sources import files as places
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.files import Place
@@ -18,7 +18,8 @@ from beam_jobs.sources.records import schema as record_schema
 from beam_jobs.sources.records import stream as record_stream
 from beam_jobs.sources.records.files import RecordFile
 from beam_jobs.sources.records.source import RecordSource
-from beam_jobs.storage.paths import AnyPath
+from beam_jobs.storage import paths as storage
+from beam_jobs.storage.paths import AnyPath, StoragePath
 from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 from pipeline.records import example_proto
@@ -69,8 +70,8 @@ def _index(
         tally = digest.Tally(advance)
         return record_files.index(path, visit, tally.add), SourceFile(places.name_from(path, root), *tally.digest())
 
-    with digest.bar(sum(size for size, _ in places.each(places.stamp, paths, remote=True))) as advance:
-        walked = list(places.each(walk, paths, remote=True))
+    with digest.bar(sum(size for size, _ in storage.each(places.stamp, paths, remote=True))) as advance:
+        walked = list(storage.each(walk, paths, remote=True))
     return [file for file, _ in walked], tuple(sorted((entry for _, entry in walked), key=lambda entry: entry.file))
 
 
@@ -102,7 +103,7 @@ class _Labels:
             with self._lock:
                 self._highest = max(self._highest, int(values[0]))
 
-    def class_names(self, root: AnyPath) -> tuple[str, ...]:
+    def class_names(self, root: StoragePath) -> tuple[str, ...]:
         """Returns "0" to the highest label.
 
         Raises:
@@ -134,7 +135,7 @@ def _first_records(paths: Sequence[Place]) -> tuple[list[dict[str, Any]], str]:
     raise DataError(f"{places.path_of(paths[0]).parent}: {len(paths)} TFRecord files, but {what}")
 
 
-def _class_names(path: AnyPath) -> tuple[str, ...]:
+def _class_names(path: StoragePath) -> tuple[str, ...]:
     if not path.exists():
         return ()
     with streams.errors_of(path):
@@ -154,4 +155,4 @@ def _by_split(files: Sequence[RecordFile]) -> dict[str, tuple[RecordFile, ...]]:
     for split, own in found.items():
         if not any(file.num_records for file in own):
             raise DataError(f"{own[0].path}: split {split!r} has no record; leave its {len(own)} files out by a glob")
-    return {split: tuple(found[split]) for split in sorted(found, key=file_names.SPLITS.index)}
+    return {split: tuple(found[split]) for split in sorted(found, key=listing.SPLITS.index)}

@@ -69,7 +69,7 @@ def _open_ours(folder: AnyPath, options: SourceOptions) -> RecordSource:
 
 
 def _shards(folder: AnyPath, made: Manifest, shards: Iterable[ShardInfo]) -> Iterator[RecordFile]:
-    return files.each(lambda shard: _shard(files.place(folder), made, shard), shards, files.is_remote(folder))
+    return paths.each(lambda shard: _shard(files.place(folder), made, shard), shards, files.is_remote(folder))
 
 
 def _shard(folder: Place, made: Manifest, shard: ShardInfo) -> RecordFile:

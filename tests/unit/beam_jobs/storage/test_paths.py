@@ -2,7 +2,7 @@ import pickle
 
 import pytest
 
-from beam_jobs.storage.paths import RemotePath, path_of, text_of
+from beam_jobs.storage.paths import LocalPath, RemotePath, each, path_of
 
 
 def test_a_url_is_shown_without_its_options_and_its_user():
@@ -27,5 +27,28 @@ def test_a_name_with_a_question_mark_begins_no_options():
 
 @pytest.mark.parametrize("text", ["/data/a", "s3://bucket/a?region=x"])
 def test_a_path_is_its_text(text):
-    assert text_of(path_of(text)) == text
+    assert path_of(text).url == text
     assert pickle.loads(pickle.dumps(path_of(text))) == path_of(text)
+
+
+def test_a_local_path_does_what_a_remote_one_does(tmp_path):
+    folder = path_of(str(tmp_path))
+    for name in ("a.bin", "b/c/d.bin"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(bytes(range(100)))
+    assert (folder.files(), folder.files(recursive=True)) == (["a.bin"], ["a.bin", "b/c/d.bin"])
+    path = folder / "b" / "c" / "d.bin"
+    assert isinstance(path.parent, LocalPath)
+    assert path.name_in(folder) == "b/c/d.bin"
+    store = RemotePath("s3://bucket/data?region=x")
+    assert (store / "b/c").name_in(store) == "b/c"
+    assert path.size_and_time() == (100, (tmp_path / "b" / "c" / "d.bin").stat().st_mtime_ns)
+    with path.open_native() as stream:
+        assert stream.read_at(5, 98) == bytes([98, 99])
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_each_keeps_the_order_and_raises_of_the_first(remote):
+    assert list(each(lambda n: n * n, range(100), remote)) == [n * n for n in range(100)]
+    with pytest.raises(ZeroDivisionError):
+        list(each(lambda n: 1 // (n - 50), range(100), remote))

@@ -206,10 +206,10 @@ def test_metadata_of_another_form_is_ignored(tmp_path, text):
 
 
 def test_too_many_classes_are_refused(tmp_path, monkeypatch):
-    with pytest.raises(DataError, match=r"a\.parquet: column 'label' has 1000001 classes or more, above 100000"):
+    with pytest.raises(DataError, match=r"a\.parquet: column 'label' has 1000001 classes or more, .*100000"):
         one(tmp_path, label=pa.array([1_000_000] * 10))
     monkeypatch.setattr(parquet_labels, "MAX_CLASSES", 5)
-    with pytest.raises(DataError, match="column 'label' has 8 classes or more, above 5, .* --label_column"):
+    with pytest.raises(DataError, match="column 'label' has 8 classes or more, .* 5; .* --label_column"):
         one(tmp_path, label=pa.array([f"name {n}" for n in range(10)]))
 
 
@@ -342,7 +342,7 @@ AMBIGUOUS = [
     (["train.parquet", "more.parquet"], r"more\.parquet: no split can be told from its name, as 'train' can"),
     (["train/test-1.parquet"], r"test-1\.parquet: is its split test or train\?"),
     (["val/0.parquet", "validation/0.parquet"], "'val' and of 'validation', which both mean split 'validation'"),
-    (["train-00000-of-00003.parquet", "train-00002-of-00003.parquet"], "train-00001-of-00003.* is missing, and 2 of 3"),
+    (["train-00000-of-00003.parquet", "train-00002-of-00003.parquet"], "train-00001-of-00003.* 2 of 3"),
     (["a-00001-of-00002.parquet"], r"a-00000-of-00002\.parquet: is missing"),
 ]  # fmt: skip
 
@@ -394,7 +394,7 @@ def test_sources_that_are_not_there(tmp_path):
 def test_files_that_differ_in_their_columns_are_refused(tmp_path):
     write(tmp_path / "a.parquet")
     for content, message in (
-        (table(image=None, img=pa.array(IMAGES)), r"b\.parquet has no column 'image'.*a\.parquet can be converted"),
+        (table(image=None, img=pa.array(IMAGES)), r"b\.parquet has no column 'image'.*a\.parquet"),
         (table(label=pa.array(["x"] * 10)), r"b\.parquet: its columns image, label differ from those of .*a\.parquet"),
         (table(HUGGING_FACE), "in type or class names"),
     ):

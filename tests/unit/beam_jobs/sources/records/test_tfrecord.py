@@ -498,7 +498,7 @@ class TestForeignErrors:
         for index in (0, 2):
             name = f"train-{index:05d}-of-00003.tfrecord"
             write(tmp_path / name, [{"image": png(pixels_of(0)), "label": 0}])
-        with pytest.raises(DataError, match=r"train-00001-of-00003.tfrecord: is missing, and 2 of 3 files are there"):
+        with pytest.raises(DataError, match=r"train-00001-of-00003.tfrecord: .* 2 of 3 "):
             opened(tmp_path)
         assert opened(tmp_path / "train-*").splits == {"train": 2}
 

@@ -1,0 +1,138 @@
+"""Which files a --source names, local or remote, and what their names say: a split, or how many files there are."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from beam_jobs.storage import paths
+from beam_jobs.storage.paths import LocalPath, RemotePath, StoragePath
+from pipeline.errors import DataError
+
+SPLIT_OF_WORD = {  # the words that Hugging Face knows, and our names
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+SPLITS = tuple(dict.fromkeys(SPLIT_OF_WORD.values()))
+_NUMBERED = re.compile(r"(?P<head>.*-)(?P<index>\d{5,})-of-(?P<count>\d{5,})(?:-[0-9a-f]+)?(?P<tail>.*)")
+_HIDDEN = (".", "_")  # as Arrow, Spark and Hive hide what is no data
+
+
+def find(
+    source: str, is_data: Callable[[str], bool], recursive: bool, wanted: str, kinds: str
+) -> tuple[StoragePath, list[str]]:
+    """Returns a folder and the files in it, by their paths from there, sorted.
+
+    Links to files are followed (Hugging Face's cache is made of them), links to folders are not.
+
+    Args:
+      source: a file, a folder, or a glob: of a store one of `*`, `[...]` and `**`, as a `?` begins the store's options.
+      is_data: whether a file of a folder is one to read, by its path from there.
+      recursive: whether files of folders in a folder belong to it.
+      wanted: what is sought in a folder, for errors.
+      kinds: what a source can be, for errors.
+
+    Raises:
+      DataError: there is no such file, or none in the folder that `is_data`; a file `<name>-00001-of-00002` of a folder
+        is missing; a name is not valid UTF-8; the folder or the store cannot be read.
+    """
+    path = paths.path_of(source)
+    if path.is_dir():
+        root: StoragePath = path
+        names = sorted(name for name in _files(path, recursive) if is_data(name))
+        if not names:
+            raise DataError(f"{path}: holds no {wanted}")
+        _check_complete(root, names)
+    elif path.exists():
+        root, names = path.parent, [path.name]
+    else:
+        root, names = _glob(path, kinds)
+    if not root.is_remote:
+        for name in names:
+            _check_name(root / name, kinds)
+    return root, names
+
+
+def common_folder(names: Sequence[str]) -> str:
+    """Returns the path of the folder that holds all files of some names; "" where they have none in common."""
+    return os.path.commonpath([os.path.dirname(name) for name in names])
+
+
+def words(name: str) -> list[str]:
+    """Returns the words of a file's name, in small letters; a number is one of its own."""
+    return re.split(r"[-._ ]|(?<=[a-z])(?=\d)", name.lower())
+
+
+def _files(folder: LocalPath | RemotePath, recursive: bool) -> Iterator[str]:
+    if isinstance(folder, RemotePath):  # the only kind with hidden folders that may be unreadable is the local one
+        yield from folder.files(recursive)
+        return
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for root, folders, files in os.walk(folder, onerror=fail):
+        folders[:] = [name for name in folders if recursive and not name.startswith(_HIDDEN)]
+        for name in files:
+            if os.path.isfile(os.path.join(root, name)):
+                yield os.path.relpath(os.path.join(root, name), folder)
+
+
+def _glob(pattern: LocalPath | RemotePath, kinds: str) -> tuple[StoragePath, list[str]]:
+    signs = "*[" if pattern.is_remote else "*?["
+    if not any(sign in str(pattern) for sign in signs):
+        raise DataError(f"{pattern}: no such file or folder; {kinds}")
+    root = pattern
+    while any(sign in str(root) for sign in signs):
+        root = root.parent
+    if isinstance(root, RemotePath):
+        parts = pattern.name_in(root).split("/")
+        names = [name for name in root.files(len(parts) > 1) if matches(name.split("/"), parts)]
+    else:
+        found = {match for match in glob.iglob(str(pattern), recursive=True) if os.path.isfile(match)}
+        names = sorted({LocalPath(match).name_in(root) for match in found})
+    if not names:
+        raise DataError(f"{pattern}: matches no file")
+    return root, names
+
+
+def matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Says whether a path matches as of `glob.glob(recursive=True)`: `*` and `**` match no name with a leading `.`."""
+    if not pattern:
+        return not parts
+    head, *rest = pattern
+    if head == "**":
+        if not rest:
+            return not any(part.startswith(".") for part in parts)
+        deeper = bool(parts) and not parts[0].startswith(".") and matches(parts[1:], pattern)
+        return deeper or matches(parts, rest)
+    if not parts or (parts[0].startswith(".") and not head.startswith(".")):
+        return False
+    return fnmatch.fnmatchcase(parts[0], head) and matches(parts[1:], rest)
+
+
+def _check_name(path: StoragePath, kinds: str) -> None:
+    if not os.path.isfile(str(path)):
+        raise DataError(f"{path}: is not a regular file; {kinds}")
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise DataError(f"{path}: its name is not valid UTF-8, and keys are made of it; rename it") from None
+
+
+def _check_complete(folder: StoragePath, names: Sequence[str]) -> None:
+    """Checks that none is missing of files that count themselves: a download that was broken off looks like that."""
+    counted: dict[tuple[str, str, str], set[int]] = {}
+    for match in filter(None, map(_NUMBERED.fullmatch, names)):
+        counted.setdefault((match["head"], match["count"], match["tail"]), set()).add(int(match["index"]))
+    for (head, count, tail), found in counted.items():
+        missing = next((index for index in range(min(int(count), len(found) + 1)) if index not in found), None)
+        if missing is not None:
+            raise DataError(
+                f"{folder / head}{missing:0{len(count)}d}-of-{count}{tail}: is missing; the folder has {len(found)} of "
+                f"{int(count)} files; get it, or name the files to take with a glob"
+            )
