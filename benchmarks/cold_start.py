@@ -11,16 +11,13 @@ cache.
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 
-from benchmarks import commands
-from pipeline import manifest
-from pipeline.commands import commandline, quiet
-from pipeline.errors import UsageError
+from benchmarks import commands, inputs
+from benchmarks.rounds import ratio_text
+from pipeline.commands import commandline
 
 COMMAND = "benchmarks.cold_start"
 _WINDOWS = 8
@@ -40,38 +37,30 @@ class BenchmarkConfig:
     windowed: bool = False  # with --start_at: in windows
 
     def __post_init__(self) -> None:
-        """Checks the values."""
-        if self.rounds < 1 or self.step < 0:
-            raise UsageError(f"--rounds={self.rounds} --step={self.step}: must be 1 or more, and 0 or more")
+        inputs.check_least(self, rounds=1, step=0)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a line for each kind of input."""
     config = commandline.parse(COMMAND, "Measure the time to the first batch.", BenchmarkConfig, argv)
-    commandline.require("tensorflow", *([] if config.data_dir else ["apache_beam"]))
     if config.start_at >= 0:
         print(start(config))
         return
-    with tempfile.TemporaryDirectory(prefix="cold-start-") as folder:
-        if not config.data_dir:
-            made = commands.convert_cifar(pathlib.Path(folder), config.images, "--num_shards=train:16,test:1")
-            config = dataclasses.replace(config, data_dir=made)
+    with inputs.data_set(
+        config.data_dir, lambda folder: inputs.make_cifar(folder, config.images, "--num_shards=train:16,test:1")
+    ) as data_dir:
         for is_windowed in (False, True):
-            compare(config, is_windowed)
+            compare(dataclasses.replace(config, data_dir=data_dir), is_windowed)
 
 
 def start(config: BenchmarkConfig) -> float:
     """Returns the seconds from the call of `input_fn` to its first batch."""
-    with quiet.loading():
-        import tensorflow as tf  # noqa: PLC0415
-
+    tf = inputs.load_tensorflow()
     from pipeline import input_fn  # noqa: PLC0415
     from pipeline.batch.compose import make_dataset  # noqa: F401, PLC0415 (what input_fn imports)
 
     tf.constant(0).numpy()  # devices are found
-    content = manifest.load(config.data_dir or "")
-    height, width, channels = content.image_shape
-    decoded = content.split("train").num_examples * height * width * channels
+    decoded = inputs.decoded_bytes(config.data_dir or "")
     began = time.perf_counter()
     batches = input_fn(
         config.data_dir or "",
@@ -97,20 +86,14 @@ def compare(config: BenchmarkConfig, is_windowed: bool) -> None:
             run = commands.run(COMMAND, [*flags, f"--start_at={step}"])
             seconds.append(float(run.output.strip().splitlines()[-1]))
             whole.append(run.wall)
-    ratios = sorted(one / two for one, two in zip(resumes, colds, strict=True))
+    ratios = [one / two for one, two in zip(resumes, colds, strict=True)]
     print(
         f"{'windowed' if is_windowed else 'resident'}, first batch after {statistics.median(resumes):.2f} s at step "
         f"{config.step:,} against {statistics.median(colds):.2f} s at step 0 (the whole process: "
-        f"{statistics.median(whole):.1f} s): "
-        f"ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+        f"{statistics.median(whole):.1f} s): {ratio_text(ratios)}",
         flush=True,
     )
 
 
-def entry_point() -> None:
-    """Runs the command."""
-    commandline.run(COMMAND, main)
-
-
 if __name__ == "__main__":
-    entry_point()
+    commandline.run(COMMAND, main)

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmarks import sources
 from pipeline.errors import DataError
 
 _SUMMARY = re.compile(r"([\d,]+) examples/s \(")
@@ -50,13 +49,6 @@ def convert(dataset: str, source: pathlib.Path, data_dir: pathlib.Path, *flags: 
     shutil.rmtree(data_dir, ignore_errors=True)
     arguments = [f"--dataset={dataset}", f"--source={source}", f"--data_dir={data_dir}", *flags]
     return run("beam_jobs.convert", arguments)
-
-
-def convert_cifar(folder: pathlib.Path, images: int, *flags: str) -> str:
-    """Converts random images of CIFAR-10's shape, a sixth of them to `test`; returns the data set's folder."""
-    source = sources.cifar(folder / "source", images // len(sources.CIFAR_FILES))
-    convert("cifar10", source, folder / "data", *flags)
-    return str(folder / "data")
 
 
 def run(module: str, arguments: Sequence[str]) -> Run:

@@ -18,10 +18,9 @@ import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 
-from benchmarks import commands, sources
+from benchmarks import commands, inputs, sources
 from benchmarks.floor import Floor
 from pipeline.commands import commandline
-from pipeline.errors import UsageError, unknown
 
 COMMAND = "benchmarks.convert_throughput"
 _JPEG_MILLISECONDS = 3.0  # to decode 375x500 pixels, resize them to 224x224 and add up what is kept, about
@@ -42,20 +41,9 @@ class BenchmarkConfig:
     seconds: float = 60.0  # of work for one core, that all cores then share
 
     def __post_init__(self) -> None:
-        """Checks the values."""
-        for part in self.parts:
-            if part not in _PARTS:
-                raise unknown("--only", part, _PARTS)
-        for name in ("images", "tfds_images", "rounds"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name}={getattr(self, name)}: must be 1 or more")
-        if self.images % len(sources.CIFAR_FILES):
-            raise UsageError(f"--images={self.images}: must be a multiple of {len(sources.CIFAR_FILES)}, the files")
-
-    @property
-    def parts(self) -> list[str]:
-        """The parts to measure."""
-        return self.only.split(",") if self.only else list(_PARTS)
+        inputs.parts_of(self.only, _PARTS)
+        inputs.check_least(self, images=1, tfds_images=1, rounds=1)
+        inputs.check_cifar_images(self.images)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,9 +63,10 @@ class Line:
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a line a round, then the table."""
     config = commandline.parse(COMMAND, "Measure conversion, as ratios.", BenchmarkConfig, argv)
-    commandline.require("apache_beam", "pyarrow", *(["tensorflow_datasets"] if "tfds" in config.parts else []))
+    parts = inputs.parts_of(config.only, _PARTS)
+    commandline.require("apache_beam", *(["tensorflow_datasets"] if "tfds" in parts else []))
     with tempfile.TemporaryDirectory(dir=config.work_dir or None, prefix="convert-throughput-") as name:
-        lines = [line for part in config.parts for line in _PARTS[part](config, pathlib.Path(name))]
+        lines = [line for part in parts for line in _PARTS[part](config, pathlib.Path(name))]
     print(f"\n{'compared':<58}  ratio  (lowest to highest)  medians")
     print("\n".join(map(str, lines)))
 
@@ -206,10 +195,5 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def entry_point() -> None:
-    """Runs the command."""
-    commandline.run(COMMAND, main)
-
-
 if __name__ == "__main__":
-    entry_point()
+    commandline.run(COMMAND, main)

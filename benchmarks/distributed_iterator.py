@@ -13,15 +13,13 @@ Processor time a step says more than the clock where the machine is shared.
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 import statistics
-import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks import commands
+from benchmarks import inputs
 from benchmarks.rounds import Round, Take, alternate, taking
-from pipeline.commands import commandline, quiet
+from pipeline.commands import commandline
 
 COMMAND = "benchmarks.distributed_iterator"
 REPLICAS = (1, 2, 4)
@@ -43,11 +41,8 @@ class BenchmarkConfig:
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a line for each input."""
     config = commandline.parse(COMMAND, "Measure what distributing the input costs.", BenchmarkConfig, argv)
-    commandline.require("tensorflow", *([] if config.data_dir else ["apache_beam"]))
-    with tempfile.TemporaryDirectory() as folder:
-        data_dir = config.data_dir or commands.convert_cifar(pathlib.Path(folder), _IMAGES)
-        with quiet.loading():
-            import tensorflow as tf  # noqa: PLC0415
+    with inputs.data_set(config.data_dir, lambda folder: inputs.make_cifar(folder, _IMAGES)) as data_dir:
+        tf = inputs.load_tensorflow()
         devices = [tf.config.LogicalDeviceConfiguration()] * max(REPLICAS)
         tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
         for recipe in _RECIPES:
@@ -59,12 +54,12 @@ def measure(tf, config: BenchmarkConfig, data_dir: str, recipe: str, inside: boo
     """Returns the rounds of each input, by name."""
     loops = {
         name: looper(tf, strategy, iter(batches), config.global_batch_size, inside)
-        for name, strategy, batches in inputs(tf, config, data_dir, recipe)
+        for name, strategy, batches in contestants(tf, config, data_dir, recipe)
     }
     return alternate(loops, config.rounds, config.seconds)
 
 
-def inputs(tf, config: BenchmarkConfig, data_dir: str, recipe: str) -> Iterator[tuple[str, Any, Any]]:
+def contestants(tf, config: BenchmarkConfig, data_dir: str, recipe: str) -> Iterator[tuple[str, Any, Any]]:
     """Yields (name, strategy, batches) of what is compared."""
     from pipeline import distribute, input_fn  # noqa: PLC0415
 
@@ -118,10 +113,5 @@ def ratio(mine: list[Round], other: list[Round]) -> float:
     return statistics.median(one.rate / two.rate for one, two in zip(mine, other, strict=True))
 
 
-def entry_point() -> None:
-    """Runs the command."""
-    commandline.run(COMMAND, main)
-
-
 if __name__ == "__main__":
-    entry_point()
+    commandline.run(COMMAND, main)

@@ -10,14 +10,12 @@ speed meets both; the ratio is taken round by round, and its median counts.
 from __future__ import annotations
 
 import dataclasses
-import pathlib
-import tempfile
 from collections.abc import Sequence
 
-from benchmarks import commands
+from benchmarks import inputs
 from benchmarks.rounds import alternate, print_line, taking
 from pipeline import manifest
-from pipeline.commands import commandline, quiet
+from pipeline.commands import commandline
 
 COMMAND = "benchmarks.input_throughput"
 _IMAGES = 60_000  # that are made, 10,000 of them to test
@@ -36,26 +34,20 @@ class BenchmarkConfig:
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a line a measurement."""
     config = commandline.parse(COMMAND, "Measure the input against one-by-one tf.data.", BenchmarkConfig, argv)
-    commandline.require("tensorflow", *([] if config.data_dir else ["apache_beam"]))
-    with tempfile.TemporaryDirectory() as folder:
-        data_dir = config.data_dir or commands.convert_cifar(pathlib.Path(folder), _IMAGES)
+    with inputs.data_set(config.data_dir, lambda folder: inputs.make_cifar(folder, _IMAGES)) as data_dir:
         for distorted in (True, False):
             compare(config, data_dir, distorted)
 
 
 def compare(config: BenchmarkConfig, data_dir: str, distorted: bool) -> None:
     """Measures both pipelines in turn and prints the medians and the ratio."""
-    with quiet.loading():
-        import tensorflow as tf  # noqa: PLC0415
-
+    tf = inputs.load_tensorflow()
     from pipeline import input_fn  # noqa: PLC0415
 
     recipe = "cifar10_tutorial" if distorted else "none"
     ours = iter(input_fn(data_dir, global_batch_size=config.global_batch_size, training=True, distort=recipe))
-    content = manifest.load(data_dir)
-    files = [str(pathlib.Path(data_dir) / shard.file) for shard in content.split("train").shards]
-    theirs = iter(one_by_one(tf, files, content.image_shape, config.global_batch_size, distorted))
-    rows = config.global_batch_size
+    rows, shape = config.global_batch_size, manifest.load(data_dir).image_shape
+    theirs = iter(one_by_one(tf, inputs.train_files(data_dir), shape, rows, distorted))
     found = alternate({"ours": taking(ours, rows), "theirs": taking(theirs, rows)}, config.rounds, config.seconds)
     print_line(f"{recipe}, batch {rows}", found["ours"], found["theirs"], "one by one")
 
@@ -82,10 +74,5 @@ def distort(tf, image):
     return tf.image.per_image_standardization(image)
 
 
-def entry_point() -> None:
-    """Runs the command."""
-    commandline.run(COMMAND, main)
-
-
 if __name__ == "__main__":
-    entry_point()
+    commandline.run(COMMAND, main)

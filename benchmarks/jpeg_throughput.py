@@ -13,14 +13,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks import commands, sources
+from benchmarks import commands, inputs, sources
 from benchmarks.rounds import Take, alternate, print_line, taking
 from pipeline import manifest
-from pipeline.commands import commandline, quiet
+from pipeline.commands import commandline
 from pipeline.errors import UsageError
 
 COMMAND = "benchmarks.jpeg_throughput"
@@ -41,18 +40,13 @@ class BenchmarkConfig:
     seconds: float = 4.0  # a round's length
 
     def __post_init__(self) -> None:
-        """Checks the values."""
-        for name in ("images", "rounds", "size"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name}={getattr(self, name)}: must be 1 or more")
+        inputs.check_least(self, images=1, rounds=1, size=1)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a line a recipe."""
     config = commandline.parse(COMMAND, "Measure crops of JPEGs against libjpeg-turbo alone.", BenchmarkConfig, argv)
-    commandline.require("tensorflow", *([] if config.data_dir else ["apache_beam", "pyarrow"]))
-    with tempfile.TemporaryDirectory(prefix="jpeg-throughput-") as folder:
-        data_dir = config.data_dir or make_data(pathlib.Path(folder), config.images)
+    with inputs.data_set(config.data_dir, lambda folder: make_data(folder, config.images)) as data_dir:
         for name in ("random_crop", "random_resized_crop"):
             compare(config, data_dir, f"{name}(size={config.size}, normalize=False)")
 
@@ -66,13 +60,10 @@ def make_data(folder: pathlib.Path, images: int) -> str:
 
 def compare(config: BenchmarkConfig, data_dir: str, recipe: str) -> None:
     """Measures both in turn and prints the medians and the ratios."""
-    with quiet.loading():
-        import tensorflow as tf  # noqa: PLC0415
-
+    tf = inputs.load_tensorflow()
     from pipeline import input_fn  # noqa: PLC0415
 
     shards = manifest.load(data_dir).split("train").shards
-    files = [str(pathlib.Path(data_dir) / shard.file) for shard in shards]
     rows = config.global_batch_size
     dataset = input_fn(
         data_dir,
@@ -81,7 +72,7 @@ def compare(config: BenchmarkConfig, data_dir: str, recipe: str) -> None:
         distort=recipe,
         shuffle_bytes=sum(shard.num_bytes for shard in shards) // _WINDOWS,
     )
-    contestants = {"ours": taking(iter(dataset), rows), "alone": alone(tf, files, config.size)}
+    contestants = {"ours": taking(iter(dataset), rows), "alone": alone(tf, inputs.train_files(data_dir), config.size)}
     found = alternate(contestants, config.rounds, config.seconds)
     print_line(recipe, found["ours"], found["alone"], f"decode_and_crop_jpeg of {config.size} x {config.size} alone")
 
@@ -104,10 +95,5 @@ def alone(tf: Any, files: list[str], size: int) -> Take:
     return taking(iter(crops.batch(_FEW).prefetch(2)), _FEW)
 
 
-def entry_point() -> None:
-    """Runs the command."""
-    commandline.run(COMMAND, main)
-
-
 if __name__ == "__main__":
-    entry_point()
+    commandline.run(COMMAND, main)

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from benchmarks import inputs
+from benchmarks.rounds import ratio_text
 from pipeline.commands import commandline
-from pipeline.errors import UsageError
 from pipeline.order.order import Order
 
 COMMAND = "benchmarks.order_throughput"
@@ -34,8 +35,7 @@ class BenchmarkConfig:
     rounds: int = 5  # of each, in turn
 
     def __post_init__(self) -> None:
-        if self.records < 1 or self.rounds < 1:
-            raise UsageError(f"--records={self.records} --rounds={self.rounds}: must be 1 or more")
+        inputs.check_least(self, records=1, rounds=1)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -62,18 +62,12 @@ def compare(config: BenchmarkConfig, size: int) -> None:
             random.permutation(size)
         rates.append((total / (middle - start), total / (time.perf_counter() - middle)))
     mine, other = (statistics.median(column) for column in zip(*rates, strict=True))
-    ratios = sorted(one / two for one, two in rates)
     print(
         f"{total:,} records in windows of {size:,}: {mine:,.0f} positions/s against {other:,.0f} of NumPy's "
-        f"permutation: ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+        f"permutation: {ratio_text([one / two for one, two in rates])}",
         flush=True,
     )
 
 
-def entry_point() -> None:
-    """Runs the command."""
-    commandline.run(COMMAND, main)
-
-
 if __name__ == "__main__":
-    entry_point()
+    commandline.run(COMMAND, main)

@@ -54,16 +54,17 @@ def one_round(take: Take, seconds: float) -> Round:
     return Round(images / (time.perf_counter() - began), (cpu + time.process_time()) * 1e6 / images)
 
 
+def ratio_text(ratios: list[float]) -> str:
+    """Returns the median of the rounds' ratios, with the lowest and the highest."""
+    return f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
 def print_line(what: str, mine: list[Round], other: list[Round], against: str) -> None:
     """Prints the medians and the ratios of speeds, by the clock and by processor time."""
     texts = []
     for field, unit in (("rate", "img/s"), ("cpu", "us of processor an image")):
         one, two = ([getattr(found, field) for found in rounds] for rounds in (mine, other))
-        pairs = zip(one, two, strict=True)
-        ratios = sorted(a / b if field == "rate" else b / a for a, b in pairs)
+        ratios = [a / b if field == "rate" else b / a for a, b in zip(one, two, strict=True)]
         medians = [f"{statistics.median(values):,.{0 if field == 'rate' else 2}f}" for values in (one, two)]
-        texts.append(
-            f"{medians[0]} {unit} against {medians[1]}: "
-            f"ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        )
+        texts.append(f"{medians[0]} {unit} against {medians[1]}: {ratio_text(ratios)}")
     print(f"{what}, against {against}: {'; '.join(texts)}", flush=True)

@@ -21,18 +21,17 @@ import os
 import pathlib
 import re
 import statistics
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from multiprocessing import get_context
 from typing import Any
 
-from benchmarks import commands, sources
+from benchmarks import commands, inputs
 from benchmarks.bare_reading import bare_read, tfrecords
-from benchmarks.rounds import Take, alternate, print_line
+from benchmarks.rounds import Take, alternate, print_line, ratio_text
 from pipeline import manifest
-from pipeline.commands import commandline, quiet
-from pipeline.errors import UsageError, unknown
+from pipeline.commands import commandline
+from pipeline.errors import UsageError
 from pipeline.read import unpack
 
 COMMAND = "benchmarks.windowed_throughput"
@@ -54,35 +53,23 @@ class BenchmarkConfig:
     epoch_of: int = 0  # read one epoch with these shuffle_bytes and end: what peak measures
 
     def __post_init__(self) -> None:
-        """Checks the values."""
-        for part in self.parts:
-            if part not in _PARTS:
-                raise unknown("--only", part, _PARTS)
-        if self.rounds < 1 or self.seconds <= 0:
-            raise UsageError(f"--rounds={self.rounds} --seconds={self.seconds}: must be 1 or more, and above 0")
-        if self.images < 6_000 or self.images % len(sources.CIFAR_FILES):
-            raise UsageError(f"--images={self.images}: must be a multiple of {len(sources.CIFAR_FILES)}, 6000 or more")
-
-    @property
-    def parts(self) -> list[str]:
-        """The parts to measure."""
-        return self.only.split(",") if self.only else list(_PARTS)
+        inputs.parts_of(self.only, _PARTS)
+        inputs.check_least(self, rounds=1, seconds=0.001, images=6_000)
+        inputs.check_cifar_images(self.images)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a line a measurement."""
     config = commandline.parse(COMMAND, "Measure input that is read in windows, as ratios.", BenchmarkConfig, argv)
-    commandline.require("tensorflow", *([] if config.data_dir else ["apache_beam"]))
     if config.epoch_of:
         _read_epoch(config)
         return
     print(f"records are unpacked by {'compiled code' if unpack.is_compiled() else 'NumPy'}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="windowed-throughput-") as folder:
-        if not config.data_dir:
-            made = commands.convert_cifar(pathlib.Path(folder), config.images, "--num_shards=train:16,test:1")
-            config = dataclasses.replace(config, data_dir=made)
-        for part in config.parts:
-            _PARTS[part](config)
+    with inputs.data_set(
+        config.data_dir, lambda folder: inputs.make_cifar(folder, config.images, "--num_shards=train:16,test:1")
+    ) as data_dir:
+        for part in inputs.parts_of(config.only, _PARTS):
+            _PARTS[part](dataclasses.replace(config, data_dir=data_dir))
 
 
 def against_reading(config: BenchmarkConfig) -> None:
@@ -119,7 +106,7 @@ def against_one_by_one(config: BenchmarkConfig) -> None:
     files, _ = _shards(config)
     shape = manifest.load(config.data_dir or "").image_shape
     for recipe in ("none", "cifar10_tutorial"):
-        theirs = one_by_one(_tensorflow(), files, shape, config.global_batch_size, recipe != "none")
+        theirs = one_by_one(inputs.load_tensorflow(), files, shape, config.global_batch_size, recipe != "none")
         contestants = {
             "windows": batches(config, recipe, shuffle_bytes(config)),
             "one by one": _taking(theirs, config.global_batch_size),
@@ -135,11 +122,10 @@ def peak(config: BenchmarkConfig) -> None:
     promised = 2 * window + _BEYOND
     runs = [commands.run(COMMAND, flags).output.split() for _ in range(min(config.rounds, 3))]
     own, mapped = ([int(run[i]) for run in runs] for i in (-2, -1))
-    ratios = sorted(one / promised for one in own)
     print(
         f"peak memory, an epoch with shuffle_bytes={window / 1e6:,.0f} MB: {statistics.median(own) / 1e6:,.0f} MB and "
         f"{statistics.median(mapped) / 1e6:,.0f} MB of mapped files, against {promised / 1e6:,.0f} MB promised: "
-        f"ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+        f"{ratio_text([one / promised for one in own])}",
         flush=True,
     )
 
@@ -154,9 +140,7 @@ _PARTS: dict[str, Callable[[BenchmarkConfig], None]] = {
 
 def shuffle_bytes(config: BenchmarkConfig) -> int:
     """Returns an eighth of the bytes of the decoded training split."""
-    content = manifest.load(config.data_dir or "")
-    height, width, channels = content.image_shape
-    return content.split("train").num_examples * height * width * channels // _WINDOWS
+    return inputs.decoded_bytes(config.data_dir or "") // _WINDOWS
 
 
 def batches(config: BenchmarkConfig, recipe: str, window: int) -> Take:
@@ -165,7 +149,7 @@ def batches(config: BenchmarkConfig, recipe: str, window: int) -> Take:
 
 
 def _dataset(config: BenchmarkConfig, recipe: str, window: int, epochs: int | None = None) -> Any:
-    _tensorflow()
+    inputs.load_tensorflow()
     from pipeline import input_fn  # noqa: PLC0415
 
     return input_fn(
@@ -180,7 +164,7 @@ def _dataset(config: BenchmarkConfig, recipe: str, window: int, epochs: int | No
 
 def _taking(dataset: Any, rows: int) -> Take:
     """Returns what takes elements of `rows` images, several in a call."""
-    tf = _tensorflow()
+    tf = inputs.load_tensorflow()
     iterator, count = iter(dataset), -(-_TOGETHER // rows)
 
     @tf.function
@@ -214,19 +198,8 @@ def _shards(config: BenchmarkConfig) -> tuple[list[str], int]:
     stride = next(iter(strides))
     if len(strides) > 1 or not stride:
         raise UsageError(f"--data_dir={config.data_dir}: records of several sizes; needs raw images of one size")
-    return [str(pathlib.Path(config.data_dir or "") / shard.file) for shard in shards], stride
-
-
-def _tensorflow() -> Any:
-    with quiet.loading():
-        import tensorflow as tf  # noqa: PLC0415
-    return tf
-
-
-def entry_point() -> None:
-    """Runs the command."""
-    commandline.run(COMMAND, main)
+    return inputs.train_files(config.data_dir or ""), stride
 
 
 if __name__ == "__main__":
-    entry_point()
+    commandline.run(COMMAND, main)

@@ -1,6 +1,6 @@
-"""Whether the labels of a split are mixed over its shards, as a random deal of its records would mix them.
+"""Whether the labels of a split are mixed over its shards as well as a random assignment of its records would.
 
-Shards of a source that is read in chunks hold whole chunks of it: where the source is sorted by class, so are they.
+Shards of a source that is read in chunks hold whole chunks: if the source is sorted by class, so are they.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ def warning(made: Manifest) -> str | None:
     if not bad:
         return None
     found = ", ".join(
-        f"{m.split} ({m.bits:.2f} bits of label entropy a shard, {m.expected_bits:.2f} if well mixed)" for m in bad
+        f"{m.split} ({m.bits:.2f} bits of label entropy per shard, {m.expected_bits:.2f} if well mixed)" for m in bad
     )
     remedy = "" if made.options.get("passes", 1) == 2 else "; --passes=2 mixes them row by row"
     return (
-        f"the classes are badly mixed over the shards of {found}: "
-        f"a trainer whose shuffle does not hold the whole split gets batches of few classes{remedy}"
+        f"the classes are poorly mixed across the shards of {found}: "
+        f"unless a trainer shuffles the whole split, its batches hold few classes{remedy}"
     )

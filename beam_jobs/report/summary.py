@@ -1,9 +1,8 @@
-"""What the converter says at its end."""
+"""The summary that the converter prints at its end."""
 
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 
 from beam_jobs.report import mixing
@@ -38,7 +37,7 @@ def summary(
     """
     examples = sum(split.num_examples for split in made.splits.values())
     rate = examples * (1 - resumed) / max(writing_seconds, 1e-9)
-    earlier = f"; {resumed:.0%} was done by an earlier run" if resumed else ""
+    earlier = f"; an earlier run had done {resumed:.0%}" if resumed else ""
     lines = [
         f"{made.dataset} is in {data_dir}:",
         *_split_lines(made),
@@ -58,19 +57,11 @@ def image_text(made: Manifest) -> str:
     compressed = f", shards compressed with {made.compression}" if made.compression else ""
     if None not in image.shape:
         return f"{kind} images of {'x'.join(map(str, image.shape))}{compressed}"
-    sizes = image_sizes(made)
+    sizes = made.image_sizes
     listed = ", ".join(size for size, _ in sizes[:_LISTED_SIZES])
     more = f" and {len(sizes) - _LISTED_SIZES:,} more" if len(sizes) > _LISTED_SIZES else ""
     channels = {1: "grey", 3: "colour"}.get(image.shape[2] or 0, "grey or colour")
     return f"{kind} images, {channels}, of {len(sizes):,} sizes: {listed}{more}{compressed}"
-
-
-def image_sizes(made: Manifest) -> list[tuple[str, int]]:
-    """Returns (height x width, images) over all splits, the most common size first."""
-    sizes: Counter[str] = Counter()
-    for split in made.splits.values():
-        sizes.update(split.image_sizes)
-    return sorted(sizes.items(), key=lambda item: (-item[1], [int(side) for side in item[0].split("x")]))
 
 
 def size_text(num_bytes: int) -> str:
@@ -95,8 +86,7 @@ def _reject_lines(made: Manifest, data_dir: str) -> list[str]:
     rejects = sum(split.num_rejects for split in made.splits.values())
     if not rejects:
         return []
-    text = "row of the source is no example and was" if rejects == 1 else "rows of the source are no examples and were"
-    return [f"  {rejects:,} {text} left out: {_inside(data_dir, naming.REJECTS)}"]
+    return [f"  {count_of(rejects, 'invalid row')} left out, listed in {_inside(data_dir, naming.REJECTS)}"]
 
 
 def _next_lines(made: Manifest, data_dir: str, has_card: bool) -> list[str]:

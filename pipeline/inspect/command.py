@@ -20,25 +20,25 @@ def run(config: InspectConfig) -> None:
       DataError: no valid data set, or a shard that is missing or has another size.
       UsageError: a picture of images that the input does not read.
     """
-    content = manifest.load(config.data_dir)
-    for split in content.splits.values():
+    made = manifest.load(config.data_dir)
+    for split in made.splits.values():
         check_present(config.data_dir, split.shards)
-    print("\n".join(tables.summary(content)))
+    print("\n".join(tables.summary(made)))
     if config.png is not None:
-        content.require_images()
-        _write_sheet(config, content)
+        made.require_images()
+        _write_sheet(config, made)
 
 
-def _write_sheet(config: InspectConfig, content: Manifest) -> None:
+def _write_sheet(config: InspectConfig, made: Manifest) -> None:
     commandline.require("tensorflow")
     with quiet.loading():
         import tensorflow  # noqa: F401, PLC0415
 
         from pipeline.inspect import contact_sheet  # noqa: PLC0415
 
-    recipe = config.distort or contact_sheet.default_recipe(content)
+    recipe = config.distort or contact_sheet.default_recipe(made)
     split = config.split or "train"
-    sheet = contact_sheet.draw_contact_sheet(config.data_dir, content, split, recipe, seed=config.seed or 0)
+    sheet = contact_sheet.draw_contact_sheet(config.data_dir, made, split, recipe, seed=config.seed or 0)
     path = pathlib.Path(config.png or "")
     try:
         sheet.save(path)

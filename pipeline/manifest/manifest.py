@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections import Counter
 from typing import Any
 
 from pipeline.errors import UsageError, unknown
@@ -151,6 +152,14 @@ class Manifest:
     def shards(self) -> tuple[ShardInfo, ...]:
         """The shards of all splits, in order."""
         return tuple(shard for split in self.splits.values() for shard in split.shards)
+
+    @property
+    def image_sizes(self) -> list[tuple[str, int]]:
+        """(`<height>x<width>`, images) over all splits, the most common size first."""
+        sizes: Counter[str] = Counter()
+        for split in self.splits.values():
+            sizes.update(split.image_sizes)
+        return sorted(sizes.items(), key=lambda item: (-item[1], [int(side) for side in item[0].split("x")]))
 
     @property
     def digest(self) -> str:

@@ -32,21 +32,6 @@ def test_the_floor_is_measured_and_printed_as_ratios(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("flag", "says"),
-    [
-        ("--only=flor", "did you mean 'floor'?"),
-        ("--images=61", "must be a multiple of 6"),
-        ("--rounds=0", "must be 1 or more"),
-    ],
-)
-def test_a_wrong_flag_is_one_line(flag, says):
-    done = run(flag)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert says in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
 def test_a_run_says_what_it_took(tmp_path):
     source = sources.cifar(tmp_path / "cifar", 20)
     done = commands.convert("cifar10", source, tmp_path / "out")
@@ -122,16 +107,18 @@ def test_distributed_iterators_are_measured_against_a_plain_one(cifar):
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "flag", "says"),
+    ("benchmark", "flag", "fact"),
     [
-        ("windowed_throughput", "--only=reed", "did you mean 'read'?"),
-        ("windowed_throughput", "--images=6001", "must be a multiple of 6"),
-        ("jpeg_throughput", "--size=0", "must be 1 or more"),
-        ("cold_start", "--step=-1", "0 or more"),
+        ("convert_throughput", "--only=flor", "'floor'"),
+        ("convert_throughput", "--images=61", "--images=61"),
+        ("convert_throughput", "--rounds=0", "--rounds=0"),
+        ("windowed_throughput", "--only=reed", "'read'"),
+        ("jpeg_throughput", "--size=0", "--size=0"),
+        ("cold_start", "--step=-1", "--step=-1"),
     ],
 )
-def test_a_wrong_flag_of_the_others_is_one_line(benchmark, flag, says):
+def test_a_wrong_flag_is_one_line(benchmark, flag, fact):
     done = run(flag, benchmark=benchmark)
     assert (done.returncode, done.stdout) == (2, "")
-    assert says in done.stderr
+    assert fact in done.stderr
     assert done.stderr.count("\n") == 1

@@ -52,14 +52,14 @@ def digits(tmp_path_factory):
 def test_the_command_writes_it_and_says_where(digits):
     out, printed = digits
     page = (out / "card.html").read_text(encoding="utf-8")
-    assert f"look at it:  {out}/card.html\n" in printed
+    assert f" {out}/card.html\n" in printed
     assert page.count("data:image/png;base64,") == 50
     assert manifest.load(out).digest in page
     assert f"--data_dir={out}" in page
     assert len(page) < 100_000
 
 
-def test_another_place_gives_the_same_shards_and_manifest(digits, tmp_path):
+def test_another_folder_gets_the_same_shards_and_manifest(digits, tmp_path):
     convert(tmp_path / "again", "--runner=BundleBasedDirectRunner")
     assert but_for_the_card(tmp_path / "again") == but_for_the_card(digits[0])
     assert "--runner=BundleBasedDirectRunner" in (tmp_path / "again" / "card.html").read_text(encoding="utf-8")
@@ -80,14 +80,9 @@ def test_that_of_mnist_has_its_digits_and_its_files(tmp_path):
     convert(tmp_path / "out", f"--source={MNIST}", dataset="mnist")
     page = (tmp_path / "out" / "card.html").read_text(encoding="utf-8")
     assert page.count("data:image/png;base64,") == 50
-    for text in (
-        "70,000",
-        "6,742",
-        "train-images-idx3-ubyte",
-        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a",
-    ):
-        assert text in page
-    assert "Warning" not in page
+    digest = "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a"
+    assert all(text in page for text in ("70,000", "6,742", "train-images-idx3-ubyte", digest))
+    assert 'class="warning"' not in page
 
 
 def write_sorted(path):
@@ -108,16 +103,16 @@ def test_a_sorted_source_is_warned_of_and_two_passes_mend_it(tmp_path):
     flags = (f"--source={tmp_path / 'sorted.parquet'}", "--num_shards=4", "--max_rejects=1")
     one, two = tmp_path / "one", tmp_path / "two"
     printed = convert(one, *flags, dataset="parquet")
-    assert re.search(r"^warning: the classes are badly mixed over the shards of train .*--passes=2", printed, re.M)
-    assert "Warning: the classes are badly mixed" in (one / "card.html").read_text(encoding="utf-8")
+    assert re.search(r"^warning: .* train .*--passes=2", printed, re.M)
+    assert 'class="warning"' in (one / "card.html").read_text(encoding="utf-8")
     printed = convert(two, *flags, "--passes=2", dataset="parquet")
     assert "warning" not in printed
     page = (two / "card.html").read_text(encoding="utf-8")
-    assert "Warning" not in page
+    assert 'class="warning"' not in page
     assert "kind &lt;9&gt;" in page
     for out in (one, two):
         assert json.loads((out / "rejects.jsonl").read_text(encoding="utf-8"))["row"] == 17
-    assert f"1 row of the source is no example and was left out: {two}/rejects.jsonl" in printed
+    assert f"{two}/rejects.jsonl" in printed
 
 
 @pytest.mark.skipif(not BROWSER, reason="Chromium is not installed")

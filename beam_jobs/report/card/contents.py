@@ -12,7 +12,7 @@ from beam_jobs.report import mixing
 from beam_jobs.report.card import pictures
 from beam_jobs.report.card.pictures import Picture
 from beam_jobs.report.card.samples import PER_CLASS, Samples
-from beam_jobs.report.summary import by_size, image_sizes
+from beam_jobs.report.summary import by_size
 from pipeline.manifest import Feature, Manifest
 
 _MANY_CLASSES = 40
@@ -82,7 +82,7 @@ def labels(made: Manifest) -> dict[str, Any]:
 
 def sizes(made: Manifest) -> dict[str, Any]:
     """Returns a histogram of the images' sizes; without rows where all are of one size."""
-    counts = image_sizes(made)
+    counts = made.image_sizes
     rows = [{"size": size.replace("x", " \u00d7 "), "part": n / counts[0][1], "count": n} for size, n in counts]
     sides = [int(side) for size, _ in counts for side in size.split("x")]
     return {

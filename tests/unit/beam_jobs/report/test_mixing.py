@@ -1,6 +1,7 @@
 """Simulated splits: dealt at random, sorted by class, sorted and dealt in chunks."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -83,7 +84,7 @@ def test_the_warning_names_the_splits_and_the_remedy_once():
     bad = split_of([np.zeros(100, int), np.ones(100, int)], 2)
     good = split_of([np.arange(100) % 2, np.arange(100) % 2], 2)
     text = mixing.warning(manifest(train=bad, validation=good, test=bad))
-    assert "of train (0.00 bits of label entropy a shard, 0.99 if well mixed), test (0.00 bits" in text
+    assert re.search(r"train \(0\.00 .*0\.99 .*test \(0\.00 ", text)
     assert "validation" not in text
     assert text.count("--passes=2") == 1
     assert "\n" not in text

@@ -1,4 +1,5 @@
 import dataclasses
+import re
 
 import pytest
 
@@ -22,40 +23,34 @@ def training(manifest, data_dir="out"):
 
 
 def test_it_says_what_where_how_fast_and_what_next():
-    assert summary(made(), "my data", 0.5, 3.0, has_card=True).splitlines() == [
-        "mine is in my data:",
-        "  train: 1,536 examples, 1 shard, 3.0 MiB",
-        "  test: 512 examples, 1 shard, 1.0 MiB",
-        "  raw images of 28x28x1",
-        "  0.5 s, 4,096 examples/s (3.0 s with start-up and checks)",
-        "look at it:  my data/card.html",
-        "or:          python -m pipeline.inspect 'my data'",
-        "train on it: python -m trainer.run --data_dir='my data' --model_dir='my data-run' --model=lenet "
-        "--strategy=mirrored",
-    ]
-
-
-def test_without_a_card_the_first_thing_to_look_with_is_inspect():
-    lines = summary(made(), "out", 0.5, 3.0).splitlines()
-    assert lines[-2] == "look at it:  python -m pipeline.inspect out"
-    assert "card" not in "".join(lines)
+    lines = summary(made(), "my data", 0.5, 3.0, has_card=True).splitlines()
+    assert len(lines) == 8
+    for line, facts in zip(
+        lines,
+        [
+            ("mine", "my data"),
+            ("train", "1,536", "1 shard", "3.0 MiB"),
+            ("test", "512", "1.0 MiB"),
+            ("raw", "28x28x1"),
+            ("0.5 s", "4,096 examples/s", "3.0 s"),
+            ("my data/card.html",),
+            ("python -m pipeline.inspect 'my data'",),
+            ("python -m trainer.run --data_dir='my data' --model_dir='my data-run' --model=lenet --strategy=mirrored",),
+        ],
+        strict=True,
+    ):
+        assert all(fact in line for fact in facts), line
+    assert "card" not in summary(made(), "out", 0.5, 3.0)
 
 
 def test_the_rate_is_of_the_work_of_this_run():
-    text = summary(made(), "out", 0.5, 3.0, resumed=0.75)
-    assert "  0.5 s, 1,024 examples/s (3.0 s with start-up and checks); 75% was done by an earlier run" in text
+    assert re.search(r"0\.5 s, 1,024 examples/s \(3\.0 s.*75%", summary(made(), "out", 0.5, 3.0, resumed=0.75))
 
 
-@pytest.mark.parametrize(
-    ("rejects", "line"),
-    [
-        (1, "  1 row of the source is no example and was left out: out/rejects.jsonl"),
-        (1200, "  1,200 rows of the source are no examples and were left out: out/rejects.jsonl"),
-    ],
-)
-def test_rows_that_were_left_out_are_counted(rejects, line):
-    assert line in summary(made(train=split("train", 10, rejects)), "out/", 1.0, 1.0).splitlines()
-    assert "left out" not in summary(made(train=split("train", 10)), "out", 1.0, 1.0)
+def test_invalid_rows_are_counted():
+    text = summary(made(train=split("train", 10, rejects=1200)), "out/", 1.0, 1.0)
+    assert re.search(r"1,200 .*out/rejects\.jsonl", text)
+    assert "rejects" not in summary(made(), "out", 1.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -94,31 +89,25 @@ def test_the_splits_are_those_that_there_are(names, flags):
 )
 def test_of_data_that_the_trainer_cannot_read_it_says_how_to_convert_it(shape, encoding, compression, flags):
     line = training(made(shape, encoding, compression))
-    assert line == f"train on it: the trainer reads raw images of one size, not compressed: convert with {flags}"
+    assert line.endswith(f" {flags}")
 
 
 def test_images_that_differ_are_described_by_their_most_common_sizes():
     sizes = {"100x80": 3, "80x100": 5, "9x10": 1, "10x10": 1}
     manifest = made((None, None, 3), "any", "GZIP", train=split("train", 10, sizes=sizes))
-    assert summary(manifest, "out", 1.0, 1.0).splitlines()[2] == (
-        "  png and jpeg images, colour, of 4 sizes: 80x100, 100x80, 9x10 and 1 more, shards compressed with GZIP"
-    )
+    line = summary(manifest, "out", 1.0, 1.0).splitlines()[2]
+    assert re.search(r"png and jpeg .*4 sizes: 80x100, 100x80, 9x10 and 1 more.*GZIP", line)
 
 
 def test_classes_that_are_not_mixed_are_a_warning():
     shards = tuple(ShardInfo(f"{i}", 100, 9, "00000000", None, None, 0.0) for i in range(2))
     sorted_by_class = dataclasses.replace(made(), splits={"train": SplitInfo(shards, (100, 100))})
     lines = summary(sorted_by_class, "out", 1.0, 1.0).splitlines()
-    assert [line for line in lines if line.startswith("warning: ")] == [
-        "warning: the classes are badly mixed over the shards of train (0.00 bits of label entropy a shard, 0.99 if "
-        "well mixed): a trainer whose shuffle does not hold the whole split gets batches of few classes; --passes=2 "
-        "mixes them row by row"
-    ]
+    (warning,) = (line for line in lines if line.startswith("warning: "))
+    assert re.search(r"train \(0\.00 bits .*0\.99 .*--passes=2", warning)
 
 
 def test_of_a_data_set_on_an_object_store_no_command_is_shown_that_cannot_read_it():
     lines = summary(made(), "s3://bucket/digits", 1.0, 1.0, has_card=True).splitlines()
-    assert lines[-2:] == [
-        "look at it:  s3://bucket/digits/card.html",
-        "the other commands read local or mounted folders",
-    ]
+    assert lines[-2].endswith(" s3://bucket/digits/card.html")
+    assert "python" not in lines[-1]

@@ -1,4 +1,6 @@
 import dataclasses
+import importlib.util
+import re
 
 import pytest
 
@@ -24,17 +26,17 @@ def test_flags_come_from_the_dataclass():
 
 
 @pytest.mark.parametrize(
-    ("argv", "message"),
+    ("argv", "facts"),
     [
-        (["--data_dri=a"], "required: --data_dir"),
-        (["--data_dir=a", "--stps=3"], "flag: unknown '--stps'; did you mean '--steps'"),
-        (["--data_dir=a", "--step=3"], "did you mean '--steps'"),  # no abbreviations: they break when a flag is added
-        (["--data_dir=a", "--steps=x"], "argument --steps: invalid int value: 'x'"),
-        (["--data_dir=a", "7"], "unexpected argument '7'"),
+        (["--data_dri=a"], "--data_dir"),
+        (["--data_dir=a", "--stps=3"], "'--stps'.*'--steps'"),
+        (["--data_dir=a", "--step=3"], "'--steps'"),  # no abbreviations: they break when a flag is added
+        (["--data_dir=a", "--steps=x"], "--steps.*'x'"),
+        (["--data_dir=a", "7"], "'7'"),
     ],
 )
-def test_wrong_flags_are_usage_errors(argv, message):
-    with pytest.raises(errors.UsageError, match=message):
+def test_wrong_flags_are_usage_errors(argv, facts):
+    with pytest.raises(errors.UsageError, match=facts):
         parse(*argv)
 
 
@@ -44,6 +46,7 @@ def test_wrong_flags_are_usage_errors(argv, message):
         (errors.DataError("the file a is cut"), 1),
         (errors.UsageError("--a=1: must be 2"), 2),
         (errors.RerunError("stopped at step 7"), 75),
+        (KeyboardInterrupt("interrupted"), 130),
     ],
 )
 def test_errors_are_one_line_and_an_exit_code(error, code, capsys):
@@ -65,16 +68,6 @@ def test_a_newline_in_a_name_stays_on_the_line(capsys):
     assert capsys.readouterr().err == "made: a\\nb\\x1b[0m: is missing; Zürich is not\n"
 
 
-def test_ctrl_c_is_one_line_and_130(capsys):
-    def main(argv):
-        raise KeyboardInterrupt
-
-    with pytest.raises(SystemExit) as stop:
-        commandline.run("made", main)
-    assert stop.value.code == 130
-    assert capsys.readouterr().err == "made: interrupted\n"
-
-
 def test_success_is_0():
     with pytest.raises(SystemExit) as stop:
         commandline.run("made", lambda argv: None)
@@ -82,14 +75,17 @@ def test_success_is_0():
 
 
 def test_a_missing_package_names_its_extra(monkeypatch):
-    monkeypatch.setitem(commandline._EXTRA_OF, "no_such_package", "train")
-    with pytest.raises(errors.UsageError, match=r"needs no_such_package, .*: pip install 'stepfeed\[train\]'"):
-        commandline.require("no_such_package")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(errors.UsageError, match=r"apache_beam.*pip install 'stepfeed\[convert\]'"):
+        commandline.require("apache_beam")
+    monkeypatch.undo()
     commandline.require("numpy")
 
 
-def test_unknown_names_suggest_the_nearest_or_none():
-    assert str(errors.unknown("--model", "lent", ["mlp", "lenet"])) == (
-        "--model: unknown 'lent'; did you mean 'lenet'? known: lenet, mlp"
-    )
-    assert str(errors.unknown("--model", "xyz", ["mlp"])) == "--model: unknown 'xyz'; known: mlp"
+@pytest.mark.parametrize(
+    ("given", "facts"), [("lent", "'lent'.* 'lenet'.* lenet, mlp"), ("xyz", "'xyz'; .*lenet, mlp")]
+)
+def test_unknown_names_suggest_the_nearest_or_none(given, facts):
+    text = str(errors.unknown("--model", given, ["mlp", "lenet"]))
+    assert re.match(f"--model.*{facts}$", text)
+    assert ("mean" in text) == (given == "lent")

@@ -19,7 +19,7 @@ def test_tables_show_counts_bytes_and_labels(folder, capsys):
     inspect.main([str(folder)])
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[0].startswith("made: 16 examples, image 8x6x3 uint8 raw, 3 classes, pixel mean 1")
-    assert "split shards examples MiB examples a shard rejects" in lines
+    assert "split shards examples MiB examples per shard rejects" in lines
     assert "train 4 12 0.0 0 to 5 0" in lines
     assert "test 1 4 0.0 4 0" in lines
     size = (folder / "train-00000-of-00004.tfrecord").stat().st_size

@@ -1,0 +1,78 @@
+"""What the benchmarks of the input share: flags that are checked, a data set, TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import pathlib
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from benchmarks import commands, sources
+from pipeline import manifest
+from pipeline.commands import commandline, quiet
+from pipeline.errors import UsageError, unknown
+
+
+def check_least(config: object, **least: float) -> None:
+    """Raises UsageError for the first flag of `config` that is below its bound."""
+    for name, bound in least.items():
+        if getattr(config, name) < bound:
+            raise UsageError(f"--{name}={getattr(config, name)}: must be {bound} or more")
+
+
+def check_cifar_images(images: int) -> None:
+    """Raises UsageError if so many images cannot be spread evenly over CIFAR-10's files."""
+    if images % len(sources.CIFAR_FILES):
+        raise UsageError(f"--images={images}: must be a multiple of {len(sources.CIFAR_FILES)}, the number of files")
+
+
+def parts_of(only: str, known: Collection[str]) -> list[str]:
+    """Returns the parts that --only names, or all.
+
+    Raises:
+      UsageError: an unknown part.
+    """
+    parts = only.split(",") if only else list(known)
+    for part in parts:
+        if part not in known:
+            raise unknown("--only", part, known)
+    return parts
+
+
+@contextlib.contextmanager
+def data_set(given: str | None, make: Callable[[pathlib.Path], str]) -> Iterator[str]:
+    """Context of a data set's folder: the given one, or one that `make` writes into a temporary folder.
+
+    Raises:
+      UsageError: a package is missing.
+    """
+    commandline.require("tensorflow", *([] if given else ["apache_beam"]))
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        yield given or make(pathlib.Path(folder))
+
+
+def make_cifar(folder: pathlib.Path, images: int, *flags: str) -> str:
+    """Converts random images of CIFAR-10's shape, a sixth of them to `test`; returns the data set's folder."""
+    source = sources.cifar(folder / "source", images // len(sources.CIFAR_FILES))
+    commands.convert("cifar10", source, folder / "data", *flags)
+    return str(folder / "data")
+
+
+def load_tensorflow() -> Any:
+    """Returns the module, loaded without its startup notes."""
+    with quiet.loading():
+        import tensorflow as tf  # noqa: PLC0415
+    return tf
+
+
+def train_files(data_dir: str) -> list[str]:
+    """Returns the paths of the training split's shards."""
+    return [str(pathlib.Path(data_dir) / shard.file) for shard in manifest.load(data_dir).split("train").shards]
+
+
+def decoded_bytes(data_dir: str) -> int:
+    """Returns the bytes of the decoded training split."""
+    made = manifest.load(data_dir)
+    return made.split("train").num_examples * math.prod(made.image_shape)
