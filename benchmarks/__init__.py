@@ -1,1 +1,1 @@
-"""What it costs, as ratios of two things measured in one run."""
+"""Benchmarks that print ratios: both sides are measured in one run."""

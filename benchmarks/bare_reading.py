@@ -13,7 +13,7 @@ from pipeline.records import framing
 
 
 def bare_read(pool: futures.Executor, files: list[str], stride: int, is_elsewhere: bool) -> Take:
-    """Returns what reads all shards in a pool; processor time of other processes is theirs to tell."""
+    """Returns a Take that reads all shards in a pool; `is_elsewhere` if its workers are other processes."""
 
     def take() -> tuple[int, float]:
         found = list(pool.map(_checked, files, [stride] * len(files)))
@@ -33,7 +33,7 @@ def _checked(file: str, stride: int) -> tuple[int, float]:
 
 
 def tfrecords(files: list[str], cores: int) -> Take:
-    """Returns what reads all shards by TFRecordDataset, as many at a time as there are cores."""
+    """Returns a Take that reads all shards with TFRecordDataset, one per core at a time."""
     import tensorflow as tf  # noqa: PLC0415
 
     def count(file: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Seconds to the first batch of a cold start, and of a resume far into a run, as their ratio.
+"""Seconds to the first batch, of a resume far into a run against a cold start.
 
     python -m benchmarks.cold_start [--data_dir=DIR] [--step=10000000]
 
-Every start is a process of its own; those at step 0 and at --step alternate. Counted is from the call of `input_fn` to
-the first batch; the start-up of Python and TensorFlow is apart. A ratio is taken round by round, and its median counts.
+Every start is its own process; those at step 0 and at --step alternate. The time is from the call of `input_fn` to the
+first batch, without the start-up of Python and TensorFlow. The ratio is computed per round; its median is printed.
 `resident` keeps the decoded split in memory; `windowed` reads it in windows of an eighth. The files are in the page
 cache.
 """
@@ -28,12 +28,12 @@ class BenchmarkConfig:
     """What is measured."""
 
     data_dir: str | None = None  # raw images as converted; default: random images of CIFAR-10's shape, made for the run
-    images: int = 60_000  # that are made
-    step: int = 10_000_000  # of the resume
+    images: int = 60_000  # images to make
+    step: int = 10_000_000  # where the resume starts
     global_batch_size: int = 128  # rows of a batch
     distort: str = "cifar10_tutorial"  # the recipe
-    rounds: int = 5  # of each, in turn
-    start_at: int = -1  # start once at this step, print the seconds, and end: what the rounds run
+    rounds: int = 5  # rounds of each
+    start_at: int = -1  # start once at this step, print the seconds and exit, as each round does
     windowed: bool = False  # with --start_at: in windows
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ def start(config: BenchmarkConfig) -> float:
     from pipeline import input_fn  # noqa: PLC0415
     from pipeline.batch.compose import make_dataset  # noqa: F401, PLC0415 (what input_fn imports)
 
-    tf.constant(0).numpy()  # devices are found
+    tf.constant(0).numpy()  # sets the devices up
     decoded = inputs.decoded_bytes(config.data_dir or "")
     began = time.perf_counter()
     batches = input_fn(

@@ -1,4 +1,4 @@
-"""Runs a command in a process of its own and says what it took."""
+"""Runs a command in its own process and measures it."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class Run:
 
 
 def convert(dataset: str, source: pathlib.Path, data_dir: pathlib.Path, *flags: str) -> Run:
-    """Converts into a folder that is made anew."""
+    """Converts into a new folder."""
     shutil.rmtree(data_dir, ignore_errors=True)
     arguments = [f"--dataset={dataset}", f"--source={source}", f"--data_dir={data_dir}", *flags]
     return run("beam_jobs.convert", arguments)
 
 
 def run(module: str, arguments: Sequence[str]) -> Run:
-    """Runs `python -m module`, once what others wrote has reached the disk.
+    """Runs `python -m module`, once earlier writes have reached the disk.
 
     Raises:
       DataError: it failed; with its last line.

@@ -1,13 +1,14 @@
-"""Conversion against TensorFlow Datasets, against the least that it must do, on one core and all, and its memory.
+"""Conversion: its speed against TensorFlow Datasets, the minimum of work and one core; its peak memory.
 
     python -m benchmarks.convert_throughput [--source=cifar-10-batches-bin] [--only=floor,tfds,cores,memory]
 
-Contestants run in turn, so that a change of the machine's speed meets all; a ratio is taken round by round, and its
-median counts, with the lowest and the highest. A conversion is the command, in a process of its own. Its time is what
-it prints, from the start of the Beam pipeline to the published manifest; "start-up apart" is that less what a
-conversion of 60 images prints in the same round; "with opening" is the whole command's time less that of the 60, so
-opening and checking the source (a SHA-256 of its files) is in it and importing Beam is not; so it is with the processor
-time, which other programs on the machine lengthen less.
+Contestants run in turn, so that a change of the machine's speed affects all. The ratio is computed per round; its
+median is printed, with the lowest and the highest. A conversion is the command, in its own process. Its time is
+- printed: what it prints, from the start of the Beam pipeline to the published manifest;
+- start-up apart: that minus what a conversion of 60 images prints in the same round;
+- with opening: the whole command's time minus that of the 60 images; this includes opening and checking the source (a
+  SHA-256 of its files), but not importing Beam;
+- processor time, with opening: the same in processor time, which other programs on the machine affect less.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from benchmarks.floor import Floor
 from pipeline.commands import commandline
 
 COMMAND = "benchmarks.convert_throughput"
-_JPEG_MILLISECONDS = 3.0  # to decode 375x500 pixels, resize them to 224x224 and add up what is kept, about
+_JPEG_MILLISECONDS = 3.0  # about, to decode 375x500 pixels, resize them to 224x224 and sum them
 _CPU = "processor time, with opening"
-_TIMES = (1, 4, 16)  # the smallest source, of which the memory is measured
+_TIMES = (1, 4, 16)  # sizes of the sources, as multiples of the smallest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,10 +36,10 @@ class BenchmarkConfig:
     source: str = ""  # CIFAR-10's binary files; default: random images in the same files, made for the run
     only: str = ""  # some of floor,tfds,cores,memory; default: all
     work_dir: str = ""  # on the disk to measure, with 4 GB free; default: the temporary folder
-    images: int = 60_000  # of CIFAR-10, where they are made
-    tfds_images: int = 5_000  # that TensorFlow Datasets prepares
-    rounds: int = 5  # of floor and tfds; cores and memory have fewer
-    seconds: float = 60.0  # of work for one core, that all cores then share
+    images: int = 60_000  # images to make
+    tfds_images: int = 5_000  # images that TensorFlow Datasets prepares
+    rounds: int = 5  # rounds of floor and tfds; cores and memory have fewer
+    seconds: float = 60.0  # of work for one core, which all cores then share
 
     def __post_init__(self) -> None:
         inputs.parts_of(self.only, _PARTS)
@@ -61,7 +62,7 @@ class Line:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints a line a round, then the table."""
+    """Prints one line per round, then the table."""
     config = commandline.parse(COMMAND, "Measure conversion, as ratios.", BenchmarkConfig, argv)
     parts = inputs.parts_of(config.only, _PARTS)
     commandline.require("apache_beam", *(["tensorflow_datasets"] if "tfds" in parts else []))

@@ -1,4 +1,4 @@
-"""What distributing the input costs: images per second and processor time a step, in one process, as ratios.
+"""What distributing the input costs: images per second and processor time per step, in one process, as ratios.
 
     python -m benchmarks.distributed_iterator [--data_dir=DIR] [--global_batch_size=512]
 
@@ -6,8 +6,8 @@ The same batches are taken by `next(iterator)` inside a `tf.function` and outsid
   plain: from `input_fn`'s dataset, with no strategy;
   before: from `strategy.experimental_distribute_dataset(input_fn(...))`, TensorFlow's way with its defaults;
   after: from `pipeline.distribute(strategy, ...)`.
-Every replica reads a value of each component. Rounds alternate; a ratio is taken round by round, and its median counts.
-Processor time a step says more than the clock where the machine is shared.
+Every replica reads one value of each component. Rounds alternate; the ratio is computed per round, and its median is
+printed. On a shared machine, processor time says more than wall time.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pipeline.commands import commandline
 
 COMMAND = "benchmarks.distributed_iterator"
 REPLICAS = (1, 2, 4)
-_STEPS = 20  # of a loop inside a tf.function
+_STEPS = 20  # steps of a loop inside a tf.function
 _RECIPES = ("none", "cifar10_tutorial")
-_IMAGES = 60_000  # that are made, 10,000 of them to test
+_IMAGES = 60_000  # images to make, 10,000 of them in test
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +34,8 @@ class BenchmarkConfig:
 
     data_dir: str | None = None  # CIFAR-10 as converted; default: random images of its shape, made for the run
     global_batch_size: int = 512  # rows of a batch
-    rounds: int = 7  # of each input, in turn
-    seconds: float = 0.7  # a round's length
+    rounds: int = 7  # rounds of each input
+    seconds: float = 0.7  # length of a round
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -76,7 +76,7 @@ def contestants(tf, config: BenchmarkConfig, data_dir: str, recipe: str) -> Iter
 
 
 def looper(tf, strategy, iterator: Iterator, rows: int, inside: bool) -> Take:
-    """Returns what takes steps of `rows` images of an endless iterator."""
+    """Returns a Take of steps of `rows` images from an endless iterator."""
 
     def touch(*batch):
         return tf.add_n([tf.cast(tf.reshape(component, [-1])[0], tf.float32) for component in batch])

@@ -1,7 +1,7 @@
-"""The least that a conversion of raw images must do: read the source, compute the CRCs, write the same bytes.
+"""The minimum that a conversion of raw images must do: read the source, compute the CRCs, write the same bytes.
 
 Reading is `read` of each file, a CRC is crc32c's of each record and each shard, writing is one `write` and one
-fsync a shard, one after the other. That the bytes of the shards are already in memory costs the floor nothing.
+fsync per shard, one after the other. The bytes of the shards are already in memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipeline.records import framing
 
 @dataclasses.dataclass(frozen=True)
 class Floor:
-    """What is read, and the bytes of the shards that it became: the whole file, and each record in it."""
+    """The files to read, and the bytes of the shards made from them: each whole file and the records in it."""
 
     source: list[pathlib.Path]
     shards: dict[str, tuple[bytes, list[bytes]]]
@@ -39,7 +39,7 @@ class Floor:
         return cls(sorted(source.glob("*.bin")), shards)
 
     def seconds(self, folder: pathlib.Path) -> tuple[float, float]:
-        """Does it, with a folder that is made anew and goes; returns the seconds, and those of processor time."""
+        """Does the work in a new folder, which is then deleted; returns the seconds, and those of processor time."""
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         os.sync()

@@ -3,8 +3,8 @@
     python -m benchmarks.input_throughput [--data_dir=DIR] [--global_batch_size=128]
 
 Both read the same shards. The tutorials' pipeline reads, shuffles (10,000), parses, and distorts one example at a
-time, in parallel maps, then batches and prefetches. Rounds of the two alternate, so that a change of the machine's
-speed meets both; the ratio is taken round by round, and its median counts.
+time, in parallel maps, then batches and prefetches. Rounds alternate, so that a change of the machine's speed affects
+both; the ratio is computed per round, and its median is printed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline import manifest
 from pipeline.commands import commandline
 
 COMMAND = "benchmarks.input_throughput"
-_IMAGES = 60_000  # that are made, 10,000 of them to test
+_IMAGES = 60_000  # images to make, 10,000 of them in test
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +27,12 @@ class BenchmarkConfig:
 
     data_dir: str | None = None  # CIFAR-10 as converted; default: random images of its shape, made for the run
     global_batch_size: int = 128  # rows of a batch
-    rounds: int = 5  # of each pipeline, in turn
-    seconds: float = 2.0  # a round's length
+    rounds: int = 5  # rounds of each pipeline
+    seconds: float = 2.0  # length of a round
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints a line a measurement."""
+    """Prints one line per measurement."""
     config = commandline.parse(COMMAND, "Measure the input against one-by-one tf.data.", BenchmarkConfig, argv)
     with inputs.data_set(config.data_dir, lambda folder: inputs.make_cifar(folder, _IMAGES)) as data_dir:
         for distorted in (True, False):
@@ -66,7 +66,7 @@ def one_by_one(tf, files: list[str], shape: tuple[int, int, int], rows: int, dis
 
 
 def distort(tf, image):
-    """The tutorial's distorted inputs, of one image."""
+    """Returns one image distorted as in the tutorial."""
     image = tf.image.random_crop(tf.cast(image, tf.float32), [24, 24, image.shape[2]])
     image = tf.image.random_flip_left_right(image)
     image = tf.image.random_brightness(image, max_delta=63)

@@ -1,11 +1,11 @@
-"""Crops decoded out of JPEGs, in windows: images per second against libjpeg-turbo alone on the same cores.
+"""Crops of JPEGs, read in windows: images per second against libjpeg-turbo alone on the same cores.
 
     python -m benchmarks.jpeg_throughput [--data_dir=DIR] [--size=224]
 
-Alone is the shortest way to call it: the encoded images in memory, and `tf.image.decode_and_crop_jpeg` of a random
-window each, in a parallel map of as many calls as there are cores. Rounds alternate; a ratio is taken round by round,
-and its median counts. Processor time says more than the clock where the machine is shared. `random_resized_crop` is
-compared with the same crops of one size: what its resizing costs is in the ratio.
+"Alone" is the shortest way to call libjpeg-turbo: the encoded images in memory, and `tf.image.decode_and_crop_jpeg` of
+a random part of each, in a parallel map with one call per core. Rounds alternate; the ratio is computed per round, and
+its median is printed. On a shared machine, processor time says more than wall time. `random_resized_crop` is compared with
+the same crops of one size, so the ratio includes the cost of resizing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pipeline.errors import UsageError
 
 COMMAND = "benchmarks.jpeg_throughput"
 _SOURCE = (375, 500)  # height and width of the images that are made
-_WINDOWS = 4  # of an epoch, about
-_FEW = 32  # images that `alone` gives in one go: taking them costs nothing then
+_WINDOWS = 4  # per epoch, about
+_FEW = 32  # images that `alone` yields at once, so that taking them costs nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,18 +33,18 @@ class BenchmarkConfig:
     """What is measured."""
 
     data_dir: str | None = None  # JPEGs as converted with --image_encoding=source; default: made for the run
-    images: int = 4_000  # that are made, of 500 x 375 pixels
+    images: int = 4_000  # images to make, of 500 x 375 pixels
     size: int = 224  # height and width of the crops
     global_batch_size: int = 128  # rows of a batch
-    rounds: int = 7  # of each, in turn
-    seconds: float = 4.0  # a round's length
+    rounds: int = 7  # rounds of each
+    seconds: float = 4.0  # length of a round
 
     def __post_init__(self) -> None:
         inputs.check_least(self, images=1, rounds=1, size=1)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints a line a recipe."""
+    """Prints one line per recipe."""
     config = commandline.parse(COMMAND, "Measure crops of JPEGs against libjpeg-turbo alone.", BenchmarkConfig, argv)
     with inputs.data_set(config.data_dir, lambda folder: make_data(folder, config.images)) as data_dir:
         for name in ("random_crop", "random_resized_crop"):
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def make_data(folder: pathlib.Path, images: int) -> str:
-    """Converts JPEGs that compress as photographs do, as they are; returns the data set's folder."""
+    """Converts JPEGs that compress as photographs do, without re-encoding; returns the data set's folder."""
     source = sources.parquet(folder / "source.parquet", images, _SOURCE, "JPEG")
     commands.convert("parquet", source, folder / "data", "--image_encoding=source")
     return str(folder / "data")
@@ -78,7 +78,7 @@ def compare(config: BenchmarkConfig, data_dir: str, recipe: str) -> None:
 
 
 def alone(tf: Any, files: list[str], size: int) -> Take:
-    """Returns what takes the next crops of images that lie in memory."""
+    """Returns a Take of crops of images in memory."""
     records = tf.data.TFRecordDataset(files).batch(1 << 30).get_single_element()
     images = tf.io.parse_example(records, {"image": tf.io.FixedLenFeature([], tf.string)})["image"]
     shapes = tf.map_fn(tf.io.extract_jpeg_shape, images, fn_output_signature=tf.int32)

@@ -2,9 +2,9 @@
 
     python -m benchmarks.order_throughput [--records=4000000]
 
-An epoch of the order is its shards laid, and every window hashed, sorted and gathered. NumPy's is
-`Generator.permutation` of each window, one generator for all. Rounds of the two alternate, so that a change of the
-machine's speed meets both; the ratio is taken round by round, and its median counts.
+An epoch of the order lays the shards end to end, and hashes, sorts and gathers every window. NumPy's side is
+`Generator.permutation` of each window, with one generator for all. Rounds alternate, so that a change of the machine's
+speed affects both; the ratio is computed per round, and its median is printed.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _SHARD = 5_000  # records
 class BenchmarkConfig:
     """What is measured."""
 
-    records: int = 4_000_000  # of an epoch; rounded to whole windows in each of 4 streams
-    rounds: int = 5  # of each, in turn
+    records: int = 4_000_000  # records per epoch, rounded to whole windows in each of 4 streams
+    rounds: int = 5  # rounds of each
 
     def __post_init__(self) -> None:
         inputs.check_least(self, records=1, rounds=1)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints a line a window size."""
+    """Prints one line per window size."""
     config = commandline.parse(COMMAND, "Measure the order against NumPy's permutation.", BenchmarkConfig, argv)
     for size in WINDOWS:
         compare(config, size)
@@ -52,7 +52,7 @@ def compare(config: BenchmarkConfig, size: int) -> None:
     counts = (*(_SHARD,) * (total // _SHARD), total % _SHARD)
     order = Order(counts, _STREAMS * 64, _STREAMS, windows, "pad", 0, training=True)
     random = np.random.default_rng(0)
-    order.records_by_position(0)  # memory is fresh once
+    order.records_by_position(0)  # allocates the memory
     rates = []
     for epoch in range(config.rounds):
         start = time.perf_counter()

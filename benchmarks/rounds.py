@@ -1,4 +1,4 @@
-"""Rounds of several contestants in turn, so that a change of the machine's speed meets all, and the line about two."""
+"""Rounds of several contestants in turn, so that a change of the machine's speed affects all; comparisons of two."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Take = Callable[[], tuple[int, float]]
-"""Takes some images; returns how many, and the seconds of processor time that other processes spent on them."""
+"""Takes some images; returns their number, and the seconds of processor time that other processes spent on them."""
 
-_READY = 10  # batches that may lie ready when a round begins
+_READY = 10  # batches that may be ready when a round begins
 
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """One round: images per second, and microseconds of processor time an image."""
+    """One round: images per second, and microseconds of processor time per image."""
 
     rate: float
     cpu: float
 
 
 def taking(batches_of: Iterator[Any], rows: int) -> Take:
-    """Returns what takes one element of `rows` images of an iterator."""
+    """Returns a Take of one element of `rows` images from an iterator."""
 
     def take() -> tuple[int, float]:
         next(batches_of)
@@ -42,7 +42,7 @@ def alternate(contestants: dict[str, Take], rounds: int, seconds: float) -> dict
 
 
 def one_round(take: Take, seconds: float) -> Round:
-    """Measures one round, once what lay ready is taken, and the others have made ready what was taken of theirs."""
+    """Measures one round, after using up the batches that were ready before it."""
     began, taken = time.perf_counter(), 0
     while taken < _READY and (taken == 0 or time.perf_counter() - began < seconds):
         take()
@@ -60,9 +60,9 @@ def ratio_text(ratios: list[float]) -> str:
 
 
 def print_line(what: str, mine: list[Round], other: list[Round], against: str) -> None:
-    """Prints the medians and the ratios of speeds, by the clock and by processor time."""
+    """Prints the medians and the ratios of speeds, in wall time and in processor time."""
     texts = []
-    for field, unit in (("rate", "img/s"), ("cpu", "us of processor an image")):
+    for field, unit in (("rate", "img/s"), ("cpu", "us of processor per image")):
         one, two = ([getattr(found, field) for found in rounds] for rounds in (mine, other))
         ratios = [a / b if field == "rate" else b / a for a, b in zip(one, two, strict=True)]
         medians = [f"{statistics.median(values):,.{0 if field == 'rate' else 2}f}" for values in (one, two)]

@@ -1,4 +1,4 @@
-"""Made sources: CIFAR-10's binary files of any length, and Parquet files of PNG or JPEG images."""
+"""Synthetic sources: CIFAR-10's binary files of any length, and Parquet files of PNG or JPEG images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 CIFAR_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 _ROW_GROUP = 500
-_DISTINCT = 250  # images; a larger file repeats them
+_DISTINCT = 250  # images, which a larger file repeats
 
 
 def cifar(folder: pathlib.Path, images_per_file: int) -> pathlib.Path:
@@ -43,7 +43,7 @@ def parquet(path: pathlib.Path, count: int, size: tuple[int, int], image_format:
 
 
 def _smooth(random: np.random.Generator, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Returns an image that compresses as photographs do: coarse noise made large, and a little fine noise."""
+    """Returns an image that compresses as photographs do: enlarged coarse noise with a little fine noise."""
     import PIL.Image  # noqa: PLC0415
 
     coarse = PIL.Image.fromarray(random.integers(0, 256, (8, 8, 3), np.uint8))

@@ -2,9 +2,9 @@
 
     python -m benchmarks.tfds_cifar --source=DIR --data_dir=DIR --count=5000 [--beam] [--raw]
 
-Prints what --count examples take beyond 20, in seconds, after a first call that loads all that is imported on the way:
-so start-up is not in it. Examples are those of TFDS's `cifar10` (image as PNG, label, id); with --raw the image is a
-plain tensor, as in raw shards of ours.
+Prints the seconds that --count examples take in addition to 20, after a first call that imports everything, so start-up
+is not included. Examples are those of TFDS's `cifar10` (image as PNG, label, id); with --raw the image is a plain
+tensor, as in our raw shards.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def prepare(source: pathlib.Path, data_dir: str, count: int, beam: bool, raw: bo
     with quiet.loading():
         import tensorflow_datasets as tfds  # noqa: PLC0415 (seconds to import)
 
-    with tfds.core.registered.skip_registration():  # a second one of the same name is made
+    with tfds.core.registered.skip_registration():  # the class is created more than once
         builder = _builder(tfds, source, count, beam, raw)(data_dir=data_dir)
     config = tfds.download.DownloadConfig(beam_runner="FnApiRunner", verify_ssl=False) if beam else None
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A data set larger than memory, read in windows: against bare reading, memory, one by one; and its peak memory.
+"""A data set larger than shuffle_bytes, read in windows: against bare reading, memory, one by one; its peak memory.
 
     python -m benchmarks.windowed_throughput [--data_dir=DIR] [--only=read,resident,one_by_one,peak]
 
@@ -9,9 +9,9 @@ shuffle_bytes is an eighth of the decoded split. Compared are
   one_by_one: against `tf.data` one example at a time, as in benchmarks.input_throughput;
   peak: the memory of a process that reads an epoch, TensorFlow's included, against 2 x shuffle_bytes + 600 MB. Mapped
     files (TensorFlow's libraries) do not count: processes share them, and the system may drop them.
-Batches are taken inside a tf.function, as a training loop does. Rounds alternate; a ratio is taken round by round,
-and its median counts. Processor time says more than the clock where the machine is shared. Files are read from the
-page cache where they fit it.
+Batches are taken inside a tf.function, as a training loop does. Rounds alternate; the ratio is computed per round, and
+its median is printed. On a shared machine, processor time says more than wall time. Files are read from the page cache
+if they fit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pipeline.read import unpack
 
 COMMAND = "benchmarks.windowed_throughput"
 _WINDOWS = 8  # shuffle_bytes x this is the decoded split
-_BEYOND = 600 * 10**6  # bytes of a process besides its windows
+_BEYOND = 600 * 10**6  # bytes of a process in addition to its windows
 _TOGETHER = 10_000  # rows that one call takes, or more
 
 
@@ -45,12 +45,12 @@ class BenchmarkConfig:
     """What is measured."""
 
     data_dir: str | None = None  # raw images as converted; default: random images of CIFAR-10's shape, made for the run
-    images: int = 120_000  # that are made
+    images: int = 120_000  # images to make
     global_batch_size: int = 512  # rows of a batch
-    rounds: int = 5  # of each, in turn
-    seconds: float = 2.0  # a round's length
+    rounds: int = 5  # rounds of each
+    seconds: float = 2.0  # length of a round
     only: str = ""  # some of read,resident,one_by_one,peak; default: all
-    epoch_of: int = 0  # read one epoch with these shuffle_bytes and end: what peak measures
+    epoch_of: int = 0  # read one epoch with these shuffle_bytes and exit, as peak does
 
     def __post_init__(self) -> None:
         inputs.parts_of(self.only, _PARTS)
@@ -59,7 +59,7 @@ class BenchmarkConfig:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints a line a measurement."""
+    """Prints one line per measurement."""
     config = commandline.parse(COMMAND, "Measure input that is read in windows, as ratios.", BenchmarkConfig, argv)
     if config.epoch_of:
         _read_epoch(config)
@@ -116,7 +116,7 @@ def against_one_by_one(config: BenchmarkConfig) -> None:
 
 
 def peak(config: BenchmarkConfig) -> None:
-    """Prints the peak memory of processes that read an epoch each."""
+    """Prints the peak memory of processes that each read one epoch."""
     window = shuffle_bytes(config)
     flags = [f"--data_dir={config.data_dir}", f"--global_batch_size={config.global_batch_size}", f"--epoch_of={window}"]
     promised = 2 * window + _BEYOND
@@ -144,7 +144,7 @@ def shuffle_bytes(config: BenchmarkConfig) -> int:
 
 
 def batches(config: BenchmarkConfig, recipe: str, window: int) -> Take:
-    """Returns what takes batches of `input_fn`."""
+    """Returns a Take of batches of `input_fn`."""
     return _taking(_dataset(config, recipe, window), config.global_batch_size)
 
 
@@ -163,7 +163,7 @@ def _dataset(config: BenchmarkConfig, recipe: str, window: int, epochs: int | No
 
 
 def _taking(dataset: Any, rows: int) -> Take:
-    """Returns what takes elements of `rows` images, several in a call."""
+    """Returns a Take of elements of `rows` images, several per call."""
     tf = inputs.load_tensorflow()
     iterator, count = iter(dataset), -(-_TOGETHER // rows)
 
@@ -180,7 +180,7 @@ def _taking(dataset: Any, rows: int) -> Take:
 
 
 def _read_epoch(config: BenchmarkConfig) -> None:
-    """Prints the most bytes that were this process's own after a batch, and the most of files that it maps."""
+    """Prints the largest number of bytes that this process owned after any batch, and that of files that it mapped."""
     seen = [_memory() for _ in _dataset(config, "none", config.epoch_of, epochs=1)]
     print(*map(max, zip(*seen, strict=True)))
 
@@ -192,7 +192,7 @@ def _memory() -> tuple[int, int]:
 
 
 def _shards(config: BenchmarkConfig) -> tuple[list[str], int]:
-    """Returns the training split's files and the bytes from record to record, which are the same in all."""
+    """Returns the training split's files and their stride: the bytes from record to record."""
     shards = manifest.load(config.data_dir or "").split("train").shards
     strides = {shard.stride for shard in shards}
     stride = next(iter(strides))

@@ -25,8 +25,8 @@ class Mixing:
       split: its name.
       bits: entropy of the labels in a shard, mean over all records.
       expected_bits: the same of random shards of these sizes.
-      is_bad: whether shards lack over 10% of what they can lack of that, and not by chance. They can lack all of it,
-        or the entropy of a record's shard: which of 2 shards a record is in tells at most 1 bit of its label.
+      is_bad: whether shards lack over 10% of the entropy that they can lack, beyond chance. They can lack at most all
+        of it, or the entropy of a record's shard: which of 2 shards holds a record tells at most 1 bit of its label.
     """
 
     split: str
@@ -36,7 +36,7 @@ class Mixing:
 
 
 def expected_entropy(bits: float, classes: int, collision: float, records: int) -> float:
-    """Returns about what the labels of a random sample have as entropy, in bits; rather less than more.
+    """Returns the approximate entropy of the labels of a random sample, in bits; too low rather than too high.
 
     The larger of two: the entropy of all, less the bias (K - 1) / (2 n ln 2) (Miller 1955, "Note on the bias of
     information estimates"; Madow 1948), which is too low for n < K; and, by Jensen's inequality, -log2 of the expected
@@ -44,16 +44,16 @@ def expected_entropy(bits: float, classes: int, collision: float, records: int) 
 
     Args:
       bits: the entropy of all labels.
-      classes: K, that have a record.
+      classes: K, the classes that have a record.
       collision: sum of p^2 over the classes.
-      records: n, of the sample; 1 or more.
+      records: n, the size of the sample; 1 or more.
     """
     biased = bits - (classes - 1) / (2 * records * math.log(2))
     return max(biased, -math.log2(1 / records + (1 - 1 / records) * collision), 0.0)
 
 
 def judge(name: str, split: SplitInfo) -> Mixing | None:
-    """Returns how mixed a split is; None where there is nothing to mix: one shard, or one class."""
+    """Returns how mixed a split is; None if there is nothing to mix: one shard, or one class."""
     shards = [shard for shard in split.shards if shard.num_examples and shard.label_entropy is not None]
     bits = entropy(split.label_histogram)
     if len(shards) < 2 or not bits:
@@ -76,7 +76,7 @@ def judge(name: str, split: SplitInfo) -> Mixing | None:
 
 
 def warning(made: Manifest) -> str | None:
-    """Returns one line on the splits of a data set that are badly mixed, what it means and what to do, or None."""
+    """Returns one line that names the poorly mixed splits, the consequence and the remedy; None if there are none."""
     judged = [judge(name, split) for name, split in made.splits.items()]
     bad = [mixing for mixing in judged if mixing and mixing.is_bad]
     if not bad:

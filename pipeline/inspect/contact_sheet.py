@@ -1,4 +1,4 @@
-"""Draws a batch as people look at it: each image as stored and, below it, as a model gets it."""
+"""Draws a batch: each image as stored and, below it, as a model gets it."""
 
 from __future__ import annotations
 

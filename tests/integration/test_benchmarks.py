@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 RATIO = r"ratio \d+\.\d\d \(\d+\.\d\d to \d+\.\d\d\)"
-BOTH = rf".* img/s against [\d,]+: {RATIO}; [\d.,]+ us of processor an image against [\d.,]+: {RATIO}"
+BOTH = rf".* img/s against [\d,]+: {RATIO}; [\d.,]+ us of processor per image against [\d.,]+: {RATIO}"
 
 
 def run(*flags, benchmark="convert_throughput"):

@@ -1,4 +1,4 @@
-"""Images as the card holds them: small files in `data:` URIs."""
+"""Images as the card shows them: small files in `data:` URIs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Picture:
     """An image file.
 
     Attributes:
-      uri: of the file, `data:`.
-      height, width: of the image that it was made of.
-      work: what decoding took, in pixels of a PNG file.
+      uri: the file, as a `data:` URI.
+      height, width: of the original image.
+      work: the cost of decoding, in pixels of a PNG file.
     """
 
     uri: str
@@ -44,13 +44,13 @@ class Picture:
 
 
 def of_pixels(data: bytes, shape: tuple[int, int, int], most_bytes: int) -> Picture:
-    """Returns raw pixels (row-major uint8) as PNG, or as a thumbnail where that is more than `most_bytes`.
+    """Returns raw pixels (row-major uint8) as PNG, or as a thumbnail if the PNG has more than `most_bytes`.
 
     Raises:
-      BadImageError: `data` is not of that shape.
+      BadImageError: `data` has not the bytes of that shape.
     """
     if len(data) != math.prod(shape):
-        raise BadImageError(f"{len(data)} bytes are no image of shape {shape}")
+        raise BadImageError(f"{len(data)} bytes are not an image of shape {shape}")
     array = _shown(np.frombuffer(data, np.uint8).reshape(shape))
     if max(shape[:2]) <= _LARGEST_KEPT:
         png = images.encoded(array, "png")
@@ -60,7 +60,7 @@ def of_pixels(data: bytes, shape: tuple[int, int, int], most_bytes: int) -> Pict
 
 
 def of_file(data: bytes, most_bytes: int) -> Picture:
-    """Returns a PNG or JPEG file as it is, or as a thumbnail where it has more than `most_bytes`.
+    """Returns a PNG or JPEG file unchanged, or as a thumbnail if it has more than `most_bytes`.
 
     Raises:
       BadImageError: it cannot be decoded.
@@ -76,7 +76,7 @@ def of_file(data: bytes, most_bytes: int) -> Picture:
         and not getattr(opened, "is_animated", False)
     )
     if not kept:
-        opened.draft(None, (2 * _THUMBNAIL, 2 * _THUMBNAIL))  # JPEG is decoded at a fraction of its size
+        opened.draft(None, (2 * _THUMBNAIL, 2 * _THUMBNAIL))  # decodes a JPEG at a fraction of its size
     array = images.pixels(opened)
     uri = _uri(images.KEPT_FORMATS[opened.format or ""], data) if kept else _thumbnail(array)
     return Picture(uri, height, width, work=max(array.shape[0] * array.shape[1], height * width // _DRAFT_GAIN))

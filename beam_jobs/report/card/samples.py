@@ -1,4 +1,4 @@
-"""Which images the card shows: some of each class, from the shards that were just written; reading is bounded."""
+"""The images that the card shows: some of each class, from the shards that were just written; reading is bounded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PER_CLASS = 5
 _SHARDS = 16  # read, over the whole split: the shards of a source sorted by class have few classes each
 _RECORDS = 4096  # read of all of them
 _BYTES = 64 << 20  # 64 MiB, read of all of them; of each at least one record
-_MAX_RECORD = 1 << 30  # 1 GiB: a longer record is no image to show
+_MAX_RECORD = 1 << 30  # 1 GiB: a longer record is not an image to show
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +37,10 @@ class Samples:
 
     Attributes:
       split: theirs.
-      shards: files that were looked at.
       by_label: {label: the first examples found}, in the order of the labels.
     """
 
     split: str
-    shards: int
     by_label: dict[int, list[Sample]]
 
 
@@ -65,8 +63,8 @@ def take(folder: AnyPath, made: Manifest) -> Samples:
                 found[label].append(sample)
                 missing -= 1
             if not missing:
-                return Samples(split, len(shards), _choose(found))
-    return Samples(split, len(shards), _choose(found))
+                return Samples(split, _choose(found))
+    return Samples(split, _choose(found))
 
 
 def _spread(shards: list[ShardInfo]) -> list[ShardInfo]:
@@ -85,7 +83,7 @@ def _choose(found: dict[int, list[Sample]]) -> dict[int, list[Sample]]:
 
 
 def _first_records(path: AnyPath, count: int, num_bytes: int) -> Iterator[bytes]:
-    """Yields a shard's first records: so many, in so many bytes; at least one."""
+    """Yields a shard's first records: at most `count`, in at most `num_bytes`, but at least one."""
     left = num_bytes
     with path.open("rb") as file:
         stream: Any = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
@@ -115,4 +113,4 @@ def _parse(record: bytes, file: str) -> tuple[int, Sample]:
         found = example_proto.decode(record, ("image", "label", "key"))
         return int(found["label"][0]), Sample(found["image"][0], found["key"][0].decode(errors="backslashreplace"))
     except (ValueError, KeyError, IndexError, AttributeError):
-        raise DataError(f"{file}: a record is no example of image, label and key") from None
+        raise DataError(f"{file}: a record is not an example with image, label and key") from None
