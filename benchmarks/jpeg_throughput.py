@@ -4,8 +4,8 @@
 
 "Alone" is the shortest way to call libjpeg-turbo: the encoded images in memory, and `tf.image.decode_and_crop_jpeg` of
 a random part of each, in a parallel map with one call per core. Rounds alternate; the ratio is computed per round, and
-its median is printed. On a shared machine, processor time says more than wall time. `random_resized_crop` is compared with
-the same crops of one size, so the ratio includes the cost of resizing.
+its median is printed. On a shared machine, processor time says more than wall time. `random_resized_crop` is
+compared with the same crops of one size, so the ratio includes the cost of resizing.
 """
 
 from __future__ import annotations
