@@ -75,8 +75,3 @@ def check_tiling(
         raise Fault(f"{place(low)} to {high - 1}: {high - low} in no interval; beside it: {' and '.join(sides)}")
     where = "outside the range" if len(sides) == 1 else "in both"
     raise Fault(f"{place(high)} to {low - 1}: {low - high} {where}: {' and '.join(sides)}")
-
-
-def count_of(number: int, noun: str) -> str:
-    """Returns a number with its noun: `1 worker`, `1,024 workers`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from pipeline.audit.claims import count_of
 from pipeline.audit.reading import Reading
 from pipeline.audit.tables import scale_of
+from pipeline.commands.text import count_of
 
 _COLUMNS = 640  # of the picture: a column is a part of the split
 _MOST_ROWS = 256  # of the picture: of more workers, several are one row

@@ -13,7 +13,8 @@ from functools import cached_property
 
 import numpy as np
 
-from pipeline.audit.claims import Claim, Fault, check_all, check_tiling, count_of
+from pipeline.audit.claims import Claim, Fault, check_all, check_tiling
+from pipeline.commands.text import count_of
 from pipeline.order import hashing
 from pipeline.order.order import I64
 from pipeline.resolved import ResolvedRequest

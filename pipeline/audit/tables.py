@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.audit.claims import Claim, count_of
+from pipeline.audit.claims import Claim
 from pipeline.audit.observed import Report
 from pipeline.audit.reading import Reading
 from pipeline.audit.topology import Topology
+from pipeline.commands.text import count_of, table
 from pipeline.order.order import Order
 from pipeline.resolved import ResolvedRequest
 
@@ -22,18 +23,6 @@ _HASHED = (
     "permutation"
 )
 _STORED = "the shards hold what the manifest says: beam_jobs.validate checks that"
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
-    """Returns lines of aligned columns; those of `left` begin, the others end, at one place."""
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    return [
-        "  ".join(
-            cell.ljust(width) if i in left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in [header, *rows]
-    ]
 
 
 def heading(source: ResolvedRequest, epoch: int, topology: Topology) -> list[str]:

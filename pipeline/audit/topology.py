@@ -6,7 +6,8 @@ import dataclasses
 
 import numpy as np
 
-from pipeline.audit.claims import Claim, Fault, check_all, check_tiling, count_of
+from pipeline.audit.claims import Claim, Fault, check_all, check_tiling
+from pipeline.commands.text import count_of
 from pipeline.errors import UsageError
 from pipeline.order.order import I64, check_replicas
 from pipeline.order.sharding import Shard

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import crc32c
 
 from pipeline import manifest as manifests
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError, PipelineError, UsageError
 from pipeline.index.choice import choose
 from pipeline.index.drafts import Drafts, remove_left
@@ -135,5 +136,5 @@ def _lines(data_dir: str, made: Manifest, seconds: float) -> list[str]:
 
 
 def _split_line(name: str, split: SplitInfo) -> str:
-    files = "1 file" if len(split.shards) == 1 else f"{len(split.shards):,} files"
-    return f"  {name}: {split.num_examples:,} records in {files}, {split.num_bytes / (1 << 20):,.1f} MiB"
+    records, files = count_of(split.num_examples, "record"), count_of(len(split.shards), "file")
+    return f"  {name}: {records} in {files}, {split.num_bytes / (1 << 20):,.1f} MiB"
