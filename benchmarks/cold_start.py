@@ -27,7 +27,7 @@ _WINDOWS = 8
 class BenchmarkConfig:
     """What is measured."""
 
-    data_dir: str | None = None  # raw images as converted; default: random images of CIFAR-10's shape, made for the run
+    data_dir: str = ""  # raw images as converted; default: random images of CIFAR-10's shape, made for the run
     images: int = 60_000  # images to make
     step: int = 10_000_000  # where the resume starts
     global_batch_size: int = 128  # rows of a batch
@@ -56,16 +56,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 def start(config: BenchmarkConfig) -> float:
     """Returns the seconds from the call of `input_fn` to its first batch."""
     tf = inputs.load_tensorflow()
-    from pipeline import input_fn  # noqa: PLC0415
     from pipeline.batch.compose import make_dataset  # noqa: F401, PLC0415 (what input_fn imports)
 
     tf.constant(0).numpy()  # sets the devices up
-    decoded = inputs.decoded_bytes(config.data_dir or "")
+    decoded = inputs.decoded_bytes(config.data_dir)
     began = time.perf_counter()
-    batches = input_fn(
-        config.data_dir or "",
-        global_batch_size=config.global_batch_size,
-        training=True,
+    batches = inputs.train_input(
+        config.data_dir,
+        config.global_batch_size,
         distort=config.distort,
         start_step=config.start_at,
         shuffle_bytes=decoded // _WINDOWS if config.windowed else decoded,

@@ -32,7 +32,7 @@ _IMAGES = 60_000  # images to make, 10,000 of them in test
 class BenchmarkConfig:
     """What is measured."""
 
-    data_dir: str | None = None  # CIFAR-10 as converted; default: random images of its shape, made for the run
+    data_dir: str = ""  # CIFAR-10 as converted; default: random images of its shape, made for the run
     global_batch_size: int = 512  # rows of a batch
     rounds: int = 7  # rounds of each input
     seconds: float = 0.7  # length of a round

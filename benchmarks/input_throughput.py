@@ -12,8 +12,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from benchmarks import inputs
-from benchmarks.rounds import alternate, print_line, taking
+from benchmarks import inputs, rounds
+from benchmarks.rounds import taking
 from pipeline import manifest
 from pipeline.commands import commandline
 
@@ -25,7 +25,7 @@ _IMAGES = 60_000  # images to make, 10,000 of them in test
 class BenchmarkConfig:
     """What is measured."""
 
-    data_dir: str | None = None  # CIFAR-10 as converted; default: random images of its shape, made for the run
+    data_dir: str = ""  # CIFAR-10 as converted; default: random images of its shape, made for the run
     global_batch_size: int = 128  # rows of a batch
     rounds: int = 5  # rounds of each pipeline
     seconds: float = 2.0  # length of a round
@@ -41,19 +41,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def compare(config: BenchmarkConfig, data_dir: str, distorted: bool) -> None:
     """Measures both pipelines in turn and prints the medians and the ratio."""
-    tf = inputs.load_tensorflow()
-    from pipeline import input_fn  # noqa: PLC0415
-
     recipe = "cifar10_tutorial" if distorted else "none"
-    ours = iter(input_fn(data_dir, global_batch_size=config.global_batch_size, training=True, distort=recipe))
-    rows, shape = config.global_batch_size, manifest.load(data_dir).image_shape
-    theirs = iter(one_by_one(tf, inputs.train_files(data_dir), shape, rows, distorted))
-    found = alternate({"ours": taking(ours, rows), "theirs": taking(theirs, rows)}, config.rounds, config.seconds)
-    print_line(f"{recipe}, batch {rows}", found["ours"], found["theirs"], "one by one")
+    rows = config.global_batch_size
+    ours = taking(iter(inputs.train_input(data_dir, rows, distort=recipe)), rows)
+    theirs = taking(iter(one_by_one(data_dir, rows, distorted)), rows)
+    rounds.compare(f"{recipe}, batch {rows}", ours, {"one by one": theirs}, config.rounds, config.seconds)
 
 
-def one_by_one(tf, files: list[str], shape: tuple[int, int, int], rows: int, distorted: bool):
+def one_by_one(data_dir: str, rows: int, distorted: bool):
     """Returns the tutorials' pipeline, as cifar10_input.py has it, in `tf.data`."""
+    tf, shape = inputs.load_tensorflow(), manifest.load(data_dir).image_shape
     features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
 
     def parse(record):
@@ -61,7 +58,8 @@ def one_by_one(tf, files: list[str], shape: tuple[int, int, int], rows: int, dis
         image = tf.reshape(tf.io.decode_raw(example["image"], tf.uint8), shape)
         return distort(tf, image) if distorted else image, example["label"]
 
-    dataset = tf.data.TFRecordDataset(files, num_parallel_reads=tf.data.AUTOTUNE).repeat().shuffle(10_000)
+    dataset = tf.data.TFRecordDataset(inputs.train_files(data_dir), num_parallel_reads=tf.data.AUTOTUNE)
+    dataset = dataset.repeat().shuffle(10_000)
     return dataset.map(parse, num_parallel_calls=tf.data.AUTOTUNE).batch(rows).prefetch(tf.data.AUTOTUNE)
 
 

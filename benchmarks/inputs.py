@@ -42,7 +42,7 @@ def parts_of(only: str, known: Collection[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def data_set(given: str | None, make: Callable[[pathlib.Path], str]) -> Iterator[str]:
+def data_set(given: str, make: Callable[[pathlib.Path], str]) -> Iterator[str]:
     """Context of a data set's folder: the given one, or one that `make` writes into a temporary folder.
 
     Raises:
@@ -65,6 +65,14 @@ def load_tensorflow() -> Any:
     with quiet.loading():
         import tensorflow as tf  # noqa: PLC0415
     return tf
+
+
+def train_input(data_dir: str, rows: int, **options: Any) -> Any:
+    """Returns `input_fn`'s training batches of `rows` rows."""
+    load_tensorflow()
+    from pipeline import input_fn  # noqa: PLC0415
+
+    return input_fn(data_dir, global_batch_size=rows, training=True, **options)
 
 
 def train_files(data_dir: str) -> list[str]:

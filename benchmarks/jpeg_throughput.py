@@ -16,8 +16,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks import commands, inputs, sources
-from benchmarks.rounds import Take, alternate, print_line, taking
+from benchmarks import commands, inputs, rounds, sources
+from benchmarks.rounds import Take, taking
 from pipeline import manifest
 from pipeline.commands import commandline
 from pipeline.errors import UsageError
@@ -25,14 +25,14 @@ from pipeline.errors import UsageError
 COMMAND = "benchmarks.jpeg_throughput"
 _SOURCE = (375, 500)  # height and width of the images that are made
 _WINDOWS = 4  # per epoch, about
-_FEW = 32  # images that `alone` yields at once, so that taking them costs nothing
+_FEW = 32  # crops that are yielded at once, so that taking them costs nothing
 
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkConfig:
     """What is measured."""
 
-    data_dir: str | None = None  # JPEGs as converted with --image_encoding=source; default: made for the run
+    data_dir: str = ""  # JPEGs as converted with --image_encoding=source; default: made for the run
     images: int = 4_000  # images to make, of 500 x 375 pixels
     size: int = 224  # height and width of the crops
     global_batch_size: int = 128  # rows of a batch
@@ -60,25 +60,16 @@ def make_data(folder: pathlib.Path, images: int) -> str:
 
 def compare(config: BenchmarkConfig, data_dir: str, recipe: str) -> None:
     """Measures both in turn and prints the medians and the ratios."""
-    tf = inputs.load_tensorflow()
-    from pipeline import input_fn  # noqa: PLC0415
-
-    shards = manifest.load(data_dir).split("train").shards
-    rows = config.global_batch_size
-    dataset = input_fn(
-        data_dir,
-        global_batch_size=rows,
-        training=True,
-        distort=recipe,
-        shuffle_bytes=sum(shard.num_bytes for shard in shards) // _WINDOWS,
-    )
-    contestants = {"ours": taking(iter(dataset), rows), "alone": alone(tf, inputs.train_files(data_dir), config.size)}
-    found = alternate(contestants, config.rounds, config.seconds)
-    print_line(recipe, found["ours"], found["alone"], f"decode_and_crop_jpeg of {config.size} x {config.size} alone")
+    rows, window = config.global_batch_size, manifest.load(data_dir).split("train").num_bytes // _WINDOWS
+    ours = taking(iter(inputs.train_input(data_dir, rows, distort=recipe, shuffle_bytes=window)), rows)
+    alone = crop_alone(inputs.train_files(data_dir), config.size)
+    name = f"decode_and_crop_jpeg of {config.size} x {config.size} alone"
+    rounds.compare(recipe, ours, {name: alone}, config.rounds, config.seconds)
 
 
-def alone(tf: Any, files: list[str], size: int) -> Take:
+def crop_alone(files: list[str], size: int) -> Take:
     """Returns a Take of crops of images in memory."""
+    tf = inputs.load_tensorflow()
     records = tf.data.TFRecordDataset(files).batch(1 << 30).get_single_element()
     images = tf.io.parse_example(records, {"image": tf.io.FixedLenFeature([], tf.string)})["image"]
     shapes = tf.map_fn(tf.io.extract_jpeg_shape, images, fn_output_signature=tf.int32)

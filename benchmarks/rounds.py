@@ -59,7 +59,14 @@ def ratio_text(ratios: list[float]) -> str:
     return f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
-def print_line(what: str, mine: list[Round], other: list[Round], against: str) -> None:
+def compare(what: str, mine: Take, others: dict[str, Take], rounds: int, seconds: float) -> None:
+    """Measures all in turn; prints a line for each of the others, by name."""
+    found = alternate({"": mine, **others}, rounds, seconds)
+    for name in others:
+        _print_line(what, found[""], found[name], name)
+
+
+def _print_line(what: str, mine: list[Round], other: list[Round], against: str) -> None:
     """Prints the medians and the ratios of speeds, in wall time and in processor time."""
     texts = []
     for field, unit in (("rate", "img/s"), ("cpu", "us of processor per image")):

@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks import commands, inputs
 from benchmarks.bare_reading import bare_read, tfrecords
-from benchmarks.rounds import Take, alternate, print_line, ratio_text
+from benchmarks.rounds import Take, compare, ratio_text
 from pipeline import manifest
 from pipeline.commands import commandline
 from pipeline.errors import UsageError
@@ -44,7 +44,7 @@ _TOGETHER = 10_000  # rows that one call takes, or more
 class BenchmarkConfig:
     """What is measured."""
 
-    data_dir: str | None = None  # raw images as converted; default: random images of CIFAR-10's shape, made for the run
+    data_dir: str = ""  # raw images as converted; default: random images of CIFAR-10's shape, made for the run
     images: int = 120_000  # images to make
     global_batch_size: int = 512  # rows of a batch
     rounds: int = 5  # rounds of each
@@ -77,42 +77,33 @@ def against_reading(config: BenchmarkConfig) -> None:
     files, stride = _shards(config)
     cores = os.cpu_count() or 1
     with futures.ThreadPoolExecutor(cores) as threads, futures.ProcessPoolExecutor(cores, get_context("spawn")) as own:
-        contestants = {
-            "windows": batches(config, "none", shuffle_bytes(config)),
-            "threads": bare_read(threads, files, stride, False),
-            "processes": bare_read(own, files, stride, True),
-            "TFRecordDataset": tfrecords(files, cores),
+        others = {
+            "a bare checked read (threads)": bare_read(threads, files, stride, False),
+            "a bare checked read (processes)": bare_read(own, files, stride, True),
+            "a bare checked read (TFRecordDataset)": tfrecords(files, cores),
         }
-        found = alternate(contestants, config.rounds, config.seconds)
-    for name in list(contestants)[1:]:
-        print_line("in windows, undistorted", found["windows"], found[name], f"a bare checked read ({name})")
+        windows = batches(config, "none", shuffle_bytes(config))
+        compare("in windows, undistorted", windows, others, config.rounds, config.seconds)
 
 
 def against_memory(config: BenchmarkConfig) -> None:
     """Prints distorted batches in windows against the same from memory."""
-    everything = shuffle_bytes(config) * (_WINDOWS + 1)
-    contestants = {
-        "windows": batches(config, "cifar10_tutorial", shuffle_bytes(config)),
-        "memory": batches(config, "cifar10_tutorial", everything),
-    }
-    found = alternate(contestants, config.rounds, config.seconds)
-    print_line("in windows, cifar10_tutorial", found["windows"], found["memory"], "the same from memory")
+    windows, memory = (
+        batches(config, "cifar10_tutorial", shuffle_bytes(config) * times) for times in (1, _WINDOWS + 1)
+    )
+    others = {"the same from memory": memory}
+    compare("in windows, cifar10_tutorial", windows, others, config.rounds, config.seconds)
 
 
 def against_one_by_one(config: BenchmarkConfig) -> None:
     """Prints both, undistorted and distorted, against `tf.data` one example at a time."""
     from benchmarks.input_throughput import one_by_one  # noqa: PLC0415
 
-    files, _ = _shards(config)
-    shape = manifest.load(config.data_dir or "").image_shape
+    rows = config.global_batch_size
     for recipe in ("none", "cifar10_tutorial"):
-        theirs = one_by_one(inputs.load_tensorflow(), files, shape, config.global_batch_size, recipe != "none")
-        contestants = {
-            "windows": batches(config, recipe, shuffle_bytes(config)),
-            "one by one": _taking(theirs, config.global_batch_size),
-        }
-        found = alternate(contestants, config.rounds, config.seconds)
-        print_line(f"in windows, {recipe}", found["windows"], found["one by one"], "one by one")
+        theirs = _taking(one_by_one(config.data_dir, rows, recipe != "none"), rows)
+        windows = batches(config, recipe, shuffle_bytes(config))
+        compare(f"in windows, {recipe}", windows, {"one by one": theirs}, config.rounds, config.seconds)
 
 
 def peak(config: BenchmarkConfig) -> None:
@@ -140,26 +131,13 @@ _PARTS: dict[str, Callable[[BenchmarkConfig], None]] = {
 
 def shuffle_bytes(config: BenchmarkConfig) -> int:
     """Returns an eighth of the bytes of the decoded training split."""
-    return inputs.decoded_bytes(config.data_dir or "") // _WINDOWS
+    return inputs.decoded_bytes(config.data_dir) // _WINDOWS
 
 
 def batches(config: BenchmarkConfig, recipe: str, window: int) -> Take:
     """Returns a Take of batches of `input_fn`."""
-    return _taking(_dataset(config, recipe, window), config.global_batch_size)
-
-
-def _dataset(config: BenchmarkConfig, recipe: str, window: int, epochs: int | None = None) -> Any:
-    inputs.load_tensorflow()
-    from pipeline import input_fn  # noqa: PLC0415
-
-    return input_fn(
-        config.data_dir or "",
-        global_batch_size=config.global_batch_size,
-        training=True,
-        distort=recipe,
-        shuffle_bytes=window,
-        epochs=epochs,
-    )
+    rows = config.global_batch_size
+    return _taking(inputs.train_input(config.data_dir, rows, distort=recipe, shuffle_bytes=window), rows)
 
 
 def _taking(dataset: Any, rows: int) -> Take:
@@ -181,7 +159,8 @@ def _taking(dataset: Any, rows: int) -> Take:
 
 def _read_epoch(config: BenchmarkConfig) -> None:
     """Prints the largest number of bytes that this process owned after any batch, and that of files that it mapped."""
-    seen = [_memory() for _ in _dataset(config, "none", config.epoch_of, epochs=1)]
+    options = {"distort": "none", "shuffle_bytes": config.epoch_of, "epochs": 1}
+    seen = [_memory() for _ in inputs.train_input(config.data_dir, config.global_batch_size, **options)]
     print(*map(max, zip(*seen, strict=True)))
 
 
@@ -193,12 +172,12 @@ def _memory() -> tuple[int, int]:
 
 def _shards(config: BenchmarkConfig) -> tuple[list[str], int]:
     """Returns the training split's files and their stride: the bytes from record to record."""
-    shards = manifest.load(config.data_dir or "").split("train").shards
+    shards = manifest.load(config.data_dir).split("train").shards
     strides = {shard.stride for shard in shards}
     stride = next(iter(strides))
     if len(strides) > 1 or not stride:
         raise UsageError(f"--data_dir={config.data_dir}: records of several sizes; needs raw images of one size")
-    return inputs.train_files(config.data_dir or ""), stride
+    return inputs.train_files(config.data_dir), stride
 
 
 if __name__ == "__main__":
