@@ -36,7 +36,7 @@ class ConvertConfig:
     label_column: str = ""
     """parquet: the column of labels, integers or strings; default: label"""
     key_column: str = ""
-    """parquet: the column that names each example, unlike all others; default: <file>#<row>"""
+    """parquet: the column of unique keys; default: <file>#<row>"""
     keep_columns: str = ""
     """parquet, tfrecord: other columns to keep as features: a,b,..."""
     feature_map: str = ""
@@ -44,30 +44,29 @@ class ConvertConfig:
     image_shape: str = ""
     """tfrecord: HxWxC of raw pixels in foreign records"""
     image_encoding: str = "source"
-    """of the images in the shards: source (as they are: pixels as raw, PNG and JPEG files untouched), raw, png or
-    jpeg"""
+    """of the images in the shards: source (as they are: pixels raw, PNG and JPEG files unchanged), raw, png or jpeg"""
     resize: str = ""
-    """HxW: resize every image; default: images stay as large as they are"""
+    """HxW: resize every image; default: images keep their sizes"""
     channels: int = 0
-    """1 grey or 3 colour; default: as the source's first images"""
+    """1 grey or 3 colour; default: as in the source's first images"""
     compression: str = ""
     """of the shards: GZIP, or none"""
     split: str = ""
-    """new splits by a stable hash of each row, instead of the source's: train:0.9,validation:0.1"""
+    """draw new splits by a stable hash of each row, instead of the source's: train:0.9,validation:0.1"""
     num_shards: str = ""
     """one number for every split, or split:number,... (train:8,test:2); default: shards of at most 16 MiB up to 64
     shards, then of at most max_shard_bytes"""
     max_shard_bytes: int = _LARGEST_SHARD
     """bytes of the largest shard; a worker holds one or two of this size in memory"""
     passes: int = 1
-    """2: shuffle again, row by row, what the first pass wrote; for a source sorted by class that is read in chunks"""
+    """2: shuffle row by row what the first pass wrote; for a source sorted by class that is read in chunks"""
     max_rejects: int = 0
-    """rows of the source that may be no example and are left out; they are listed in rejects.jsonl"""
+    """invalid rows of the source that may be skipped; they are listed in rejects.jsonl"""
     seed: int = 0
     """of the permutation that spreads the examples over the shards"""
     overwrite: bool = False
-    """replace the data set that is in data_dir: once the new one is written, beside it, the old manifest is removed,
-    then the files that it lists"""
+    """replace the data set in data_dir: the new one is written beside it; then the old manifest is removed, and the
+    files that it lists"""
 
     def __post_init__(self) -> None:
         """Checks every value."""

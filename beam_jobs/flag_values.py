@@ -1,4 +1,4 @@
-"""Reads the values of flags that hold more than one thing: `train:8,test:2`, `224x224`, `a,b`."""
+"""Parses the values of flags that hold several things: `train:8,test:2`, `224x224`, `a,b`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_path(flag: str, value: str) -> None:
     try:
         os.fsencode(value)
     except UnicodeEncodeError:
-        raise UsageError(f"--{flag}: holds characters that no path can have") from None
+        raise UsageError(f"--{flag}: holds characters that a path cannot have") from None
 
 
 def numbers_by_split(flag: str, text: str, most: int) -> int | dict[str, int] | None:
@@ -55,7 +55,7 @@ def fractions(flag: str, text: str) -> dict[str, float]:
     """Returns {split: fraction}; empty of an empty text.
 
     Raises:
-      UsageError: no such text, a split comes twice, a fraction is not above 0, or they do not sum to 1.
+      UsageError: the text has another form, a split comes twice, a fraction is not above 0, or they do not sum to 1.
     """
     if not text:
         return {}
@@ -71,7 +71,7 @@ def sizes(flag: str, text: str, count: int) -> tuple[int, ...] | None:
     """Returns `count` sizes of a text like 28x28; None of an empty text.
 
     Raises:
-      UsageError: it is no such text, or a size is not in 1..16384.
+      UsageError: the text has another form, or a size is not in 1..16384.
     """
     if not text:
         return None
@@ -102,7 +102,7 @@ def pairs(flag: str, text: str) -> tuple[tuple[str, str], ...]:
     """Returns the pairs of a text like image:image_raw,label:label; none of an empty text.
 
     Raises:
-      UsageError: a part is no pair, or a first name comes twice.
+      UsageError: a part is not a pair, or a first name comes twice.
     """
     if not text:
         return ()

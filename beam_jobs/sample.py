@@ -24,13 +24,13 @@ _CHUNKS = 3  # they are taken from: the first, the middle one and the last
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What some rows of each split say of all.
+    """What some rows of each split say about all.
 
     Attributes:
       images: how images will be stored.
       record_bytes: {split: of a record with its container, on average}.
       source_bytes: {split: of an image in the source, on average}.
-      seconds: that all rows would take one core.
+      seconds: that one core would take for all rows.
     """
 
     images: ImageOptions
@@ -49,7 +49,7 @@ def take(source: Source, encoding: str, size: tuple[int, int] | None, channels: 
       channels: 1 or 3, or 0: as the rows have.
 
     Raises:
-      UsageError: none of the rows can be an example, or raw images would differ in size.
+      UsageError: none of the rows is valid, or raw images would differ in size.
     """
     blocks = {split: source.read(split, _some_rows(source, split)) for split in source.splits}
     options = _image_options(source, list(blocks.values()), encoding, size, channels)
@@ -60,7 +60,7 @@ def take(source: Source, encoding: str, size: tuple[int, int] | None, channels: 
         if not len(chosen.rows.labels):
             file, row = source.where(split, int(_some_rows(source, split)[0]))
             raise UsageError(
-                f"{file}, row {row}: {chosen.bad[0]}; nor is any other of {len(chosen.bad)} rows an example"
+                f"{file}, row {row}: {chosen.bad[0]}; all {len(chosen.bad)} rows that were looked at are invalid"
             )
         records = make_records(chosen.rows)
         sizes[split] = len(records.data) / records.count

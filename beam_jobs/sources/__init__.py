@@ -1,4 +1,4 @@
-"""The data sets and layouts that can be converted, by name. A source's module is loaded when it is asked for."""
+"""The data sets and layouts that can be converted, by name. A source's module is loaded when it is needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TFDS_PREFIX = "tfds:"  # before the name of a data set that TensorFlow Datasets 
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """Where a source is implemented and what it takes.
+    """Where a source is implemented and which flags it takes.
 
     Attributes:
       module: of this package.
@@ -64,13 +64,13 @@ def check(options: SourceOptions) -> None:
     """Checks the flags that concern the source against each other; touches no file.
 
     Raises:
-      UsageError: the name is unknown, a flag is not for it, or its source must be local and is not.
+      UsageError: the name is unknown, a flag does not apply to it, or its source must be local.
     """
     kind = _kind(options.dataset)
     for flag in _OPTIONAL_FLAGS:
         if getattr(options, flag) and flag not in kind.flags:
             takers = [name for name, other in _KINDS.items() if flag in other.flags]
-            raise UsageError(f"--{flag}: is not for --dataset={options.dataset}, but for {', '.join(takers)}")
+            raise UsageError(f"--{flag}: does not apply to --dataset={options.dataset}, only to {', '.join(takers)}")
     if paths.is_url(options.source) and not kind.remote:
         others = " and ".join(name for name, other in _KINDS.items() if other.remote)
         raise UsageError(
@@ -83,8 +83,8 @@ def open_source(options: SourceOptions) -> Source:
     """Opens a data set and checks its files.
 
     Raises:
-      UsageError: the name is unknown, the data set needs a source or takes none, or a flag is not for it.
-      DataError: a file is missing, cannot be read or holds what it must not.
+      UsageError: the name is unknown, the data set needs a source or takes none, or a flag does not apply to it.
+      DataError: a file is missing, cannot be read, or is invalid.
     """
     check(options)
     module = importlib.import_module(f"beam_jobs.sources.{_kind(options.dataset).module}")

@@ -1,4 +1,4 @@
-"""Files read out of an archive member by member, by names of our own: what it names itself is never written to."""
+"""Files read from an archive member by member, under names of our own: no path that it names is written to."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def unpack(path: LocalPath, members: Collection[tuple[str, str]]) -> dict[tuple[
       members: (folder, name) of each wanted file; it is also taken where it lies in no folder.
 
     Raises:
-      DataError: it is no tar archive, is cut short or corrupt, holds a file twice, as a link or with a path that leaves
-        the archive, or is larger than can be.
+      DataError: it is not a tar archive, is cut short or corrupt, holds a file twice, as a link or with a path that
+        leaves the archive, or is larger than allowed.
     """
     found: dict[tuple[str, str], IO[bytes]] = {}
     with streams.opened(path) as stream:
@@ -48,12 +48,12 @@ def unpack(path: LocalPath, members: Collection[tuple[str, str]]) -> dict[tuple[
                                 raise DataError(f"{path}: holds {member[1]} twice")
                             found[member] = _spool(tar, info, path)
         except tarfile.TarError as error:
-            raise DataError(f"{path}: is no whole tar archive ({error}); get the file again") from None
+            raise DataError(f"{path}: is not a whole tar archive ({error}); get the file again") from None
     return found
 
 
 class _Meter:
-    """A stream that ends in an error where a member's header, which `tarfile` reads whole, is larger than can be."""
+    """A stream that ends in an error where a member's header, which `tarfile` reads whole, is larger than allowed."""
 
     def __init__(self, stream: IO[bytes], path: LocalPath) -> None:
         self._stream = stream
@@ -78,7 +78,7 @@ def _check_member(path: LocalPath, member: tarfile.TarInfo, number: int) -> None
     if number >= MAX_MEMBERS:
         raise DataError(f"{path}: has more than {MAX_MEMBERS} members; it is not the published archive")
     if member.size > MAX_FILE or member.offset + member.size > MAX_ARCHIVE:
-        raise DataError(f"{path}: member {member.name!r} of {member.size} bytes is larger than can be; refused")
+        raise DataError(f"{path}: member {member.name!r} of {member.size} bytes is larger than allowed; refused")
 
 
 def _spool(tar: tarfile.TarFile, member: tarfile.TarInfo, path: LocalPath) -> IO[bytes]:
@@ -90,10 +90,10 @@ def _spool(tar: tarfile.TarFile, member: tarfile.TarInfo, path: LocalPath) -> IO
 
 
 def unzip(path: LocalPath, folder: str, names: Collection[str], target: pathlib.Path) -> None:
-    """Makes the folder `target` with the files `folder/<name>` of a .zip, written where they are not there yet.
+    """Makes the folder `target` with the files `folder/<name>` of a .zip, where they are missing.
 
     Raises:
-      DataError: it is no .zip, is damaged, lacks a file, or holds one that is larger than can be.
+      DataError: it is not a .zip, is damaged, lacks a file, or holds one that is larger than allowed.
     """
     with streams.errors_of(path):
         target.mkdir(exist_ok=True)
@@ -103,7 +103,7 @@ def unzip(path: LocalPath, folder: str, names: Collection[str], target: pathlib.
                     with zipfile.ZipFile(path) as opened:
                         _write_member(opened, path, f"{folder}/{name}", target / name)
         except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
-            raise DataError(f"{path}: is no whole .zip ({error}); get the file again") from None
+            raise DataError(f"{path}: is not a whole .zip ({error}); get the file again") from None
 
 
 def _write_member(opened: zipfile.ZipFile, path: LocalPath, member: str, target: pathlib.Path) -> None:
@@ -113,7 +113,7 @@ def _write_member(opened: zipfile.ZipFile, path: LocalPath, member: str, target:
     except KeyError:
         raise DataError(f"{path}: holds no {member}") from None
     if size > MAX_FILE:
-        raise DataError(f"{path}: member {member!r} of {size} bytes is larger than can be; refused")
+        raise DataError(f"{path}: member {member!r} of {size} bytes is larger than allowed; refused")
     written: Any = tempfile.NamedTemporaryFile(dir=target.parent, prefix=".partial-", delete=False)  # noqa: SIM115
     try:
         with written, opened.open(member) as stream:

@@ -118,7 +118,7 @@ def _shape(header: bytes, rank: int, most: int, path: LocalPath) -> tuple[int, .
     if len(header) < 4 or struct.unpack(">I", header[:4])[0] != magic:
         found = f"0x{header[:4].hex()}" if header else "an empty file"
         kind = "images" if rank == 3 else "labels"
-        raise DataError(f"{path}: begins with {found}, not 0x{magic:08x}: no IDX file of {kind}")
+        raise DataError(f"{path}: begins with {found}, not 0x{magic:08x}: not an IDX file of {kind}")
     if len(header) < header_size(rank):
         raise DataError(f"{path}: ends inside its header ({len(header)} of {header_size(rank)} bytes)")
     shape = struct.unpack(f">{rank}I", header[4:])

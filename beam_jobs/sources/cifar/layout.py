@@ -35,7 +35,7 @@ class Label:
     Attributes:
       feature: its name in our examples.
       key: its name in the pickles.
-      class_names: one a value.
+      class_names: one per value.
     """
 
     feature: str

@@ -116,7 +116,7 @@ def _unpickled(handle: IO[bytes], where: str, labels: tuple[Label, ...]) -> IO[b
     batch = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in batch.items()}
     for key in ("data", *(label.key for label in labels)):
         if key not in batch:
-            raise DataError(f"{where}: its dictionary has no {key!r}; it is no batch of this data set")
+            raise DataError(f"{where}: its dictionary has no {key!r}; it is not a batch of this data set")
     columns = [_column(batch[label.key], label, where) for label in labels]
     array, expected = batch["data"], (len(columns[0]), PIXELS)
     try:
@@ -136,7 +136,7 @@ def _unpickled(handle: IO[bytes], where: str, labels: tuple[Label, ...]) -> IO[b
 def _column(values: Any, label: Label, where: str) -> NDArray[np.uint8]:
     """Returns a list of labels as bytes."""
     if not isinstance(values, list) or not values:
-        raise DataError(f"{where}: its {label.key} is no list of labels; it is no batch of this data set")
+        raise DataError(f"{where}: its {label.key} is no list of labels; it is not a batch of this data set")
     high = len(label.class_names) - 1
     for row, value in enumerate(values):
         if type(value) is not int or not 0 <= value <= high:

@@ -1,1 +1,1 @@
-"""Folders of images, one a class."""
+"""Folders of images, one per class."""

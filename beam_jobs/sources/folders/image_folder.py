@@ -22,7 +22,7 @@ from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 
 MAX_FILE = 256 << 20  # 256 MiB: more than any image that can be decoded
-_LISTINGS = 2  # kept a process
+_LISTINGS = 2  # kept per process
 
 _lock = threading.Lock()
 _listings: dict[tuple[str, str], Listing] = {}
@@ -81,18 +81,19 @@ def open_source(options: SourceOptions) -> ImageFolderSource:
 
     Raises:
       UsageError: no folder is named.
-      DataError: it is no folder, or what `folder_listing.scan` says; a file changes meanwhile.
+      DataError: it is not a folder, or as `folder_listing.scan`; a file changes meanwhile.
     """
     if not options.source:
-        raise UsageError("--source is missing: a folder with one folder of images a class")
+        raise UsageError("--source is missing: a folder with one folder of images per class")
     folder = os.path.abspath(options.source)
     if not os.path.isdir(folder):
         problem = "is not a folder" if os.path.exists(folder) else "no such folder"
-        raise DataError(f"{folder}: {problem}; --source of image_folder is a folder with one folder of images a class")
+        raise DataError(f"{folder}: {problem}; --source of image_folder has one folder of images per class")
     listing = folder_listing.scan(os.fsencode(folder))
     if listing.ignored:
         count, extensions = listing.ignored.total(), folder_listing.listed(listing.ignored)
-        print(f"{folder}: {count} files are left out, which are no images ({extensions})", file=sys.stderr, flush=True)
+        files = "1 file of an unsupported format" if count == 1 else f"{count} files of unsupported formats"
+        print(f"{folder}: skipped {files} ({extensions})", file=sys.stderr, flush=True)
     with _lock:
         _keep(folder, listing)
     splits = {split: len(images) for split, images in listing.splits.items()}
@@ -119,7 +120,7 @@ def _content(path: bytes, size: int, time: int) -> bytes:
             status = os.fstat(stream.fileno())
             data = stream.readall() if (status.st_size, status.st_mtime_ns) == (size, time) else b""
     except FileNotFoundError:
-        raise DataError(f"{text(path)}: no such file; it was there when the conversion began") from None
+        raise DataError(f"{text(path)}: no such file; it was removed after the conversion had begun") from None
     except OSError as error:
         raise DataError(f"{text(path)}: cannot be read: {error.strerror or error}") from None
     if len(data) != size or status.st_mtime_ns != time:
@@ -128,7 +129,7 @@ def _content(path: bytes, size: int, time: int) -> bytes:
 
 
 def _files(folder: str, listing: Listing) -> tuple[SourceFile, ...]:
-    """Returns an entry a folder of a class: all bytes, and SHA-256 over each file's path, size and SHA-256."""
+    """Returns an entry per folder of a class: all bytes, and SHA-256 over each file's path, size and SHA-256."""
     total = sum(int(images.sizes.sum()) for images in listing.splits.values())
     found = []
     with digest.bar(total) as advance:

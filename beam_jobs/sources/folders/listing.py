@@ -62,7 +62,7 @@ class Listing:
       splits: {name: its images}.
       folders: {split: its folder, from the listed one}; b"" where there are no folders of splits.
       digest: SHA-256, hexadecimal, of every path, size and time.
-      ignored: {extension: files that are no images}.
+      ignored: {extension: files of formats that are not read}.
     """
 
     class_names: tuple[str, ...]
@@ -76,7 +76,7 @@ def scan(root: bytes) -> Listing:
     """Lists a folder.
 
     Args:
-      root: has a folder a class, or a folder a split with folders of classes.
+      root: has one folder per class, or one per split with folders of classes.
 
     Raises:
       DataError: it has neither, a class has no image, an image is in no class, is no regular file, or is a link that
@@ -104,7 +104,7 @@ def _digest(splits: Iterable[Images]) -> str:
 
 
 def text(path: bytes) -> str:
-    """Returns a path for people: bytes that are no text in hexadecimal."""
+    """Returns a path for people: bytes that are not UTF-8 in hexadecimal."""
     return path.decode(errors="backslashreplace")
 
 
@@ -224,7 +224,7 @@ def _check_not_empty(
     counts = np.bincount(labels, minlength=len(names))
     for label, name in enumerate(names):
         if not counts[label]:
-            others = f"; {ignored.total()} files are no images ({listed(ignored)})" if ignored else ""
+            others = f"; skipped {ignored.total()} files ({listed(ignored)})" if ignored else ""
             raise DataError(f"{text(root)}: class {text(name)!r} has no image{others}; images are {_known()}")
     for split, images in splits.items():
         if not len(images):
@@ -236,5 +236,5 @@ def _known() -> str:
 
 
 def listed(ignored: collections.Counter[bytes]) -> str:
-    """Returns the extensions that were met most, for people."""
+    """Returns the most frequent extensions, for people."""
     return ", ".join(text(extension) or "without extension" for extension, _ in ignored.most_common(5))

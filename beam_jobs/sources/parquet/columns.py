@@ -57,7 +57,7 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
       options: the flags.
 
     Raises:
-      UsageError: a flag names a column that is not there, or whose type cannot be converted; a kept column is read
+      UsageError: a flag names a missing column, or one whose type cannot be converted; a kept column is read
         already or has the name of another feature.
     """
     present = [name for name in _IMAGE_NAMES if name in schema.names]
@@ -172,7 +172,7 @@ def plain(found: pa.DataType) -> pa.DataType:
 
 
 def _number(found: pa.DataType) -> str:
-    """Returns the feature's dtype for numbers, "" for what is none. float64 is rounded: features are float32."""
+    """Returns the feature's dtype of numbers, "" of other types. float64 is rounded: features are float32."""
     if pa.types.is_integer(found) or pa.types.is_boolean(found):
         return "int64"
     return "float32" if pa.types.is_floating(found) else ""

@@ -76,7 +76,7 @@ def _shard_word(root: StoragePath, name: str, others: Sequence[str]) -> str:
     match = _SHARD.fullmatch(pathlib.PurePosixPath(name).stem)
     if not match or not naming.is_split_name(match["word"]):
         raise DataError(
-            f"{root / name}: no split can be told from its name, as {min(others)!r} can from others'; "
+            f"{root / name}: its name does not tell its split, as other names do ({min(others)!r}); "
             "rename it <split>-00000-of-00001.parquet, or name the files to take with a glob"
         )
     return match["word"]

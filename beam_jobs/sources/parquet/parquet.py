@@ -150,5 +150,5 @@ def _of_footer(path: StoragePath) -> Digest:
         size = stream.size()
         length = int.from_bytes(stream.read_at(_TAIL, size - _TAIL)[:4], "little") + _TAIL
         if length > size:
-            raise DataError(f"{path}: is no Parquet file: its footer cannot have {length} of {size} bytes")
+            raise DataError(f"{path}: is not a Parquet file: its footer cannot have {length} of {size} bytes")
         return Digest(size, hashlib.sha256(stream.read_at(length, size - length)).hexdigest())

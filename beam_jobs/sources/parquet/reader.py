@@ -70,7 +70,7 @@ class KnownFile:
         """
         self._check_unchanged()
         with contextlib.ExitStack() as stack:
-            with one_line(f"{self.path}: is no Parquet file that can be read"):
+            with one_line(f"{self.path}: cannot be read as Parquet"):
                 file = pq.ParquetFile(
                     stack.enter_context(self.path.open_native()),
                     metadata=_footers.get(self),

@@ -58,82 +58,70 @@ def test_a_good_value_is_read(read, text, value):
     assert read(text) == value
 
 
+BAD = {
+    numbers: [
+        *("0", "-3", "100000", "train:0", "train:8,test:100000", "9" * 5000, "1.5", "many", "--3", "train:2,train:3"),
+        *("train:2,", "train:-1", "1train:2", "tr/ain:2", "entraînement:2", "4\n"),
+        "٤",  # a digit, but not of ASCII
+    ],
+    fractions: [
+        *(
+            "train",
+            "0.5",
+            "train:0.9,test:0.2",
+            "train:0.9",
+            "train:1,test:0",
+            "train:1,test:0.0",
+            "train:-0.5,test:1.5",
+        ),
+        *("train:nan", "train:inf", "train:5e-1,test:5e-1", "train:0.5,train:0.5", "train:0.5,te-st:0.5"),
+        "train:" + "9" * 400,
+    ],
+    two_sizes: [
+        *("28", "28x28x1", "28X28", "x28", "28x", "-1x28", "28 x 28", "28.0x28", "0x28", "28x16385", "9999999999x1"),
+    ],
+    three_sizes: ["28x28"],
+    names: [",", "a,,b", "a,b,a", "a, a", " "],
+    pairs: ["image", "image:", ":image", "image:a,image:b", "image:a,"],
+}
+
+
+@pytest.mark.parametrize(("read", "text"), [(read, text) for read, texts in BAD.items() for text in texts])
+def test_a_bad_value_is_one_error_with_flag_and_value(read, text):
+    with pytest.raises(UsageError, match=r"^--\w+=") as error:
+        read(text)
+    assert text in str(error.value) or re.search(r"\b1\.\.99999\b", str(error.value))
+
+
 @pytest.mark.parametrize(
-    ("read", "text", "message"),
+    ("read", "text", "fact"),
     [
-        (numbers, "0", "--num_shards=0: must be in 1..99999"),
-        (numbers, "-3", "--num_shards=-3: must be in 1..99999"),
-        (numbers, "100000", "--num_shards=100000: must be in 1..99999"),
-        (numbers, "train:0", "--num_shards=0: must be in 1..99999"),
-        (numbers, "train:8,test:100000", "--num_shards=100000: must be in 1..99999"),
-        (numbers, "9" * 5000, "is not a number or split:number"),
-        (numbers, "1.5", "--num_shards=1.5: '1.5' is not a number or split:number"),
-        (numbers, "many", "'many' is not a number or split:number"),
-        (numbers, "--3", "'--3' is not a number or split:number"),
-        (numbers, "train:2,train:3", "--num_shards=train:2,train:3: names split 'train' twice"),
-        (numbers, "train:2,", "'' is not a number or split:number"),
-        (numbers, "train:-1", "'train:-1' is not a number or split:number"),
-        (numbers, "1train:2", "'1train:2' is not a number or split:number"),
-        (numbers, "tr/ain:2", "'tr/ain:2' is not a number or split:number"),
-        (numbers, "entraînement:2", "is not a number or split:number"),
-        (numbers, "4\n", "is not a number or split:number"),
-        (numbers, "٤", "is not a number or split:number"),  # a digit, but not of ASCII
-        (fractions, "train", "--split=train: 'train' is not split:fraction"),
-        (fractions, "0.5", "'0.5' is not split:fraction"),
-        (fractions, "train:0.9,test:0.2", "must be above 0 and sum to 1; they sum to 1.1"),
-        (fractions, "train:0.9", "must be above 0 and sum to 1; they sum to 0.9"),
-        (fractions, "train:1,test:0", "must be above 0 and sum to 1; they sum to 1"),
-        (fractions, "train:1,test:0.0", "must be above 0"),
-        (fractions, "train:-0.5,test:1.5", "'train:-0.5' is not split:fraction"),
-        (fractions, "train:nan", "'train:nan' is not split:fraction"),
-        (fractions, "train:inf", "'train:inf' is not split:fraction"),
-        (fractions, "train:5e-1,test:5e-1", "'train:5e-1' is not split:fraction"),
-        (fractions, "train:0.5,train:0.5", "names split 'train' twice"),
-        (fractions, "train:0.5,te-st:0.5", "'te-st:0.5' is not split:fraction"),
-        (fractions, "train:" + "9" * 400, "must be above 0 and sum to 1"),
-        (two_sizes, "28", "--resize=28: must be 2 sizes, as in 224x224"),
-        (two_sizes, "28x28x1", "must be 2 sizes, as in 224x224"),
-        (two_sizes, "28X28", "must be 2 sizes, as in 224x224"),
-        (two_sizes, "x28", "must be 2 sizes"),
-        (two_sizes, "28x", "must be 2 sizes"),
-        (two_sizes, "-1x28", "must be 2 sizes"),
-        (two_sizes, "28 x 28", "must be 2 sizes"),
-        (two_sizes, "28.0x28", "must be 2 sizes"),
-        (two_sizes, "0x28", "--resize=0x28: every size must be in 1..16384"),
-        (two_sizes, "28x16385", "--resize=28x16385: every size must be in 1..16384"),
-        (two_sizes, "9999999999x1", "must be 2 sizes"),
-        (three_sizes, "28x28", "--image_shape=28x28: must be 3 sizes, as in 224x224x3"),
-        (names, ",", "--keep_columns=,: must be names between commas, each once"),
-        (names, "a,,b", "must be names between commas, each once"),
-        (names, "a,b,a", "--keep_columns=a,b,a: must be names between commas, each once"),
-        (names, "a, a", "each once"),
-        (names, " ", "must be names between commas"),
-        (pairs, "image", "--feature_map=image: must be ours:theirs,..., each of ours once"),
-        (pairs, "image:", "must be ours:theirs"),
-        (pairs, ":image", "must be ours:theirs"),
-        (pairs, "image:a,image:b", "each of ours once"),
-        (pairs, "image:a,", "must be ours:theirs"),
+        (numbers, "train:8,test:100000", "--num_shards=100000: .*1..99999"),
+        (numbers, "train:2,train:3", "'train'"),
+        (numbers, "1.5", "'1.5'"),
+        (fractions, "train:0.9,test:0.2", r"sum to 1\.1"),
+        (fractions, "train:nan", "'train:nan'"),
+        (two_sizes, "28", "2 sizes"),
+        (two_sizes, "0x28", "1..16384"),
+        (three_sizes, "28x28", "3 sizes"),
     ],
 )
-def test_a_bad_value_is_one_error_with_flag_and_value(read, text, message):
-    with pytest.raises(UsageError) as error:
+def test_an_error_tells_the_part_or_the_bound(read, text, fact):
+    with pytest.raises(UsageError, match=fact):
         read(text)
-    assert message in str(error.value)
-    assert text in str(error.value) or "must be in 1..99999" in message
-    assert re.match(r"--\w+=", str(error.value))
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("ftp://host/x", "--source=ftp://host/x: must be a local path, or one of s3://, gs://, hdfs://"),
-        ("https://host/x", "must be a local path, or one of "),
-        ("a\0b", "--source: holds a NUL character"),
-        ("\ud800", "--source: holds characters that no path can have"),
+        ("ftp://host/x", "--source=ftp://host/x: .*s3://, gs://, hdfs://"),
+        ("https://host/x", "--source=https://host/x"),
+        ("a\0b", "--source: .*NUL"),
+        ("\ud800", "--source"),
     ],
 )
 def test_what_can_be_no_path(value, message):
-    with pytest.raises(UsageError, match=re.escape(message)):
+    with pytest.raises(UsageError, match=message):
         flag_values.check_path("source", value)
 
 

@@ -38,17 +38,10 @@ def test_rows_are_those_of_the_files(mnist_folder):
     assert (block.images == written["train"][0][rows][..., None]).all()
     assert block.labels.tolist() == written["train"][1][rows].tolist()
     assert block.labels.dtype == np.int64
-    assert block.keys.tolist() == [
-        b"train-images-idx3-ubyte#49",
-        b"train-images-idx3-ubyte#00",
-        b"train-images-idx3-ubyte#07",
-    ]
+    assert block.keys.tolist() == [b"train-images-idx3-ubyte#%02d" % row for row in rows]
     assert source.splits == {"train": 50, "test": 20}
     assert source.image_shape == (28, 28, 1)
-
-
-def test_no_rows_are_an_empty_block(mnist_folder):
-    block = opened(mnist_folder()).read("train", np.array([], np.int64))
+    block = source.read("train", rows[:0])
     assert (block.images.shape, block.labels.shape, block.keys.shape) == ((0, 28, 28, 1), (0,), (0,))
 
 
@@ -57,22 +50,6 @@ def test_gzip_or_not_is_the_same_source(mnist_folder):
     assert plain.files == packed.files
     rows = np.arange(20)
     assert plain.read("test", rows).keys.tolist() == packed.read("test", rows).keys.tolist()
-
-
-def test_a_file_that_changes_after_the_check_is_an_error(mnist_folder, monkeypatch):
-    folder = mnist_folder()
-    source = opened(folder)
-    data = bytearray((folder / IMAGES).read_bytes())
-    data[-1] ^= 1
-    (folder / IMAGES).write_bytes(data)
-    monkeypatch.setattr(row_files, "_kept", {})  # as in a worker that has read nothing yet
-    with pytest.raises(DataError, match=f"{IMAGES}: changed while it was being converted"):
-        source.read("train", np.arange(3))
-
-
-def damage(change):
-    """Names a bad source: a function of the folder, and what the error must say."""
-    return pytest.param(*change[1:], id=change[0])
 
 
 def edit(name, function):
@@ -84,11 +61,16 @@ def edit(name, function):
 
 def replace_by_gzip(cut):
     def apply(folder):
-        packed = gzip.compress((folder / IMAGES).read_bytes())
+        packed = gzip.compress((folder / IMAGES).read_bytes(), compresslevel=1)
         (folder / IMAGES).unlink()
         (folder / f"{IMAGES}.gz").write_bytes(cut(packed))
 
     return apply
+
+
+def replace_by_folder(folder):
+    (folder / IMAGES).unlink()
+    (folder / IMAGES).mkdir()
 
 
 def flip(data, at):
@@ -96,79 +78,43 @@ def flip(data, at):
 
 
 BAD = [
-    ("missing", lambda folder: (folder / LABELS).unlink(), f"{LABELS}: no such file, and no {LABELS}.gz either"),
-    ("empty", edit(IMAGES, lambda data: b""), f"{IMAGES}: begins with an empty file, not 0x00000803"),
-    ("wrong magic", edit(IMAGES, lambda data: b"\0\0\x0d" + data[3:]), "begins with 0x00000d03, not 0x00000803"),
-    ("labels for images", edit(IMAGES, lambda data: b"\0\0\x08\x01" + data[4:]), "no IDX file of images"),
-    ("short header", edit(IMAGES, lambda data: data[:10]), "ends inside its header (10 of 16 bytes)"),
-    ("one byte short", edit(IMAGES, lambda data: data[:-1]), "50x28x28 = 39200 bytes, it has 39199: it is cut short"),
-    ("one byte long", edit(IMAGES, lambda data: data + b"x"), "50x28x28 = 39200 bytes, it has more"),
-    ("no image", edit(IMAGES, lambda data: data[:4] + bytes(4) + data[8:16]), "its header says 0x28x28 values"),
-    (
-        "huge header",
-        edit(IMAGES, lambda data: data[:4] + b"\xff" * 12),
-        "4294967295x4294967295x4294967295 values; must",
-    ),
-    (
-        "large header",
-        edit(IMAGES, lambda data: data[:4] + b"\0\x7f\xff\xff" + data[8:]),
-        "it is cut short; get the file",
-    ),
-    ("counts differ", edit(LABELS, lambda data: data[:4] + b"\0\0\0\x31" + data[8:-1]), "has 50 images, but"),
-    (
-        "label out of range",
-        edit(LABELS, lambda data: data[:11] + b"\x0a" + data[12:]),
-        f"{LABELS}: row 3: label 10 is not in 0..9",
-    ),
-    (
-        "gzip cut short",
-        replace_by_gzip(lambda data: data[: len(data) // 2]),
-        f"{IMAGES}.gz: its gzip data is cut short",
-    ),
-    ("gzip without its end", replace_by_gzip(lambda data: data[:-8]), f"{IMAGES}.gz: its gzip data is cut short"),
-    ("gzip corrupt", replace_by_gzip(lambda data: flip(data, -6)), f"{IMAGES}.gz: its gzip data is corrupt"),
+    ("missing", lambda folder: (folder / LABELS).unlink(), f"{LABELS}"),
+    ("folder", replace_by_folder, f"{IMAGES}: is not a regular file"),
+    ("empty", edit(IMAGES, lambda data: b""), f"{IMAGES}: .*0x00000803"),
+    ("wrong magic", edit(IMAGES, lambda data: b"\0\0\x0d" + data[3:]), "0x00000d03.* 0x00000803"),
+    ("labels for images", edit(IMAGES, lambda data: b"\0\0\x08\x01" + data[4:]), "0x00000801.* images"),
+    ("short header", edit(IMAGES, lambda data: data[:10]), "10 of 16 bytes"),
+    ("one byte short", edit(IMAGES, lambda data: data[:-1]), "50x28x28 = 39200 bytes.* 39199"),
+    ("one byte long", edit(IMAGES, lambda data: data + b"x"), "50x28x28 = 39200 bytes.* more"),
+    ("no image", edit(IMAGES, lambda data: data[:4] + bytes(4) + data[8:16]), "0x28x28 values"),
+    ("huge header", edit(IMAGES, lambda data: data[:4] + b"\xff" * 12), "4294967295x4294967295x4294967295 values"),
+    ("large header", edit(IMAGES, lambda data: data[:4] + b"\0\x7f\xff\xff" + data[8:]), "39200"),
+    ("other size", edit(IMAGES, lambda data: data[:11] + b"\x0e" + data[12:15] + b"\x38" + data[16:]), "14x56.* 28x28"),
+    ("counts differ", edit(LABELS, lambda data: data[:4] + b"\0\0\0\x31" + data[8:-1]), "50 images.* 49 labels"),
+    ("label", edit(LABELS, lambda data: data[:11] + b"\x0a" + data[12:]), f"{LABELS}: row 3: label 10 .*0..9"),
+    ("gzip cut short", replace_by_gzip(lambda data: data[: len(data) // 2]), f"{IMAGES}.gz: .* cut short"),
+    ("gzip without its end", replace_by_gzip(lambda data: data[:-8]), f"{IMAGES}.gz: .* cut short"),
+    ("gzip corrupt", replace_by_gzip(lambda data: flip(data, -6)), f"{IMAGES}.gz: .* corrupt"),
     ("gzip corrupt inside", replace_by_gzip(lambda data: flip(data, 5000)), f"{IMAGES}.gz: "),
+    ("bomb", edit(IMAGES, lambda data: gzip.compress(data + bytes(100 << 20), compresslevel=1)), "39200.* more"),
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), [damage(bad) for bad in BAD])
-def test_bad_files_are_named(change, message, mnist_folder):
+@pytest.mark.parametrize(("change", "fact"), [pytest.param(*bad[1:], id=bad[0]) for bad in BAD])
+def test_bad_files_are_named(change, fact, mnist_folder):
     folder = mnist_folder()
     change(folder)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=fact) as caught:
         opened(folder)
-    assert message in str(caught.value)
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_images_of_another_size_are_refused(mnist_folder):
-    with pytest.raises(DataError, match="its images are 27x27; they must be 28x28"):
-        opened(mnist_folder(arrays=arrays(side=27)))
-
-
-def test_a_folder_in_the_place_of_a_file_is_refused(mnist_folder):
-    folder = mnist_folder()
-    (folder / IMAGES).unlink()
-    (folder / IMAGES).mkdir()
-    with pytest.raises(DataError, match=f"{IMAGES}: is not a regular file"):
-        opened(folder)
-
-
-def test_a_gzip_bomb_is_not_unpacked(mnist_folder):
-    folder = mnist_folder()
-    data = (folder / IMAGES).read_bytes()
-    (folder / IMAGES).write_bytes(gzip.compress(data + bytes(300 << 20), compresslevel=1))
-    with pytest.raises(DataError, match="it has more: it is not what its header says"):
-        opened(folder)
-
-
 def test_a_source_that_is_no_folder_is_refused(tmp_path):
-    with pytest.raises(DataError, match="no such folder; --source of mnist is the folder with its four IDX files"):
-        opened(tmp_path / "no")
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="file: is not a folder"):
-        opened(tmp_path / "file")
+    for name, problem in (("no", "no such folder"), ("file", "not a folder")):
+        with pytest.raises(DataError, match=f"{tmp_path / name}: .*{problem}"):
+            opened(tmp_path / name)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -198,20 +144,23 @@ def mnist_arrays_of(folder):
     return np.frombuffer((folder / IMAGES).read_bytes()[16:], np.uint8).reshape(-1, 28, 28)
 
 
+@pytest.mark.parametrize("in_worker", [False, True])
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "problem"),
     [
-        (lambda path: os.truncate(path, 5000), "changed while it was being converted"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"?"), "changed while it was being converted"),
+        (lambda path: os.truncate(path, 5000), "changed"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"?"), "changed"),
         (lambda path: path.unlink(), "no such file"),
     ],
 )
-def test_a_file_that_changes_under_an_open_source_is_an_error(change, message, mnist_folder):
+def test_a_file_that_changes_under_an_open_source_is_an_error(change, problem, in_worker, mnist_folder, monkeypatch):
     folder = mnist_folder()
     source = opened(folder)
     source.read("train", np.arange(3))
     change(folder / IMAGES)
-    with pytest.raises(DataError, match=f"{IMAGES}: {message}"):
+    if in_worker:
+        monkeypatch.setattr(row_files, "_kept", {})
+    with pytest.raises(DataError, match=f"{IMAGES}: {problem}"):
         source.read("train", np.arange(3))
 
 
@@ -222,7 +171,7 @@ def test_a_packed_file_that_another_process_finds_changed_is_an_error(mnist_fold
     path.write_bytes(gzip.compress(flip(gzip.decompress(path.read_bytes()), 100)))
     source.read("train", np.arange(3))  # what this process unpacked and checked is still right
     monkeypatch.setattr(row_files, "_kept", {})
-    with pytest.raises(DataError, match=rf"{IMAGES}.gz: changed while it was being converted"):
+    with pytest.raises(DataError, match=rf"{IMAGES}.gz: changed"):
         source.read("train", np.arange(3))
 
 
@@ -266,10 +215,7 @@ def test_emnist_is_turned_upright_and_letters_begin_at_0(mnist_folder):
     assert block.images.flags.c_contiguous
     assert block.labels.tolist() == [25, 0]
     assert [source.class_names[label] for label in block.labels.tolist()] == ["Z", "A"]
-    assert block.keys.tolist() == [
-        b"emnist-letters-train-images-idx3-ubyte#25",
-        b"emnist-letters-train-images-idx3-ubyte#00",
-    ]
+    assert block.keys[0] == b"emnist-letters-train-images-idx3-ubyte#25"
     assert source.files[1].file == "emnist-letters-train-labels-idx1-ubyte"
 
 
@@ -278,9 +224,7 @@ def test_emnist_is_turned_upright_and_letters_begin_at_0(mnist_folder):
 )
 def test_a_label_of_emnist_out_of_range_is_named(label, part, bounds, mnist_folder):
     folder = emnist(mnist_folder(), part, labels=[1, 2, label])
-    with pytest.raises(
-        DataError, match=f"emnist-{part}-train-labels-idx1-ubyte: row 2: label {label} is not in {bounds}"
-    ):
+    with pytest.raises(DataError, match=f"emnist-{part}-train-labels-idx1-ubyte: row 2: label {label} .*{bounds}"):
         named(f"emnist_{part}", folder)
 
 
@@ -310,13 +254,11 @@ def test_every_data_set_has_its_class_names(dataset, count, some, mnist_folder):
 
 def test_the_files_of_another_data_set_are_recognised(mnist_folder):
     plain = mnist_folder("plain")
-    with pytest.raises(
-        DataError, match="holds no emnist-digits-.*, but the files of --dataset=mnist or fashion_mnist or"
-    ):
+    with pytest.raises(DataError, match="emnist-digits-.* --dataset=mnist or fashion_mnist or"):
         named("emnist_digits", plain)
     folder = emnist(mnist_folder("other"), "letters")
     for dataset in ("mnist", "emnist_byclass"):
-        with pytest.raises(DataError, match="but the files of --dataset=emnist_letters"):
+        with pytest.raises(DataError, match="--dataset=emnist_letters"):
             named(dataset, folder)
 
 

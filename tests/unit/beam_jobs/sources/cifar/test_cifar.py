@@ -46,19 +46,16 @@ def test_rows_are_those_of_the_files_with_channels_last(cifar_folder):
     source = opened(folder)
     rows = np.array([59, 0, 13, 12])  # of five files of 12 rows
     block = source.read("train", rows)
-    assert block.keys.tolist() == [
-        b"data_batch_5.bin#11",
-        b"data_batch_1.bin#00",
-        b"data_batch_2.bin#01",
-        b"data_batch_2.bin#00",
-    ]
-    for i, (file, row) in enumerate([(5, 11), (1, 0), (2, 1), (2, 0)]):
+    files = [(5, 11), (1, 0), (2, 1), (2, 0)]
+    assert block.keys.tolist() == [b"data_batch_%d.bin#%02d" % file for file in files]
+    for i, (file, row) in enumerate(files):
         record = records[f"data_batch_{file}.bin"][row]
         assert block.labels[i] == record[0]
         for channel in range(3):
             plane = record[1 + 1024 * channel : 1 + 1024 * (channel + 1)].reshape(32, 32)
             assert (block.images[i, :, :, channel] == plane).all()
     assert source.splits == {"train": 60, "test": 12}
+    assert (source.features, block.extra) == ({}, {})
 
 
 def test_batches_may_have_different_numbers_of_rows(cifar_folder):
@@ -91,33 +88,26 @@ def test_an_archive_is_read_once_by_a_worker(cifar_folder, tmp_path, monkeypatch
     assert len(reads) == 1
 
 
+def write(name, data):
+    return lambda folder: (folder / name).write_bytes(data)
+
+
 BAD = [
-    ("missing batch", lambda f: (f / "data_batch_3.bin").unlink(), "data_batch_3.bin: no such file"),
-    (
-        "size",
-        lambda f: (f / "data_batch_3.bin").write_bytes(bytes(3074)),
-        "data_batch_3.bin: has 3074 bytes, not a whole number of 3073-byte records",
-    ),
-    ("empty", lambda f: (f / "test_batch.bin").write_bytes(b""), "test_batch.bin: has 0 bytes"),
-    (
-        "label",
-        lambda f: (f / "test_batch.bin").write_bytes(bytes(3073) + b"\x0a" + bytes(3072)),
-        "test_batch.bin: row 1: label 10 is not in 0..9",
-    ),
+    ("missing batch", lambda f: (f / "data_batch_3.bin").unlink(), "data_batch_3.bin"),
+    ("size", write("data_batch_3.bin", bytes(3074)), "data_batch_3.bin: .*3074 bytes.* 3073-byte"),
+    ("empty", write("test_batch.bin", b""), "test_batch.bin: .* 0 bytes"),
+    ("label", write("test_batch.bin", bytes(3073) + b"\x0a" + bytes(3072)), "test_batch.bin: row 1: label 10 .*0..9"),
 ]
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(("change", "message"), [pytest.param(*bad[1:], id=bad[0]) for bad in BAD])
-def test_bad_files_are_named(change, message, packed, cifar_folder, tmp_path):
+@pytest.mark.parametrize(("change", "fact"), [pytest.param(*bad[1:], id=bad[0]) for bad in BAD])
+def test_bad_files_are_named(change, fact, packed, cifar_folder, tmp_path):
     folder, _ = cifar_folder()
     change(folder)
     path = pack(tmp_path / "cifar.tar.gz", folder) if packed else folder
-    if packed:
-        message = message.replace("data_batch_3.bin: no such file", f"holds no {FOLDER}/data_batch_3.bin")
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=fact) as caught:
         opened(path)
-    assert message in str(caught.value)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -125,13 +115,13 @@ def test_bad_files_are_named(change, message, packed, cifar_folder, tmp_path):
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        (member("../evil"), "'../evil' has a path that leaves the archive"),
-        (member("/etc/evil"), "'/etc/evil' has a path that leaves the archive"),
-        (member(f"{FOLDER}/a/../../../evil"), "has a path that leaves the archive"),
-        (member(f"{FOLDER}/data_batch_1.bin", kind=tarfile.SYMTYPE, target="/etc/passwd"), "is a link or a device"),
-        (member("x", kind=tarfile.LNKTYPE, target="y"), "is a link or a device"),
-        (member("x", kind=tarfile.FIFOTYPE), "is a link or a device"),
-        (member(f"{FOLDER}/test_batch.bin", 3073), "holds test_batch.bin twice"),
+        (member("../evil"), "'../evil'"),
+        (member("/etc/evil"), "'/etc/evil'"),
+        (member(f"{FOLDER}/a/../../../evil"), "evil'"),
+        (member(f"{FOLDER}/data_batch_1.bin", kind=tarfile.SYMTYPE, target="/etc/passwd"), "data_batch_1.bin"),
+        (member("x", kind=tarfile.LNKTYPE, target="y"), "'x'"),
+        (member("x", kind=tarfile.FIFOTYPE), "'x'"),
+        (member(f"{FOLDER}/test_batch.bin", 3073), "test_batch.bin twice"),
     ],
 )
 def test_an_archive_with_an_odd_member_is_refused(extra, message, cifar_folder, tmp_path):
@@ -142,15 +132,13 @@ def test_an_archive_with_an_odd_member_is_refused(extra, message, cifar_folder, 
 
 def test_a_member_that_is_too_large_is_refused_before_it_is_read(cifar_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(archive, "MAX_FILE", 3073 * 11)
-    with pytest.raises(
-        DataError, match=r"'cifar-10-batches-bin/data_batch_1.bin' of 36876 bytes is larger than can be"
-    ):
+    with pytest.raises(DataError, match=r"'cifar-10-batches-bin/data_batch_1.bin' of 36876 bytes"):
         opened(pack(tmp_path / "cifar.tar.gz", cifar_folder()[0]))
 
 
 def test_too_many_members_are_refused(cifar_folder, tmp_path):
     extra = [member(f"x{i}") for i in range(1001)]
-    with pytest.raises(DataError, match="has more than 1000 members"):
+    with pytest.raises(DataError, match="1000 members"):
         opened(pack(tmp_path / "cifar.tar.gz", cifar_folder()[0], extra=extra))
 
 
@@ -158,16 +146,10 @@ def test_too_many_members_are_refused(cifar_folder, tmp_path):
 def test_a_cut_archive_is_refused(keep, cifar_folder, tmp_path):
     path = pack(tmp_path / "cifar.tar.gz", cifar_folder()[0])
     data = path.read_bytes()
-    path.write_bytes(data[: int(len(data) * keep)])
-    with pytest.raises(DataError, match=r"cifar.tar.gz: .*get the file again"):
-        opened(path)
-
-
-def test_a_file_that_is_no_archive_is_refused(tmp_path):
-    path = tmp_path / "notes.txt"
-    path.write_text("not a tar")
-    with pytest.raises(DataError, match=r"notes.txt: is no whole tar archive"):
-        opened(path)
+    for damaged in (data[: int(len(data) * keep)], b"not a tar" * int(keep * 10)):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"cifar.tar.gz: "):
+            opened(path)
 
 
 def python_batch(records, protocol=2, **changes):
@@ -317,12 +299,6 @@ def test_no_rows_are_an_empty_block(cifar100):
     assert block.extra["coarse_label"].shape == (0,)
 
 
-def test_cifar10_has_no_other_label(cifar_folder):
-    source = opened(cifar_folder()[0])
-    assert source.features == {}
-    assert source.read("test", np.arange(2)).extra == {}
-
-
 @pytest.mark.parametrize(
     ("at", "message"), [(0, "row 0: coarse label 20 is not in 0..19"), (1, "row 0: label 100 is not")]
 )
@@ -334,28 +310,19 @@ def test_labels_of_cifar100_out_of_range_are_named(at, message, cifar100):
         opened100(binary)
 
 
-def test_a_record_of_the_other_data_set_is_no_whole_number_of_records(cifar100):
-    binary, _, _ = cifar100
-    (binary / "train.bin").write_bytes(bytes(3073))
-    with pytest.raises(DataError, match="has 3073 bytes, not a whole number of 3074-byte records"):
-        opened100(binary)
-
-
 def test_the_other_data_set_is_recognised(cifar100, cifar_folder, tmp_path):
     binary, python, _ = cifar100
     ten, _ = cifar_folder()
     packed = pack(tmp_path / "cifar.tar.gz", python, prefix=python.name)
     for path in (binary, python, packed):
-        with pytest.raises(DataError, match="holds the files of --dataset=cifar100, not of cifar10"):
+        with pytest.raises(DataError, match="--dataset=cifar100, not of cifar10"):
             opened(path)
-    with pytest.raises(DataError, match="holds the files of --dataset=cifar10, not of cifar100"):
+    with pytest.raises(DataError, match="--dataset=cifar10, not of cifar100"):
         opened100(ten)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="holds neither cifar-10-batches-bin/.* nor cifar-10-batches-py/data_batch_1"):
+    with pytest.raises(DataError, match="cifar-10-batches-bin/.* cifar-10-batches-py/data_batch_1"):
         opened(tmp_path / "empty")
-    with pytest.raises(
-        DataError, match="no such folder or file; --source of cifar100 is the folder cifar-100-binary or"
-    ):
+    with pytest.raises(DataError, match="no such .* cifar-100-binary or"):
         opened100(tmp_path / "no")
 
 
@@ -369,7 +336,7 @@ def test_a_batch_that_changes_is_an_error(cifar_folder, python_folder, monkeypat
         path.write_bytes(data)
     monkeypatch.setattr(row_files, "_kept", {})
     for source in sources_:
-        with pytest.raises(DataError, match=r"data_batch_3(.bin)?: changed while it was being converted"):
+        with pytest.raises(DataError, match=r"data_batch_3(.bin)?: changed"):
             source.read("train", np.arange(60))
 
 
@@ -382,7 +349,7 @@ def test_a_huge_header_of_a_member_is_not_read(tmp_path):
         stream.write(info.tobuf(tarfile.GNU_FORMAT))
         for _ in range(64):
             stream.write(bytes(1 << 20))
-    with pytest.raises(DataError, match="a member's header has more than 1048576 bytes; refused"):
+    with pytest.raises(DataError, match="1048576 bytes"):
         opened(path)
 
 
@@ -425,11 +392,11 @@ def test_a_bad_zip_leaves_no_file(tmp_path, monkeypatch):
     whole = path.read_bytes()
     for data in (whole[:2000], b"", whole[:1000] + b"?" + whole[1001:]):
         path.write_bytes(data)
-        with pytest.raises(DataError, match=r"a.zip: is no whole .zip .*; get the file again"):
+        with pytest.raises(DataError, match=r"a\.zip: .*\.zip"):
             archive.unzip(LocalPath(path), "gzip", ["x.gz"], tmp_path / "out")
     path.write_bytes(whole)
     monkeypatch.setattr(archive, "MAX_FILE", 4999)
-    with pytest.raises(DataError, match="member 'gzip/x.gz' of 5000 bytes is larger than can be"):
+    with pytest.raises(DataError, match="'gzip/x.gz' of 5000 bytes"):
         archive.unzip(LocalPath(path), "gzip", ["x.gz"], tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
 

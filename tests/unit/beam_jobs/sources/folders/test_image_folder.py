@@ -60,11 +60,6 @@ def test_images_are_labelled_by_their_folder_and_keyed_by_their_path(tmp_path):
     assert source.unique_keys
 
 
-def test_no_rows_are_an_empty_block(tmp_path):
-    block = opened(fill(tmp_path)).read("train", np.array([], np.int64))
-    assert (block.images, block.keys, block.labels.shape) == ([], [], (0,))
-
-
 def test_folders_of_splits_are_told_by_their_names(tmp_path):
     content = {
         "val/dog/1.png": picture(1),
@@ -127,21 +122,23 @@ def test_files_that_are_no_images_are_left_out_with_one_line(tmp_path, capsys):
     others = {"cat/labels.txt": b"", "dog/more/a.txt": b"", "README": b"", ".hidden/1.png": b"", "cat/.thumb.png": b""}
     source = opened(fill(tmp_path, others))
     assert source.splits == {"train": 6}
-    assert (
-        capsys.readouterr().err == f"{tmp_path}: 3 files are left out, which are no images (.txt, without extension)\n"
-    )
+    error = capsys.readouterr().err
+    assert error.startswith(f"{tmp_path}: ")
+    assert " 3 files" in error
+    assert ".txt, without extension" in error
+    assert error.count("\n") == 1
 
 
 REFUSED = [
-    ({}, "has no folders of classes; images are expected as class/file.png"),
-    ({"1.png": b"x", "cat/1.png": b"x"}, r"1\.png: is in no folder of a class"),
-    ({"train/1.png": b"x", "test/cat/1.png": b"x"}, r"train/1\.png: is in no folder of a class"),
-    ({"cat/1.png": b"x", "dog/1.tiff": b"x"}, r"'dog' has no image; 1 files are no images \(\.tiff\); images are "),
-    ({"train/cat/1.png": b"x", "val/dog/1.txt": b"x"}, "class 'dog' has no image"),
-    ({"train/cat/1.png": b"x", "val/cat/1.txt": b"x"}, "split 'validation' has no image"),
-    ({"train/cat/1.png": b"x", "test/cat/1.png": b"x", "extra/cat/1.png": b"x"}, "beside 'extra'; are they classes"),
-    ({"val/cat/1.png": b"x", "dev/cat/1.png": b"x"}, "are both split 'validation'; join them"),
-    ({os.fsdecode(b"\xff/1.png"): b"x"}, r"\\xff: the name of a class must be valid UTF-8"),
+    ({}, "class/file.png"),
+    ({"1.png": b"x", "cat/1.png": b"x"}, r"1\.png: "),
+    ({"train/1.png": b"x", "test/cat/1.png": b"x"}, r"train/1\.png: "),
+    ({"cat/1.png": b"x", "dog/1.tiff": b"x"}, r"'dog'.* 1 .*\(\.tiff\)"),
+    ({"train/cat/1.png": b"x", "val/dog/1.txt": b"x"}, "'dog'"),
+    ({"train/cat/1.png": b"x", "val/cat/1.txt": b"x"}, "'validation'"),
+    ({"train/cat/1.png": b"x", "test/cat/1.png": b"x", "extra/cat/1.png": b"x"}, "'extra'"),
+    ({"val/cat/1.png": b"x", "dev/cat/1.png": b"x"}, "'dev' and 'val' .*'validation'"),
+    ({os.fsdecode(b"\xff/1.png"): b"x"}, r"\\xff: .*UTF-8"),
 ]  # fmt: skip
 
 
@@ -222,7 +219,7 @@ def test_a_folder_that_changed_is_an_error_for_a_worker(tmp_path, monkeypatch, c
         path.write_bytes(path.read_bytes() + b"x")
     else:
         os.utime(path, ns=(0, 0))
-    with pytest.raises(DataError, match=f"{tmp_path}: its files changed while it was being converted; run it again"):
+    with pytest.raises(DataError, match=f"{tmp_path}: .*changed"):
         everything(source)
 
 
@@ -230,10 +227,10 @@ def test_a_file_that_changes_after_it_was_listed_is_an_error(tmp_path):
     source = opened(fill(tmp_path))
     path = tmp_path / "cat" / "2.png"
     os.utime(path, ns=(0, 0))
-    with pytest.raises(DataError, match=r"2\.png: changed while it was being converted; run the conversion again"):
+    with pytest.raises(DataError, match=r"2\.png: changed"):
         everything(source)
     path.unlink()
-    with pytest.raises(DataError, match=r"2\.png: no such file; it was there when the conversion began"):
+    with pytest.raises(DataError, match=r"2\.png: no such file"):
         everything(source)
 
 
@@ -242,7 +239,8 @@ def test_a_file_too_large_for_an_image_is_a_bad_row_and_is_not_read(tmp_path, mo
     source = opened(fill(tmp_path, CONTENT | {"dog/large.png": b"x" * 1001}))
     block = source.read("train", np.array([6, 5]))
     assert block.images == [CONTENT["eel/x.webp"], b""]
-    assert block.bad == {1: "has 1001 bytes, above 1000, the most that an image file can be"}
+    assert list(block.bad) == [1]
+    assert "1001 bytes" in block.bad[1]
 
 
 def test_listings_are_kept_up_to_a_bound(tmp_path, monkeypatch):
