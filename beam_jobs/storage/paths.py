@@ -6,9 +6,6 @@ is what both kinds of path can do: the methods of `pathlib.Path` that make sense
 
 from __future__ import annotations
 
-import datetime
-import functools
-import io
 import os
 import pathlib
 import re
@@ -17,18 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, Literal, Protocol, Self, TypeVar
 
 import pyarrow
-from pyarrow import fs
 
-from pipeline.errors import DataError
+from beam_jobs.storage.remote import RemotePath
 
 SCHEMES = ("s3", "gs", "hdfs")
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)")
-_USER = re.compile(r"(?<=://)[^/@]*@")  # of `s3://key:secret@bucket`
-_S3_LIMITS = {"connect_timeout": 5, "request_timeout": 30}  # seconds; a URL cannot say them
-_S3_ATTEMPTS = 3
-_GCS_LIMIT = datetime.timedelta(seconds=30)
-_MOST_TEXT = 400  # characters of pyarrow's reason: without Java, HDFS lists 100 folders it was sought in
-_REMOTE_BUFFER = 8 << 20  # 8 MiB: a request to an object store takes as long as 1 or 2 MiB from it
 _REQUESTS = 16  # at a time: they wait, they do not work
 
 _Item = TypeVar("_Item")
@@ -133,167 +123,6 @@ class LocalPath(pathlib.PosixPath):
         return sorted(path.relative_to(self).as_posix() for path in found if path.is_file())
 
 
-class RemotePath:
-    """A file or folder that a URL names. Errors are `DataError`, with the URL and pyarrow's reason.
-
-    Args:
-      url: `s3://bucket/folder`, `gs://...` or `hdfs://...`; options of the store may follow a `?`, as pyarrow has them.
-    """
-
-    def __init__(self, url: str) -> None:
-        base, question, query = url.partition("?")
-        self._base = base.rstrip("/")
-        self._query = question + query
-
-    def __truediv__(self, name: str) -> RemotePath:
-        """Returns the path of `name` in this folder."""
-        return self._with_base(f"{self._base}/{name}")
-
-    def __str__(self) -> str:
-        """Returns the URL, without the store's options and the user, which may hold a secret."""
-        return _USER.sub("", self._base)
-
-    def __repr__(self) -> str:
-        return f"RemotePath({str(self)!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RemotePath) and self.url == other.url
-
-    def __hash__(self) -> int:
-        return hash(self.url)
-
-    @property
-    def url(self) -> str:
-        """The whole URL, with the store's options."""
-        return self._base + self._query
-
-    @property
-    def is_remote(self) -> bool:
-        """Yes."""
-        return True
-
-    @property
-    def parent(self) -> RemotePath:
-        """The folder that this is in."""
-        return self._with_base(self._base.rpartition("/")[0])
-
-    @property
-    def name(self) -> str:
-        """The last part."""
-        return self._base.rpartition("/")[2]
-
-    @property
-    def suffix(self) -> str:
-        """The last part's end, from its last dot."""
-        return pathlib.PurePosixPath(self.name).suffix
-
-    @property
-    def stem(self) -> str:
-        """The last part without its suffix."""
-        return pathlib.PurePosixPath(self.name).stem
-
-    def name_in(self, folder: StoragePath) -> str:
-        """Returns the path from `folder`; see `StoragePath`."""
-        return str(self).removeprefix(f"{folder}/")
-
-    def open(self, mode: Literal["rb"] = "rb", buffering: int = 0) -> IO[bytes]:
-        """Opens the file for reading; see `StoragePath`.
-
-        Raises:
-          FileNotFoundError: there is no such file.
-          DataError: it cannot be read.
-        """
-        stream = self.open_native()
-        return io.BufferedReader(stream, _REMOTE_BUFFER) if buffering else stream
-
-    def open_native(self) -> pyarrow.NativeFile:
-        """Opens the file for reading at any offset; raises as `open`."""
-        with _errors(self, "read"):
-            system, path = self._system()
-            return system.open_input_file(path)
-
-    def read_ahead(self, local: int) -> int:
-        """Returns 8 MiB; see `StoragePath`."""
-        return _REMOTE_BUFFER
-
-    def read_bytes(self) -> bytes:
-        """Returns the file's content; raises as `open`."""
-        with self.open() as stream, _errors(self, "read"):
-            return bytes(stream.read())
-
-    def read_text(self, encoding: str = "utf-8") -> str:
-        """Returns the file's text; raises as `open`."""
-        return self.read_bytes().decode(encoding)
-
-    def write_bytes(self, data: bytes | memoryview) -> None:
-        """Writes the file; readers see the old content or all of the new one, but on HDFS.
-
-        Raises:
-          DataError: it cannot be written.
-        """
-        with _errors(self, "written"):
-            system, path = self._system()
-            with system.open_output_stream(path) as stream:
-                stream.write(data)
-
-    def exists(self) -> bool:
-        """Says whether there is a file, or a folder with something in it."""
-        return self._info().type != fs.FileType.NotFound
-
-    def is_dir(self) -> bool:
-        """Says whether it is a folder with something in it."""
-        return bool(self._info().type == fs.FileType.Directory)
-
-    def size_and_time(self) -> tuple[int, int]:
-        """Returns the file's size in bytes and the time of its last change in ns.
-
-        Raises:
-          FileNotFoundError: there is no such file.
-        """
-        info = self._info()
-        if info.type != fs.FileType.File:
-            raise FileNotFoundError(f"{self}: no such file")
-        return int(info.size), int(info.mtime_ns or 0)
-
-    def files(self, recursive: bool = False) -> list[str]:
-        """Returns the names of the files in this folder, sorted; `a/b` for those in folders in it, if `recursive`."""
-        with _errors(self, "listed"):
-            system, path = self._system()
-            found = system.get_file_info(fs.FileSelector(path, recursive=recursive, allow_not_found=True))
-        start = len(path.rstrip("/")) + 1
-        return sorted(info.path[start:] for info in found if info.type == fs.FileType.File)
-
-    def unlink(self, missing_ok: bool = False) -> None:
-        """Removes the file.
-
-        Raises:
-          FileNotFoundError: there is none, and `missing_ok` is not set.
-          DataError: it cannot be removed.
-        """
-        if missing_ok and not self.exists():
-            return
-        with _errors(self, "removed"):
-            system, path = self._system()
-            system.delete_file(path)
-
-    def _info(self) -> Any:
-        with _errors(self, "read"):
-            system, path = self._system()
-            return system.get_file_info(path)
-
-    def _system(self) -> tuple[fs.FileSystem, str]:
-        scheme, _, rest = self._base.partition("://")
-        authority, _, path = rest.partition("/")
-        system, root = _root(f"{scheme}://{authority}{self._query}")
-        return system, f"{root.rstrip('/')}/{path}".rstrip("/")
-
-    def _with_base(self, base: str) -> RemotePath:
-        """Returns another path of the same store; its name may hold a `?`."""
-        other = RemotePath(self._query)
-        other._base, other._query = base, self._query
-        return other
-
-
 def is_url(text: str) -> bool:
     """Says whether a text is a URL, of whatever scheme."""
     return _URL.match(text) is not None
@@ -328,32 +157,3 @@ def each(function: Callable[[_Item], _Made], items: Iterable[_Item], remote: boo
         return
     with ThreadPoolExecutor(_REQUESTS) as pool:
         yield from pool.map(function, items)
-
-
-@functools.lru_cache(maxsize=8)  # making one takes longer than a small read
-def _root(url: str) -> tuple[fs.FileSystem, str]:
-    system, path = fs.FileSystem.from_uri(url)
-    if isinstance(system, fs.S3FileSystem):  # which retries for long, and may wait for ever
-        _, (options, *_) = system.__reduce__()
-        attempts = fs.AwsStandardS3RetryStrategy(max_attempts=_S3_ATTEMPTS)
-        system = fs.S3FileSystem(**{**options, **_S3_LIMITS, "retry_strategy": attempts})
-    elif isinstance(system, fs.GcsFileSystem):  # for 15 minutes, in which no signal is answered
-        _, (options, *_) = system.__reduce__()
-        system = fs.GcsFileSystem(**{**options, "retry_time_limit": options["retry_time_limit"] or _GCS_LIMIT})
-    return system, path
-
-
-class _errors:  # noqa: N801 (a context manager, used as a function)
-    def __init__(self, path: RemotePath, done: str) -> None:
-        self._path, self._done = path, done
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, FileNotFoundError) and self._done in ("read", "removed"):
-            raise FileNotFoundError(2, "no such file", str(self._path)) from None
-        if isinstance(error, (OSError, pyarrow.ArrowException)):
-            reason = " ".join(str(error).split())
-            reason = reason if len(reason) <= _MOST_TEXT else f"{reason[:_MOST_TEXT]}..."
-            raise DataError(f"{self._path}: cannot be {self._done}: {reason}") from None
