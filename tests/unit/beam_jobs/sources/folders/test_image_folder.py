@@ -137,7 +137,7 @@ REFUSED = [
     ({"train/cat/1.png": b"x", "val/dog/1.txt": b"x"}, "'dog'"),
     ({"train/cat/1.png": b"x", "val/cat/1.txt": b"x"}, "'validation'"),
     ({"train/cat/1.png": b"x", "test/cat/1.png": b"x", "extra/cat/1.png": b"x"}, "'extra'"),
-    ({"val/cat/1.png": b"x", "dev/cat/1.png": b"x"}, "'dev' and 'val' .*'validation'"),
+    ({"val/cat/1.png": b"x", "dev/cat/1.png": b"x"}, "'val' and 'dev' .*'validation'"),
     ({os.fsdecode(b"\xff/1.png"): b"x"}, r"\\xff: .*UTF-8"),
 ]  # fmt: skip
 
