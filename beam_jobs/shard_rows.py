@@ -1,4 +1,4 @@
-"""Which rows of the source a shard holds: a pure function of (seed, split, shard, number of shards)."""
+"""The rows of the source that a shard holds: a pure function of (seed, split, shard, number of shards)."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from numpy.typing import NDArray
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 
-_KEPT_ROWS = 1 << 22  # 4 Mi: 32 MiB of a permutation are kept between the shards of a worker
-_BLOCK = 1 << 20  # rows hashed at a time where they are not
+_KEPT_ROWS = 1 << 22  # 4 Mi: 32 MiB of a permutation are kept from one shard of a worker to the next
+_BLOCK = 1 << 20  # rows hashed at a time in larger splits
 _BUCKET_BITS = 16
-_CHUNKS, _WITHIN_SHARD = 1, 2  # what else is permuted
+_CHUNKS, _WITHIN_SHARD = 1, 2  # keys of the other permutations
 
 
 def shard_rows(
     seed: int, split: str, num_rows: int, chunks: NDArray[np.int64] | None, shard: int, num_shards: int
 ) -> NDArray[np.int64]:
-    """Returns the source rows of a shard, in the order in which they are written, int64 (n,).
+    """Returns the source rows of a shard, int64 (n,), in the order they are written in.
 
     Shard s of S holds positions floor(s N / S) to floor((s + 1) N / S) of a permutation: of the split's rows; or, where
     the source is read in chunks, of its chunks, laid end to end. The rows of such a shard are then permuted.
 
     Args:
-      seed: of the permutations.
-      split: its name, part of their keys.
-      num_rows: of the split.
+      seed: seed of the permutations.
+      split: the split's name, part of their keys.
+      num_rows: rows of the split.
       chunks: rows of each unit of random access, int64; None where rows are cheap to read one by one.
-      shard, num_shards: which shard, of how many.
+      shard, num_shards: the shard's number, and how many there are.
     """
     start, stop = shard * num_rows // num_shards, (shard + 1) * num_rows // num_shards
     if chunks is None:
@@ -48,11 +48,11 @@ def _rows_of_chunks(order: NDArray[np.int64], chunks: NDArray[np.int64], start: 
     firsts = np.concatenate([[0], np.cumsum(chunks)])
     bounds = np.concatenate([[0], np.cumsum(chunks[order])])
     pieces = [np.zeros(0, np.int64)]
-    for place in range(int(np.searchsorted(bounds, start, side="right")) - 1, len(order)):
-        if bounds[place] >= stop:
+    for position in range(int(np.searchsorted(bounds, start, side="right")) - 1, len(order)):
+        if bounds[position] >= stop:
             break
-        low, high = max(start, bounds[place]) - bounds[place], min(stop, bounds[place + 1]) - bounds[place]
-        pieces.append(np.arange(low, high) + firsts[order[place]])
+        low, high = max(start, bounds[position]) - bounds[position], min(stop, bounds[position + 1]) - bounds[position]
+        pieces.append(np.arange(low, high) + firsts[order[position]])
     return np.concatenate(pieces)
 
 
@@ -62,7 +62,7 @@ def _permuted_rows(key: int, num_rows: int, start: int, stop: int) -> NDArray[np
     return _slice_of_permutation(key, num_rows, start, stop)
 
 
-@functools.lru_cache(maxsize=2)  # a worker's shards are of one split after the other
+@functools.lru_cache(maxsize=2)  # a worker makes the shards of one split after another
 def _permutation(key: int, num_rows: int) -> NDArray[np.int64]:
     return hashing.permutation(key, num_rows)
 

@@ -1,4 +1,4 @@
-"""Image files to pixels and back, with Pillow. Files come from anywhere, so decoding is bounded."""
+"""Image files to pixels and back, with Pillow. Files may come from anywhere, so decoding is bounded."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
-MAX_PIXELS = 1 << 26  # 64 Mi, three times a large camera's: 192 MiB decoded; more is a decompression bomb
+MAX_PIXELS = 1 << 26  # 64 Mi, three times a large camera's: 192 MiB decoded; larger ones are decompression bombs
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
-# That every reader of TFRecords decodes; MPO is a JPEG file with more images after the first, as cameras write it.
+# Those that every reader of TFRecords decodes; MPO is a JPEG file with more images after the first, from cameras.
 KEPT_FORMATS = {"PNG": "png", "JPEG": "jpeg", "MPO": "jpeg"}
 _EIGHT_BITS = {"1": 1, "L": 1, "LA": 1, "P": 3, "PA": 3, "RGB": 3, "RGBA": 3, "RGBX": 3, "CMYK": 3, "YCbCr": 3}
 _MODE_OF_CHANNELS = {1: "L", 3: "RGB"}
 _JPEG_QUALITY = 95
-_PNG_BITS = 24  # place of the bit depth in a PNG file: after the signature, and length, name, width and height of IHDR
+_PNG_BITS = 24  # offset of the bit depth in a PNG file: after the signature, and length, name, width and height of IHDR
 
 
 class BadImageError(ValueError):
-    """The bytes are no image that can be used; the message says why."""
+    """The bytes are no usable image; the message says why."""
 
 
 def open_file(data: bytes) -> PIL.Image.Image:
     """Reads an image file's header.
 
     Raises:
-      BadImageError: no image, not of `FORMATS`, more than 8 bits a channel, or more than 64 Mi pixels.
+      BadImageError: no image of `FORMATS`, more than 8 bits per channel, or more than 64 Mi pixels.
     """
     try:
         with _quiet():
@@ -37,16 +37,16 @@ def open_file(data: bytes) -> PIL.Image.Image:
     except Exception as error:  # Pillow's readers raise a dozen kinds, down to SyntaxError
         raise BadImageError(_reason(data, error)) from None
     if image.width * image.height > MAX_PIXELS:
-        raise BadImageError(f"the image has {image.width}x{image.height} pixels, the most is {MAX_PIXELS}")
+        raise BadImageError(f"the image has {image.width}x{image.height} pixels, more than {MAX_PIXELS}")
     if image.format == "PNG" and data[_PNG_BITS : _PNG_BITS + 1] > b"\x08":  # Pillow would drop the lower ones
-        raise BadImageError(f"the image has {data[_PNG_BITS]} bits a channel, not 8")
+        raise BadImageError(f"the image has {data[_PNG_BITS]} bits per channel, not 8")
     if image.mode not in _EIGHT_BITS:
-        raise BadImageError(f"the image has mode {image.mode}, not 8 bits a channel")
+        raise BadImageError(f"the image has mode {image.mode}, not 8 bits per channel")
     return image
 
 
 def channels_of(image: PIL.Image.Image) -> int:
-    """Returns 1 for a grey image, else 3; transparency does not count."""
+    """Returns 1 for a grey image, else 3, not counting transparency."""
     return _EIGHT_BITS[image.mode]
 
 
@@ -55,7 +55,7 @@ def pixels(image: PIL.Image.Image, channels: int = 0) -> NDArray[np.uint8]:
 
     Args:
       image: from `open_file`.
-      channels: 1 or 3; 0 for as many as it has.
+      channels: 1 or 3; 0 for as many as the image has.
 
     Raises:
       BadImageError: the file is cut short or corrupt.
@@ -85,7 +85,7 @@ def resized(array: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8
 
 
 def encoded(array: NDArray[np.uint8], encoding: str) -> bytes:
-    """Returns an image's file: `png`, or `jpeg` of quality 95."""
+    """Returns an image as a file: `png`, or `jpeg` of quality 95."""
     stream = io.BytesIO()
     if encoding == "png":
         _image(array).save(stream, "PNG")
@@ -96,7 +96,7 @@ def encoded(array: NDArray[np.uint8], encoding: str) -> bytes:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps Pillow's warnings off the terminal: of odd metadata, of a palette's transparency, of large images."""
+    """Keeps Pillow's warnings off the terminal: about odd metadata, a palette's transparency, large images."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,4 +1,4 @@
-"""The images of a block as a shard stores them: decoded, resized and encoded again where that is asked for."""
+"""The images of a block as a shard stores them: decoded, resized and encoded again where the flags say so."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class ImageOptions:
 
     Attributes:
       encoding: `source`, `raw`, `png` or `jpeg`.
-      channels: 1 or 3: of raw images, and of what statistics are taken of.
-      size: (height, width) that all are resized to; None: each as it is.
-      shape: of every image stored raw; None where each may differ.
+      channels: 1 or 3: channels of raw images, and of the pixels that statistics are computed from.
+      size: (height, width) that all images are resized to; None to keep their sizes.
+      shape: the shape of every raw image; None where images may differ.
     """
 
     encoding: str
@@ -35,11 +35,11 @@ class Recoded:
     """Images as they are stored.
 
     Attributes:
-      images: raw pixels (n, height, width, channels), or files; only of the rows that are not in `bad`.
-      formats: `raw`, `png`, `jpeg`: those that occur.
-      sizes: {(height, width, channels): images}.
-      sums: of the pixels.
-      bad: {row of the block: reason}.
+      images: raw pixels, uint8 (n, height, width, channels), or n files; without the rows in `bad`.
+      formats: the formats that occur: `raw`, `png`, `jpeg`.
+      sizes: {(height, width, channels): number of images}.
+      sums: sums over the pixels.
+      bad: {row of the block: why its image is invalid}.
     """
 
     images: NDArray[np.uint8] | list[bytes]
@@ -50,12 +50,12 @@ class Recoded:
 
 
 def recode(block: Block, options: ImageOptions, skip: frozenset[int] = frozenset()) -> Recoded:
-    """Returns the images of a block as `options` want them.
+    """Returns the images of a block as `options` say.
 
     Args:
-      block: from a source.
-      options: how to store them.
-      skip: rows that are bad for other reasons; they are left out.
+      block: a block of a source.
+      options: how to store the images.
+      skip: rows that are invalid for other reasons; they are skipped.
     """
     if _as_they_are(block, options):
         pixels = np.asarray(block.images)
@@ -96,7 +96,7 @@ def _each(block: Block, options: ImageOptions, skip: frozenset[int]) -> Recoded:
     made.images = files
     if raw is not None:
         made.images = raw[: sum(made.sizes.values())]
-        made.sums.add(made.images)  # all at once: a fraction of the time that small images take one by one
+        made.sums.add(made.images)  # all at once: small images take many times longer one by one
     return made
 
 

@@ -1,4 +1,4 @@
-"""A shard's bytes: framed records of `tf.train.Example`."""
+"""The bytes of a shard: framed records of `tf.train.Example`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from beam_jobs.storage.write import Bytes
 from pipeline.records import example_proto, framing
 from pipeline.records.layout import MAX_ONE_BYTE, Layout
 
-_BLOCK = 768 << 10  # 768 KiB: bytes made at a time, which a core's cache holds until they are written
+_BLOCK = 768 << 10  # 768 KiB: bytes made at a time, which stay in a core's cache until they are written
 _GZIP_LEVEL = 6  # zlib's own default
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS  # 16: with gzip's header, which zlib writes without a time
 
@@ -43,11 +43,11 @@ class Records:
     """Framed records, one after the other.
 
     Attributes:
-      blocks: makes the bytes of the file in pieces, bytes or uint8 (n,), as they are asked for.
-      num_bytes: of the file before compression.
-      count: how many records.
-      stride: bytes from one to the next where all are of one length, else None.
-      offsets: of each record, and of the end: uint64 (count + 1,); None where there is a stride or compression.
+      blocks: yields the bytes of the file in pieces, bytes or uint8 (n,), made on demand.
+      num_bytes: size of the file before compression.
+      count: number of records.
+      stride: bytes from one record to the next if all have one length, else None.
+      offsets: offset of each record and of the end, uint64 (count + 1,); None with a stride or compression.
     """
 
     blocks: Callable[[], Iterable[Bytes]]
@@ -58,12 +58,12 @@ class Records:
 
     @property
     def data(self) -> bytes:
-        """All bytes of the file, made anew."""
+        """All bytes of the file."""
         return b"".join(self.blocks())  # type: ignore[arg-type]
 
 
 def make_records(rows: Rows) -> Records:
-    """Returns the records of examples, in their order."""
+    """Returns the records of examples, in the same order."""
     count = len(rows.labels)
     if _has_one_layout(rows):
         images, keys = np.asarray(rows.images), np.ascontiguousarray(rows.keys)
@@ -81,7 +81,7 @@ def make_records(rows: Rows) -> Records:
 
 
 def compressed(records: Records) -> Records:
-    """Returns the same records as one GZIP member without a time in it; single records cannot be found in it."""
+    """Returns the same records as one GZIP member without a time in it; it allows no access to single records."""
     return dataclasses.replace(records, blocks=lambda: _gzip(records.blocks()), stride=None, offsets=None)
 
 
@@ -102,7 +102,7 @@ def _has_one_layout(rows: Rows) -> bool:
 def _matrices(
     layout: Layout, images: NDArray[np.uint8], labels: NDArray[np.int64], keys: NDArray[np.bytes_]
 ) -> Iterator[NDArray[np.uint8]]:
-    """Yields records of equal length as matrices, a row a record, small enough to stay in the cache until written."""
+    """Yields records of equal length as matrices, one row per record, that fit the cache until they are written."""
     flat, key_bytes = images.reshape(len(labels), -1), keys.view(np.uint8).reshape(len(labels), -1)
     empty = np.frombuffer(framing.frame(layout.template.tobytes()), np.uint8)
     step = _rows_at_once(len(empty))

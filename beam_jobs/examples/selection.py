@@ -1,4 +1,4 @@
-"""Which rows of a block are examples, with their images as they will be stored; and why the others are none."""
+"""The valid rows of a block, with their images as they will be stored, and why the others are invalid."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from beam_jobs.sources.base import Block
 
 @dataclasses.dataclass(frozen=True)
 class Selected:
-    """The examples of a block.
+    """The valid rows of a block.
 
     Attributes:
-      rows: in the block's order.
-      recoded: what became of their images.
-      bad: {row of the block: reason} of the others.
+      rows: the valid rows, in the block's order.
+      recoded: their images as they are stored.
+      bad: {row of the block: reason} of the invalid rows.
     """
 
     rows: Rows
@@ -32,11 +32,11 @@ class Selected:
 
 
 def select(block: Block, num_classes: int, options: ImageOptions) -> Selected:
-    """Returns the rows of a block that are examples.
+    """Returns the valid rows of a block.
 
     Args:
-      block: from a source.
-      num_classes: labels must be below it.
+      block: a block of a source.
+      num_classes: the number of classes; labels must be below it.
       options: how images are stored.
     """
     bad = dict(block.bad)
@@ -52,15 +52,15 @@ def select(block: Block, num_classes: int, options: ImageOptions) -> Selected:
 
 
 def joined(parts: Sequence[tuple[NDArray[np.int64], Selected]]) -> Selected:
-    """Returns what `select` gives of a block, of what it gives of its rows in several parts, in any order.
+    """Returns what `select` returns for a block, from what it returned for several parts of it, in any order.
 
     Args:
-      parts: the block's rows that were a part's, int64 (n,), and what is selected of them. Every row is in one part.
+      parts: the rows of the block in each part, int64 (n,), and the selection from them. Every row is in one part.
     """
     good = np.concatenate([np.delete(rows, list(part.bad)) for rows, part in parts])
     order = np.argsort(good)
     recoded = [part.recoded for _, part in parts]
-    whole = Recoded(_placed([r.images for r in recoded], order), set(), {}, PixelSums(recoded[0].sums.channels), {})
+    whole = Recoded(_in_order([r.images for r in recoded], order), set(), {}, PixelSums(recoded[0].sums.channels), {})
     for part in recoded:
         whole.formats |= part.formats
         whole.sums.merge(part.sums)
@@ -68,12 +68,12 @@ def joined(parts: Sequence[tuple[NDArray[np.int64], Selected]]) -> Selected:
             whole.sizes[shape] = whole.sizes.get(shape, 0) + count
     bad = {int(rows[row]): reason for rows, part in parts for row, reason in part.bad.items()}
     columns = [part.rows for _, part in parts]
-    extra = {name: _placed([c.extra[name] for c in columns], order) for name in columns[0].extra}
-    labels, keys = _placed([c.labels for c in columns], order), _placed([c.keys for c in columns], order)
+    extra = {name: _in_order([c.extra[name] for c in columns], order) for name in columns[0].extra}
+    labels, keys = _in_order([c.labels for c in columns], order), _in_order([c.keys for c in columns], order)
     return Selected(Rows(whole.images, labels, keys, extra), whole, bad)
 
 
-def _placed(parts: list[Any], order: NDArray[np.int64]) -> Any:
+def _in_order(parts: list[Any], order: NDArray[np.int64]) -> Any:
     if any(isinstance(part, list) for part in parts):
         values = list(itertools.chain.from_iterable(parts))
         return [values[row] for row in order]

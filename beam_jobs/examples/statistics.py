@@ -1,4 +1,4 @@
-"""Sums over pixels and labels: integers, so that the mean of many shards depends on no order of summation."""
+"""Sums over pixels and labels, in integers: the mean over many shards does not depend on the order of summation."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class PixelSums:
     """Sums of each channel's values and of their squares.
 
     Attributes:
-      channels: how many.
-      images, pixels: counts.
-      sums, squares: one a channel.
+      channels: number of channels.
+      images, pixels: how many were added.
+      sums, squares: one value per channel.
     """
 
     channels: int
@@ -44,10 +44,10 @@ class PixelSums:
     def add_one(self, image: NDArray[np.uint8]) -> None:
         """Adds an image, uint8 (height, width, channels)."""
         self.images += 1
-        self._add(image.reshape(image.shape[0], -1))  # by its rows: many short ones fit the cache
+        self._add(image.reshape(image.shape[0], -1))  # row by row: many short rows fit the cache
 
     def merge(self, other: PixelSums) -> None:
-        """Adds what another has summed up, of as many channels."""
+        """Adds the sums of another, with the same number of channels."""
         self.images += other.images
         self.pixels += other.pixels
         self.sums = [a + b for a, b in zip(self.sums, other.sums, strict=True)]
@@ -75,7 +75,7 @@ def label_histogram(labels: NDArray[np.int64], num_classes: int) -> tuple[int, .
 
 
 def entropy(histogram: Sequence[int]) -> float | None:
-    """Returns the Shannon entropy of a histogram in bits, to 4 decimals; None where it is empty."""
+    """Returns the Shannon entropy of a histogram in bits, to 4 decimals; None if it is empty."""
     total = sum(histogram)
     if not total:
         return None

@@ -1,4 +1,4 @@
-"""The flags that are Beam's: checked before anything runs, because Beam itself only warns of a wrong one."""
+"""Beam's own flags, checked before anything runs: Beam itself only warns about a wrong one."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class _Parser(_BeamArgumentParser):  # type: ignore[misc]
 
 
 def parse(arguments: Sequence[str], our_flags: Iterable[str]) -> PipelineOptions:
-    """Returns Beam's options, made of the flags that are not ours.
+    """Returns Beam's options from the flags that are not ours.
 
     Args:
       arguments: flags and values that our parser did not know.
-      our_flags: our own flags, to suggest the nearest of.
+      our_flags: our own flags, to suggest the nearest one.
 
     Raises:
-      UsageError: a flag that Beam does not know either, with the nearest one, or a bad value.
+      UsageError: a bad value, or a flag that Beam does not know either; the nearest one is suggested.
     """
     parser = _Parser(allow_abbrev=False, add_help=False)
     for group in PipelineOptions.__subclasses__():
@@ -38,7 +38,7 @@ def parse(arguments: Sequence[str], our_flags: Iterable[str]) -> PipelineOptions
 
 
 def _unknown_flag(name: str, known: list[str]) -> UsageError:
-    # Beam has some two hundred flags, so the nearest is named, not all.
+    # Beam has some two hundred flags: too many to list.
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}? " if near else ""
     return UsageError(f"unknown flag {name}, neither ours nor Beam's; {hint}see --help")

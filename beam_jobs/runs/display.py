@@ -1,4 +1,4 @@
-"""What is shown while a runner works: a bar on a terminal, a line every five seconds elsewhere."""
+"""The progress display of a running job: a bar on a terminal, a line every five seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Self
 import tqdm
 
 _SECONDS_BETWEEN_LINES = 5.0
-_COLUMNS, _LINES = 80, 24  # of a terminal that does not say (in a container, at the end of a pipe of terminals)
+_COLUMNS, _LINES = 80, 24  # for a terminal that reports no size, as in some containers
 
 
 class Display(abc.ABC):
-    """Looks how far the work is, now and then, and shows it; a context manager, which takes the bar away.
+    """Polls the progress of a job and shows it; a context manager that removes the bar at its end.
 
     Attributes:
-      finished: shards that are done.
+      finished: number of finished shards.
     """
 
     finished: int
 
     def __init__(self) -> None:
-        """Looks for the first time, and draws the bar."""
+        """Polls for the first time and draws the bar."""
         self._next_look = self._look()
         self._started = time.monotonic()
         self._next_line = self._started + _SECONDS_BETWEEN_LINES
@@ -33,19 +33,19 @@ class Display(abc.ABC):
 
     @abc.abstractmethod
     def line(self) -> str:
-        """Returns what there is to say, in one line."""
+        """Returns the progress in one line."""
 
     @abc.abstractmethod
     def _look(self) -> float:
-        """Finds out how far it is; returns when to look again, by `time.monotonic`."""
+        """Updates the progress; returns when to look again, in seconds of `time.monotonic`."""
 
     @abc.abstractmethod
     def _new_bar(self) -> tqdm.tqdm:
-        """Returns the bar, drawn by `bar`."""
+        """Returns a new bar, made with `bar`."""
 
     @abc.abstractmethod
     def _move(self, bar: tqdm.tqdm) -> None:
-        """Sets the bar's number and text, without drawing it."""
+        """Sets the bar's number and text without drawing it."""
 
     def __enter__(self) -> Self:
         """Returns itself; the bar is drawn already."""
@@ -54,7 +54,7 @@ class Display(abc.ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Takes the bar off the terminal."""
+        """Removes the bar from the terminal."""
         if self._bar is not None:
             self._bar.close()
 
@@ -77,8 +77,8 @@ def bar(text: str, form: str, done: int, total: int) -> tqdm.tqdm:
     Args:
       text: tqdm's `desc`.
       form: tqdm's `bar_format`.
-      done: where it begins.
-      total: where it ends.
+      done: the number it starts at.
+      total: the number it ends at.
     """
     size = os.get_terminal_size(sys.stderr.fileno())
     return tqdm.tqdm(
@@ -86,7 +86,7 @@ def bar(text: str, form: str, done: int, total: int) -> tqdm.tqdm:
         total=total,
         initial=done,
         bar_format=form,
-        smoothing=0,  # shards end in bursts: the mean rate since the start foretells the end better than the last
+        smoothing=0,  # shards end in bursts: the mean rate since the start predicts the end better than the latest
         leave=False,
         dynamic_ncols=size.columns > 0 and size.lines > 0,
         ncols=size.columns or _COLUMNS,

@@ -1,4 +1,4 @@
-"""How the commands that run a Beam pipeline begin and end: signals, exit codes, one line of text."""
+"""The start and end of commands that run a Beam pipeline: signals, exit codes, errors in one line."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, NoReturn
 
 
 def run(command: str, main: Callable[[Sequence[str] | None], Any]) -> NoReturn:
-    """Runs a command and exits; Ctrl-C and SIGTERM end it at once, with one line.
+    """Runs a command and exits; Ctrl-C and SIGTERM end it at once with one line.
 
     Args:
       command: its name.
-      main: what it does; imports what takes long in itself.
+      main: the command; imports heavy modules inside itself.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a folder's name need not be valid text
@@ -33,9 +33,9 @@ def run(command: str, main: Callable[[Sequence[str] | None], Any]) -> NoReturn:
     except BaseException as error:
         if not signals:
             raise
-        if not isinstance(error, SystemExit):  # what tidied up after the signal failed at it
+        if not isinstance(error, SystemExit):  # the clean-up after the signal failed
             print(f"{command}: interrupted", file=sys.stderr, flush=True)
-        # Python's own exit would first wait for Beam's threads, which go on.
+        # Python's own exit would first wait for Beam's threads, which continue.
         sys.stdout.flush()
         os._exit(128 + signals[0])
 

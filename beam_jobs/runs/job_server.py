@@ -1,7 +1,7 @@
-"""The job server of Flink, Spark and Prism: a process of Beam's that takes the pipeline, watched by a supervisor.
+"""The job server of Flink, Spark and Prism: a process of Beam's that runs the pipeline, watched by a supervisor.
 
-Beam's own way of starting it sets signal handlers, which only a main thread may, and leaves it running after a killed
-command.
+Beam's own way to start it sets signal handlers, which only a main thread may, and leaves it running after the command
+was killed.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from beam_jobs.runs.lifeline import Lifeline
 from pipeline.errors import DataError, UsageError
 
 _START_SECONDS = 120.0  # Java takes 2 to 5 s on an idle machine
-_ANSWER_SECONDS = 10.0  # for a job server that should be there already
+_ANSWER_SECONDS = 10.0  # for a job server that should be running already
 _POLL_SECONDS = 0.2
-_LOCAL_JVM = ("-Dspark.ui.enabled=false",)  # a port less; nobody looks at a cluster that lives for one conversion
+_LOCAL_JVM = ("-Dspark.ui.enabled=false",)  # one port less; nobody watches a cluster that lives for one conversion
 
 
 def starts_one(runner: PortableRunner, options: PipelineOptions) -> bool:
-    """Says whether the runner brings a job server of its own."""
+    """Returns whether the runner starts a job server of its own."""
     if options.view_as(PortableOptions).job_endpoint:
         return False
     if isinstance(runner, FlinkRunner):
@@ -57,10 +57,10 @@ def starts_one(runner: PortableRunner, options: PipelineOptions) -> bool:
 
 
 def check_java(runner: PortableRunner, options: PipelineOptions) -> None:
-    """Checks that the job server can be started, if it is one in Java.
+    """Checks that the job server can be started, if it is written in Java.
 
     Raises:
-      UsageError: there is no Java, or the jar that the flags name is not there.
+      UsageError: there is no Java, or the jar that the flags name is missing.
     """
     if isinstance(runner, FlinkRunner):
         flag, jar = "flink_job_server_jar", options.view_as(FlinkRunnerOptions).flink_job_server_jar
@@ -72,7 +72,7 @@ def check_java(runner: PortableRunner, options: PipelineOptions) -> None:
     if not shutil.which(launcher):
         raise UsageError(
             f"--runner={type(runner).__name__}: needs Java, but there is no {launcher!r}; install Java 11 or 17, or "
-            "give --job_server_java_launcher=PATH, or --job_endpoint=HOST:PORT of a job server that runs already"
+            "give --job_server_java_launcher=PATH, or --job_endpoint=HOST:PORT of a running job server"
         )
     if jar and not urllib.parse.urlparse(jar).scheme and not os.path.isfile(jar):
         raise UsageError(f"--{flag}={jar}: no such file; docs/clusters.md says where to get it")
@@ -82,20 +82,20 @@ def check_endpoint(endpoint: str, seconds: float = _ANSWER_SECONDS) -> None:
     """Checks that a job server answers.
 
     Raises:
-      UsageError: none does within so many seconds.
+      UsageError: none does within `seconds`.
     """
     with grpc.insecure_channel(endpoint) as channel:
         try:
             grpc.channel_ready_future(channel).result(timeout=seconds)
         except grpc.FutureTimeoutError:
             raise UsageError(
-                f"--job_endpoint={endpoint}: no job server answers there ({seconds:.0f} s); "
-                "it must be HOST:PORT of one that runs"
+                f"--job_endpoint={endpoint}: no job server answers ({seconds:.0f} s); "
+                "it must be HOST:PORT of a running one"
             ) from None
 
 
 def supervise(runner: PortableRunner, lifeline: Lifeline) -> None:
-    """Lets the runner's job server end with `lifeline`."""
+    """Ties the runner's job server to `lifeline`."""
     make = runner.default_job_server
 
     def make_supervised(options: PipelineOptions) -> JobServer:
@@ -113,10 +113,10 @@ class SupervisedJobServer(JobServer):  # type: ignore[misc]
         self._lifeline = lifeline
 
     def start(self) -> beam_job_api_pb2_grpc.JobServiceStub:
-        """Starts it and returns its service, when it answers.
+        """Starts it and returns its service once it answers.
 
         Raises:
-          DataError: it does not start, with the last line that it printed, or does not answer in two minutes.
+          DataError: it does not start, or does not answer within two minutes; with the last line that it printed.
         """
         folder = pathlib.Path(tempfile.mkdtemp(prefix="stepfeed-job-server-"))  # the supervisor removes it
         try:
@@ -125,7 +125,7 @@ class SupervisedJobServer(JobServer):  # type: ignore[misc]
             folder.rmdir()
             reason = str(error).split(". ")[0]
             raise DataError(
-                f"the runner's job server is not there: {reason}; docs/clusters.md says where to get it"
+                f"the runner's job server cannot be started: {reason}; docs/clusters.md says where to get it"
             ) from None
         command = [sys.executable, "-m", "beam_jobs.runs.supervisor", str(self._lifeline.port), os.fspath(folder)]
         environment = os.environ | {"TMPDIR": os.fspath(folder)}
@@ -138,8 +138,10 @@ class SupervisedJobServer(JobServer):  # type: ignore[misc]
         is_java = isinstance(self._server, JavaJarJobServer)
         if is_java:
             self._server._artifacts_dir = self._server._artifacts_dir or os.fspath(folder)
-        (launcher, *arguments), endpoint = self._server.subprocess_cmd_and_endpoint()  # downloads it if none is named
-        # The clusters inside keep their blocks and blobs where Java keeps its temporary files: gone with the folder.
+        (launcher, *arguments), endpoint = (
+            self._server.subprocess_cmd_and_endpoint()
+        )  # downloads a jar if the flags name none
+        # The clusters inside keep blocks and blobs among Java's temporary files, which go with the folder.
         properties = [f"-Djava.io.tmpdir={folder}", *_LOCAL_JVM] if is_java else []
         return [launcher, *properties, *map(str, arguments)], endpoint
 
@@ -159,5 +161,5 @@ def _wait_until_ready(channel: grpc.Channel, folder: pathlib.Path) -> None:
 
 def _last_line(folder: pathlib.Path) -> str:
     lines = (folder / supervisor.OUTPUT).read_text(errors="backslashreplace").splitlines()
-    said = [line.strip() for line in lines if line.strip() and not line.startswith("\t")]  # a tab: a place in Java
+    said = [line.strip() for line in lines if line.strip() and not line.startswith("\t")]  # a tab: a Java stack frame
     return said[-1] if said else "it printed nothing"

@@ -1,6 +1,6 @@
-"""Ends the worker processes with the command: a connection that each holds, and that closes however the command ends.
+"""Ends worker processes with the command: each holds a connection that closes however the command ends.
 
-Left alone, a worker would go on writing shards beside a conversion that was started again.
+A worker left alone would keep writing shards next to a conversion that was started again.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
-_WAIT_SECONDS = 5.0  # for a worker to be gone; it has nothing to finish
+_WAIT_SECONDS = 5.0  # for a worker to end; it has nothing to finish
 
 
 class Lifeline:
     """The command's side.
 
     Attributes:
-      port: on the loopback interface; workers connect to it.
+      port: the port on the loopback interface that workers connect to.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Lifeline:
         threading.Thread(target=self._accept, daemon=True, name="lifeline").start()
 
     def cut(self) -> None:
-        """Ends all workers and returns when they are gone."""
+        """Ends all workers and returns once they are gone."""
         with self._lock:
             self._is_cut = True
             with contextlib.suppress(OSError):
@@ -59,15 +59,15 @@ class Lifeline:
 
 
 def hold(port: int, at_end: Callable[[], None] | None = None) -> None:
-    """Ends this process when the command that listens on `port` cuts the line or ends, however it ends.
+    """Ends this process when the command that listens on `port` cuts the line, or ends in whatever way.
 
     Args:
-      port: of the command's `Lifeline`.
-      at_end: what to do before; the command waits for it.
+      port: the port of the command's `Lifeline`.
+      at_end: called before the process ends; the command waits for it.
     """
     try:
         connection = socket.create_connection(("127.0.0.1", port))
-    except OSError:  # it has ended already
+    except OSError:  # the command has ended already
         _end(at_end)
 
     def wait() -> None:

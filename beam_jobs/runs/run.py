@@ -1,4 +1,4 @@
-"""Runs a Beam pipeline in the background, so that signals, the bar and errors stay with the command."""
+"""Runs a Beam pipeline in a background thread, so that the command handles signals, progress and errors."""
 
 from __future__ import annotations
 
@@ -6,45 +6,35 @@ import contextlib
 import re
 import sys
 import threading
-from typing import Any, Protocol
 
 import apache_beam as beam
 import grpc
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineResult, PipelineRunner
 
+from beam_jobs.runs.display import Display
 from beam_jobs.runs.main_thread_only import MainThreadOnly
 from beam_jobs.runs.runners import make_runner
 from beam_jobs.storage import write
 from pipeline import errors
 
 _POLL_SECONDS = 0.1
-_CANCEL_SECONDS = 5.0  # for a cluster to take the word that its job is over
-_WORKER_DIED = "Channel closed prematurely"  # all that Beam says of it
+_CANCEL_SECONDS = 5.0  # for a cluster to accept that its job is cancelled
+_WORKER_DIED = "Channel closed prematurely"  # all that Beam reports
 # A worker in another process sends its exception as text: the traceback, and where in the pipeline it was.
 _OUR_ERROR = re.compile(r"^(?:\w+: )?pipeline\.errors\.(\w+Error): (.*?)(?: \[while running .*)?$", re.MULTILINE)
 
 
-class Shows(Protocol):
-    """What tells how far the work is: a context, of which `show` is called some ten times a second."""
-
-    def __enter__(self) -> Any: ...
-
-    def __exit__(self, *error: Any) -> None: ...
-
-    def show(self) -> None: ...  # noqa: D102
-
-
-def run_transform(transform: beam.PTransform, options: PipelineOptions, progress: Shows) -> None:
+def run_transform(transform: beam.PTransform, options: PipelineOptions, progress: Display) -> None:
     """Runs a pipeline of one transform to its end.
 
     Args:
-      transform: from nothing to whatever; what it finds, it writes.
-      options: Beam's, with the runner.
-      progress: shown meanwhile.
+      transform: the whole pipeline; it writes its results itself.
+      options: Beam's options, with the runner.
+      progress: the display to show meanwhile.
 
     Raises:
-      PipelineError: a worker's own error, or what Beam says in one line.
+      PipelineError: a worker's own error, or Beam's in one line.
     """
     runner, lifeline = make_runner(options)
     failures: list[BaseException] = []
@@ -94,7 +84,7 @@ def _run(
 
 
 def _cancel(results: list[PipelineResult]) -> None:
-    """Ends the job on a cluster: the folder that it writes to is going away with the command."""
+    """Cancels the job on a cluster: the folder that it writes to is removed with the command."""
 
     def cancel() -> None:
         with contextlib.suppress(Exception):
@@ -107,7 +97,7 @@ def _cancel(results: list[PipelineResult]) -> None:
 
 
 def as_one_line(failure: BaseException) -> errors.PipelineError:
-    """Returns the error of ours that is in `failure`, its causes or their texts; else one of Beam's last line."""
+    """Returns our own error found in `failure`, its causes or their texts; else one with the last line of Beam's."""
     error: BaseException | None = failure
     while error is not None:
         if match := _OUR_ERROR.search(f"{type(error).__module__}.{type(error).__name__}: {error}"):

@@ -23,18 +23,18 @@ from pipeline import errors
 
 _SECONDS_THAT_PAY = 12.0  # of work on one core; worker processes take 2 to 4 s to start
 DEFAULT_RUNNER = "FnApiRunner"  # in-process, without the download that Beam's own default tries first
-_LOOPBACK = re.compile(r"(localhost|127(\.[0-9]+){3}|\[::1\]):[0-9]+|embed")  # where this machine's job servers are
+_LOOPBACK = re.compile(r"(localhost|127(\.[0-9]+){3}|\[::1\]):[0-9]+|embed")  # the job servers of this machine
 
 
 def check(options: PipelineOptions) -> None:
-    """Checks, before any work, that `make_runner` will find a runner, and that it has the options that it needs.
+    """Checks, before any work, that `make_runner` will find a runner, with the options that it needs.
 
     Raises:
-      UsageError: there is none of that name, it cannot be loaded, misses an option or has one of a bad value.
+      UsageError: the runner is unknown or cannot be loaded, or an option is missing or has a bad value.
     """
     workers = options.view_as(DirectOptions).direct_num_workers
     if workers < 0:
-        raise errors.UsageError(f"--direct_num_workers={workers}: must be 0 (one a core) or more")
+        raise errors.UsageError(f"--direct_num_workers={workers}: must be 0 (one per core) or more")
     runner = _create(options)
     if isinstance(runner, PortableRunner):
         _check_job_server(runner, options)
@@ -43,7 +43,7 @@ def check(options: PipelineOptions) -> None:
 
 
 def make_runner(options: PipelineOptions) -> tuple[PipelineRunner, Lifeline | None]:
-    """Returns the runner of `options`, and what ends its worker processes where they are our own.
+    """Returns the runner of `options`, and the lifeline of its worker processes if they are our own.
 
     Raises:
       UsageError: as `check`.
@@ -55,7 +55,7 @@ def make_runner(options: PipelineOptions) -> tuple[PipelineRunner, Lifeline | No
         logging.getLogger().setLevel(logging.CRITICAL + 1)
         logging.getLogger("apache_beam").setLevel(logging.CRITICAL + 1)
     if type(runner) is FnApiRunner and direct.direct_running_mode == "multi_processing":
-        direct.direct_running_mode = "in_memory"  # else the runner puts its own command in the place of ours
+        direct.direct_running_mode = "in_memory"  # else the runner replaces our command by its own
         lifeline = Lifeline()
         return FnApiRunner(default_environment=_worker_processes(lifeline.port)), lifeline
     if isinstance(runner, PortableRunner):
@@ -68,11 +68,11 @@ def make_runner(options: PipelineOptions) -> tuple[PipelineRunner, Lifeline | No
 
 
 def use_all_cores(options: PipelineOptions, seconds: float) -> int:
-    """Lets the in-process runner work in one process a core where that pays and the flags leave it open.
+    """Lets the in-process runner use one process per core, if that pays and the flags leave it open.
 
     Args:
-      options: Beam's; changed.
-      seconds: that the work may take one core.
+      options: Beam's options; changed in place.
+      seconds: how long the work takes one core, an estimate.
 
     Returns:
       The number of processes.
@@ -88,7 +88,7 @@ def use_all_cores(options: PipelineOptions, seconds: float) -> int:
 
 
 def workers(pipeline: beam.Pipeline) -> int:
-    """Returns among how many the in-process runner deals a bundle's elements; 0 of other runners, which know best."""
+    """Returns how many workers share a bundle's elements on the in-process runner; 0 for other runners."""
     if type(pipeline.runner) is not FnApiRunner:
         return 0
     return pipeline.options.view_as(DirectOptions).direct_num_workers or os.cpu_count() or 1
@@ -116,7 +116,7 @@ def _stay_on_this_machine(options: PipelineOptions) -> None:
 def _create(options: PipelineOptions) -> PipelineRunner:
     name = options.view_as(StandardOptions).runner or DEFAULT_RUNNER
     if name in ("DirectRunner", "SwitchingDirectRunner"):
-        name = DEFAULT_RUNNER  # where it ends up, but only after a download that can hang behind a proxy
+        name = DEFAULT_RUNNER  # Beam ends up there too, after a download that can hang behind a proxy
     try:
         return create_runner(name)
     except (ValueError, AttributeError, ImportError) as error:
@@ -127,5 +127,5 @@ def _create(options: PipelineOptions) -> PipelineRunner:
 
 def _worker_processes(port: int) -> SubprocessSDKEnvironment:
     command = shlex.join([sys.executable, "-m", "beam_jobs.runs.worker", str(port)])
-    # Beam starts it through a shell, and waits for the shell only.
+    # Beam starts it through a shell and waits for the shell only.
     return SubprocessSDKEnvironment.from_command_string(f"exec {command}")

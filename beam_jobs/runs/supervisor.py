@@ -1,7 +1,7 @@
-"""Runs a program of another language beside the command, and ends it with the command, however that ends.
+"""Runs a program of another language beside the command, and ends it with the command.
 
 `python -m beam_jobs.runs.supervisor PORT FOLDER PROGRAM ...`, started by `beam_jobs.runs.job_server`. A Java process
-holds no lifeline itself and would go on with its job, its ports and its temporary files after a killed command.
+holds no lifeline itself, so it would outlive a killed command with its job, its ports and its temporary files.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import NoReturn
 
 from beam_jobs.runs import lifeline
 
-OUTPUT = "output.txt"  # in the folder: what the program printed, to say why it ended
-ENDED = "exit_code.txt"  # in the folder, when the program has ended by itself
+OUTPUT = "output.txt"  # in the folder: the program's output, to report why it ended
+ENDED = "exit_code.txt"  # in the folder, once the program has ended by itself
 _WRITE_SECONDS = 1.0
 
 
@@ -26,11 +26,11 @@ def main(port: int, folder: pathlib.Path, program: list[str]) -> NoReturn:
     """Runs the program; ends it, and this process, when the command that listens on `port` does.
 
     Args:
-      port: of the command's lifeline.
-      folder: for the program's output and temporary files; removed at the end.
+      port: the port of the command's lifeline.
+      folder: the folder for the program's output and temporary files; removed at the end.
       program: its command line.
     """
-    # Ctrl-C reaches the whole group of a terminal; the command answers it, and then this process and its child end.
+    # Ctrl-C reaches the terminal's whole process group; the command handles it and ends this process and its child.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with open(folder / OUTPUT, "wb") as output:
         process = subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
@@ -39,7 +39,7 @@ def main(port: int, folder: pathlib.Path, program: list[str]) -> NoReturn:
     def end() -> None:
         process.kill()
         process.wait()
-        said.wait(_WRITE_SECONDS)  # else that file could come into the folder while it is removed
+        said.wait(_WRITE_SECONDS)  # else that file could be created while the folder is removed
         shutil.rmtree(folder, ignore_errors=True)
 
     lifeline.hold(port, end)

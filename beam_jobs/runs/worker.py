@@ -1,4 +1,4 @@
-"""A worker process of the in-process runner: Beam's own harness, quiet, and gone as soon as the conversion is gone.
+"""A worker process of the in-process runner: Beam's own harness, silenced, which ends with the command.
 
 `python -m beam_jobs.runs.worker PORT`, started by Beam where --direct_running_mode=multi_processing asks for it.
 """
@@ -15,10 +15,10 @@ from beam_jobs.runs import lifeline
 
 def main(port: int) -> None:
     """Serves bundles until the runner closes the channel or the command that listens on `port` ends."""
-    # Ctrl-C reaches the whole group of a terminal; the command answers it, and this process ends with it.
+    # Ctrl-C reaches the terminal's whole process group; the command handles it and ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     lifeline.hold(port)
-    # A handler that is there already keeps Beam from logging to stderr; errors travel to the runner by its own channel.
+    # An existing handler keeps Beam from logging to stderr; errors reach the runner through its own channel.
     logging.getLogger().addHandler(logging.NullHandler())
     from apache_beam.runners.worker import sdk_worker_main  # noqa: PLC0415 (2 s, in which the command may end)
 

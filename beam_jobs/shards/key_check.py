@@ -1,4 +1,4 @@
-"""Finds keys that come twice in a data set: their hashes are grouped by their first byte, each group on one worker."""
+"""Finds repeated keys in a data set: key hashes are grouped by their first byte, one group per worker."""
 
 from __future__ import annotations
 
@@ -13,28 +13,33 @@ from beam_jobs.storage.paths import AnyPath
 from pipeline.errors import DataError
 from pipeline.manifest import ShardInfo
 
-_HASH_BYTES = 16  # of 60 million keys, two would have one hash with a chance of 5e-24
-_PLACE = np.dtype([("hash", f"V{_HASH_BYTES}"), ("record", "<u4")])
+_HASH_BYTES = 16  # two of 60 million keys share a hash with probability 5e-24
+_HASHED_KEY = np.dtype([("hash", f"V{_HASH_BYTES}"), ("record", "<u4")])
 
 
 @dataclasses.dataclass(frozen=True)
 class KeyHashes:
-    """Hashes of keys of one shard: its file and packed (hash, record number)."""
+    """Hashes of keys of one shard.
+
+    Attributes:
+      file: the shard's file.
+      packed: (hash, record number) of each key, 20 bytes each.
+    """
 
     file: str
-    places: bytes
+    packed: bytes
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Repeated:
-    """Two records of one key: file and record number of each, the earlier first."""
+    """Two records with one key: file and record number of each, the earlier first."""
 
     first: tuple[str, int]
     second: tuple[str, int]
 
 
 def by_bucket(data_dir: AnyPath, info: ShardInfo) -> Iterator[tuple[int, KeyHashes]]:
-    """Yields (bucket, hashes) of the keys of a shard.
+    """Yields (bucket, hashes) for the keys of a shard.
 
     Raises:
       DataError: the shard cannot be read.
@@ -44,42 +49,42 @@ def by_bucket(data_dir: AnyPath, info: ShardInfo) -> Iterator[tuple[int, KeyHash
 
 
 def hash_of(key: bytes) -> bytes:
-    """Returns what stands for a key."""
+    """Returns the hash of a key."""
     return hashlib.blake2b(key, digest_size=_HASH_BYTES).digest()
 
 
 def group(file: str, hashes: Sequence[bytes], records: Sequence[int]) -> Iterator[tuple[int, KeyHashes]]:
-    """Yields (bucket, hashes) of the keys of a file's records, whose numbers are `records`."""
-    places = np.empty(len(hashes), _PLACE)
-    places["hash"] = np.frombuffer(b"".join(hashes), f"V{_HASH_BYTES}")
-    places["record"] = records
+    """Yields (bucket, hashes) for the keys of a file's records with the numbers `records`."""
+    packed = np.empty(len(hashes), _HASHED_KEY)
+    packed["hash"] = np.frombuffer(b"".join(hashes), f"V{_HASH_BYTES}")
+    packed["record"] = records
     buckets = np.frombuffer(b"".join(hashes), np.uint8)[::_HASH_BYTES]
     for bucket in np.unique(buckets).tolist():
-        yield bucket, KeyHashes(file, places[buckets == bucket].tobytes())
+        yield bucket, KeyHashes(file, packed[buckets == bucket].tobytes())
 
 
 def first_repeated(groups: Iterable[KeyHashes]) -> Repeated | None:
-    """Returns the first two records of one key among all hashes of a bucket, or None; in any order of `groups`."""
+    """Returns the first two records with one key in a bucket, or None, for any order of `groups`."""
     return min(all_repeated(groups), default=None)
 
 
 def all_repeated(groups: Iterable[KeyHashes]) -> list[Repeated]:
-    """Returns each record of a bucket whose key an earlier one has, with the last such; in any order of `groups`."""
-    by_file = {of.file: np.frombuffer(of.places, _PLACE) for of in groups}  # a retried bundle's come twice
+    """Returns each record of a bucket whose key an earlier one has, with the last such, for any order of `groups`."""
+    by_file = {of.file: np.frombuffer(of.packed, _HASHED_KEY) for of in groups}  # those of a retried bundle come twice
     files = sorted(by_file)
     if not files:
         return []
-    places = np.concatenate([by_file[file] for file in files])
+    packed = np.concatenate([by_file[file] for file in files])
     numbers = np.repeat(np.arange(len(files)), [len(by_file[file]) for file in files])
-    hashes = np.ascontiguousarray(places["hash"]).view("<u8").reshape(-1, 2)
+    hashes = np.ascontiguousarray(packed["hash"]).view("<u8").reshape(-1, 2)
     order = np.lexsort((hashes[:, 1], hashes[:, 0]))
     same = np.flatnonzero((hashes[order[1:]] == hashes[order[:-1]]).all(axis=1))
-    pairs = [sorted((files[numbers[i]], int(places["record"][i])) for i in (order[s], order[s + 1])) for s in same]
+    pairs = [sorted((files[numbers[i]], int(packed["record"][i])) for i in (order[s], order[s + 1])) for s in same]
     return [Repeated(first, second) for first, second in pairs]
 
 
 def as_error(data_dir: AnyPath, repeated: Iterable[Repeated]) -> DataError:
-    """Returns the error for the first of the pairs, with the key that both records have."""
+    """Returns the error for the first of the pairs, with the key of both records."""
     pair = min(repeated)
     records = reader.records(data_dir / pair.first[0])
     key = next(reader.key_of(record) for number, record in enumerate(records) if number == pair.first[1])

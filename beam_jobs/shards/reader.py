@@ -1,4 +1,4 @@
-"""Reads the records of a finished shard, one after the other, each checked."""
+"""Reads the records of a finished shard in order and checks each."""
 
 from __future__ import annotations
 

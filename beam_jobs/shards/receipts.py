@@ -75,7 +75,7 @@ def save(folder: AnyPath, receipt: Receipt) -> None:
     """
     text = json.dumps(dataclasses.asdict(receipt), sort_keys=True)
     # Not synced: a receipt that a crash of the machine loses or cuts is ignored, and its shard made again.
-    write.publish_blocks(folder / name_of(receipt.info.file), [text.encode()], sync=False)
+    write.Draft(folder / name_of(receipt.info.file), [text.encode()]).publish(sync=False)
 
 
 def load(path: AnyPath) -> Receipt | None:

@@ -1,6 +1,6 @@
-"""The files by which TensorFlow Datasets (TFDS) reads a data set of ours as it lies there.
+"""The metadata files that let TensorFlow Datasets (TFDS) read our data sets in place.
 
-With them beside the manifest, `tfds.builder_from_directory(data_dir).as_dataset(split="train")` has the same examples.
+With them, `tfds.builder_from_directory(data_dir).as_dataset(split="train")` yields the same examples.
 Format: tensorflow_datasets/core/proto/{dataset_info,feature}.proto as JSON (protobuf writes int64 as strings).
 """
 
@@ -14,17 +14,17 @@ from typing import Any
 from pipeline.manifest import Feature, Manifest, naming
 
 DATASET_INFO, FEATURES, LABELS = naming.TFDS_FILES
-_VERSION = "1.0.0"  # TFDS wants one; the manifest's digest is what tells our data sets apart
+_VERSION = "1.0.0"  # required by TFDS; our data sets are told apart by the manifest's digest
 _CLASSES = "tensorflow_datasets.core.features"
 
 
 def metadata_files(manifest: Manifest) -> dict[str, bytes]:
-    """Returns {file name: content} of all files that TFDS needs; none where shards are compressed: it reads no such."""
+    """Returns {file name: content} of the files that TFDS needs; none for compressed shards, which it cannot read."""
     if manifest.compression:
         return {}
     files = {DATASET_INFO: dataset_info(manifest), FEATURES: features(manifest)}
     names = [name.strip() for name in manifest.class_names]
-    # TFDS splits the file at newlines, drops blank lines and refuses a name that comes twice.
+    # TFDS splits the file at newlines, drops blank lines and refuses repeated names.
     if all(name and len(name.splitlines()) == 1 for name in names) and len(set(names)) == len(names):
         files[LABELS] = "".join(f"{name}\n" for name in names).encode()
     return files
@@ -60,7 +60,7 @@ def features(manifest: Manifest) -> bytes:
 
 
 def _feature(name: str, feature: Feature, manifest: Manifest) -> dict[str, Any]:
-    """Returns a feature's description; empty where TFDS has none for it, and then leaves it out."""
+    """Returns a feature's description; empty if TFDS cannot describe it, which leaves the feature out."""
     if name == "image" and feature.encoding != "raw":
         image: dict[str, Any] = {"dtype": "uint8", "shape": _shape(feature.shape)}
         if feature.encoding != "any" and feature.shape[-1] is not None:
@@ -87,7 +87,7 @@ def _shape(shape: Sequence[int | None]) -> dict[str, Any]:
 
 
 def _name(dataset: str) -> str:
-    """Returns a name as TFDS allows it: small letters, digits and _, a letter first."""
+    """Returns a name that TFDS allows: lower-case letters, digits and _, starting with a letter."""
     name = re.sub(r"[^a-z0-9]+", "_", dataset.removeprefix("tfds:").lower()).strip("_")
     return name if name[:1].isalpha() else f"dataset_{name}".rstrip("_")
 

@@ -8,19 +8,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.examples.records import Records, compressed, make_records
+from beam_jobs.examples.records import compressed, make_records
 from beam_jobs.examples.selection import Selected, joined, select
 from beam_jobs.examples.statistics import entropy, label_histogram
 from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
 from beam_jobs.shards.receipts import Receipt, Reject
-from beam_jobs.storage import write
 from beam_jobs.storage.paths import AnyPath
 from beam_jobs.storage.write import Draft
 from pipeline.errors import DataError
 from pipeline.manifest import ShardInfo, naming
 
-_MORE_REJECTS = 1000  # listed of one shard beyond the bound: enough to see what is wrong
+_MORE_REJECTS = 1000  # listed per shard beyond the bound: enough to see what is wrong
 
 
 def write_shards(plan: Plan, elements: Iterable[tuple[str, int]]) -> Iterator[Receipt]:
@@ -79,17 +78,17 @@ def _write(plan: Plan, folder: AnyPath, name: str, chosen: Selected) -> tuple[Dr
     _check_size(plan, name, records.num_bytes)
     if plan.compression:
         records = compressed(records)
-    offsets_crc = _write_offsets(folder, name, records)
+    offsets_crc = None
+    if records.offsets is not None:
+        offsets = Draft(folder / naming.offsets_name(name), [records.offsets.tobytes()])
+        offsets.publish()
+        offsets_crc = offsets.crc32c
     draft = Draft(folder / name, records.blocks())
     histogram = label_histogram(chosen.rows.labels, len(plan.source.class_names))
-    size, crc = draft.written.num_bytes, draft.written.crc32c
-    return draft, ShardInfo(name, records.count, size, crc, records.stride, offsets_crc, entropy(histogram))
-
-
-def _write_offsets(folder: AnyPath, name: str, records: Records) -> str | None:
-    if records.offsets is None:
-        return None
-    return write.publish_blocks(folder / naming.offsets_name(name), [records.offsets.tobytes()]).crc32c
+    info = ShardInfo(
+        name, records.count, draft.num_bytes, draft.crc32c, records.stride, offsets_crc, entropy(histogram)
+    )
+    return draft, info
 
 
 def _check_size(plan: Plan, name: str, num_bytes: int) -> None:

@@ -1,9 +1,8 @@
-"""Files that are whole or not there: temporary name in the same folder, fsync, rename, fsync of the folder."""
+"""Writes files that are either complete or missing: temporary name, fsync, rename, fsync of the folder."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import pathlib
 import re
@@ -27,9 +26,9 @@ _TEMPORARY = re.compile(r"\.(?P<target>.+)\.tmp-[0-9a-f]{16}")
 
 
 class Gate:
-    """Lets writes begin until it is shut; shutting waits for those that have begun.
+    """Allows writes until it is shut; shutting waits for those in progress.
 
-    A runner's threads cannot be stopped: this keeps them from writing on after the command has cleaned up.
+    A runner's threads cannot be stopped: this keeps them from writing after the command has cleaned up.
     """
 
     def __init__(self) -> None:
@@ -38,19 +37,19 @@ class Gate:
         self._inside = 0
 
     def open(self) -> None:
-        """Lets writes begin."""
+        """Allows writes."""
         with self._changed:
             self._is_open = True
 
     def shut(self) -> None:
-        """Lets no more writes begin and waits for those that have."""
+        """Forbids new writes and waits for those in progress."""
         with self._changed:
             self._is_open = False
             self._changed.wait_for(lambda: not self._inside)
 
     @contextlib.contextmanager
     def passed(self) -> Iterator[None]:
-        """Encloses a write.
+        """Context of one write.
 
         Raises:
           DataError: the gate is shut.
@@ -70,49 +69,27 @@ class Gate:
 gate = Gate()
 
 
-@dataclasses.dataclass(frozen=True)
-class Written:
-    """A file's size in bytes and its CRC32C, 8 hexadecimal digits."""
-
-    num_bytes: int
-    crc32c: str
-
-
 def publish(path: AnyPath, data: bytes | memoryview) -> None:
-    """Writes `data` to `path` so that at every moment `path` is missing, as before, or whole (but for HDFS).
+    """Writes `data` to `path`, which is at every moment missing, as before, or complete (except on HDFS).
 
     Raises:
       DataError: the file cannot be written: no space, no permission, no folder.
     """
-    publish_blocks(path, [bytes(data)])
+    Draft(path, [bytes(data)]).publish()
     if not isinstance(path, RemotePath):
         sync_folder(path.parent)
 
 
-def publish_blocks(path: AnyPath, blocks: Iterable[Bytes], sync: bool = True) -> Written:
-    """Writes a file of pieces as `publish` does, but leaves its name to the next `sync_folder` to make last.
+class Draft:
+    """A file with all its bytes but not yet its name; for an object store, the bytes in memory.
 
     Args:
       path: the file.
-      blocks: bytes or uint8 (n,), taken one after the other.
-      sync: whether the content must last before its name is there; else a crash of the machine can leave part of it.
-
-    Raises:
-      DataError: the file cannot be written: no space, no permission, no folder.
-    """
-    draft = Draft(path, blocks)
-    draft.publish(sync)
-    return draft.written
-
-
-class Draft:
-    """A file that has all its bytes, but not yet its name; on an object store, the bytes in memory.
-
-    Args:
-      path, blocks: as of `publish_blocks`.
+      blocks: the content in pieces, bytes or uint8 (n,).
 
     Attributes:
-      written: its size and CRC.
+      num_bytes: the file's size.
+      crc32c: CRC32C of its bytes, 8 hexadecimal digits.
 
     Raises:
       DataError: the file cannot be written.
@@ -120,22 +97,26 @@ class Draft:
 
     def __init__(self, path: AnyPath, blocks: Iterable[Bytes]) -> None:
         self._path = path
-        tally = _Tally(blocks)
+        self.num_bytes = self._crc = 0
+        counted = self._counted(blocks)
         with self._no_remains(), gate.passed():
             if isinstance(path, RemotePath):
-                self._data = b"".join(tally)
+                self._data = b"".join(counted)
             else:
                 self._temporary = path.with_name(temporary_name(path.name))
                 self._file = open(self._temporary, "xb")  # noqa: SIM115 (`publish` closes it)
-                self._file.writelines(tally)
+                self._file.writelines(counted)
                 self._file.flush()
-        self.written = Written(tally.num_bytes, f"{tally.crc:08x}")
+        self.crc32c = f"{self._crc:08x}"
 
     def publish(self, sync: bool = True) -> None:
-        """Gives the file its name, once its content lasts; see `publish_blocks`.
+        """Gives the file its name, without syncing the folder: see `sync_folder`.
+
+        Args:
+          sync: whether to sync the content first; without it a crash of the machine can leave part of the file.
 
         Raises:
-          DataError: the file cannot be written; nothing is left of it.
+          DataError: the file cannot be written; it was removed.
         """
         with self._no_remains(), gate.passed():
             if isinstance(self._path, RemotePath):
@@ -145,6 +126,12 @@ class Draft:
                 os.fsync(self._file.fileno())
             self._file.close()
             os.replace(self._temporary, self._path)
+
+    def _counted(self, blocks: Iterable[Any]) -> Iterator[Any]:  # arrays are buffers, as mypy knows from Python 3.12 on
+        for block in blocks:
+            self.num_bytes += len(block)
+            self._crc = crc32c.crc32c(block, self._crc)
+            yield block
 
     @contextlib.contextmanager
     def _no_remains(self) -> Iterator[None]:
@@ -161,23 +148,8 @@ class Draft:
             raise
 
 
-class _Tally:
-    """Counts blocks as they pass."""
-
-    def __init__(self, blocks: Iterable[Bytes]) -> None:
-        self._blocks = blocks
-        self.num_bytes = 0
-        self.crc = 0
-
-    def __iter__(self) -> Iterator[Any]:  # arrays are buffers, as mypy knows from Python 3.12 on
-        for block in self._blocks:
-            self.num_bytes += len(block)
-            self.crc = crc32c.crc32c(block, self.crc)
-            yield block
-
-
 def sync_folder(folder: pathlib.Path) -> None:
-    """Makes renames and removals in `folder` last.
+    """Syncs renames and removals in `folder` to the disk.
 
     Raises:
       DataError: the folder cannot be opened, or the disk fails.
@@ -193,7 +165,7 @@ def sync_folder(folder: pathlib.Path) -> None:
 
 
 def names_in(folder: AnyPath) -> list[str]:
-    """Returns the names in a folder; on an object store those of its files.
+    """Returns the names in a folder; in an object store, the names of its files.
 
     Raises:
       DataError: it cannot be listed.
@@ -212,20 +184,20 @@ def temporary_name(name: str) -> str:
 
 
 def is_temporary(name: str) -> bool:
-    """Says whether `name` is a temporary name of a file that a conversion writes: nobody else's look like that."""
+    """Returns whether `name` is the temporary name of a file that a conversion writes."""
     match = _TEMPORARY.fullmatch(name)
     return match is not None and is_ours(match["target"])
 
 
 def is_ours(name: str) -> bool:
-    """Says whether a conversion writes a file of this name."""
+    """Returns whether a conversion writes files with this name."""
     if name in BESIDE_SHARDS:
         return True
     return any(naming.parse_shard_name(name.removesuffix(end)) for end in ("", ".offsets", ".receipt.json"))
 
 
 def remove_temporaries(folder: pathlib.Path) -> None:
-    """Removes what killed conversions left under temporary names.
+    """Removes the temporary files of killed conversions.
 
     Raises:
       DataError: the folder cannot be listed, or a file cannot be removed.
@@ -236,7 +208,7 @@ def remove_temporaries(folder: pathlib.Path) -> None:
 
 
 def remove(path: AnyPath) -> None:
-    """Removes a file; one that is gone already is fine.
+    """Removes a file, if it exists.
 
     Raises:
       DataError: it cannot be removed.

@@ -124,8 +124,8 @@ def test_a_job_server_that_is_not_there_is_named_in_time(tmp_path):
     began = time.monotonic()
     stderr = commands.convert(tmp_path / "out", "--runner=PortableRunner", f"--job_endpoint=localhost:{port}", code=2)
     assert stderr == (
-        f"beam_jobs.convert: --job_endpoint=localhost:{port}: no job server answers there (10 s); "
-        "it must be HOST:PORT of one that runs\n"
+        f"beam_jobs.convert: --job_endpoint=localhost:{port}: no job server answers (10 s); "
+        "it must be HOST:PORT of a running one\n"
     )
     assert time.monotonic() - began < 60
     assert not (tmp_path / "out").exists()

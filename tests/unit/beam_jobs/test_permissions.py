@@ -105,16 +105,6 @@ def test_a_data_dir_that_may_not_be_used(path, bits, message, folder):
         LocalTarget(folder / path).check("mnist", "")
 
 
-def test_a_data_dir_that_is_closed_as_a_command_sees_it(folder, mnist_folder, convert):
-    (folder / "out").mkdir()
-    shutil.copytree(mnist_folder(), folder / "source")
-    for bits in (0o300, 0):
-        with mode(folder / "out", bits), unprivileged():
-            outcome = convert("--dataset=mnist", f"--source={folder}/source", f"--data_dir={folder}/out")
-        assert outcome.code == 2
-        assert outcome.err.count("\n") == 1
-
-
 def test_permissions_that_change_after_the_check(folder):
     """As the steps after check_folder meet them."""
     (folder / "out").mkdir()

@@ -75,19 +75,6 @@ def test_rejects_are_rows_that_are_done(plan):
         assert progress.line().endswith(", 3 rejects")
 
 
-def test_off_a_terminal_there_is_a_line_every_five_seconds(plan, capsys):
-    with Progress(plan) as progress:
-        for element in plan.elements:
-            write_shard(plan, *element)
-            later(progress, 2)
-            progress.show()
-            progress.show()
-    captured = capsys.readouterr()
-    assert captured.out.startswith("3 of 4 shards, 60 of 70 examples, 0.1 MiB, ")
-    assert captured.out.count("\n") == 1
-    assert captured.err == ""
-
-
 def test_a_folder_that_is_gone_is_not_its_affair(plan, capsys):
     write_shard(plan, *plan.elements[0])
     with Progress(plan) as progress:
@@ -115,14 +102,6 @@ def test_on_a_terminal_there_is_a_bar_that_goes_at_the_end(plan, capsys):
     assert all(len(line) <= 100 for line in second.replace("\r", "\n").splitlines())
     assert last.rpartition("\r")[0].strip() == ""
     assert capsys.readouterr().out == ""
-
-
-def test_a_bar_fits_a_narrow_terminal(plan):
-    with terminal(40) as sent, Progress(plan) as progress:
-        write_shard(plan, *plan.elements[0])
-        later(progress, 1)
-        progress.show()
-        assert max(len(line) for line in sent().replace("\r", "\n").splitlines()) <= 40
 
 
 @pytest.mark.parametrize(("columns", "lines"), [(0, 0), (80, 0), (0, 24)])

@@ -130,10 +130,10 @@ def test_a_jpeg_of_a_camera_with_more_images_after_the_first_is_kept_as_jpeg(pix
         (b"\x89PNG\r\n\x1a\n", "begins with 0x89504e47|header is corrupt"),
         (png(0, 5), "no image of PNG"),
         (png(60_000, 60_000), "more than 67108864 pixels"),
-        (png(8193, 8192), "the image has 8193x8192 pixels, the most is 67108864"),
+        (png(8193, 8192), "the image has 8193x8192 pixels, more than 67108864"),
         (png(1 << 26, 2), "67108864"),
-        (png(2, 1, 16, 0, bytes(5)), "the image has 16 bits a channel, not 8"),
-        (png(2, 1, 16, 2, bytes(13)), "the image has 16 bits a channel, not 8"),
+        (png(2, 1, 16, 0, bytes(5)), "the image has 16 bits per channel, not 8"),
+        (png(2, 1, 16, 2, bytes(13)), "the image has 16 bits per channel, not 8"),
         (
             file_of(np.zeros((2, 2), np.float32), "TIFF"),
             "no image of PNG, JPEG, BMP, GIF, WEBP: it begins with 0x49492a00",

@@ -142,9 +142,6 @@ def test_files_of_any_size_are_made_equal(pixels):
     made = recode(block_of(files), ImageOptions("raw", 1, (10, 10), (10, 10, 1)))
     assert made.images.shape == (3, 10, 10, 1)
     assert made.bad == {}
-    made = recode(block_of(files), ImageOptions("source", 3))
-    assert made.images == files
-    assert made.sizes == dict.fromkeys(sizes, 1)
 
 
 @pytest.mark.parametrize("options", [SOURCE, ImageOptions("png", 1), ImageOptions("raw", 1, None, (2, 2, 1))])

@@ -96,9 +96,3 @@ def test_entropy(histogram, bits):
     assert statistics.entropy(histogram) == bits
     if bits == 0.0:
         assert math.copysign(1, statistics.entropy(histogram)) == 1  # no minus sign in the manifest
-
-
-def test_entropy_is_that_of_the_definition(pixels):
-    counts = pixels(1, (1, 50, 1)).ravel().astype(np.float64)
-    shares = counts[counts > 0] / counts.sum()
-    assert statistics.entropy(counts.astype(int).tolist()) == round(float(-(shares * np.log2(shares)).sum()), 4)

@@ -43,10 +43,3 @@ def test_a_flag_that_nobody_knows_is_an_error_with_the_nearest(flags, message):
 def test_a_runner_that_cannot_be_made_is_an_error(flags, message):
     with pytest.raises(UsageError, match=message):
         runners.check(beam_flags.parse(flags, []))
-
-
-@pytest.mark.parametrize(("flags", "name"), [([], "FnApiRunner"), (["--runner=direct"], "SwitchingDirectRunner")])
-def test_the_default_runner_is_the_one_that_downloads_nothing(flags, name):
-    runner, lifeline = runners.make_runner(beam_flags.parse(flags, []))
-    assert type(runner).__name__ == name or flags
-    assert lifeline is None

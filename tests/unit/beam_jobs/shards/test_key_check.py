@@ -43,7 +43,7 @@ def keys(start, stop):
 def test_every_key_is_hashed_once_into_one_of_256_buckets(shard, tmp_path):
     groups = groups_of(tmp_path, [shard("a", keys(0, 5000)), shard("b", keys(5000, 6000))])
     assert set(groups) == set(range(256))
-    sizes = [sum(len(hashes.places) // 20 for hashes in group) for group in groups.values()]
+    sizes = [sum(len(hashes.packed) // 20 for hashes in group) for group in groups.values()]
     assert sum(sizes) == 6000
     assert max(sizes) < 60  # 23 on average
 

@@ -151,13 +151,6 @@ def test_one_reject_over_the_bound_publishes_nothing_but_the_list(plan_of, pixel
     assert (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_the_list_of_an_earlier_run_goes_where_there_is_none(plan_of, pixels, tmp_path):
-    plan = plan_of({"train": Content(pixels(5))})
-    (tmp_path / "out" / "rejects.jsonl").write_text("{}")
-    manifest_writer.write_manifest(plan, receipts_of(plan))
-    assert not (tmp_path / "out" / "rejects.jsonl").exists()
-
-
 def test_a_split_of_rejects_only_is_an_error_however_many_may_be(plan_of, pixels, tmp_path):
     content = {"train": bad_rows(pixels), "test": Content(pixels(30))}
     plan = plan_of(content, max_rejects=1000)
@@ -174,10 +167,3 @@ def test_a_split_of_rejects_only_is_an_error_however_many_may_be(plan_of, pixels
     with pytest.raises(DataError, match=r"split 'test': all its rows are invalid; rejects.jsonl says why"):
         manifest_writer.write_manifest(plan, [receipts[0], emptied])
     assert not (tmp_path / "out" / "manifest.json").exists()
-
-
-def test_a_shard_of_rejects_only_is_listed_with_no_record(plan_of, pixels, tmp_path):
-    plan = plan_of({"train": bad_rows(pixels, *range(1, 10), count=12)}, num_shards="12", max_rejects=9)
-    made = manifest.load(manifest_writer.write_manifest(plan, receipts_of(plan)).parent)
-    assert sorted(shard.num_examples for shard in made.splits["train"].shards) == [0] * 9 + [1] * 3
-    assert len(rejects_in(tmp_path / "out")) == 9

@@ -199,13 +199,3 @@ class Failing:
         if self._reads > 2:
             raise RuntimeError("the disk is gone")
         return self._source.read(split, rows)
-
-
-def test_the_bytes_do_not_depend_on_what_other_shards_are_made(plan_of, pixels, tmp_path):
-    content = {"train": Content(pixels(30), chunks=[7, 0, 13, 10])}
-    one, all_of_them = plan_of(content, out="one", num_shards="4"), plan_of(content, out="all", num_shards="4")
-    for shard in (3, 1, 0, 2):
-        write_shard(all_of_them, "train", shard)
-    write_shard(one, "train", 2)
-    name = one.file_name("train", 2)
-    assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "all" / name).read_bytes()

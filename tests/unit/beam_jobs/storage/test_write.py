@@ -47,10 +47,11 @@ except Exception as error:
 @pytest.mark.parametrize("sync", [True, False])
 def test_pieces_are_counted_as_they_are_written(sync, tmp_path):
     pieces = [b"1234", np.frombuffer(b"56789", np.uint8), b""]
-    written = write.publish_blocks(tmp_path / "x", iter(pieces), sync)
-    assert written == write.Written(9, "e3069283")  # the check value of CRC-32C, RFC 3720
+    draft = write.Draft(tmp_path / "x", iter(pieces))
+    draft.publish(sync)
+    assert (draft.num_bytes, draft.crc32c) == (9, "e3069283")  # the check value of CRC-32C, RFC 3720
     assert (tmp_path / "x").read_bytes() == b"123456789"
-    assert write.publish_blocks(tmp_path / "none", []) == write.Written(0, "00000000")
+    assert write.Draft(tmp_path / "none", []).crc32c == "00000000"
 
 
 def test_pieces_that_fail_leave_the_old_file_and_nothing_else(tmp_path):
@@ -60,7 +61,7 @@ def test_pieces_that_fail_leave_the_old_file_and_nothing_else(tmp_path):
 
     (tmp_path / "x").write_bytes(b"old")
     with pytest.raises(ValueError, match="no more"):
-        write.publish_blocks(tmp_path / "x", pieces())
+        write.Draft(tmp_path / "x", pieces())
     assert (tmp_path / "x").read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["x"]
 

@@ -249,29 +249,6 @@ def test_of_its_own_plan_only_temporary_files_go(tmp_path):
     assert {path.name for path in (tmp_path / FOLDER).iterdir()} == names
 
 
-@pytest.mark.parametrize("name", ["dataset_info.json", "features.json", "label.labels.txt", "card.html"])
-def test_a_file_of_somebody_else_where_one_of_ours_would_go_is_an_error(name, tmp_path, plan_of, pixels):
-    (tmp_path / name).write_bytes(b"of another tool")
-    with pytest.raises(DataError, match=rf"{name}: was not written by a conversion; remove it or choose another"):
-        staging.check_names_free(tmp_path, ["train-00000-of-00001.tfrecord"], None)
-    plan = plan_of({"train": Content(pixels(5))}, out="other")
-    convert(plan)
-    staging.check_names_free(
-        tmp_path, ["train-00000-of-00001.tfrecord"], manifest.load(tmp_path / "other")
-    )  # it is ours
-
-
-def test_a_shard_or_a_link_may_be_in_a_place_and_a_folder_not(tmp_path):
-    names = ["train-00000-of-00002.tfrecord", "train-00001-of-00002.tfrecord"]
-    (tmp_path / names[0]).write_bytes(b"x")
-    (tmp_path / names[1]).symlink_to(tmp_path)
-    staging.check_names_free(tmp_path, names, None)
-    (tmp_path / names[1]).unlink()
-    (tmp_path / names[1]).mkdir()
-    with pytest.raises(DataError, match=f"{names[1]}: cannot be written: Is a directory; remove it"):
-        staging.check_names_free(tmp_path, names, None)
-
-
 def test_offsets_and_rejects_are_published_with_their_shards(plan_of, pixels, tmp_path, contents):
     sizes = [(3, 3, 3), (20, 20, 3), (9, 30, 3)]
     files = [images.encoded(pixels(1, size)[0], "png") for size in sizes]
