@@ -19,7 +19,7 @@ NOBODY = 65534
 LONG = "x" * 300
 LOADED_BEFORE = (
     *("conversion.command", "conversion.passes", "runs.beam_flags", "runs.run", "runs.runners"),
-    *("sources.mnist", "sources.cifar.source"),
+    *("sources.mnist", "sources.cifar.cifar"),
 )
 
 
