@@ -1,68 +1,48 @@
-"""Files of a source wherever they lie, in a folder or an object store: how they are named, opened and told apart."""
+"""Files of records by the text of a local path or by a remote path, which is what an index of many files keeps."""
 
 from __future__ import annotations
 
-import io
 import os
 import pathlib
-from typing import IO, TypeVar
+from typing import IO
 
 import pyarrow as pa
 
-from beam_jobs.storage.paths import AnyPath, RemotePath, StoragePath
-from pipeline.errors import DataError
+from beam_jobs.sources import streams
+from beam_jobs.storage.paths import LocalPath, RemotePath, StoragePath
 
 Place = str | RemotePath  # a local path is kept as its text, which is small to send to workers
 Stamp = tuple[int, int]  # size in bytes, time of the last change in nanoseconds (most stores tell whole seconds)
-_REMOTE_BUFFER = 8 << 20  # 8 MiB: a request to an object store takes as long as 1 or 2 MiB from it
-_REQUESTS = 16  # at a time: they wait, they do not work
-
-_Item = TypeVar("_Item")
-_Made = TypeVar("_Made")
 
 
-def place(path: StoragePath | AnyPath | Place) -> Place:
+def place(path: StoragePath | pathlib.Path | Place) -> Place:
     """Returns the place of a path."""
     return path if isinstance(path, RemotePath) else str(path)
 
 
-def path_of(place: Place) -> AnyPath:
+def path_of(place: Place) -> LocalPath | RemotePath:
     """Returns the path of a place."""
-    return place if isinstance(place, RemotePath) else pathlib.Path(place)
+    return place if isinstance(place, RemotePath) else LocalPath(place)
 
 
-def is_remote(place: Place | AnyPath | StoragePath) -> bool:
-    """Says whether a place is in an object store or HDFS."""
-    return isinstance(place, RemotePath)
+def is_remote(path: StoragePath | pathlib.Path | Place) -> bool:
+    """Says whether a path is in an object store or HDFS."""
+    return isinstance(path, RemotePath)
 
 
-def join(folder: Place, name: str) -> Place:
+def join(folder: StoragePath | pathlib.Path | Place, name: str) -> Place:
     """Returns the place of a file in a folder."""
-    return folder / name if isinstance(folder, RemotePath) else os.path.join(folder, name)
+    return place(path_of(place(folder)) / name)
 
 
-def name_from(place: Place | AnyPath, folder: Place | AnyPath) -> str:
+def name_from(path: StoragePath | pathlib.Path | Place, folder: StoragePath | pathlib.Path | Place) -> str:
     """Returns a file's path from a folder that it is in."""
-    if isinstance(place, RemotePath) or isinstance(folder, RemotePath):
-        return str(place).removeprefix(f"{folder}/")
-    return os.path.relpath(place, folder)
+    return path.name_in(folder) if isinstance(path, RemotePath) else os.path.relpath(str(path), str(folder))
 
 
 def open_file(place: Place, buffering: int = 0) -> IO[bytes]:
-    """Opens a file.
-
-    Args:
-      place: of the file.
-      buffering: 0 to read it here and there by `read_at`; else it is read front to back with a buffer, of so many bytes
-        where it is local.
-
-    Raises:
-      OSError: it is missing or cannot be read; remote files raise it as DataError, and FileNotFoundError.
-    """
-    if not isinstance(place, RemotePath):
-        return open(place, "rb", buffering=buffering)
-    stream = place.open()
-    return io.BufferedReader(stream, _REMOTE_BUFFER) if buffering else stream  # type: ignore[type-var, return-value]
+    """Opens a file; see `StoragePath.open`."""
+    return path_of(place).open("rb", buffering)
 
 
 def read_at(stream: IO[bytes], offset: int, size: int) -> bytes:
@@ -81,22 +61,8 @@ def read_at(stream: IO[bytes], offset: int, size: int) -> bytes:
 
 
 def stamp(place: Place) -> Stamp:
-    """Returns what changes when a file does.
-
-    Raises:
-      DataError: it is gone, or its folder cannot be searched.
-    """
-    try:
-        if isinstance(place, RemotePath):
-            return place.size_and_time()
-        status = os.stat(place)
-    except FileNotFoundError:
-        raise DataError(f"{place}: no such file") from None
-    except DataError:
-        raise
-    except OSError as error:
-        raise DataError(f"{place}: cannot be read: {error.strerror or error}") from None
-    return status.st_size, status.st_mtime_ns
+    """Returns what changes when a file does; raises as `streams.stamp`."""
+    return streams.stamp(path_of(place))
 
 
 def stamp_of(stream: IO[bytes], place: Place) -> Stamp:

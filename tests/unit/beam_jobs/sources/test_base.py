@@ -11,14 +11,10 @@ def test_digits_are_those_of_the_highest_row(count, digits):
     assert base.row_digits(count) == digits
 
 
-def test_keys_are_as_formatted_by_python():
-    rows = np.array([0, 9, 10, 99, 12345, 59_999])
-    assert base.row_keys("a.bin", rows, 5).tolist() == [b"a.bin#%05d" % row for row in rows.tolist()]
-
-
-def test_no_rows_have_no_keys():
-    keys = base.row_keys("a.bin", np.array([], np.int64), 5)
-    assert keys.shape == (0,)
+@pytest.mark.parametrize("rows", [[0, 9, 10, 99, 12345, 59_999], []])
+def test_keys_are_as_formatted_by_python(rows):
+    keys = base.row_keys("a.bin", np.array(rows, np.int64), 5)
+    assert keys.tolist() == [b"a.bin#%05d" % row for row in rows]
     assert keys.itemsize == 11
 
 
