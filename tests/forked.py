@@ -112,6 +112,7 @@ def run(
 
 def _become(program: list[str], variables: dict[str, str], cwd: str, out: Connection, errors: str) -> None:
     """Runs a program in this process, which the server has just forked, as the interpreter would."""
+    assert "tests.preload" in sys.modules, "the server could not load what tests/preload.py imports"
     os.setsid()
     os.environ.clear()
     os.environ.update(variables)

@@ -3,11 +3,9 @@
 import gzip
 import hashlib
 import pathlib
-import signal
 import subprocess
 import sys
 import tarfile
-import time
 
 import numpy as np
 import pytest
@@ -25,12 +23,9 @@ needs_mnist = pytest.mark.skipif(not MNIST.is_dir(), reason=f"MNIST's files are 
 needs_cifar10 = pytest.mark.skipif(not EXPAND_CIFAR10.is_file(), reason=f"CIFAR-10's images are not in {DATA}")
 
 
-def command(dataset, source, out, *flags):
-    return ["-m", "beam_jobs.convert", f"--dataset={dataset}", f"--source={source}", f"--data_dir={out}", *flags]
-
-
-def convert(*arguments):
-    done = forked.run(command(*arguments))
+def convert(dataset, source, out, *flags):
+    flags = [f"--dataset={dataset}", f"--source={source}", f"--data_dir={out}", *flags]
+    done = forked.run(["-m", "beam_jobs.convert", *flags])
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout
@@ -104,61 +99,6 @@ def test_the_manifest_is_true_of_the_files(mnist):
     }
 
 
-def kill_when(out, files, *arguments):
-    """Starts a conversion and kills it, by SIGKILL, when it has written `files` of the training set, with receipts."""
-    before = set(out.glob(".converting*/*"))
-
-    def written():
-        return len({path for path in out.glob(".converting*/train-*") if path not in before})
-
-    process = forked.Process(command(*arguments))
-    deadline = time.monotonic() + 120
-    while written() < files and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.002)
-    process.kill()
-    assert process.wait(10) == -signal.SIGKILL
-
-
-@needs_mnist
-@pytest.mark.parametrize(
-    "workers", [pytest.param(1, id="in memory"), pytest.param(2, id="two processes", marks=pytest.mark.slow)]
-)
-def test_a_killed_conversion_that_is_run_again_gives_the_same_bytes(workers, mnist, tmp_path):
-    out = tmp_path / "out"
-    flags = ["--num_shards=train:100,test:1"]
-    more = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"] if workers == 2 else []
-    kill_when(out, 30, "mnist", MNIST, out, *flags, *more)
-    assert len(list(out.glob(".converting*/train-*"))) >= 30
-    assert not list(out.glob("[!.]*"))
-    convert("mnist", MNIST, out, *flags)
-    convert("mnist", MNIST, tmp_path / "clean", *flags)
-    assert digests(out) == digests(tmp_path / "clean")
-
-
-@needs_mnist
-@pytest.mark.slow
-def test_killed_at_twenty_moments_it_never_leaves_a_data_set_or_another_result(tmp_path):
-    out, clean = tmp_path / "out", tmp_path / "clean"
-    flags = ["--num_shards=train:400,test:1"]  # each run finds what the ones before it finished
-    convert("mnist", MNIST, clean, *flags)
-    for moment in range(20):
-        kill_when(out, 2 * moment, "mnist", MNIST, out, *flags)
-        assert not list(out.glob("[!.]*"))
-    convert("mnist", MNIST, out, *flags)
-    assert digests(out) == digests(clean)
-
-
-@needs_mnist
-@pytest.mark.slow
-def test_a_data_set_stays_whole_when_the_conversion_that_is_to_replace_it_is_killed(mnist, tmp_path):
-    out = tmp_path / "out"
-    convert("mnist", MNIST, out)
-    kill_when(out, 100, "mnist", MNIST, out, "--overwrite", "--num_shards=200")
-    assert "nothing to do" in convert("mnist", MNIST, out)
-    convert("mnist", MNIST, out, "--overwrite")
-    assert digests(out) == digests(mnist)
-
-
 @pytest.fixture(scope="module")
 def cifar10(tmp_path_factory):
     """100 images of each batch of CIFAR-10 in the published layout."""
@@ -174,10 +114,7 @@ def test_cifar10_folder_and_archive_give_the_same_bytes(cifar10, tmp_path):
         tar.add(folder, folder.name)
     out = convert("cifar10", folder, tmp_path / "a", "--num_shards=train:3,test:2")
     assert "train: 500 examples, 3 shards" in out
-    convert(
-        "cifar10", tmp_path / "cifar-10-binary.tar.gz", tmp_path / "b", "--num_shards=train:3,test:2",
-        "--direct_running_mode=multi_processing", "--direct_num_workers=2",
-    )  # fmt: skip
+    convert("cifar10", tmp_path / "cifar-10-binary.tar.gz", tmp_path / "b", "--num_shards=train:3,test:2")
     assert digests(tmp_path / "a") == digests(tmp_path / "b")
 
 

@@ -126,6 +126,7 @@ def test_every_row_becomes_one_example_with_its_columns(source, tmp_path):
     assert made.split("train").num_examples == 60
 
 
+@pytest.mark.slow
 def test_one_process_and_two_write_the_same_bytes(source, tmp_path):
     convert("parquet", source, tmp_path / "one", *FLAGS, "--num_shards=5", *ONE_PROCESS)
     flags = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
@@ -161,26 +162,6 @@ def test_rows_that_are_no_example_are_listed_with_their_file_row_and_reason(tmp_
     assert {entry["file"] for entry in rejects} == {"a.parquet"}
     assert "has no image bytes" in reasons[3]
     assert (reasons[11], reasons[12]) == ("animal is null", "count is null")
-
-
-WRONG = [
-    (("--image_column=imgs",), 2, "has no column 'imgs'; did you mean 'img'?"),
-    (("--label_column=weight",), 2, "--label_column=weight: "),
-    (("--label_column=animal", "--keep_columns=img"), 2, "--keep_columns: 'img' cannot be kept"),
-    ((), 2, "has no column 'label'"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("flags", "code", "text"), WRONG, ids=range(len(WRONG)))
-def test_a_wrong_flag_ends_with_one_line(source, tmp_path, flags, code, text):
-    assert text in refused(tmp_path / "out", code, "parquet", source, tmp_path / "out", *flags)
-
-
-def test_a_corrupt_file_ends_with_one_line(source, tmp_path):
-    path = source / "data" / "train-00001-of-00002.parquet"
-    path.write_bytes(path.read_bytes()[:-9])
-    line = refused(tmp_path / "out", 1, "parquet", source, tmp_path / "out", *FLAGS)
-    assert "train-00001-of-00002.parquet: " in line
 
 
 def test_folders_of_images_become_the_same_pixels(tmp_path):

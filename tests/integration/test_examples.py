@@ -9,7 +9,6 @@ import random
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 
 from tests import forked
+from tests.loopback import free_ports
 from tests.runs import checkpoint_bytes
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -275,7 +275,7 @@ def losses(lines):
 @pytest.mark.slow
 def test_two_processes_of_jax_train_as_one(done, folder):
     one = steps_of(done(command("jax_loop")))
-    text = command("jax_loop").replace("jax.npz", "jax2.npz") + f" --coordinator=localhost:{free_port()} --size=2"
+    text = command("jax_loop").replace("jax.npz", "jax2.npz") + f" --coordinator=localhost:{free_ports(1)[0]} --size=2"
     processes = [start(folder, f"{text} --rank={rank}") for rank in range(2)]
     (code, out, err), (other_code, other_out, _) = map(finish, processes)
     assert (code, other_code, steps_of(other_out)) == (0, 0, {}), err
@@ -320,9 +320,3 @@ def final_state(path):
         saved = torch.load(path)
         return json.dumps(saved, default=lambda tensor: tensor.numpy().tobytes().hex(), sort_keys=True)
     return checkpoint_bytes(path, max(int(p.stem.split("-")[1]) for p in path.glob("ckpt-*.index")))
-
-
-def free_port():
-    with socket.socket() as server:
-        server.bind(("localhost", 0))
-        return server.getsockname()[1]

@@ -19,6 +19,7 @@ from beam_jobs.shards import tfds_info
 from beam_jobs.sources.base import SourceOptions
 from pipeline import manifest
 from pipeline.manifest import naming
+from tests.converting import convert_in_process
 
 ROOT = pathlib.Path(__file__).parents[2]
 SHAPE = (28, 28, 1)
@@ -48,7 +49,8 @@ def truth():
 def converted(request, tmp_path_factory):
     encoding, _, compression = request.param.partition(" ")
     out = tmp_path_factory.mktemp("digits")
-    return convert("digits", out, f"--image_encoding={encoding}", f"--compression={compression}", "--num_shards=2")
+    flags = [f"--image_encoding={encoding}", f"--compression={compression}", "--num_shards=2"]
+    return convert_in_process("--dataset=digits", f"--data_dir={out}", *flags)
 
 
 def pixels(image):

@@ -10,9 +10,9 @@ import pytest
 
 from tests.runs import checkpoint_bytes, finish, start, wait_for_step
 
-STEPS = 400
+STEPS = 240
 # Checkpoints, lines and epochs at unrelated steps; distortions, so that their randomness has to come back too.
-FLAGS = (f"--train_steps={STEPS}", "--checkpoint_every=23", "--log_every=10", "--steps_per_loop=4", "--eval_every=150")
+FLAGS = (f"--train_steps={STEPS}", "--checkpoint_every=23", "--log_every=10", "--steps_per_loop=4", "--eval_every=90")
 DISTORT = "--distort=shift(pixels=2)"
 TOPOLOGIES = {
     "one_device": ("--strategy=one_device",),
@@ -78,7 +78,7 @@ def test_interrupted_by_the_keyboard(digits, tmp_path):
     process.send_signal(signal.SIGINT)
     code, _, err = finish(process)[0]
     assert code == 75
-    assert re.fullmatch(r"trainer.run: training stopped by SIGINT: step \d+ of 400 is saved; .*\n", err)
+    assert re.fullmatch(rf"trainer.run: training stopped by SIGINT: step \d+ of {STEPS} is saved; .*\n", err)
 
 
 @pytest.mark.slow

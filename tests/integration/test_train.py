@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 
 from pipeline.errors import DataError, PipelineError, UsageError
-from tests import forked
 from trainer import run
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -125,24 +124,6 @@ def test_another_model_or_optimizer_is_refused(flag, train):
         train("--train_steps=6", flag)
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--eval_split=tset"], "did you mean 'test'"),
-        (["--strategy=mirrored", "--num_replicas=3"], "not divisible by 3 replicas; nearest that work: 99 and 102"),
-        (["--distort=shfit"], "did you mean 'shift'"),
-        (["--model=lenet", "--distort=cifar10_tutorial(crop=8)"], "lenet cannot take images of 8x8x1"),
-        (["--shuffle_bytes=1000"], "shuffle_bytes=1000"),
-        (["--remainder=drop", "--global_batch_size=2000"], "do not fill one batch of 2000"),
-    ],
-)
-def test_flags_that_do_not_fit_the_data_or_each_other(flags, words, train):
-    with pytest.raises(UsageError) as caught:
-        train(*flags)
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_run_in_its_own_process_says_nothing_on_stderr(digits, tmp_path):
     flags = [f"--data_dir={digits}", f"--model_dir={tmp_path}", "--train_steps=20", "--eval_every=10"]
     done = subprocess.run(
@@ -155,28 +136,6 @@ def test_a_run_in_its_own_process_says_nothing_on_stderr(digits, tmp_path):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("one_device: 1 replica, here CPU:0; ")
-
-
-@pytest.mark.parametrize(
-    ("prepare", "flags", "code", "words"),
-    [
-        (None, ["--data_dir={tmp}/none"], 1, "no manifest"),
-        (None, ["--data_dir={data}", "--modle=mlp"], 2, "did you mean '--model'"),
-        ("file", ["--data_dir={data}"], 2, "is a file, not a folder"),
-        (None, ["--data_dir={data}", "--strategy=multiworker", "--num_replicas=2"], 2, "TF_CONFIG"),
-    ],
-)
-def test_mistakes_are_one_line(prepare, flags, code, words, digits, tmp_path):
-    model_dir = tmp_path / "model"
-    if prepare == "file":
-        model_dir.write_bytes(b"")
-    names = {"tmp": tmp_path, "data": digits}
-    flags = [*(flag.format(**names) for flag in flags), f"--model_dir={model_dir}", "--train_steps=5"]
-    done = forked.run(["-m", "trainer.run", *flags])
-    assert (done.returncode, done.stdout) == (code, "")
-    assert done.stderr.startswith("trainer.run: ")
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
 
 
 def test_a_damaged_shard_is_one_line(digits, tmp_path):

@@ -14,6 +14,8 @@ import pathlib
 import re
 import shutil
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 
@@ -22,6 +24,7 @@ from tests import validated
 from tests.datasets import write_dataset
 
 BATCH = "--global_batch_size=8"
+PARQUET = "--dataset=parquet --source={tmp}/animals.parquet --data_dir={tmp}/out"
 SHARD = "train-00001-of-00002.tfrecord"
 # What a run, a machine or a release of a library decides.
 VARYING = [
@@ -47,6 +50,11 @@ CASES = {
         "no source": "--dataset=mnist --source={tmp}/nothing --data_dir={tmp}/out",
         "a source that is not MNIST": "--dataset=mnist --source={tmp} --data_dir={tmp}/out",
         "no Parquet file": "--dataset=parquet --source={tmp}/made/*.parquet --data_dir={tmp}/out",
+        "no such image column": "{parquet} --image_column=imgs",
+        "no such label column": "{parquet}",
+        "a label of another type": "{parquet} --label_column=weight",
+        "an image column to keep": "{parquet} --label_column=animal --keep_columns=img",
+        "a Parquet file that was cut": "--dataset=parquet --source={tmp}/cut.parquet --data_dir={tmp}/out",
         "a data_dir that is a file": "--dataset=digits --data_dir={tmp}/file",
         "a corrupt source": "--dataset=tfrecord --source={tmp}/corrupt --data_dir={tmp}/out",
         "resharded": "--dataset=tfrecord --source={tmp}/made --data_dir={tmp}/again --num_shards=2",
@@ -77,6 +85,11 @@ CASES = {
         "a model_dir that is a file": "--data_dir={tmp}/made --model_dir={tmp}/file --train_steps=5 " + BATCH,
         "a recipe that does not fit": "--data_dir={tmp}/made --model_dir={tmp}/out --train_steps=5 "
         "--distort=random_crop(size=2) " + BATCH,
+        "an unknown recipe": "--data_dir={tmp}/made --model_dir={tmp}/out --distort=shfit " + BATCH,
+        "images too small": "--data_dir={tmp}/made --model_dir={tmp}/out --model=lenet --train_steps=5 " + BATCH,
+        "too little memory": "--data_dir={tmp}/made --model_dir={tmp}/out --shuffle_bytes=100 " + BATCH,
+        "no full batch": "--data_dir={tmp}/made --model_dir={tmp}/out --remainder=drop --global_batch_size=2000",
+        "replicas of workers": "--data_dir={tmp}/made --model_dir={tmp}/out --strategy=multiworker --num_replicas=2",
         "a shard that was cut": "--data_dir={tmp}/cut --model_dir={tmp}/out --train_steps=5 " + BATCH,
         "a corrupt record": "--data_dir={tmp}/corrupt --model_dir={tmp}/out2 --train_steps=5 " + BATCH,
     },
@@ -136,6 +149,9 @@ def tmp(tmp_path_factory):
         (folder / name).mkdir()
         shutil.copy(shard, folder / name / "one.rec")
     (folder / "file").touch()
+    rows = [{"img": {"bytes": b"", "path": "0.png"}, "animal": "ape", "weight": 0.5}] * 3
+    pq.write_table(pa.Table.from_pylist(rows), folder / "animals.parquet")
+    (folder / "cut.parquet").write_bytes((folder / "animals.parquet").read_bytes()[:-9])
     return folder
 
 
@@ -150,7 +166,7 @@ def said(command, arguments, tmp, capsys):
     module = importlib.import_module(f"{command}.__main__" if command.startswith("pipeline.") else command)
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
-        commandline.run(command, module.main, arguments.format(tmp=tmp).split())
+        commandline.run(command, module.main, arguments.format(tmp=tmp, parquet=PARQUET.format(tmp=tmp)).split())
     out, err = capsys.readouterr()
     text = "".join(f"{name}| {line}\n" for name, lines in (("", out), ("!", err)) for line in lines.splitlines())
     text = text.replace(str(tmp), "TMP").replace(str(pathlib.Path.home()), "HOME")
