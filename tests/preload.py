@@ -19,6 +19,8 @@ from tensorflow.python.autograph.impl import api  # noqa: E402
 for _package in ("matplotlib", "sklearn"):
     del sys.modules[_package]
 
+import beam_jobs.conversion.job  # noqa: E402, F401
+import pipeline.batch.compose  # noqa: E402, F401
 import trainer.training  # noqa: E402, F401
 
 TRACED = ("pipeline.order.order", "pipeline.order.hashing_tf", "pipeline.batch.", "trainer.step", "trainer.state")
