@@ -61,6 +61,11 @@ class Process:
         assert self._process.pid is not None
         self.pid: int = self._process.pid
         self.kill, self.terminate = self._process.kill, self._process.terminate
+        atexit.register(self._end)  # of a test that failed; before multiprocessing waits for it
+
+    def _end(self) -> None:
+        if self.poll() is None:
+            self.kill()
 
     @property
     def stderr(self) -> TextIO:
