@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Iterator
 
 from beam_jobs.storage.paths import AnyPath
 from pipeline.errors import DataError
-from pipeline.records import example_proto, framing
+from pipeline.records import example_proto, walk
+from pipeline.records.stream import RecordStream
 
 
 def records(path: AnyPath) -> Iterator[bytes]:
@@ -18,13 +17,13 @@ def records(path: AnyPath) -> Iterator[bytes]:
       DataError: it cannot be read, or a record is cut or corrupt: with its number and byte offset.
     """
     try:
-        data = path.read_bytes()
-        if path.suffix == ".gz":
-            data = gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
+        with path.open("rb", 0) as file:
+            compression = "GZIP" if path.suffix == ".gz" else ""
+            stream = RecordStream(file.read, compression)
+            for _, _, record in walk.records(stream.read, path, is_compressed=bool(compression)):
+                yield record
+    except OSError as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
-    for _, record in framing.records(data, str(path)):
-        yield record
 
 
 def key_of(record: bytes) -> bytes:

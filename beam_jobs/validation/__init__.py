@@ -1,1 +1,1 @@
-"""`beam_jobs.validate`: every record against the manifest."""
+"""`beam_jobs.validate`: checks every record against the manifest."""

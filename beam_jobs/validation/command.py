@@ -1,4 +1,4 @@
-"""What the command does, step by step: flags, manifest, run, report."""
+"""Runs the command: flags -> manifest -> check -> report."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from pipeline.manifest import Manifest, naming
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
 
-# What checking takes one core, measured, to know whether processes pay: a record, a byte; a byte of raw pixels that are
-# summed; an image that is decoded and a byte of it (JPEG of 500x500: 2.6 ms for 158 kB).
+# Measured seconds of one core, to tell whether several processes pay: per record and byte; per byte of raw pixels that
+# are summed; per decoded image and byte of it (a JPEG of 500x500: 2.6 ms for 158 kB).
 _RECORD_SECONDS, _BYTE_SECONDS = 15e-6, 1e-9
 _RAW_BYTE_SECONDS, _DECODED_SECONDS, _DECODED_BYTE_SECONDS = 3e-9, 80e-6, 20e-9
 _MOST_NAMED = 3  # files in a note
@@ -40,7 +40,7 @@ class ValidateConfig:
     deep: bool = False
     """look at the pixels too: decode images, compare their sizes, mean and standard deviation"""
     report: str = ""
-    """also write what was found here, as JSON; on a cluster, a place that all its machines reach"""
+    """also write the report to this file, as JSON; on a cluster, one that all its machines reach"""
 
     def __post_init__(self) -> None:
         """Checks every value."""
@@ -55,7 +55,7 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
       argv: the flags; None for the process's own.
 
     Raises:
-      PipelineError: bad flags, no data set, or one that is not as its manifest says: with one line of text.
+      PipelineError: bad flags, no data set, or one that differs from its manifest: with one line of text.
     """
     description = "Checks a data set against its manifest, byte by byte."
     config, beam_arguments, flags = commandline.parse_known(command, description, ValidateConfig, argv)
@@ -83,7 +83,7 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
 
 
 def seconds(content: Manifest, decodes: bool) -> float:
-    """Returns about what checking a data set takes one core."""
+    """Returns about how many seconds of one core checking a data set takes."""
     records = sum(split.num_examples for split in content.splits.values())
     num_bytes = sum(split.num_bytes for split in content.splits.values())
     taken = records * _RECORD_SECONDS + num_bytes * _BYTE_SECONDS
@@ -95,11 +95,11 @@ def seconds(content: Manifest, decodes: bool) -> float:
 
 
 def lines(report: Report, content: Manifest, decoded: bool, taken: float) -> list[str]:
-    """Returns what was found: a line a problem, and a summary."""
+    """Returns what was found: one line per problem, and a summary."""
     found = list(report.problems)
     if report.num_problems > len(found):
         found.append(f"and {report.num_problems - len(found)} more")
-    begin = f"{count(report, content)}:" if report.num_problems else "all is as the manifest says:"
+    begin = f"{count(report, content)}:" if report.num_problems else "the data set is as its manifest says:"
     pixels = ", pixels looked at" if decoded else ""
     found.append(
         f"{begin} {report.records} records in {len(content.shards)} shards, {report.num_bytes} bytes read{pixels}, "
@@ -116,7 +116,7 @@ def count(report: Report, content: Manifest) -> str:
 
 
 def notes(data_dir: AnyPath, content: Manifest) -> list[str]:
-    """Returns what lies in the folder that looks like a conversion's, but that the manifest does not list."""
+    """Returns what lies in the folder and looks like a conversion's, but is not in the manifest."""
     try:
         names = set(write.names_in(data_dir))
     except DataError as error:
@@ -162,5 +162,5 @@ def _run(config: ValidateConfig, data_dir: AnyPath, content: Manifest, options: 
             return validate_report.parse(place.read_bytes(), str(place))
         except FileNotFoundError:
             raise UsageError(
-                "the runner works on other machines: give --report=FILE in a place that they and this one reach"
+                "the runner works on other machines: give --report=FILE, a file that they and this one reach"
             ) from None

@@ -14,7 +14,7 @@ from pipeline.manifest import Feature, Manifest
 from pipeline.records import example_proto
 from pipeline.records.example_proto import Values
 
-_NO_IMAGE = Feature("uint8")  # of a data set of records of any kind
+_NO_IMAGE = Feature("uint8")  # where records are of any kind
 _RAW_AT_ONCE = 64  # images whose pixels are summed together
 _FORMATS = {"png": ("PNG",), "jpeg": ("JPEG",), "any": ("PNG", "JPEG")}
 _ARRAYS: dict[str, np.dtype] = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
@@ -25,8 +25,8 @@ class ExampleCheck:
 
     Attributes:
       labels: how many examples have each label that is in range.
-      sizes: {(height, width): images}; of raw images, and of others where they are decoded.
-      sums: of the pixels, where images are decoded.
+      sizes: {(height, width): images}; of raw images, and of others if they are decoded.
+      sums: of the pixels, if images are decoded.
     """
 
     def __init__(self, manifest: Manifest, decodes: bool) -> None:
@@ -71,7 +71,7 @@ class ExampleCheck:
         return self._key(found), problems
 
     def finish(self) -> None:
-        """Sums what waits; after the last example."""
+        """Sums the pixels that are still waiting; call it after the last example."""
         if self._raw and self._raw_shape:
             self.sums.add(np.frombuffer(b"".join(self._raw), np.uint8).reshape(len(self._raw), *self._raw_shape))
             self._raw.clear()
@@ -130,14 +130,14 @@ class ExampleCheck:
 
 
 def _usual(feature: Feature) -> tuple[np.dtype | None, int | None]:
-    """Returns (dtype, None for bytes; number) of the values of a feature that has always as many."""
+    """Returns (dtype or None for bytes, number of values or None if it varies) of a feature."""
     sizes = [1] if feature.dtype == "uint8" else feature.shape
     count = None if None in sizes else math.prod(size for size in sizes if size is not None)
     return _ARRAYS.get(feature.dtype), count
 
 
 def _kind_problem(feature: Feature, values: Values) -> str | None:
-    """Says what is wrong with the type or the number of a feature's values."""
+    """Returns what is wrong with the type or the number of a feature's values."""
     if isinstance(values, list):
         is_right = not values or feature.dtype in ("string", "uint8")
         kind = "bytes"

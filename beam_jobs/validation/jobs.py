@@ -1,6 +1,6 @@
-"""The Beam pipeline of a validation: one linear chain, as `jobs`, which runs right on every runner.
+"""The Beam pipeline of a validation: one linear chain, which every runner runs correctly.
 
-shard numbers -> Reshuffle -> check a shard -> group by bucket -> find keys that come twice -> one list -> report
+shard numbers -> Reshuffle -> check a shard -> group by bucket -> find repeated keys -> one list -> report
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from beam_jobs.validation.report import ShardReport
 from pipeline.errors import DataError
 from pipeline.manifest import Manifest
 
-_REPORTS = -1  # the bucket of the reports; keys have those from 0
+_REPORTS = -1  # the bucket of the reports; those of keys are 0 and up
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What every worker must know.
+    """What every worker needs to know.
 
     Attributes:
       data_dir: the data set's folder.
       manifest: its manifest.
-      decodes: look at the pixels too.
+      decodes: whether to check the pixels too.
       report: the file to write the report to.
       marks: a local folder that gets an empty file for each shard that is done; the command counts them.
     """
@@ -93,7 +93,9 @@ class _WriteReport(beam.DoFn):
         self._job = job
 
     def process(self, element: list[Any]) -> Iterator[str]:
-        by_number = {value.shard: value for value in element if isinstance(value, ShardReport)}  # a retried one's twice
+        by_number = {
+            value.shard: value for value in element if isinstance(value, ShardReport)
+        }  # a retried one comes twice
         shards = [by_number[number] for number in range(len(self._job.manifest.shards))]
         repeated = [pair for value in element if isinstance(value, list) for pair in value]
         keys = validate_keys.problems(self._job.data_dir, self._job.manifest, repeated)
@@ -101,6 +103,6 @@ class _WriteReport(beam.DoFn):
         report = validate_report.combined(shards, [*keys, *totals])
         place = paths.path_of(self._job.report)
         if isinstance(place, pathlib.Path) and not place.parent.is_dir():
-            raise DataError(f"{place.parent}: is not there for a worker; give --report=FILE in a place that it reaches")
+            raise DataError(f"{place.parent}: a worker cannot reach this folder; give --report=FILE in one that it can")
         write.publish(place, report.to_bytes())
         yield str(place)

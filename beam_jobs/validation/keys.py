@@ -1,7 +1,8 @@
-"""Says of two records of one key where the second is and what the key is."""
+"""Describes pairs of records with one key: where the second lies, and the key."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
@@ -10,9 +11,9 @@ from beam_jobs.shards.key_check import Repeated
 from beam_jobs.storage import paths
 from beam_jobs.storage.paths import AnyPath
 from beam_jobs.validation.report import MOST_LISTED, Problem
-from beam_jobs.validation.stream import ShardStream
-from beam_jobs.validation.walk import Walk
 from pipeline.manifest import Manifest, ShardInfo
+from pipeline.records.stream import RecordStream
+from pipeline.records.walk import location, walk
 
 
 def problems(data_dir: str, manifest: Manifest, repeated: Iterable[Repeated]) -> list[Problem]:
@@ -30,26 +31,28 @@ def problems(data_dir: str, manifest: Manifest, repeated: Iterable[Repeated]) ->
         wanted[pair.second[0]].add(pair.second[1])
     found: dict[tuple[str, int], tuple[str, str]] = {}
     for file, records in wanted.items():
-        for record, place, key in _looked_up(paths.path_of(data_dir) / file, infos[file][1], manifest, records):
-            found[file, record] = place, key
-    return [_problem(pair, infos[pair.second[0]][0], *found.get(pair.second, ("", ""))) for pair in pairs]
+        for record, where, key in _looked_up(paths.path_of(data_dir) / file, infos[file][1], manifest, records):
+            found[file, record] = where, key
+    return [
+        _problem(pair, infos[pair.second[0]][0], *found.get(pair.second, (f", record {pair.second[1]}", "")))
+        for pair in pairs
+    ]
 
 
-def _problem(pair: Repeated, shard: int, offset: str, key: str) -> Problem:
+def _problem(pair: Repeated, shard: int, where: str, key: str) -> Problem:
     (other, number), (file, record) = pair.first, pair.second
-    return Problem(shard, record, file, f", record {record}{offset}", f"has the key of record {number} of {other}{key}")
+    return Problem(shard, record, file, where, f"has the key of record {number} of {other}{key}")
 
 
 def _looked_up(path: AnyPath, info: ShardInfo, manifest: Manifest, records: set[int]) -> Iterator[tuple[int, str, str]]:
-    """Yields (record, its offset, its key) as texts. What cannot be read is said elsewhere."""
-    try:
-        with ShardStream(path, manifest.compression) as stream:
-            for step in Walk(stream, info.num_examples, info.stride, None).steps():
-                if step.number in records and step.record is not None:
-                    unit = " of the decompressed stream" if stream.is_compressed else ""
-                    key = reader.key_of(step.record).decode(errors="backslashreplace")
-                    yield step.number, f", byte offset {step.offset}{unit}", f": {key!r}"
-                if step.number >= max(records):
-                    return
-    except OSError:
-        return
+    """Yields (record, where it lies, its key) as texts. Shards that cannot be read are reported elsewhere."""
+    with contextlib.suppress(OSError), path.open("rb", 0) as file:
+        stream = RecordStream(file.read, manifest.compression)
+        stride = info.stride
+        for frame in walk(stream.read, lambda number, offset: stride if offset == number * (stride or 0) else None):
+            if frame.number in records and frame.record is not None:
+                where = location("", frame.number, frame.offset, bool(manifest.compression))
+                key = reader.key_of(frame.record).decode(errors="backslashreplace")
+                yield frame.number, where, f": {key!r}"
+            if frame.number >= max(records):
+                return

@@ -1,4 +1,4 @@
-"""How far a validation is, by counting the marks of shards that are done: no runner tells it while it runs."""
+"""Shows how far a validation is, by counting the marks of finished shards: no runner tells it while it runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Progress(Display):
 
         Args:
           manifest: the data set.
-          marks: the folder that gets a file for each shard that is done, of its number as the name.
+          marks: the folder that gets a file for each finished shard, named by its number.
         """
         self._marks = marks
         self._sizes = [shard.num_bytes for shard in manifest.shards]
@@ -33,7 +33,7 @@ class Progress(Display):
         super().__init__()
 
     def line(self) -> str:
-        """Returns what there is to say."""
+        """Returns the line to show."""
         rate = self._bytes / max(time.monotonic() - self._started, 1e-9)
         return (
             f"{self.finished} of {len(self._sizes)} shards, {_mib(self._bytes)} of {_mib(self._total)} MiB, "

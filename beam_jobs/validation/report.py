@@ -1,4 +1,4 @@
-"""What a validation finds: problems and totals, from one shard and of all, as values and as lines."""
+"""What a validation finds: problems and totals, of one shard and of all, as values and as lines."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from collections.abc import Iterable
 from beam_jobs.examples.statistics import PixelSums
 from pipeline.errors import DataError
 
-MOST_LISTED = 100  # problems of a shard, and of the data set
+MOST_LISTED = 100  # problems, per shard and for the data set
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Problem:
-    """One thing that is not as the manifest says.
+    """One difference from the manifest.
 
     Attributes:
-      shard: its number among all of the data set; their count for what is of no shard.
-      record: its number in the file; -1 for what is of the whole file.
+      shard: its number among all of the data set; their count for a problem of no shard.
+      record: its number in the file; -1 for a problem of the whole file.
       file: a base name.
-      place: of the record, as people read it; empty for what is of the whole file.
+      where: the record and its offset as text; empty for a problem of the whole file.
       text: what differs.
     """
 
     shard: int
     record: int
     file: str
-    place: str
+    where: str
     text: str
 
     def __str__(self) -> str:
         """Returns the line."""
-        return f"{self.file}{self.place}: {self.text}"
+        return f"{self.file}{self.where}: {self.text}"
 
 
 @dataclasses.dataclass
@@ -44,7 +44,7 @@ class ShardReport:
       problems: the first `MOST_LISTED`.
       num_problems: how many there are.
       records, num_bytes: that were read.
-      is_whole: whether every record that the manifest says was read and is an example; else its totals say nothing.
+      is_whole: whether every record of the manifest was read and is a valid example; else its totals mean nothing.
       labels: {label: examples}.
       sizes: {(height, width): images}.
       sums: of the pixels.
@@ -61,7 +61,7 @@ class ShardReport:
     sums: PixelSums | None = None
 
     def add(self, problem: Problem) -> None:
-        """Counts a problem, and keeps it if it is one of the first."""
+        """Counts a problem, and keeps it if it is among the first."""
         self.num_problems += 1
         if len(self.problems) < MOST_LISTED:
             self.problems.append(problem)
@@ -90,24 +90,24 @@ class Report:
 
 
 def parse(data: bytes, file: str) -> Report:
-    """Returns a report that was written.
+    """Returns a report from its JSON.
 
     Raises:
-      DataError: it is not whole.
+      DataError: it is not a complete report.
     """
     try:
         content = json.loads(data)
         return Report(**{**content, "problems": tuple(content["problems"])})
     except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{file}: no report of a validation ({error})") from None
+        raise DataError(f"{file}: is not a validation report ({error})") from None
 
 
 def combined(shards: list[ShardReport], more: Iterable[Problem]) -> Report:
     """Returns the report of all shards.
 
     Args:
-      shards: each once.
-      more: problems that need more than one shard to see.
+      shards: the report of each.
+      more: problems that concern more than one shard.
     """
     others = sorted(more)
     listed = sorted([*(problem for shard in shards for problem in shard.problems), *others])[:MOST_LISTED]

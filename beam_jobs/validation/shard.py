@@ -1,12 +1,12 @@
-"""Checks one shard against the manifest: the file, its records, their examples, and what lies beside it."""
+"""Checks one shard against the manifest: the file, its records, their examples, and the offsets beside it."""
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Iterator
 
-import crc32c
+import numpy as np
+from numpy.typing import NDArray
 
 from beam_jobs.examples.statistics import entropy
 from beam_jobs.shards import key_check
@@ -15,9 +15,10 @@ from beam_jobs.storage import paths
 from beam_jobs.storage.paths import AnyPath
 from beam_jobs.validation.example import ExampleCheck
 from beam_jobs.validation.report import Problem, ShardReport
-from beam_jobs.validation.stream import ShardStream
-from beam_jobs.validation.walk import Walk
 from pipeline.manifest import Manifest, ShardInfo, naming
+from pipeline.records import offsets
+from pipeline.records.stream import RecordStream
+from pipeline.records.walk import Frame, location, walk
 
 _ENTROPY_TOLERANCE = 1e-4  # it is rounded to 4 decimals
 
@@ -25,15 +26,15 @@ _ENTROPY_TOLERANCE = 1e-4  # it is rounded to 4 decimals
 def check_shard(
     data_dir: str, manifest: Manifest, number: int, decodes: bool
 ) -> tuple[ShardReport, Iterator[tuple[int, KeyHashes]]]:
-    """Reads a shard once, from its begin to its end; returns what was found, and its keys for `key_check`.
+    """Reads a shard once, front to back; returns what was found, and its keys for `key_check`.
 
     Args:
       data_dir: the data set's folder.
       manifest: its manifest.
       number: of the shard among all of the data set.
-      decodes: look at the pixels too.
+      decodes: whether to check the pixels too.
 
-    Memory: a block of the file, a record, and about 100 bytes a record.
+    Memory: a block of the file, a record, and about 100 bytes per record.
     """
     info = manifest.shards[number]
     check = _Check(paths.path_of(data_dir), manifest, info, ShardReport(number), ExampleCheck(manifest, decodes))
@@ -41,6 +42,7 @@ def check_shard(
         check.run()
     except OSError as error:
         check.add(f"cannot be read: {error.strerror or error}")
+        check.report.is_whole = False
     check.report.labels = dict(check.examples.labels)
     check.report.sizes = dict(check.examples.sizes)
     check.report.sums = check.examples.sums
@@ -58,88 +60,101 @@ class _Check:
         self.examples = examples
         self.key_hashes: list[bytes] = []
         self.key_records: list[int] = []
+        self._is_compressed = bool(manifest.compression)
+        self._begins = array("Q")  # of the records
+        self._known: NDArray[np.int64] | None = None  # the offsets that lie beside the shard
+        self._ended, self._damaged = True, False  # the walk reached the file's end; a frame is not as it was written
 
     def add(self, text: str, file: str = "") -> None:
         """Adds a problem of a whole file: the shard, or one beside it."""
         self.report.add(Problem(self.report.shard, -1, file or self._info.file, "", text))
 
     def run(self) -> None:
-        known = self._offsets()
-        with ShardStream(self._folder / self._info.file, self._manifest.compression) as stream:
-            walk = Walk(stream, self._info.num_examples, self._info.stride, known)
-            damaged = self._records(walk, stream.is_compressed)
-            self.report.num_bytes, crc = stream.finish()
+        self._known = self._offsets()
+        with (self._folder / self._info.file).open("rb", 0) as file:
+            stream = RecordStream(file.read, self._manifest.compression)
+            self.report.is_whole = True
+            for frame in walk(stream.read, self._size_of):
+                self._check_frame(frame)
+            stream.finish()
+        self.report.num_bytes, self.report.records = stream.num_bytes, len(self._begins)
+        self.report.is_whole &= self._ended and len(self._begins) == self._info.num_examples
         self.examples.finish()
-        self._check_file(walk, damaged, crc)
-        if known is not None:
-            self._check_offsets(known, walk)
+        self._check_file(f"{stream.crc:08x}")
+        if self._known is not None:
+            self._check_offsets(self._known)
         if self.report.is_whole:
             self._check_entropy()
 
-    def _records(self, walk: Walk, is_compressed: bool) -> bool:
-        """Checks every record; returns whether the container of one is damaged."""
-        damaged, self.report.is_whole = False, True
-        unit = " of the decompressed stream" if is_compressed else ""
-        for step in walk.steps():
-            place = f", record {step.number}, byte offset {step.offset}{unit}"
-            problems = [] if step.problem is None else [step.problem]
-            damaged |= step.problem is not None
-            key = None
-            if step.record is not None:
-                key, more = self.examples.check(step.record)
-                problems += more
-                self.report.is_whole &= not more
-            else:
-                self.report.is_whole = False
-            if key is not None:
-                self.key_hashes.append(key_check.hash_of(key))
-                self.key_records.append(step.number)
-            for text in problems:
-                self.report.add(Problem(self.report.shard, step.number, self._info.file, place, text))
-        self.report.records = len(walk.offsets)
-        self.report.is_whole &= walk.is_complete and len(walk.offsets) == self._info.num_examples
-        return damaged
+    def _size_of(self, number: int, offset: int) -> int | None:
+        """Returns the bytes that a record's frame must take; None where nothing tells."""
+        stride, known = self._info.stride, self._known
+        if number >= self._info.num_examples:
+            return None
+        if stride is not None:
+            return stride if offset == number * stride else None
+        return int(known[number + 1] - offset) if known is not None and known[number] == offset else None
 
-    def _check_file(self, walk: Walk, damaged: bool, crc: str) -> None:
+    def _check_frame(self, frame: Frame) -> None:
+        """Checks a record; notes whether its frame is damaged."""
+        problems = [] if frame.fault is None else [frame.fault.text]
+        if frame.end == frame.offset:  # the walk ended here
+            self._ended = False
+            rest = self._info.num_examples - frame.number - 1
+            problems[0] += f"; the {rest} records after it cannot be found" if rest > 0 else ""
+        else:
+            self._begins.append(frame.offset)
+            if self._info.stride is not None and self._size_of(frame.number, frame.offset) not in (
+                None,
+                frame.end - frame.offset,
+            ):
+                problems.append(f"it takes {frame.end - frame.offset} bytes, but the stride is {self._info.stride}")
+        self._damaged |= bool(problems)
+        key = None
+        if frame.record is None:
+            self.report.is_whole = False
+        else:
+            key, more = self.examples.check(frame.record)
+            problems += more
+            self.report.is_whole &= not more
+        if key is not None:
+            self.key_hashes.append(key_check.hash_of(key))
+            self.key_records.append(frame.number)
+        where = location("", frame.number, frame.offset, self._is_compressed)
+        for text in problems:
+            self.report.add(Problem(self.report.shard, frame.number, self._info.file, where, text))
+
+    def _check_file(self, crc: str) -> None:
         info = self._info
         if self.report.num_bytes != info.num_bytes:
             self.add(f"has {self.report.num_bytes} bytes, the manifest says {info.num_bytes}")
-        elif crc != info.crc32c and not damaged:
+        elif crc != info.crc32c and not self._damaged:
             # Else the damaged records say it already.
             others = [other.file for other in self._manifest.shards if other.crc32c == crc]
             swapped = f"; that is the CRC32C of {others[0]}" if others else ""
             self.add(f"every record is whole, but the file's CRC32C is {crc}, the manifest says {info.crc32c}{swapped}")
-        if walk.is_complete and len(walk.offsets) != info.num_examples:
-            self.add(f"has {len(walk.offsets)} records, the manifest says {info.num_examples}")
+        if self._ended and len(self._begins) != info.num_examples:
+            self.add(f"has {len(self._begins)} records, the manifest says {info.num_examples}")
 
-    def _offsets(self) -> array[int] | None:
-        """Returns the offsets that lie beside the shard; None where they are not there, or not as the manifest says."""
+    def _offsets(self) -> NDArray[np.int64] | None:
+        """Returns the offsets beside the shard; None where there are none, or not the ones that the manifest lists."""
         if self._info.offsets_crc32c is None:
             return None
-        name, size = naming.offsets_name(self._info.file), 8 * (self._info.num_examples + 1)
+        name = naming.offsets_name(self._info.file)
         try:
             data = (self._folder / name).read_bytes()
+            return offsets.parse(data, len(data), self._info.num_examples, self._info.offsets_crc32c)
         except OSError as error:
             self.add(f"cannot be read: {error.strerror or error}", name)
-            return None
-        crc = f"{crc32c.crc32c(data):08x}"
-        if len(data) != size:
-            self.add(f"has {len(data)} bytes, of {self._info.num_examples} records it has {size}", name)
-        elif crc != self._info.offsets_crc32c:
-            self.add(f"its CRC32C is {crc}, the manifest says {self._info.offsets_crc32c}", name)
-        else:
-            offsets = array("Q", data)
-            if sys.byteorder == "big":
-                offsets.byteswap()
-            return offsets
+        except ValueError as error:
+            self.add(str(error), name)
         return None
 
-    def _check_offsets(self, known: array[int], walk: Walk) -> None:
-        real = walk.offsets
-        if walk.is_complete and len(real) == self._info.num_examples:
-            real = array("Q", [*real, self.report.num_bytes])
-        wrong = [number for number, (one, other) in enumerate(zip(known, real, strict=False)) if one != other]
-        if wrong:
+    def _check_offsets(self, known: NDArray[np.int64]) -> None:
+        is_all = self._ended and len(self._begins) == self._info.num_examples
+        real = np.array([*self._begins, *([self.report.num_bytes] if is_all else [])], np.int64)[: len(known)]
+        wrong = np.flatnonzero(known[: len(real)] != real)
+        if len(wrong):
             first, more = wrong[0], f" ({len(wrong)} entries are wrong)" if len(wrong) > 1 else ""
             what = f"record {first} begins" if first < self._info.num_examples else "the file ends"
             text = f"says that {what} at byte offset {known[first]}; it is {real[first]}{more}"

@@ -1,4 +1,4 @@
-"""Compares the totals of the manifest with what its shards hold, where all of them could be read."""
+"""Compares the manifest's totals with what its shards hold, where all of them could be read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from beam_jobs.validation.report import Problem, ShardReport
 from pipeline.manifest import Manifest, SplitInfo, naming
 
 _MOST_NAMED = 3  # labels or sizes in one line
-_EXACT, _LOSSY = 1e-9, 0.1  # grey values: JPEG is not decoded alike by all releases of its library
+_EXACT, _LOSSY = 1e-9, 0.1  # grey values: releases of the JPEG library decode a little differently
 
 
 def problems(manifest: Manifest, shards: Sequence[ShardReport], decodes: bool) -> Iterator[Problem]:
@@ -21,7 +21,7 @@ def problems(manifest: Manifest, shards: Sequence[ShardReport], decodes: bool) -
     Args:
       manifest: the data set.
       shards: the reports, in the manifest's order.
-      decodes: whether the pixels were looked at.
+      decodes: whether the pixels were checked.
     """
     by_split, first = {}, 0
     for name, split in manifest.splits.items():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Iterator
 
 from tqdm import tqdm
@@ -12,7 +10,8 @@ from pipeline.audit.key_log import key_text
 from pipeline.errors import DataError
 from pipeline.manifest.splits import Segment, Selection
 from pipeline.manifest.storage import File, PathLike, folder
-from pipeline.records import example_proto, framing
+from pipeline.records import example_proto, walk
+from pipeline.records.stream import RecordStream, forward
 
 _SHOW_AFTER = 2.0  # seconds until there is a bar
 
@@ -38,17 +37,14 @@ def read_keys(data_dir: PathLike, selection: Selection, compression: str) -> lis
 
 
 def _keys_of(file: File, segment: Segment, compression: str) -> Iterator[str]:
-    with file.open() as opened:
-        data = bytes(opened.read_at(0, opened.identity().num_bytes))
-    try:
-        data = gzip.decompress(data) if compression else data
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{file}: cannot be decompressed: {error}; convert the data again") from None
     count = 0
-    for offset, record in framing.records(data, str(file)):
-        if segment.start <= count < segment.stop:
-            yield _key_of(record, f"{file}, record {count}, byte offset {offset}")
-        count += 1
+    with file.open() as opened:
+        stream = RecordStream(forward(opened), compression)
+        found = walk.records(stream.read, file, is_compressed=bool(compression), advice="; convert the data again")
+        for offset, _, record in found:
+            if segment.start <= count < segment.stop:
+                yield _key_of(record, walk.location(file, count, offset))
+            count += 1
     if count != segment.shard.num_examples:
         raise DataError(f"{file}: {count} records, but the manifest says {segment.shard.num_examples}")
 

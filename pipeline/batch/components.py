@@ -20,7 +20,7 @@ from pipeline.read.graph_reader import GraphReader
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.rows_reader import RowsReader
 from pipeline.read.shards import Shards, check_present
-from pipeline.read.window import LocalReader, RecordColumns, RowColumns, let_go
+from pipeline.read.window import LocalReader, RecordColumns, RowColumns, release_arrays
 from pipeline.resolved import ResolvedRequest
 
 
@@ -59,7 +59,7 @@ def choose(resolved: ResolvedRequest) -> Components:
     shards = Shards.found(data_dir, segments, corruption)
     rows = RowsReader.fit(manifest, shards, "key" in examples.features)
     if rows and examples.parse is None and not examples.size and set(examples.features) <= {"key"}:
-        columns = RowColumns(rows, Buffers(let_go), corruption.skips)
+        columns = RowColumns(rows, Buffers(release_arrays), corruption.skips)
         return Components(columns, PixelRows(manifest.image_shape), recipe)
     if manifest.compression and corruption.skips:
         raise UsageError(

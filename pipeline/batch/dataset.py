@@ -93,7 +93,7 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
 
     def plan_of(epoch: tf.Tensor, window: tf.Tensor) -> tuple[tf.Tensor, WindowPlan]:
         plan = run.feed.plan(epoch, window)
-        return window, plan.side_by_side() if reader.places else plan
+        return window, plan.side_by_side() if reader.assigns_rows else plan
 
     def load(window: tf.Tensor, plan: WindowPlan) -> _Loaded:
         return _Loaded(window, plan, {RECORD_ID: plan.records, **reader.read(plan.pieces, plan.place)})
@@ -107,7 +107,7 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
         def gathered() -> Columns:
             return gather_both(columns, tail, run.feed.rows_of(plan, number))
 
-        if not reader.places:
+        if not reader.assigns_rows:
             return batches.element(gathered(), plan, number)
         first, stop = plan.whole[0], plan.whole[1]
         begin = (number - first) * run.feed.replica_rows
@@ -134,7 +134,7 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
 
     windows = run.windows().map(plan_of).prefetch(1).map(load)
     windows = windows.scan(empty_tail(windows.element_spec.columns), with_tail).prefetch(1)
-    if batches.are_stored and reader.places:
+    if batches.are_stored and reader.assigns_rows:
         return _finished(run, windows.flat_map(elements))
     return _finished(run, windows.flat_map(numbered).map(element, num_parallel_calls=tf.data.AUTOTUNE))
 

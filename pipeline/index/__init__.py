@@ -1,1 +1,1 @@
-"""`python -m pipeline.index`: makes TFRecord files that exist a data set."""
+"""`python -m pipeline.index`: makes existing TFRecord files a data set."""

@@ -1,4 +1,4 @@
-"""Which files of a folder are which split's."""
+"""Chooses the files of each split in a folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def choose(data_dir: str, splits: Sequence[str]) -> dict[str, list[str]]:
 
     Raises:
       DataError: the folder cannot be listed.
-      UsageError: no text, or one that is no such pair, a pattern without files, a file that is chosen twice.
+      UsageError: `splits` is empty, has a malformed text or a pattern that matches nothing, or chooses a file twice.
     """
     if not splits:
         raise UsageError("--split is missing: a name and a pattern of files, such as --split=train:'train-*.tfrecord'")
@@ -35,7 +35,7 @@ def choose(data_dir: str, splits: Sequence[str]) -> dict[str, list[str]]:
         if not found:
             some = f"such as {', '.join(names[:_MOST_NAMED])}" if names else "none at all"
             raise UsageError(
-                f"--split={text}: no file in {data_dir} matches {pattern!r}; there are {len(names)}, {some}"
+                f"--split={text}: no file in {data_dir} matches {pattern!r}; it has {len(names)} files, {some}"
             )
         for name in found:
             _check(name, text, chosen)
@@ -69,4 +69,6 @@ def _check(name: str, text: str, chosen: dict[str, list[str]]) -> None:
         raise UsageError(f"--split={text}: {name!r} cannot be listed in a manifest: rename it, without : and \\")
     for split, files in chosen.items():
         if name in files:
-            raise UsageError(f"--split={text}: {name} is a file of {split} already; a record is in one split, once")
+            raise UsageError(
+                f"--split={text}: {name} is a file of {split} already; a record belongs to one split, once"
+            )

@@ -1,4 +1,4 @@
-"""What the command does: choose files -> read them -> write offsets -> write the manifest."""
+"""Runs the command: choose files -> read them -> write offsets -> write the manifest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAMELESS = "records"  # the data set of a folder without a name
 
 
 def run(config: IndexConfig) -> None:
-    """Reads the files and writes the manifest; says what there is.
+    """Reads the files, writes the manifest, and prints what it holds.
 
     Raises:
       DataError: a file cannot be read or written, or a record is corrupt.
@@ -56,11 +56,11 @@ def _earlier(place: pathlib.Path, overwrite: bool) -> Manifest | None:
     try:
         found = manifests.load(place)
     except DataError as error:
-        raise UsageError(f"{error}; not replaced: remove it, if the files beside it shall be indexed") from None
+        raise UsageError(f"{error}; it was not replaced: remove it if the files beside it are to be indexed") from None
     if found.has_images:
-        raise UsageError(f"{path}: is of a data set that beam_jobs.convert made; it is never replaced by an index")
+        raise UsageError(f"{path}: belongs to a data set that beam_jobs.convert made; an index never replaces it")
     if not overwrite:
-        raise UsageError(f"{path}: the files were indexed before; --overwrite reads them again and replaces it")
+        raise UsageError(f"{path}: the files are already indexed; --overwrite reads them again and replaces it")
     return found
 
 
@@ -70,7 +70,7 @@ def _check_offsets_are_ours(place: pathlib.Path, chosen: dict[str, list[str]], e
         if name not in ours and (place / name).exists():
             raise UsageError(
                 f"{place / name}: no manifest lists this file, and the index would replace it; remove it (a run that "
-                "was killed at its end leaves such)"
+                "was killed near its end leaves such a file)"
             )
 
 
@@ -129,7 +129,7 @@ def _offsets_of(made: Manifest | None) -> list[str]:
 def _lines(data_dir: str, made: Manifest, seconds: float) -> list[str]:
     count = sum(split.num_examples for split in made.splits.values())
     return [
-        f"{data_dir}: {count:,} records, every CRC right, {seconds:.1f} s",
+        f"{data_dir}: {count:,} records, every CRC is right, {seconds:.1f} s",
         *(_split_line(name, split) for name, split in made.splits.items()),
         f"feed them: pipeline.input_fn({data_dir!r}, ..., parse=FUNCTION)",
     ]

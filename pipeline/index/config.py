@@ -12,7 +12,7 @@ from pipeline.manifest import naming
 
 @dataclasses.dataclass(frozen=True)
 class IndexConfig:
-    """Reads every record once, checks it, and writes manifest.json beside the files, which stay as they are."""
+    """Reads and checks every record once and writes manifest.json beside the files, which stay unchanged."""
 
     data_dir: str = simple_parsing.field(positional=True, metavar="DATA_DIR")  # the folder of the files
     # a split's name and its files: train:'train-*.tfrecord'; again for more patterns or splits

@@ -1,4 +1,4 @@
-"""Files that get their names together, at the end: who is stopped before leaves nothing but hidden temporary files."""
+"""Files that get their names together, at the end: a run stopped before leaves only hidden temporary files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from pipeline.errors import DataError
 from pipeline.manifest import naming
 
-_TEMPORARY = re.compile(r"\..+\.indexing-[0-9a-f]{16}")  # nobody else's look like that
+_TEMPORARY = re.compile(r"\..+\.indexing-[0-9a-f]{16}")  # no other program's look like this
 
 
 class Drafts:
-    """Files of a folder that have all their bytes but not yet their names. A context manager; several threads may add.
+    """Files of a folder that are written but not yet named. Several threads may add some.
 
-    Leaving it removes those that were not published.
+    A context manager: leaving it removes those that were not published.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
@@ -42,7 +42,7 @@ class Drafts:
         """Writes a file under a temporary name.
 
         Raises:
-          DataError: it cannot be written, or the context was left.
+          DataError: it cannot be written, or the context has been left.
         """
         temporary = self._folder / f".{name}.indexing-{secrets.token_hex(8)}"
         with self._lock:
@@ -54,11 +54,11 @@ class Drafts:
             file.flush()
             os.fsync(file.fileno())
         with self._lock:
-            if not self._is_open:  # left meanwhile: nobody else will remove it
+            if not self._is_open:  # left meanwhile: nothing else would remove it
                 temporary.unlink(missing_ok=True)
 
     def publish(self) -> None:
-        """Gives the files their names, the manifest last; or, if that fails, takes those away that were not there.
+        """Gives the files their names, the manifest last; if that fails, removes those that are new.
 
         Raises:
           DataError: a file cannot be renamed.

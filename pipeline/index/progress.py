@@ -1,4 +1,4 @@
-"""How far the reading is, as a bar on a terminal, and how it is stopped."""
+"""Shows how much has been read, as a bar on a terminal, and stops reading after an error."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pipeline.errors import PipelineError
 
 
 class StoppedError(Exception):
-    """Another file is at fault, or the command was interrupted: reading on is of no use."""
+    """Another file is faulty, or the command was interrupted: no need to read more."""
 
 
 class Progress:
-    """Counts bytes of several threads. A context manager; leaving it stops those that still read.
+    """Counts bytes of several threads. A context manager; leaving it stops the threads that are still reading.
 
     Attributes:
-      failure: the error of the first file that was at fault.
+      failure: the error of the first faulty file.
     """
 
     def __init__(self, num_bytes: int) -> None:
-        """Draws the bar, where there is a terminal."""
+        """Draws the bar if there is a terminal."""
         self.failure: PipelineError | None = None
         self._lock = threading.Lock()
         self._is_stopped = False
@@ -50,6 +50,6 @@ class Progress:
             self._bar.update(num_bytes)
 
     def fail(self, error: PipelineError) -> None:
-        """Notes that a file is at fault, and has the others stopped."""
+        """Notes that a file is faulty, and has reading stopped."""
         with self._lock:
             self.failure = self.failure or error

@@ -1,4 +1,4 @@
-/* Framed records to the rows of a matrix: pipeline/read/unpack.py says what is done, and does the same in NumPy.
+/* Copies framed records to the rows of a matrix: pipeline/read/unpack.py describes it, and does the same in NumPy.
  *
  * It runs without the interpreter's lock. The CRC of a record is one long chain of instructions that wait for each
  * other; records have one length here, so those of several are computed abreast. Pixels are written past the cache:
@@ -24,11 +24,11 @@ enum { LINE = 64 };                                        /* bytes of a line of
 enum { ABREAST = 4 };                                      /* CRCs: a step takes 3 cycles, each cycle begins one */
 enum { MORE = 0x80 };                                      /* in a varint's byte: another one follows */
 enum { BAD_LENGTH = 1, BAD_RECORD = 2, OTHER_LAYOUT = 4 }; /* as in unpack.py */
-enum { BLOCK, FRAME, BETWEEN, PLACE, IMAGES, LABELS, PROBLEMS, BUFFERS };
+enum { BLOCK, FRAME, BETWEEN, ROW_OF, IMAGES, LABELS, PROBLEMS, BUFFERS };
 
 typedef struct {
     const uint8_t *block, *frame;
-    const int64_t *between, *place;
+    const int64_t *between, *row_of;
     uint8_t *images, *problems;
     int64_t *labels;
     Py_ssize_t stride, records, fixed, rows, pixels, image, label;
@@ -86,7 +86,7 @@ static void unpack(const Work *w) {
         }
         masked_crcs(records, (size_t)(w->stride - HEADER - FOOTER), crcs);
         for (Py_ssize_t j = 0; j < count; j++) {
-            int64_t row = w->place[first + j];
+            int64_t row = w->row_of[first + j];
             copy(w->images + row * w->pixels, records[j] + w->image, (size_t)w->pixels);
             w->labels[row] = records[j][w->label];
             w->problems[first + j] = problems_of(w, frames[j], crcs[j]);
@@ -99,15 +99,15 @@ static void unpack(const Work *w) {
 static const char *mismatch(const Work *w, const Py_buffer *of) {
     Py_ssize_t size = w->stride - HEADER - FOOTER;
     if (size <= 0) return "frame: no record";
-    if (of[BLOCK].len != w->records * w->stride) return "block: not as many frames as places";
-    if (of[PROBLEMS].len != w->records) return "problems: not as many as places";
+    if (of[BLOCK].len != w->records * w->stride) return "block: not as many frames as row numbers";
+    if (of[PROBLEMS].len != w->records) return "problems: not as many as row numbers";
     if (w->image < 0 || w->pixels < 0 || w->pixels > size - w->image) return "image: not within a record";
-    if (of[IMAGES].len != w->rows * w->pixels) return "images: not a row of pixels a label";
+    if (of[IMAGES].len != w->rows * w->pixels) return "images: not a row of pixels per label";
     if (w->label < 0 || w->label >= size) return "label: not within a record";
     for (Py_ssize_t i = 0; i < w->fixed; i++)
         if (w->between[i] < 0 || w->between[i] >= size) return "between: not within a record";
     for (Py_ssize_t i = 0; i < w->records; i++)
-        if (w->place[i] < 0 || w->place[i] >= w->rows) return "place: not a row";
+        if (w->row_of[i] < 0 || w->row_of[i] >= w->rows) return "row_of: not a row";
     return NULL;
 }
 
@@ -115,13 +115,13 @@ static PyObject *py_unpack(PyObject *Py_UNUSED(module), PyObject *args) {
     Work w;
     Py_buffer of[BUFFERS];
     if (!PyArg_ParseTuple(args, "y*y*y*nnny*w*w*w*", &of[BLOCK], &of[FRAME], &of[BETWEEN], &w.image, &w.pixels,
-                          &w.label, &of[PLACE], &of[IMAGES], &of[LABELS], &of[PROBLEMS]))
+                          &w.label, &of[ROW_OF], &of[IMAGES], &of[LABELS], &of[PROBLEMS]))
         return NULL;
-    w.block = of[BLOCK].buf, w.frame = of[FRAME].buf, w.between = of[BETWEEN].buf, w.place = of[PLACE].buf;
+    w.block = of[BLOCK].buf, w.frame = of[FRAME].buf, w.between = of[BETWEEN].buf, w.row_of = of[ROW_OF].buf;
     w.images = of[IMAGES].buf, w.labels = of[LABELS].buf, w.problems = of[PROBLEMS].buf;
     w.stride = of[FRAME].len;
     w.fixed = of[BETWEEN].len / (Py_ssize_t)sizeof(int64_t);
-    w.records = of[PLACE].len / (Py_ssize_t)sizeof(int64_t);
+    w.records = of[ROW_OF].len / (Py_ssize_t)sizeof(int64_t);
     w.rows = of[LABELS].len / (Py_ssize_t)sizeof(int64_t);
     const char *wrong = mismatch(&w, of);
     if (!wrong) {

@@ -8,7 +8,7 @@ def unpack(
     image: int,
     pixels: int,
     label: int,
-    place: NDArray[np.int64],
+    row_of: NDArray[np.int64],
     images: NDArray[np.uint8],
     labels: NDArray[np.int64],
     problems: NDArray[np.uint8],

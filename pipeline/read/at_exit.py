@@ -1,7 +1,7 @@
-"""Ends what reads ahead before the interpreter does.
+"""Stops reading ahead before the interpreter exits.
 
-TensorFlow's threads call Python to read a window. One that does so while the interpreter is being taken down never
-comes back, and the interpreter waits for it: a script would hang at its end. So reading stops before that.
+TensorFlow's threads call Python to read a window. A call that begins while the interpreter is being finalized never
+returns, and the interpreter waits for it: a script would hang at its end. So reading stops before that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-_QUIET_SECONDS = 0.05  # without a call: TensorFlow's buffers are full, or have taken the error
+_QUIET_SECONDS = 0.05  # without a call: TensorFlow's buffers are full, or have received the error
 _MOST_SECONDS = 10.0
 
 _lock = threading.Lock()
@@ -21,8 +21,8 @@ _state = {"ends": False, "last": 0.0}
 
 
 @contextlib.contextmanager
-def call() -> Iterator[bool]:
-    """Marks a call of TensorFlow's: a context that says whether to go on."""
+def reading() -> Iterator[bool]:
+    """Marks a read for TensorFlow; the context's value is whether the read may begin."""
     me = threading.get_ident()
     with _lock:
         _calls.add(me)

@@ -1,4 +1,4 @@
-"""Memory of windows that TensorFlow has let go, for those that are read next: new pages cost as much as the reading."""
+"""Reuses the memory of windows that TensorFlow has released: new pages cost as much as reading into them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 U8 = NDArray[np.uint8]
-_ALIGNED = 64  # bytes: TensorFlow takes NumPy's memory as it is where it begins at a multiple of this
-_IN_USE = 2  # windows: one is consumed, one is read
-_WAITS, _WAIT_SECONDS = 5, 0.004  # for batches in the making to let go of the window before
+_ALIGNED = 64  # bytes: TensorFlow shares NumPy's memory if it begins at a multiple of this
+_IN_USE = 2  # windows: one is consumed while the next is read
+_WAITS, _WAIT_SECONDS = 5, 0.004  # until unfinished batches release the previous window
 
 
 class Buffers:
-    """Gives out matrices and takes their memory back when nobody refers to them any more."""
+    """Provides matrices, and reuses their memory once nothing refers to them."""
 
-    def __init__(self, nudge: Callable[[], None]) -> None:
-        """Makes it empty; `nudge` lets go of what is not needed any more, and is kept for later."""
-        self._nudge = nudge
+    def __init__(self, release_unused: Callable[[], None]) -> None:
+        """Starts without memory; `release_unused` is called to have unused matrices released."""
+        self._release_unused = release_unused
         self._free: list[U8] = []
         self._in_use = 0
         self._lock = threading.Lock()
 
     def matrix(self, rows: int, columns: int) -> U8:
-        """Returns a matrix of whatever is in memory, uint8 (rows, columns), that TensorFlow takes without a copy."""
+        """Returns a matrix of any content, uint8 (rows, columns), that TensorFlow can share without a copy."""
         memory = self._memory(rows * columns + _ALIGNED)
         matrix = _aligned(memory, rows, columns)
         weakref.finalize(matrix, self._take_back, memory).atexit = False
@@ -38,7 +38,7 @@ class Buffers:
             with self._lock:
                 if self._free or self._in_use < _IN_USE:
                     break
-            self._nudge()
+            self._release_unused()
             time.sleep(_WAIT_SECONDS)
         with self._lock:
             self._in_use += 1
@@ -53,7 +53,7 @@ class Buffers:
 
 
 def aligned_matrix(rows: int, columns: int) -> U8:
-    """Returns a new matrix, uint8 (rows, columns), of whatever is in memory, that TensorFlow takes without a copy."""
+    """Returns a new matrix of any content, uint8 (rows, columns), that TensorFlow can share without a copy."""
     return _aligned(np.empty(rows * columns + _ALIGNED, np.uint8), rows, columns)
 
 

@@ -1,4 +1,4 @@
-"""What is done about records that are corrupt: an error that names them, or a row of weight 0 and a line in the log."""
+"""What happens to corrupt records: an error that names them, or a row of weight 0 and a line in the log."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import threading
 
 from pipeline.errors import DataError
+from pipeline.records.walk import location
 
 POLICIES = ("raise", "skip")
 MAX_CORRUPT = 100
@@ -32,7 +33,7 @@ class CorruptRecord:
     problem: str
 
     def __str__(self) -> str:
-        return f"{self.file}, record {self.record}, byte offset {self.offset}: {self.problem}"
+        return f"{location(self.file, self.record, self.offset)}: {self.problem}"
 
 
 _skipped: dict[str, set[CorruptRecord]] = {}
@@ -42,17 +43,17 @@ _lock = threading.Lock()
 def skipped_records(data_dir: object) -> tuple[CorruptRecord, ...]:
     """Returns the corrupt records of a data set that inputs of this process left out, each once, in order."""
     with _lock:
-        return tuple(sorted(_skipped.get(_place(data_dir), ())))
+        return tuple(sorted(_skipped.get(_key(data_dir), ())))
 
 
-def _place(data_dir: object) -> str:
+def _key(data_dir: object) -> str:
     text = str(data_dir)
     return text.rstrip("/") if "://" in text else os.path.abspath(text)
 
 
 @dataclasses.dataclass(frozen=True)
 class Corruption:
-    """What one input does about a corrupt record. It may be told of the same one in every epoch.
+    """What one input does about corrupt records. It may find the same one in every epoch.
 
     Attributes:
       data_dir: of the data set.
@@ -71,7 +72,7 @@ class Corruption:
         return self.policy == "skip"
 
     def found(self, record: CorruptRecord) -> None:
-        """Notes a corrupt record; the caller leaves it out if this returns.
+        """Reports a corrupt record; if this returns, the caller leaves the record out.
 
         Raises:
           DataError: the policy is to raise, or too many were skipped.
@@ -84,13 +85,15 @@ class Corruption:
             if len(self._seen) >= self.most:
                 raise DataError(f"{record}; {self.most} others were skipped, which is max_corrupt; {self._advice()}")
             self._seen.add(record)
-            _skipped.setdefault(_place(self.data_dir), set()).add(record)
+            _skipped.setdefault(_key(self.data_dir), set()).add(record)
             count = len(self._seen)
         _log.warning("skipped %s (%d of at most %d)", record, count, self.most)
 
     def none_is_good(self, file: str, count: int) -> DataError:
-        """Returns the error of a window in which nothing is left to stand in for what is skipped."""
-        return DataError(f"{file}: all {count} records read around here are corrupt; {self._advice()}")
+        """Returns the error for a window without a single good record."""
+        return DataError(
+            f"{file}: all {count} records of a window that begins in this file are corrupt; {self._advice()}"
+        )
 
     def _advice(self) -> str:
         return f"to see all that is wrong: python -m beam_jobs.validate {self.data_dir}"

@@ -1,7 +1,7 @@
 """Reads windows with TensorFlow's own ops only, for datasets that run in a process other than the one that makes them.
 
-Parameter servers' workers are such: a function of Python is not there to be called. Every record's CRC is checked by
-TensorFlow's reader, which ends at the first that is corrupt and does not say in which file; nothing can be skipped.
+Workers of a parameter server cannot call Python functions of the process that made the dataset. TensorFlow's reader
+checks every record's CRC; it ends at the first corrupt one without naming the file, so nothing can be skipped.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ class GraphReader:
       compression: of the shards.
     """
 
-    places: ClassVar[bool] = False
+    assigns_rows: ClassVar[bool] = False
 
     data_dir: PathLike
     selection: Selection
     compression: str
 
-    def read(self, pieces: tf.Tensor, place: tf.Tensor) -> Columns:
+    def read(self, pieces: tf.Tensor, row_of: tf.Tensor) -> Columns:
         """See `WindowReader.read`."""
-        del place
-        # One empty record more: the batch of a window without a record is not empty either.
+        del row_of
+        # One more, empty record: a window without records must not be empty either.
         records = tf.data.Dataset.from_tensor_slices(pieces).map(self._records).unbatch()
         return {"record": _all(records.concatenate(tf.data.Dataset.from_tensors("")))}
 
     def _records(self, piece: tf.Tensor) -> tf.Tensor:
-        """Returns the records of a piece (3,), string (n,); the error of what cannot be read names it."""
-        segments, place = self.selection.segments, folder(self.data_dir)
-        file = tf.gather(tf.constant([str(place / s.shard.file) for s in segments]), piece[0])
+        """Returns the records of a piece (3,), string (n,); an error names the shard and record."""
+        segments, data_dir = self.selection.segments, folder(self.data_dir)
+        file = tf.gather(tf.constant([str(data_dir / s.shard.file) for s in segments]), piece[0])
         first = tf.gather(tf.constant([s.start for s in segments], tf.int64), piece[0]) + piece[1]
         count = piece[2] - piece[1]
         found = self._from(file, piece[0], first).take(count).ignore_errors(log_warning=True)
-        # Ignored, the error of a file that cannot be opened would come again for ever: one byte is read before.
+        # If ignored, the error of a file that cannot be opened would repeat forever: so one byte is read first.
         opened = tf.data.FixedLengthRecordDataset(file, 1, buffer_size=1).take(1)
         records = _all(opened.concatenate(found).concatenate(tf.data.Dataset.from_tensors("")))[1:-1]
         read = tf.size(records, tf.int64)
         bad = tf.strings.as_string(first + read)
-        advice = f": corrupt or cut; to see all that is wrong: python -m beam_jobs.validate {place}"
+        advice = f": corrupt or cut; to see all that is wrong: python -m beam_jobs.validate {data_dir}"
         problem = tf.strings.join([file, ", record ", bad, advice])
         with tf.control_dependencies([tf.debugging.Assert(tf.equal(read, count), [problem])]):
             return tf.identity(records)
@@ -70,8 +70,8 @@ class GraphReader:
         stride = tf.gather(tf.constant([s.stride or 0 for s in shards], tf.int64), segment)
         if all(s.stride is not None or s.num_examples == 0 for s in shards):
             return stride * record
-        place = folder(self.data_dir)
-        file = tf.gather(tf.constant([str(place / naming.offsets_name(s.file)) for s in shards]), segment)
+        data_dir = folder(self.data_dir)
+        file = tf.gather(tf.constant([str(data_dir / naming.offsets_name(s.file)) for s in shards]), segment)
 
         def stored() -> tf.Tensor:
             return tf.io.decode_raw(tf.io.read_file(file), tf.int64)[record]
@@ -80,7 +80,7 @@ class GraphReader:
 
 
 def _all(dataset: tf.data.Dataset) -> tf.Tensor:
-    """Returns all elements in one tensor; there must be one."""
+    """Returns all elements, at least one, in one tensor."""
     return dataset.batch(np.iinfo(np.int64).max).get_single_element()
 
 

@@ -11,11 +11,11 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 def check_fits(needed: int, what: str) -> None:
-    """Checks that the machine, or the container, has so many bytes.
+    """Checks that the machine, or the container, has enough memory.
 
     Args:
       needed: bytes.
-      what: the arguments that need them, for the message.
+      what: the arguments that need it, for the message.
 
     Raises:
       UsageError: it has less.

@@ -1,4 +1,4 @@
-"""What the input says through TensorFlow, whose `Assert` escapes it as in C and puts its own words around."""
+"""Finds the input's own message in a TensorFlow error: `Assert` escapes it as in C and adds its own words."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 
 
 def of_input(message: str) -> str | None:
-    """Returns the input's own words in the message of an op's error; None: the error is another one."""
+    """Returns the input's own message inside that of an op's error; None where the error has another cause."""
     asserted = _ASSERTED.search(message)
     return _unescaped(asserted[1]) if asserted else None
 
 
 def _unescaped(text: str) -> str:
-    """Returns a text with its quotes, and its bytes that are not ASCII, which stand there as octal numbers."""
+    """Returns a text with its escapes resolved: quotes, and bytes that are not ASCII, written as octal numbers."""
 
     def character(match: re.Match[bytes]) -> bytes:
         code = match[1]

@@ -1,9 +1,8 @@
-"""Reads records of any kind as byte strings, each checked by its CRC: images of several sizes, more features, GZIP."""
+"""Reads records of any kind as byte strings, each checked by its CRC: images of any size, more features, GZIP."""
 
 from __future__ import annotations
 
 import dataclasses
-import struct
 import threading
 from collections.abc import Sequence
 
@@ -16,10 +15,10 @@ from pipeline.manifest import ShardInfo, naming
 from pipeline.manifest.storage import folder
 from pipeline.read.gzip_reader import GzipReader
 from pipeline.read.shards import Shards
-from pipeline.records import framing
+from pipeline.records import framing, offsets, walk
 
-_TASK = 4 << 20  # 4 MiB: of one thread
-_KEPT_OFFSETS = 8 << 20  # 64 MiB of them stay in memory: 8 Mi records
+_TASK = 4 << 20  # 4 MiB, per thread
+_KEPT_OFFSETS = 8 << 20  # records whose offsets stay in memory: 64 MiB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Records:
 
     Attributes:
       records: bytes (n,), dtype object.
-      good: bool (n,): False where a corrupt record was left out; another one stands there.
+      good: bool (n,): False where a corrupt record was left out; a copy of another stands in for it.
     """
 
     records: NDArray[np.object_]
@@ -38,18 +37,18 @@ class Records:
 class RecordsReader:
     """Reads pieces of shards, whatever their records are."""
 
-    def __init__(self, shards: Shards, compression: str) -> None:
+    def __init__(self, shards: Shards, compression: str, kept_offsets: int = _KEPT_OFFSETS) -> None:
         """Makes the reader of `shards`; `compression` is the manifest's."""
-        self.shards = shards
+        self.shards, self._kept_offsets = shards, kept_offsets
         self._gzip = GzipReader(shards) if compression else None
         self._offsets: dict[int, NDArray[np.int64]] = {}
         self._lock = threading.Lock()
 
     def read(self, pieces: NDArray[np.int64]) -> Records:
-        """Returns the records of pieces (p, 3): segment, first record and end; one empty record where there is none.
+        """Returns the records of pieces (p, 3): segment, first record and end; one empty record if there are none.
 
         Raises:
-          DataError: a shard is missing or changed, or holds a corrupt record that is not to be skipped.
+          DataError: a shard is missing or changed, or holds a corrupt record that must not be skipped.
         """
         parts = [part for piece in pieces.tolist() for part in self._parts(*piece)]
         read = self.shards.in_parallel(lambda part: self.read_part(*part), parts)
@@ -62,7 +61,7 @@ class RecordsReader:
         return Records(records, good)
 
     def _parts(self, segment: int, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """Cuts a piece among threads; a whole shard stays whole, because of its CRC."""
+        """Divides a piece among threads; a whole shard stays whole because of its CRC."""
         taken = self.shards.segments[segment]
         start, stop = taken.start + start, taken.start + stop
         if self._gzip or stop - start == taken.shard.num_examples:
@@ -75,40 +74,40 @@ class RecordsReader:
         return [(first, min(first + step, stop)) for first in range(start, stop, step)]
 
     def read_part(self, segment: int, start: int, stop: int) -> list[bytes | None]:
-        """Returns records start..stop-1 of a segment's shard; None is a corrupt one that is skipped.
+        """Returns records start..stop-1 of a segment's shard; None stands for a corrupt one that is skipped.
 
         Raises:
           DataError: as `read`.
         """
         if self._gzip:
             return list(self._gzip.read(segment, start, stop))
-        offsets = self.offsets(segment)
+        ends = self.offsets(segment)
         found: list[bytes | None] = []
         crc = 0
         with self.shards.opened(segment) as file:
             for first, last in self._tasks(segment, start, stop):
-                block = file.read_at(int(offsets[first]), int(offsets[last] - offsets[first]))
+                block = file.read_at(int(ends[first]), int(ends[last] - ends[first]))
                 crc = crc32c.crc32c(block, crc)
-                found += self._unframed(segment, first, offsets[first : last + 1].tolist(), block)
+                found += self._unframed(segment, first, ends[first : last + 1].tolist(), block)
         if len(found) == self.shards.segments[segment].shard.num_examples and None not in found:
             self.shards.check_crc(segment, crc)
         return found
 
-    def _unframed(self, segment: int, start: int, offsets: Sequence[int], block: memoryview) -> list[bytes | None]:
+    def _unframed(self, segment: int, start: int, ends: Sequence[int], block: memoryview) -> list[bytes | None]:
         found: list[bytes | None] = []
-        for i in range(len(offsets) - 1):
-            record = block[offsets[i] - offsets[0] : offsets[i + 1] - offsets[0]]
-            problem = frame_problem(record)
-            if problem:
-                self.shards.corrupt(segment, start + i, offsets[i], problem)
-            found.append(None if problem else bytes(record[framing.HEADER : -framing.FOOTER]))
+        for i in range(len(ends) - 1):
+            record = block[ends[i] - ends[0] : ends[i + 1] - ends[0]]
+            fault = walk.check(record)
+            if fault:
+                self.shards.corrupt(segment, start + i, ends[i], fault.text)
+            found.append(None if fault else bytes(record[framing.HEADER : -framing.FOOTER]))
         return found
 
     def offsets(self, segment: int) -> NDArray[np.int64]:
         """Returns the byte offset of each record of a segment's shard, and the file's size: int64 (records + 1,).
 
         Raises:
-          DataError: they lie in a file that is missing or corrupt.
+          DataError: the file of offsets is missing or corrupt.
         """
         with self._lock:
             kept = self._offsets.get(segment)
@@ -116,7 +115,7 @@ class RecordsReader:
             return kept
         found = shard_offsets(self.shards.data_dir, self.shards.segments[segment].shard)
         with self._lock:
-            while self._offsets and len(found) + sum(map(len, self._offsets.values())) > _KEPT_OFFSETS:
+            while self._offsets and len(found) + sum(map(len, self._offsets.values())) > self._kept_offsets:
                 self._offsets.pop(next(iter(self._offsets)))
             self._offsets[segment] = found
         return found
@@ -124,39 +123,27 @@ class RecordsReader:
     def _stand_in(
         self, records: NDArray[np.object_], good: NDArray[np.bool_], parts: list[tuple[int, int, int]]
     ) -> None:
-        places, bad = np.flatnonzero(good), np.flatnonzero(~good)
-        if not len(places):
+        left, bad = np.flatnonzero(good), np.flatnonzero(~good)
+        if not len(left):
             raise self.shards.corruption.none_is_good(str(self.shards.file(parts[0][0])), len(good))
-        records[bad] = records[places[np.minimum(np.searchsorted(places, bad), len(places) - 1)]]
+        records[bad] = records[left[np.minimum(np.searchsorted(left, bad), len(left) - 1)]]
 
 
 def shard_offsets(data_dir: str, shard: ShardInfo) -> NDArray[np.int64]:
     """Returns the byte offset of each record of an uncompressed shard, and its size: int64 (records + 1,).
 
     Raises:
-      DataError: they lie in a file that is missing or corrupt.
+      DataError: the file of offsets is missing or corrupt.
     """
     if shard.num_examples == 0:
         return np.zeros(1, np.int64)
     if shard.stride is not None:
         return np.arange(shard.num_examples + 1, dtype=np.int64) * shard.stride
     file = folder(data_dir) / naming.offsets_name(shard.file)
-    size = 8 * (shard.num_examples + 1)
-    found = file.identity().num_bytes
-    if found == size:
-        with file.open() as opened:
-            data = opened.read_at(0, size)
-        if f"{crc32c.crc32c(data):08x}" == shard.offsets_crc32c:
-            return np.frombuffer(data, "<u8").astype(np.int64)
-    problem = f"{found} bytes instead of {size}" if found != size else f"its CRC32C is not {shard.offsets_crc32c}"
-    raise DataError(f"{file}: {problem}: the offsets of the records of {shard.file} are corrupt; convert again")
-
-
-def frame_problem(frame: memoryview) -> str:
-    """Says what is wrong with the bytes that should be one framed record; nothing is an empty text."""
-    length = len(frame) - framing.HEADER - framing.FOOTER
-    if length < 0 or frame[: framing.HEADER] != framing.header(length):
-        return "its length or the CRC of its length is wrong"
-    if framing.masked_crc32c(frame[framing.HEADER : -framing.FOOTER]) != struct.unpack("<I", frame[-4:])[0]:
-        return "the record's CRC is wrong"
-    return ""
+    size = file.identity().num_bytes
+    with file.open() as opened:
+        data = opened.read_at(0, min(size, 8 * (shard.num_examples + 1)))
+    try:
+        return offsets.parse(data, size, shard.num_examples, shard.offsets_crc32c or "")
+    except ValueError as error:
+        raise DataError(f"{file}: {error}: the offsets of {shard.file} are corrupt; convert again") from None

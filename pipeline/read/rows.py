@@ -1,4 +1,4 @@
-"""Decoded records, each in a row of its own: images, labels and keys."""
+"""Decoded records, one row each: images, labels and keys."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ class Rows:
     """Decoded records.
 
     Attributes:
-      images: uint8 (n, pixels of an image), a row a record.
+      images: uint8 (n, pixels of an image), one row per record.
       labels: int64 (n,).
-      keys: bytes (n,), dtype S; None: they are not wanted.
-      good: bool (n,): False where a corrupt record was left out; its row is another one's.
-      place: int64 (n,): the row of each record in the order in which they are read.
+      keys: bytes (n,), dtype S; None where they are not wanted.
+      good: bool (n,): False where a corrupt record was left out; its row is a copy of another.
+      row_of: int64 (n,): the row of each record, in the order of reading.
     """
 
     images: U8
     labels: NDArray[np.int64]
     keys: NDArray[np.bytes_] | None
     good: NDArray[np.bool_]
-    place: NDArray[np.int64]
+    row_of: NDArray[np.int64]
 
     @classmethod
-    def of(cls, images: U8, count: int, key_bytes: int | None, place: NDArray[np.int64] | None) -> Rows:
+    def of(cls, images: U8, count: int, key_bytes: int | None, row_of: NDArray[np.int64] | None) -> Rows:
         """Returns rows to be filled.
 
         Args:
-          images: memory of `count` images, one at least.
+          images: memory for `count` images, at least one.
           count: records that will be taken.
-          key_bytes: of the longest key; None: they are not wanted.
-          place: the row of each record; None: in their order.
+          key_bytes: of the longest key; None where keys are not wanted.
+          row_of: the row of each record; None for their order.
         """
         if count == 0:
             images[:] = 0
         labels, good = np.zeros(len(images), np.int64), np.ones(len(images), bool)
-        place = np.arange(len(images)) if place is None else place
+        row_of = np.arange(len(images)) if row_of is None else row_of
         keys = None if key_bytes is None else np.zeros(len(images), f"S{max(1, key_bytes)}")
-        return cls(images, labels, keys, good, place)
+        return cls(images, labels, keys, good, row_of)
 
     def take(self, block: U8, layout: Layout, first: int) -> U8:
         """Copies the features of records, the `first` of all and those after it, to their rows.
@@ -57,22 +57,22 @@ class Rows:
         Args:
           block: framed records, uint8 (m, bytes of one with its frame).
           layout: of the records.
-          first: the first one's place in the order in which they are read.
+          first: the number of the first one, in the order of reading.
 
         Returns:
-          What is wrong with each record, as `unpack` says it: uint8 (m,).
+          What is wrong with each record, as `unpack` returns it: uint8 (m,).
         """
-        place = self.place[first : first + len(block)]
+        rows = self.row_of[first : first + len(block)]
         if self.keys is not None and layout.key.stop > layout.key.start:
             keys = np.ascontiguousarray(block[:, framing.HEADER : -framing.FOOTER][:, layout.key])
-            self.keys[place] = keys.view(f"S{keys.shape[1]}")[:, 0]
-        return unpack(block, layout, place, self.images, self.labels)
+            self.keys[rows] = keys.view(f"S{keys.shape[1]}")[:, 0]
+        return unpack(block, layout, rows, self.images, self.labels)
 
     def take_other(self, record: bytes, row: int, where: str) -> None:
-        """Copies the features of a record whose layout is its own to a row.
+        """Copies the features of a record of another layout to a row.
 
         Raises:
-          DataError: it is no Example of one such image, a label and a key; the message begins with `where`.
+          DataError: it is not an Example of one such image, a label and a key; the message begins with `where`.
         """
         image, self.labels[row], key = features(record, where)
         size = self.images.shape[1]
@@ -85,7 +85,7 @@ class Rows:
             self.keys[row] = key
 
     def stand_in(self) -> None:
-        """Copies the next good row over each one that is left out; one at least must be good."""
+        """Copies the next good row over each one that is left out; at least one must be good."""
         good, bad = np.flatnonzero(self.good), np.flatnonzero(~self.good)
         other = good[np.minimum(np.searchsorted(good, bad), len(good) - 1)]
         self.images[bad], self.labels[bad] = self.images[other], self.labels[other]
@@ -101,7 +101,7 @@ def features(record: bytes, where: str) -> tuple[bytes, int, bytes]:
       where: for the message.
 
     Raises:
-      DataError: it is none, or has not one of each.
+      DataError: it is not an Example, or lacks one of them.
     """
     try:
         found = example_proto.decode(record, FEATURES)

@@ -1,6 +1,6 @@
-"""Reads records of one layout to the rows of a matrix: raw images of one shape, label and key.
+"""Reads records of one layout into the rows of a matrix: raw images of one shape, label and key.
 
-Every byte is checked by the CRC of its record, and a whole shard by the manifest's CRC32C, too.
+Every byte is checked by the CRC of its record, and a whole shard by the manifest's CRC32C as well.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from pipeline.read.buffers import aligned_matrix
 from pipeline.read.rows import FEATURES, Rows
 from pipeline.read.shards import Shards
 from pipeline.read.unpack import BAD_LENGTH, BAD_RECORD
-from pipeline.records import framing
+from pipeline.records import framing, walk
 from pipeline.records.layout import Layout
 
 U8 = NDArray[np.uint8]
-_CHUNK = 1 << 20  # 1 MiB: what is read is still in the core's cache when its CRC is computed
-_TASK = 8 << 20  # 8 MiB: of one thread
+_CHUNK = 1 << 20  # 1 MiB: still in the core's cache when its CRC is computed
+_TASK = 8 << 20  # 8 MiB, per thread
 
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """Records start..stop-1 of a segment's shard, the first of them being the `row`th of all that is read."""
+    """Records start..stop-1 of a segment's shard, of which the first is number `row` of all that is read."""
 
     segment: int
     start: int
@@ -44,7 +44,7 @@ class _Part:
 
 @dataclasses.dataclass(frozen=True)
 class RowsReader:
-    """Reads pieces of shards whose records have one length and one layout each.
+    """Reads pieces of shards in each of which all records have one layout.
 
     Attributes:
       shards: where they are read from.
@@ -58,7 +58,7 @@ class RowsReader:
 
     @classmethod
     def fit(cls, manifest: Manifest, shards: Shards, with_keys: bool) -> RowsReader | None:
-        """Returns the reader of a selection, or None where a shard's records have not one layout."""
+        """Returns the reader of a selection, or None where a shard's records differ in layout."""
         if set(manifest.features) != set(FEATURES) or manifest.features["image"].encoding != "raw":
             return None
         layouts = []
@@ -78,23 +78,23 @@ class RowsReader:
     def read(
         self,
         pieces: NDArray[np.int64],
-        place: NDArray[np.int64] | None = None,
+        row_of: NDArray[np.int64] | None = None,
         make_matrix: Callable[[int, int], U8] = aligned_matrix,
     ) -> Rows:
-        """Returns the records of pieces (p, 3): segment, first record and end; one row of zeros where there is none.
+        """Returns the records of pieces (p, 3): segment, first record and end; one row of zeros if there are none.
 
         Args:
-          pieces: what is read, in this order.
-          place: int64 (n,): the row that each record goes to; None: in this order, too.
-          make_matrix: gives the memory of the images, uint8 (rows, columns), of whatever content.
+          pieces: what to read, in this order.
+          row_of: int64 (n,): the row that each record goes to; None for the same order.
+          make_matrix: returns memory for the images, uint8 (rows, columns), with any content.
 
         Raises:
-          DataError: a shard is missing or changed, or holds a corrupt record that is not to be skipped.
+          DataError: a shard is missing or changed, or holds a corrupt record that must not be skipped.
         """
         sizes = pieces[:, 2] - pieces[:, 1]
         key_bytes = max(layout.key.stop - layout.key.start for layout in self.layouts) if self.with_keys else None
         images = make_matrix(max(1, int(sizes.sum())), self.pixels)
-        rows = Rows.of(images, int(sizes.sum()), key_bytes, place)
+        rows = Rows.of(images, int(sizes.sum()), key_bytes, row_of)
         parts = [
             part
             for piece, row in zip(pieces.tolist(), (np.cumsum(sizes) - sizes).tolist(), strict=True)
@@ -108,7 +108,7 @@ class RowsReader:
         return rows
 
     def _parts(self, piece: _Part) -> list[_Part]:
-        """Cuts a piece among threads; a whole shard stays whole, because of its CRC."""
+        """Divides a piece among threads; a whole shard stays whole because of its CRC."""
         segment = self.shards.segments[piece.segment]
         start, stop = segment.start + piece.start, segment.start + piece.stop
         step = max(1, _TASK // (segment.shard.stride or 1))
@@ -120,7 +120,7 @@ class RowsReader:
         ]
 
     def _read_part(self, rows: Rows, part: _Part) -> None:
-        """Reads records to their rows, a chunk at a time; checks each, and a whole shard by the manifest, too."""
+        """Reads records into their rows, a chunk at a time, and checks each, as well as a whole shard's CRC."""
         shard = self.shards.segments[part.segment].shard
         stride, layout = shard.stride or 0, self.layouts[part.segment]
         is_whole, is_good, crc = part.size == shard.num_examples, True, 0
@@ -144,13 +144,13 @@ class RowsReader:
         """Takes the good records of a block that are of another layout; returns whether none is corrupt."""
         stride, is_good = block.shape[1], True
         for i in np.flatnonzero(problems).tolist():
-            number, row = part.start + i, int(rows.place[part.row + i])
+            number, row = part.start + i, int(rows.row_of[part.row + i])
             if problems[i] & (BAD_LENGTH | BAD_RECORD):
-                what = "its length or the CRC of its length" if problems[i] & BAD_LENGTH else "the record's CRC"
-                self.shards.corrupt(part.segment, number, number * stride, f"{what} is wrong")
+                fault = walk.check(block[i].data)
+                self.shards.corrupt(part.segment, number, number * stride, fault.text if fault else "")
                 rows.good[row] = is_good = False
             else:
-                where = f"{self.shards.file(part.segment)}, record {number}, byte offset {number * stride}"
+                where = walk.location(self.shards.file(part.segment), number, number * stride)
                 rows.take_other(block[i, framing.HEADER : -framing.FOOTER].tobytes(), row, where)
         return is_good
 

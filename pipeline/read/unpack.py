@@ -11,46 +11,45 @@ from pipeline.records.layout import Layout
 
 try:
     from pipeline.read import _unpack
-except ImportError:  # no compiler was there when this was installed, or it is another processor
+except ImportError:  # installed without a compiler, or on another kind of processor
     _unpack = None  # type: ignore[assignment]
 
 U8 = NDArray[np.uint8]
 
-# What may be wrong with a record, as bits; where they are there, the first two count.
+# What may be wrong with a record, as bits; OTHER_LAYOUT says nothing about a corrupt record.
 BAD_LENGTH, BAD_RECORD, OTHER_LAYOUT = 1, 2, 4
 
 
 def is_compiled() -> bool:
-    """Says whether the compiled code is used: other threads run meanwhile."""
+    """Returns whether the compiled code is used, which lets other threads run meanwhile."""
     return _unpack is not None
 
 
-def unpack(block: U8, layout: Layout, place: NDArray[np.int64], images: U8, labels: NDArray[np.int64]) -> U8:
-    """Copies the images and labels of records to their rows, whether they are good or not, and checks each record.
+def unpack(block: U8, layout: Layout, row_of: NDArray[np.int64], images: U8, labels: NDArray[np.int64]) -> U8:
+    """Copies the images and labels of records to their rows, corrupt or not, and returns what is wrong with each.
 
     Args:
       block: framed records, uint8 (m, bytes of one with its frame), C-contiguous, as the others.
       layout: where the image and the label lie in a record.
-      place: int64 (m,): each record's row.
-      images: uint8 (rows, pixels), to which the images are copied.
-      labels: int64 (rows,), to which the labels are.
+      row_of: int64 (m,): each record's row.
+      images, labels: uint8 (rows, pixels) and int64 (rows,), which are written to.
 
     Returns:
-      What is wrong with each record, uint8 (m,): 0, or the sum of `BAD_LENGTH` (its length or the CRC of it),
-      `BAD_RECORD` (its CRC) and `OTHER_LAYOUT`.
+      uint8 (m,): 0, or the sum of `BAD_LENGTH` (its length or the CRC of its length), `BAD_RECORD` (its CRC) and
+      `OTHER_LAYOUT`.
 
     Raises:
-      ValueError, IndexError: what is given does not fit together.
+      ValueError, IndexError: the arguments do not fit together.
     """
     if _unpack is not None:
         problems = np.empty(len(block), np.uint8)
         image, label = layout.image, layout.label.start
         where = layout.between, image.start, image.stop - image.start, label
-        _unpack.unpack(block, layout.frame, *where, place, images, labels, problems)
+        _unpack.unpack(block, layout.frame, *where, row_of, images, labels, problems)
         return problems
     records = block[:, framing.HEADER : -framing.FOOTER]
-    images[place] = records[:, layout.image]
-    labels[place] = records[:, layout.label.start]
+    images[row_of] = records[:, layout.image]
+    labels[row_of] = records[:, layout.label.start]
     bad_length = (block[:, : framing.HEADER] != layout.frame[: framing.HEADER]).any(axis=1)
     bad_record = _masked_crcs(block) != block[:, -framing.FOOTER :].view("<u4")[:, 0]
     bits = np.stack([bad_length, bad_record, layout.mismatch(records)], axis=1)

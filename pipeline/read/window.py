@@ -1,4 +1,4 @@
-"""Windows as tensors: how the records of pieces get into one, and how rows are taken out of it and of its tail."""
+"""Windows as tensors: reads the records of pieces into one, and takes rows out of it and of its tail."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from pipeline.read.rows_reader import RowsReader
 
 Columns = dict[str, tf.Tensor]
 
-GOOD = "good"  # column: False where a corrupt record was left out, and another stands there
+GOOD = "good"  # column: False where a corrupt record was left out, and a copy of another stands in for it
 RECORD_ID = "record_id"
 
 
 class WindowReader(Protocol):
-    """Reads the records of pieces into columns that have one row a record.
+    """Reads the records of pieces into columns with one row per record.
 
     Attributes:
-      places: whether it puts records where it is told, rather than in the order in which they are read.
+      assigns_rows: whether each record goes to the row it is told, rather than in the order of reading.
     """
 
-    places: ClassVar[bool]
+    assigns_rows: ClassVar[bool]
 
-    def read(self, pieces: tf.Tensor, place: tf.Tensor) -> Columns:
+    def read(self, pieces: tf.Tensor, row_of: tf.Tensor) -> Columns:
         """Returns the columns of pieces, at least one row.
 
         Args:
           pieces: int64 (p, 3): segment, first record and end.
-          place: int64 (n,): the row that each record goes to, if the reader `places`.
+          row_of: int64 (n,): the row that each record goes to, if the reader `assigns_rows`.
         """
 
 
 class LocalReader(WindowReader, Protocol):
-    """A reader that is code of this process."""
+    """A reader that runs in this process."""
 
     def load(self, pieces: np.ndarray) -> Columns:
-        """Returns the columns at once, so that errors are those of Python.
+        """Returns the columns at once; errors are Python's.
 
         Raises:
           DataError: a shard is missing, changed or corrupt.
@@ -52,9 +52,9 @@ class LocalReader(WindowReader, Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class RowColumns:
-    """Columns `image` uint8 (n, pixels), `label`, and `key` where it is wanted, in NumPy's own memory."""
+    """Columns `image` uint8 (n, pixels), `label`, and `key` if it is wanted, in NumPy's memory."""
 
-    places: ClassVar[bool] = True
+    assigns_rows: ClassVar[bool] = True
 
     reader: RowsReader
     buffers: Buffers
@@ -67,10 +67,10 @@ class RowColumns:
         columns |= {"key": tf.constant(rows.keys)} if rows.keys is not None else {}
         return columns | ({GOOD: tf.constant(rows.good)} if self.with_good else {})
 
-    def read(self, pieces: tf.Tensor, place: tf.Tensor) -> Columns:
+    def read(self, pieces: tf.Tensor, row_of: tf.Tensor) -> Columns:
         """See `WindowReader.read`."""
         dtypes = [tf.uint8, tf.int64, tf.string, tf.bool]
-        image, label, key, good = _outside(self._read, [pieces, place], dtypes)
+        image, label, key, good = _call_numpy(self._read, [pieces, row_of], dtypes)
         image.set_shape([None, self.reader.pixels])
         columns = {"image": image, "label": label, "key": key, GOOD: good}
         wanted = {"image", "label", *(["key"] if self.reader.with_keys else []), *([GOOD] if self.with_good else [])}
@@ -78,8 +78,8 @@ class RowColumns:
             columns[name].set_shape([None])
         return {name: columns[name] for name in sorted(wanted)}
 
-    def _read(self, pieces: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, ...]:
-        rows = self.reader.read(pieces, place, self.buffers.matrix)
+    def _read(self, pieces: np.ndarray, row_of: np.ndarray) -> tuple[np.ndarray, ...]:
+        rows = self.reader.read(pieces, row_of, self.buffers.matrix)
         keys = np.array([b""], object) if rows.keys is None else rows.keys.astype(object)
         return rows.images, rows.labels, keys, rows.good
 
@@ -88,7 +88,7 @@ class RowColumns:
 class RecordColumns:
     """Column `record`: serialized records."""
 
-    places: ClassVar[bool] = False
+    assigns_rows: ClassVar[bool] = False
 
     reader: RecordsReader
     with_good: bool
@@ -99,10 +99,10 @@ class RecordColumns:
         columns = {"record": tf.constant(records.records)}
         return columns | ({GOOD: tf.constant(records.good)} if self.with_good else {})
 
-    def read(self, pieces: tf.Tensor, place: tf.Tensor) -> Columns:
+    def read(self, pieces: tf.Tensor, row_of: tf.Tensor) -> Columns:
         """See `WindowReader.read`."""
-        del place
-        record, good = _outside(self._read, [pieces], [tf.string, tf.bool])
+        del row_of
+        record, good = _call_numpy(self._read, [pieces], [tf.string, tf.bool])
         record.set_shape([None])
         good.set_shape([None])
         return {"record": record, GOOD: good} if self.with_good else {"record": record}
@@ -113,21 +113,23 @@ class RecordColumns:
 
 
 @tf.autograph.experimental.do_not_convert
-def _outside(
+def _call_numpy(
     function: Callable[..., tuple[np.ndarray, ...]], arguments: list[tf.Tensor], dtypes: list
 ) -> list[tf.Tensor]:
     """Returns the tensors of a NumPy function; its errors become TensorFlow's, one line and no stack."""
 
     def call(*values: np.ndarray) -> tuple[np.ndarray, ...]:
-        problem = "the interpreter ends"
-        with at_exit.call() as goes_on:
+        problem = "the interpreter is exiting"
+        with at_exit.reading() as may_begin:
             try:
-                if goes_on:
+                if may_begin:
                     return *function(*values), np.array(b"", object)
             except PipelineError as error:
                 problem = str(error)
             except MemoryError as error:
-                problem = f"no memory for a window ({error}): give a smaller shuffle_bytes (another order)"
+                problem = (
+                    f"not enough memory for a window ({error}): give a smaller shuffle_bytes, which changes the order"
+                )
             nothing = (np.array([b""] if dtype == tf.string else [0], dtype.as_numpy_dtype) for dtype in dtypes)
             return *nothing, np.array(problem.encode(), object)
 
@@ -141,11 +143,11 @@ def as_tensor(array: np.ndarray) -> tf.Tensor:
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
-def let_go() -> None:
-    """Has TensorFlow give back the arrays that it does not need any more.
+def release_arrays() -> None:
+    """Has TensorFlow release the arrays that it no longer needs.
 
-    It may not do so where it lets go of them, in a thread that does not hold the interpreter's lock; it does with the
-    next call of this kind. A loop inside one `tf.function` makes none for a whole epoch.
+    A thread of TensorFlow that does not hold the interpreter's lock leaves that to the next call of a NumPy function. A
+    loop inside one `tf.function` makes no such call for a whole epoch.
     """
     tf.numpy_function(_nothing, [], tf.int64)
 
@@ -161,7 +163,7 @@ def gather(window: Columns, rows: tf.Tensor) -> Columns:
 
 
 def gather_both(window: Columns, tail: Columns, rows: tf.Tensor) -> Columns:
-    """Returns rows of a window, or of its tail where they are negative: -1 is the tail's first."""
+    """Returns rows of a window, or of its tail where they are negative: -1 is the tail's first row."""
 
     def from_both() -> Columns:
         return {name: _from_both(column, tail[name], rows) for name, column in window.items()}
@@ -170,13 +172,13 @@ def gather_both(window: Columns, tail: Columns, rows: tf.Tensor) -> Columns:
 
 
 def rows_of(window: Columns, first: tf.Tensor, count: int, copied: bool) -> Columns:
-    """Returns rows of a window that lie side by side.
+    """Returns consecutive rows of a window.
 
     Args:
       window: columns.
       first: int64 scalar, the first row.
       count: how many.
-      copied: to new memory, so that who keeps them does not keep the window.
+      copied: to new memory, so that keeping them does not keep the window.
     """
     rows = {name: column[first : first + count] for name, column in window.items()}
     if copied:
@@ -185,7 +187,7 @@ def rows_of(window: Columns, first: tf.Tensor, count: int, copied: bool) -> Colu
 
 
 def _from_both(window: tf.Tensor, tail: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    # A run that begins in the middle of an epoch has no tail at first; the steps that want it are not made.
+    # A run that begins in the middle of an epoch has no tail at first; the steps that need one are skipped.
     kept = tf.gather(tail, tf.clip_by_value(-1 - rows, 0, tf.shape(tail, tf.int64)[0] - 1))
     here = tf.gather(window, tf.maximum(rows, 0))
     condition = tf.reshape(rows < 0, [-1] + [1] * (len(window.shape) - 1))
@@ -193,7 +195,7 @@ def _from_both(window: tf.Tensor, tail: tf.Tensor, rows: tf.Tensor) -> tf.Tensor
 
 
 def empty_tail(spec: dict[str, tf.TensorSpec]) -> Columns:
-    """Returns the tail before the first window: one row of zeros, or empty bytes, a column."""
+    """Returns the tail before the first window: one row of zeros, or of empty bytes, per column."""
     return {
         name: tf.zeros([1, *column.shape[1:]], column.dtype)
         if column.dtype != tf.string

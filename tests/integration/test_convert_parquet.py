@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline import manifest
-from pipeline.records import example_proto, framing
+from pipeline.records import example_proto, walk
 from tests import forked
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -90,7 +90,7 @@ def source(tmp_path):
 def examples(folder, split):
     found = []
     for shard in manifest.load(folder).split(split).shards:
-        for _, record in framing.records((folder / shard.file).read_bytes(), shard.file):
+        for _, _, record in walk.records(io.BytesIO((folder / shard.file).read_bytes()).read, shard.file):
             found.append(example_proto.decode(record))
     return found
 

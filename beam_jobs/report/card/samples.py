@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
-import struct
+import itertools
 from collections.abc import Iterator
-from typing import IO, Any
 
 import numpy as np
 
+from beam_jobs.shards import reader
 from beam_jobs.storage.paths import AnyPath
 from pipeline.errors import DataError
 from pipeline.manifest import Manifest, ShardInfo
-from pipeline.records import example_proto, framing
+from pipeline.records import example_proto
 
 CLASSES = 20
 PER_CLASS = 5
 _SHARDS = 16  # read, over the whole split: the shards of a source sorted by class have few classes each
 _RECORDS = 4096  # read of all of them
 _BYTES = 64 << 20  # 64 MiB, read of all of them; of each at least one record
-_MAX_RECORD = 1 << 30  # 1 GiB: a longer record is not an image to show
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +46,7 @@ def take(folder: AnyPath, made: Manifest) -> Samples:
     """Returns samples of the training split, else of the largest: the same for the same data set.
 
     Raises:
-      OSError, EOFError, zlib.error: a shard cannot be read.
-      DataError: a record is corrupt.
+      DataError: a shard cannot be read, or a record is corrupt.
     """
     split = "train" if "train" in made.splits else max(made.splits, key=lambda name: made.splits[name].num_examples)
     shards = _spread([shard for shard in made.splits[split].shards if shard.num_examples])
@@ -84,28 +81,11 @@ def _choose(found: dict[int, list[Sample]]) -> dict[int, list[Sample]]:
 
 def _first_records(path: AnyPath, count: int, num_bytes: int) -> Iterator[bytes]:
     """Yields a shard's first records: at most `count`, in at most `num_bytes`, but at least one."""
-    left = num_bytes
-    with path.open("rb") as file:
-        stream: Any = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
-        for number in range(count):
-            record = _next_record(stream, str(path))
-            if record is None:
-                return
-            left -= len(record)
-            if left < 0 and number:
-                return
-            yield record
-
-
-def _next_record(stream: IO[bytes], file: str) -> bytes | None:
-    header = stream.read(framing.HEADER)
-    if len(header) < framing.HEADER:
-        return None
-    length = struct.unpack_from("<Q", header)[0]
-    if length > _MAX_RECORD:
-        raise DataError(f"{file}: a record of {length} bytes")
-    _, record = next(framing.records(header + stream.read(length + framing.FOOTER), file))
-    return record
+    for number, record in enumerate(itertools.islice(reader.records(path), count)):
+        num_bytes -= len(record)
+        if num_bytes < 0 and number:
+            return
+        yield record
 
 
 def _parse(record: bytes, file: str) -> tuple[int, Sample]:

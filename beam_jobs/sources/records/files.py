@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import io
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
-import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +24,8 @@ from beam_jobs.sources.files import Place, Stamp
 from beam_jobs.sources.records import ranges as record_ranges
 from beam_jobs.sources.records import stream as record_stream
 from pipeline.errors import DataError
+from pipeline.records import framing, walk
+from pipeline.records import offsets as record_offsets
 
 ARRAY_RECORD = "array_record"
 _PIECE_RECORDS = 1000
@@ -74,8 +76,8 @@ def index(
 
     Args:
       path: absolute, or the file's place in a store.
-      visit: gets each record, whose CRC is checked then. Without it the records of a plain file are skipped.
-      tap: gets all bytes as in `record_stream.walk`; none are skipped then.
+      visit: gets each record.
+      tap: gets all bytes, as in `record_stream.records`.
 
     Raises:
       DataError: the file cannot be read, is no TFRecord file, cut short or corrupt: with the record and its offset.
@@ -85,7 +87,7 @@ def index(
     size, mtime_ns = files.stamp(path)
     lengths: set[int] = set()
     marks, count, end = [(0, 0)], 0, 0
-    for start, end, record in record_stream.walk(path, packing, visit is not None, tap):
+    for start, end, record in record_stream.records(path, packing, tap):
         if count - marks[-1][0] >= _PIECE_RECORDS or (end - marks[-1][1] > _PIECE_BYTES and count > marks[-1][0]):
             marks.append((count, start))
         if len(lengths) < 2:
@@ -129,10 +131,14 @@ def read(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
             return _read_pieces(file, stream, rows)
         starts, stops = _ranges(file, rows)
         framed = record_ranges.read(stream, starts, stops, files.is_remote(file.path))
-        return [
-            record_stream.unframe(data, str(file.path), row, start)
-            for data, row, start in zip(framed, rows.tolist(), starts, strict=True)
-        ]
+        return [_record(file, data, row, start) for data, row, start in zip(framed, rows.tolist(), starts, strict=True)]
+
+
+def _record(file: RecordFile, framed: bytes, row: int, start: int) -> bytes:
+    fault = walk.check(framed)
+    if fault:
+        raise DataError(f"{walk.location(file.path, row, start)}: {fault.text}{record_stream.ADVICE}")
+    return framed[framing.HEADER : -framing.FOOTER]
 
 
 def _check_unchanged(file: RecordFile, now: Stamp) -> None:
@@ -155,11 +161,10 @@ def _ranges(file: RecordFile, rows: NDArray[np.int64]) -> tuple[list[int], list[
 @functools.lru_cache(maxsize=64)
 def _load_offsets(path: Place, crc: str, count: int, num_bytes: int) -> NDArray[np.int64]:
     data = files.path_of(path).read_bytes()
-    if f"{crc32c.crc32c(data):08x}" != crc or len(data) != 8 * (count + 1):
-        raise DataError(
-            f"{path}: is not the file of {count + 1} offsets that the manifest lists; convert the data again"
-        )
-    offsets = np.frombuffer(data, "<u8").astype(np.int64)
+    try:
+        offsets = record_offsets.parse(data, len(data), count, crc)
+    except ValueError as error:
+        raise DataError(f"{path}: {error}; convert the data again") from None
     if offsets[0] != 0 or offsets[-1] != num_bytes or (np.diff(offsets) < 0).any():
         raise DataError(f"{path}: its offsets do not ascend from 0 to {num_bytes}; convert the data again")
     return offsets
@@ -172,18 +177,22 @@ def _read_pieces(file: RecordFile, stream: IO[bytes], rows: NDArray[np.int64]) -
     found: list[bytes] = []
     for piece in np.unique(pieces).tolist():
         (number, start), (_, stop) = file.marks[piece], file.marks[piece + 1]
-        data = files.read_at(stream, start, stop - start)
-        bounds = record_stream.bounds(data, str(file.path), number, start)
-        for row in rows[pieces == piece].tolist():
-            begin, end = bounds[row - number], bounds[row - number + 1]
-            found.append(record_stream.unframe(data[begin:end], str(file.path), row, start + begin))
+        records = _piece(file, files.read_at(stream, start, stop - start), number, start)
+        found += [records[row - number] for row in rows[pieces == piece].tolist()]
     return found
+
+
+def _piece(file: RecordFile, data: bytes, number: int, offset: int) -> list[bytes]:
+    """Returns the records of a piece, of which the first has this number and offset."""
+    framed = io.BytesIO(data)
+    found = walk.records(lambda _: framed.read(), file.path, advice=record_stream.ADVICE, number=number, offset=offset)
+    return [record for _, _, record in found]
 
 
 def _read_streamed(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
     """Returns records of a compressed file, which is read up to the last of them."""
     found: list[bytes] = []
-    records = enumerate(record_stream.walk(file.path, file.packing))
+    records = enumerate(record_stream.records(file.path, file.packing))
     number, record = -1, b""
     for row in rows.tolist():
         while number < row:

@@ -122,7 +122,7 @@ def _first_records(paths: Sequence[Place]) -> tuple[list[dict[str, Any]], str]:
     """Returns the first Examples, decoded, of the first file that has any, and the file."""
     seen = 0
     for path in paths:
-        walk = record_stream.walk(path, record_stream.packing_of(path))
+        walk = record_stream.records(path, record_stream.packing_of(path))
         decoded = []
         for _, _, record in itertools.islice(walk, record_schema.FIRST_RECORDS):
             seen += 1

@@ -1,6 +1,7 @@
 """Examples by their number, against the values that were written."""
 
 import concurrent.futures
+import io
 import json
 import multiprocessing
 import os
@@ -17,7 +18,7 @@ from pipeline import RandomAccess
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import naming
-from pipeline.records import framing
+from pipeline.records import walk
 from tests.datasets import Kind, encoded, extra_of, image_of, key_of, to_memory, write_dataset
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -156,7 +157,7 @@ def test_locate_says_where_the_record_lies(tmp_path, kind):
         location = examples.locate(i)
         assert location == examples.locate(i - 9)
         data = pathlib.Path(location.file).read_bytes()
-        assert [offset for offset, _ in framing.records(data, "")][location.record] == location.offset
+        assert [offset for offset, _, _ in walk.records(io.BytesIO(data).read, "")][location.record] == location.offset
         assert key_of("train", i + 3, kind) in data[location.offset : location.offset + 230]
     with pytest.raises(IndexError):
         examples.locate(9)

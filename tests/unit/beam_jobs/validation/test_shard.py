@@ -68,8 +68,9 @@ def test_every_flipped_bit_is_found_and_its_record_named(folder, kind):
         record = max(number for number, start in enumerate(starts) if start <= bit // 8)
         in_length = bit // 8 - starts[record] < framing.HEADER
         lines, report = check(folder, deep=True)
-        what = "the CRC of its length is wrong" if in_length else "its CRC is wrong"
-        assert lines == [f"{path.name}, record {record}, byte offset {starts[record]}: {what}"]
+        [line] = lines
+        assert line.startswith(f"{path.name}, record {record}, byte offset {starts[record]}: ")
+        assert ("length" in line) == in_length
         assert report.records == 5
         assert report.is_whole == in_length  # the stride or the offsets tell how long the record is
 
@@ -94,12 +95,11 @@ def test_a_cut_gzip_stream_names_the_record_and_its_offset_in_the_decompressed_s
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
     lines, report = check(folder)
-    place = rf"record {report.records}, byte offset \d+ of the decompressed stream"
-    assert re.fullmatch(rf"{path.name}: has {len(data) // 2} bytes, the manifest says {len(data)}", lines[-1])
-    assert re.fullmatch(rf"{path.name}, {place}: the file ends inside its GZIP stream", lines[-2])
+    assert re.fullmatch(rf"{path.name}: .*{len(data) // 2}.*{len(data)}.*", lines[-1])
+    assert re.match(rf"{path.name}, record {report.records}, byte offset \d+ of the decompressed", lines[-2])
     assert not report.is_whole
     path.write_bytes(b"no gzip at all" * 9)
-    assert "record 0, byte offset 0 of the decompressed stream: its GZIP stream is corrupt" in check(folder)[0][0]
+    assert "record 0, byte offset 0 of the decompressed" in check(folder)[0][0]
 
 
 @pytest.mark.parametrize("kind", ["gzip"], indirect=True)
@@ -115,8 +115,7 @@ def test_a_small_shard_cannot_claim_all_memory(folder, kind):
     path = folder / FILES[kind]
     length = (1 << 40).to_bytes(8, "little")
     path.write_bytes(gzip.compress(length + framing.masked_crc32c(length).to_bytes(4, "little") + bytes(1000)))
-    text = f"record 0, byte offset 0 of the decompressed stream: the record has {1 << 40} bytes, above 335544320"
-    assert text in check(folder)[0][0]
+    assert re.search(rf"record 0, byte offset 0 of .*{1 << 40} bytes.*{framing.MAX_RECORD}", check(folder)[0][0])
 
 
 @pytest.mark.parametrize("kind", ["raw", "png"], indirect=True)
@@ -126,13 +125,13 @@ def test_a_cut_shard_says_where_it_ends(folder, kind, cut):
     size = starts[-1]
     os.truncate(path, size - cut)
     lines, report = check(folder)
-    assert lines == [
-        f"{path.name}, record 4, byte offset {starts[4]}: the file ends inside the record, {cut} bytes before its end",
-        f"{path.name}: has {size - cut} bytes, the manifest says {size}",
-    ]
+    has, needs = size - cut - starts[4], size - starts[4]
+    assert re.match(rf"{path.name}, record 4, byte offset {starts[4]}: .*{has} of {needs} bytes", lines[0])
+    assert re.match(rf"{path.name}: .*{size - cut} bytes.*{size}", lines[1])
+    assert len(lines) == 2
     assert not report.is_whole
     os.truncate(path, starts[3] + 5)
-    assert check(folder)[0][0].endswith(f"byte offset {starts[3]}: the file ends inside a header (5 of 12 bytes)")
+    assert re.search(rf"byte offset {starts[3]}: .*5 of 12 bytes", check(folder)[0][0])
     os.truncate(path, starts[3])
     assert check(folder)[0] == [
         f"{path.name}: has {starts[3]} bytes, the manifest says {size}",
@@ -172,9 +171,9 @@ def test_an_offsets_file_is_checked_byte_by_byte_and_against_the_records(folder,
         damaged = bytearray(whole)
         damaged[position] ^= 1
         path.write_bytes(damaged)
-        assert re.fullmatch(rf"{path.name}: its CRC32C is \w+, the manifest says \w+", check(folder)[0][0])
+        assert re.fullmatch(rf"{path.name}: .*CRC32C.* [0-9a-f]{{8}}.* [0-9a-f]{{8}}", check(folder)[0][0])
     path.write_bytes(whole[:-1])
-    assert check(folder)[0] == [f"{path.name}: has {len(whole) - 1} bytes, of 5 records it has 48"]
+    assert re.fullmatch(rf"{path.name}: .*{len(whole) - 1} bytes.*5 records.*48", "".join(check(folder)[0]))
     path.unlink()
     assert check(folder)[0] == [f"{path.name}: cannot be read: No such file or directory"]
 
@@ -203,9 +202,8 @@ def test_records_that_do_not_keep_the_stride_are_found(folder, kind):
     stride = manifests.load(folder).shards[2].stride
     rewrite_shard(folder, name, examples)
     edit(folder, lambda c: c["splits"]["train"]["shards"][1].update(stride=stride, offsets_crc32c=None))
-    assert check(folder)[0] == [
-        f"{name}, record 1, byte offset {stride}: it takes {stride + 1} bytes, but the manifest's stride is {stride}"
-    ]
+    [line] = check(folder)[0]
+    assert re.match(rf"{name}, record 1, byte offset {stride}: .*{stride + 1} bytes.*{stride}", line)
 
 
 @pytest.mark.parametrize("kind", ["png"], indirect=True)
@@ -233,22 +231,22 @@ def without(name):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (changed(label=4), "label 4 is not in 0..3"),
-        (changed(label=-1), "label -1 is not in 0..3"),
-        (changed(coarse=2), "coarse 2 is not in 0..1"),
-        (changed(label=np.array([1, 1])), "feature 'label' has 2 values, the manifest says 1"),
-        (changed(label=b"1"), "feature 'label' holds bytes, the manifest says int64"),
-        (changed(label=np.array([1.0], np.float32)), "feature 'label' holds float32, the manifest says int64"),
-        (changed(box=np.array([1, 2])), "feature 'box' holds int64, the manifest says float32"),
-        (changed(image=np.array([1, 2])), "feature 'image' holds int64, the manifest says uint8"),
-        (changed(image=[b"a", b"b"]), "feature 'image' has 2 values, the manifest says 1"),
-        (changed(key=b""), "its key is empty"),
-        (changed(more=1), "feature 'more' is not in the manifest"),
-        (without("image"), "feature 'image' is missing"),
-        (without("label"), "feature 'label' is missing"),
-        (without("key"), "feature 'key' is missing"),
-        (without("coarse"), "feature 'coarse' is missing"),
-        (lambda example: b"\xff" * 30, "these 30 bytes are no serialized tf.train.Example"),
+        (changed(label=4), r"label 4 .*0\.\.3"),
+        (changed(label=-1), r"label -1 .*0\.\.3"),
+        (changed(coarse=2), r"coarse 2 .*0\.\.1"),
+        (changed(label=np.array([1, 1])), "'label'.* 2 .* 1"),
+        (changed(label=b"1"), "'label'.* bytes.* int64"),
+        (changed(label=np.array([1.0], np.float32)), "'label'.* float32.* int64"),
+        (changed(box=np.array([1, 2])), "'box'.* int64.* float32"),
+        (changed(image=np.array([1, 2])), "'image'.* int64.* uint8"),
+        (changed(image=[b"a", b"b"]), "'image'.* 2 .* 1"),
+        (changed(key=b""), "key.* empty"),
+        (changed(more=1), "'more'.*not in the manifest"),
+        (without("image"), "'image'.*missing"),
+        (without("label"), "'label'.*missing"),
+        (without("key"), "'key'.*missing"),
+        (without("coarse"), "'coarse'.*missing"),
+        (lambda example: b"\xff" * 30, "30 bytes"),
     ],
 )
 def test_an_example_with_right_crcs_that_is_not_as_the_manifest_says_is_named(folder, kind, change, text):
@@ -257,9 +255,8 @@ def test_an_example_with_right_crcs_that_is_not_as_the_manifest_says_is_named(fo
     examples[3] = change(examples[3])
     sizes = [16 + len(one if isinstance(one, bytes) else example_proto.encode(one)) for one in examples]
     rewrite_shard(folder, name, examples)
-    unit = " of the decompressed stream" if kind == "gzip" else ""
-    lines, report = check(folder)
-    assert lines == [f"{name}, record 3, byte offset {sum(sizes[:3])}{unit}: {text}"]
+    [line], report = check(folder)
+    assert re.match(rf"{name}, record 3, byte offset {sum(sizes[:3])}\b.*: .*{text}", line)
     assert not report.is_whole
 
 

@@ -117,20 +117,25 @@ TOO_LONG = struct.pack("<Q", 1 << 30) + struct.pack("<I", framing.masked_crc32c(
     ("name", "data", "arguments", "message"),
     [
         ("x", flipped(WHOLE, 50), [], r"/x, record 2, byte offset 35: the record's CRC is wrong"),
-        ("x", flipped(WHOLE, 16), [], r"/x, record 1, byte offset 16: its length or the CRC of its length is wrong$"),
+        ("x", flipped(WHOLE, 16), [], r"/x, record 1, byte offset 16: .*length"),
         ("x", WHOLE[:-1], [], r"/x, record 3, byte offset 61: the file ends inside the record \(315 of 316 bytes\)"),
         ("x", WHOLE[:70], [], r"/x, record 3, byte offset 61: the file ends inside a header \(9 of 12 bytes\)"),
         ("x", WHOLE + TOO_LONG, [], r"/x, record 4, byte offset 377: it has 1073741824 bytes; at most 335544320"),
         ("x", gzip.compress(WHOLE), [], "record 0, byte offset 0: .* it looks compressed: give --compression=GZIP"),
         ("x", WHOLE, ["--compression=GZIP"], "record 0, byte offset 0 of the decompressed bytes: cannot be decompr"),
-        ("x", gzip.compress(WHOLE)[:-9], ["--compression=GZIP"], "cannot be decompressed: Compressed file ended"),
+        (
+            "x",
+            gzip.compress(WHOLE)[:-9],
+            ["--compression=GZIP"],
+            r"record 3, byte offset 61 of .*decompressed",
+        ),
         (
             "x",
             gzip.compress(flipped(WHOLE, 50)),
             ["--compression=GZIP"],
             "record 2, byte offset 35 of the decompressed bytes: the record's CRC is wrong",
         ),
-        ("x", b"name,age\nann,3\n", [], "record 0, byte offset 0: its length or the CRC of its length is wrong"),
+        ("x", b"name,age\nann,3\n", [], "record 0, byte offset 0: .*length"),
     ],
     ids=[
         "record",

@@ -92,7 +92,7 @@ def test_threads_share_a_budget(tmp_path):
 def test_none_is_good_is_an_error_to_be_raised():
     error = Corruption("d").none_is_good("d/a", 3)
     assert isinstance(error, DataError)
-    assert str(error).startswith("d/a: all 3 records read around here are corrupt; to see all that is wrong: ")
+    assert str(error).startswith("d/a: all 3 records ")
 
 
 def test_it_can_be_sent_to_another_process(tmp_path):

@@ -1,6 +1,7 @@
 """Records of any kind as byte strings, on real files with real damage."""
 
 import dataclasses
+import io
 import threading
 
 import crc32c
@@ -13,10 +14,10 @@ from pipeline.manifest import ShardInfo, naming
 from pipeline.manifest.splits import select
 from pipeline.read import records_reader as read_records
 from pipeline.read.corruption import Corruption, skipped_records
-from pipeline.read.records_reader import RecordsReader, frame_problem, shard_offsets
+from pipeline.read.records_reader import RecordsReader, shard_offsets
 from pipeline.read.rows_reader import all_pieces
 from pipeline.read.shards import Shards
-from pipeline.records import example_proto, framing
+from pipeline.records import example_proto, framing, walk
 from tests.datasets import Kind, image_of, images_of, key_of, to_memory, write_dataset, write_shard
 
 COUNTS = (5, 0, 4, 3)
@@ -32,11 +33,11 @@ def folder(tmp_path):
     return tmp_path
 
 
-def reader_of(folder, split="train", policy="raise", most=100, place=None):
+def reader_of(folder, split="train", policy="raise", most=100, data_dir=None, **options):
     manifest = manifests.load(folder)
-    place = place or str(folder)
-    shards = Shards.found(place, select(manifest, split).segments, Corruption(place, policy, most))
-    return RecordsReader(shards, manifest.compression)
+    data_dir = data_dir or str(folder)
+    shards = Shards.found(data_dir, select(manifest, split).segments, Corruption(data_dir, policy, most))
+    return RecordsReader(shards, manifest.compression, **options)
 
 
 def read_all(folder, split="train", **policy):
@@ -140,8 +141,8 @@ def test_every_flipped_bit_is_refused_and_its_record_named(folder, piece):
         path.write_bytes(damaged)
         record = int(np.searchsorted(offsets, bit // 8, side="right")) - 1
         of_length = bit // 8 - offsets[record] < framing.HEADER
-        problem = "its length or the CRC of its length is wrong" if of_length else "the record's CRC is wrong"
-        with pytest.raises(DataError, match=f"{LAST}, record {record}, byte offset {offsets[record]}: {problem}; "):
+        problem = "length" if of_length else "record's CRC"
+        with pytest.raises(DataError, match=f"{LAST}, record {record}, byte offset {offsets[record]}: .*{problem}"):
             reader_of(folder).read(np.array([piece]))
 
 
@@ -193,7 +194,7 @@ def test_the_budget_is_of_different_records_and_counted_once(folder):
 
 def test_a_window_without_a_good_record_is_an_error(folder):
     damage(folder, LAST, 0, 1, 2)
-    with pytest.raises(DataError, match=f"{LAST}: all 3 records read around here are corrupt"):
+    with pytest.raises(DataError, match=f"{LAST}: all 3 records .* corrupt"):
         reader_of(folder, policy="skip").read(np.array([[2, 0, 3]]))
 
 
@@ -235,9 +236,9 @@ def other(path):
     ("change", "message"),
     [
         (missing, r"\.offsets: cannot be read: No such file or directory"),
-        (cut, rf"\.offsets: 24 bytes instead of 32: the offsets of the records of {LAST} are corrupt; convert again"),
-        (flipped, rf"\.offsets: its CRC32C is not [0-9a-f]{{8}}: the offsets of the records of {LAST} are corrupt"),
-        (other, r"\.offsets: its CRC32C is not [0-9a-f]{8}: the offsets"),
+        (cut, rf"\.offsets: .*24 bytes.*3 records.*32.*{LAST}"),
+        (flipped, rf"\.offsets: .*CRC32C.*[0-9a-f]{{8}}.*[0-9a-f]{{8}}.*{LAST}"),
+        (other, r"\.offsets: .*CRC32C.*[0-9a-f]{8}"),
     ],
 )
 def test_offsets_that_are_missing_or_wrong_are_named(folder, change, message):
@@ -256,7 +257,7 @@ def test_offsets_that_a_manifest_vouches_for_but_that_are_not_the_files_are_corr
     shard = dataclasses.replace(shards[3], offsets_crc32c=f"{crc32c.crc32c(offsets):08x}")
     split = dataclasses.replace(made.splits["train"], shards=(*shards[:3], shard))
     (folder / "manifest.json").write_bytes(dataclasses.replace(made, splits={"train": split}).to_bytes())
-    with pytest.raises(DataError, match=f"{LAST}, record 0, byte offset 0: its length or the CRC of its length"):
+    with pytest.raises(DataError, match=f"{LAST}, record 0, byte offset 0: .* 5 bytes"):
         read_all(folder)
 
 
@@ -265,29 +266,25 @@ def test_offsets_of_a_shard(folder):
     whole = (folder / LAST).read_bytes()
     offsets = shard_offsets(str(folder), shards[3]).tolist()
     assert offsets == [0, 218, 218 + 219, len(whole)]
-    assert [offset for offset, _ in framing.records(whole, LAST)] == offsets[:-1]
+    assert [offset for offset, _, _ in walk.records(io.BytesIO(whole).read, LAST)] == offsets[:-1]
     assert shard_offsets(str(folder), shards[0]).tolist() == [0, 218, 436, 654, 872, 1090]
     assert shard_offsets(str(folder), shards[1]).tolist() == [0]
     assert shard_offsets(str(folder), ShardInfo("x", 0, 0, "0" * 8, None)).tolist() == [0]
 
 
-def test_offsets_are_read_once_and_the_oldest_are_given_up(folder, monkeypatch):
-    reader = reader_of(folder)
-    first = reader.offsets(2)
+def test_offsets_are_read_once_and_the_oldest_are_given_up(folder):
+    reader = reader_of(folder, kept_offsets=10)
+    first = reader.offsets(2)  # 4 of them
+    second = reader.offsets(0)  # 6: both stay
     assert reader.offsets(2) is first
-    monkeypatch.setattr(read_records, "_KEPT_OFFSETS", 10)
-    second = reader.offsets(0)  # 6 of them, with the 4 of the other: both stay
-    assert reader.offsets(2) is first
-    monkeypatch.setattr(read_records, "_KEPT_OFFSETS", 9)
     reader.offsets(1)
     assert reader.offsets(2) is not first
     assert np.array_equal(reader.offsets(0), second)
 
 
-def test_many_threads_read_while_offsets_are_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(read_records, "_KEPT_OFFSETS", 8)
+def test_many_threads_read_while_offsets_are_given_up(tmp_path):
     write_dataset(tmp_path, (2,) * 6, kind=UNEQUAL)
-    reader, errors = reader_of(tmp_path), []
+    reader, errors = reader_of(tmp_path, kept_offsets=8), []
 
     def work(seed):
         draw = np.random.default_rng(seed)
@@ -309,19 +306,10 @@ def test_many_threads_read_while_offsets_are_given_up(tmp_path, monkeypatch):
 def test_a_remote_folder_is_read_alike(tmp_path, kind):
     write_dataset(tmp_path, COUNTS, kind=kind)
     url = to_memory(tmp_path, "read_records")
-    reader = reader_of(tmp_path, place=url)
+    reader = reader_of(tmp_path, data_dir=url)
     check(reader.read(np.array([[0, 0, 5], [2, 1, 3], [1, 0, 2]])), [0, 1, 2, 3, 4, 10, 11, 5, 6], kind)
     if kind is UNEQUAL:
         damage(tmp_path, LAST, 1)
         to_memory(tmp_path, "read_records")
         with pytest.raises(DataError, match=f"{url}/{LAST}, record 1, byte offset 218: the record's CRC is wrong"):
             reader.read(np.array([[2, 0, 3]]))
-
-
-def test_a_frame_is_judged_by_its_length_and_crcs():
-    frame = framing.frame(b"abc\0")
-    assert frame_problem(memoryview(frame)) == ""
-    for size in (0, 1, 11, 12, 15, 16, 19):
-        assert frame_problem(memoryview(frame[:size])) == "its length or the CRC of its length is wrong"
-    assert frame_problem(memoryview(frame[:-1] + b"\0")) == "the record's CRC is wrong"
-    assert frame_problem(memoryview(framing.frame(b""))) == ""

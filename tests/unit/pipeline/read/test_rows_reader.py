@@ -29,10 +29,10 @@ def folder(tmp_path):
     return tmp_path
 
 
-def reader_of(folder, split="train", policy="raise", most=100, place=None):
+def reader_of(folder, split="train", policy="raise", most=100, data_dir=None):
     manifest = manifests.load(folder)
-    place = place or str(folder)
-    shards = Shards.found(place, select(manifest, split).segments, Corruption(place, policy, most))
+    data_dir = data_dir or str(folder)
+    shards = Shards.found(data_dir, select(manifest, split).segments, Corruption(data_dir, policy, most))
     return RowsReader.fit(manifest, shards, with_keys=True)
 
 
@@ -109,8 +109,8 @@ def test_every_flipped_bit_is_refused_and_its_record_named(folder, piece):
         path.write_bytes(damaged)
         record = bit // 8 // STRIDE
         of_length = bit // 8 % STRIDE < framing.HEADER
-        problem = "its length or the CRC of its length is wrong" if of_length else "the record's CRC is wrong"
-        where = rf"train-00002-of-00004\.tfrecord, record {record}, byte offset {record * STRIDE}: {problem}; "
+        problem = "length" if of_length else "record's CRC"
+        where = rf"train-00002-of-00004\.tfrecord, record {record}, byte offset {record * STRIDE}: .*{problem}"
         with pytest.raises(DataError, match=where):
             reader_of(folder).read(np.array([piece]))
 
@@ -160,7 +160,8 @@ def test_a_damaged_length_is_skipped_as_well(folder):
     damage(folder, "train-00000-of-00004.tfrecord", 3, byte=2)
     reader, rows = read_all(folder, policy="skip")
     check(reader, rows, [0, 1, 2, 4, 4, *range(5, 12)])
-    assert [r.problem for r in skipped_records(folder)] == ["its length or the CRC of its length is wrong"]
+    [skipped] = skipped_records(folder)
+    assert "length" in skipped.problem
 
 
 def test_the_budget_is_of_different_records_and_counted_once(folder):
@@ -175,7 +176,7 @@ def test_the_budget_is_of_different_records_and_counted_once(folder):
 def test_a_window_without_a_good_record_is_an_error(folder):
     damage(folder, "train-00003-of-00004.tfrecord", 0, 1, 2)
     reader = reader_of(folder, policy="skip")
-    with pytest.raises(DataError, match=r"train-00003-of-00004\.tfrecord: all 3 records read around here are corrupt"):
+    with pytest.raises(DataError, match=r"train-00003-of-00004\.tfrecord: all 3 records .* corrupt"):
         reader.read(np.array([[2, 0, 3]]))
     check(reader, reader.read(np.array([[2, 0, 3], [0, 0, 1]])), [0, 0, 0, 0])
 
@@ -191,7 +192,7 @@ def test_a_file_that_is_cut_between_two_reads_is_named(folder):
 
 def test_a_remote_folder_is_read_alike(folder):
     url = to_memory(folder, "read_rows")
-    reader = reader_of(folder, place=url)
+    reader = reader_of(folder, data_dir=url)
     check(reader, reader.read(np.array([[0, 0, 5], [1, 1, 3]])), [0, 1, 2, 3, 4, 6, 7])
     damage(folder, "train-00000-of-00004.tfrecord", 1)
     to_memory(folder, "read_rows")

@@ -111,4 +111,5 @@ def test_too_little_memory_is_said_in_one_line(folder, monkeypatch):
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         next(iter(dataset(folder)))
     said = op_message.of_input(caught.value.message)
-    assert said == "no memory for a window (unable to allocate 160 x 192): give a smaller shuffle_bytes (another order)"
+    assert "(unable to allocate 160 x 192)" in said
+    assert "shuffle_bytes" in said
