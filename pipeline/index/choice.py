@@ -35,7 +35,7 @@ def choose(data_dir: str, splits: Sequence[str]) -> dict[str, list[str]]:
         if not found:
             some = f"such as {', '.join(names[:_MOST_NAMED])}" if names else "none at all"
             raise UsageError(
-                f"--split={text}: no file in {data_dir} matches {pattern!r}; it has {len(names)} files, {some}"
+                f"--split={text}: no file in {data_dir} matches {pattern!r}; there are {len(names)}, {some}"
             )
         for name in found:
             _check(name, text, chosen)

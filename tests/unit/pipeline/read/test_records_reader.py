@@ -131,21 +131,6 @@ def test_shards_of_other_key_lengths_features_and_strides_are_joined(tmp_path):
     assert [int(d["label"][0]) for d in decoded] == [1, 2, 200, 201, 202, 203, 1]
 
 
-@pytest.mark.parametrize("piece", [[2, 0, 3], [2, 0, 2], [2, 1, 3]], ids=["whole", "the begin", "the end"])
-def test_every_flipped_bit_is_refused_and_its_record_named(folder, piece):
-    path, offsets = folder / LAST, offsets_in(folder, LAST)
-    whole = path.read_bytes()
-    for bit in np.random.default_rng(0).integers(offsets[piece[1]] * 8, offsets[piece[2]] * 8, 100).tolist():
-        damaged = bytearray(whole)
-        damaged[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(damaged)
-        record = int(np.searchsorted(offsets, bit // 8, side="right")) - 1
-        of_length = bit // 8 - offsets[record] < framing.HEADER
-        problem = "length" if of_length else "record's CRC"
-        with pytest.raises(DataError, match=f"{LAST}, record {record}, byte offset {offsets[record]}: .*{problem}"):
-            reader_of(folder).read(np.array([piece]))
-
-
 def test_a_shard_of_whole_records_but_other_bytes_is_refused(folder, tmp_path):
     size = (folder / LAST).stat().st_size
     rows = [{"image": bytes(144), "label": 0, "key": key_of("train", n, UNEQUAL)} for n in (9, 10, 11)]
@@ -179,17 +164,6 @@ def damage_equal(folder, *records):
     for record in records:
         data[record * (len(data) // 5) + 40] ^= 4
     path.write_bytes(data)
-
-
-def test_the_budget_is_of_different_records_and_counted_once(folder):
-    damage(folder, LAST, 0, 2)
-    reader = reader_of(folder, policy="skip", most=2)
-    for _ in range(3):
-        assert reader.read(np.array([[2, 0, 3]])).good.tolist() == [False, True, False]
-    poor = reader_of(folder, policy="skip", most=1)
-    for _ in range(2):  # asked again, it does not pass
-        with pytest.raises(DataError, match="record 2, .*; 1 others were skipped, which is max_corrupt"):
-            poor.read(np.array([[2, 0, 3]]))
 
 
 def test_a_window_without_a_good_record_is_an_error(folder):

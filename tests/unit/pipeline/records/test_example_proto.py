@@ -111,10 +111,3 @@ record = tf.train.Example.FromString(example_proto.encode({{"a": 7}})).Serialize
 assert example_proto.decode(record)["a"].tolist() == [7] and ours()
 """
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_needs_no_tensorflow():
-    code = (
-        "import sys; from pipeline import example_proto; example_proto.encode({}); print('tensorflow' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout == b"False\n"

@@ -167,13 +167,6 @@ class TestOurs:
         with pytest.raises(DataError, match=where):
             source.read("train", np.arange(12))
 
-    def test_damaged_offsets_are_found(self, tmp_path):
-        write_ours(tmp_path / "made", png_rows, PNG_FEATURES)
-        path = tmp_path / "made" / "train-00000-of-00003.tfrecord.offsets"
-        path.write_bytes(path.read_bytes()[:-8])
-        with pytest.raises(DataError, match=r"00000-of-00003\.tfrecord\.offsets: .*32 bytes.*4 records.*40"):
-            opened(tmp_path / "made").read("train", np.array([0]))
-
     def test_a_missing_or_cut_shard_is_found_at_once(self, tmp_path):
         made = write_dataset(tmp_path / "made")
         path = tmp_path / "made" / made.splits["test"].shards[0].file
@@ -414,40 +407,19 @@ class TestForeignErrors:
             opened(tmp_path)
 
     @pytest.mark.parametrize(
-        ("damage", "message"),
+        ("damage", "record"),
         [
-            (
-                lambda data: data[:-3],
-                r"record 9, byte offset \d+: the file ends inside the record \(\d+ of \d+ bytes\)",
-            ),
-            (
-                lambda data: data + b"1234",
-                r"record 10, byte offset \d+: the file ends inside a header \(4 of 12 bytes\)",
-            ),
-            (lambda data: data + bytes(12), r"record 10, byte offset \d+: .*length"),
-            (lambda data: data[:-9] + b"!" + data[-8:], r"record 9, byte offset \d+: the record's CRC is wrong"),
+            (lambda data: data[:-3], 9),
+            (lambda data: data + b"1234", 10),
+            (lambda data: data + bytes(12), 10),
+            (lambda data: data[:-9] + b"!" + data[-8:], 9),
         ],
     )
     @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-    def test_a_corrupt_file_is_named_with_the_record(self, tmp_path, damage, message, pack):
+    def test_a_corrupt_file_is_named_with_the_record(self, tmp_path, damage, record, pack):
         data = framed([{"image": png(pixels_of(row)), "label": 0} for row in range(10)])
         (tmp_path / "a.tfrecord").write_bytes(pack(damage(data)))
-        with pytest.raises(DataError, match=message if pack is bytes else r"of the decompressed|ends inside"):
-            opened(tmp_path)
-
-    def test_cut_and_corrupt_compression(self, tmp_path):
-        data = gzip.compress(framed([{"image": png(pixels_of(row)), "label": 0} for row in range(100)]))
-        for damaged in (data[:-20], data[:2000] + b"!!!!" + data[2004:]):
-            (tmp_path / "a.tfrecord").write_bytes(damaged)
-            with pytest.raises(DataError, match=r"a.tfrecord, record \d+, byte offset \d+ of"):
-                opened(tmp_path)
-
-    def test_a_small_file_cannot_claim_all_memory(self, tmp_path):
-        length = (framing.MAX_RECORD + 1).to_bytes(8, "little")
-        header = length + framing.masked_crc32c(length).to_bytes(4, "little")
-        data = framed([{"image": png(pixels_of(0)), "label": 0}]) + header + bytes(1000)
-        (tmp_path / "a.tfrecord").write_bytes(gzip.compress(data))
-        with pytest.raises(DataError, match=r"record 1, byte offset \d+ of the .*: .*335544321 bytes.*335544320"):
+        with pytest.raises(DataError, match=rf"a.tfrecord, record {record}, byte offset \d+"):
             opened(tmp_path)
 
     @pytest.mark.parametrize("pack", [bytes, gzip.compress, zlib.compress])
