@@ -7,6 +7,9 @@ import logging
 import os
 import threading
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pipeline.errors import DataError
 from pipeline.records.walk import location
 
@@ -97,3 +100,9 @@ class Corruption:
 
     def _advice(self) -> str:
         return f"to see all that is wrong: python -m beam_jobs.validate {self.data_dir}"
+
+
+def stand_ins(good: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Returns the row that stands in for each row that is not good: the next good one, else the last; int64 (bad,)."""
+    left, bad = np.flatnonzero(good), np.flatnonzero(~good)
+    return left[np.minimum(np.searchsorted(left, bad), len(left) - 1)]

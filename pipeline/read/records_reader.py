@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pipeline.errors import DataError
 from pipeline.manifest import ShardInfo, naming
 from pipeline.manifest.storage import folder
+from pipeline.read.corruption import stand_ins
 from pipeline.read.gzip_reader import GzipReader
 from pipeline.read.shards import Shards
 from pipeline.records import framing, offsets, walk
@@ -57,7 +58,9 @@ class RecordsReader:
         records[:] = found or [b""]
         good = np.array([record is not None for record in records], bool)
         if not good.all():
-            self._stand_in(records, good, parts)
+            if not good.any():
+                raise self.shards.corruption.none_is_good(str(self.shards.file(parts[0][0])), len(good))
+            records[~good] = records[stand_ins(good)]
         return Records(records, good)
 
     def _parts(self, segment: int, start: int, stop: int) -> list[tuple[int, int, int]]:
@@ -119,14 +122,6 @@ class RecordsReader:
                 self._offsets.pop(next(iter(self._offsets)))
             self._offsets[segment] = found
         return found
-
-    def _stand_in(
-        self, records: NDArray[np.object_], good: NDArray[np.bool_], parts: list[tuple[int, int, int]]
-    ) -> None:
-        left, bad = np.flatnonzero(good), np.flatnonzero(~good)
-        if not len(left):
-            raise self.shards.corruption.none_is_good(str(self.shards.file(parts[0][0])), len(good))
-        records[bad] = records[left[np.minimum(np.searchsorted(left, bad), len(left) - 1)]]
 
 
 def shard_offsets(data_dir: str, shard: ShardInfo) -> NDArray[np.int64]:

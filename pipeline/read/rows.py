@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import DataError
+from pipeline.read.corruption import stand_ins
 from pipeline.read.unpack import unpack
 from pipeline.records import example_proto, framing
 from pipeline.records.layout import Layout
@@ -86,8 +87,7 @@ class Rows:
 
     def stand_in(self) -> None:
         """Copies the next good row over each one that is left out; at least one must be good."""
-        good, bad = np.flatnonzero(self.good), np.flatnonzero(~self.good)
-        other = good[np.minimum(np.searchsorted(good, bad), len(good) - 1)]
+        bad, other = ~self.good, stand_ins(self.good)
         self.images[bad], self.labels[bad] = self.images[other], self.labels[other]
         if self.keys is not None:
             self.keys[bad] = self.keys[other]

@@ -1,4 +1,4 @@
-"""Records of `tf.train.Example` to blocks: which feature is the image, which the label, which are kept."""
+"""Turns records of `tf.train.Example` into blocks: which feature is the image, which the label, which are kept."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _KIND_OF_DTYPE = {"string": "bytes", "int64": "int64", "float32": "float"}
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """The features of records by the names that they have there.
+    """The names that the features have in the records.
 
     Attributes:
       image, label: bytes; one int64.
-      key: bytes or an int64; "" where records have none.
+      key: bytes or one int64; "" where records have none.
       image_shape: (height, width, channels) of raw pixels; None where images are encoded.
-      sizes: the features of height, width and channels in records of raw pixels; none where there are none.
+      sizes: the features of height, width and channels in records of raw pixels, if they have such.
       extra: the features that are kept.
     """
 
@@ -37,11 +37,11 @@ class Columns:
     extra: dict[str, Feature] = dataclasses.field(default_factory=dict)
 
     def block(self, records: Sequence[bytes], keys: Sequence[bytes]) -> Block:
-        """Returns the block of some records; those that are no example are in its `bad`.
+        """Returns the block of some records; invalid ones are in its `bad`.
 
         Args:
           records: serialized Examples.
-          keys: what names each, where records have no key.
+          keys: the key of each, where records have none.
         """
         images, labels, found_keys = [self._no_image] * len(records), np.zeros(len(records), np.int64), list(keys)
         extra = {name: [_nothing(feature)] * len(records) for name, feature in self.extra.items()}
@@ -128,7 +128,7 @@ def _kept(features: dict[str, Any], name: str, feature: Feature) -> Any:
 
 
 def _nothing(feature: Feature) -> Any:
-    """Returns what stands for the value of a bad record."""
+    """Returns a stand-in for the value of a bad record."""
     if feature.dtype == "string":
         return b""
     return np.zeros([size or 0 for size in feature.shape], feature.dtype)

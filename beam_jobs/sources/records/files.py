@@ -1,8 +1,8 @@
 """Files of records, read by record number: TFRecord files, compressed or not, and ArrayRecord files.
 
-A file is walked once, when it is indexed. Of a TFRecord file whose records are all of one length that length is kept,
-and any record is as near as any other. Of others the offset of the first record of each piece is kept: 1,000 records
-or 16 MiB, whichever is less. Compressed files are read from their beginning.
+A file is walked once, when it is indexed. If all records of a TFRecord file have one length, that length is kept, and
+any record can be read directly. Otherwise the offset of the first record of each piece is kept: 1,000 records or 16
+MiB, whichever is less. Compressed files are read from their beginning.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RecordFile:
 
     Attributes:
       path: absolute, or the file's place in a store.
-      num_bytes, mtime_ns: of the file; another size or time means that it was changed.
+      num_bytes, mtime_ns: of the file; another size or time means that it has changed.
       num_records: in it.
       packing: "" (TFRecord), "gzip" or "zlib" (TFRecord, compressed), or `ARRAY_RECORD`.
       stride: bytes from one record to the next, where all are of one length.
@@ -59,7 +59,7 @@ class RecordFile:
 
     @property
     def has_random_access(self) -> bool:
-        """Says whether any record is as cheap to read as any other."""
+        """Whether any record is as cheap to read as any other."""
         return self.packing == ARRAY_RECORD or self.stride is not None or self.offsets is not None
 
     @property
@@ -80,7 +80,7 @@ def index(
       tap: gets all bytes, as in `record_stream.records`.
 
     Raises:
-      DataError: the file cannot be read, is no TFRecord file, cut short or corrupt: with the record and its offset.
+      DataError: the file cannot be read, is no TFRecord file, is cut short or corrupt: with the record and its offset.
     """
     path = files.place(path)
     packing = record_stream.packing_of(path)
@@ -104,7 +104,7 @@ def index_array_record(path: pathlib.Path) -> RecordFile:
     """Opens an ArrayRecord file, which has its own index.
 
     Raises:
-      DataError: the file cannot be read or is no ArrayRecord file.
+      DataError: the file cannot be read or is not an ArrayRecord file.
     """
     with streams.errors_of(path):
         status = path.stat()
@@ -121,7 +121,7 @@ def read(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
       rows: int64 (n,), ascending, each in 0..num_records - 1.
 
     Raises:
-      DataError: the file was changed since, cannot be read, or is corrupt there: with the record and its offset.
+      DataError: the file has changed since, cannot be read, or is corrupt there: with the record and its offset.
     """
     with streams.errors_of(file.path), files.open_file(file.path) as stream:
         _check_unchanged(file, files.stamp_of(stream, file.path))

@@ -1,4 +1,4 @@
-"""TFRecords of `tf.train.Example` that others wrote: a file, a folder or a glob."""
+"""TFRecords of `tf.train.Example` that other programs wrote: a file, a folder or a glob."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 from pipeline.records import example_proto
 
-LABELS = "labels.txt"  # the classes' names, one a line; or `<label feature>.labels.txt`, as TFDS calls it
+LABELS = "labels.txt"  # the classes' names, one per line; or `<label feature>.labels.txt`, as TFDS calls it
 MAX_CLASSES = 1 << 20
 
 
@@ -94,7 +94,7 @@ class _Labels:
         self._lock = threading.Lock()  # remote files are walked by several threads
 
     def add(self, record: bytes) -> None:
-        """Looks at one record; one that is no example is left to the reader of rows."""
+        """Looks at one record; an invalid one is left to the reader of rows."""
         try:
             values = example_proto.decode(record, (self._feature,)).get(self._feature, [])
         except ValueError:
@@ -107,7 +107,7 @@ class _Labels:
         """Returns "0" to the highest label.
 
         Raises:
-          DataError: there is no label of 0 or more, or one that can be no class.
+          DataError: no label is 0 or more, or one is too large for a class.
         """
         if not 0 <= self._highest < MAX_CLASSES:
             found = f"the highest is {self._highest}" if self._highest >= 0 else "there is none of 0 or more"
@@ -144,7 +144,7 @@ def _class_names(path: StoragePath) -> tuple[str, ...]:
         except UnicodeDecodeError:
             raise DataError(f"{path}: is not UTF-8 text") from None
     if not names or not all(names):
-        raise DataError(f"{path}: must have the name of a class in every line; {len(names)} lines")
+        raise DataError(f"{path}: must have the name of a class in every line; it has {len(names)} lines")
     return names
 
 

@@ -12,7 +12,7 @@ from pipeline.records.layout import Layout
 
 
 def block(records: Sequence[bytes], image_shape: tuple[int, int, int]) -> Block | None:
-    """Returns the block of records of features `image`, `label` and `key`; None where they have no one layout.
+    """Returns the block of records of features `image`, `label` and `key`; None where they differ in layout.
 
     Args:
       records: serialized Examples, at least one.

@@ -1,4 +1,4 @@
-"""Which TFRecord files a --source names, and which split each is of."""
+"""Finds the TFRecord files that --source names, and the split of each."""
 
 from __future__ import annotations
 

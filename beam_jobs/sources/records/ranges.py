@@ -8,7 +8,7 @@ from typing import IO
 
 from beam_jobs.sources import files
 
-_GAP = 64 << 10  # 64 KiB: to read on over so small a gap is cheaper than another call
+_GAP = 64 << 10  # 64 KiB: reading over so small a gap is cheaper than another call
 _SPAN = 8 << 20  # 8 MiB read at once, or one record
 _REMOTE_GAP = 256 << 10  # 256 KiB: a fraction of what a store sends in the time that a request takes
 _WHOLE = 10  # a store's file of which more than a tenth is wanted is read from the first range to the last
@@ -18,7 +18,7 @@ _REQUESTS = 8  # at a time: as many spans are in memory
 def read(stream: IO[bytes], starts: Sequence[int], stops: Sequence[int], remote: bool) -> Iterator[bytes]:
     """Yields the bytes of each range, which ascend; near ones are read together, 8 MiB at most.
 
-    Memory: the ranges; of a remote file eight spans of 8 MiB more, which are read at a time.
+    Memory: the ranges; for a remote file also the eight spans of 8 MiB that are read at a time.
 
     Args:
       stream: from `files.open_file`, unbuffered.

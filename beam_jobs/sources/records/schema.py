@@ -1,4 +1,4 @@
-"""Finds out of the first records of a foreign file what its image, label and key are."""
+"""Infers from the first records of a foreign file which features are its image, label and key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from beam_jobs.sources.records.columns import Columns, kind
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest import Feature
 
-FIRST_RECORDS = 100  # by which it is told whether a feature has one value in every record
+FIRST_RECORDS = 100  # that tell whether a feature has one value in every record
 _OURS = ("image", "label", "key")
 _USUAL = {"image": ("image", "image/encoded", "image_raw"), "label": ("label", "image/class/label")}
 _SIZES = (
@@ -105,7 +105,7 @@ def _is_size(values: Any) -> bool:
 def _feature(records: Sequence[Mapping[str, Any]], name: str, file: str) -> Feature:
     """Returns a kept feature: a scalar where each of the first records has one value, else of one open dimension."""
     if name in _OURS:
-        raise UsageError(f"--keep_columns={name}: is the name of a feature that every record of ours has")
+        raise UsageError(f"--keep_columns={name}: every converted record has a feature of this name")
     found = [record[name] for record in records if name in record and len(record[name])]
     if not found:
         raise UsageError(f"--keep_columns={name}: {file}: the first record has {_listed(records[0])}")
@@ -113,5 +113,5 @@ def _feature(records: Sequence[Mapping[str, Any]], name: str, file: str) -> Feat
     if all(len(values) == 1 for values in found) and len(found) == len(records):
         return Feature(dtype)
     if dtype == "string":
-        raise UsageError(f"--keep_columns={name}: {file}: of bytes only one value a record can be kept")
+        raise UsageError(f"--keep_columns={name}: {file}: only one value of bytes per record can be kept")
     return Feature(dtype, (None,))

@@ -1,8 +1,8 @@
-"""What TensorFlow Datasets (TFDS) has prepared: `tfds:NAME`, in its formats tfrecord and array_record.
+"""Data sets that TensorFlow Datasets (TFDS) has prepared: `tfds:NAME`, in its formats tfrecord and array_record.
 
-Its files hold `tf.train.Example`s whose images are PNG or JPEG files, so they are read as other records are, and
-neither TensorFlow nor TFDS's decoding is needed: TFDS is only asked where the files are and what the features are
-called. Only an image and a class label are taken. Nothing is downloaded or prepared.
+Their files hold `tf.train.Example`s whose images are PNG or JPEG files, so they are read like other records, without
+TensorFlow or TFDS's decoding: TFDS only tells where the files are and what the features are called. Only an image and a
+class label are taken. Nothing is downloaded or prepared.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _PACKING_OF_COMPRESSION = {"": "", "GZIP": "gzip"}
 
 
 def open_source(options: SourceOptions) -> RecordSource:
-    """Opens TFRecords: a folder with a manifest as what it says, others as `foreign_records.open_files` does.
+    """Opens TFRecords: a folder with a manifest as the manifest says, others as `foreign_records.open_files` does.
 
     Raises:
       UsageError: no source is named, or a flag does not fit it.
@@ -38,7 +38,7 @@ def open_source(options: SourceOptions) -> RecordSource:
 
 
 def _open_ours(folder: AnyPath, options: SourceOptions) -> RecordSource:
-    """Opens a data set of ours. Its file in the new manifest is its manifest, which has the digests of its shards."""
+    """Opens a converted data set. The new manifest names its manifest as the source, which has its shards' digests."""
     for flag in ("feature_map", "image_shape", "keep_columns"):
         if getattr(options, flag):
             raise UsageError(f"--{flag}: is not for {folder}, whose {naming.MANIFEST} says what its features are")
