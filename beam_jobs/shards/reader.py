@@ -22,8 +22,10 @@ def records(path: AnyPath) -> Iterator[bytes]:
             stream = RecordStream(file.read, compression)
             for _, _, record in walk.records(stream.read, path, is_compressed=bool(compression)):
                 yield record
+    except DataError:
+        raise
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error}") from None
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
 def key_of(record: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The shards of a selection, open for reading: each must be what it was when the input was made."""
+"""The shards of a selection, opened for reading: each must be what it was when the input was made."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _RECOVER = (
     "the data is not what was converted: convert it again (python -m beam_jobs.convert ... --overwrite); "
     "or index it again, if it was indexed (python -m pipeline.index ... --overwrite)"
 )
-# Of all inputs of a process together. What is read from this machine is worked on at once, and more threads would wait
-# for the interpreter's lock (where records are not unpacked by compiled code) or memory. Other machines are waited for.
+# Threads, for all inputs of a process together. Local reads are limited by the processor: more threads would wait for
+# memory, or for the interpreter's lock without the compiled code. Remote reads wait for other machines.
 _LOCAL, _REMOTE = min(4, max(2, os.cpu_count() or 1)), 16
 
 Task = TypeVar("Task")
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 
 class _Pools:
-    """The threads of this process; a forked one has none of its parent's, and starts its own."""
+    """The threads of this process; a forked process has none of its parent's, and starts its own."""
 
     def __init__(self) -> None:
         self.start()
@@ -43,7 +43,7 @@ _pools = _Pools()
 
 
 def check_present(data_dir: PathLike, shards: Iterable[ShardInfo]) -> list[Identity]:
-    """Returns what each shard's file is.
+    """Returns the identity of each shard's file.
 
     Raises:
       DataError: one is missing or has another size than the manifest says.
@@ -70,16 +70,16 @@ def in_parallel(function: Callable[[Task], Result], tasks: Iterable[Task], *, is
     Args:
       function: does a task.
       tasks: its arguments.
-      is_remote: it waits for other machines.
+      is_remote: whether it waits for other machines.
 
     Raises:
-      DataError: the interpreter ends, and starts no thread any more.
+      DataError: the interpreter is exiting and starts no more threads.
     """
     pool = _pools.remote if is_remote else _pools.local
     try:
         done = pool.map(function, tasks)
     except RuntimeError as error:  # of the pool: the function's own come with the results
-        raise DataError(f"nothing can be read any more: {error}") from None
+        raise DataError(f"nothing more can be read: {error}") from None
     return list(done)
 
 
@@ -89,7 +89,7 @@ class Shards:
 
     Attributes:
       data_dir: the data set's folder.
-      segments: the selection's; pieces name them by their place here.
+      segments: the selection's; pieces name them by their index here.
       corruption: what is done about corrupt records.
       identities: of the files, when the input was made.
     """
@@ -123,28 +123,28 @@ class Shards:
         with self.file(segment).open() as file:
             self.check_same(segment, file.identity())
             yield file
-            # Written in place meanwhile, the records are whole, but others.
+            # A file rewritten in place meanwhile has whole records, but other ones.
             self.check_same(segment, file.identity())
 
     def check_same(self, segment: int, found: Identity) -> None:
-        """Raises DataError where a file is not what it was when the input was made."""
+        """Raises DataError if a file is not what it was when the input was made."""
         before = self.identities[segment]
         if found == before:
             return
         size = f"has {found.num_bytes} bytes instead of {before.num_bytes}"
         what = size if found.num_bytes != before.num_bytes else "was written again"
-        raise DataError(f"{self.file(segment)}: {what} since the input began; end what writes there and start again")
+        raise DataError(f"{self.file(segment)}: {what} since the input began; stop what writes there and start again")
 
     def check_crc(self, segment: int, crc: int) -> None:
-        """Raises DataError where a file whose records are all whole has not the manifest's CRC32C."""
+        """Raises DataError if a file, whose records are all whole, differs in CRC32C from the manifest."""
         expected = self.segments[segment].shard.crc32c
         if f"{crc:08x}" != expected:
             raise DataError(
                 f"{self.file(segment)}: every record is whole, but the file's CRC32C is {crc:08x}, not {expected}: "
-                "another data set's shard; convert the data again"
+                "this is another data set's shard; convert the data again"
             )
 
     def corrupt(self, segment: int, record: int, offset: int, problem: str) -> None:
-        """Notes a corrupt record; raises as `Corruption.found`, and where the file is no longer what it was."""
+        """Reports a corrupt record; raises as `Corruption.found`, or because the file is no longer what it was."""
         self.check_same(segment, self.file(segment).identity())
         self.corruption.found(CorruptRecord(str(self.file(segment)), record, offset, problem))

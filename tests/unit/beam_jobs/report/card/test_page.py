@@ -294,11 +294,11 @@ def test_it_is_written_beside_the_manifest(tmp_path):
 @pytest.mark.parametrize(
     ("damage", "why", "suffix"),
     [
-        (lambda shard: shard.unlink(), "FileNotFoundError", ""),
+        (lambda shard: shard.unlink(), "No such file", ""),
         (lambda shard: shard.write_bytes(shard.read_bytes()[:50]), "DataError", ""),
         (lambda shard: shard.write_bytes(framing.frame(b"no example")), "DataError", ""),
-        (lambda shard: shard.write_bytes(b"\xff" * 100), "18446744073709551615 bytes", ""),
-        (lambda shard: shard.write_bytes(b"plain"), "BadGzipFile", ".gz"),
+        (lambda shard: shard.write_bytes(b"\xff" * 100), "record 0, byte offset 0", ""),
+        (lambda shard: shard.write_bytes(b"plain"), "record 0, byte offset 0 of", ".gz"),
         (lambda shard: shard.with_name(naming.CARD).mkdir(), naming.CARD, ""),
     ],
     ids=["missing", "cut", "no example", "no record", "no gzip", "a folder of its name"],
