@@ -71,8 +71,9 @@ class _Stream:
         return frame.record
 
     def check_end(self) -> None:
-        if next(self._frames, None) is not None:
-            raise self._error("the manifest lists fewer records")
+        frame = next(self._frames, None)
+        if frame is not None:
+            raise self._error(frame.fault.text if frame.fault else "the manifest lists fewer records")
         self._shards.check_crc(self._segment, self._stream.crc)
 
     def _read_file(self, size: int) -> memoryview:
