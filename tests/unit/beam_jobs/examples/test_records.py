@@ -1,4 +1,5 @@
 import gzip
+import io
 
 import numpy as np
 import pytest
