@@ -129,7 +129,7 @@ def test_the_first_error_in_order_is_raised():
 AT_EXIT = """
 import atexit
 from pipeline.errors import DataError
-from pipeline.read import in_parallel
+from pipeline.read.shards import in_parallel
 
 @atexit.register
 def read_on():
