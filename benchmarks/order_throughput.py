@@ -2,9 +2,9 @@
 
     python -m benchmarks.order_throughput [--records=4000000]
 
-An epoch of the order lays the shards end to end, and hashes, sorts and gathers every window. NumPy's side is
-`Generator.permutation` of each window, with one generator for all. Rounds alternate, so that a change of the machine's
-speed affects both; the ratio is computed per round, and its median is printed.
+An epoch of the order is the plan of each of its windows, made with NumPy: what is read, hashed and sorted, and the rows
+of every step. NumPy's side is `Generator.permutation` of each window, with one generator for all. Rounds alternate, so
+that a change of the machine's speed affects both; the ratio is computed per round, and its median is printed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import numpy as np
 from benchmarks import inputs
 from benchmarks.rounds import ratio_text
 from pipeline.commands import commandline
+from pipeline.order.arrays import NumpyArrays
+from pipeline.order.feed import make_feed
 from pipeline.order.order import Order
 
 COMMAND = "benchmarks.order_throughput"
@@ -52,11 +54,13 @@ def compare(config: BenchmarkConfig, size: int) -> None:
     counts = (*(_SHARD,) * (total // _SHARD), total % _SHARD)
     order = Order(counts, _STREAMS * 64, _STREAMS, windows, "pad", 0, training=True)
     random = np.random.default_rng(0)
-    order.records_by_position(0)  # allocates the memory
+    feed = make_feed(order, None, NumpyArrays())
+    feed.plan(0, 0)  # allocates the memory
     rates = []
     for epoch in range(config.rounds):
         start = time.perf_counter()
-        order.records_by_position(epoch)
+        for window in range(windows):
+            feed.plan(epoch, window)
         middle = time.perf_counter()
         for _ in range(_STREAMS * windows):
             random.permutation(size)

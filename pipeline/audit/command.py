@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.audit import key_log, tables
 from pipeline.audit import seen as runs
 from pipeline.audit.claims import Claim
-from pipeline.audit.exhaustive import count_epoch
+from pipeline.audit.contract import Contract
 from pipeline.audit.key_log import Header
 from pipeline.audit.keys import read_keys
 from pipeline.audit.observed import compare
 from pipeline.audit.proof import Proof
 from pipeline.audit.reading import Reading
+from pipeline.audit.tensors import tensor_claims
 from pipeline.audit.topology import Topology
 from pipeline.commands import commandline
 from pipeline.errors import DataError, UsageError
@@ -94,21 +96,19 @@ def _topology(workers: int | None, replicas: int | None, size: int) -> Topology:
 
 def _prove(config: AuditConfig, source: ResolvedRequest, topologies: Sequence[Topology]) -> None:
     """Prints the claims; raises DataError for the first that does not hold."""
-    claims = Proof(source, config.epoch).claims()
-    for topology in topologies:
-        claims += topology.claims()
-    if all(claim.holds for claim in claims):
-        claims += [claim for other in topologies[1:] for claim in topologies[0].same_batches(other)]
-        claims += count_epoch(source, config.epoch, topologies[0]) if config.exhaustive else []
-    print("\n".join(tables.claim_lines(claims, source.spec.training)), flush=True)
-    _refuse(claims)
-
-
-def _refuse(claims: Sequence[Claim]) -> None:
-    for claim in claims:
-        if not claim.holds:
-            print("\nproof FAILS")
-            raise DataError(f"the proof fails: {claim.text}: {claim.evidence}")
+    proof = Proof(source, config.epoch, config.exhaustive)
+    parts: list[Callable[[], list[Claim]]] = [proof.claims, functools.partial(proof.topology_claims, topologies[0])]
+    parts += [functools.partial(proof.topology_claims, other, topologies[0]) for other in topologies[1:]]
+    parts += [functools.partial(tensor_claims, source.order, config.epoch, topologies[0])]
+    claims: list[Claim] = []
+    for part in parts:
+        claims += part()
+        if claims[-1].holds is False:
+            break
+    print("\n".join(tables.claim_lines(claims)), flush=True)
+    if claims[-1].holds is False:
+        print("\nproof FAILS")
+        raise DataError(f"the proof fails: {claims[-1].text}: {claims[-1].evidence}")
 
 
 def _draw(png: str, reading: Reading) -> None:
@@ -124,7 +124,7 @@ def _draw(png: str, reading: Reading) -> None:
 
 def _observe(config: AuditConfig, source: ResolvedRequest, logs: list[pathlib.Path], header: Header) -> None:
     keys = read_keys(config.data_dir, source.selection, source.manifest.compression)
-    report = compare(source.order, runs.read_run(logs, keys, header))
+    report = compare(Contract.of(source), runs.read_run(logs, keys, header))
     print("\n".join(tables.report_lines(report, source.order.steps_per_epoch)))
     if report.first is not None:
         print("\nproof holds, but the run saw something else")

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.audit.contract import I64, Contract
 from pipeline.audit.seen import NOT_LOGGED, Difference, Seen
-from pipeline.order.order import I64, Order
 
 _CLOSE = 1e-6  # relative, of a float32 weight
 
@@ -58,17 +58,17 @@ class Report:
     differences: int
 
 
-def compare(order: Order, seen: Seen) -> Report:
-    """Returns how a run's rows agree with the order."""
+def compare(contract: Contract, seen: Seen) -> Report:
+    """Returns how a run's rows agree with the contract."""
     steps = np.array(sorted(seen.records), np.int64)
     full = np.array([step for step in steps.tolist() if (seen.records[step] != NOT_LOGGED).all()], np.int64)
     found, count = list(seen.differences), len(seen.differences)
     gap, gaps = _gaps(seen, steps, full)
     found += gap
-    epochs = steps // order.steps_per_epoch
+    epochs = steps // contract.steps_per_epoch
     reports = []
     for epoch in np.unique(epochs).tolist():
-        report, differences = _epoch(order, seen, epoch, steps[epochs == epoch], full)
+        report, differences = _epoch(contract, seen, epoch, steps[epochs == epoch], full)
         reports.append(report)
         found += differences
     count += gaps + sum(report.elsewhere + report.unknown + report.weights for report in reports)
@@ -98,10 +98,9 @@ def _gap(seen: Seen, step: int) -> Difference:
     return Difference(step, row, f"not in the logs{''.join(lacking[:1])}")
 
 
-def _epoch(order: Order, seen: Seen, epoch: int, steps: I64, full: I64) -> tuple[EpochReport, list[Difference]]:
-    by_position = order.records_by_position(epoch)
-    places = [order.positions(step) for step in (steps % order.steps_per_epoch).tolist()]
-    expected, real = by_position[np.stack([p for p, _ in places])], np.stack([r for _, r in places])
+def _epoch(contract: Contract, seen: Seen, epoch: int, steps: I64, full: I64) -> tuple[EpochReport, list[Difference]]:
+    batches = [contract.batch(step) for step in steps.tolist()]
+    expected, real = np.stack([records for records, _ in batches]), np.stack([mask for _, mask in batches])
     records = np.stack([seen.records[step] for step in steps.tolist()])
     weights = np.stack([seen.weights[step] for step in steps.tolist()])
     logged = records != NOT_LOGGED
@@ -113,7 +112,7 @@ def _epoch(order: Order, seen: Seen, epoch: int, steps: I64, full: I64) -> tuple
         keys = f"expected key {seen.keys[expected[t, row]]!r}, seen key {seen.key(int(records[t, row]))!r}"
         text = f"{replica}: {keys}, weight {weights[t, row]:g} of a {'real' if real[t, row] else 'padding'} row"
         differences.append(Difference(int(steps[t]), row, text))
-    times = np.bincount(records[(records >= 0) & (weights != 0)], minlength=order.num_records)
+    times = np.bincount(records[(records >= 0) & (weights != 0)], minlength=contract.num_records)
     report = EpochReport(
         epoch=epoch,
         steps=int(np.isin(steps, full).sum()),

@@ -112,7 +112,7 @@ def _draw_shards(axes: Any, reading: Reading) -> None:
     axes.bar(edges[:-1], 1, np.diff(edges), align="edge", color=[_GREY[i % 2] for i in range(count)])
     axes.set_ylim(0, 1)
     if count <= _MOST_NAMED:
-        for i, segment in enumerate(reading.pieces[:, 0].tolist()):
+        for i, segment in enumerate(reading.segments.tolist()):
             name = reading.source.selection.segments[segment].shard.file.split("-of-")[0]
             axes.text(edges[i : i + 2].mean(), 0.5, name, ha="center", va="center", fontsize=8)
 

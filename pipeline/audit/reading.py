@@ -7,7 +7,11 @@ from functools import cached_property
 
 import numpy as np
 
+from pipeline.audit.contract import Contract
 from pipeline.audit.topology import Topology
+from pipeline.order.arrays import NumpyArrays
+from pipeline.order.feed import make_feed
+from pipeline.order.laid_shards import LaidShards
 from pipeline.order.order import I64
 from pipeline.resolved import ResolvedRequest
 
@@ -41,18 +45,18 @@ class Reading:
     @cached_property
     def laid(self) -> I64:
         """Positions where the shards begin, in the epoch's order, and the last ends: int64 (S + 1,)."""
-        counts = np.diff(self.pieces[:, 1:])[:, 0]
-        return np.concatenate([[0], np.cumsum(counts)])
+        return np.concatenate([[0], np.cumsum(self.source.order.count_array[self.segments])])
 
     @cached_property
-    def pieces(self) -> I64:
-        """The segments in the epoch's order, whole, as `Order.pieces` gives them: int64 (S, 3)."""
-        return self.source.order.pieces(self.epoch, 0, self.source.order.num_records)
+    def segments(self) -> I64:
+        """The segments that have records, in the epoch's order."""
+        laid = LaidShards.of(self.source.order, self.epoch, NumpyArrays())
+        return laid.segments[laid.counts > 0]
 
     def bytes_before(self, positions: I64) -> I64:
         """Returns the bytes of the shards' records that are laid before each position; any shape, int64."""
-        place = np.clip(np.searchsorted(self.laid, positions, "right") - 1, 0, len(self.pieces) - 1)
-        segments = [self.source.selection.segments[i] for i in self.pieces[:, 0].tolist()]
+        place = np.clip(np.searchsorted(self.laid, positions, "right") - 1, 0, len(self.segments) - 1)
+        segments = [self.source.selection.segments[i] for i in self.segments.tolist()]
         size = np.array([s.shard.num_bytes for s in segments], np.int64)
         count = np.array([s.shard.num_examples for s in segments], np.int64)
         before = np.concatenate([[0], np.cumsum(size * np.diff(self.laid) // count)])
@@ -83,7 +87,7 @@ class Reading:
         """Returns the file names that a worker opens, in the epoch's order."""
         first, stop = self.worker_shards[worker].tolist()
         segments = self.source.selection.segments
-        return list(dict.fromkeys(segments[i].shard.file for i in self.pieces[first:stop, 0].tolist()))
+        return list(dict.fromkeys(segments[i].shard.file for i in self.segments[first:stop].tolist()))
 
     @cached_property
     def memory(self) -> I64:
@@ -98,14 +102,15 @@ class Reading:
     def windows_memory(self) -> I64:
         """Decoded bytes of the two largest windows of each of a worker's streams: int64 (W,)."""
         order = self.source.order
-        largest = [np.sort(np.diff(order.window_bounds(k)))[-_WINDOWS:].sum() for k in range(order.streams)]
+        begin, end = make_feed(order, None, NumpyArrays()).window_bounds(np.arange(order.windows)[:, None])
+        largest = np.sort(end - begin, axis=0)[-_WINDOWS:].sum(axis=0)
         sums = np.concatenate([[0], np.cumsum(largest)]) * self.source.spec.record_bytes
         return np.diff(sums[self.streams])[:, 0]
 
     @cached_property
     def padding(self) -> I64:
         """Rows of weight 0 of each worker in the epoch's last step: int64 (W,)."""
-        order = self.source.order
-        _, real = order.positions(order.steps_per_epoch - 1)
+        contract = Contract.of(self.source)
+        _, real = contract.batch(contract.steps_per_epoch - 1)
         before = np.concatenate([[0], np.cumsum(~real)])
         return np.diff(before[self.topology.worker_rows()])[:, 0]

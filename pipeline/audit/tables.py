@@ -18,10 +18,7 @@ _MOST_WORKERS = 16  # listed, half of them from the end
 _MOST_FILES = 3  # of a worker, listed
 _MOST_EPOCHS = 20  # of a run, listed: the last
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
-_HASHED = (
-    "splitmix64 is a bijection of uint64: the hashes of key + 0, key + 1, ... are distinct, and their argsort is a "
-    "permutation"
-)
+_LABELS = {True: "holds", False: "FAILS", None: "open "}
 _STORED = "the shards hold what the manifest says: beam_jobs.validate checks that"
 
 
@@ -39,12 +36,12 @@ def heading(source: ResolvedRequest, epoch: int, topology: Topology) -> list[str
     ]
 
 
-def claim_lines(claims: Sequence[Claim], training: bool) -> list[str]:
+def claim_lines(claims: Sequence[Claim]) -> list[str]:
     """Returns the claims, each with what was checked, and what they rest on."""
     lines = [""]
     for claim in claims:
-        lines += [f"{'holds' if claim.holds else 'FAILS'}  {claim.text}", f"       {claim.evidence}"]
-    return [*lines, *([f"given  {_HASHED}"] if training else []), f"given  {_STORED}"]
+        lines += [f"{_LABELS[claim.holds]}  {claim.text}", f"       {claim.evidence}"]
+    return [*lines, f"given  {_STORED}"]
 
 
 def reading_lines(reading: Reading, list_all: bool) -> list[str]:

@@ -60,11 +60,11 @@ class Batches:
 
         Args:
           columns: the window's.
-          plan: of the window, its rows `side_by_side`.
+          plan: of the window, made by `with_contiguous_elements`.
           stop: the end of these elements.
           rows: of an element.
         """
-        first = plan.whole[0]
+        first = plan.contiguous[0]
         together = {
             name: tf.reshape(column[: (stop - first) * rows], [-1, rows, *column.shape[1:]])
             for name, column in columns.items()
@@ -113,6 +113,7 @@ class Batches:
         mask = tf.cast(real, tf.float32)
         if self.resolved.request.delivery.weights == "mask":
             return mask
+        count = tf.cast(real_rows, tf.float32)
         if has_skipped:
-            real_rows = tf.maximum(tf.reduce_sum(mask, axis=-1), 1.0)
-        return mask * (self.resolved.order.global_batch_size / real_rows)[..., None]
+            count = tf.maximum(tf.reduce_sum(mask, axis=-1), 1.0)
+        return mask * (self.resolved.order.global_batch_size / count)[..., None]

@@ -12,9 +12,10 @@ from pipeline.batch.components import choose
 from pipeline.batch.dataset import Run, resident, windowed
 from pipeline.batch.decoded_split import load
 from pipeline.errors import UsageError
-from pipeline.order.order import Order, OrderSpec, check_replicas
-from pipeline.order.order_tf import Feed
-from pipeline.order.sharding import Shard, as_shard
+from pipeline.order.feed import Feed, make_feed
+from pipeline.order.order import OrderSpec
+from pipeline.order.sharding import as_shard
+from pipeline.order.tensors import TENSORS
 from pipeline.read import memory
 from pipeline.read.graph_reader import GraphReader
 from pipeline.request import Request
@@ -28,8 +29,8 @@ def make_dataset(request: Request) -> tf.data.Dataset:
       DataError, UsageError: as `input_fn`.
     """
     resolved, delivery = resolve(request), request.delivery
-    run = Run(make_feed(resolved.order, as_shard(delivery.shard)), delivery.start_step, resolved.last_step())
-    feed, order = run.feed, resolved.order
+    feed, order = make_feed(resolved.order, as_shard(delivery.shard), TENSORS), resolved.order
+    run = Run(feed, delivery.start_step, resolved.last_step())
     with tf.device("CPU:0"):
         components = choose(resolved)
         batches, reader = Batches(resolved, components.form, components.recipe), components.reader
@@ -44,19 +45,6 @@ def make_dataset(request: Request) -> tf.data.Dataset:
     if components.recipe is not None:
         _check_rows(dataset, feed.replica_rows)
     return dataset
-
-
-def make_feed(order: Order, shard: Shard | None) -> Feed:
-    """Returns the part of every global batch that a shard feeds; None is all of it, as one replica.
-
-    Raises:
-      UsageError: the replicas do not divide the global batch.
-    """
-    if shard is None:
-        return Feed(order, 0, 1, order.global_batch_size)
-    check_replicas(order.global_batch_size, shard.num_replicas)
-    rows = order.global_batch_size // shard.num_replicas
-    return Feed(order, shard.index * shard.local_replicas * rows, shard.local_replicas, rows)
 
 
 def _check_memory(spec: OrderSpec, feed: Feed) -> None:

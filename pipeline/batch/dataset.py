@@ -8,8 +8,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from pipeline.batch.batches import Batches
+from pipeline.order.feed import Feed
 from pipeline.order.order import MAX_STEP
-from pipeline.order.order_tf import Feed
 from pipeline.order.window_plan import WindowPlan
 from pipeline.read.window import RECORD_ID, Columns, WindowReader, empty_tail, gather, gather_both, rows_of
 
@@ -47,18 +47,12 @@ class Run:
 
     def windows(self) -> tf.data.Dataset:
         """Returns (epoch, window) of every window that is read, int64 scalars."""
-        order = self.feed.order
-        first_epoch, first_step = divmod(self.first_step, order.steps_per_epoch)
-        first = first_epoch * order.windows + self.feed.first_window(first_step)
-        last = -(-self.last_step // order.steps_per_epoch) * order.windows
-        numbers = tf.data.Dataset.range(first, min(last, MAX_STEP))
-        return numbers.map(lambda number: (number // order.windows, number % order.windows))
+        numbers = tf.data.Dataset.range(*self.feed.window_numbers(self.first_step, self.last_step))
+        return numbers.map(self.feed.epoch_and_window)
 
     def first_element(self, plan: WindowPlan, window: tf.Tensor) -> tf.Tensor:
         """Returns the number of a window's first element that is fed, int64: those before the first step are not."""
-        first_epoch, first_step = divmod(self.first_step, self.feed.order.steps_per_epoch)
-        done = tf.maximum(first_step - self.feed.steps_before(window), 0)
-        return tf.where(plan.epoch == first_epoch, done * self.feed.local_replicas, 0)
+        return self.feed.first_element(self.first_step, plan.epoch, window)
 
     def numbers(self, plan: WindowPlan, window: tf.Tensor) -> tf.data.Dataset:
         """Returns the numbers of a window's elements that are fed, int64."""
@@ -82,7 +76,7 @@ def resident(run: Run, batches: Batches, columns: Columns) -> tf.data.Dataset:
         return tf.data.Dataset.zip(tf.data.Dataset.from_tensors(plan).repeat(), run.numbers(plan, window))
 
     def element(plan: WindowPlan, number: tf.Tensor) -> tuple:
-        return batches.element(gather(columns, run.feed.rows_of(plan, number)), plan, number)
+        return batches.element(gather(columns, plan.take[number]), plan, number)
 
     plans = run.windows().map(plan_of).prefetch(1)
     return _finished(run, plans.flat_map(elements_of).map(element, num_parallel_calls=tf.data.AUTOTUNE))
@@ -93,23 +87,23 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
 
     def plan_of(epoch: tf.Tensor, window: tf.Tensor) -> tuple[tf.Tensor, WindowPlan]:
         plan = run.feed.plan(epoch, window)
-        return window, plan.side_by_side() if reader.assigns_rows else plan
+        return window, plan.with_contiguous_elements(run.feed.arrays) if reader.assigns_rows else plan
 
     def load(window: tf.Tensor, plan: WindowPlan) -> _Loaded:
-        return _Loaded(window, plan, {RECORD_ID: plan.records, **reader.read(plan.pieces, plan.place)})
+        return _Loaded(window, plan, {RECORD_ID: plan.records, **reader.read(plan.pieces, plan.slots)})
 
     def with_tail(tail: Columns, loaded: _Loaded) -> tuple[Columns, tuple[_Loaded, Columns]]:
-        return gather_both(loaded.columns, tail, loaded.plan.keep), (loaded, tail)
+        return gather_both(loaded.columns, tail, loaded.plan.next_tail), (loaded, tail)
 
     def element(loaded: _Loaded, tail: Columns, number: tf.Tensor) -> tuple:
         plan, columns = loaded.plan, loaded.columns
 
         def gathered() -> Columns:
-            return gather_both(columns, tail, run.feed.rows_of(plan, number))
+            return gather_both(columns, tail, plan.take[number])
 
         if not reader.assigns_rows:
             return batches.element(gathered(), plan, number)
-        first, stop = plan.whole[0], plan.whole[1]
+        first, stop = plan.contiguous[0], plan.contiguous[1]
         begin = (number - first) * run.feed.replica_rows
         side_by_side = lambda: rows_of(columns, begin, run.feed.replica_rows, copied=batches.alias_window)  # noqa: E731
         taken = tf.cond((first <= number) & (number < stop), side_by_side, gathered)
@@ -127,10 +121,10 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
             numbers = tf.data.Dataset.range(tf.maximum(begin, first), end)
             return numbers.map(lambda number: element(loaded, tail, number))
 
-        stop = tf.maximum(plan.whole[0], plan.whole[1] - _COPIED)
+        stop = tf.maximum(plan.contiguous[0], plan.contiguous[1] - _COPIED)
         whole = batches.stored(loaded.columns, plan, stop, run.feed.replica_rows)
-        whole = tf.data.Dataset.from_tensor_slices(whole).skip(tf.maximum(first - plan.whole[0], 0))
-        return one_by_one(first, plan.whole[0]).concatenate(whole).concatenate(one_by_one(stop, plan.num_elements))
+        whole = tf.data.Dataset.from_tensor_slices(whole).skip(tf.maximum(first - plan.contiguous[0], 0))
+        return one_by_one(first, plan.contiguous[0]).concatenate(whole).concatenate(one_by_one(stop, plan.num_elements))
 
     windows = run.windows().map(plan_of).prefetch(1).map(load)
     windows = windows.scan(empty_tail(windows.element_spec.columns), with_tail).prefetch(1)

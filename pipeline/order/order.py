@@ -1,7 +1,7 @@
-"""The order of examples: a pure function of the order spec (docs/order.md). NumPy only.
+"""The arguments of the order of examples, and what follows from them for the whole job (docs/order.md).
 
 Positions 0..N-1 of an epoch are cut into K streams, a stream into W windows, each window is permuted on its own;
-step t takes positions tq..(t+1)q-1 of every stream, q = G / K.
+step t takes positions tq..(t+1)q-1 of every stream, q = G / K. `pipeline.order.feed` says what becomes of them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ import json
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from pipeline.errors import UsageError, unknown
-from pipeline.order import hashing
-from pipeline.order.divisibility import check_replicas, check_streams
-from pipeline.order.hashing import Domain
+from pipeline.order.divisibility import check_replicas, check_streams  # noqa: F401, both are imported from here
 
 ORDER_VERSION = 1
 MAX_STREAMS = 64  # more readers than this do not help one job; fewer divisors of G would be left
@@ -95,6 +93,11 @@ class Order:
         """N."""
         return sum(self.counts)
 
+    @functools.cached_property
+    def count_array(self) -> I64:
+        """`counts` as int64 (S,)."""
+        return np.array(self.counts, np.int64)
+
     @property
     def rows_per_stream(self) -> int:
         """q, the rows that a stream fills in each global batch."""
@@ -108,95 +111,6 @@ class Order:
     def stream_bounds(self) -> I64:
         """Returns positions where the streams begin and the last ends, int64 (K + 1,)."""
         return np.arange(self.streams + 1, dtype=np.int64) * self.num_records // self.streams
-
-    def window_bounds(self, stream: int) -> I64:
-        """Returns positions where the windows of a stream begin and the last ends, int64 (W + 1,)."""
-        start, stop = self.stream_bounds()[stream : stream + 2]
-        return start + np.arange(self.windows + 1, dtype=np.int64) * (stop - start) // self.windows
-
-    def shard_order(self, epoch: int) -> I64:
-        """Returns the segments' indices in the order in which the epoch lays them end to end, int64 (S,)."""
-        if not self.training:
-            return np.arange(len(self.counts), dtype=np.int64)
-        return hashing.permutation(hashing.derive_key(Domain.SHARDS, self.seed, epoch), len(self.counts))
-
-    def records_by_position(self, epoch: int) -> I64:
-        """Returns the record id at each position of the epoch, int64 (N,): a permutation of 0..N-1."""
-        order = self._laid_records(epoch)
-        if not self.training:
-            return order
-        for stream in range(self.streams):
-            bounds = self.window_bounds(stream).tolist()
-            for window in range(self.windows):
-                place = order[bounds[window] : bounds[window + 1]]
-                place[:] = place[self.window_permutation(epoch, stream, window, len(place))]
-        return order
-
-    def window_permutation(self, epoch: int, stream: int, window: int, size: int) -> I64:
-        """Returns which of a window's laid records is at each of its positions, int64 (size,), when training."""
-        return hashing.permutation(hashing.derive_key(Domain.WINDOW, self.seed, epoch, stream, window), size)
-
-    def pieces(self, epoch: int, start: int, stop: int) -> I64:
-        """Returns what lies at positions start..stop-1 before the windows are permuted.
-
-        Returns:
-          int64 (n, 3): segment, its first record there and the one after its last; by position, without empty ones.
-        """
-        shards = self.shard_order(epoch)
-        counts = np.asarray(self.counts, np.int64)[shards]
-        laid = np.cumsum(counts) - counts
-        first, last = np.maximum(start - laid, 0), np.minimum(stop - laid, counts)
-        return np.stack([shards, first, last], axis=1)[first < last]
-
-    def _laid_records(self, epoch: int) -> I64:
-        counts = np.asarray(self.counts, np.int64)
-        first = np.cumsum(counts) - counts
-        laid, position = np.empty(self.num_records, np.int64), 0
-        for shard in self.shard_order(epoch).tolist():
-            count = self.counts[shard]
-            laid[position : position + count] = np.arange(first[shard], first[shard] + count)
-            position += count
-        return laid
-
-    def spans(self, steps: ArrayLike) -> tuple[I64, I64]:
-        """Returns where the real rows of steps of an epoch begin and end in each stream.
-
-        Args:
-          steps: t, 0..T-1, integers (n,).
-
-        Returns:
-          first and stop, positions int64 (n, K): stream k fills its rows of step t with first[t, k]..stop[t, k]-1.
-        """
-        bounds, q = self.stream_bounds(), self.rows_per_stream
-        first = bounds[:-1] + np.asarray(steps, np.int64)[:, None] * q
-        return np.minimum(first, bounds[1:]), np.minimum(first + q, bounds[1:])
-
-    def positions(self, step_of_epoch: int) -> tuple[I64, NDArray[np.bool_]]:
-        """Returns the positions of a step's rows and which rows are real.
-
-        A padding row takes a position of its stream's last window, from the stream's end backwards, cyclically; the
-        rows of an empty stream take the position where it would begin.
-
-        Args:
-          step_of_epoch: t, 0..T-1.
-
-        Returns:
-          positions int64 (G,) and real bool (G,), row k * q + j being row j of stream k.
-        """
-        bounds, rows = self.stream_bounds(), np.arange(self.rows_per_stream, dtype=np.int64)
-        start, length = bounds[:-1, None], np.diff(bounds)[:, None]
-        first, stop = (span[0, :, None] for span in self.spans([step_of_epoch]))
-        real = rows < stop - first
-        last_window = np.maximum(length - (self.windows - 1) * length // self.windows, 1)
-        beyond = step_of_epoch * self.rows_per_stream + rows - length
-        padding = start + np.maximum(length - 1 - beyond % last_window, 0)
-        return np.where(real, first + rows, padding).ravel(), real.ravel()
-
-    def batch(self, step: int) -> tuple[I64, NDArray[np.bool_]]:
-        """Returns the record ids (G,) of a global step, int64, and which rows are real, bool (G,)."""
-        epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
-        positions, real = self.positions(step_of_epoch)
-        return self.records_by_position(epoch)[positions], real
 
 
 def make_order(spec: OrderSpec, counts: tuple[int, ...], record_bytes: int) -> Order:
@@ -251,14 +165,3 @@ def default_streams(decoded_bytes: int, global_batch_size: int, shuffle_bytes: i
     if decoded_bytes <= shuffle_bytes:
         return 1
     return max(k for k in range(1, MAX_STREAMS + 1) if global_batch_size % k == 0)
-
-
-def replica_rows(replica: int, num_replicas: int, global_batch_size: int) -> tuple[int, int]:
-    """Returns the rows [start, stop) of every global batch that a replica gets.
-
-    Raises:
-      UsageError: R does not divide G.
-    """
-    check_replicas(global_batch_size, num_replicas)
-    rows = global_batch_size // num_replicas
-    return replica * rows, (replica + 1) * rows

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Protocol
 
 from pipeline.errors import UsageError
-from pipeline.order import order
+from pipeline.order.divisibility import check_replicas
 
 
 class InputContext(Protocol):
@@ -48,9 +48,10 @@ class Shard:
         Raises:
           UsageError: R does not divide the global batch.
         """
-        return order.replica_rows(
-            self.index * self.local_replicas + local_replica, self.num_replicas, global_batch_size
-        )
+        check_replicas(global_batch_size, self.num_replicas)
+        rows = global_batch_size // self.num_replicas
+        start = (self.index * self.local_replicas + local_replica) * rows
+        return start, start + rows
 
 
 def as_shard(shard: Shard | InputContext | None) -> Shard | None:

@@ -4,65 +4,65 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import tensorflow as tf
+from pipeline.order.arrays import Array, Arrays, Number
 
 
 class WindowPlan(NamedTuple):
-    """What one window needs and gives. n rows are read (1 if none); a row of the tail is named by -1 - its number.
+    """What one window reads and feeds, as int64 arrays where nothing else is said.
+
+    Its records are read into n rows, of which there is one at least. Rows of the *tail*, which the window before left,
+    are numbered -1, -2, ...
 
     Attributes:
-      epoch: int64 scalar.
-      pieces: int64 (p, 3): segment, first record and end of what is read, in this order.
-      records: int64 (n,): the record ids of the rows that are read.
-      take: int64 (elements, rows): for each element of this window, its rows.
-      real: bool (elements, rows): which are no padding.
-      real_rows: float32 (elements,): rows of each element's global batch that are no padding.
-      keep: int64 (m,): the rows of this window and its tail that are the next window's tail; m >= 1.
-      place: int64 (n,): the row at which each record that is read is put.
-      whole: int64 (2,): from the first of these elements to before the second, each has its rows side by side in the
-        window, which begins with them.
+      epoch: scalar.
+      pieces: (p, 3): segment, first record and end of what is read, in this order.
+      records: (n,): the record id in each row.
+      slots: (n,): the row of each record, in the order in which they are read.
+      num_elements: scalar: the elements that this window completes, one per step and replica.
+      take: (elements, rows of a replica): the rows of each element.
+      real: bool (elements, rows of a replica): which of them are not padding.
+      real_rows: (elements,): rows of each element's global batch that are not padding.
+      next_tail: (m,): the rows of this window and its tail that the next window's elements need; m >= 1.
+      contiguous: (2,): elements from the first of these numbers to before the second have their rows one after the
+        other in the window, which begins with them.
     """
 
-    epoch: tf.Tensor
-    pieces: tf.Tensor
-    records: tf.Tensor
-    take: tf.Tensor
-    real: tf.Tensor
-    real_rows: tf.Tensor
-    keep: tf.Tensor
-    place: tf.Tensor
-    whole: tf.Tensor
+    epoch: Number
+    pieces: Array
+    records: Array
+    slots: Array
+    num_elements: Number
+    take: Array
+    real: Array
+    real_rows: Array
+    next_tail: Array
+    contiguous: Array
 
-    @property
-    def num_elements(self) -> tf.Tensor:
-        """Elements of the window, int64 scalar."""
-        return tf.shape(self.take, tf.int64)[0]
+    def with_contiguous_elements(self, arrays: Arrays) -> WindowPlan:
+        """Returns the plan that has the rows of an element next to each other, so that nothing must be gathered."""
+        first, stop = self._complete_elements(arrays)
+        taken = arrays.reshape(self.take[first:stop], [-1])
+        count = (stop - first) * self.take.shape[1]
+        slots = arrays.put(arrays.where(self.slots >= 0, -1, 0), taken, arrays.range(count))
+        # The others follow: rows of a step that another window completes, of a padded one, or of other replicas.
+        is_other = arrays.where(slots < 0, 1, 0)
+        slots = arrays.where(slots < 0, count + arrays.sums_before(is_other), slots)
 
-    def side_by_side(self) -> WindowPlan:
-        """Returns the plan that puts the rows of whole elements side by side, so that nothing has to be gathered."""
-        first, stop = self._whole()
-        taken = tf.reshape(self.take[first:stop], [-1])
-        count = tf.size(taken, tf.int64)
-        place = tf.fill([tf.size(self.records)], tf.constant(-1, tf.int64))
-        place = tf.tensor_scatter_nd_update(place, taken[:, None], tf.range(count))
-        rest = place < 0  # rows of a step that another window completes, of a padded one, or of other replicas
-        place = tf.where(rest, count + tf.cumsum(tf.cast(rest, tf.int64)) - 1, place)
-
-        def placed(rows: tf.Tensor) -> tf.Tensor:
-            return tf.where(rows >= 0, tf.gather(place, tf.maximum(rows, 0)), rows)
+        def moved(rows: Array) -> Array:
+            return arrays.where(rows >= 0, arrays.gather(slots, arrays.maximum(rows, 0)), rows)
 
         return self._replace(
-            records=tf.scatter_nd(place[:, None], self.records, tf.shape(self.records, tf.int64)),
-            take=placed(self.take),
-            keep=placed(self.keep),
-            place=place,
-            whole=tf.stack([first, stop]),
+            records=arrays.put(self.records, slots, self.records),
+            slots=slots,
+            take=moved(self.take),
+            next_tail=moved(self.next_tail),
+            contiguous=arrays.concat([first[None], stop[None]]),
         )
 
-    def _whole(self) -> tuple[tf.Tensor, tf.Tensor]:
+    def _complete_elements(self, arrays: Arrays) -> tuple[Number, Number]:
         """Returns the bounds of the elements without a row of the tail, as the first ones have, or of padding."""
-        numbers = tf.range(self.num_elements)
-        has_tail, is_padded = tf.reduce_any(self.take < 0, axis=1), ~tf.reduce_all(self.real, axis=1)
-        first = tf.maximum(tf.reduce_max(tf.where(has_tail, numbers + 1, 0)), 0)
-        stop = tf.minimum(tf.reduce_min(tf.where(is_padded, numbers, self.num_elements)), self.num_elements)
-        return first, tf.maximum(first, stop)
+        numbers = arrays.range(self.num_elements)
+        lies_here = arrays.all_of_row(self.take >= 0)
+        first = arrays.most(arrays.where(lies_here, 0, numbers + 1), 0)
+        stop = arrays.least(arrays.where(arrays.all_of_row(self.real), self.num_elements, numbers), self.num_elements)
+        return first, arrays.maximum(first, stop)

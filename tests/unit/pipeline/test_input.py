@@ -10,6 +10,7 @@ import tensorflow as tf
 import pipeline
 from pipeline import input_fn, order_spec, steps_per_epoch
 from pipeline import manifest as manifests
+from pipeline.audit.contract import Contract
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest.splits import select
 from pipeline.order import hashing
@@ -33,7 +34,7 @@ def order_of(folder, split="train", **arguments):
     spec = order_spec(folder, split, **arguments)
     manifest = manifests.load(folder)
     counts = tuple(s.num_examples for s in select(manifest, split).segments)
-    return make_order(spec, counts, int(np.prod(SHAPE)))
+    return Contract(*dataclasses.astuple(make_order(spec, counts, int(np.prod(SHAPE)))))
 
 
 def elements(dataset, count=None):

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from pipeline.audit import __main__ as audit
+from pipeline.audit.contract import Contract
 from pipeline.audit.key_log import Header, KeyLogWriter
 from pipeline.errors import DataError, UsageError
 from pipeline.request import Request
@@ -28,13 +29,13 @@ def source_of(data, **changes):
 
 def log(folder, source, steps, workers=2, replicas=4, change=None, weights="mask", only=None):
     """Writes what a run of `workers` logs of some steps; change(step, replica, keys, weights) edits a line."""
-    order, rows = source.order, 12 // replicas
+    contract, rows = Contract.of(source), 12 // replicas
     for worker in range(workers) if only is None else only:
         with KeyLogWriter(
             folder / f"worker-{worker:05d}.jsonl", Header.of(source.spec, worker, workers, replicas)
         ) as out:
             for step in steps:
-                records, real = order.batch(step)
+                records, real = contract.batch(step)
                 one = 12 / real.sum() if weights == "mean" else 1.0
                 for replica in range(worker * replicas // workers, (worker + 1) * replicas // workers):
                     place = slice(replica * rows, (replica + 1) * rows)

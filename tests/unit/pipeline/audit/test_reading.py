@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from pipeline.audit import picture, tables
+from pipeline.audit.contract import Contract
 from pipeline.audit.reading import Reading
 from pipeline.audit.topology import Topology
 from pipeline.request import Request
@@ -31,7 +32,7 @@ def test_bytes_and_shards_are_those_of_the_records_of_the_streams(tmp_path, spli
         reading = reading_of(tmp_path, topology, epoch=epoch, split=split, streams=streams, training=training)
         source = reading.source
         sizes = np.concatenate([np.full(s.num_examples, s.shard.stride) for s in source.selection.segments])
-        by_position = source.order.records_by_position(epoch)
+        by_position = Contract.of(source).epoch(epoch).records()
         bounds, q = source.order.stream_bounds(), source.order.rows_per_stream
         total = 0
         for worker, rows in enumerate(topology.worker_rows().tolist()):
@@ -63,7 +64,7 @@ def test_memory_is_what_the_design_promises(tmp_path):
 def test_padding_is_counted_by_worker(tmp_path):
     for workers, streams in itertools.product((1, 2, 3, 4, 12), (1, 2, 4)):
         reading = reading_of(tmp_path, Topology(workers, workers, 12), streams=streams)
-        _, real = reading.source.order.positions(reading.source.order.steps_per_epoch - 1)
+        _, real = Contract.of(reading.source).batch(reading.source.order.steps_per_epoch - 1)
         assert reading.padding.tolist() == (~real).reshape(workers, -1).sum(1).tolist()
         assert reading.padding.sum() == 9
 

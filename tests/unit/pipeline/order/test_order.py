@@ -1,5 +1,6 @@
 """The contract of docs/order.md over an exhaustive grid, as properties, and pinned."""
 
+import dataclasses
 import itertools
 import json
 import pathlib
@@ -9,9 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.audit.contract import Contract
+from pipeline.audit.replay import replay
 from pipeline.errors import UsageError
 from pipeline.order import hashing
 from pipeline.order import order as orders
+from pipeline.order.arrays import NumpyArrays
+from pipeline.order.feed import make_feed
+from pipeline.order.laid_shards import LaidShards
 from pipeline.order.order import Order, OrderSpec, make_order
 from pipeline.order.sharding import Shard, as_shard
 
@@ -41,11 +47,21 @@ def divisors(n):
     return [k for k in range(1, n + 1) if n % k == 0]
 
 
-def epoch_of(order, epoch):
-    """Returns records (T, G) and real (T, G) of an epoch, computed once."""
-    by_position = order.records_by_position(epoch)
-    steps = [order.positions(step) for step in range(order.steps_per_epoch)]
-    return np.stack([by_position[p] for p, _ in steps]), np.stack([real for _, real in steps])
+def contract_of(order):
+    return Contract(*dataclasses.astuple(order))
+
+
+def records_of(order, epoch):
+    """Returns the record at each position of an epoch."""
+    return contract_of(order).epoch(epoch).records()
+
+
+def epoch_of(order, epoch, shard=None):
+    """Returns what is fed in an epoch: records (T, rows) and real (T, rows)."""
+    steps, feed = order.steps_per_epoch, make_feed(order, shard, NumpyArrays())
+    windows = list(replay(feed, epoch * steps, (epoch + 1) * steps))
+    records, real = (np.concatenate([getattr(fed, name) for fed in windows]) for name in ("records", "real"))
+    return records.reshape(steps, -1), real.reshape(steps, -1)
 
 
 def check_epoch(order, records, real):
@@ -80,7 +96,10 @@ def test_grid_each_record_once_even_steps_padding_last(counts, remainder):
                 if not training:
                     assert np.array_equal(records[real], np.arange(real.sum()))
                 check_layout_and_windows(order, epoch)
-                check_streams(order, records, real)
+                check_streams(order, epoch, records, real)
+                rows = range(size)
+                wanted = contract_of(order).epoch(epoch).batches(range(order.steps_per_epoch), rows)
+                assert all(np.array_equal(one, two) for one, two in zip((records, real), wanted, strict=True))
             check_topologies(size)
             cases += 1
     assert cases >= 1 or sum(counts) < min(BATCHES)
@@ -93,31 +112,27 @@ def floor_cuts(start, stop, parts):
 
 def check_layout_and_windows(order, epoch):
     """Points 1 and 2: whole shards in some order; streams and windows by the floor rule, each with its own records."""
-    shards = [int(s) for s in order.shard_order(epoch)]
+    shards = [int(s) for s in contract_of(order).epoch(epoch).shard_order]
     assert sorted(shards) == list(range(len(order.counts)))
     starts = list(itertools.accumulate(order.counts, initial=0))
     laid = [record for s in shards for record in range(starts[s], starts[s + 1])]
-    by_position = order.records_by_position(epoch).tolist()
+    by_position = records_of(order, epoch).tolist()
     total = sum(order.counts)
     for start, stop in itertools.pairwise(floor_cuts(0, total, order.streams)):
         for low, high in itertools.pairwise(floor_cuts(start, stop, order.windows)):
             assert sorted(by_position[low:high]) == sorted(laid[low:high])
 
 
-def check_streams(order, records, real):
+def check_streams(order, epoch, records, real):
     """Point 3: stream k fills rows kq..(k+1)q-1 with its positions in turn."""
     q, cuts = order.rows_per_stream, floor_cuts(0, order.num_records, order.streams)
     for stream, (start, stop) in enumerate(itertools.pairwise(cuts)):
         block = np.s_[:, stream * q : (stream + 1) * q]
         assert real[block].sum() == min(stop - start, order.steps_per_epoch * q)
-    positions = np.stack([order.positions(step)[0] for step in range(order.steps_per_epoch)])
-    expected = np.concatenate(
-        [start + np.arange(order.steps_per_epoch * q).reshape(-1, q) for start in cuts[:-1]],
-        axis=1,
-    )
-    assert np.array_equal(positions[real], expected[real])
-    by_position = order.records_by_position(0) if not order.training else None
-    assert by_position is None or np.array_equal(records, by_position[positions])
+    by_position = records_of(order, epoch)
+    expected = [start + np.arange(order.steps_per_epoch * q).reshape(-1, q) for start in cuts[:-1]]
+    positions = np.concatenate(expected, axis=1)[real]
+    assert np.array_equal(records[real], by_position[positions])
 
 
 def check_topologies(size):
@@ -136,11 +151,9 @@ def check_topologies(size):
 
 def test_windows_shuffle_only_within_themselves():
     order = Order((100,), 10, 2, 5, "pad", seed=3, training=True)
-    by_position = order.records_by_position(4)
+    by_position = records_of(order, 4)
     for stream in range(2):
-        bounds = order.window_bounds(stream)
-        assert len(bounds) == 6
-        for start, stop in itertools.pairwise(bounds):
+        for start, stop in itertools.pairwise(floor_cuts(stream * 50, stream * 50 + 50, 5)):
             assert sorted(by_position[start:stop]) == list(range(start, stop))
     assert not np.array_equal(by_position, np.arange(100))
 
@@ -161,15 +174,26 @@ def test_property_each_record_once(counts, streams, rows, windows, remainder, se
         check_epoch(order, *epoch_of(order, epoch))
 
 
-def test_batch_finds_its_epoch_and_no_batch_crosses_one():
-    order = Order((5, 0, 6), 4, 2, 1, "pad", seed=1, training=True)
+def test_a_run_begins_at_any_step_and_no_batch_crosses_an_epoch():
+    order = Order((5, 0, 6), 4, 2, 3, "pad", seed=1, training=True)
     assert order.steps_per_epoch == 3
-    for epoch in range(4):
-        records, real = epoch_of(order, epoch)
-        for step in range(3):
-            got, got_real = order.batch(epoch * 3 + step)
-            assert np.array_equal(got, records[step])
-            assert np.array_equal(got_real, real[step])
+    records = np.concatenate([epoch_of(order, epoch)[0] for epoch in range(4)])
+    for shard, rows in ((None, slice(0, 4)), (Shard(1, 2), slice(2, 4))):
+        for first in range(12):
+            fed = [fed.records for fed in replay(make_feed(order, shard, NumpyArrays()), first, 12)]
+            assert np.array_equal(np.concatenate(fed), records[first:, rows])
+
+
+@pytest.mark.parametrize(("size", "workers", "local"), [(24, 3, 2), (24, 2, 1), (12, 4, 3), (8, 8, 1)])
+def test_workers_feed_the_rows_of_their_replicas(size, workers, local):
+    for counts, streams, windows in itertools.product(((5, 3, 9), (1, 1, 1, 20), (2,)), (1, 2, 4), (1, 2, 7)):
+        order = Order(counts, size, streams, windows, "pad", seed=2, training=True)
+        whole, is_real = epoch_of(order, 3)
+        for worker in range(workers):
+            records, real = epoch_of(order, 3, Shard(worker, workers, local))
+            rows = slice(worker * size // workers, (worker + 1) * size // workers)
+            assert np.array_equal(records, whole[:, rows])
+            assert np.array_equal(real, is_real[:, rows])
 
 
 def spec(**changes):
@@ -263,7 +287,7 @@ def test_spec_differences_name_the_fields():
 @pytest.mark.parametrize("records", [50_000, 65_536])
 def test_consecutive_epochs_are_uncorrelated(records):
     order = Order((records // 2, records - records // 2), 128, 1, 1, "pad", seed=0, training=True)
-    ranks = [np.argsort(order.records_by_position(epoch)) for epoch in range(6)]
+    ranks = [np.argsort(records_of(order, epoch)) for epoch in range(6)]
     for one, other in itertools.combinations(ranks, 2):
         # The correlation of random permutations has standard deviation 1 / sqrt(N) = 0.0045: 5 of them.
         assert abs(np.corrcoef(one, other)[0, 1]) < 5 / np.sqrt(records)
@@ -271,9 +295,7 @@ def test_consecutive_epochs_are_uncorrelated(records):
 
 
 def test_neighbouring_seeds_are_uncorrelated():
-    ranks = [
-        np.argsort(Order((10_000,), 100, 1, 1, "pad", seed, training=True).records_by_position(0)) for seed in range(8)
-    ]
+    ranks = [np.argsort(records_of(Order((10_000,), 100, 1, 1, "pad", seed, training=True), 0)) for seed in range(8)]
     for one, other in itertools.combinations(ranks, 2):
         assert abs(np.corrcoef(one, other)[0, 1]) < 5 / np.sqrt(10_000)
 
@@ -281,7 +303,7 @@ def test_neighbouring_seeds_are_uncorrelated():
 def test_batches_of_a_class_sorted_split_are_mixed():
     # 10 classes of 5,000, sorted, as the worst source has them; composition of 390 full batches of 128.
     order = Order((5_000,) * 10, 128, 1, 1, "drop", seed=0, training=True)
-    labels = (order.records_by_position(0) // 5_000)[: 390 * 128].reshape(390, 128)
+    labels = (records_of(order, 0) // 5_000)[: 390 * 128].reshape(390, 128)
     counts = np.stack([(labels == c).sum(1) for c in range(10)], 1)
     # Multinomial: each count has mean 12.8 and variance 128 * 0.1 * 0.9 = 11.5 (less by N's finiteness).
     assert abs(counts.var() / 11.5 - 1) < 0.1
@@ -290,7 +312,7 @@ def test_batches_of_a_class_sorted_split_are_mixed():
 
 def test_batchmates_meet_again_as_rarely_as_by_chance():
     order = Order((20_000,), 100, 1, 1, "drop", seed=0, training=True)
-    batch_of = [np.argsort(order.records_by_position(epoch)) // 100 for epoch in range(5)]
+    batch_of = [np.argsort(records_of(order, epoch)) // 100 for epoch in range(5)]
     pairs = np.random.default_rng(0).integers(0, 20_000, (400_000, 2))
     pairs = pairs[(pairs[:, 0] != pairs[:, 1]) & (batch_of[0][pairs[:, 0]] == batch_of[0][pairs[:, 1]])]
     for later in batch_of[1:]:
@@ -300,9 +322,9 @@ def test_batchmates_meet_again_as_rarely_as_by_chance():
 
 def test_shards_are_laid_in_another_order_each_epoch():
     order = Order((1,) * 64, 8, 8, 8, "pad", seed=0, training=True)
-    laid = {tuple(order.shard_order(epoch)) for epoch in range(200)}
+    laid = {tuple(contract_of(order).epoch(epoch).shard_order) for epoch in range(200)}
     assert len(laid) == 200
-    first = np.bincount([order.shard_order(epoch)[0] for epoch in range(6400)], minlength=64)
+    first = np.bincount([contract_of(order).epoch(epoch).shard_order[0] for epoch in range(6400)], minlength=64)
     assert ((first - 100) ** 2 / 100).sum() < 104  # chi-square, 63 degrees of freedom, 99.9%
 
 
@@ -324,28 +346,18 @@ def test_hashes_with_equal_upper_bits_are_ordered_by_all_bits():
         assert (ordered[1:] >> 20 == ordered[:-1] >> 20).sum() == 1
 
 
-def test_pieces_are_what_the_epoch_lays_at_a_range_of_positions():
+def test_shards_are_laid_and_cut_into_pieces():
     counts = (5, 0, 4, 3, 9)
     order = Order(counts, 3, 3, 2, "pad", seed=5, training=True)
     starts = [0, *itertools.accumulate(counts)]
     for epoch in range(4):
-        laid = [r for s in order.shard_order(epoch).tolist() for r in range(starts[s], starts[s + 1])]
+        shards = contract_of(order).epoch(epoch).shard_order.tolist()
+        laid = [r for s in shards for r in range(starts[s], starts[s + 1])]
         for start, stop in itertools.combinations(range(22), 2):
-            pieces = order.pieces(epoch, start, stop).tolist()
-            assert [starts[s] + i for s, first, last in pieces for i in range(first, last)] == laid[start:stop]
-            assert all(0 <= first < last <= counts[s] for s, first, last in pieces)
-
-
-@pytest.mark.parametrize("remainder", ["pad", "drop"])
-def test_spans_are_the_positions_of_the_real_rows(remainder):
-    for total, streams, rows in itertools.product((1, 7, 23, 64), (1, 2, 4, 5), (1, 3, 4)):
-        order = Order((total,), streams * rows, streams, 1, remainder, seed=0, training=True)
-        first, stop = order.spans(np.arange(order.steps_per_epoch))
-        assert first.shape == stop.shape == (order.steps_per_epoch, streams)
-        for step in range(order.steps_per_epoch):
-            positions, real = order.positions(step)
-            spans = [range(*span) for span in zip(first[step].tolist(), stop[step].tolist(), strict=True)]
-            assert positions[real].tolist() == list(itertools.chain(*spans))
+            pieces, records = LaidShards.of(order, epoch, NumpyArrays()).between(np.array([start]), np.array([stop]))
+            read = [starts[s] + i for s, first, last in pieces.tolist() for i in range(first, last)]
+            assert read == records.tolist() == laid[start:stop]
+            assert all(0 <= first < last <= counts[s] for s, first, last in pieces.tolist())
 
 
 def golden_cases():
@@ -358,7 +370,9 @@ def golden_cases():
         ((1000, 999, 1), 64, 16, 3, "pad", 2**40, True),
     ]:
         order = Order(counts, size, streams, windows, remainder, seed, training)
-        batches = [[int(r) if ok else -1 for r, ok in zip(*order.batch(s), strict=True)] for s in (0, 1, 2, 40)]
+        epochs = [divmod(step, order.steps_per_epoch) for step in (0, 1, 2, 40)]
+        fed = [[part[step] for part in epoch_of(order, epoch)] for epoch, step in epochs]
+        batches = [[int(r) if ok else -1 for r, ok in zip(*batch, strict=True)] for batch in fed]
         yield {"order": [counts, size, streams, windows, remainder, seed, training], "steps 0, 1, 2, 40": batches}
 
 

@@ -8,7 +8,8 @@ from pipeline import input_fn
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest.splits import select
-from pipeline.order.order_tf import Feed
+from pipeline.order.feed import Feed
+from pipeline.order.tensors import TENSORS
 from pipeline.read.corruption import Corruption
 from pipeline.read.graph_reader import GraphReader
 from pipeline.read.records_reader import RecordsReader
@@ -170,12 +171,12 @@ def test_the_first_row_may_be_a_tensor(folders):
 
     @tf.function(input_signature=[tf.TensorSpec([], tf.int64)] * 2)
     def plan(first_row, window):
-        feed = Feed(order, first_row, 1, 8)
+        feed = Feed(order, TENSORS, first_row, 1, 8)
         return feed.first_window(0), feed.plan(tf.constant(1, tf.int64), window)
 
     assert order.windows == 2
     for first_row, streams in ((0, 3), (8, 4), (16, 3)):
-        feed = Feed(order, first_row, 1, 8)
+        feed = Feed(order, TENSORS, first_row, 1, 8)
         assert len(feed.streams) == streams
         for window in range(order.windows):
             wanted = feed.first_window(0), feed.plan(tf.constant(1, tf.int64), tf.constant(window, tf.int64))

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from pipeline import input_fn
+from pipeline.audit.contract import Contract
 from pipeline.batch import components
 from pipeline.read import op_message
 from pipeline.read.buffers import Buffers, aligned_matrix
@@ -66,17 +67,11 @@ def test_an_array_is_a_tensor_in_the_same_memory_for_as_long_as_it_is_needed():
 @pytest.mark.parametrize("distort", [None, lambda images, keys: images], ids=["plain", "own"])
 @pytest.mark.parametrize("start_step", [0, 7, 33, 60])
 def test_batches_that_are_kept_stay_what_they_were(folder, distort, start_step):
-    order = resolve(
-        Request.of(
-            folder,
-            "train",
-            global_batch_size=ROWS,
-            training=True,
-            seed=3,
-            streams=1,
-            shuffle_bytes=480 * 192 // WINDOWS,
-        )
-    ).order
+    shuffle_bytes = 480 * 192 // WINDOWS
+    request = Request.of(
+        folder, "train", global_batch_size=ROWS, training=True, seed=3, streams=1, shuffle_bytes=shuffle_bytes
+    )
+    order = Contract.of(resolve(request))
     assert order.windows == WINDOWS
     kept = list(dataset(folder, distort=distort, epochs=4, start_step=start_step, record_ids=True))
     assert len(kept) == 4 * order.steps_per_epoch - start_step

@@ -1,0 +1,176 @@
+"""The contract of docs/order.md, restated as plainly as can be: what is fed is compared with this.
+
+It shares no code with `pipeline.order`, neither hashes nor bounds, so that a fault there is not repeated here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.resolved import ResolvedRequest
+
+I64 = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+_SHARDS, _WINDOW = 1, 2  # the first arguments of keys
+
+
+@dataclasses.dataclass(frozen=True)
+class Contract:
+    """What must be fed.
+
+    Attributes:
+      counts: records of each segment (a shard or the selected part of one), in the manifest's order.
+      global_batch_size, streams, windows, remainder, seed, training: G, K, W per stream, and as in the spec.
+    """
+
+    counts: tuple[int, ...]
+    global_batch_size: int
+    streams: int
+    windows: int
+    remainder: str
+    seed: int
+    training: bool
+
+    @classmethod
+    def of(cls, source: ResolvedRequest) -> Contract:
+        """Returns the contract of a split, from the manifest and the spec alone."""
+        spec, counts = source.spec, tuple(segment.num_examples for segment in source.selection.segments)
+        longest = -(-sum(counts) // spec.streams)
+        windows = max(1, -(-longest // (spec.shuffle_bytes // spec.streams // spec.record_bytes)))
+        return cls(counts, spec.global_batch_size, spec.streams, windows, spec.remainder, spec.seed, spec.training)
+
+    @property
+    def num_records(self) -> int:
+        """N."""
+        return sum(self.counts)
+
+    @property
+    def rows_per_stream(self) -> int:
+        """Q."""
+        return self.global_batch_size // self.streams
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """T."""
+        whole, rest = divmod(self.num_records, self.global_batch_size)
+        return whole + (1 if rest and self.remainder == "pad" else 0)
+
+    def stream_bounds(self, stream: int) -> tuple[int, int]:
+        """Returns the positions of a stream, from the first to before the second."""
+        return stream * self.num_records // self.streams, (stream + 1) * self.num_records // self.streams
+
+    def window_bounds(self, stream: int, window: int) -> tuple[int, int]:
+        """Returns the positions of a window of a stream."""
+        start, stop = self.stream_bounds(stream)
+        first, last = (start + w * (stop - start) // self.windows for w in (window, window + 1))
+        return first, last
+
+    def replica_rows(self, replica: int, replicas: int) -> tuple[int, int]:
+        """Returns the rows of every global batch that a replica gets."""
+        return replica * self.global_batch_size // replicas, (replica + 1) * self.global_batch_size // replicas
+
+    @functools.lru_cache(maxsize=4)  # noqa: B019, a few small objects
+    def epoch(self, number: int) -> Epoch:
+        """Returns what an epoch must feed."""
+        return Epoch(self, number)
+
+    def batch(self, step: int) -> tuple[I64, Bools]:
+        """Returns the record ids (G,) of a global step, and which rows are real."""
+        epoch, step = divmod(step, self.steps_per_epoch)
+        records, real = self.epoch(epoch).batches(range(step, step + 1), range(self.global_batch_size))
+        return records[0], real[0]
+
+
+class Epoch:
+    """What one epoch must feed."""
+
+    def __init__(self, contract: Contract, number: int) -> None:
+        """Lays the shards end to end."""
+        self.contract, self.number = contract, number
+        counts = np.array(contract.counts, np.int64)
+        self.shard_order = np.arange(len(counts))
+        if contract.training:
+            self.shard_order = _permutation(_key(_SHARDS, contract.seed, number), len(counts))
+        self._first_record = (np.cumsum(counts) - counts)[self.shard_order]
+        laid = counts[self.shard_order]
+        self._first_position = np.cumsum(laid) - laid
+        self._window = functools.lru_cache(4 * contract.streams)(self._permuted_window)
+
+    def laid(self, positions: I64) -> I64:
+        """Returns the records at positions before the windows are permuted."""
+        shard = np.searchsorted(self._first_position, positions, "right") - 1
+        return self._first_record[shard] + positions - self._first_position[shard]
+
+    def _permuted_window(self, stream: int, window: int) -> I64:
+        records = self.laid(np.arange(*self.contract.window_bounds(stream, window)))
+        if not self.contract.training:
+            return records
+        key = _key(_WINDOW, self.contract.seed, self.number, stream, window)
+        return records[_permutation(key, len(records))]
+
+    def stream(self, stream: int, first: int, stop: int) -> tuple[I64, Bools]:
+        """Returns the records of a stream, from its `first` to before its `stop`, and which are real.
+
+        After its end follow copies of its last window, from the end backwards, again and again.
+        """
+        contract = self.contract
+        start, end = contract.stream_bounds(stream)
+        parts, at = [], start + min(first, end - start)
+        while at < min(start + stop, end):
+            window = self._window_of(stream, at)
+            begin, _ = contract.window_bounds(stream, window)
+            parts.append(self._window(stream, window)[at - begin : start + stop - begin])
+            at += len(parts[-1])
+        last = self._window(stream, contract.windows - 1) if end > start else self.laid(np.array([start]))
+        numbers = np.arange(first, stop)
+        beyond = numbers[numbers >= end - start] - (end - start)
+        parts.append(last[len(last) - 1 - beyond % len(last)])
+        return np.concatenate(parts), numbers < end - start
+
+    def _window_of(self, stream: int, position: int) -> int:
+        """Returns the window of a stream in which a position lies."""
+        start, end = self.contract.stream_bounds(stream)
+        window = (position - start) * self.contract.windows // (end - start)
+        while self.contract.window_bounds(stream, window)[1] <= position:
+            window += 1
+        return window
+
+    def batches(self, steps: range, rows: range) -> tuple[I64, Bools]:
+        """Returns the records (steps, rows) of rows of the batches of steps of the epoch, and which are real."""
+        q = self.contract.rows_per_stream
+        blocks = []
+        for stream in range(rows.start // q, -(-rows.stop // q)):
+            mine = slice(max(rows.start - stream * q, 0), rows.stop - stream * q)
+            found = self.stream(stream, steps.start * q, steps.stop * q)
+            blocks.append([part.reshape(len(steps), q)[:, mine] for part in found])
+        records, real = (np.concatenate(parts, axis=1) for parts in zip(*blocks, strict=True))
+        return records, real
+
+    def records(self) -> I64:
+        """Returns the record at every position of the epoch, (N,)."""
+        contract = self.contract
+        windows = [self._window(k, w) for k in range(contract.streams) for w in range(contract.windows)]
+        return np.concatenate(windows)
+
+
+def _permutation(key: int, size: int) -> I64:
+    return np.argsort(_hash(np.arange(size).astype(np.uint64) + np.uint64(key)).view(np.int64), kind="stable")
+
+
+def _key(*arguments: int) -> int:
+    key = 0
+    for argument in arguments:
+        key = int(_hash(np.array([key ^ argument % 2**64], np.uint64))[0])
+    return key
+
+
+def _hash(states: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """splitmix64."""
+    states = states + np.uint64(0x9E3779B97F4A7C15)
+    states = (states ^ states >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    states = (states ^ states >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return states ^ states >> np.uint64(31)

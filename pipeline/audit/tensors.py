@@ -1,0 +1,79 @@
+"""Compares the window plans that TensorFlow makes with those that NumPy makes, element for element."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+
+from pipeline.audit.claims import Claim, Fault, NotCheckedError, check_all
+from pipeline.audit.topology import Topology
+from pipeline.commands import quiet
+from pipeline.commands.text import count_of
+from pipeline.order.arrays import Arrays, NumpyArrays
+from pipeline.order.feed import Feed, make_feed
+from pipeline.order.order import Order
+
+_WORKERS, _WINDOWS = 2, 3  # compared: the first, the last, and between
+
+
+def tensor_claims(order: Order, epoch: int, topology: Topology) -> list[Claim]:
+    """Returns what holds of the plans as tensors."""
+    return check_all([("TensorFlow makes the same plans, as the input does", lambda: _check(order, epoch, topology))])
+
+
+def _check(order: Order, epoch: int, topology: Topology) -> str:
+    if importlib.util.find_spec("tensorflow") is None:
+        raise NotCheckedError("TensorFlow is not installed here; only NumPy's plans were checked")
+    with quiet.loading():
+        import tensorflow as tf  # noqa: PLC0415
+
+        from pipeline.order.tensors import TENSORS  # noqa: PLC0415, here because it loads TensorFlow
+    try:
+        return _compare_some(order, epoch, topology, TENSORS)
+    except tf.errors.OpError as error:
+        raise Fault(f"TensorFlow cannot make a plan: {error.message}".splitlines()[0]) from None
+
+
+def _compare_some(order: Order, epoch: int, topology: Topology, tensors: Arrays) -> str:
+    count = 0
+    for worker in _some(topology.workers, _WORKERS):
+        own = make_feed(order, topology.shard(worker), NumpyArrays())
+        other = make_feed(order, topology.shard(worker), tensors)
+        where = f"worker {worker}"
+        for step in _some(order.steps_per_epoch, _WINDOWS):
+            _compare(f"{where}: the first window of step {step}", own.first_window(step), other.first_window(step))
+        for window in _some(order.windows, _WINDOWS):
+            _compare_window(f"{where}, window {window}", own, other, epoch, window)
+            count += 1
+    return f"{count_of(count, 'window')} compared element for element"
+
+
+def _compare_window(where: str, own: Feed, other: Feed, epoch: int, window: int) -> None:
+    import tensorflow as tf  # noqa: PLC0415
+
+    with tf.device("CPU:0"):
+        number = tf.constant(epoch * own.order.windows + window, tf.int64)
+        plans = own.plan(epoch, window), other.plan(*other.epoch_and_window(number))
+        moved = [plan.with_contiguous_elements(feed.arrays) for plan, feed in zip(plans, (own, other), strict=True)]
+        step = epoch * own.order.steps_per_epoch + int(own.steps_before(window)) + 1
+        first = [int(feed.first_element(step, plans[0].epoch, window)) for feed in (own, other)]
+    _compare(f"{where}: the first element of a run from step {step}", *first)
+    for one, two in (plans, moved):
+        for name in one._fields:
+            _compare(f"{where}: {name}", getattr(one, name), getattr(two, name))
+
+
+def _compare(what: str, own: Any, other: Any) -> None:
+    own, other = np.asarray(own), np.asarray(other)
+    if own.shape != other.shape:
+        raise Fault(f"{what} has shape {other.shape} in TensorFlow, {own.shape} in NumPy")
+    wrong = np.argwhere(own != other)
+    if wrong.size:
+        at = tuple(wrong[0].tolist())
+        raise Fault(f"{what}{list(at) if at else ''} is {other[at]} in TensorFlow, {own[at]} in NumPy")
+
+
+def _some(count: int, most: int) -> list[int]:
+    return sorted({i * (count - 1) // max(1, most - 1) for i in range(most)})

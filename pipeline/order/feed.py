@@ -1,0 +1,225 @@
+"""What one input pipeline feeds: its rows of every global batch, the windows it reads, and what each of them gives.
+
+This is the only statement of it. `input_fn` evaluates it with tensors, `pipeline.audit` with NumPy (`arrays`).
+
+A worker reads its streams window by window, all of them at the same window number w. A step whose rows begin in
+window w and end in w + 1 belongs to w + 1; its rows of window w are kept as the *tail*. Neither is ever empty: a window
+without a record, and every tail, has one row more, which no step takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+from pipeline.order.arrays import Array, Arrays, Number, consecutive
+from pipeline.order.hashing import Domain
+from pipeline.order.laid_shards import LaidShards
+from pipeline.order.order import MAX_STEP, Order
+from pipeline.order.sharding import Shard
+from pipeline.order.window_plan import WindowPlan
+
+
+def make_feed(order: Order, shard: Shard | None, arrays: Arrays) -> Feed:
+    """Returns the part of every global batch that a shard feeds; None is all of it, as one replica.
+
+    Raises:
+      UsageError: the replicas do not divide the global batch.
+    """
+    if shard is None:
+        return Feed(order, arrays, 0, 1, order.global_batch_size)
+    first, stop = shard.replica_rows(0, order.global_batch_size)
+    return Feed(order, arrays, first, shard.local_replicas, stop - first)
+
+
+@dataclasses.dataclass(frozen=True)
+class Feed:
+    """The part of an order that one input pipeline feeds.
+
+    Attributes:
+      order: the order.
+      arrays: what evaluates it; numbers and arrays below are of its kind, int64.
+      first_row: of the rows of every global batch that it feeds; also an int64 scalar tensor.
+      local_replicas: L; each gets the next `replica_rows` of them.
+      replica_rows: rows of a replica.
+    """
+
+    order: Order
+    arrays: Arrays
+    first_row: Number
+    local_replicas: int
+    replica_rows: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of every global batch that are fed."""
+        return self.local_replicas * self.replica_rows
+
+    @property
+    def streams(self) -> range:
+        """The streams that fill them, where `first_row` is an int."""
+        return range(*self._stream_range())
+
+    def _stream_range(self) -> tuple[Number, Number]:
+        """Returns the first of the streams and the one after the last, of the type of `first_row`."""
+        width = self.order.rows_per_stream
+        return self.first_row // width, -(-(self.first_row + self.rows) // width)
+
+    def _stream_numbers(self) -> Array:
+        first, stop = self._stream_range()
+        return self.arrays.range(stop - first) + first
+
+    def _stream_bounds(self) -> tuple[Array, Array]:
+        """Returns where the streams begin and their lengths, (streams,) each."""
+        numbers, bounds = self._stream_numbers(), self.order.stream_bounds()
+        starts = self.arrays.gather(bounds, numbers)
+        return starts, self.arrays.gather(bounds, numbers + 1) - starts
+
+    def window_bounds(self, window: Array) -> tuple[Array, Array]:
+        """Returns the positions where a window (0..W-1; any shape that broadcasts) of each stream begins and ends."""
+        starts, lengths = self._stream_bounds()
+        count = self.order.windows
+        return starts + window * lengths // count, starts + (window + 1) * lengths // count
+
+    @property
+    def window_records(self) -> int:
+        """Records of the largest window, over all streams, at most."""
+        _, lengths = self._stream_bounds()
+        return int(self.arrays.total(self.arrays.maximum(-(-lengths // self.order.windows), 1)))
+
+    def steps_before(self, window: Number) -> Number:
+        """Returns the steps of an epoch that are complete before a window (0..W); T at the end."""
+        _, lengths = self._stream_bounds()
+        read = self.arrays.least(window * lengths // self.order.windows, self.order.num_records)
+        steps = self.arrays.minimum(read // self.order.rows_per_stream, self.order.steps_per_epoch)
+        return self.arrays.where(window == self.order.windows, self.order.steps_per_epoch, steps)
+
+    def first_window(self, step_of_epoch: int) -> Number:
+        """Returns the window in which the rows of a step begin."""
+        _, lengths = self._stream_bounds()
+        windows, maximum = self.order.windows, self.arrays.maximum
+        at = self.arrays.minimum(maximum(lengths - 1, 0), step_of_epoch * self.order.rows_per_stream)
+        # Window w begins at floor(wL / W): position p is in the last w of which wL < (p + 1)W.
+        return self.arrays.least(-(-(at + 1) * windows // maximum(lengths, 1)) - 1, windows)
+
+    def window_numbers(self, first_step: int, last_step: int) -> tuple[Number, int]:
+        """Returns the first of the windows that a run reads, counted over all epochs, and the one after the last.
+
+        Args:
+          first_step, last_step: global steps, from the first to before the last; MAX_STEP is without end.
+        """
+        epoch, step = divmod(first_step, self.order.steps_per_epoch)
+        epochs = -(-last_step // self.order.steps_per_epoch)
+        return epoch * self.order.windows + self.first_window(step), min(epochs * self.order.windows, MAX_STEP)
+
+    def epoch_and_window(self, number: Number) -> tuple[Number, Number]:
+        """Returns the epoch of a window that is counted over all epochs, and its number there."""
+        return number // self.order.windows, number % self.order.windows
+
+    def first_element(self, first_step: int, epoch: Number, window: Number) -> Number:
+        """Returns the number of a window's first element that a run feeds: not those before its first step."""
+        first_epoch, step = divmod(first_step, self.order.steps_per_epoch)
+        skipped = self.arrays.maximum(step - self.steps_before(window), 0) * self.local_replicas
+        return self.arrays.where(epoch == first_epoch, skipped, 0)
+
+    def plan(self, epoch: Number, window: Number) -> WindowPlan:
+        """Returns the plan of a window, 0..W-1."""
+        arrays, order = self.arrays, self.order
+        first, stop = self.steps_before(window), self.steps_before(window + 1)
+        pieces, records, rows = self._read(epoch, window, first)
+        steps = arrays.range(stop - first) + first
+        take, real = self._rows_of_steps(rows, steps)
+        real_rows = arrays.minimum(order.num_records - steps * order.global_batch_size, order.global_batch_size)
+        zero = arrays.range(1)
+        return WindowPlan(
+            epoch=epoch,
+            pieces=pieces,
+            records=records,
+            slots=arrays.range(arrays.size(records)),
+            num_elements=(stop - first) * self.local_replicas,
+            take=arrays.reshape(take, [-1, self.replica_rows]),
+            real=arrays.reshape(real, [-1, self.replica_rows]),
+            real_rows=arrays.repeat(real_rows, self.local_replicas),
+            next_tail=self._next_tail(rows, stop),
+            contiguous=arrays.concat([zero, zero]),
+        )
+
+    def _read(self, epoch: Number, window: Number, first_step: Number) -> tuple[Array, Array, _WindowRows]:
+        """Returns the pieces and the records that a window reads, and where the positions of its streams lie."""
+        arrays = self.arrays
+        starts, lengths = self._stream_bounds()
+        begin, end = self.window_bounds(window)
+        # A stream without a position reads, in its last window, the one that its padding copies.
+        end += arrays.where((window == self.order.windows - 1) & (lengths == 0), 1, 0)
+        pieces, records = LaidShards.of(self.order, epoch, arrays).between(begin, end)
+        tail_begin = starts + first_step * self.order.rows_per_stream
+        rows = _WindowRows(begin, end - begin, self._permuted(epoch, window, end - begin), tail_begin)
+        unused = arrays.range(arrays.maximum(1 - arrays.total(end - begin), 0))
+        return pieces, arrays.concat([records, unused]), rows
+
+    def _permuted(self, epoch: Number, window: Number, sizes: Array) -> Array:
+        """Returns the row that each position of the window is read to, (n + 1,), stream after stream, and a zero."""
+        arrays = self.arrays
+        if self.order.training:
+            keys = arrays.key(Domain.WINDOW, self.order.seed, epoch, self._stream_numbers(), window)
+            rows = arrays.permutations(keys, sizes) + arrays.repeat(arrays.sums_before(sizes), sizes)
+        else:
+            rows = arrays.range(arrays.total(sizes))
+        return arrays.concat([rows, arrays.range(1)])
+
+    def _rows_of_steps(self, rows: _WindowRows, steps: Array) -> tuple[Array, Array]:
+        """Returns the window's rows, or the tail's, of the rows fed at steps (s,), and which are real: (s, rows)."""
+        fed = self.arrays.range(self.rows) + self.first_row
+        width = self.order.rows_per_stream
+        streams = fed // width - self._stream_range()[0]
+        positions, real = self._positions(streams, steps[:, None] * width + fed % width)
+        return rows.at(self.arrays, positions, streams), real
+
+    def _positions(self, streams: Array, offsets: Array) -> tuple[Array, Array]:
+        """Returns the positions of streams' offsets, and which are real; past its end a stream copies its last window.
+
+        Args:
+          streams: (n,): local numbers.
+          offsets: (s, n): counted from the stream's first position.
+        """
+        arrays, windows = self.arrays, self.order.windows
+        starts, lengths = (arrays.gather(bounds, streams) for bounds in self._stream_bounds())
+        real = offsets < lengths
+        last_window = arrays.maximum(lengths - (windows - 1) * lengths // windows, 1)
+        padding = arrays.maximum(lengths - 1 - (offsets - lengths) % last_window, 0)
+        return starts + arrays.where(real, offsets, padding), real
+
+    def _next_tail(self, rows: _WindowRows, stop: Number) -> Array:
+        """Returns the rows of positions that are read, and are of the steps from `stop` on; one unused row more."""
+        arrays = self.arrays
+        starts, _ = self._stream_bounds()
+        begin = starts + stop * self.order.rows_per_stream
+        sizes = arrays.maximum(rows.begin + rows.sizes - begin, 0)
+        streams = arrays.repeat(arrays.range(arrays.size(sizes)), sizes)
+        kept = rows.at(arrays, consecutive(arrays, begin, sizes), streams)
+        return arrays.concat([kept, arrays.range(1)])
+
+
+class _WindowRows(NamedTuple):
+    """Where the positions of a window lie, and those of its tail.
+
+    Attributes:
+      begin: (streams,): the first position of each stream's window.
+      sizes: (streams,): positions in each.
+      row_of: (n + 1,): the row of each position, stream after stream.
+      tail_begin: (streams,): the first position of each stream's tail, which ends where the window begins.
+    """
+
+    begin: Array
+    sizes: Array
+    row_of: Array
+    tail_begin: Array
+
+    def at(self, arrays: Arrays, positions: Array, streams: Array) -> Array:
+        """Returns the rows, or -1 - the tail's rows, of positions (..., m) of local streams (m,)."""
+        begin = arrays.gather(self.begin, streams)
+        offset = positions - begin + arrays.gather(arrays.sums_before(self.sizes), streams)
+        row = arrays.gather(self.row_of, arrays.where(positions >= begin, offset, 0))
+        tail_sizes = arrays.maximum(self.begin - self.tail_begin, 0)
+        before = arrays.gather(arrays.sums_before(tail_sizes) - self.tail_begin, streams)
+        return arrays.where(positions >= begin, row, -1 - (positions + before))
