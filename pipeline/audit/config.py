@@ -28,7 +28,7 @@ class AuditConfig:
     epoch: int = 0  # the epoch that is proved and shown
     against_workers: int | None = None  # compare with a job of so many workers
     against_replicas: int | None = None  # and so many replicas; default: one a worker
-    exhaustive: bool = False  # count every record of the epoch too
+    exhaustive: bool = False  # replay every window of every worker, however long that takes
     observed: str | None = None  # logs of --log_keys: files, folders, globs, joined by commas
     png: str | None = None  # draw who reads what
     list_all: bool = False  # every worker and every shard, however many
