@@ -133,6 +133,7 @@ def _become(program: list[str], variables: dict[str, str], cwd: str, out: Connec
         if program[0] == "-m":
             runpy.run_module(program[1], run_name="__main__", alter_sys=True)
         elif program[0] == "-c":
+            sys.argv = ["-c", *program[2:]]
             exec(program[1], {"__name__": "__main__"})
         else:
             runpy.run_path(program[0], run_name="__main__")
