@@ -36,6 +36,6 @@ def contents(folder: pathlib.Path) -> dict[str, bytes]:
 def test_a_data_dir_among_the_classes_is_refused(tmp_path):
     (tmp_path / "cat").mkdir()
     PIL.Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "cat" / "a.png")
-    with pytest.raises(UsageError, match=r"--data_dir=.*/out: lies in --source=.*, and would be a class of it"):
+    with pytest.raises(UsageError, match=r"--data_dir=.*/out\b.*--source="):
         convert.main(["--dataset=image_folder", f"--source={tmp_path}", f"--data_dir={tmp_path / 'out'}"])
     assert not (tmp_path / "out").exists()
