@@ -60,19 +60,15 @@ def parse(text: str) -> Cluster:
     except ValueError as error:
         raise UsageError(f"{VARIABLE} is not valid JSON ({error}); it looks like {_EXAMPLE}") from None
     jobs, task = _part(content, "cluster"), _part(content, "task")
-    for job in jobs:
-        if job not in ("chief", "worker"):
-            raise UsageError(f"{VARIABLE}: job {job!r} in cluster: --strategy=multiworker has only chief and worker")
-    addresses = {job: _addresses(job, jobs[job]) for job in ("chief", "worker") if job in jobs}
-    if len(addresses.get("chief", ())) > 1:
-        raise UsageError(f"{VARIABLE}: {len(addresses['chief'])} chiefs in cluster; at most one is allowed")
+    for job, addresses in jobs.items():
+        _check_job(job, addresses)
+    chiefs, workers = jobs.get("chief", []), jobs.get("worker", [])
     kind, index = task.get("type"), _index(task.get("index"))
-    if kind not in addresses:
-        raise UsageError(f"{VARIABLE}: task type {kind!r}, but cluster has {', '.join(addresses) or 'no job'}")
-    if not 0 <= index < len(addresses[kind]):
-        raise UsageError(f"{VARIABLE}: task index {index}, but {kind} has {len(addresses[kind])} (0 and up)")
-    chiefs = addresses.get("chief", ())
-    return Cluster((*chiefs, *addresses.get("worker", ())), index + (len(chiefs) if kind == "worker" else 0))
+    if kind not in jobs:
+        raise UsageError(f"{VARIABLE}: task type {kind!r}, but cluster has {', '.join(jobs)}")
+    if not 0 <= index < len(jobs[kind]):
+        raise UsageError(f"{VARIABLE}: task index {index}, but {kind} has {len(jobs[kind])} (0 and up)")
+    return Cluster((*chiefs, *workers), index + (len(chiefs) if kind == "worker" else 0))
 
 
 def _part(content: Any, name: str) -> dict[str, Any]:
@@ -82,14 +78,16 @@ def _part(content: Any, name: str) -> dict[str, Any]:
     return part
 
 
-def _addresses(job: str, value: Any) -> tuple[str, ...]:
-    entries = value if isinstance(value, list) else []
-    for entry in entries:
-        if not isinstance(entry, str) or not entry.rpartition(":")[2].isdigit():
-            raise UsageError(f"{VARIABLE}: {job} {entry!r} is not host:port")
-    if not entries:
-        raise UsageError(f"{VARIABLE}: {job!r} in cluster must be a list of host:port; it is {value!r}")
-    return tuple(entries)
+def _check_job(job: str, addresses: Any) -> None:
+    if job not in ("chief", "worker"):
+        raise UsageError(f"{VARIABLE}: job {job!r} in cluster: --strategy=multiworker has only chief and worker")
+    if not isinstance(addresses, list) or not addresses:
+        raise UsageError(f"{VARIABLE}: {job!r} in cluster must be a list of host:port; it is {addresses!r}")
+    for address in addresses:
+        if not isinstance(address, str) or not address.rpartition(":")[2].isdigit():
+            raise UsageError(f"{VARIABLE}: {job} {address!r} is not host:port")
+    if job == "chief" and len(addresses) > 1:
+        raise UsageError(f"{VARIABLE}: {len(addresses)} chiefs in cluster; at most one is allowed")
 
 
 def _index(value: Any) -> int:

@@ -33,20 +33,6 @@ class LoopResult(NamedTuple):
     finite: tf.Tensor
 
 
-class LoggedUpdate(NamedTuple):
-    """One update, and the rows that it saw.
-
-    Attributes:
-      result: of a loop of this update alone.
-      keys: of the rows of each local replica, string (rows,).
-      weights: of the same rows, float32 (rows,).
-    """
-
-    result: LoopResult
-    keys: tuple[tf.Tensor, ...]
-    weights: tuple[tf.Tensor, ...]
-
-
 class EvaluationSums(NamedTuple):
     """Sums over batches, float64 scalars: of the weights, of weight * cross-entropy and of weight * correct."""
 
@@ -80,15 +66,17 @@ class Stepper:
         return result
 
     @tf.function
-    def train_one(self, iterator: Iterator[tuple[Any, ...]]) -> LoggedUpdate:
-        """Makes one update with a batch whose first component has `image` and `key`, and returns its keys and weights.
+    def train_one(self, iterator: Iterator[tuple[Any, ...]]) -> tuple[LoopResult, Any, Any]:
+        """Makes one update with a batch whose first component has `image` and `key`.
 
-        They stay in host memory: GPUs have no strings.
+        Returns:
+          The result, the keys of each local replica's rows, string (rows,), and their weights, float32 (rows,): both in
+          host memory, since GPUs have no strings.
         """
         features, labels, weights = next(iterator)
         result = self._update((features["image"], labels, weights))
         local = self.strategy.experimental_local_results
-        return LoggedUpdate(result, local(features["key"]), local(weights))
+        return result, local(features["key"]), local(weights)
 
     @tf.function
     def evaluate(self, iterator: Iterator[tuple[tf.Tensor, ...]], steps: tf.Tensor) -> EvaluationSums:

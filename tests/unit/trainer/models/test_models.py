@@ -23,15 +23,14 @@ def test_parameters(name, shape, parameters):
     assert logits.dtype == tf.float32
 
 
-@pytest.mark.parametrize("shape", [(13, 17, 2), (28, 28, 1), (32, 32, 3)])
 @pytest.mark.parametrize("name", ["mlp", "lenet", "cifar10_cnn"])
-def test_other_shapes(name, shape):
-    model = models.build(name, shape, "float32", 7, seed=0)
-    assert model(np.zeros((2, *shape), np.float32)).shape == (2, 7)
+def test_other_shapes(name):
+    model = models.build(name, (13, 17, 2), "float32", 7, seed=0)
+    assert model(np.zeros((2, 13, 17, 2), np.float32)).shape == (2, 7)
 
 
 def test_images_too_small_for_lenet_are_one_line():
-    with pytest.raises(UsageError, match=r"--model=lenet cannot take images of 8x8x1: it needs 12 pixels or more"):
+    with pytest.raises(UsageError, match=r"--model=lenet .*8x8x1.* 12 pixels"):
         models.build("lenet", (8, 8, 1), "uint8", 10, seed=0)
 
 

@@ -41,11 +41,9 @@ def test_velocities_count_when_saving(made):
 @pytest.mark.parametrize(
     ("model", "distort", "resize", "stored", "inputs", "dtype"),
     [
-        ("mlp", "none", None, Kind(), (28, 28, 1), "uint8"),
         ("mlp", "shift(pixels=2)", None, Kind(), (28, 28, 1), "float32"),
         ("mlp", "none", "20x16", Kind(), (20, 16, 1), "uint8"),
         ("cifar10_cnn", "cifar10_tutorial", "32x32", Kind("png", varied=True), (24, 24, 1), "float32"),
-        ("lenet", "random_crop(size=18)", None, Kind("png", varied=True), (18, 18, 1), "float32"),
         ("lenet", "random_resized_crop(size=32, normalize=False)", None, Kind("png"), (32, 32, 1), "uint8"),
     ],
 )
