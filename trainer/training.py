@@ -103,7 +103,7 @@ class _Run:
             if evaluator and progress.step != self.plan.last_step and (result := evaluator.evaluate()):
                 self.output.line(f"step {progress.step}, {result}")
 
-        return [*actions, Action(flags.eval_every, evaluate)]
+        return [*actions, Action(flags.eval_every if evaluator else 0, evaluate)]
 
     @contextlib.contextmanager
     def _inner_loop(self, start: int) -> Iterator[InnerLoop]:
