@@ -165,9 +165,9 @@ class Files:
         """Returns `<file>#<row>` of rows that `locate` found, dtype S (n,), all padded like the longest file's."""
         digits = row_digits(max(self.counts))
         keys = np.empty(len(rows), f"S{max(map(len, self.names)) + 1 + digits}")
-        for number, name in enumerate(self.names):
+        for number in np.unique(files).tolist():
             chosen = files == number
-            keys[chosen] = row_keys(name, rows[chosen], digits)
+            keys[chosen] = row_keys(self.names[number], rows[chosen], digits)
         return keys
 
 

@@ -15,13 +15,11 @@ from typing import NamedTuple
 import tqdm
 
 from beam_jobs.sources import streams
-from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 
 _BLOCK = 1 << 20  # 1 MiB: hashlib releases the interpreter's lock for a millisecond at a time
 _SECONDS_WITHOUT_BAR = 3.0
-
 
 Path = str | bytes | pathlib.Path
 
@@ -33,17 +31,9 @@ class Digest(NamedTuple):
     sha256: str
 
 
-def describe(files: Sequence[tuple[str, Path]], unpack: bool = False) -> tuple[SourceFile, ...]:
-    """Returns the manifest's entry of each of `files`, in their order; see `digests`.
-
-    Args:
-      files: (name in the manifest, path).
-      unpack: take the content of a gzip file instead of its bytes.
-
-    Raises:
-      DataError: a file is missing, no regular file, or cannot be read; its gzip data is corrupt.
-    """
-    found = digests([path for _, path in files], unpack)
+def describe(files: Sequence[tuple[str, Path]]) -> tuple[SourceFile, ...]:
+    """Returns the manifest's entry of each of `files`, (name in the manifest, path), in their order; see `digests`."""
+    found = digests([path for _, path in files])
     return tuple(SourceFile(name, *digest) for (name, _), digest in zip(files, found, strict=True))
 
 
@@ -70,27 +60,26 @@ class Tally:
         return Digest(self._size, self._sha256.hexdigest())
 
 
-def digests(paths: Sequence[Path], unpack: bool = False, advance: Callable[[int], None] | None = None) -> list[Digest]:
+def digests(paths: Sequence[Path], advance: Callable[[int], None] | None = None) -> list[Digest]:
     """Returns the digest of each file, in their order.
 
     One thread per core, a block of each in memory; after three seconds a bar is drawn if stderr is a terminal.
 
     Args:
       paths: files of any size.
-      unpack: take the content of a gzip file instead of its bytes.
       advance: from `bar`, where these are some of many files that are known to be regular; else there is an own bar.
 
     Raises:
-      DataError: a file is missing, no regular file, or cannot be read; its gzip data is corrupt.
+      DataError: a file is missing, no regular file, or cannot be read.
     """
     if advance is None:
         with bar(_total_bytes(paths)) as own_advance:
-            return digests(paths, unpack, own_advance)
+            return digests(paths, own_advance)
     stop = threading.Event()
 
     def work(path: Path) -> Digest:
         try:
-            return _digest(path, unpack, advance, stop)
+            return _digest(path, advance, stop)
         except BaseException:
             stop.set()  # else the other threads would finish their files before the error is told
             raise
@@ -99,18 +88,12 @@ def digests(paths: Sequence[Path], unpack: bool = False, advance: Callable[[int]
         return list(pool.map(work, paths))
 
 
-def _digest(path: Path, unpack: bool, advance: Callable[[int], None], stop: threading.Event) -> Digest:
-    sha256, size = hashlib.sha256(), 0
-    shown = os.fsdecode(path)
-    with (
-        streams.errors_of(shown),
-        streams.opened(LocalPath(shown)) if unpack else open(path, "rb", buffering=0) as stream,
-    ):
+def _digest(path: Path, advance: Callable[[int], None], stop: threading.Event) -> Digest:
+    tally = Tally(advance)
+    with streams.errors_of(os.fsdecode(path)), open(path, "rb", buffering=0) as stream:
         while not stop.is_set() and (block := stream.read(_BLOCK)):
-            sha256.update(block)
-            size += len(block)
-            advance(len(block))
-    return Digest(size, sha256.hexdigest())
+            tally.add(block)
+    return tally.digest()
 
 
 def _total_bytes(paths: Sequence[Path]) -> int:

@@ -142,23 +142,7 @@ def scan(handle: IO[bytes], start: int, stop: int, step: int = 1) -> Iterator[by
         start += len(block)
 
 
-def read_exactly(handle: IO[bytes], size: int, start: int, where: str) -> bytes:
-    """Returns `size` bytes from `start` of an open file that had them a moment ago.
-
-    Raises:
-      DataError: it was cut since; `where` is named.
-    """
-    data = os.pread(handle.fileno(), size, start)
-    if len(data) != size:
-        raise DataError(f"{where}: changed while it was being read; run the conversion again")
-    return data
-
-
 def describe(name: str, handle: IO[bytes]) -> SourceFile:
     """Returns the manifest's entry of an open file: its name, size and SHA-256."""
-    digest = hashlib.sha256()
-    num_bytes = 0
-    for block in scan(handle, 0, size(handle)):
-        digest.update(block)
-        num_bytes += len(block)
-    return SourceFile(name, num_bytes, digest.hexdigest())
+    handle.seek(0)
+    return SourceFile(name, size(handle), hashlib.file_digest(handle, "sha256").hexdigest())  # type: ignore[arg-type]

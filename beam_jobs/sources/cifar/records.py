@@ -18,8 +18,7 @@ from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 
-_ROWS = 1024  # that are checked or written at once, 3 MB
-
+_ROWS = 1024  # that are written at once, 3 MB
 
 Found = tuple[RowFile, IO[bytes]]  # one file, checked, and the open file of its records
 
@@ -92,18 +91,18 @@ def _checked(handle: IO[bytes], name: str, where: str, layout: Layout, dataset: 
     size, length = streams.size(records), len(labels) + PIXELS
     if not size or size % length:
         raise DataError(f"{where}: has {size} bytes, not a whole number of {length}-byte records; get the file again")
-    for row in range(0, size // length, _ROWS):
-        rows = min(_ROWS, size // length - row)
-        block = streams.read_exactly(records, rows * length, row * length, where)
-        values = np.frombuffer(block, np.uint8).reshape(rows, length)
+    row = 0
+    for block in streams.scan(records, 0, size, length):
+        values = np.frombuffer(block, np.uint8, len(block) // length * length).reshape(-1, length)
         for i, label in enumerate(labels):
             _check_label(values[:, i], label, row, where)
+        row += len(values)
     return file, records
 
 
 def _check_label(values: NDArray[np.uint8], label: Label, row: int, where: str) -> None:
     high = len(label.class_names) - 1
-    if values.max() > high:
+    if values.max(initial=0) > high:
         at = int(np.argmax(values > high))
         kind = label.feature.replace("_", " ")
         raise DataError(f"{where}: row {row + at}: {kind} {values[at]} is not in 0..{high}")

@@ -143,7 +143,7 @@ def _files(folder: str, listing: Listing) -> tuple[SourceFile, ...]:
 
 
 def _describe(folder: bytes, name: str, images: Images, rows: range, advance: Callable[[int], None]) -> SourceFile:
-    content = digest.digests([os.path.join(folder, images.path(row)) for row in rows], advance=advance)
+    content = digest.digests([os.path.join(folder, images.path(row)) for row in rows], advance)
     sha256 = hashlib.sha256()
     for row, one in zip(rows, content, strict=True):
         path = images.path(row)

@@ -12,17 +12,17 @@ import dataclasses
 import functools
 import io
 import itertools
-import pathlib
 from collections.abc import Callable, Iterator
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
+import pyarrow
 from numpy.typing import NDArray
 
-from beam_jobs.sources import files, streams
-from beam_jobs.sources.files import Place, Stamp
+from beam_jobs.sources import streams
 from beam_jobs.sources.records import ranges as record_ranges
 from beam_jobs.sources.records import stream as record_stream
+from beam_jobs.storage.paths import StoragePath
 from pipeline.errors import DataError
 from pipeline.records import framing, walk
 from pipeline.records import offsets as record_offsets
@@ -37,8 +37,8 @@ class RecordFile:
     """One file, as it was when it was indexed.
 
     Attributes:
-      path: absolute, or the file's place in a store.
-      num_bytes, mtime_ns: of the file; another size or time means that it has changed.
+      path: absolute, or in a store.
+      stamp: (bytes, modification time in ns) of the file when it was indexed.
       num_records: in it.
       packing: "" (TFRecord), "gzip" or "zlib" (TFRecord, compressed), or `ARRAY_RECORD`.
       stride: bytes from one record to the next, where all are of one length.
@@ -48,13 +48,12 @@ class RecordFile:
         stride nor offsets.
     """
 
-    path: Place
-    num_bytes: int
-    mtime_ns: int
+    path: StoragePath
+    stamp: tuple[int, int]
     num_records: int
     packing: str = ""
     stride: int | None = None
-    offsets: tuple[Place, str] | None = None
+    offsets: tuple[StoragePath, str] | None = None
     marks: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -70,21 +69,20 @@ class RecordFile:
 
 
 def index(
-    path: Place | pathlib.Path, visit: Callable[[bytes], None] | None = None, tap: Callable[[bytes], None] | None = None
+    path: StoragePath, visit: Callable[[bytes], None] | None = None, tap: Callable[[bytes], None] | None = None
 ) -> RecordFile:
     """Walks a TFRecord file, compressed or not, once.
 
     Args:
-      path: absolute, or the file's place in a store.
+      path: absolute, or in a store.
       visit: gets each record.
       tap: gets all bytes, as in `record_stream.records`.
 
     Raises:
       DataError: the file cannot be read, is no TFRecord file, is cut short or corrupt: with the record and its offset.
     """
-    path = files.place(path)
     packing = record_stream.packing_of(path)
-    size, mtime_ns = files.stamp(path)
+    stamp = streams.stamp(path)
     lengths: set[int] = set()
     marks, count, end = [(0, 0)], 0, 0
     for start, end, record in record_stream.records(path, packing, tap):
@@ -97,20 +95,18 @@ def index(
         count += 1
     stride = lengths.pop() if len(lengths) == 1 and not packing else None
     kept = () if packing or stride is not None else (*marks, (count, end))
-    return RecordFile(path, size, mtime_ns, count, packing, stride, marks=kept)
+    return RecordFile(path, stamp, count, packing, stride, marks=kept)
 
 
-def index_array_record(path: pathlib.Path) -> RecordFile:
+def index_array_record(path: StoragePath) -> RecordFile:
     """Opens an ArrayRecord file, which has its own index.
 
     Raises:
       DataError: the file cannot be read or is not an ArrayRecord file.
     """
-    with streams.errors_of(path):
-        status = path.stat()
+    stamp = streams.stamp(path)
     with _array_record(path) as reader:
-        count: int = reader.num_records()
-    return RecordFile(str(path), status.st_size, status.st_mtime_ns, count, ARRAY_RECORD)
+        return RecordFile(path, stamp, reader.num_records(), ARRAY_RECORD)
 
 
 def read(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
@@ -123,14 +119,14 @@ def read(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
     Raises:
       DataError: the file has changed since, cannot be read, or is corrupt there: with the record and its offset.
     """
-    with streams.errors_of(file.path), files.open_file(file.path) as stream:
-        _check_unchanged(file, files.stamp_of(stream, file.path))
+    with streams.errors_of(file.path), file.path.open_native() as stream:
+        _check_unchanged(file)  # now, so that what was opened is the file that was indexed
         if file.packing:
             return _read_array_record(file, rows) if file.packing == ARRAY_RECORD else _read_streamed(file, rows)
         if not file.has_random_access:
             return _read_pieces(file, stream, rows)
         starts, stops = _ranges(file, rows)
-        framed = record_ranges.read(stream, starts, stops, files.is_remote(file.path))
+        framed = record_ranges.read(stream, starts, stops, file.path.is_remote)
         return [_record(file, data, row, start) for data, row, start in zip(framed, rows.tolist(), starts, strict=True)]
 
 
@@ -141,10 +137,11 @@ def _record(file: RecordFile, framed: bytes, row: int, start: int) -> bytes:
     return framed[framing.HEADER : -framing.FOOTER]
 
 
-def _check_unchanged(file: RecordFile, now: Stamp) -> None:
-    if now != (file.num_bytes, file.mtime_ns):
+def _check_unchanged(file: RecordFile) -> None:
+    now = streams.stamp(file.path)
+    if now != file.stamp:
         raise DataError(
-            f"{file.path}: changed while it was being converted ({file.num_bytes} bytes before, {now[0]} now); "
+            f"{file.path}: changed while it was being converted ({file.stamp[0]} bytes before, {now[0]} now); "
             "run the conversion again"
         )
 
@@ -153,16 +150,17 @@ def _ranges(file: RecordFile, rows: NDArray[np.int64]) -> tuple[list[int], list[
     """Returns the byte offsets of records and of their ends."""
     if file.stride is not None:
         return (rows * file.stride).tolist(), ((rows + 1) * file.stride).tolist()
-    assert file.offsets is not None
-    offsets = _load_offsets(*file.offsets, file.num_records, file.num_bytes)
+    offsets = _load_offsets(file)
     return offsets[rows].tolist(), offsets[rows + 1].tolist()
 
 
 @functools.lru_cache(maxsize=64)
-def _load_offsets(path: Place, crc: str, count: int, num_bytes: int) -> NDArray[np.int64]:
-    data = files.path_of(path).read_bytes()
+def _load_offsets(file: RecordFile) -> NDArray[np.int64]:
+    assert file.offsets is not None
+    (path, crc), num_bytes = file.offsets, file.stamp[0]
+    data = path.read_bytes()
     try:
-        offsets = record_offsets.parse(data, len(data), count, crc)
+        offsets = record_offsets.parse(data, len(data), file.num_records, crc)
     except ValueError as error:
         raise DataError(f"{path}: {error}; convert the data again") from None
     if offsets[0] != 0 or offsets[-1] != num_bytes or (np.diff(offsets) < 0).any():
@@ -170,14 +168,14 @@ def _load_offsets(path: Place, crc: str, count: int, num_bytes: int) -> NDArray[
     return offsets
 
 
-def _read_pieces(file: RecordFile, stream: IO[bytes], rows: NDArray[np.int64]) -> list[bytes]:
+def _read_pieces(file: RecordFile, stream: pyarrow.NativeFile, rows: NDArray[np.int64]) -> list[bytes]:
     """Returns records out of the pieces that hold them, a piece in memory at a time."""
     firsts = np.array([record for record, _ in file.marks], np.int64)
     pieces = np.searchsorted(firsts, rows, side="right") - 1
     found: list[bytes] = []
     for piece in np.unique(pieces).tolist():
         (number, start), (_, stop) = file.marks[piece], file.marks[piece + 1]
-        records = _piece(file, files.read_at(stream, start, stop - start), number, start)
+        records = _piece(file, stream.read_at(stop - start, start), number, start)
         found += [records[row - number] for row in rows[pieces == piece].tolist()]
     return found
 
@@ -208,7 +206,7 @@ def _read_array_record(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]
 
 
 @contextlib.contextmanager
-def _array_record(path: Place | pathlib.Path) -> Iterator[Any]:
+def _array_record(path: StoragePath) -> Iterator[Any]:
     from array_record.python import array_record_module  # noqa: PLC0415 (optional: it comes with TFDS)
 
     try:

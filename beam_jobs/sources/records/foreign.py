@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import re
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from beam_jobs.sources import digest, listing, streams
-from beam_jobs.sources import files as places
 from beam_jobs.sources.base import SourceOptions
-from beam_jobs.sources.files import Place
+from beam_jobs.sources.listing import SPLIT_OF_WORD
 from beam_jobs.sources.records import files as record_files
-from beam_jobs.sources.records import names as record_names
 from beam_jobs.sources.records import schema as record_schema
+from beam_jobs.sources.records import source as record_source
 from beam_jobs.sources.records import stream as record_stream
 from beam_jobs.sources.records.files import RecordFile
 from beam_jobs.sources.records.source import RecordSource
 from beam_jobs.storage import paths as storage
-from beam_jobs.storage.paths import AnyPath, StoragePath
+from beam_jobs.storage.paths import StoragePath
 from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 from pipeline.records import example_proto
 
 LABELS = "labels.txt"  # the classes' names, one per line; or `<label feature>.labels.txt`, as TFDS calls it
 MAX_CLASSES = 1 << 20
+_RECORD_FILE = re.compile(r"[^._].*(\.tfrec.*|-\d{5,}-of-\d{5,})", re.IGNORECASE)
+_BESIDE = (".offsets", ".index", ".idx", ".crc", ".json", ".txt")  # what lies beside records and is named after them
 
 
 def open_files(options: SourceOptions) -> RecordSource:
@@ -38,16 +41,15 @@ def open_files(options: SourceOptions) -> RecordSource:
       UsageError: a flag does not fit the first record, or is needed.
       DataError: a file is missing, no TFRecord file, cut short or corrupt, or has no record.
     """
-    root, found = record_names.find(options.source)
-    paths = [places.place(path) for path in found]
+    root, paths = _find(options.source)
     columns = record_schema.infer(*_first_records(paths), options)
     labels = _Labels(columns.label)
     names = _class_names(root / f"{columns.label}.{LABELS}") or _class_names(root / LABELS)
-    indexed, entries = _index(places.place(root), paths, None if names else labels.add)
-    return RecordSource(
+    indexed, entries = _index(root, paths, None if names else labels.add)
+    return record_source.make(
         dataset=options.dataset,
         class_names=names or labels.class_names(root),
-        root=places.place(root),
+        root=root,
         columns=columns,
         records=_by_split(indexed),
         files=entries,
@@ -55,34 +57,32 @@ def open_files(options: SourceOptions) -> RecordSource:
     )
 
 
+def _find(source: str) -> tuple[StoragePath, list[StoragePath]]:
+    """Returns the folder that holds all files of a source, and these, sorted by path."""
+    wanted = "file like *.tfrecord* or *-00000-of-00001; name the files with a glob"
+    root, names = listing.find(source, _is_records, False, wanted, "--source of tfrecord is a folder, a file or a glob")
+    if not root.is_remote:
+        names.sort(key=lambda name: name.split("/"))
+    common = os.path.commonpath([os.path.dirname(name) for name in names])
+    return (root / common if common else root), [root / name for name in names]
+
+
+def _is_records(name: str) -> bool:
+    return _RECORD_FILE.fullmatch(name) is not None and not name.endswith(_BESIDE)
+
+
 def _index(
-    root: Place, paths: Sequence[Place], visit: Callable[[bytes], None] | None
+    root: StoragePath, paths: Sequence[StoragePath], visit: Callable[[bytes], None] | None
 ) -> tuple[list[RecordFile], tuple[SourceFile, ...]]:
-    """Returns the files, indexed, and the manifest's entries of them.
+    """Returns the files, indexed, and the manifest's entries of them: both are made of the bytes as they come."""
 
-    The index of a remote file takes all of its bytes from the store, so its digest is made of these as they come.
-    """
-    if not places.is_remote(root):
-        indexed = [record_files.index(path, visit) for path in paths]
-        return indexed, describe(indexed, root)
-
-    def walk(path: Place) -> tuple[RecordFile, SourceFile]:
+    def walk(path: StoragePath) -> tuple[RecordFile, SourceFile]:
         tally = digest.Tally(advance)
-        return record_files.index(path, visit, tally.add), SourceFile(places.name_from(path, root), *tally.digest())
+        return record_files.index(path, visit, tally.add), SourceFile(path.name_in(root), *tally.digest())
 
-    with digest.bar(sum(size for size, _ in storage.each(places.stamp, paths, remote=True))) as advance:
+    with digest.bar(sum(size for size, _ in storage.each(streams.stamp, paths, root.is_remote))) as advance:
         walked = list(storage.each(walk, paths, remote=True))
     return [file for file, _ in walked], tuple(sorted((entry for _, entry in walked), key=lambda entry: entry.file))
-
-
-def describe(files: Sequence[RecordFile], root: Place | AnyPath) -> tuple[SourceFile, ...]:
-    """Returns the manifest's entries of local `files`, named from `root`; a gzip file's is of its content."""
-    found: dict[str, SourceFile] = {}
-    for unpack in (False, True):
-        chosen = [str(file.path) for file in files if (file.packing == "gzip") == unpack]
-        entries = digest.describe([(places.name_from(path, root), path) for path in chosen], unpack) if chosen else ()
-        found |= {entry.file: entry for entry in entries}
-    return tuple(found[name] for name in sorted(found))
 
 
 class _Labels:
@@ -91,7 +91,7 @@ class _Labels:
     def __init__(self, feature: str) -> None:
         self._feature = feature
         self._highest = -1
-        self._lock = threading.Lock()  # remote files are walked by several threads
+        self._lock = threading.Lock()  # files are walked by several threads
 
     def add(self, record: bytes) -> None:
         """Looks at one record; an invalid one is left to the reader of rows."""
@@ -118,7 +118,7 @@ class _Labels:
         return tuple(str(label) for label in range(self._highest + 1))
 
 
-def _first_records(paths: Sequence[Place]) -> tuple[list[dict[str, Any]], str]:
+def _first_records(paths: Sequence[StoragePath]) -> tuple[list[dict[str, Any]], str]:
     """Returns the first Examples, decoded, of the first file that has any, and the file."""
     seen = 0
     for path in paths:
@@ -132,7 +132,7 @@ def _first_records(paths: Sequence[Place]) -> tuple[list[dict[str, Any]], str]:
         if decoded := [features for features in decoded if features]:  # an empty record parses too
             return decoded, str(path)
     what = f"none of their first {seen} records is a tf.train.Example" if seen else "there is no record in it"
-    raise DataError(f"{places.path_of(paths[0]).parent}: {len(paths)} TFRecord files, but {what}")
+    raise DataError(f"{paths[0].parent}: {len(paths)} TFRecord files, but {what}")
 
 
 def _class_names(path: StoragePath) -> tuple[str, ...]:
@@ -151,8 +151,13 @@ def _class_names(path: StoragePath) -> tuple[str, ...]:
 def _by_split(files: Sequence[RecordFile]) -> dict[str, tuple[RecordFile, ...]]:
     found: dict[str, list[RecordFile]] = {}
     for file in files:
-        found.setdefault(record_names.split_of(places.path_of(file.path).name), []).append(file)
+        found.setdefault(split_of(file.path.name), []).append(file)
     for split, own in found.items():
         if not any(file.num_records for file in own):
             raise DataError(f"{own[0].path}: split {split!r} has no record; leave its {len(own)} files out by a glob")
     return {split: tuple(found[split]) for split in sorted(found, key=listing.SPLITS.index)}
+
+
+def split_of(name: str) -> str:
+    """Returns the split of a file: the first word in its name that means one, else train."""
+    return next((SPLIT_OF_WORD[word] for word in listing.words(name) if word in SPLIT_OF_WORD), "train")

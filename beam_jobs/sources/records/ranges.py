@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO
 
-from beam_jobs.sources import files
+import pyarrow
 
 _GAP = 64 << 10  # 64 KiB: reading over so small a gap is cheaper than another call
 _SPAN = 8 << 20  # 8 MiB read at once, or one record
@@ -15,13 +14,13 @@ _WHOLE = 10  # a store's file of which more than a tenth is wanted is read from 
 _REQUESTS = 8  # at a time: as many spans are in memory
 
 
-def read(stream: IO[bytes], starts: Sequence[int], stops: Sequence[int], remote: bool) -> Iterator[bytes]:
+def read(stream: pyarrow.NativeFile, starts: Sequence[int], stops: Sequence[int], remote: bool) -> Iterator[bytes]:
     """Yields the bytes of each range, which ascend; near ones are read together, 8 MiB at most.
 
     Memory: the ranges; for a remote file also the eight spans of 8 MiB that are read at a time.
 
     Args:
-      stream: from `files.open_file`, unbuffered.
+      stream: the open file, which several threads read from where it is remote.
       starts, stops: byte offsets of each range and of its end.
       remote: whether every call is a request to an object store.
 
@@ -32,14 +31,16 @@ def read(stream: IO[bytes], starts: Sequence[int], stops: Sequence[int], remote:
     def cut(span: tuple[int, int]) -> list[bytes]:
         first, end = span
         base = starts[first]
-        data = files.read_at(stream, base, stops[end - 1] - base)
+        data = stream.read_at(stops[end - 1] - base, base)
         return [data[starts[i] - base : stops[i] - base] for i in range(first, end)]
 
     if not remote:
         for span in _spans(starts, stops, _GAP):
             yield from cut(span)
         return
-    spans = list(_spans(starts, stops, _remote_gap(stream, starts, stops)))
+    size = stream.size()
+    gap = size if (sum(stops) - sum(starts)) * _WHOLE > size else _REMOTE_GAP
+    spans = list(_spans(starts, stops, gap))
     with ThreadPoolExecutor(_REQUESTS) as pool:
         for found in pool.map(cut, spans):
             yield from found
@@ -54,8 +55,3 @@ def _spans(starts: Sequence[int], stops: Sequence[int], gap: int) -> Iterator[tu
             end += 1
         yield first, end
         first = end
-
-
-def _remote_gap(stream: IO[bytes], starts: Sequence[int], stops: Sequence[int]) -> int:
-    size = files.size_of(stream)
-    return size if (sum(stops) - sum(starts)) * _WHOLE > size else _REMOTE_GAP

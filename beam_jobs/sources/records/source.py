@@ -3,57 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs.sources import base
-from beam_jobs.sources import files as places
-from beam_jobs.sources.base import Block, Files
-from beam_jobs.sources.files import Place
+from beam_jobs.sources.base import Block, Files, Source
 from beam_jobs.sources.records import files as record_files
-from beam_jobs.sources.records import matrix as record_matrix
 from beam_jobs.sources.records.columns import Columns
 from beam_jobs.sources.records.files import RecordFile
-from pipeline.manifest import Feature, SourceFile
+from beam_jobs.storage.paths import StoragePath
+from pipeline.manifest import SourceFile
+from pipeline.records.layout import Layout
 
 _OURS = ("image", "label", "key")
 
 
-@dataclasses.dataclass(frozen=True)
-class RecordSource:
-    """Files of records, indexed. Pickles to some 100 bytes a file, and 8 a piece where records differ in length.
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class RecordSource(Source):
+    """Files of records, indexed. Pickles to some 200 bytes a file, and 8 a piece where records differ in length.
 
     Attributes:
-      root: the folder by which files are named in keys and errors.
       columns: what is what in a record.
       records: {split: its files}.
     """
 
-    dataset: str
-    class_names: tuple[str, ...]
-    root: Place
     columns: Columns
     records: dict[str, tuple[RecordFile, ...]]
-    files: tuple[SourceFile, ...]
-    unique_keys: bool
-
-    @property
-    def image_shape(self) -> tuple[int, int, int] | None:
-        """(height, width, channels) where images are raw pixels."""
-        return self.columns.image_shape
-
-    @property
-    def features(self) -> dict[str, Feature]:
-        """The features that are kept besides image, label and key."""
-        return self.columns.extra
-
-    @property
-    def splits(self) -> dict[str, int]:
-        """Rows of each split."""
-        return {split: sum(file.num_records for file in files) for split, files in self.records.items()}
 
     def chunks(self, split: str) -> NDArray[np.int64] | None:
         """Returns the rows of each piece of a file; None where any record is as cheap to read as any other."""
@@ -62,53 +40,69 @@ class RecordSource:
             return None
         return np.array([rows for file in filled for rows in file.pieces], np.int64)
 
-    def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
-        """Returns a hash of rows' places; see `base.Source.hashes`."""
-        return self._places(split).hashes(start, stop)
-
-    def where(self, split: str, row: int) -> tuple[str, int]:
-        """Returns (file, row in it); see `base.Source.where`."""
-        return self._places(split).where(row)
-
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns rows of a split; see `base.Source.read`. Every record's CRCs are checked.
 
         Raises:
           DataError: a file was changed since, cannot be read, or is corrupt: with the record and its offset.
         """
-        places = self._places(split)
-        digits = base.row_digits(max(places.counts))
-        records, keys = [b""] * len(rows), [b""] * len(rows)
-        for number, chosen, own_rows in _by_file(*places.locate(rows)):
-            found = record_files.read(self.records[split][number], own_rows)
-            for row, record in zip(chosen, found, strict=True):
+        parts, columns = self.parts[split], self.columns
+        files, own_rows = parts.locate(rows)
+        records = [b""] * len(rows)
+        order = np.lexsort((own_rows, files))
+        numbers, starts = np.unique(files[order], return_index=True)
+        for number, chosen in zip(numbers.tolist(), np.split(order, starts[1:]), strict=False):
+            found = record_files.read(self.records[split][number], own_rows[chosen])
+            for row, record in zip(chosen.tolist(), found, strict=True):
                 records[row] = record
-            if not self.columns.key:
-                made = base.row_keys(places.names[number], own_rows, digits).tolist()
-                for row, key in zip(chosen, made, strict=True):
-                    keys[row] = key
-        return self._block(records, keys)
-
-    def _block(self, records: list[bytes], keys: list[bytes]) -> Block:
-        columns = self.columns
-        names = (columns.image, columns.label, columns.key)
-        if names == _OURS and columns.image_shape and not columns.extra and not columns.sizes and records:
-            block = record_matrix.block(records, columns.image_shape)
+        if (columns.image, columns.label, columns.key) == _OURS and columns.image_shape and records:
+            block = None if columns.extra or columns.sizes else _as_matrix(records, columns.image_shape)
             if block is not None:
                 return block
-        return columns.block(records, keys)
-
-    def _places(self, split: str) -> Files:
-        files = self.records[split]
-        names = tuple(places.name_from(file.path, self.root) for file in files)
-        return Files(names, tuple(file.num_records for file in files))
+        return columns.block(records, records if columns.key else parts.keys(files, own_rows).tolist())
 
 
-def _by_file(files: NDArray[np.int64], rows: NDArray[np.int64]) -> Iterator[tuple[int, list[int], NDArray[np.int64]]]:
-    """Yields (file, positions, rows in that file, ascending) of each file that is needed."""
-    order = np.lexsort((rows, files))
-    numbers, starts = np.unique(files[order], return_index=True)
-    bounds = itertools.pairwise([*starts, len(order)])
-    for number, (start, stop) in zip(numbers.tolist(), bounds, strict=True):
-        chosen = order[start:stop]
-        yield number, chosen.tolist(), rows[chosen]
+def make(
+    dataset: str,
+    class_names: tuple[str, ...],
+    root: StoragePath,
+    columns: Columns,
+    records: dict[str, tuple[RecordFile, ...]],
+    files: tuple[SourceFile, ...],
+    unique_keys: bool = True,
+) -> RecordSource:
+    """Returns the source of some files, which keys and errors name from the folder `root`."""
+    parts = {
+        split: Files(tuple(file.path.name_in(root) for file in own), tuple(file.num_records for file in own))
+        for split, own in records.items()
+    }
+    return RecordSource(
+        dataset=dataset,
+        class_names=class_names,
+        files=files,
+        splits=base.rows_of(parts),
+        image_shape=columns.image_shape,
+        features=columns.extra,
+        unique_keys=unique_keys,
+        parts=parts,
+        columns=columns,
+        records=records,
+    )
+
+
+def _as_matrix(records: Sequence[bytes], image_shape: tuple[int, int, int]) -> Block | None:
+    """Returns the block of records that differ only in the bytes of image, label and key; None of others."""
+    size = len(records[0])
+    if any(len(record) != size for record in records):
+        return None
+    layout = Layout.fit(size, math.prod(image_shape))
+    if layout is None or layout.key.start == layout.key.stop:
+        return None
+    rows = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), size)
+    if layout.mismatch(rows).any():
+        return None
+    keys = np.ascontiguousarray(rows[:, layout.key])
+    if not keys[:, -1].all():  # NumPy would take the zeros at the end for padding
+        return None
+    images = np.ascontiguousarray(rows[:, layout.image]).reshape(len(records), *image_shape)
+    return Block(images, rows[:, layout.label.start].astype(np.int64), keys.view(f"S{keys.shape[1]}")[:, 0])

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from beam_jobs.sources import files, streams
-from beam_jobs.sources.files import Place
+from beam_jobs.sources import streams
+from beam_jobs.storage.paths import StoragePath
 from pipeline.errors import DataError
 from pipeline.records import framing, walk
 from pipeline.records.stream import RecordStream
 
 ADVICE = "; the file is corrupt, get it again"
-_BUFFER = 256 << 10  # 256 KiB
 
 
-def packing_of(path: Place) -> str:
+def packing_of(path: StoragePath) -> str:
     """Returns how a TFRecord file is compressed, by its first bytes: "" for plain, "gzip" or "zlib".
 
     Raises:
@@ -33,7 +32,7 @@ def packing_of(path: Place) -> str:
 
 
 def records(
-    path: Place, packing: str, tap: Callable[[bytes], object] | None = None
+    path: StoragePath, packing: str, tap: Callable[[bytes], object] | None = None
 ) -> Iterator[tuple[int, int, bytes]]:
     """Yields (byte offset, byte offset of its end, record) of every record, each checked.
 
@@ -45,7 +44,7 @@ def records(
     Raises:
       DataError: the file cannot be read, is cut short or corrupt: with the record's number and its offset.
     """
-    with streams.errors_of(path), files.open_file(path, _BUFFER) as raw:
+    with streams.errors_of(path), path.open("rb") as raw:
         stream = RecordStream(_tapped(raw.read, tap) if tap and packing != "gzip" else raw.read, packing.upper())
         read = _tapped(stream.read, tap) if tap and packing == "gzip" else stream.read
         yield from walk.records(read, path, is_compressed=bool(packing), advice=ADVICE)

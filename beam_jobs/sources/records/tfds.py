@@ -8,19 +8,19 @@ class label are taken. Nothing is downloaded or prepared.
 from __future__ import annotations
 
 import os
-import pathlib
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from beam_jobs.sources import TFDS_PREFIX
+from beam_jobs.sources import TFDS_PREFIX, digest
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.records import files as record_files
-from beam_jobs.sources.records import foreign as foreign_records
+from beam_jobs.sources.records import source as record_source
 from beam_jobs.sources.records.columns import Columns
 from beam_jobs.sources.records.files import ARRAY_RECORD, RecordFile
 from beam_jobs.sources.records.source import RecordSource
+from beam_jobs.storage.paths import LocalPath
 from pipeline.commands import commandline
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import naming
@@ -41,17 +41,17 @@ def open_source(options: SourceOptions) -> RecordSource:
     """
     commandline.require("tensorflow_datasets")
     builder = _builder(options.dataset.removeprefix(TFDS_PREFIX), options.source)
-    root = pathlib.Path(str(builder.data_dir))
+    root = LocalPath(str(builder.data_dir))
     image, label = _features(builder.info.features, root)
     records = _records(builder.info.splits.values(), builder.info.file_format.value, root)
-    return RecordSource(
+    paths = [str(file.path) for files in records.values() for file in files]
+    return record_source.make(
         dataset=options.dataset,
         class_names=tuple(builder.info.features[label].names),
-        root=str(root),
+        root=root,
         columns=Columns(image, label),
         records=records,
-        files=foreign_records.describe([file for files in records.values() for file in files], root),
-        unique_keys=True,
+        files=digest.describe(sorted((os.path.relpath(path, root), path) for path in paths)),
     )
 
 
@@ -80,7 +80,7 @@ def _builder(name: str, data_dir: str) -> Any:
         raise DataError(f"{where}: TFDS cannot open {name!r}: {reason}") from None
 
 
-def _features(features: Any, root: pathlib.Path) -> tuple[str, str]:
+def _features(features: Any, root: LocalPath) -> tuple[str, str]:
     """Returns the names of the image and of the label."""
     import tensorflow_datasets as tfds  # noqa: PLC0415
 
@@ -103,7 +103,7 @@ def _features(features: Any, root: pathlib.Path) -> tuple[str, str]:
     return image, label
 
 
-def _records(splits: Iterable[Any], file_format: str, root: pathlib.Path) -> dict[str, tuple[RecordFile, ...]]:
+def _records(splits: Iterable[Any], file_format: str, root: LocalPath) -> dict[str, tuple[RecordFile, ...]]:
     if file_format not in ("tfrecord", ARRAY_RECORD):
         raise DataError(
             f"{root}: is of TFDS's format {file_format}; tfrecord and array_record can be read: prepare it again with "
@@ -117,13 +117,13 @@ def _records(splits: Iterable[Any], file_format: str, root: pathlib.Path) -> dic
             raise DataError(f"{root}: has a split {split.name!r}; a name must have letters, digits and _ only")
         if split.num_examples:
             pairs = zip(split.filepaths, split.shard_lengths, strict=True)
-            found[split.name] = tuple(_file(pathlib.Path(str(path)), int(count), file_format) for path, count in pairs)
+            found[split.name] = tuple(_file(LocalPath(str(path)), int(count), file_format) for path, count in pairs)
     if not found:
         raise DataError(f"{root}: its splits hold no example")
     return found
 
 
-def _file(path: pathlib.Path, count: int, file_format: str) -> RecordFile:
+def _file(path: LocalPath, count: int, file_format: str) -> RecordFile:
     file = record_files.index(path) if file_format == "tfrecord" else record_files.index_array_record(path)
     if file.num_records != count:
         raise DataError(f"{path}: has {file.num_records} records, but {_INFO} says {count}; prepare the data set again")

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from beam_jobs.sources import files
+from beam_jobs.sources import streams
 from beam_jobs.sources.base import SourceOptions
-from beam_jobs.sources.files import Place
 from beam_jobs.sources.records import foreign as foreign_records
+from beam_jobs.sources.records import source as record_source
 from beam_jobs.sources.records.columns import Columns
 from beam_jobs.sources.records.files import RecordFile
 from beam_jobs.sources.records.source import RecordSource
 from beam_jobs.storage import paths
-from beam_jobs.storage.paths import AnyPath
+from beam_jobs.storage.paths import LocalPath, RemotePath
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Manifest, ShardInfo, SourceFile, naming
-
-_PACKING_OF_COMPRESSION = {"": "", "GZIP": "gzip"}
 
 
 def open_source(options: SourceOptions) -> RecordSource:
@@ -37,7 +35,7 @@ def open_source(options: SourceOptions) -> RecordSource:
     return foreign_records.open_files(options)
 
 
-def _open_ours(folder: AnyPath, options: SourceOptions) -> RecordSource:
+def _open_ours(folder: LocalPath | RemotePath, options: SourceOptions) -> RecordSource:
     """Opens a converted data set. The new manifest names its manifest as the source, which has its shards' digests."""
     for flag in ("feature_map", "image_shape", "keep_columns"):
         if getattr(options, flag):
@@ -53,10 +51,10 @@ def _open_ours(folder: AnyPath, options: SourceOptions) -> RecordSource:
         image_shape=made.image_shape if made.features["image"].encoding == "raw" else None,
         extra={name: feature for name, feature in made.features.items() if name not in ("image", "label", "key")},
     )
-    return RecordSource(
+    return record_source.make(
         dataset=made.dataset,
         class_names=made.class_names,
-        root=files.place(folder),
+        root=folder,
         columns=columns,
         records={
             name: tuple(_shards(folder, made, split.shards))
@@ -64,28 +62,21 @@ def _open_ours(folder: AnyPath, options: SourceOptions) -> RecordSource:
             if split.num_examples
         },
         files=(SourceFile(naming.MANIFEST, len(made.to_bytes()), made.digest),),
-        unique_keys=True,
     )
 
 
-def _shards(folder: AnyPath, made: Manifest, shards: Iterable[ShardInfo]) -> Iterator[RecordFile]:
-    return paths.each(lambda shard: _shard(files.place(folder), made, shard), shards, files.is_remote(folder))
+def _shards(folder: LocalPath | RemotePath, made: Manifest, shards: Iterable[ShardInfo]) -> Iterator[RecordFile]:
+    return paths.each(lambda shard: _shard(folder, made, shard), shards, folder.is_remote)
 
 
-def _shard(folder: Place, made: Manifest, shard: ShardInfo) -> RecordFile:
-    path = files.join(folder, shard.file)
-    size, mtime_ns = files.stamp(path)
-    if size != shard.num_bytes:
-        raise DataError(f"{path}: {size} bytes, but the manifest says {shard.num_bytes}; convert it again")
+def _shard(folder: LocalPath | RemotePath, made: Manifest, shard: ShardInfo) -> RecordFile:
+    path = folder / shard.file
+    stamp = streams.stamp(path)
+    if stamp[0] != shard.num_bytes:
+        raise DataError(f"{path}: {stamp[0]} bytes, but the manifest says {shard.num_bytes}; convert it again")
+    if made.compression:
+        return RecordFile(path, stamp, shard.num_examples, made.compression.lower())
     offsets = None
     if shard.offsets_crc32c is not None:
-        offsets = (files.join(folder, naming.offsets_name(shard.file)), shard.offsets_crc32c)
-    return RecordFile(
-        path=path,
-        num_bytes=shard.num_bytes,
-        mtime_ns=mtime_ns,
-        num_records=shard.num_examples,
-        packing=_PACKING_OF_COMPRESSION[made.compression],
-        stride=None if made.compression else shard.stride,
-        offsets=None if made.compression else offsets,
-    )
+        offsets = (folder / naming.offsets_name(shard.file), shard.offsets_crc32c)
+    return RecordFile(path, stamp, shard.num_examples, stride=shard.stride, offsets=offsets)

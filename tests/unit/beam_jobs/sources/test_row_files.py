@@ -108,10 +108,3 @@ def test_no_temporary_folder_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "no"))
     with pytest.raises(DataError, match="no: cannot hold the unpacked source: No such file or directory"):
         streams.spool([b"abc"])
-
-
-def test_a_file_that_is_cut_while_it_is_read_is_told():
-    handle = streams.spool([b"abc"])
-    assert streams.read_exactly(handle, 2, 1, "/x") == b"bc"
-    with pytest.raises(DataError, match="/x: changed while it was being read; run the conversion again"):
-        streams.read_exactly(handle, 3, 1, "/x")

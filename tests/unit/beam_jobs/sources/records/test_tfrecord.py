@@ -1,7 +1,6 @@
 import gzip
 import io
 import os
-import pathlib
 import pickle
 import zlib
 
@@ -14,7 +13,8 @@ from beam_jobs import sources
 from beam_jobs.examples.records import Rows, compressed, make_records
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.records import files as record_files
-from beam_jobs.sources.records import names as record_names
+from beam_jobs.sources.records import foreign
+from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo, naming
 from pipeline.records import example_proto, framing
@@ -515,12 +515,12 @@ class TestForeignErrors:
     ],
 )
 def test_the_split_is_a_word_of_the_name(name, split):
-    assert record_names.split_of(name) == split
+    assert foreign.split_of(name) == split
 
 
 def test_ranges_far_apart_are_read_on_their_own(tmp_path):
     records = [bytes([row % 256]) * 3000 for row in range(3000)]
-    path = pathlib.Path(tmp_path, "a")
+    path = LocalPath(tmp_path, "a")
     path.write_bytes(b"".join(framing.frame(record) for record in records))
     file = record_files.index(path)
     rows = np.array([0, 1, 1, 30, 31, 500, 2999])
