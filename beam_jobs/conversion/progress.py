@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 
-import tqdm
-
 from beam_jobs.plan import Plan
-from beam_jobs.runs import display
 from beam_jobs.runs.display import Display
 from beam_jobs.shards import receipts
 from beam_jobs.storage import write
@@ -19,50 +16,27 @@ from pipeline.errors import DataError
 _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_BETWEEN_REMOTE_LOOKS = 2.0  # each costs the store a request of its dearer kind
 _LOOKING = 0.05  # of the time, at most: a folder of 99,999 shards, or one on an object store, takes longer to list
-_BAR = "{desc}{percentage:3.0f}%|{bar}| {n:,} of {total:,} examples{postfix}, {elapsed}<{remaining}"
 
 
 class Progress(Display):
-    """Shows how far a conversion has come.
-
-    Attributes:
-      finished: shards that are written.
-      rows: rows of the source that these shards hold, or skipped as invalid.
-    """
+    """Shows how far a conversion has come, in rows of the source that shards hold, or skipped as invalid."""
 
     def __init__(self, plan: Plan) -> None:
         """Draws the bar."""
         self._folder = plan.receipts_dir
         self._waiting = {receipts.name_of(name) for name in plan.file_names}
         self._shards = len(self._waiting)
-        self._total = plan.num_rows
         self._label = _label(plan)
-        self.finished = self.rows = self._bytes = self._rejects = 0
-        super().__init__()
-        self._at_start = self.rows
+        self._bytes = self._rejects = 0
+        super().__init__(plan.num_rows)
 
-    def line(self) -> str:
-        """Returns the progress in one line; the rate counts the work of this run only."""
-        rate = self._rate()
-        left = f", {_duration((self._total - self.rows) / rate)} left" if rate else ""
-        return (
-            f"{self._label}{self.finished} of {self._shards} shards, {self.rows:,} of {self._total:,} examples, "
-            f"{self._details()}{left}"
-        )
-
-    def _new_bar(self) -> tqdm.tqdm:
-        return display.bar(self._label, _BAR, self.rows, self._total)
-
-    def _move(self, bar: tqdm.tqdm) -> None:
-        bar.set_postfix_str(f"{self.finished}/{self._shards} shards, {self._details()}", refresh=False)
-        bar.n = self.rows
-
-    def _rate(self) -> float:
-        return (self.rows - self._at_start) / max(time.monotonic() - self._started, 1e-9)
-
-    def _details(self) -> str:
+    def text(self) -> str:
+        """Returns the progress in one line."""
         rejects = f", {self._rejects:,} rejects" if self._rejects else ""
-        return f"{self._bytes / (1 << 20):,.1f} MiB, {self._rate():,.0f} examples/s{rejects}"
+        return (
+            f"{self._label}{self.finished} of {self._shards} shards, {self.done:,} of {self.total:,} examples, "
+            f"{self._bytes / (1 << 20):,.1f} MiB, {self.rate:,.0f} examples/s{rejects}"
+        )
 
     def _look(self) -> float:
         began = time.monotonic()
@@ -74,7 +48,7 @@ class Progress(Display):
             if receipt := receipts.load(self._folder / name):
                 self._waiting.discard(name)
                 self.finished += 1
-                self.rows += receipt.info.num_examples + receipt.num_rejects
+                self.done += receipt.info.num_examples + receipt.num_rejects
                 self._bytes += receipt.info.num_bytes
                 self._rejects += receipt.num_rejects
         now = time.monotonic()
@@ -96,10 +70,3 @@ def _label(plan: Plan) -> str:
         return ""
     return "pass 1 of 2: " if plan.receipts_dir.name == staging.FIRST_PASS else "pass 2 of 2: "
 
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    if seconds < 100 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"

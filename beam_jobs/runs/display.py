@@ -19,33 +19,32 @@ class Display(abc.ABC):
     """Polls the progress of a job and shows it; a context manager that removes the bar at its end.
 
     Attributes:
+      total: the amount of work.
+      done: how much of it is done.
       finished: number of finished shards.
     """
 
-    finished: int
-
-    def __init__(self) -> None:
+    def __init__(self, total: int) -> None:
         """Polls for the first time and draws the bar."""
+        self.total, self.done, self.finished = total, 0, 0
         self._next_look = self._look()
+        self._at_start = self.done
         self._started = time.monotonic()
         self._next_line = self._started + _SECONDS_BETWEEN_LINES
         self._bar = self._new_bar() if sys.stderr.isatty() else None
 
     @abc.abstractmethod
-    def line(self) -> str:
+    def text(self) -> str:
         """Returns the progress in one line."""
 
     @abc.abstractmethod
     def _look(self) -> float:
-        """Updates the progress; returns when to look again, in seconds of `time.monotonic`."""
+        """Updates `done` and `finished`; returns when to look again, in seconds of `time.monotonic`."""
 
-    @abc.abstractmethod
-    def _new_bar(self) -> tqdm.tqdm:
-        """Returns a new bar, made with `bar`."""
-
-    @abc.abstractmethod
-    def _move(self, bar: tqdm.tqdm) -> None:
-        """Sets the bar's number and text without drawing it."""
+    @property
+    def rate(self) -> float:
+        """Work per second, of this run only."""
+        return (self.done - self._at_start) / max(time.monotonic() - self._started, 1e-9)
 
     def __enter__(self) -> Self:
         """Returns itself; the bar is drawn already."""
@@ -63,32 +62,24 @@ class Display(abc.ABC):
         now = time.monotonic()
         if self._bar is not None and now >= self._next_look:
             self._next_look = self._look()
-            self._move(self._bar)
-            self._bar.refresh()
+            self._bar.n = self.done
+            self._bar.set_description_str(self.text())
         elif self._bar is None and now >= self._next_line:
-            self._next_look = self._look()
+            self._look()
             self._next_line = now + _SECONDS_BETWEEN_LINES
-            print(self.line(), flush=True)
+            left = tqdm.tqdm.format_interval((self.total - self.done) / self.rate) if self.rate else ""
+            print(f"{self.text()}{left and f', {left} left'}", flush=True)
 
-
-def bar(text: str, form: str, done: int, total: int) -> tqdm.tqdm:
-    """Returns a bar on stderr, as wide as the terminal.
-
-    Args:
-      text: tqdm's `desc`.
-      form: tqdm's `bar_format`.
-      done: the number it starts at.
-      total: the number it ends at.
-    """
-    size = os.get_terminal_size(sys.stderr.fileno())
-    return tqdm.tqdm(
-        desc=text,
-        total=total,
-        initial=done,
-        bar_format=form,
-        smoothing=0,  # shards end in bursts: the mean rate since the start predicts the end better than the latest
-        leave=False,
-        dynamic_ncols=size.columns > 0 and size.lines > 0,
-        ncols=size.columns or _COLUMNS,
-        nrows=size.lines or _LINES,
-    )
+    def _new_bar(self) -> tqdm.tqdm:
+        size = os.get_terminal_size(sys.stderr.fileno())
+        return tqdm.tqdm(
+            desc=self.text(),
+            total=self.total,
+            initial=self.done,
+            bar_format="{percentage:3.0f}%|{bar}| {desc}, {elapsed}<{remaining}",
+            smoothing=0,  # shards end in bursts: the mean rate since the start predicts the end better than the latest
+            leave=False,
+            dynamic_ncols=size.columns > 0 and size.lines > 0,
+            ncols=size.columns or _COLUMNS,
+            nrows=size.lines or _LINES,
+        )

@@ -2,7 +2,8 @@
 
 import time
 
-from beam_jobs.runs import display
+import pytest
+
 from beam_jobs.runs.display import Display
 from tests.displays import later, terminal
 
@@ -10,48 +11,45 @@ from tests.displays import later, terminal
 class Counter(Display):
     """Goes up by one with each look; there is nothing to see for a second then."""
 
-    def __init__(self):
-        self.finished = 0
-        super().__init__()
-
-    def line(self):
-        return f"{self.finished} of 9"
+    def text(self):
+        return f"{self.done} of {self.total}"
 
     def _look(self):
-        self.finished += 1
+        self.done += 1
         return time.monotonic() + 1
 
-    def _new_bar(self):
-        return display.bar("count", "{desc} {n}/{total} {postfix}", self.finished, 9)
 
-    def _move(self, bar):
-        bar.n = self.finished
-
-
-def test_a_line_after_five_seconds_and_none_before(capsys):
-    with Counter() as counter:
-        assert counter.finished == 1
+def test_a_line_after_five_seconds_with_the_time_that_is_left_and_none_before(capsys):
+    with Counter(9) as counter:
         for seconds in (0, 4.9, 0.2, 0, 5):
             later(counter, seconds)
             counter.show()
-    assert capsys.readouterr().out == "2 of 9\n3 of 9\n"
+    # The first was done before: 1 in 5 seconds, 2 in 10.
+    assert capsys.readouterr().out == "2 of 9, 00:35 left\n3 of 9, 00:30 left\n"
 
 
 def test_a_bar_looks_when_it_is_time_and_is_taken_away(capsys):
-    with terminal(60) as sent, Counter() as counter:
-        assert "count 1/9" in sent()
+    with terminal(60) as sent, Counter(4) as counter:
+        assert " 25%|██" in (first := sent())
+        assert "| 1 of 4, 00:00<" in first
         counter.show()
-        assert counter.finished == 1
+        assert sent() == ""
         later(counter, 1.1)
         counter.show()
-        assert "count 2/9" in sent()
+        assert " 50%|████" in (second := sent())
+        assert "| 2 of 4, 00:00<" in second
         counter.__exit__(None, None, None)
         assert sent().rpartition("\r")[0].strip() == ""
     assert capsys.readouterr().out == ""
 
 
-def test_a_bar_is_never_wider_than_the_terminal():
-    for columns in (20, 40):
-        with terminal(columns) as sent, Counter() as counter:
-            counter._bar.set_postfix_str("x" * 100)
-            assert max(map(len, sent().replace("\r", "\n").splitlines())) <= columns
+@pytest.mark.parametrize(("columns", "lines"), [(20, 40), (40, 40), (0, 0), (80, 0), (0, 24)])
+def test_a_bar_is_never_wider_than_the_terminal_or_80_columns_where_it_does_not_say_its_size(columns, lines):
+    class Long(Counter):
+        def text(self):
+            return "1 of 9" + "x" * 100
+
+    with terminal(columns, lines) as sent, Long(9):
+        shown = sent()
+    assert "1 of 9" in shown
+    assert max(map(len, shown.replace("\r", "\n").splitlines())) <= (columns or 80)
