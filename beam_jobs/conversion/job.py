@@ -16,7 +16,7 @@ import apache_beam as beam
 from beam_jobs.plan import Plan
 from beam_jobs.runs import runners
 from beam_jobs.shards import key_check, manifest_writer, writer
-from beam_jobs.shards.key_check import KeyHashes, Repeated
+from beam_jobs.shards.key_check import Repeated
 from beam_jobs.shards.receipts import Receipt
 
 _RECEIPTS = -1  # the bucket of the receipts; those of keys are 0 to 255
@@ -39,42 +39,31 @@ class ConvertDataset(beam.PTransform):
             pbegin
             | "ShardNumbers" >> beam.Create(parts, reshuffle=False)
             | "Spread" >> beam.Reshuffle()
-            | "MakeShards" >> beam.ParDo(_MakeShards(self._plan))
+            | "MakeShards" >> beam.FlatMap(_make_shards, self._plan)
             | "Group" >> beam.GroupByKey()
-            | "CheckKeys" >> beam.ParDo(_CheckGroup())
+            | "CheckKeys" >> beam.FlatMap(_check_group)
             | "Gather" >> beam.CombineGlobally(beam.combiners.ToListCombineFn()).without_defaults()
-            | "WriteManifest" >> beam.ParDo(_WriteManifest(self._plan))
+            | "WriteManifest" >> beam.Map(_write_manifest, self._plan)
         )
 
 
-class _MakeShards(beam.DoFn):
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
-    def process(self, element: list[tuple[str, int]]) -> Iterator[tuple[int, Any]]:
-        for receipt in writer.write_shards(self._plan, element):
-            yield _RECEIPTS, receipt
-            if not self._plan.source.unique_keys:
-                yield from key_check.by_bucket(self._plan.data_dir, receipt.info)
+def _make_shards(elements: list[tuple[str, int]], plan: Plan) -> Iterator[tuple[int, Any]]:
+    for receipt in writer.write_shards(plan, elements):
+        yield _RECEIPTS, receipt
+        if not plan.source.unique_keys:
+            yield from key_check.by_bucket(plan.data_dir, receipt.info)
 
 
-class _CheckGroup(beam.DoFn):
-    def process(self, element: tuple[int, Iterable[Receipt | KeyHashes]]) -> Iterator[Receipt | Repeated]:
-        bucket, values = element
-        if bucket == _RECEIPTS:
-            yield from values  # type: ignore[misc]
-        elif repeated := key_check.first_repeated(values):  # type: ignore[arg-type]
-            yield repeated
+def _check_group(group: tuple[int, Iterable[Any]]) -> Iterable[Any]:
+    bucket, values = group
+    if bucket == _RECEIPTS:
+        return values
+    repeated = key_check.first_repeated(values)
+    return [repeated] if repeated else []
 
 
-class _WriteManifest(beam.DoFn):
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
-    def process(self, element: list[Receipt | Repeated]) -> Iterator[str]:
-        repeated = [value for value in element if isinstance(value, Repeated)]
-        if repeated:
-            raise key_check.as_error(self._plan.data_dir, repeated)
-        yield str(
-            manifest_writer.write_manifest(self._plan, [value for value in element if isinstance(value, Receipt)])
-        )
+def _write_manifest(found: list[Any], plan: Plan) -> str:
+    repeated = [value for value in found if isinstance(value, Repeated)]
+    if repeated:
+        raise key_check.as_error(plan.data_dir, repeated)
+    return str(manifest_writer.write_manifest(plan, [value for value in found if isinstance(value, Receipt)]))

@@ -69,4 +69,3 @@ def _label(plan: Plan) -> str:
     if plan.passes != 2:
         return ""
     return "pass 1 of 2: " if plan.receipts_dir.name == staging.FIRST_PASS else "pass 2 of 2: "
-

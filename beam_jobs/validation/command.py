@@ -13,11 +13,12 @@ import simple_parsing
 
 from beam_jobs import flag_values
 from beam_jobs.storage import paths, write
-from beam_jobs.storage.paths import AnyPath, RemotePath
-from beam_jobs.validation import report as validate_report
+from beam_jobs.storage.paths import AnyPath
+from beam_jobs.validation import report as reports
 from beam_jobs.validation.report import Report
 from pipeline import manifest as manifests
 from pipeline.commands import commandline, quiet
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Manifest, naming
 
@@ -110,56 +111,41 @@ def lines(report: Report, content: Manifest, decoded: bool, taken: float) -> lis
 
 def count(report: Report, content: Manifest) -> str:
     """Returns how many problems there are, and in how many shards."""
-    problems = f"{report.num_problems} problem" + ("s" if report.num_problems > 1 else "")
     where = f"{report.bad_shards} of {len(content.shards)} shards" if report.bad_shards else "the manifest's totals"
-    return f"{problems} in {where}"
+    return f"{count_of(report.num_problems, 'problem')} in {where}"
 
 
 def notes(data_dir: AnyPath, content: Manifest) -> list[str]:
     """Returns what lies in the folder and looks like a conversion's, but is not in the manifest."""
     try:
-        names = set(write.names_in(data_dir))
+        names = sorted(write.names_in(data_dir))
     except DataError as error:
         return [str(error)]
     listed = {*(shard.file for shard in content.shards), *write.BESIDE_SHARDS}
     listed |= {naming.offsets_name(shard.file) for shard in content.shards if shard.offsets_crc32c is not None}
-    others = sorted(name for name in names - listed if write.is_ours(name))
-    left = sorted(name for name in names if write.is_temporary(name))
-    return [
-        *([f"{_files(others)} there that the manifest does not list {_some(others)}"] if others else []),
-        *([f"{_files(left)} there that a killed conversion left {_some(left)}"] if left else []),
-    ]
-
-
-def _files(names: list[str]) -> str:
-    return f"{len(names)} files lie" if len(names) > 1 else "1 file lies"
+    others = [name for name in names if write.is_ours(name) and name not in listed]
+    left = [name for name in names if write.is_temporary(name)]
+    kinds = ((others, "that the manifest does not list"), (left, "left by a killed conversion"))
+    return [f"{count_of(len(found), 'file')} {what} ({_some(found)})" for found, what in kinds if found]
 
 
 def _some(names: list[str]) -> str:
-    return f"({', '.join(names[:_MOST_NAMED])}{', ...' if len(names) > _MOST_NAMED else ''})"
+    return ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
 
 
 def _run(config: ValidateConfig, data_dir: AnyPath, content: Manifest, options: PipelineOptions) -> Report:
     with quiet.loading():
         from beam_jobs.runs import run  # noqa: PLC0415 (as above)
-        from beam_jobs.validation import jobs as validate_jobs  # noqa: PLC0415 (as above)
-        from beam_jobs.validation import progress as validate_progress  # noqa: PLC0415 (as above)
+        from beam_jobs.validation import jobs, progress  # noqa: PLC0415 (as above)
     # After Ctrl-C a runner's threads still write there.
     with tempfile.TemporaryDirectory(prefix="stepfeed-", ignore_cleanup_errors=True) as folder:
         marks = pathlib.Path(folder) / "marks"
         marks.mkdir()
-        place = paths.path_of(config.report or f"{folder}/report.json")
-        job = validate_jobs.Job(
-            data_dir=data_dir.url if isinstance(data_dir, RemotePath) else str(data_dir),
-            manifest=content,
-            decodes=config.deep,
-            report=place.url if isinstance(place, RemotePath) else str(place),
-            marks=str(marks),
-        )
-        progress = validate_progress.Progress(content, str(marks))
-        run.run_transform(validate_jobs.ValidateDataset(job), options, progress)
+        file = paths.path_of(config.report or f"{folder}/report.json")
+        job = jobs.Job(data_dir, content, config.deep, file, marks)
+        run.run_transform(jobs.ValidateDataset(job), options, progress.Progress(content, str(marks)))
         try:
-            return validate_report.parse(place.read_bytes(), str(place))
+            return reports.parse(file.read_bytes(), str(file))
         except FileNotFoundError:
             raise UsageError(
                 "the runner works on other machines: give --report=FILE, a file that they and this one reach"

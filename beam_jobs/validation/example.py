@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 import numpy as np
 
 from beam_jobs.examples import images
 from beam_jobs.examples.images import BadImageError
-from beam_jobs.examples.statistics import PixelSums
+from beam_jobs.validation.report import ShardReport
 from pipeline.manifest import Feature, Manifest
 from pipeline.records import example_proto
 from pipeline.records.example_proto import Values
@@ -21,20 +20,15 @@ _ARRAYS: dict[str, np.dtype] = {"int64": np.dtype(np.int64), "float32": np.dtype
 
 
 class ExampleCheck:
-    """Checks the examples of one shard.
+    """Checks the examples of one shard, and counts them in its report."""
 
-    Attributes:
-      labels: how many examples have each label that is in range.
-      sizes: {(height, width): images}; of raw images, and of others if they are decoded.
-      sums: of the pixels, if images are decoded.
-    """
-
-    def __init__(self, manifest: Manifest, decodes: bool) -> None:
+    def __init__(self, manifest: Manifest, decodes: bool, report: ShardReport) -> None:
         """Makes a check.
 
         Args:
           manifest: the data set.
           decodes: look at the pixels too.
+          report: gets the labels, sizes and sums.
         """
         self._features = manifest.features
         self._image = manifest.features.get("image", _NO_IMAGE)
@@ -45,11 +39,8 @@ class ExampleCheck:
         self._usual = {name: _usual(feature) for name, feature in self._features.items()}
         self._raw_shape = manifest.image_shape if self._image.encoding == "raw" else None
         self._decodes = decodes
-        self._channels = len(manifest.image_mean)
+        self._report = report
         self._raw: list[bytes] = []
-        self.labels: Counter[int] = Counter()
-        self.sizes: Counter[tuple[int, int]] = Counter()
-        self.sums = PixelSums(self._channels)
 
     def check(self, record: bytes) -> tuple[bytes | None, list[str]]:
         """Returns the example's key, None where it has none, and what is wrong with it."""
@@ -68,12 +59,15 @@ class ExampleCheck:
         if len(found) > len(self._features) or problems:
             more = sorted(found.keys() - self._features.keys())
             problems += [f"feature {name!r} is not in the manifest" for name in more]
-        return self._key(found), problems
+        key = found.get("key")
+        return key[0] if isinstance(key, list) and len(key) == 1 else None, problems
 
     def finish(self) -> None:
         """Sums the pixels that are still waiting; call it after the last example."""
         if self._raw and self._raw_shape:
-            self.sums.add(np.frombuffer(b"".join(self._raw), np.uint8).reshape(len(self._raw), *self._raw_shape))
+            self._report.sums.add(
+                np.frombuffer(b"".join(self._raw), np.uint8).reshape(len(self._raw), *self._raw_shape)
+            )
             self._raw.clear()
 
     def _problem(self, name: str, feature: Feature, values: Values) -> str | None:
@@ -93,14 +87,14 @@ class ExampleCheck:
             if not 0 <= value < self._classes[name]:
                 return f"{name} {value} is not in 0..{self._classes[name] - 1}"
         if name == "label":
-            self.labels[int(values[0])] += 1
+            self._report.labels[int(values[0])] += 1
         return None
 
     def _image_problem(self, data: bytes) -> str | None:
         if self._raw_shape:
             if len(data) != math.prod(self._raw_shape):
                 return f"its image has {len(data)} bytes, not the {math.prod(self._raw_shape)} of {_text(self._image)}"
-            self.sizes[self._raw_shape[:2]] += 1
+            self._report.sizes[self._raw_shape[:2]] += 1
             if self._decodes:
                 self._raw.append(data)
                 if len(self._raw) == _RAW_AT_ONCE:
@@ -120,13 +114,9 @@ class ExampleCheck:
             return str(error)
         if any(side not in (None, has) for side, has in zip(self._image.shape, pixels.shape, strict=True)):
             return f"its image is {'x'.join(map(str, pixels.shape))}, not {_text(self._image)}"
-        self.sizes[pixels.shape[0], pixels.shape[1]] += 1
-        self.sums.add_one(images.with_channels(pixels, self._channels))
+        self._report.sizes[pixels.shape[0], pixels.shape[1]] += 1
+        self._report.sums.add_one(images.with_channels(pixels, self._report.sums.channels))
         return None
-
-    def _key(self, found: dict[str, Values]) -> bytes | None:
-        values = found.get("key")
-        return values[0] if isinstance(values, list) and len(values) == 1 else None
 
 
 def _usual(feature: Feature) -> tuple[np.dtype | None, int | None]:

@@ -14,13 +14,12 @@ from typing import Any
 import apache_beam as beam
 
 from beam_jobs.shards import key_check
-from beam_jobs.shards.key_check import Repeated
-from beam_jobs.storage import paths, write
-from beam_jobs.validation import keys as validate_keys
+from beam_jobs.storage import write
+from beam_jobs.storage.paths import AnyPath
+from beam_jobs.validation import dataset
 from beam_jobs.validation import report as validate_report
-from beam_jobs.validation import shard as validate_shard
-from beam_jobs.validation import totals as validate_totals
 from beam_jobs.validation.report import ShardReport
+from beam_jobs.validation.shard import check_shard
 from pipeline.errors import DataError
 from pipeline.manifest import Manifest
 
@@ -39,11 +38,11 @@ class Job:
       marks: a local folder that gets an empty file for each shard that is done; the command counts them.
     """
 
-    data_dir: str
+    data_dir: AnyPath
     manifest: Manifest
     decodes: bool
-    report: str
-    marks: str
+    report: AnyPath
+    marks: pathlib.Path
 
 
 class ValidateDataset(beam.PTransform):
@@ -59,50 +58,35 @@ class ValidateDataset(beam.PTransform):
             pbegin
             | "ShardNumbers" >> beam.Create(range(len(self._job.manifest.shards)), reshuffle=False)
             | "Spread" >> beam.Reshuffle()
-            | "CheckShard" >> beam.ParDo(_CheckShard(self._job))
+            | "CheckShard" >> beam.FlatMap(_check_shard, self._job)
             | "Group" >> beam.GroupByKey()
-            | "CheckKeys" >> beam.ParDo(_CheckGroup())
+            | "CheckKeys" >> beam.FlatMap(_check_group)
             | "Gather" >> beam.CombineGlobally(beam.combiners.ToListCombineFn())
-            | "WriteReport" >> beam.ParDo(_WriteReport(self._job))
+            | "WriteReport" >> beam.Map(_write_report, self._job)
         )
 
 
-class _CheckShard(beam.DoFn):
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    def process(self, element: int) -> Iterator[tuple[int, Any]]:
-        report, keys = validate_shard.check_shard(self._job.data_dir, self._job.manifest, element, self._job.decodes)
-        yield _REPORTS, report
-        yield from keys
-        with contextlib.suppress(OSError):  # the command is on another machine
-            (pathlib.Path(self._job.marks) / str(element)).touch()
+def _check_shard(number: int, job: Job) -> Iterator[tuple[int, Any]]:
+    report, keys = check_shard(job.data_dir, job.manifest, number, job.decodes)
+    yield _REPORTS, report
+    yield from keys
+    with contextlib.suppress(OSError):  # the command is on another machine
+        (job.marks / str(number)).touch()
 
 
-class _CheckGroup(beam.DoFn):
-    def process(self, element: tuple[int, Iterable[Any]]) -> Iterator[ShardReport | list[Repeated]]:
-        bucket, values = element
-        if bucket == _REPORTS:
-            yield from values
-        else:
-            yield key_check.all_repeated(values)
+def _check_group(group: tuple[int, Iterable[Any]]) -> Iterable[Any]:
+    bucket, values = group
+    return values if bucket == _REPORTS else key_check.all_repeated(values)
 
 
-class _WriteReport(beam.DoFn):
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    def process(self, element: list[Any]) -> Iterator[str]:
-        by_number = {
-            value.shard: value for value in element if isinstance(value, ShardReport)
-        }  # a retried one comes twice
-        shards = [by_number[number] for number in range(len(self._job.manifest.shards))]
-        repeated = [pair for value in element if isinstance(value, list) for pair in value]
-        keys = validate_keys.problems(self._job.data_dir, self._job.manifest, repeated)
-        totals = validate_totals.problems(self._job.manifest, shards, self._job.decodes)
-        report = validate_report.combined(shards, [*keys, *totals])
-        place = paths.path_of(self._job.report)
-        if isinstance(place, pathlib.Path) and not place.parent.is_dir():
-            raise DataError(f"{place.parent}: a worker cannot reach this folder; give --report=FILE in one that it can")
-        write.publish(place, report.to_bytes())
-        yield str(place)
+def _write_report(found: list[Any], job: Job) -> str:
+    by_number = {value.shard: value for value in found if isinstance(value, ShardReport)}  # a retried one comes twice
+    shards = [by_number[number] for number in range(len(job.manifest.shards))]
+    repeated = [value for value in found if isinstance(value, key_check.Repeated)]
+    keys = dataset.key_problems(job.data_dir, job.manifest, repeated)
+    report = validate_report.combined(shards, [*keys, *dataset.total_problems(job.manifest, shards, job.decodes)])
+    if isinstance(job.report, pathlib.Path) and not job.report.parent.is_dir():
+        folder = job.report.parent
+        raise DataError(f"{folder}: a worker cannot reach this folder; give --report=FILE in one that it can")
+    write.publish(job.report, report.to_bytes())
+    return str(job.report)

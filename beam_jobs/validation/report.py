@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Iterable
 
 from beam_jobs.examples.statistics import PixelSums
@@ -41,24 +42,24 @@ class ShardReport:
 
     Attributes:
       shard: its number among all of the data set.
+      sums: of the pixels, if images are decoded.
       problems: the first `MOST_LISTED`.
       num_problems: how many there are.
       records, num_bytes: that were read.
       is_whole: whether every record of the manifest was read and is a valid example; else its totals mean nothing.
-      labels: {label: examples}.
-      sizes: {(height, width): images}.
-      sums: of the pixels.
+      labels: how many examples have each label that is in range.
+      sizes: {(height, width): images}; of raw images, and of others if they are decoded.
     """
 
     shard: int
+    sums: PixelSums
     problems: list[Problem] = dataclasses.field(default_factory=list)
     num_problems: int = 0
     records: int = 0
     num_bytes: int = 0
     is_whole: bool = False
-    labels: dict[int, int] = dataclasses.field(default_factory=dict)
-    sizes: dict[tuple[int, int], int] = dataclasses.field(default_factory=dict)
-    sums: PixelSums | None = None
+    labels: Counter[int] = dataclasses.field(default_factory=Counter)
+    sizes: Counter[tuple[int, int]] = dataclasses.field(default_factory=Counter)
 
     def add(self, problem: Problem) -> None:
         """Counts a problem, and keeps it if it is among the first."""

@@ -8,14 +8,13 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.examples.statistics import entropy
+from beam_jobs.examples.statistics import PixelSums, entropy
 from beam_jobs.shards import key_check
 from beam_jobs.shards.key_check import KeyHashes
-from beam_jobs.storage import paths
 from beam_jobs.storage.paths import AnyPath
 from beam_jobs.validation.example import ExampleCheck
 from beam_jobs.validation.report import Problem, ShardReport
-from pipeline.manifest import Manifest, ShardInfo, naming
+from pipeline.manifest import Manifest, naming
 from pipeline.records import offsets
 from pipeline.records.stream import RecordStream
 from pipeline.records.walk import Frame, location, walk
@@ -24,7 +23,7 @@ _ENTROPY_TOLERANCE = 1e-4  # it is rounded to 4 decimals
 
 
 def check_shard(
-    data_dir: str, manifest: Manifest, number: int, decodes: bool
+    data_dir: AnyPath, manifest: Manifest, number: int, decodes: bool
 ) -> tuple[ShardReport, Iterator[tuple[int, KeyHashes]]]:
     """Reads a shard once, front to back; returns what was found, and its keys for `key_check`.
 
@@ -36,28 +35,20 @@ def check_shard(
 
     Memory: a block of the file, a record, and about 100 bytes per record.
     """
-    info = manifest.shards[number]
-    check = _Check(paths.path_of(data_dir), manifest, info, ShardReport(number), ExampleCheck(manifest, decodes))
+    report = ShardReport(number, PixelSums(len(manifest.image_mean)))
+    check = _Check(data_dir, manifest, report, ExampleCheck(manifest, decodes, report))
     try:
         check.run()
     except OSError as error:
         check.add(f"cannot be read: {error.strerror or error}")
-        check.report.is_whole = False
-    check.report.labels = dict(check.examples.labels)
-    check.report.sizes = dict(check.examples.sizes)
-    check.report.sums = check.examples.sums
-    return check.report, key_check.group(info.file, check.key_hashes, check.key_records)
+        report.is_whole = False
+    return report, key_check.group(manifest.shards[number].file, check.key_hashes, check.key_records)
 
 
 class _Check:
-    def __init__(
-        self, folder: AnyPath, manifest: Manifest, info: ShardInfo, report: ShardReport, examples: ExampleCheck
-    ) -> None:
-        self._folder = folder
-        self._manifest = manifest
-        self._info = info
-        self.report = report
-        self.examples = examples
+    def __init__(self, folder: AnyPath, manifest: Manifest, report: ShardReport, examples: ExampleCheck) -> None:
+        self._folder, self._manifest, self._info = folder, manifest, manifest.shards[report.shard]
+        self._report, self._examples = report, examples
         self.key_hashes: list[bytes] = []
         self.key_records: list[int] = []
         self._is_compressed = bool(manifest.compression)
@@ -67,23 +58,23 @@ class _Check:
 
     def add(self, text: str, file: str = "") -> None:
         """Adds a problem of a whole file: the shard, or one beside it."""
-        self.report.add(Problem(self.report.shard, -1, file or self._info.file, "", text))
+        self._report.add(Problem(self._report.shard, -1, file or self._info.file, "", text))
 
     def run(self) -> None:
         self._known = self._offsets()
         with (self._folder / self._info.file).open("rb", 0) as file:
             stream = RecordStream(file.read, self._manifest.compression)
-            self.report.is_whole = True
+            self._report.is_whole = True
             for frame in walk(stream.read, self._size_of):
                 self._check_frame(frame)
             stream.finish()
-        self.report.num_bytes, self.report.records = stream.num_bytes, len(self._begins)
-        self.report.is_whole &= self._ended and len(self._begins) == self._info.num_examples
-        self.examples.finish()
+        self._report.num_bytes, self._report.records = stream.num_bytes, len(self._begins)
+        self._report.is_whole &= self._ended and len(self._begins) == self._info.num_examples
+        self._examples.finish()
         self._check_file(f"{stream.crc:08x}")
         if self._known is not None:
             self._check_offsets(self._known)
-        if self.report.is_whole:
+        if self._report.is_whole:
             self._check_entropy()
 
     def _size_of(self, number: int, offset: int) -> int | None:
@@ -112,22 +103,22 @@ class _Check:
         self._damaged |= bool(problems)
         key = None
         if frame.record is None:
-            self.report.is_whole = False
+            self._report.is_whole = False
         else:
-            key, more = self.examples.check(frame.record)
+            key, more = self._examples.check(frame.record)
             problems += more
-            self.report.is_whole &= not more
+            self._report.is_whole &= not more
         if key is not None:
             self.key_hashes.append(key_check.hash_of(key))
             self.key_records.append(frame.number)
         where = location("", frame.number, frame.offset, self._is_compressed)
         for text in problems:
-            self.report.add(Problem(self.report.shard, frame.number, self._info.file, where, text))
+            self._report.add(Problem(self._report.shard, frame.number, self._info.file, where, text))
 
     def _check_file(self, crc: str) -> None:
         info = self._info
-        if self.report.num_bytes != info.num_bytes:
-            self.add(f"has {self.report.num_bytes} bytes, the manifest says {info.num_bytes}")
+        if self._report.num_bytes != info.num_bytes:
+            self.add(f"has {self._report.num_bytes} bytes, the manifest says {info.num_bytes}")
         elif crc != info.crc32c and not self._damaged:
             # Else the damaged records say it already.
             others = [other.file for other in self._manifest.shards if other.crc32c == crc]
@@ -152,7 +143,7 @@ class _Check:
 
     def _check_offsets(self, known: NDArray[np.int64]) -> None:
         is_all = self._ended and len(self._begins) == self._info.num_examples
-        real = np.array([*self._begins, *([self.report.num_bytes] if is_all else [])], np.int64)[: len(known)]
+        real = np.array([*self._begins, *([self._report.num_bytes] if is_all else [])], np.int64)[: len(known)]
         wrong = np.flatnonzero(known[: len(real)] != real)
         if len(wrong):
             first, more = wrong[0], f" ({len(wrong)} entries are wrong)" if len(wrong) > 1 else ""
@@ -162,6 +153,6 @@ class _Check:
 
     def _check_entropy(self) -> None:
         said = self._info.label_entropy
-        real = entropy(list(self.examples.labels.values()))
+        real = entropy(list(self._report.labels.values()))
         if said is not None and (real is None or abs(real - said) > _ENTROPY_TOLERANCE):
             self.add(f"the entropy of its labels is {real} bits, the manifest says {said}")

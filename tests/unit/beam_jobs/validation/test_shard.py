@@ -33,7 +33,7 @@ def folder(kind, tmp_path):
 
 def check(folder, number=2, deep=False):
     """Checks the second shard of `train`; returns the lines and the report."""
-    report, _ = check_shard(str(folder), manifests.load(folder), number, deep)
+    report, _ = check_shard(folder, manifests.load(folder), number, deep)
     assert report.num_problems == len(report.problems)
     return [str(problem) for problem in report.problems], report
 
@@ -256,8 +256,8 @@ def test_raw_images_must_have_their_size(folder, kind):
     examples = examples_of(folder, FILES[kind])
     examples[0] |= {"image": bytes(59)}
     rewrite_shard(folder, FILES[kind], examples)
-    lines, _ = check(folder)
-    assert lines == [f"{FILES[kind]}, record 0, byte offset 0: its image has 59 bytes, not the 60 of 4x5x3"]
+    [line], _ = check(folder)
+    assert re.match(rf"{FILES[kind]}, record 0, byte offset 0: .*59 bytes.* 60 .*4x5x3", line)
 
 
 @pytest.mark.parametrize("kind", ["png", "gzip"], indirect=True)
@@ -300,7 +300,7 @@ def test_of_many_problems_the_first_are_kept_and_all_counted(tmp_path, kind):
     name = "train-00000-of-00001.tfrecord"
     examples = [example | {"label": 9} for example in examples_of(tmp_path, name)]
     rewrite_shard(tmp_path, name, examples)
-    report, _ = check_shard(str(tmp_path), manifests.load(tmp_path), 1, False)
+    report, _ = check_shard(tmp_path, manifests.load(tmp_path), 1, False)
     assert report.num_problems == 500
     assert [problem.record for problem in report.problems] == list(range(100))
 

@@ -1,0 +1,112 @@
+"""What is wrong with a data set as a whole: keys that come twice, and totals that are not those of its shards."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from beam_jobs.examples.statistics import moments
+from beam_jobs.shards import reader
+from beam_jobs.shards.key_check import Repeated
+from beam_jobs.shards.manifest_writer import STATISTICS_SPLIT, size_histogram
+from beam_jobs.storage.paths import AnyPath
+from beam_jobs.validation.report import MOST_LISTED, Problem, ShardReport
+from pipeline.manifest import Manifest, ShardInfo, SplitInfo, naming
+from pipeline.records.stream import RecordStream
+from pipeline.records.walk import location, walk
+
+_MOST_NAMED = 3  # labels or sizes in one line
+_EXACT, _LOSSY = 1e-9, 0.1  # grey values: releases of the JPEG library decode a little differently
+
+
+def key_problems(data_dir: AnyPath, manifest: Manifest, repeated: Iterable[Repeated]) -> list[Problem]:
+    """Returns a problem for each pair, in the manifest's order; the first `MOST_LISTED` with offset and key.
+
+    Args:
+      data_dir: the data set's folder.
+      manifest: its manifest.
+      repeated: pairs of records of its shards, in any order.
+    """
+    numbers = {info.file: number for number, info in enumerate(manifest.shards)}
+    pairs = sorted(repeated, key=lambda pair: (numbers[pair.second[0]], pair.second[1], pair.first))
+    wanted: dict[str, set[int]] = defaultdict(set)
+    for pair in pairs[:MOST_LISTED]:
+        wanted[pair.second[0]].add(pair.second[1])
+    found = {
+        (file, record): (where, key)
+        for file, records in wanted.items()
+        for record, where, key in _looked_up(data_dir / file, manifest.shards[numbers[file]], manifest, records)
+    }
+    problems = []
+    for pair in pairs:
+        (other, number), (file, record) = pair.first, pair.second
+        where, key = found.get(pair.second, (f", record {record}", ""))
+        problems.append(Problem(numbers[file], record, file, where, f"has the key of record {number} of {other}{key}"))
+    return problems
+
+
+def _looked_up(path: AnyPath, info: ShardInfo, manifest: Manifest, records: set[int]) -> Iterator[tuple[int, str, str]]:
+    """Yields (record, where it lies, its key) as texts. Shards that cannot be read are reported elsewhere."""
+    with contextlib.suppress(OSError), path.open("rb", 0) as file:
+        stream = RecordStream(file.read, manifest.compression)
+        stride = info.stride
+        for frame in walk(stream.read, lambda number, offset: stride if offset == number * (stride or 0) else None):
+            if frame.number in records and frame.record is not None:
+                where = location("", frame.number, frame.offset, bool(manifest.compression))
+                key = reader.key_of(frame.record).decode(errors="backslashreplace")
+                yield frame.number, where, f": {key!r}"
+            if frame.number >= max(records):
+                return
+
+
+def total_problems(manifest: Manifest, shards: Sequence[ShardReport], decodes: bool) -> Iterator[Problem]:
+    """Yields what is wrong with the manifest's totals, where all records that they count could be read.
+
+    Args:
+      manifest: the data set.
+      shards: the reports, in the manifest's order.
+      decodes: whether the pixels were checked.
+    """
+    by_split, first, texts = {}, 0, []
+    for name, split in manifest.splits.items():
+        by_split[name] = shards[first : first + len(split.shards)]
+        first += len(split.shards)
+        if all(shard.is_whole for shard in by_split[name]):
+            texts += [f"split {name!r}: {text}" for text in _split_problems(split, by_split[name])]
+    trained = by_split.get(STATISTICS_SPLIT, shards)
+    if decodes and all(shard.is_whole for shard in trained):
+        texts += _pixel_problems(manifest, trained)
+    for text in texts:
+        yield Problem(len(shards), -1, naming.MANIFEST, "", text)
+
+
+def _split_problems(split: SplitInfo, shards: Sequence[ShardReport]) -> Iterator[str]:
+    labels: Counter[int] = sum((shard.labels for shard in shards), Counter())
+    sizes: Counter[tuple[int, int]] = sum((shard.sizes for shard in shards), Counter())
+    said = {label: count for label, count in enumerate(split.label_histogram) if count}
+    if said != labels:
+        yield f"label_histogram says {_differences(said, labels, 'label ')}"
+    found = size_histogram(sizes)
+    if sizes and split.image_sizes and found != split.image_sizes:
+        yield f"image_sizes says {_differences(split.image_sizes, found, '')}"
+
+
+def _differences(said: dict, found: dict, what: str) -> str:
+    names = sorted(name for name in said.keys() | found.keys() if said.get(name, 0) != found.get(name, 0))
+    named = [f"{said.get(n, 0)} examples of {what}{n}, there are {found.get(n, 0)}" for n in names[:_MOST_NAMED]]
+    more = [f"and {len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
+    return "; ".join([*named, *more])
+
+
+def _pixel_problems(manifest: Manifest, shards: Sequence[ShardReport]) -> Iterator[str]:
+    sums = [shard.sums for shard in shards if shard.sums.pixels]
+    if not sums:
+        return
+    tolerance = _EXACT if manifest.features["image"].encoding in ("raw", "png") else _LOSSY
+    mean, std = moments(sums)
+    for name, said, found in (("image_mean", manifest.image_mean, mean), ("image_std", manifest.image_std, std)):
+        if not all(math.isclose(a, b, rel_tol=_EXACT, abs_tol=tolerance) for a, b in zip(said, found, strict=True)):
+            in_figures = (", ".join(f"{value:.6g}" for value in values) for values in (said, found))
+            yield "{} says {}, the pixels' is {}".format(name, *in_figures)
