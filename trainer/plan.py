@@ -8,27 +8,9 @@ import pathlib
 
 from pipeline.errors import DataError, UsageError
 from pipeline.order import order
-from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest, resolve
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
-
-
-@dataclasses.dataclass(frozen=True)
-class EvaluationPlan:
-    """One pass over a split.
-
-    Attributes:
-      request: for its batches.
-      num_examples: that the split has.
-      num_steps: batches of the pass.
-      may_skip: how many examples may be left out because their records are corrupt.
-    """
-
-    request: Request
-    num_examples: int
-    num_steps: int
-    may_skip: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +21,15 @@ class Plan:
       training: the request for training data, with the data set and the order.
       last_step: global step at which training ends.
       decay_steps: after which the learning rate changes, at least 1.
-      evaluation: None if the config asks for none.
+      evaluation: the request for one pass over the split to evaluate on; None if the config asks for none.
+      may_skip: how many of its examples may be left out because their records are corrupt.
     """
 
     training: ResolvedRequest
     last_step: int
     decay_steps: int
-    evaluation: EvaluationPlan | None
+    evaluation: ResolvedRequest | None
+    may_skip: int
 
 
 def make(config: TrainConfig, cluster: Cluster) -> Plan:
@@ -59,18 +43,17 @@ def make(config: TrainConfig, cluster: Cluster) -> Plan:
     training = resolve(config.request(training=True))
     steps = training.order.steps_per_epoch
     decay_steps = max(1, int(config.learning.decay_epochs * steps))
-    evaluation = _evaluation(config, cluster) if config.data.evaluates else None
-    return Plan(training, config.last_step(steps), decay_steps, evaluation)
+    evaluation = _evaluation(config) if config.data.evaluates else None
+    may_skip = config.data.max_corrupt * cluster.size if config.data.on_corrupt == "skip" else 0
+    return Plan(training, config.last_step(steps), decay_steps, evaluation, may_skip)
 
 
-def _evaluation(config: TrainConfig, cluster: Cluster) -> EvaluationPlan:
+def _evaluation(config: TrainConfig) -> ResolvedRequest:
     try:
-        split = resolve(config.request(training=False))
+        return resolve(config.request(training=False))
     except UsageError as error:
         flag = f"--eval_split={config.data.eval_split}"
         raise UsageError(f"{flag}: {error}; --eval_split=none trains without evaluation") from None
-    may_skip = config.data.max_corrupt * cluster.size if config.data.on_corrupt == "skip" else 0
-    return EvaluationPlan(split.request, split.order.num_records, split.order.steps_per_epoch, may_skip)
 
 
 def prepare_folder(flag: str, path: str) -> None:

@@ -14,10 +14,10 @@ from pipeline.audit.key_log import SUFFIX, Header, KeyLogWriter
 from pipeline.commands.text import count_of
 from pipeline.distribution.strategies import distribute_request
 from pipeline.errors import RerunError
+from pipeline.resolved import ResolvedRequest
 from trainer.actions.checkpoints import Checkpoints
 from trainer.actions.evaluation import Evaluation, Evaluator
-from trainer.actions.output import Output
-from trainer.actions.report import Report
+from trainer.actions.output import Output, Report
 from trainer.cluster import failures, strategies
 from trainer.cluster.agreement import Agreement
 from trainer.cluster.interrupt import Interrupt
@@ -25,7 +25,7 @@ from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
 from trainer.loop import inner, outer
 from trainer.loop.outer import Action, InnerLoop, Progress
-from trainer.plan import EvaluationPlan, Plan
+from trainer.plan import Plan
 from trainer.step import optimizers, state
 from trainer.step.updates import Stepper
 
@@ -111,7 +111,8 @@ class _Run:
         request = self.plan.training.request.deliver(start_step=start)
         if not self.config.run.log_keys:
             batches = distribute_request(self.strategy, request, self.config.order.prefetch)
-            yield inner.compiled(self.stepper, iter(batches))
+            iterator = iter(batches)
+            yield lambda steps: self.stepper.train(iterator, tf.constant(steps, tf.int64))
             return
         path = pathlib.Path(self.config.run.log_keys) / f"worker-{rank:05d}{SUFFIX}"
         with KeyLogWriter(path, Header.of(self.plan.training.spec, rank, self.cluster.size, replicas)) as log:
@@ -126,9 +127,10 @@ class _Run:
         self.output.line(str(result))
         return result
 
-    def _evaluator(self, plan: EvaluationPlan) -> Evaluator:
-        batches = distribute_request(self.strategy, plan.request, self.config.order.prefetch)
-        return Evaluator(self.stepper, batches, plan, self.config.steps.steps_per_loop, self._stop, self.output)
+    def _evaluator(self, split: ResolvedRequest) -> Evaluator:
+        batches = distribute_request(self.strategy, split.request, self.config.order.prefetch)
+        steps_per_loop = self.config.steps.steps_per_loop
+        return Evaluator(self.stepper, batches, split, self.plan.may_skip, steps_per_loop, self._stop, self.output)
 
     def _stop(self) -> bool:
         return self.agreement.on_any(self.interrupt.requested is not None)

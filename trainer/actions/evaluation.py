@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 import tensorflow as tf
 
 from pipeline.errors import PipelineError
+from pipeline.resolved import ResolvedRequest
 from trainer.actions.output import Output
-from trainer.plan import EvaluationPlan
 from trainer.step.updates import Stepper
 
 
@@ -36,7 +36,8 @@ class Evaluator:
     Attributes:
       stepper: with the model.
       batches: one pass over the split, padded with weight 0.
-      plan: of this pass.
+      split: what is read in this pass.
+      may_skip: how many examples may be left out because their records are corrupt.
       steps_per_loop: batches between two looks at `stop`.
       stop: whether to give up, the same on all workers.
       output: for the scalars.
@@ -44,7 +45,8 @@ class Evaluator:
 
     stepper: Stepper
     batches: Iterable[tuple[tf.Tensor, ...]]
-    plan: EvaluationPlan
+    split: ResolvedRequest
+    may_skip: int
     steps_per_loop: int
     stop: Callable[[], bool]
     output: Output
@@ -55,19 +57,19 @@ class Evaluator:
         Raises:
           PipelineError: the weights do not sum to the split's number of examples.
         """
-        plan, iterator, sums = self.plan, iter(self.batches), [0.0, 0.0, 0.0]
-        split = plan.request.data.split
-        for begin in range(0, plan.num_steps, self.steps_per_loop):
+        order, name = self.split.order, self.split.request.data.split
+        iterator, sums = iter(self.batches), [0.0, 0.0, 0.0]
+        for begin in range(0, order.steps_per_epoch, self.steps_per_loop):
             if self.stop():
                 return None
-            steps = min(self.steps_per_loop, plan.num_steps - begin)
+            steps = min(self.steps_per_loop, order.steps_per_epoch - begin)
             more = self.stepper.evaluate(iterator, tf.constant(steps, tf.int64))
             sums = [total + float(value) for total, value in zip(sums, more, strict=True)]
         weight, loss, correct = sums
-        skipped = plan.num_examples - int(weight)
-        if not 0 <= skipped <= plan.may_skip or weight == 0:
-            raise PipelineError(f"evaluation saw {weight} examples of {split!r}, which has {plan.num_examples}")
-        result = Evaluation(split, int(weight), skipped, correct / weight, loss / weight)
+        skipped = order.num_records - int(weight)
+        if not 0 <= skipped <= self.may_skip or weight == 0:
+            raise PipelineError(f"evaluation saw {weight} examples of {name!r}, which has {order.num_records}")
+        result = Evaluation(name, int(weight), skipped, correct / weight, loss / weight)
         scalars = {"eval/accuracy": result.accuracy, "eval/loss": result.loss}
         self.output.scalars(self.stepper.state.step, scalars)
         return result

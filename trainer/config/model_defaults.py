@@ -11,13 +11,7 @@ MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     # digits to 14% only; momentum at 0.05 takes both to their usual accuracy (98.2%, 96.5%).
     "mlp": {},
     # LeNet-5 (LeCun et al. 1998), trained with momentum as is usual today.
-    "lenet": {
-        "global_batch_size": 100,
-        "optimizer": "momentum",
-        "learning_rate": 0.01,
-        "decay_factor": 0.98,
-        "decay_epochs": 1.0,
-    },
+    "lenet": {"learning_rate": 0.01, "decay_factor": 0.98},
     # The CIFAR-10 tutorial's cifar10.py: batch 128, rate 0.1 times 0.1 every 350 epochs, distorted 24x24 crops.
     "cifar10_cnn": {
         "global_batch_size": 128,

@@ -1,4 +1,4 @@
-"""The whole config of a run: from the command line, or from flags by name."""
+"""The whole config of a run, from the command line."""
 
 from __future__ import annotations
 
@@ -25,21 +25,6 @@ class TrainConfig:
     learning: LearningFlags
     order: OrderFlags
     steps: StepFlags
-
-    @classmethod
-    def of(cls, model: str = LearningFlags.model, **flags: Any) -> TrainConfig:
-        """Returns the config of flags by their names; the others have the model's defaults.
-
-        Raises:
-          UsageError: an unknown flag or a value that cannot work.
-        """
-        groups = _by_group({**_defaults(model), **flags})
-        known = [flag for values in groups.values() for flag in values]
-        for flag in flags:
-            if flag not in known:
-                raise unknown("flag", flag, known)
-        types = typing.get_type_hints(cls)
-        return cls(**{name: types[name](**values) for name, values in groups.items()})
 
     def request(self, training: bool) -> Request:
         """Returns the request for the training split, or for one padded pass over the evaluation split."""
@@ -75,14 +60,10 @@ def parse(argv: Sequence[str] | None) -> TrainConfig:
     first.add_argument("--model", nargs="?")
     model = first.parse_known_args(arguments)[0].model or LearningFlags.model
     description = "Trains an image model on one device or many; resumes where it stopped."
-    return commandline.parse("trainer.run", description, TrainConfig, arguments, _by_group(_defaults(model)))
-
-
-def _defaults(model: str) -> dict[str, Any]:
-    """Returns the flags whose defaults are the model's own."""
     if model not in MODEL_DEFAULTS:
         raise unknown("--model", model, MODEL_DEFAULTS)
-    return {**MODEL_DEFAULTS[model], "model": model}
+    defaults = _by_group({**MODEL_DEFAULTS[model], "model": model})
+    return commandline.parse("trainer.run", description, TrainConfig, arguments, defaults)
 
 
 def _by_group(flags: dict[str, Any]) -> dict[str, dict[str, Any]]:

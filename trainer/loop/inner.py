@@ -1,29 +1,17 @@
-"""The inner loops: what happens between two looks at the clock, at signals and at the actions."""
+"""The inner loop of a run that logs its keys; without a log it is `Stepper.train` alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-import tensorflow as tf
-
 from pipeline.audit.key_log import KeyLogWriter
 from trainer.loop.outer import InnerLoop
 from trainer.step.updates import LoopResult, Stepper
 
 
-def compiled(stepper: Stepper, batches: Iterator[Any]) -> InnerLoop:
-    """Returns a loop of many updates in one call into TensorFlow.
-
-    Args:
-      stepper: makes the updates.
-      batches: (images, labels, weights), from the state's step on.
-    """
-    return lambda steps: stepper.train(batches, tf.constant(steps, tf.int64))
-
-
 def logged(stepper: Stepper, batches: Iterator[Any], log: KeyLogWriter, first_replica: int) -> InnerLoop:
-    """Returns a loop of the same updates one by one, which logs the keys of each and then writes the log to its file.
+    """Returns a loop of updates one by one, which logs the keys of each and then writes the log to its file.
 
     Args:
       stepper: makes the updates.

@@ -6,8 +6,9 @@ Shapes, order, initial values and weight decay are the tutorial's; on its 24x24x
 from __future__ import annotations
 
 import keras
+from keras.initializers import TruncatedNormal
 
-from trainer.models.layers import LocalResponseNorm, ScalePixels, l2_loss, truncated_normal
+from trainer.models.layers import LocalResponseNorm, ScalePixels, l2_loss
 
 WEIGHT_DECAY = 0.004  # of the two local layers, in tf.nn.l2_loss form
 
@@ -27,7 +28,7 @@ def build(image_shape: tuple[int, int, int], image_dtype: str, num_classes: int)
             keras.layers.Flatten(),
             _local(384),
             _local(192),
-            keras.layers.Dense(num_classes, kernel_initializer=truncated_normal(1 / 192)),
+            keras.layers.Dense(num_classes, kernel_initializer=TruncatedNormal(stddev=1 / 192)),
         ],
         name="cifar10_cnn",
     )
@@ -39,7 +40,7 @@ def _convolution(bias: float) -> keras.layers.Conv2D:
         5,
         padding="same",
         activation="relu",
-        kernel_initializer=truncated_normal(5e-2),
+        kernel_initializer=TruncatedNormal(stddev=5e-2),
         bias_initializer=keras.initializers.Constant(bias),
     )
 
@@ -52,7 +53,7 @@ def _local(units: int) -> keras.layers.Dense:
     return keras.layers.Dense(
         units,
         "relu",
-        kernel_initializer=truncated_normal(0.04),
+        kernel_initializer=TruncatedNormal(stddev=0.04),
         bias_initializer=keras.initializers.Constant(0.1),
         kernel_regularizer=l2_loss(WEIGHT_DECAY),
     )

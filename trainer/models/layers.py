@@ -25,8 +25,3 @@ class LocalResponseNorm(keras.layers.Layer):
 def l2_loss(scale: float) -> keras.regularizers.Regularizer:
     """Returns scale * tf.nn.l2_loss(w) = scale * sum(w^2) / 2; Keras's own L2 has no half."""
     return keras.regularizers.L2(scale / 2)
-
-
-def truncated_normal(stddev: float) -> keras.initializers.Initializer:
-    """Returns a normal of mean 0 cut at two standard deviations."""
-    return keras.initializers.TruncatedNormal(stddev=stddev)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import keras
+from keras.initializers import TruncatedNormal
 
-from trainer.models.layers import ScalePixels, l2_loss, truncated_normal
+from trainer.models.layers import ScalePixels, l2_loss
 
 HIDDEN = 500
 WEIGHT_DECAY = 1e-4
@@ -28,7 +29,7 @@ def _dense(units: int, activation: str | None) -> keras.layers.Dense:
     return keras.layers.Dense(
         units,
         activation,
-        kernel_initializer=truncated_normal(0.1),
+        kernel_initializer=TruncatedNormal(stddev=0.1),
         bias_initializer=keras.initializers.Constant(0.1),
         kernel_regularizer=l2_loss(WEIGHT_DECAY),
     )

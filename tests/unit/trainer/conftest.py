@@ -7,10 +7,21 @@ import pytest
 
 from pipeline.order.order import OrderSpec
 from trainer.cluster.tf_config import ALONE
-from trainer.config import TrainConfig
+from trainer.config import parse
 
 IMAGE_SHAPE = (4, 3, 1)
 CLASSES = 5
+
+
+@pytest.fixture
+def config_of():
+    """Returns a function that makes the config of flags; None: not given."""
+
+    def config_of(**flags):
+        given = {"data_dir": "D", "model_dir": "M", **flags}
+        return parse([f"--{name}={value}" for name, value in given.items() if value is not None])
+
+    return config_of
 
 
 @pytest.fixture
@@ -19,14 +30,13 @@ def spec():
 
 
 @pytest.fixture
-def make_strategy():
+def make_strategy(config_of):
     """Returns a function that makes a strategy of this process, as the trainer does."""
 
     def make(replicas=1, name="mirrored"):
         from trainer.cluster import strategies
 
-        config = TrainConfig.of(data_dir="", model_dir="", strategy=name, num_replicas=replicas)
-        return strategies.create(config.run, 8, ALONE)
+        return strategies.create(config_of(strategy=name, num_replicas=replicas).run, 8, ALONE)
 
     return make
 
@@ -67,14 +77,14 @@ def make_stepper(make_strategy, make_state):
 
 
 @pytest.fixture
-def make_checkpoints(tmp_path, spec):
+def make_checkpoints(tmp_path, spec, config_of):
     """Returns a function that makes the Checkpoints of a state, with changes to the flags or the order."""
 
     def make(state, cluster=ALONE, order=None, **flags):
         from trainer.actions.checkpoints import Checkpoints
         from trainer.actions.output import Output
 
-        config = TrainConfig.of(data_dir="data", model_dir=str(tmp_path), **flags)
+        config = config_of(model_dir=tmp_path, **flags)
         return Checkpoints(state, dataclasses.replace(spec, **(order or {})), config, cluster, Output(tmp_path))
 
     return make

@@ -6,7 +6,6 @@ from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo
 from trainer import plan
 from trainer.cluster.tf_config import ALONE, Cluster
-from trainer.config import TrainConfig
 
 
 def split(name, examples):
@@ -24,16 +23,12 @@ def data_dir(tmp_path):
     return tmp_path
 
 
-def config_of(data_dir, **values):
-    return TrainConfig.of(data_dir=str(data_dir), model_dir="", **values)
-
-
 @pytest.mark.parametrize(
     ("remainder", "steps", "last_step", "decay"), [("pad", 13, 52, (4550, 6, 1)), ("drop", 12, 48, (4200, 6, 1))]
 )
-def test_numbers(remainder, steps, last_step, decay, data_dir):
+def test_numbers(remainder, steps, last_step, decay, data_dir, config_of):
     for epochs, decay_steps in zip((350.0, 0.5, 0.01), decay, strict=True):
-        config = config_of(data_dir, epochs=4, global_batch_size=20, remainder=remainder, decay_epochs=epochs)
+        config = config_of(data_dir=data_dir, epochs=4, global_batch_size=20, remainder=remainder, decay_epochs=epochs)
         made = plan.make(config, ALONE)
         assert (made.training.order.steps_per_epoch, made.last_step, made.decay_steps) == (
             steps,
@@ -41,35 +36,35 @@ def test_numbers(remainder, steps, last_step, decay, data_dir):
             decay_steps,
         )
     evaluation, spec = made.evaluation, made.training.spec
-    assert (evaluation.num_examples, evaluation.num_steps, evaluation.may_skip) == (33, 2, 0)
+    assert (evaluation.order.num_records, evaluation.order.steps_per_epoch, made.may_skip) == (33, 2, 0)
     assert (spec.seed, spec.streams, spec.training) == (0, 1, True)
 
 
-def test_every_worker_may_skip_corrupt_records(data_dir):
-    config = config_of(data_dir, on_corrupt="skip", max_corrupt=3, global_batch_size=20)
-    assert plan.make(config, Cluster(("a:1", "b:2"), 1)).evaluation.may_skip == 6
+def test_every_worker_may_skip_corrupt_records(data_dir, config_of):
+    config = config_of(data_dir=data_dir, on_corrupt="skip", max_corrupt=3, global_batch_size=20)
+    assert plan.make(config, Cluster(("a:1", "b:2"), 1)).may_skip == 6
 
 
-def test_what_an_example_takes_in_memory_is_part_of_the_order(data_dir):
+def test_what_an_example_takes_in_memory_is_part_of_the_order(data_dir, config_of):
     """The windows are cut by it, so that a resume with another --resize is refused."""
-    made = [plan.make(config_of(data_dir, resize=resize), ALONE) for resize in (None, "4x4", "8x6")]
+    made = [plan.make(config_of(data_dir=data_dir, resize=resize), ALONE) for resize in (None, "4x4", "8x6")]
     assert [each.training.spec.record_bytes for each in made] == [16, 16, 48]
     assert list(made[0].training.spec.differences(dataclasses.asdict(made[2].training.spec))) == ["record_bytes"]
 
 
-def test_raw_images_are_not_cropped_while_they_are_decoded(data_dir):
+def test_raw_images_are_not_cropped_while_they_are_decoded(data_dir, config_of):
     with pytest.raises(UsageError, match="random_crop.*raw images"):
-        plan.make(config_of(data_dir, distort="random_crop(size=3)"), ALONE)
+        plan.make(config_of(data_dir=data_dir, distort="random_crop(size=3)"), ALONE)
 
 
 @pytest.mark.parametrize("name", ["none", ""])
-def test_no_evaluation(name, data_dir):
-    assert plan.make(config_of(data_dir, eval_split=name), ALONE).evaluation is None
+def test_no_evaluation(name, data_dir, config_of):
+    assert plan.make(config_of(data_dir=data_dir, eval_split=name), ALONE).evaluation is None
 
 
-def test_an_unknown_split_to_evaluate_on(data_dir):
+def test_an_unknown_split_to_evaluate_on(data_dir, config_of):
     with pytest.raises(UsageError, match=r"--eval_split=validation: .*test, train.*--eval_split=none"):
-        plan.make(config_of(data_dir, eval_split="validation"), ALONE)
+        plan.make(config_of(data_dir=data_dir, eval_split="validation"), ALONE)
 
 
 @pytest.mark.parametrize(
@@ -79,14 +74,14 @@ def test_an_unknown_split_to_evaluate_on(data_dir):
         ({"strategy": "multiworker"}, Cluster(("a:1", "b:2", "c:3"), 1)),
     ],
 )
-def test_replicas_have_to_divide_the_batch(values, cluster, data_dir):
+def test_replicas_have_to_divide_the_batch(values, cluster, data_dir, config_of):
     with pytest.raises(UsageError, match=r"global_batch_size=100 .* 3 replicas; nearest that work: 99 and 102"):
-        plan.make(config_of(data_dir, **values), cluster)
+        plan.make(config_of(data_dir=data_dir, **values), cluster)
 
 
-def test_no_data(tmp_path):
+def test_no_data(tmp_path, config_of):
     with pytest.raises(DataError, match="no manifest"):
-        plan.make(config_of(tmp_path), ALONE)
+        plan.make(config_of(data_dir=tmp_path), ALONE)
 
 
 def test_a_folder_is_made_with_its_parents(tmp_path):

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,7 +9,6 @@ from pipeline.request import Request
 from tests.runs import scalars
 from trainer.actions.evaluation import Evaluator
 from trainer.actions.output import Output
-from trainer.plan import EvaluationPlan
 
 
 @pytest.fixture
@@ -19,8 +20,8 @@ def make_evaluator(make_stepper, batch, tmp_path):
 
     def make(num_examples=9, may_skip=0, stop=lambda: False):
         request = Request.of("", "test", global_batch_size=8, training=False)
-        plan = EvaluationPlan(request, num_examples, 3, may_skip)
-        return Evaluator(stepper, batches, plan, 2, stop, Output(tmp_path))
+        split = SimpleNamespace(request=request, order=SimpleNamespace(num_records=num_examples, steps_per_epoch=3))
+        return Evaluator(stepper, batches, split, may_skip, 2, stop, Output(tmp_path))
 
     return make
 

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from pipeline.errors import UsageError
-from trainer.config import TrainConfig, model_defaults, parse
+from trainer.config import model_defaults, parse
 
 PATHS = ["--data_dir=D", "--model_dir=M"]
 
@@ -33,7 +33,6 @@ def test_defaults_are_those_of_the_named_model(flags):
     expected = {"global_batch_size": 128, "distort": "cifar10_tutorial", "optimizer": "sgd"} | given
     expected |= {"learning_rate": 0.1, "decay_factor": 0.1, "decay_epochs": 350.0}
     assert flat(config) == flat(parse(PATHS)) | {"model": "cifar10_cnn"} | expected
-    assert config == TrainConfig.of("cifar10_cnn", data_dir="D", model_dir="M", **given)
 
 
 def test_help_shows_the_defaults_of_the_named_model(capsys):
@@ -83,11 +82,6 @@ def test_bad_values_name_the_flag_the_value_and_the_bound(flags, facts):
     assert "\n" not in message
     for fact in facts:
         assert fact in message
-
-
-def test_a_misspelt_name_is_no_flag_in_python_either():
-    with pytest.raises(UsageError, match="'epoch'.*'epochs'"):
-        TrainConfig.of(data_dir="D", model_dir="M", epoch=3)
 
 
 def test_paths_are_required():

@@ -39,7 +39,7 @@ def test_logged_or_not_the_updates_are_the_same(replicas, make_stepper, batch, l
     plain, logged = make_stepper(replicas, "momentum"), make_stepper(replicas, "momentum")
     for stepper in (plain, logged):
         stepper.state.global_step.assign(40)
-    expected = inner.compiled(plain, iterator_of(plain, batch))(3)
+    expected = plain.train(iterator_of(plain, batch), tf.constant(3, tf.int64))
     result = inner.logged(logged, iterator_of(logged, with_keys(batch)), log, first_replica=2)(3)
     assert [value.numpy() for value in result] == [value.numpy() for value in expected]
     assert (int(result.step), bool(result.finite)) == (43, True)

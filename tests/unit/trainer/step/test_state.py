@@ -6,7 +6,6 @@ from pipeline import input_fn
 from tests.datasets import Kind, write_dataset
 from trainer import plan
 from trainer.cluster.tf_config import ALONE
-from trainer.config import TrainConfig
 from trainer.step import state
 
 
@@ -47,11 +46,9 @@ def test_velocities_count_when_saving(made):
         ("lenet", "random_resized_crop(size=32, normalize=False)", None, Kind("png"), (32, 32, 1), "uint8"),
     ],
 )
-def test_the_model_takes_what_the_input_gives(model, distort, resize, stored, inputs, dtype, tmp_path):
+def test_the_model_takes_what_the_input_gives(model, distort, resize, stored, inputs, dtype, tmp_path, config_of):
     write_dataset(tmp_path, (8,), (28, 28, 1), kind=stored)
-    config = TrainConfig.of(
-        model, data_dir=str(tmp_path), model_dir="", distort=distort, resize=resize, global_batch_size=4
-    )
+    config = config_of(model=model, data_dir=tmp_path, distort=distort, resize=resize, global_batch_size=4)
     made = state.create(tf.distribute.OneDeviceStrategy("/cpu:0"), config, plan.make(config, ALONE))
     arguments = {"global_batch_size": 4, "training": True, "distort": distort, "resize": resize}
     images = input_fn(tmp_path, **arguments).element_spec[0]
