@@ -56,9 +56,8 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
         # 2 s to import: after --help and our own flags.
         from beam_jobs.conversion import passes, progress  # noqa: PLC0415
         from beam_jobs.report.card import page as card  # noqa: PLC0415
-        from beam_jobs.runs import beam_flags, runners  # noqa: PLC0415
-    options = beam_flags.parse(beam_arguments, flags)
-    runners.check(options)
+        from beam_jobs.runs import runners  # noqa: PLC0415
+    options = runners.parse(beam_arguments, flags)
     target = target_of(config.data_dir)
     target.check(config.dataset, config.source)
     plan = make_plan(config, target.data_dir)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 
 from beam_jobs.report import mixing
 from pipeline.commands.text import count_of
@@ -40,11 +39,16 @@ def summary(
     earlier = f"; an earlier run had done {resumed:.0%}" if resumed else ""
     lines = [
         f"{made.dataset} is in {data_dir}:",
-        *_split_lines(made),
+        *(
+            f"  {name}: {count_of(split.num_examples, 'example')}, {count_of(len(split.shards), 'shard')}, "
+            f"{size_text(split.num_bytes)}"
+            for name, split in by_size(made)
+        ),
         f"  {image_text(made)}",
         f"  {writing_seconds:.1f} s, {rate:,.0f} examples/s ({total_seconds:.1f} s with start-up and checks){earlier}",
-        *_reject_lines(made, data_dir),
     ]
+    if rejects := sum(split.num_rejects for split in made.splits.values()):
+        lines.append(f"  {count_of(rejects, 'invalid row')} left out, listed in {_inside(data_dir, naming.REJECTS)}")
     if warning := mixing.warning(made):
         lines.append(f"warning: {warning}")
     return "\n".join([*lines, *_next_lines(made, data_dir, has_card)])
@@ -74,21 +78,6 @@ def by_size(made: Manifest) -> list[tuple[str, SplitInfo]]:
     return sorted(made.splits.items(), key=lambda item: -item[1].num_examples)
 
 
-def _split_lines(made: Manifest) -> list[str]:
-    return [
-        f"  {name}: {count_of(split.num_examples, 'example')}, {count_of(len(split.shards), 'shard')}, "
-        f"{size_text(split.num_bytes)}"
-        for name, split in by_size(made)
-    ]
-
-
-def _reject_lines(made: Manifest, data_dir: str) -> list[str]:
-    rejects = sum(split.num_rejects for split in made.splits.values())
-    if not rejects:
-        return []
-    return [f"  {count_of(rejects, 'invalid row')} left out, listed in {_inside(data_dir, naming.REJECTS)}"]
-
-
 def _next_lines(made: Manifest, data_dir: str, has_card: bool) -> list[str]:
     card = [f"look at it:  {_inside(data_dir, naming.CARD)}"] if has_card else []
     if "://" in data_dir:
@@ -113,7 +102,8 @@ def _training(made: Manifest, data_dir: str) -> str:
     if made.compression:
         flags.append("no --compression")
     if flags:
-        return f"the trainer reads raw images of one size, not compressed: convert with {_listed(flags)}"
+        listed = " and ".join(filter(None, [", ".join(flags[:-1]), flags[-1]]))
+        return f"the trainer reads raw images of one size, not compressed: convert with {listed}"
     run = shlex.quote(f"{data_dir.rstrip('/')}-run")
     where = f"--data_dir={shlex.quote(data_dir)} --model_dir={run}"
     return f"python -m trainer.run {where} --model={_model(made)} --strategy=mirrored{_split_flags(made)}"
@@ -128,9 +118,9 @@ def _model(made: Manifest) -> str:
 
 def _split_flags(made: Manifest) -> str:
     """Returns the trainer's flags for splits of other names than its defaults."""
-    by_size = sorted(made.splits, key=lambda name: -made.splits[name].num_examples)
-    trained = _TRAIN if _TRAIN in made.splits else by_size[0]
-    others = [name for name in (*_EVALUATED, *by_size) if name in made.splits and name != trained]
+    names = [name for name, _ in by_size(made)]
+    trained = _TRAIN if _TRAIN in names else names[0]
+    others = [name for name in (*_EVALUATED, *names) if name in made.splits and name != trained]
     evaluated = others[0] if others else "none"
     train_flag = f" --train_split={trained}" if trained != _TRAIN else ""
     return train_flag + (f" --eval_split={evaluated}" if evaluated != _TEST else "")
@@ -138,7 +128,3 @@ def _split_flags(made: Manifest) -> str:
 
 def _inside(data_dir: str, name: str) -> str:
     return f"{data_dir.rstrip('/')}/{name}"
-
-
-def _listed(flags: Sequence[str]) -> str:
-    return " and ".join([", ".join(flags[:-1]), flags[-1]]) if len(flags) > 1 else flags[0]

@@ -29,21 +29,14 @@ def run(command: str, main: Callable[[Sequence[str] | None], Any]) -> NoReturn:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     try:
-        _run(command, main)
+        from pipeline.commands import commandline  # noqa: PLC0415 (0.3 s to import, in which Ctrl-C is answered already)
+
+        commandline.run(command, main)
     except BaseException as error:
         if not signals:
             raise
-        if not isinstance(error, SystemExit):  # the clean-up after the signal failed
+        if not isinstance(error, SystemExit):  # during the import, or the clean-up after the signal failed
             print(f"{command}: interrupted", file=sys.stderr, flush=True)
         # Python's own exit would first wait for Beam's threads, which continue.
         sys.stdout.flush()
         os._exit(128 + signals[0])
-
-
-def _run(command: str, main: Callable[[Sequence[str] | None], Any]) -> NoReturn:
-    try:
-        from pipeline.commands import commandline  # noqa: PLC0415 (0.3 s to import, in which Ctrl-C is answered already)
-    except KeyboardInterrupt:
-        print(f"{command}: interrupted", file=sys.stderr, flush=True)
-        sys.exit(128 + signal.SIGINT)
-    commandline.run(command, main)

@@ -16,13 +16,7 @@ import time
 import urllib.parse
 
 import grpc
-from apache_beam.options.pipeline_options import (
-    FlinkRunnerOptions,
-    JobServerOptions,
-    PipelineOptions,
-    PortableOptions,
-    SparkRunnerOptions,
-)
+from apache_beam.options.pipeline_options import JobServerOptions, PipelineOptions, PortableOptions
 from apache_beam.portability.api import beam_job_api_pb2_grpc
 from apache_beam.runners.portability.flink_runner import FlinkRunner
 from apache_beam.runners.portability.job_server import (
@@ -49,10 +43,8 @@ def starts_one(runner: PortableRunner, options: PipelineOptions) -> bool:
     """Returns whether the runner starts a job server of its own."""
     if options.view_as(PortableOptions).job_endpoint:
         return False
-    if isinstance(runner, FlinkRunner):
-        return not options.view_as(FlinkRunnerOptions).flink_submit_uber_jar
-    if isinstance(runner, SparkRunner):
-        return not options.view_as(SparkRunnerOptions).spark_submit_uber_jar
+    if engine := _java_engine(runner):
+        return not options.get_all_options()[f"{engine}_submit_uber_jar"]
     return isinstance(runner, PrismRunner)
 
 
@@ -62,12 +54,11 @@ def check_java(runner: PortableRunner, options: PipelineOptions) -> None:
     Raises:
       UsageError: there is no Java, or the jar that the flags name is missing.
     """
-    if isinstance(runner, FlinkRunner):
-        flag, jar = "flink_job_server_jar", options.view_as(FlinkRunnerOptions).flink_job_server_jar
-    elif isinstance(runner, SparkRunner):
-        flag, jar = "spark_job_server_jar", options.view_as(SparkRunnerOptions).spark_job_server_jar
-    else:
+    engine = _java_engine(runner)
+    if not engine:
         return
+    flag = f"{engine}_job_server_jar"
+    jar = options.get_all_options()[flag]
     launcher = options.view_as(JobServerOptions).job_server_java_launcher
     if not shutil.which(launcher):
         raise UsageError(
@@ -76,6 +67,11 @@ def check_java(runner: PortableRunner, options: PipelineOptions) -> None:
         )
     if jar and not urllib.parse.urlparse(jar).scheme and not os.path.isfile(jar):
         raise UsageError(f"--{flag}={jar}: no such file; docs/clusters.md says where to get it")
+
+
+def _java_engine(runner: PortableRunner) -> str | None:
+    """Returns what the flags of a runner begin with whose job server is written in Java."""
+    return "flink" if isinstance(runner, FlinkRunner) else "spark" if isinstance(runner, SparkRunner) else None
 
 
 def check_endpoint(endpoint: str, seconds: float = _ANSWER_SECONDS) -> None:

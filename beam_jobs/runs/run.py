@@ -6,6 +6,7 @@ import contextlib
 import re
 import sys
 import threading
+from typing import Any, TextIO
 
 import apache_beam as beam
 import grpc
@@ -13,7 +14,6 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineResult, PipelineRunner
 
 from beam_jobs.runs.display import Display
-from beam_jobs.runs.main_thread_only import MainThreadOnly
 from beam_jobs.runs.runners import make_runner
 from beam_jobs.storage import write
 from pipeline import errors
@@ -23,6 +23,24 @@ _CANCEL_SECONDS = 5.0  # for a cluster to accept that its job is cancelled
 _WORKER_DIED = "Channel closed prematurely"  # all that Beam reports
 # A worker in another process sends its exception as text: the traceback, and where in the pipeline it was.
 _OUR_ERROR = re.compile(r"^(?:\w+: )?pipeline\.errors\.(\w+Error): (.*?)(?: \[while running .*)?$", re.MULTILINE)
+
+
+class MainThreadOnly:
+    """A text stream that drops what other threads write.
+
+    A worker thread of Beam prints the traceback of an error that it also sends to the runner, and its other threads
+    end with tracebacks of their own when a worker process goes.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Writes, if this is the main thread."""
+        return self._stream.write(text) if threading.current_thread() is threading.main_thread() else len(text)
 
 
 def run_transform(transform: beam.PTransform, options: PipelineOptions, progress: Display) -> None:

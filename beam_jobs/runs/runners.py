@@ -1,15 +1,24 @@
-"""The Beam runner that the flags name."""
+"""Beam's own flags, and the runner that they name."""
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 import re
 import shlex
 import sys
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, PortableOptions, StandardOptions
+from apache_beam.options.pipeline_options import (
+    DirectOptions,
+    PipelineOptions,
+    PortableOptions,
+    StandardOptions,
+    _BeamArgumentParser,
+)
 from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
 from apache_beam.runners import create_runner
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
@@ -26,12 +35,40 @@ DEFAULT_RUNNER = "FnApiRunner"  # in-process, without the download that Beam's o
 _LOOPBACK = re.compile(r"(localhost|127(\.[0-9]+){3}|\[::1\]):[0-9]+|embed")  # the job servers of this machine
 
 
-def check(options: PipelineOptions) -> None:
-    """Checks, before any work, that `make_runner` will find a runner, with the options that it needs.
+class _Parser(_BeamArgumentParser):  # type: ignore[misc]
+    def error(self, message: str) -> NoReturn:
+        raise errors.UsageError(" ".join(message.split()))
+
+
+def parse(arguments: Sequence[str], our_flags: Iterable[str]) -> PipelineOptions:
+    """Returns Beam's options from the flags that are not ours, checked before any work: `make_runner` finds a runner.
+
+    Args:
+      arguments: flags and values that our parser did not know.
+      our_flags: our own flags, to suggest the nearest one.
 
     Raises:
-      UsageError: the runner is unknown or cannot be loaded, or an option is missing or has a bad value.
+      UsageError: a flag that Beam does not know either (it would only warn); a bad or missing value; a runner that is
+        unknown or cannot be loaded.
     """
+    parser = _Parser(allow_abbrev=False, add_help=False)
+    for group in PipelineOptions.__subclasses__():
+        group._add_argparse_args(parser)
+    _, unknown = parser.parse_known_args(list(arguments))
+    for argument in unknown:
+        if not argument.startswith("-"):
+            raise errors.UsageError(f"unexpected argument {argument!r}; see --help")
+        name = argument.split("=")[0]
+        near = difflib.get_close_matches(name, [*our_flags, *parser._option_string_actions], n=1, cutoff=0.5)
+        # Beam has some two hundred flags: too many to list.
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise errors.UsageError(f"unknown flag {name}, neither ours nor Beam's; {hint}see --help")
+    options = PipelineOptions(list(arguments))
+    _check(options)
+    return options
+
+
+def _check(options: PipelineOptions) -> None:
     workers = options.view_as(DirectOptions).direct_num_workers
     if workers < 0:
         raise errors.UsageError(f"--direct_num_workers={workers}: must be 0 (one per core) or more")
@@ -46,7 +83,7 @@ def make_runner(options: PipelineOptions) -> tuple[PipelineRunner, Lifeline | No
     """Returns the runner of `options`, and the lifeline of its worker processes if they are our own.
 
     Raises:
-      UsageError: as `check`.
+      UsageError: as `parse`.
     """
     runner = _create(options)
     direct = options.view_as(DirectOptions)

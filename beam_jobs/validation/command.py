@@ -66,9 +66,8 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
         content.require_images()
     commandline.require("apache_beam")
     with quiet.loading():
-        from beam_jobs.runs import beam_flags, runners  # noqa: PLC0415 (2 s to import: after --help and our own flags)
-    options = beam_flags.parse(beam_arguments, flags)
-    runners.check(options)
+        from beam_jobs.runs import runners  # noqa: PLC0415 (2 s to import: after --help and our own flags)
+    options = runners.parse(beam_arguments, flags)
     workers = runners.use_all_cores(options, seconds(content, config.deep))
     records = sum(split.num_examples for split in content.splits.values())
     with_workers = f" with {workers} processes" if workers > 1 else ""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from pipeline.commands import commandline
 from pipeline.inspect import command
-from pipeline.inspect.config import InspectConfig
 
 COMMAND = "pipeline.inspect"
 
@@ -18,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> None:
       DataError: no valid data set, or a shard that is missing or has another size.
       UsageError: a flag that cannot work; a picture of images that the input does not read.
     """
-    command.run(commandline.parse(COMMAND, "Show what is in a data set.", InspectConfig, argv))
+    command.run(commandline.parse(COMMAND, "Show what is in a data set.", command.InspectConfig, argv))
 
 
 def entry_point() -> None:

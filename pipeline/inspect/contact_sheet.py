@@ -48,8 +48,7 @@ def draw_contact_sheet(
     sheet = Image.new("RGB", (_COLUMNS * (_TILE + _GAP) + _GAP, rows * pair + 3 * _CAPTION), "white")
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
     title = f"{manifest.dataset} {split}, step 0, seed {seed}: above as stored, below {distort}"
-    title += " (floats stretched to black..white)"
-    pen.text((_GAP, _CAPTION // 2), title, _INK, font)
+    pen.text((_GAP, _CAPTION // 2), f"{title} (floats stretched to black..white)", _INK, font)
     for i in range(shown):
         left = _GAP + i % _COLUMNS * (_TILE + _GAP)
         top = 2 * _CAPTION + i // _COLUMNS * pair

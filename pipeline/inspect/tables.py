@@ -14,14 +14,15 @@ _MOST_SIZES = 20  # of images, listed
 def summary(made: Manifest) -> list[str]:
     """Returns the lines of the tables: splits, shards, labels, and sizes where images differ."""
     total = sum(split.num_examples for split in made.splits.values())
+    shards = [[shard.file, f"{shard.num_examples:,}", f"{shard.num_bytes:,}", shard.crc32c] for shard in made.shards]
     return [
         f"{made.dataset}: {total:,} examples, {_kind(made)}",
         *_more_lines(made),
         "",
         *table(["split", "shards", "examples", "MiB", "examples per shard", "rejects"], _split_rows(made)),
         "",
-        *table(["shard", "examples", "bytes", "CRC32C"], _shard_rows(made)),
-        *_image_tables(made),
+        *table(["shard", "examples", "bytes", "CRC32C"], shards),
+        *(_label_lines(made) if made.has_images else []),
     ]
 
 
@@ -31,12 +32,6 @@ def _kind(made: Manifest) -> str:
     mean, std = (", ".join(f"{v:.1f}" for v in values) for values in (made.image_mean, made.image_std))
     image = f"image {_text(made.features['image'])}, {len(made.class_names)} classes"
     return f"{image}, pixel mean {mean}, standard deviation {std}"
-
-
-def _image_tables(made: Manifest) -> list[str]:
-    if not made.has_images:
-        return []
-    return ["", *table(["label", "class", *made.splits], _label_rows(made)), *_size_lines(made)]
 
 
 def _text(feature: Feature) -> str:
@@ -74,13 +69,10 @@ def _split_rows(made: Manifest) -> list[list[str]]:
     return rows
 
 
-def _shard_rows(made: Manifest) -> list[list[str]]:
-    return [[shard.file, f"{shard.num_examples:,}", f"{shard.num_bytes:,}", shard.crc32c] for shard in made.shards]
-
-
-def _label_rows(made: Manifest) -> list[list[str]]:
+def _label_lines(made: Manifest) -> list[str]:
     histograms = [split.label_histogram for split in made.splits.values()]
-    return [
+    rows = [
         [str(label), name, *(f"{h[label] if label < len(h) else 0:,}" for h in histograms)]
         for label, name in enumerate(made.class_names)
     ]
+    return ["", *table(["label", "class", *made.splits], rows), *_size_lines(made)]

@@ -18,7 +18,7 @@ from pipeline.errors import DataError, UsageError
 NOBODY = 65534
 LONG = "x" * 300
 LOADED_BEFORE = (
-    *("conversion.command", "conversion.passes", "runs.beam_flags", "runs.run", "runs.runners"),
+    *("conversion.command", "conversion.passes", "runs.run", "runs.runners"),
     *("sources.mnist", "sources.cifar.cifar"),
 )
 

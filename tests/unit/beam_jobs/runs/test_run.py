@@ -1,7 +1,11 @@
+import io
+import sys
+import threading
+
 import grpc
 import pytest
 
-from beam_jobs.runs.run import as_one_line
+from beam_jobs.runs.run import MainThreadOnly, as_one_line
 from pipeline.errors import DataError, UsageError
 
 
@@ -54,3 +58,14 @@ def test_a_job_server_that_is_lost_is_named():
     assert text.startswith("the runner's job server is gone or failed: failed to connect to all addresses")
     assert "\n" not in text
     assert str(as_one_line(grpc.FutureTimeoutError())) == "the runner's job server does not answer"
+
+
+def test_only_the_main_thread_is_heard(monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", MainThreadOnly(stream))
+    thread = threading.Thread(target=lambda: print("thread", file=sys.stderr, flush=True))
+    thread.start()
+    thread.join()
+    print("main", file=sys.stderr, flush=True)
+    assert stream.getvalue() == "main\n"
+    assert not sys.stderr.isatty()

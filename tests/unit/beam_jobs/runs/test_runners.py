@@ -2,10 +2,11 @@ import os
 
 import apache_beam as beam
 import pytest
-from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
 from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
 
 from beam_jobs.runs import runners
+from pipeline.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +46,33 @@ def test_the_in_process_runner_deals_among_its_workers(flags, count):
 
 def test_another_runner_spreads_as_it_likes():
     assert runners.workers(beam.Pipeline(BundleBasedDirectRunner(), PipelineOptions([]))) == 0
+
+
+def test_flags_of_beam_pass_through():
+    flags = ["--runner=FnApiRunner", "--direct_num_workers", "2", "--direct_running_mode=multi_threading"]
+    options = runners.parse(flags, [])
+    assert options.view_as(StandardOptions).runner == "FnApiRunner"
+    assert options.view_as(DirectOptions).direct_num_workers == 2
+    assert options.view_as(DirectOptions).direct_running_mode == "multi_threading"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--direct_num_worker=2"], "unknown flag --direct_num_worker, .*did you mean --direct_num_workers"),
+        (["--overwite"], "did you mean --overwrite"),
+        (["--flink_mastr", "x"], "did you mean --flink_master"),
+        (["--qqqqqqqqq"], "unknown flag --qqqqqqqqq, neither ours nor Beam's; see --help"),
+        (["extra"], "unexpected argument 'extra'"),
+        (["--direct_num_workers=two"], "argument --direct_num_workers: invalid int value: 'two'"),
+        (["--direct_running_mode=threads"], "invalid choice: 'threads'"),
+        (["--runner=FlinkRuner"], "unknown 'FlinkRuner'; did you mean 'FlinkRunner'"),
+        (["--runner=no.such.Runner"], "--runner=no.such.Runner: cannot be loaded"),
+        (["--runner=os.NoRunner"], "--runner=os.NoRunner: cannot be loaded"),
+        (["--direct_num_workers=-1"], "--direct_num_workers=-1: must be 0"),
+        (["--runner=PortableRunner"], "--runner=PortableRunner: --job_endpoint is missing"),
+    ],
+)
+def test_flags_that_cannot_work_are_an_error_with_the_nearest(flags, message):
+    with pytest.raises(UsageError, match=message):
+        runners.parse(flags, ["--overwrite", "--seed"])
