@@ -18,7 +18,7 @@ from beam_jobs.sample import Sample
 from beam_jobs.shard_rows import shard_rows
 from beam_jobs.sources import resplit
 from beam_jobs.sources.base import Source
-from beam_jobs.storage.paths import AnyPath
+from beam_jobs.storage.paths import StoragePath
 from pipeline import manifest
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest import SourceFile, naming
@@ -62,8 +62,8 @@ class Plan:
     """
 
     source: Source
-    data_dir: AnyPath
-    receipts_dir: AnyPath
+    data_dir: StoragePath
+    receipts_dir: StoragePath
     seed: int
     num_shards: dict[str, int]
     images: ImageOptions
@@ -128,7 +128,7 @@ class Plan:
         return shard_rows(self.seed, split, rows, chunks, shard, self.num_shards[split])
 
 
-def make_plan(config: ConvertConfig, data_dir: AnyPath) -> Plan:
+def make_plan(config: ConvertConfig, data_dir: StoragePath) -> Plan:
     """Opens the source, reads a sample of it and returns the plan of its conversion into a folder.
 
     Raises:

@@ -10,8 +10,8 @@ from beam_jobs.conversion.command import convert_into
 from beam_jobs.plan import Plan, make_plan
 from beam_jobs.shards import key_check, manifest_writer, writer
 from beam_jobs.shards.receipts import Receipt
-from beam_jobs.storage.paths import AnyPath
-from beam_jobs.target.choice import target_of
+from beam_jobs.storage.paths import StoragePath
+from beam_jobs.target.base import target_of
 from pipeline.commands import commandline
 
 
@@ -47,7 +47,7 @@ def write_data_set(plan: Plan) -> pathlib.Path:
     return pathlib.Path(str(manifest_writer.write_manifest(plan, receipts)))
 
 
-def check_keys(data_dir: AnyPath, receipts: list[Receipt]) -> None:
+def check_keys(data_dir: StoragePath, receipts: list[Receipt]) -> None:
     """Raises DataError where two records have one key."""
     buckets: dict[int, list[key_check.KeyHashes]] = {}
     for receipt in receipts:

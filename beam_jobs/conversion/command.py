@@ -12,8 +12,7 @@ from beam_jobs import sources
 from beam_jobs.config import ConvertConfig
 from beam_jobs.plan import Plan, make_plan
 from beam_jobs.report.summary import summary
-from beam_jobs.target.base import Target
-from beam_jobs.target.choice import target_of
+from beam_jobs.target.base import Target, target_of
 from beam_jobs.target.present import check_same, existing_manifest, stray_shards
 from pipeline.commands import commandline, quiet
 from pipeline.errors import PipelineError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
@@ -13,10 +12,8 @@ from beam_jobs.conversion.progress import Progress
 from beam_jobs.plan import Origin, Plan
 from beam_jobs.runs.run import run_transform
 from beam_jobs.sources.base import SourceOptions
-from beam_jobs.storage import paths, write
 from beam_jobs.target import staging
 from pipeline import manifest
-from pipeline.errors import DataError
 from pipeline.manifest import Manifest, naming
 
 
@@ -33,15 +30,11 @@ def run(plan: Plan, options: PipelineOptions) -> None:
 
 def _run_first_pass(plan: Plan, options: PipelineOptions) -> Manifest:
     folder = plan.receipts_dir / staging.FIRST_PASS
-    try:
-        if isinstance(folder, pathlib.Path):
-            folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be made: {error.strerror or error}") from None
+    folder.make_folder()
     first = dataclasses.replace(plan, data_dir=folder, receipts_dir=folder, compression="")
     try:
         run_transform(ConvertDataset(first), options, Progress(first))
-        write.remove(plan.data_dir / naming.REJECTS)  # of an earlier run
+        (plan.data_dir / naming.REJECTS).remove()  # of an earlier run
     finally:
         staging.move_rejects(folder, plan.data_dir)  # before the manifest, the last of all files
     return manifest.load(folder)
@@ -52,7 +45,7 @@ def _second_pass(plan: Plan, made: Manifest) -> Plan:
     encoding = "raw" if made.features["image"].encoding == "raw" else "source"
     return dataclasses.replace(
         plan,
-        source=sources.open_source(SourceOptions("tfrecord", paths.text_of(plan.receipts_dir / staging.FIRST_PASS))),
+        source=sources.open_source(SourceOptions("tfrecord", (plan.receipts_dir / staging.FIRST_PASS).url)),
         images=dataclasses.replace(plan.images, encoding=encoding, size=None),
         source_bytes={},
         origin=Origin(made.source, {name: split.num_rejects for name, split in made.splits.items()}),

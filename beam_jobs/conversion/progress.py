@@ -8,7 +8,6 @@ import time
 from beam_jobs.plan import Plan
 from beam_jobs.runs.display import Display
 from beam_jobs.shards import receipts
-from beam_jobs.storage import write
 from beam_jobs.storage.paths import RemotePath
 from beam_jobs.target import staging
 from pipeline.errors import DataError
@@ -41,7 +40,7 @@ class Progress(Display):
     def _look(self) -> float:
         began = time.monotonic()
         try:
-            present = self._waiting.intersection(write.names_in(self._folder))
+            present = self._waiting.intersection(self._folder.names())
         except (OSError, DataError):  # the workers will report it
             present = set()
         for name in present:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from beam_jobs.shards import reader
-from beam_jobs.storage.paths import AnyPath
+from beam_jobs.storage.paths import StoragePath
 from pipeline.errors import DataError
 from pipeline.manifest import ShardInfo
 
@@ -38,7 +38,7 @@ class Repeated:
     second: tuple[str, int]
 
 
-def by_bucket(data_dir: AnyPath, info: ShardInfo) -> Iterator[tuple[int, KeyHashes]]:
+def by_bucket(data_dir: StoragePath, info: ShardInfo) -> Iterator[tuple[int, KeyHashes]]:
     """Yields (bucket, hashes) for the keys of a shard.
 
     Raises:
@@ -83,7 +83,7 @@ def all_repeated(groups: Iterable[KeyHashes]) -> list[Repeated]:
     return [Repeated(first, second) for first, second in pairs]
 
 
-def as_error(data_dir: AnyPath, repeated: Iterable[Repeated]) -> DataError:
+def as_error(data_dir: StoragePath, repeated: Iterable[Repeated]) -> DataError:
     """Returns the error for the first of the pairs, with the key of both records."""
     pair = min(repeated)
     records = reader.records(data_dir / pair.first[0])

@@ -12,7 +12,7 @@ from beam_jobs.plan import Origin, Plan
 from beam_jobs.shards import tfds_info
 from beam_jobs.shards.receipts import Receipt
 from beam_jobs.storage import write
-from beam_jobs.storage.paths import AnyPath
+from beam_jobs.storage.paths import StoragePath
 from pipeline.errors import DataError
 from pipeline.manifest import Feature, Manifest, SplitInfo, naming
 
@@ -21,7 +21,7 @@ _EXACT_SIZES = 100  # sizes of images that are listed one by one; of more, each 
 _ROUNDED_TO = 64  # pixels
 
 
-def write_manifest(plan: Plan, receipts: Iterable[Receipt]) -> AnyPath:
+def write_manifest(plan: Plan, receipts: Iterable[Receipt]) -> StoragePath:
     """Writes the manifest into the plan's folder, the last of all files, and returns its path.
 
     Raises:
@@ -92,7 +92,7 @@ def _in_order(plan: Plan, receipts: Iterable[Receipt]) -> list[Receipt]:
     return [by_element[element] for element in plan.elements]
 
 
-def _write_rejects(folder: AnyPath, receipts: list[Receipt]) -> None:
+def _write_rejects(folder: StoragePath, receipts: list[Receipt]) -> None:
     lines = [
         json.dumps({"split": receipt.split, **dataclasses.asdict(reject)}, sort_keys=True) + "\n"
         for receipt in receipts
@@ -101,7 +101,7 @@ def _write_rejects(folder: AnyPath, receipts: list[Receipt]) -> None:
     if lines:
         write.publish(folder / naming.REJECTS, "".join(lines).encode())
     else:
-        write.remove(folder / naming.REJECTS)
+        (folder / naming.REJECTS).remove()
 
 
 def _image_feature(receipts: list[Receipt]) -> Feature:

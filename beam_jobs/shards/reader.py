@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from beam_jobs.storage.paths import AnyPath
+from beam_jobs.storage.paths import StoragePath
 from pipeline.errors import DataError
 from pipeline.records import example_proto, walk
 from pipeline.records.stream import RecordStream
 
 
-def records(path: AnyPath) -> Iterator[bytes]:
+def records(path: StoragePath) -> Iterator[bytes]:
     """Yields the records of a shard.
 
     Raises:

@@ -10,7 +10,7 @@ import crc32c
 
 from beam_jobs.examples.statistics import PixelSums
 from beam_jobs.storage import write
-from beam_jobs.storage.paths import AnyPath
+from beam_jobs.storage.paths import StoragePath
 from pipeline.manifest import ShardInfo, naming
 
 _SUFFIX = ".receipt.json"
@@ -67,7 +67,7 @@ def is_receipt(name: str) -> bool:
     return name.endswith(_SUFFIX) and naming.parse_shard_name(shard_of(name)) is not None
 
 
-def save(folder: AnyPath, receipt: Receipt) -> None:
+def save(folder: StoragePath, receipt: Receipt) -> None:
     """Writes the receipt of a shard that was written before.
 
     Raises:
@@ -78,7 +78,7 @@ def save(folder: AnyPath, receipt: Receipt) -> None:
     write.Draft(folder / name_of(receipt.info.file), [text.encode()]).publish(sync=False)
 
 
-def load(path: AnyPath) -> Receipt | None:
+def load(path: StoragePath) -> Receipt | None:
     """Returns the receipt in a file; None where the file is missing or incomplete."""
     try:
         return _parse(json.loads(path.read_text(encoding="utf-8")))
@@ -86,17 +86,17 @@ def load(path: AnyPath) -> Receipt | None:
         return None
 
 
-def in_folder(folder: AnyPath) -> list[Receipt]:
+def in_folder(folder: StoragePath) -> list[Receipt]:
     """Returns all receipts in a folder.
 
     Raises:
       DataError: the folder cannot be listed.
     """
-    found = [load(folder / name) for name in write.names_in(folder) if is_receipt(name)]
+    found = [load(folder / name) for name in folder.names() if is_receipt(name)]
     return [receipt for receipt in found if receipt]
 
 
-def load_checked(folder: AnyPath, shard_file: str, receipts_folder: AnyPath) -> Receipt | None:
+def load_checked(folder: StoragePath, shard_file: str, receipts_folder: StoragePath) -> Receipt | None:
     """Returns the receipt of a shard whose files have the bytes that it reports; else None.
 
     Args:
@@ -115,7 +115,7 @@ def load_checked(folder: AnyPath, shard_file: str, receipts_folder: AnyPath) -> 
     return receipt
 
 
-def file_crc32c(path: AnyPath) -> str | None:
+def file_crc32c(path: StoragePath) -> str | None:
     """Returns the CRC32C of a file, 8 hexadecimal digits; None if it cannot be read."""
     crc = 0
     try:

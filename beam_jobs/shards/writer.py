@@ -14,7 +14,7 @@ from beam_jobs.examples.statistics import entropy, label_histogram
 from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
 from beam_jobs.shards.receipts import Receipt, Reject
-from beam_jobs.storage.paths import AnyPath
+from beam_jobs.storage.paths import StoragePath
 from beam_jobs.storage.write import Draft
 from pipeline.errors import DataError
 from pipeline.manifest import ShardInfo, naming
@@ -67,13 +67,13 @@ def _chosen(plan: Plan, split: str, rows: NDArray[np.int64]) -> Selected:
     return joined([(part, select(plan.source.read(split, rows[part]), classes, plan.images)) for part in parts])
 
 
-def _publish(draft: Draft, receipts_folder: AnyPath, receipt: Receipt) -> Receipt:
+def _publish(draft: Draft, receipts_folder: StoragePath, receipt: Receipt) -> Receipt:
     draft.publish()
     receipts.save(receipts_folder, receipt)
     return receipt
 
 
-def _write(plan: Plan, folder: AnyPath, name: str, chosen: Selected) -> tuple[Draft, ShardInfo]:
+def _write(plan: Plan, folder: StoragePath, name: str, chosen: Selected) -> tuple[Draft, ShardInfo]:
     records = make_records(chosen.rows)
     _check_size(plan, name, records.num_bytes)
     if plan.compression:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import io
@@ -12,13 +13,12 @@ from typing import IO, Any, Literal
 import pyarrow
 from pyarrow import fs
 
-from pipeline.errors import DataError
+from beam_jobs.storage.errors import one_line
 
 _USER = re.compile(r"(?<=://)[^/@]*@")  # of `s3://key:secret@bucket`
 _S3_LIMITS = {"connect_timeout": 5, "request_timeout": 30}  # seconds; a URL cannot say them
 _S3_ATTEMPTS = 3
 _GCS_LIMIT = datetime.timedelta(seconds=30)
-_MOST_TEXT = 400  # characters of pyarrow's reason: without Java, HDFS lists 100 folders it was sought in
 _BUFFER = 8 << 20  # 8 MiB: a request to an object store takes as long as 1 or 2 MiB from it
 
 
@@ -82,11 +82,11 @@ class RemotePath:
         return pathlib.PurePosixPath(self.name).stem
 
     def name_in(self, folder: object) -> str:
-        """Returns the path from `folder`; see `StoragePath`."""
+        """Returns the path from `folder`; see `LocalPath`."""
         return str(self).removeprefix(f"{folder}/")
 
     def open(self, mode: Literal["rb"] = "rb", buffering: int = 0) -> IO[bytes]:
-        """Opens the file for reading; see `StoragePath`.
+        """Opens the file for reading: with 0 unbuffered; else it is read ahead by 8 MiB.
 
         Raises:
           FileNotFoundError: there is no such file.
@@ -97,17 +97,17 @@ class RemotePath:
 
     def open_native(self) -> pyarrow.NativeFile:
         """Opens the file for reading at any offset; raises as `open`."""
-        with _errors(self, "read"):
+        with one_line(self, "read", missing=True):
             system, path = self._system()
             return system.open_input_file(path)
 
     def read_ahead(self, local: int) -> int:
-        """Returns 8 MiB; see `StoragePath`."""
+        """Returns 8 MiB; see `LocalPath`."""
         return _BUFFER
 
     def read_bytes(self) -> bytes:
         """Returns the file's content; raises as `open`."""
-        with self.open() as stream, _errors(self, "read"):
+        with self.open() as stream, one_line(self, "read", missing=True):
             return bytes(stream.read())
 
     def read_text(self, encoding: str = "utf-8") -> str:
@@ -120,7 +120,7 @@ class RemotePath:
         Raises:
           DataError: it cannot be written.
         """
-        with _errors(self, "written"):
+        with one_line(self, "written"):
             system, path = self._system()
             with system.open_output_stream(path) as stream:
                 stream.write(data)
@@ -146,27 +146,36 @@ class RemotePath:
 
     def files(self, recursive: bool = False) -> list[str]:
         """Returns the names of the files in this folder, sorted; `a/b` for those in folders in it, if `recursive`."""
-        with _errors(self, "listed"):
+        with one_line(self, "listed"):
             system, path = self._system()
             found = system.get_file_info(fs.FileSelector(path, recursive=recursive, allow_not_found=True))
         start = len(path.rstrip("/")) + 1
         return sorted(info.path[start:] for info in found if info.type == fs.FileType.File)
 
-    def unlink(self, missing_ok: bool = False) -> None:
-        """Removes the file.
+    def names(self) -> list[str]:
+        """Returns the names of the files in this folder."""
+        return self.files()
 
-        Raises:
-          FileNotFoundError: there is none, and `missing_ok` is not set.
-          DataError: it cannot be removed.
-        """
-        if missing_ok and not self.exists():
-            return
-        with _errors(self, "removed"):
-            system, path = self._system()
-            system.delete_file(path)
+    def make_folder(self) -> None:
+        """Does nothing: a store has no folders."""
+
+    def move_to(self, new: Any) -> None:
+        """Copies the file to another path of the same store, and removes it."""
+        new.write_bytes(self.read_bytes())
+        self.remove()
+
+    def remove(self) -> None:
+        """Removes the file, if it exists."""
+        if self.exists():
+            with one_line(self, "removed"), contextlib.suppress(FileNotFoundError):
+                system, path = self._system()
+                system.delete_file(path)
+
+    def sync(self) -> None:
+        """Does nothing: what a store has taken is on its disks."""
 
     def _info(self) -> Any:
-        with _errors(self, "read"):
+        with one_line(self, "read", missing=True):
             system, path = self._system()
             return system.get_file_info(path)
 
@@ -194,19 +203,3 @@ def _root(url: str) -> tuple[fs.FileSystem, str]:
         _, (options, *_) = system.__reduce__()
         system = fs.GcsFileSystem(**{**options, "retry_time_limit": options["retry_time_limit"] or _GCS_LIMIT})
     return system, path
-
-
-class _errors:  # noqa: N801 (a context manager, used as a function)
-    def __init__(self, path: RemotePath, done: str) -> None:
-        self._path, self._done = path, done
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, FileNotFoundError) and self._done in ("read", "removed"):
-            raise FileNotFoundError(2, "no such file", str(self._path)) from None
-        if isinstance(error, (OSError, pyarrow.ArrowException)):
-            reason = " ".join(str(error).split())
-            reason = reason if len(reason) <= _MOST_TEXT else f"{reason[:_MOST_TEXT]}..."
-            raise DataError(f"{self._path}: cannot be {self._done}: {reason}") from None

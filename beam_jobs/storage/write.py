@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pathlib
 import re
 import secrets
 import threading
@@ -15,7 +14,8 @@ import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.storage.paths import AnyPath, RemotePath
+from beam_jobs.storage.errors import one_line
+from beam_jobs.storage.paths import LocalPath, RemotePath, StoragePath
 from pipeline.errors import DataError
 from pipeline.manifest import naming
 
@@ -69,15 +69,14 @@ class Gate:
 gate = Gate()
 
 
-def publish(path: AnyPath, data: bytes | memoryview) -> None:
+def publish(path: StoragePath, data: bytes | memoryview) -> None:
     """Writes `data` to `path`, which is at every moment missing, as before, or complete (except on HDFS).
 
     Raises:
       DataError: the file cannot be written: no space, no permission, no folder.
     """
     Draft(path, [bytes(data)]).publish()
-    if not isinstance(path, RemotePath):
-        sync_folder(path.parent)
+    path.parent.sync()
 
 
 class Draft:
@@ -95,7 +94,7 @@ class Draft:
       DataError: the file cannot be written.
     """
 
-    def __init__(self, path: AnyPath, blocks: Iterable[Bytes]) -> None:
+    def __init__(self, path: StoragePath, blocks: Iterable[Bytes]) -> None:
         self._path = path
         self.num_bytes = self._crc = 0
         counted = self._counted(blocks)
@@ -110,7 +109,7 @@ class Draft:
         self.crc32c = f"{self._crc:08x}"
 
     def publish(self, sync: bool = True) -> None:
-        """Gives the file its name, without syncing the folder: see `sync_folder`.
+        """Gives the file its name, without syncing the folder: see `LocalPath.sync`.
 
         Args:
           sync: whether to sync the content first; without it a crash of the machine can leave part of the file.
@@ -136,46 +135,15 @@ class Draft:
     @contextlib.contextmanager
     def _no_remains(self) -> Iterator[None]:
         try:
-            yield
-        except BaseException as error:
+            with one_line(self._path, "written"):
+                yield
+        except BaseException:
             if hasattr(self, "_file"):
                 with contextlib.suppress(OSError):
                     self._file.close()
                 with contextlib.suppress(OSError):
                     self._temporary.unlink(missing_ok=True)
-            if isinstance(error, OSError):
-                raise DataError(f"{self._path}: cannot be written: {error.strerror or error}") from None
             raise
-
-
-def sync_folder(folder: pathlib.Path) -> None:
-    """Syncs renames and removals in `folder` to the disk.
-
-    Raises:
-      DataError: the folder cannot be opened, or the disk fails.
-    """
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be synced to its disk: {error.strerror or error}") from None
-
-
-def names_in(folder: AnyPath) -> list[str]:
-    """Returns the names in a folder; in an object store, the names of its files.
-
-    Raises:
-      DataError: it cannot be listed.
-    """
-    if isinstance(folder, RemotePath):
-        return folder.files()
-    try:
-        return os.listdir(folder)
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be listed: {error.strerror or error}") from None
 
 
 def temporary_name(name: str) -> str:
@@ -196,24 +164,12 @@ def is_ours(name: str) -> bool:
     return any(naming.parse_shard_name(name.removesuffix(end)) for end in ("", ".offsets", ".receipt.json"))
 
 
-def remove_temporaries(folder: pathlib.Path) -> None:
+def remove_temporaries(folder: LocalPath) -> None:
     """Removes the temporary files of killed conversions.
 
     Raises:
       DataError: the folder cannot be listed, or a file cannot be removed.
     """
-    for name in names_in(folder):
+    for name in folder.names():
         if is_temporary(name):
-            remove(folder / name)
-
-
-def remove(path: AnyPath) -> None:
-    """Removes a file, if it exists.
-
-    Raises:
-      DataError: it cannot be removed.
-    """
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be removed: {error.strerror or error}") from None
+            (folder / name).remove()

@@ -1,4 +1,4 @@
-"""What a target is: the one interface of a conversion to the folder or object store that it writes to."""
+"""The target that --data_dir names: the one interface of a conversion to the folder or store that it writes to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from beam_jobs.plan import Plan
-from beam_jobs.storage.paths import AnyPath
+from beam_jobs.storage import paths
+from beam_jobs.storage.paths import RemotePath, StoragePath
+from beam_jobs.target.local import LocalTarget
+from beam_jobs.target.remote import RemoteTarget
 from pipeline.manifest import Manifest
 
 
@@ -19,7 +22,7 @@ class Target(Protocol):
     """
 
     @property
-    def data_dir(self) -> AnyPath: ...  # noqa: D102
+    def data_dir(self) -> StoragePath: ...  # noqa: D102
 
     @property
     def shown(self) -> str: ...  # noqa: D102
@@ -83,3 +86,9 @@ class Target(Protocol):
           DataError: a file cannot be removed.
         """
         ...
+
+
+def target_of(data_dir: str) -> Target:
+    """Returns the target for a local path or a URL."""
+    path = paths.path_of(data_dir)
+    return RemoteTarget(path) if isinstance(path, RemotePath) else LocalTarget(path, data_dir)

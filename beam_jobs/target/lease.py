@@ -48,7 +48,7 @@ def held(
         thread.join()
         with contextlib.suppress(OSError):
             if lease.read_bytes() == mine:
-                lease.unlink(missing_ok=True)
+                lease.remove()
 
 
 def _take(lease: RemotePath, mine: bytes, lease_seconds: float) -> None:
@@ -56,7 +56,7 @@ def _take(lease: RemotePath, mine: bytes, lease_seconds: float) -> None:
     clock = data_dir / f"{_LEASE}-{mine.decode()}"
     write.publish(clock, mine)  # to compare times by the store's own clock
     now = clock.size_and_time()[1]
-    write.remove(clock)
+    clock.remove()
     before = _written(lease)
     if before is not None and now - before < lease_seconds * 1e9:
         raise UsageError(

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from beam_jobs.plan import Plan
 from beam_jobs.storage import paths
+from beam_jobs.storage.paths import LocalPath
 from beam_jobs.target import staging
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Manifest, naming
@@ -26,7 +27,7 @@ class LocalTarget:
       shown: the folder as the user named it.
     """
 
-    def __init__(self, data_dir: pathlib.Path, shown: str = "") -> None:
+    def __init__(self, data_dir: LocalPath, shown: str = "") -> None:
         self.data_dir = data_dir
         self.shown = shown or str(data_dir)
 
@@ -45,10 +46,7 @@ class LocalTarget:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Makes the folder and locks it; see `Target`."""
-        try:
-            self.data_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DataError(f"{self.data_dir}: cannot be made: {error.strerror or error}") from None
+        self.data_dir.make_folder()
         try:
             descriptor = os.open(self.data_dir, os.O_RDONLY)
         except OSError as error:

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
 from beam_jobs.storage import write
-from beam_jobs.storage.paths import AnyPath
+from beam_jobs.storage.paths import StoragePath
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Manifest, naming
 
 
-def existing_manifest(data_dir: AnyPath) -> Manifest | None:
+def existing_manifest(data_dir: StoragePath) -> Manifest | None:
     """Returns the manifest of the data set in a folder, or None where there is none.
 
     Raises:
       DataError: the manifest cannot be read.
     """
-    if naming.MANIFEST not in write.names_in(data_dir):
+    if naming.MANIFEST not in data_dir.names():
         return None
     try:
         return manifest.load(data_dir)
@@ -30,7 +30,7 @@ def existing_manifest(data_dir: AnyPath) -> Manifest | None:
         ) from None
 
 
-def check_same(plan: Plan, present: Manifest, data_dir: AnyPath) -> None:
+def check_same(plan: Plan, present: Manifest, data_dir: StoragePath) -> None:
     """Checks that a folder holds, intact, the data set that `plan` would write.
 
     Raises:
@@ -49,10 +49,10 @@ def check_same(plan: Plan, present: Manifest, data_dir: AnyPath) -> None:
             _check_bytes(data_dir / naming.offsets_name(shard.file), shard.offsets_crc32c)
 
 
-def stray_shards(data_dir: AnyPath, present: Manifest) -> list[str]:
+def stray_shards(data_dir: StoragePath, present: Manifest) -> list[str]:
     """Returns the names in a folder that look like shards of ours but that its manifest does not list."""
     listed = {shard.file for shard in present.shards}
-    return sorted(name for name in write.names_in(data_dir) if naming.parse_shard_name(name) and name not in listed)
+    return sorted(name for name in data_dir.names() if naming.parse_shard_name(name) and name not in listed)
 
 
 def shard_files(present: Manifest) -> list[str]:
@@ -68,7 +68,7 @@ def files_of(present: Manifest | None) -> set[str]:
     return {*filter(write.is_ours, shard_files(present)), *write.BESIDE_SHARDS}
 
 
-def _check_bytes(path: AnyPath, expected: str) -> None:
+def _check_bytes(path: StoragePath, expected: str) -> None:
     crc = receipts.file_crc32c(path)
     if crc is None:
         raise DataError(f"{path}: cannot be read; --overwrite converts it again")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
-from beam_jobs.storage import paths, write
+from beam_jobs.storage import paths
 from beam_jobs.storage.paths import RemotePath
 from beam_jobs.target import lease, staging
 from beam_jobs.target.present import files_of
@@ -51,7 +51,7 @@ class RemoteTarget:
     def opened(self, plan: Plan, present: Manifest | None) -> Iterator[Plan]:
         """Removes the old manifest and yields the plan, with a folder for its receipts; see `Target`."""
         if present:
-            write.remove(self.data_dir / naming.MANIFEST)
+            (self.data_dir / naming.MANIFEST).remove()
         folder = self.data_dir / staging.folder_name(plan.digest)
         try:
             yield dataclasses.replace(plan, data_dir=self.data_dir, receipts_dir=folder)
@@ -67,7 +67,7 @@ class RemoteTarget:
         """Removes receipts, and the old data set's files that the new one does not list; see `Target`."""
         made = manifest.load(self.data_dir)
         for name in files_of(present) - files_of(made):
-            write.remove(self.data_dir / name)
+            (self.data_dir / name).remove()
         self.tidy()
         return made
 
@@ -75,4 +75,4 @@ class RemoteTarget:
         """Removes the receipts of all conversions; see `Target`."""
         for name in self.data_dir.files(recursive=True):
             if staging.FOLDER.fullmatch(name.partition("/")[0]):
-                write.remove(self.data_dir / name)
+                (self.data_dir / name).remove()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import pathlib
 import re
 import signal
 import sys
@@ -19,7 +18,7 @@ from collections.abc import Iterable, Iterator
 
 from beam_jobs.shards import receipts
 from beam_jobs.storage import write
-from beam_jobs.storage.paths import AnyPath, RemotePath
+from beam_jobs.storage.paths import LocalPath, StoragePath
 from beam_jobs.target import present
 from pipeline import manifest
 from pipeline.errors import DataError
@@ -35,7 +34,7 @@ def folder_name(digest: str) -> str:
 
 
 @contextlib.contextmanager
-def opened(data_dir: pathlib.Path, digest: str) -> Iterator[pathlib.Path]:
+def opened(data_dir: LocalPath, digest: str) -> Iterator[LocalPath]:
     """Makes the folder of a plan in `data_dir`, or finds it with the shards that an earlier run finished.
 
     The folder is removed at the end; if the conversion failed or was stopped, finished shards are kept, and a line on
@@ -49,10 +48,7 @@ def opened(data_dir: pathlib.Path, digest: str) -> Iterator[pathlib.Path]:
       DataError: it cannot be made.
     """
     folder = data_dir / folder_name(digest)
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be made: {error.strerror or error}") from None
+    folder.make_folder()
     try:
         yield folder
     except DataError as error:  # names the final path: the user knows no inner folder
@@ -62,7 +58,7 @@ def opened(data_dir: pathlib.Path, digest: str) -> Iterator[pathlib.Path]:
             _leave(folder)
 
 
-def remove_leftovers(data_dir: pathlib.Path, digest: str | None) -> None:
+def remove_leftovers(data_dir: LocalPath, digest: str | None) -> None:
     """Removes temporary files and folders of killed conversions, except the finished shards of one plan.
 
     Args:
@@ -73,7 +69,7 @@ def remove_leftovers(data_dir: pathlib.Path, digest: str | None) -> None:
       DataError: the folder cannot be listed, or a file cannot be removed.
     """
     write.remove_temporaries(data_dir)
-    for name in write.names_in(data_dir):
+    for name in data_dir.names():
         folder = data_dir / name
         if not FOLDER.fullmatch(name) or folder.is_symlink() or not folder.is_dir():
             continue
@@ -83,7 +79,7 @@ def remove_leftovers(data_dir: pathlib.Path, digest: str | None) -> None:
             _remove(folder)
 
 
-def undo_interrupted_publish(data_dir: pathlib.Path) -> None:
+def undo_interrupted_publish(data_dir: LocalPath) -> None:
     """Moves shards back to their receipts if a command was killed before it had published its manifest.
 
     Rerunning the same command then resumes with them; the files beside the shards are made again.
@@ -91,23 +87,23 @@ def undo_interrupted_publish(data_dir: pathlib.Path) -> None:
     Raises:
       DataError: the folder cannot be listed, or a file cannot be moved or removed.
     """
-    names = write.names_in(data_dir)
+    names = data_dir.names()
     pending = any(write.is_temporary(name) and name.startswith(f".{naming.MANIFEST}.") for name in names)
     if not pending or naming.MANIFEST in names:
         return
     for folder in (data_dir / name for name in names if FOLDER.fullmatch(name)):
         if folder.is_symlink() or not folder.is_dir():
             continue
-        shards = [receipts.shard_of(name) for name in write.names_in(folder) if receipts.is_receipt(name)]
+        shards = [receipts.shard_of(name) for name in folder.names() if receipts.is_receipt(name)]
         for file in [*shards, *map(naming.offsets_name, shards)]:
             if file in names and not (folder / file).exists():
-                _move(data_dir / file, folder / file)
+                (data_dir / file).move_to(folder / file)
     for name in write.BESIDE_SHARDS:
         if name != naming.REJECTS:
-            write.remove(data_dir / name)
+            (data_dir / name).remove()
 
 
-def check_names_free(data_dir: pathlib.Path, names: Iterable[str], replaced: Manifest | None) -> None:
+def check_names_free(data_dir: LocalPath, names: Iterable[str], replaced: Manifest | None) -> None:
     """Checks that files can be moved to `names`, where shards and links are replaced.
 
     Raises:
@@ -125,7 +121,7 @@ def check_names_free(data_dir: pathlib.Path, names: Iterable[str], replaced: Man
             )
 
 
-def publish(folder: pathlib.Path, data_dir: pathlib.Path, replaced: Manifest | None) -> Manifest:
+def publish(folder: LocalPath, data_dir: LocalPath, replaced: Manifest | None) -> Manifest:
     """Moves a complete data set from `folder` up into `data_dir`, in the place of `replaced`; returns its manifest.
 
     The old manifest is removed first and the new one moved last, so that no manifest ever lies beside another data
@@ -136,54 +132,49 @@ def publish(folder: pathlib.Path, data_dir: pathlib.Path, replaced: Manifest | N
       DataError: the data set in `folder` is incomplete, or a file cannot be moved or removed.
     """
     made = manifest.load(folder)
-    written = set(write.names_in(folder))
+    written = set(folder.names())
     names = [*present.shard_files(made), *(name for name in write.BESIDE_SHARDS if name in written)]
     check_names_free(data_dir, names, replaced or made)
     with _signals_held():
         _swap(folder, data_dir, [name for name in names if name != naming.MANIFEST])
         for name in {naming.REJECTS, *present.files_of(replaced)} - set(names):  # rejects: of a failed run
-            write.remove(data_dir / name)
+            (data_dir / name).remove()
         _remove(folder)
     return made
 
 
-def move_rejects(folder: AnyPath, data_dir: AnyPath) -> None:
+def move_rejects(folder: StoragePath, data_dir: StoragePath) -> None:
     """Moves the list of invalid rows, if there is one, to `data_dir`: it says why a conversion failed.
 
     Raises:
       DataError: it cannot be moved.
     """
     path, new = folder / naming.REJECTS, data_dir / naming.REJECTS
-    if not path.exists():
-        return
-    if isinstance(path, RemotePath) or isinstance(new, RemotePath):
-        new.write_bytes(path.read_bytes())
-        write.remove(path)
-    else:
-        _move(path, new)
+    if path.exists():
+        path.move_to(new)
 
 
-def finished_bytes(folder: pathlib.Path) -> int:
+def finished_bytes(folder: LocalPath) -> int:
     """Returns the bytes of the shards that are finished in a folder, of both passes."""
     return sum(receipt.info.num_bytes for place in _folders(folder) for receipt in receipts.in_folder(place))
 
 
-def say_kept(count: int, folder: AnyPath) -> None:
+def say_kept(count: int, folder: StoragePath) -> None:
     """Prints how many finished shards are kept, and where."""
     note = f"{count} finished shards are kept in {folder}: rerun the same command to resume"
     print(note, file=sys.stderr, flush=True)
 
 
-def _swap(folder: pathlib.Path, data_dir: pathlib.Path, names: list[str]) -> None:
+def _swap(folder: LocalPath, data_dir: LocalPath, names: list[str]) -> None:
     pending = data_dir / write.temporary_name(naming.MANIFEST)
-    _move(folder / naming.MANIFEST, pending)  # from here on the inner folder is no data set either
-    write.remove(data_dir / naming.MANIFEST)
-    write.sync_folder(data_dir)
+    (folder / naming.MANIFEST).move_to(pending)  # from here on the inner folder is no data set either
+    (data_dir / naming.MANIFEST).remove()
+    data_dir.sync()
     for name in names:
-        _move(folder / name, data_dir / name)
-    write.sync_folder(data_dir)
-    _move(pending, data_dir / naming.MANIFEST)
-    write.sync_folder(data_dir)
+        (folder / name).move_to(data_dir / name)
+    data_dir.sync()
+    pending.move_to(data_dir / naming.MANIFEST)
+    data_dir.sync()
 
 
 @contextlib.contextmanager
@@ -203,35 +194,28 @@ def _signals_held() -> Iterator[None]:
         signal.raise_signal(held[0])
 
 
-def _move(path: pathlib.Path, new: pathlib.Path) -> None:
-    try:
-        os.replace(path, new)  # a link at `new` is replaced, never followed
-    except OSError as error:
-        raise DataError(f"{new}: cannot be written: {error.strerror or error}") from None
-
-
-def _leave(folder: pathlib.Path) -> None:
+def _leave(folder: LocalPath) -> None:
     """Keeps a folder with finished shards, to resume; removes any other."""
     if not folder.exists():  # published
         return
     for place in _folders(folder):
         write.remove_temporaries(place)
-    if count := sum(receipts.is_receipt(name) for place in _folders(folder) for name in write.names_in(place)):
+    if count := sum(receipts.is_receipt(name) for place in _folders(folder) for name in place.names()):
         say_kept(count, folder)
     else:
         _remove(folder)
 
 
-def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
+def _folders(folder: LocalPath) -> list[LocalPath]:
     """Returns the folders with shards: the given one, and that of the first of two passes."""
     return [place for place in (folder, folder / FIRST_PASS) if place.is_dir()]
 
 
-def _remove(folder: pathlib.Path) -> None:
+def _remove(folder: LocalPath) -> None:
     for place in reversed(_folders(folder)):
         write.remove_temporaries(place)
-        for name in write.names_in(place):
+        for name in place.names():
             if write.is_ours(name):
-                write.remove(place / name)
+                (place / name).remove()
         with contextlib.suppress(OSError):  # it holds a file that no conversion wrote
             place.rmdir()

@@ -13,7 +13,7 @@ import simple_parsing
 
 from beam_jobs import flag_values
 from beam_jobs.storage import paths, write
-from beam_jobs.storage.paths import AnyPath
+from beam_jobs.storage.paths import StoragePath
 from beam_jobs.validation import report as reports
 from beam_jobs.validation.report import Report
 from pipeline import manifest as manifests
@@ -114,10 +114,10 @@ def count(report: Report, content: Manifest) -> str:
     return f"{count_of(report.num_problems, 'problem')} in {where}"
 
 
-def notes(data_dir: AnyPath, content: Manifest) -> list[str]:
+def notes(data_dir: StoragePath, content: Manifest) -> list[str]:
     """Returns what lies in the folder and looks like a conversion's, but is not in the manifest."""
     try:
-        names = sorted(write.names_in(data_dir))
+        names = sorted(data_dir.names())
     except DataError as error:
         return [str(error)]
     listed = {*(shard.file for shard in content.shards), *write.BESIDE_SHARDS}
@@ -132,7 +132,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
 
 
-def _run(config: ValidateConfig, data_dir: AnyPath, content: Manifest, options: PipelineOptions) -> Report:
+def _run(config: ValidateConfig, data_dir: StoragePath, content: Manifest, options: PipelineOptions) -> Report:
     with quiet.loading():
         from beam_jobs.runs import run  # noqa: PLC0415 (as above)
         from beam_jobs.validation import jobs, progress  # noqa: PLC0415 (as above)

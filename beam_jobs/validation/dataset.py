@@ -11,7 +11,7 @@ from beam_jobs.examples.statistics import moments
 from beam_jobs.shards import reader
 from beam_jobs.shards.key_check import Repeated
 from beam_jobs.shards.manifest_writer import STATISTICS_SPLIT, size_histogram
-from beam_jobs.storage.paths import AnyPath
+from beam_jobs.storage.paths import StoragePath
 from beam_jobs.validation.report import MOST_LISTED, Problem, ShardReport
 from pipeline.manifest import Manifest, ShardInfo, SplitInfo, naming
 from pipeline.records.stream import RecordStream
@@ -21,7 +21,7 @@ _MOST_NAMED = 3  # labels or sizes in one line
 _EXACT, _LOSSY = 1e-9, 0.1  # grey values: releases of the JPEG library decode a little differently
 
 
-def key_problems(data_dir: AnyPath, manifest: Manifest, repeated: Iterable[Repeated]) -> list[Problem]:
+def key_problems(data_dir: StoragePath, manifest: Manifest, repeated: Iterable[Repeated]) -> list[Problem]:
     """Returns a problem for each pair, in the manifest's order; the first `MOST_LISTED` with offset and key.
 
     Args:
@@ -47,7 +47,9 @@ def key_problems(data_dir: AnyPath, manifest: Manifest, repeated: Iterable[Repea
     return problems
 
 
-def _looked_up(path: AnyPath, info: ShardInfo, manifest: Manifest, records: set[int]) -> Iterator[tuple[int, str, str]]:
+def _looked_up(
+    path: StoragePath, info: ShardInfo, manifest: Manifest, records: set[int]
+) -> Iterator[tuple[int, str, str]]:
     """Yields (record, where it lies, its key) as texts. Shards that cannot be read are reported elsewhere."""
     with contextlib.suppress(OSError), path.open("rb", 0) as file:
         stream = RecordStream(file.read, manifest.compression)

@@ -15,7 +15,7 @@ import apache_beam as beam
 
 from beam_jobs.shards import key_check
 from beam_jobs.storage import write
-from beam_jobs.storage.paths import AnyPath
+from beam_jobs.storage.paths import StoragePath
 from beam_jobs.validation import dataset
 from beam_jobs.validation import report as validate_report
 from beam_jobs.validation.report import ShardReport
@@ -38,10 +38,10 @@ class Job:
       marks: a local folder that gets an empty file for each shard that is done; the command counts them.
     """
 
-    data_dir: AnyPath
+    data_dir: StoragePath
     manifest: Manifest
     decodes: bool
-    report: AnyPath
+    report: StoragePath
     marks: pathlib.Path
 
 

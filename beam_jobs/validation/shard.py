@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from beam_jobs.examples.statistics import PixelSums, entropy
 from beam_jobs.shards import key_check
 from beam_jobs.shards.key_check import KeyHashes
-from beam_jobs.storage.paths import AnyPath
+from beam_jobs.storage.paths import StoragePath
 from beam_jobs.validation.example import ExampleCheck
 from beam_jobs.validation.report import Problem, ShardReport
 from pipeline.manifest import Manifest, naming
@@ -23,7 +23,7 @@ _ENTROPY_TOLERANCE = 1e-4  # it is rounded to 4 decimals
 
 
 def check_shard(
-    data_dir: AnyPath, manifest: Manifest, number: int, decodes: bool
+    data_dir: StoragePath, manifest: Manifest, number: int, decodes: bool
 ) -> tuple[ShardReport, Iterator[tuple[int, KeyHashes]]]:
     """Reads a shard once, front to back; returns what was found, and its keys for `key_check`.
 
@@ -46,7 +46,7 @@ def check_shard(
 
 
 class _Check:
-    def __init__(self, folder: AnyPath, manifest: Manifest, report: ShardReport, examples: ExampleCheck) -> None:
+    def __init__(self, folder: StoragePath, manifest: Manifest, report: ShardReport, examples: ExampleCheck) -> None:
         self._folder, self._manifest, self._info = folder, manifest, manifest.shards[report.shard]
         self._report, self._examples = report, examples
         self.key_hashes: list[bytes] = []

@@ -13,7 +13,7 @@ from beam_jobs.report.card import contents
 from beam_jobs.report.card import samples as card_samples
 from beam_jobs.report.summary import by_size, size_text
 from beam_jobs.storage import write
-from beam_jobs.storage.paths import AnyPath
+from beam_jobs.storage.paths import StoragePath
 from pipeline import manifest
 from pipeline.commands.text import count_of
 from pipeline.manifest import Manifest, naming
@@ -24,7 +24,7 @@ _LONGEST = 20_000  # characters of one text
 _USER, _QUERY = re.compile(r"(?<=://)[^/@\s]+@"), re.compile(r"(?<=\?).+", re.DOTALL)
 
 
-def write_card(folder: AnyPath, command: str, arguments: Sequence[str]) -> str | None:
+def write_card(folder: StoragePath, command: str, arguments: Sequence[str]) -> str | None:
     """Writes the card beside a manifest; returns None, or why there is none: the data set is whole without it.
 
     Args:
@@ -47,7 +47,7 @@ def command_line(command: str, arguments: Sequence[str]) -> str:
     return " \\\n    ".join([f"python -m {command}", *quoted])
 
 
-def make_card(folder: AnyPath, made: Manifest, command: str) -> str:
+def make_card(folder: StoragePath, made: Manifest, command: str) -> str:
     """Returns the page.
 
     Args:

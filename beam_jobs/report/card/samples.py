@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from beam_jobs.shards import reader
-from beam_jobs.storage.paths import AnyPath
+from beam_jobs.storage.paths import StoragePath
 from pipeline.errors import DataError
 from pipeline.manifest import Manifest, ShardInfo
 from pipeline.records import example_proto
@@ -42,7 +42,7 @@ class Samples:
     by_label: dict[int, list[Sample]]
 
 
-def take(folder: AnyPath, made: Manifest) -> Samples:
+def take(folder: StoragePath, made: Manifest) -> Samples:
     """Returns samples of the training split, else of the largest: the same for the same data set.
 
     Raises:
@@ -79,7 +79,7 @@ def _choose(found: dict[int, list[Sample]]) -> dict[int, list[Sample]]:
     return {label: found[label] for label in chosen}
 
 
-def _first_records(path: AnyPath, count: int, num_bytes: int) -> Iterator[bytes]:
+def _first_records(path: StoragePath, count: int, num_bytes: int) -> Iterator[bytes]:
     """Yields a shard's first records: at most `count`, in at most `num_bytes`, but at least one."""
     for number, record in enumerate(itertools.islice(reader.records(path), count)):
         num_bytes -= len(record)

@@ -17,6 +17,7 @@ from beam_jobs.config import ConvertConfig
 from beam_jobs.convert import main
 from beam_jobs.plan import make_plan
 from beam_jobs.storage import write
+from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import PipelineError
 from pipeline.manifest import naming
 from pipeline.order.hashing import splitmix64
@@ -51,6 +52,12 @@ def mnist_arrays(counts=(("train", 50), ("test", 20))):
         )
         for split, n in counts
     }
+
+
+@pytest.fixture
+def tmp_path(tmp_path):
+    """The kind of path that --source and --data_dir become."""
+    return LocalPath(tmp_path)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import os
-import pathlib
 import shutil
 import tempfile
 
@@ -12,6 +11,7 @@ import pytest
 from beam_jobs import sources
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.storage import write
+from beam_jobs.storage.paths import LocalPath
 from beam_jobs.target.local import LocalTarget
 from pipeline.errors import DataError, UsageError
 
@@ -45,7 +45,7 @@ def unprivileged():
 def folder():
     """A folder that other users can get to, and that the unprivileged user owns."""
     with tempfile.TemporaryDirectory() as name:
-        path = pathlib.Path(name)
+        path = LocalPath(name)
         path.chmod(0o755)
         give(path)
         yield path
@@ -114,7 +114,7 @@ def test_permissions_that_change_after_the_check(folder):
             LocalTarget(folder / "out").locked(),
         ):
             pass
-        for step in (write.remove_temporaries, write.sync_folder, write.names_in):
+        for step in (write.remove_temporaries, LocalPath.sync, LocalPath.names):
             with pytest.raises(DataError, match="Permission denied"):
                 step(folder / "out")
 

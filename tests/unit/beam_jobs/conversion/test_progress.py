@@ -10,7 +10,7 @@ import pytest
 from beam_jobs.config import ConvertConfig
 from beam_jobs.conversion.progress import Progress, finished_part
 from beam_jobs.plan import make_plan
-from beam_jobs.storage.paths import RemotePath
+from beam_jobs.storage.paths import LocalPath, RemotePath
 from beam_jobs.target import staging
 from tests.converting import write_shard
 from tests.displays import later
@@ -72,30 +72,26 @@ def test_a_folder_that_is_gone_is_not_its_affair(plan, capsys):
 
 
 def test_looking_takes_a_small_part_of_the_time(plan, monkeypatch):
-    from beam_jobs.storage import write
-
-    listed = write.names_in
+    listed = LocalPath.names
 
     def slowly(folder):
         time.sleep(0.05)
         return listed(folder)
 
-    monkeypatch.setattr(write, "names_in", slowly)  # an object store's list
+    monkeypatch.setattr(LocalPath, "names", slowly)  # an object store's list
     with Progress(plan) as progress:
         assert progress._next_look - time.monotonic() > 0.9
 
 
 def test_a_store_is_listed_every_two_seconds_at_most(plan, monkeypatch):
-    from beam_jobs.storage import write
-
-    monkeypatch.setattr(write, "names_in", lambda folder: [])
+    monkeypatch.setattr(RemotePath, "names", lambda folder: [])
     with Progress(dataclasses.replace(plan, receipts_dir=RemotePath("s3://bucket/receipts"))) as progress:
         assert 1.5 < progress._next_look - time.monotonic() <= 2.0
 
 
 @pytest.mark.parametrize(("folder", "label"), [("", "pass 2 of 2: "), (staging.FIRST_PASS, "pass 1 of 2: ")])
 def test_two_passes_are_told_apart(plan, folder, label):
-    out = pathlib.Path(plan.data_dir) / folder
+    out = plan.data_dir / folder
     out.mkdir(exist_ok=True)
     two = dataclasses.replace(plan, receipts_dir=out, flags={"passes": 2})
     with Progress(two) as progress:

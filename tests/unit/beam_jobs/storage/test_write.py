@@ -22,10 +22,11 @@ def test_a_published_file_is_whole_and_alone(tmp_path):
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
     program = """
-import pathlib, sys
+import sys
 from beam_jobs.storage import write
+from beam_jobs.storage.paths import LocalPath
 try:
-    write.publish(pathlib.Path(sys.argv[1]), bytes(100_000))
+    write.publish(LocalPath(sys.argv[1]), bytes(100_000))
 except Exception as error:
     print(type(error).__name__, error)
 """
