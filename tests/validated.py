@@ -63,7 +63,7 @@ def write(folder: pathlib.Path, kind: str = "raw", counts: tuple[int, ...] = (6,
         splits[split] = SplitInfo(tuple(infos), tuple(labels.tolist()), size_histogram(_counted(sizes)))
     sums = PixelSums(3)
     for number in range(sum(counts)):
-        sums.add_one(pixels_of(number, kind))
+        sums.add(pixels_of(number, kind))
     mean, std = moments([sums])
     shape = (4, 5, 3) if kind == "raw" else (None, 5, 3)
     features = {

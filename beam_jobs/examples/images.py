@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import warnings
-from collections.abc import Iterator
 
 import numpy as np
 import PIL.Image
@@ -32,7 +30,7 @@ def open_file(data: bytes) -> PIL.Image.Image:
       BadImageError: no image of `FORMATS`, more than 8 bits per channel, or more than 64 Mi pixels.
     """
     try:
-        with _quiet():
+        with warnings.catch_warnings(action="ignore"):
             image = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
     except Exception as error:  # Pillow's readers raise a dozen kinds, down to SyntaxError
         raise BadImageError(_reason(data, error)) from None
@@ -62,7 +60,7 @@ def pixels(image: PIL.Image.Image, channels: int = 0) -> NDArray[np.uint8]:
     """
     channels = channels or channels_of(image)
     try:
-        with _quiet():
+        with warnings.catch_warnings(action="ignore"):
             decoded = image.convert(_MODE_OF_CHANNELS[channels])
     except Exception as error:
         raise BadImageError(f"the image cannot be decoded: {error or type(error).__name__}") from None
@@ -87,19 +85,8 @@ def resized(array: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8
 def encoded(array: NDArray[np.uint8], encoding: str) -> bytes:
     """Returns an image as a file: `png`, or `jpeg` of quality 95."""
     stream = io.BytesIO()
-    if encoding == "png":
-        _image(array).save(stream, "PNG")
-    else:
-        _image(array).save(stream, "JPEG", quality=_JPEG_QUALITY)
+    _image(array).save(stream, encoding, quality=_JPEG_QUALITY)  # a PNG file has no quality
     return stream.getvalue()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps Pillow's warnings off the terminal: about odd metadata, a palette's transparency, large images."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _image(array: NDArray[np.uint8]) -> PIL.Image.Image:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,9 +45,14 @@ class Recoded:
 
     images: NDArray[np.uint8] | list[bytes]
     formats: set[str]
-    sizes: dict[tuple[int, int, int], int]
+    sizes: Counter[tuple[int, ...]]
     sums: PixelSums
     bad: dict[int, str]
+
+    @classmethod
+    def empty(cls, channels: int) -> Recoded:
+        """Returns no images."""
+        return cls([], set(), Counter(), PixelSums(channels), {})
 
 
 def recode(block: Block, options: ImageOptions, skip: frozenset[int] = frozenset()) -> Recoded:
@@ -61,10 +67,13 @@ def recode(block: Block, options: ImageOptions, skip: frozenset[int] = frozenset
         pixels = np.asarray(block.images)
         if skip:
             pixels = np.delete(pixels, list(skip), axis=0)
-        sums = PixelSums(options.channels)
-        sums.add(pixels)
-        sizes = {pixels.shape[1:]: len(pixels)} if len(pixels) else {}
-        return Recoded(pixels, {"raw"} if len(pixels) else set(), sizes, sums, {})  # type: ignore[dict-item]
+        made = Recoded.empty(options.channels)
+        made.images = pixels
+        made.sums.add(pixels)
+        if len(pixels):
+            made.formats.add("raw")
+            made.sizes[pixels.shape[1:]] = len(pixels)
+        return made
     return _each(block, options, skip)
 
 
@@ -75,7 +84,7 @@ def _as_they_are(block: Block, options: ImageOptions) -> bool:
 
 
 def _each(block: Block, options: ImageOptions, skip: frozenset[int]) -> Recoded:
-    made = Recoded([], set(), {}, PixelSums(options.channels), {})
+    made = Recoded.empty(options.channels)
     raw = None if options.shape is None else np.empty((len(block.labels), *options.shape), np.uint8)
     files: list[bytes] = []
     for row, image in enumerate(block.images):
@@ -87,15 +96,15 @@ def _each(block: Block, options: ImageOptions, skip: frozenset[int]) -> Recoded:
             made.bad[row] = str(error)
             continue
         if raw is not None:
-            raw[sum(made.sizes.values())] = pixels
+            raw[made.sizes.total()] = pixels
         else:
             files.append(stored)
-            made.sums.add_one(images.with_channels(pixels, options.channels))
+            made.sums.add(images.with_channels(pixels, options.channels))
         made.formats.add(kind)
-        made.sizes[pixels.shape] = made.sizes.get(pixels.shape, 0) + 1  # type: ignore[index, arg-type]
+        made.sizes[pixels.shape] += 1
     made.images = files
     if raw is not None:
-        made.images = raw[: sum(made.sizes.values())]
+        made.images = raw[: made.sizes.total()]
         made.sums.add(made.images)  # all at once: small images take many times longer one by one
     return made
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from beam_jobs.examples.recode import ImageOptions, Recoded, recode
 from beam_jobs.examples.records import Rows
-from beam_jobs.examples.statistics import PixelSums
 from beam_jobs.sources.base import Block
 
 
@@ -60,12 +59,12 @@ def joined(parts: Sequence[tuple[NDArray[np.int64], Selected]]) -> Selected:
     good = np.concatenate([np.delete(rows, list(part.bad)) for rows, part in parts])
     order = np.argsort(good)
     recoded = [part.recoded for _, part in parts]
-    whole = Recoded(_in_order([r.images for r in recoded], order), set(), {}, PixelSums(recoded[0].sums.channels), {})
+    whole = Recoded.empty(recoded[0].sums.channels)
+    whole.images = _in_order([part.images for part in recoded], order)
     for part in recoded:
         whole.formats |= part.formats
         whole.sums.merge(part.sums)
-        for shape, count in part.sizes.items():
-            whole.sizes[shape] = whole.sizes.get(shape, 0) + count
+        whole.sizes.update(part.sizes)
     bad = {int(rows[row]): reason for rows, part in parts for row, reason in part.bad.items()}
     columns = [part.rows for _, part in parts]
     extra = {name: _in_order([c.extra[name] for c in columns], order) for name in columns[0].extra}

@@ -20,12 +20,11 @@ class PixelSums:
 
     Attributes:
       channels: number of channels.
-      images, pixels: how many were added.
+      pixels: how many were added.
       sums, squares: one value per channel.
     """
 
     channels: int
-    images: int = 0
     pixels: int = 0
     sums: list[int] = dataclasses.field(default_factory=list)
     squares: list[int] = dataclasses.field(default_factory=list)
@@ -36,25 +35,11 @@ class PixelSums:
         self.squares = self.squares or [0] * self.channels
 
     def add(self, images: NDArray[np.uint8]) -> None:
-        """Adds images: uint8 (n, height, width, channels)."""
-        self.images += len(images)
+        """Adds images, uint8 (n, height, width, channels), or one, (height, width, channels)."""
         lanes = math.prod(images.shape[1:])
-        self._add(images.reshape(-1, lanes if lanes <= _MOST_LANES else math.prod(images.shape[2:])))
-
-    def add_one(self, image: NDArray[np.uint8]) -> None:
-        """Adds an image, uint8 (height, width, channels)."""
-        self.images += 1
-        self._add(image.reshape(image.shape[0], -1))  # row by row: many short rows fit the cache
-
-    def merge(self, other: PixelSums) -> None:
-        """Adds the sums of another, with the same number of channels."""
-        self.images += other.images
-        self.pixels += other.pixels
-        self.sums = [a + b for a, b in zip(self.sums, other.sums, strict=True)]
-        self.squares = [a + b for a, b in zip(self.squares, other.squares, strict=True)]
-
-    def _add(self, values: NDArray[np.uint8]) -> None:
-        lanes = values.shape[1]
+        if lanes > _MOST_LANES:
+            lanes = math.prod(images.shape[-2:])  # row by row: many short rows fit the cache
+        values = images.reshape(-1, lanes)
         sums, squares = np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
         # Down the first axis, along a long contiguous one; the channels in it are folded at the end.
         rows = min(max(1, _VALUES // max(1, lanes)), _MOST_ROWS)
@@ -67,6 +52,12 @@ class PixelSums:
         for channel in range(self.channels):
             self.sums[channel] += int(sums[channel :: self.channels].sum())
             self.squares[channel] += int(squares[channel :: self.channels].sum())
+
+    def merge(self, other: PixelSums) -> None:
+        """Adds the sums of another, with the same number of channels."""
+        self.pixels += other.pixels
+        self.sums = [a + b for a, b in zip(self.sums, other.sums, strict=True)]
+        self.squares = [a + b for a, b in zip(self.squares, other.squares, strict=True)]
 
 
 def label_histogram(labels: NDArray[np.int64], num_classes: int) -> tuple[int, ...]:

@@ -46,7 +46,7 @@ class Receipt:
     info: ShardInfo
     label_histogram: tuple[int, ...]
     formats: tuple[str, ...]
-    sizes: tuple[tuple[tuple[int, int, int], int], ...]
+    sizes: tuple[tuple[tuple[int, ...], int], ...]
     sums: PixelSums
     num_rejects: int
     rejects: tuple[Reject, ...]

@@ -43,10 +43,11 @@ def check_same(plan: Plan, present: Manifest, data_dir: StoragePath) -> None:
             f"{data_dir}: holds another data set: {'; '.join(differences)}; "
             "choose another --data_dir, or --overwrite to replace it"
         )
-    for shard in present.shards:
-        _check_bytes(data_dir / shard.file, shard.crc32c)
-        if shard.offsets_crc32c:
-            _check_bytes(data_dir / naming.offsets_name(shard.file), shard.offsets_crc32c)
+    for name, expected in shard_files(present).items():
+        crc = receipts.file_crc32c(data_dir / name)
+        if crc != expected:
+            problem = f"its CRC32C is {crc}, but the manifest says {expected}" if crc else "cannot be read"
+            raise DataError(f"{data_dir / name}: {problem}; --overwrite converts it again")
 
 
 def stray_shards(data_dir: StoragePath, present: Manifest) -> list[str]:
@@ -55,10 +56,10 @@ def stray_shards(data_dir: StoragePath, present: Manifest) -> list[str]:
     return sorted(name for name in data_dir.names() if naming.parse_shard_name(name) and name not in listed)
 
 
-def shard_files(present: Manifest) -> list[str]:
-    """Returns the names of a data set's shards and of their offset files."""
-    offsets = [naming.offsets_name(shard.file) for shard in present.shards if shard.offsets_crc32c]
-    return [*(shard.file for shard in present.shards), *offsets]
+def shard_files(present: Manifest) -> dict[str, str]:
+    """Returns {name: CRC32C} of a data set's shards and of their offset files."""
+    offsets = {naming.offsets_name(shard.file): shard.offsets_crc32c for shard in present.shards}
+    return {shard.file: shard.crc32c for shard in present.shards} | {name: crc for name, crc in offsets.items() if crc}
 
 
 def files_of(present: Manifest | None) -> set[str]:
@@ -66,14 +67,6 @@ def files_of(present: Manifest | None) -> set[str]:
     if not present:
         return set()
     return {*filter(write.is_ours, shard_files(present)), *write.BESIDE_SHARDS}
-
-
-def _check_bytes(path: StoragePath, expected: str) -> None:
-    crc = receipts.file_crc32c(path)
-    if crc is None:
-        raise DataError(f"{path}: cannot be read; --overwrite converts it again")
-    if crc != expected:
-        raise DataError(f"{path}: its CRC32C is {crc}, but the manifest says {expected}; --overwrite converts it again")
 
 
 def _differences(plan: Plan, present: Manifest) -> Iterator[tuple[str, object, object]]:

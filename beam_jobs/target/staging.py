@@ -156,7 +156,7 @@ def move_rejects(folder: StoragePath, data_dir: StoragePath) -> None:
 
 def finished_bytes(folder: LocalPath) -> int:
     """Returns the bytes of the shards that are finished in a folder, of both passes."""
-    return sum(receipt.info.num_bytes for place in _folders(folder) for receipt in receipts.in_folder(place))
+    return sum(receipt.info.num_bytes for part in _folders(folder) for receipt in receipts.in_folder(part))
 
 
 def say_kept(count: int, folder: StoragePath) -> None:
@@ -198,9 +198,9 @@ def _leave(folder: LocalPath) -> None:
     """Keeps a folder with finished shards, to resume; removes any other."""
     if not folder.exists():  # published
         return
-    for place in _folders(folder):
-        write.remove_temporaries(place)
-    if count := sum(receipts.is_receipt(name) for place in _folders(folder) for name in place.names()):
+    for part in _folders(folder):
+        write.remove_temporaries(part)
+    if count := sum(receipts.is_receipt(name) for part in _folders(folder) for name in part.names()):
         say_kept(count, folder)
     else:
         _remove(folder)
@@ -208,14 +208,13 @@ def _leave(folder: LocalPath) -> None:
 
 def _folders(folder: LocalPath) -> list[LocalPath]:
     """Returns the folders with shards: the given one, and that of the first of two passes."""
-    return [place for place in (folder, folder / FIRST_PASS) if place.is_dir()]
+    return [part for part in (folder, folder / FIRST_PASS) if part.is_dir()]
 
 
 def _remove(folder: LocalPath) -> None:
-    for place in reversed(_folders(folder)):
-        write.remove_temporaries(place)
-        for name in place.names():
-            if write.is_ours(name):
-                (place / name).remove()
+    for part in reversed(_folders(folder)):
+        for name in part.names():
+            if write.is_ours(name) or write.is_temporary(name):
+                (part / name).remove()
         with contextlib.suppress(OSError):  # it holds a file that no conversion wrote
-            place.rmdir()
+            part.rmdir()

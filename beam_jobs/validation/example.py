@@ -115,7 +115,7 @@ class ExampleCheck:
         if any(side not in (None, has) for side, has in zip(self._image.shape, pixels.shape, strict=True)):
             return f"its image is {'x'.join(map(str, pixels.shape))}, not {_text(self._image)}"
         self._report.sizes[pixels.shape[0], pixels.shape[1]] += 1
-        self._report.sums.add_one(images.with_channels(pixels, self._report.sums.channels))
+        self._report.sums.add(images.with_channels(pixels, self._report.sums.channels))
         return None
 
 

@@ -81,7 +81,7 @@ def test_rows_that_are_bad_already_are_left_out(skip, encoding, pixels):
     made = recode(block_of(stored), ImageOptions(encoding, 3, None, shape), frozenset(skip))
     kept = np.delete(stored, sorted(skip), axis=0)
     found = made.images if encoding == "raw" else decoded(made.images)
-    assert len(found) == len(kept) == made.sums.images
+    assert len(found) == len(kept)
     assert all((one == other).all() for one, other in zip(found, kept, strict=True))
     assert made.sums.sums == kept.reshape(-1, 3).sum(axis=0, dtype=int).tolist()
     assert made.formats == ({encoding} if len(kept) else set())
@@ -106,7 +106,6 @@ def test_bad_files_are_named_by_their_rows_and_the_others_are_stored(pixels):
         assert sorted(made.bad) == [1, 3]
         assert "it is empty" in made.bad[1]
         assert len(made.images) == 3
-        assert made.sums.images == 3
 
 
 @pytest.mark.parametrize("stored_as", ["pixels", "files"])
@@ -148,4 +147,4 @@ def test_files_of_any_size_are_made_equal(pixels):
 def test_an_empty_block_is_no_images(options):
     made = recode(block_of([]), options)
     assert len(made.images) == 0
-    assert (made.formats, made.sizes, made.bad, made.sums.images) == (set(), {}, {}, 0)
+    assert (made.formats, made.sizes, made.bad, made.sums.pixels) == (set(), {}, {}, 0)

@@ -49,7 +49,7 @@ def test_bad_rows_are_left_out_of_every_column(as_files, pixels):
     assert [bytes(key) for key in chosen.rows.keys] == [b"k%d" % row for row in kept]
     assert list(chosen.rows.extra["a"]) == [10 * row for row in kept]
     assert chosen.rows.extra["b"] == [b"%d" % row for row in kept]
-    assert chosen.recoded.sums.images == len(kept)
+    assert chosen.recoded.sizes.total() == len(kept)
 
 
 def test_all_rows_can_be_bad(pixels):
