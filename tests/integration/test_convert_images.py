@@ -4,11 +4,9 @@ import pathlib
 
 import numpy as np
 import PIL.Image
-import pytest
 
 from beam_jobs import convert
 from beam_jobs.plan import Plan
-from pipeline.errors import UsageError
 
 
 def test_rows_are_read_in_parts_where_the_source_is_larger_than_a_shard_may_be(tmp_path, monkeypatch):
@@ -31,11 +29,3 @@ def test_rows_are_read_in_parts_where_the_source_is_larger_than_a_shard_may_be(t
 
 def contents(folder: pathlib.Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "card.html"}
-
-
-def test_a_data_dir_among_the_classes_is_refused(tmp_path):
-    (tmp_path / "cat").mkdir()
-    PIL.Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "cat" / "a.png")
-    with pytest.raises(UsageError, match=r"--data_dir=.*/out\b.*--source="):
-        convert.main(["--dataset=image_folder", f"--source={tmp_path}", f"--data_dir={tmp_path / 'out'}"])
-    assert not (tmp_path / "out").exists()

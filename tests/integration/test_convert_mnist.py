@@ -5,7 +5,6 @@ import hashlib
 import pathlib
 import subprocess
 import sys
-import tarfile
 
 import numpy as np
 import pytest
@@ -105,17 +104,6 @@ def cifar10(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cifar10")
     subprocess.run([sys.executable, str(EXPAND_CIFAR10), str(folder), "--per-batch", "100"], check=True)
     return folder
-
-
-@needs_cifar10
-def test_cifar10_folder_and_archive_give_the_same_bytes(cifar10, tmp_path):
-    folder = cifar10 / "cifar-10-batches-bin"
-    with tarfile.open(tmp_path / "cifar-10-binary.tar.gz", "w:gz") as tar:
-        tar.add(folder, folder.name)
-    out = convert("cifar10", folder, tmp_path / "a", "--num_shards=train:3,test:2")
-    assert "train: 500 examples, 3 shards" in out
-    convert("cifar10", tmp_path / "cifar-10-binary.tar.gz", tmp_path / "b", "--num_shards=train:3,test:2")
-    assert digests(tmp_path / "a") == digests(tmp_path / "b")
 
 
 @needs_cifar10

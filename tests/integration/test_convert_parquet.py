@@ -1,7 +1,6 @@
 """The converter on Parquet files and folders of images, as a user runs it: every record against the row it is of."""
 
 import io
-import json
 import pathlib
 
 import numpy as np
@@ -20,24 +19,12 @@ ONE_PROCESS = ("--direct_running_mode=in_memory", "--direct_num_workers=1")
 CLASSES = ["ape", "bee", "cat", "dog"]
 
 
-def command(dataset, source, out, *flags):
-    flags = [f"--dataset={dataset}", f"--source={source}", f"--data_dir={out}", *flags]
-    return forked.run(["-m", "beam_jobs.convert", *flags])
-
-
-def convert(*arguments):
-    done = command(*arguments)
+def convert(dataset, source, out, *flags):
+    done = forked.run(
+        ["-m", "beam_jobs.convert", f"--dataset={dataset}", f"--source={source}", f"--data_dir={out}", *flags]
+    )
     assert done.returncode == 0, done.stderr
-    return manifest.load(arguments[2])
-
-
-def refused(out, code, *arguments):
-    """Returns the one line that a conversion ends with, but for what it says of finished shards."""
-    done = command(*arguments)
-    lines = [line for line in done.stderr.splitlines() if "finished shards are kept" not in line]
-    assert (done.returncode, len(lines)) == (code, 1), done
-    assert not (out / "manifest.json").exists()
-    return lines[0]
+    return manifest.load(out)
 
 
 def image(number, kind="PNG"):
@@ -124,44 +111,6 @@ def test_every_row_becomes_one_example_with_its_columns(source, tmp_path):
             assert list(entry["boxes"]) == row["boxes"]
             assert entry["point"].tolist() == row["point"]
     assert made.split("train").num_examples == 60
-
-
-@pytest.mark.slow
-def test_one_process_and_two_write_the_same_bytes(source, tmp_path):
-    convert("parquet", source, tmp_path / "one", *FLAGS, "--num_shards=5", *ONE_PROCESS)
-    flags = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
-    convert("parquet", source, tmp_path / "two", *FLAGS, "--num_shards=5", *flags)
-    assert digests(tmp_path / "one") == digests(tmp_path / "two")
-    assert len(digests(tmp_path / "one")) == 10
-
-
-def test_keys_that_come_twice_are_an_error(tmp_path):
-    content = rows(0, 30)
-    content[23]["id"] = content[4]["id"]
-    write(tmp_path / "source" / "a.parquet", content)
-    line = refused(tmp_path / "out", 1, "parquet", tmp_path / "source", tmp_path / "out", *FLAGS, *ONE_PROCESS)
-    assert "ü4" in line
-
-
-def test_rows_that_are_no_example_are_listed_with_their_file_row_and_reason(tmp_path):
-    content = rows(0, 30)
-    content[3]["img"]["bytes"] = None
-    content[11]["animal"] = None
-    content[12]["count"] = None
-    content[29]["img"]["bytes"] = b"no image"
-    write(tmp_path / "source" / "a.parquet", content)
-    arguments = ("parquet", tmp_path / "source", tmp_path / "out", *FLAGS, *ONE_PROCESS)
-    line = refused(tmp_path / "out", 1, *arguments, "--max_rejects=3")
-    assert "4 invalid rows, over --max_rejects=3" in line
-    made = convert(*arguments, "--max_rejects=4")
-    assert made.split("train").num_examples == 26
-    assert made.split("train").num_rejects == 4
-    rejects = [json.loads(line) for line in (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()]
-    reasons = {entry["row"]: entry["reason"] for entry in rejects}
-    assert sorted(reasons) == [3, 11, 12, 29]
-    assert {entry["file"] for entry in rejects} == {"a.parquet"}
-    assert "has no image bytes" in reasons[3]
-    assert (reasons[11], reasons[12]) == ("animal is null", "count is null")
 
 
 def test_folders_of_images_become_the_same_pixels(tmp_path):

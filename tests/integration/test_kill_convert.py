@@ -143,37 +143,3 @@ def test_killed_at_twenty_random_moments(more, tmp_path):
     wait_for_shards(process, out, 20)
     kill_group(process)
     check_after_kills(source, out, flags, clean)
-
-
-@pytest.mark.slow
-def test_a_shard_that_was_cut_by_a_crash_of_the_machine_is_made_again(tmp_path):
-    """A receipt can be on the disk before all of its shard's bytes: it is believed only with all of them."""
-    source = make_cifar(tmp_path / "source", 400)
-    flags = ["--image_encoding=png", "--num_shards=train:60,test:12"]
-    clean, out = tmp_path / "clean", tmp_path / "out"
-    finish(start(source, clean, *flags))
-    process = start(source, out, *flags)
-    wait_for_shards(process, out, 20)
-    kill_group(process)
-    (folder,) = out.glob(".converting.tmp-*")
-    victims = sorted(finished(out))[:4]
-    for victim, length in zip(victims, (0, 100, 5000, -1), strict=True):
-        size = (folder / victim).stat().st_size
-        os.truncate(folder / victim, length if length >= 0 else size - 1)
-    finish(start(source, out, *flags))
-    assert digests(out) == digests(clean)
-
-
-@pytest.mark.slow
-def test_a_data_set_stays_whole_when_the_conversion_that_is_to_replace_it_is_killed(tmp_path):
-    source, out = make_cifar(tmp_path / "source", 400), tmp_path / "out"
-    flags = ["--image_encoding=png", "--num_shards=train:60,test:12"]
-    finish(start(source, out, *flags))
-    whole = digests(out)
-    process = start(source, out, "--image_encoding=png", "--num_shards=100", "--overwrite")
-    wait_for_shards(process, out, 50)
-    kill_group(process)
-    assert digests(out) == whole
-    assert "nothing to do" in finish(start(source, out, *flags))
-    finish(start(source, out, *flags, "--overwrite"))
-    assert digests(out) == whole

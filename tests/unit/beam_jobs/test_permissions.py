@@ -3,13 +3,10 @@
 import contextlib
 import importlib
 import os
-import shutil
 import tempfile
 
 import pytest
 
-from beam_jobs import sources
-from beam_jobs.sources.base import SourceOptions
 from beam_jobs.storage import write
 from beam_jobs.storage.paths import LocalPath
 from beam_jobs.target.local import LocalTarget
@@ -78,16 +75,6 @@ def test_a_source_below_a_closed_folder(dataset, folder, convert):
     assert not (folder / "out").exists()
 
 
-@pytest.mark.parametrize(("dataset", "bits"), [("mnist", 0o444), ("mnist", 0), ("cifar10", 0o444), ("cifar10", 0)])
-def test_a_source_that_may_be_listed_but_not_searched(dataset, bits, folder, mnist_folder, cifar_folder):
-    made = mnist_folder() if dataset == "mnist" else cifar_folder()[0]
-    source = folder / made.name
-    shutil.copytree(made, source)
-    sources.open_source(SourceOptions(dataset, str(source)))
-    with mode(source, bits), unprivileged(), pytest.raises(DataError, match=r"cannot be read: Permission denied"):
-        sources.open_source(SourceOptions(dataset, str(source)))
-
-
 @pytest.mark.parametrize(
     ("path", "bits", "message"),
     [
@@ -117,12 +104,6 @@ def test_permissions_that_change_after_the_check(folder):
         for step in (write.remove_temporaries, LocalPath.sync, LocalPath.names):
             with pytest.raises(DataError, match="Permission denied"):
                 step(folder / "out")
-
-
-@pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
-def test_a_source_with_too_long_a_name(dataset, tmp_path):
-    with pytest.raises(DataError, match=f"{LONG}.*: cannot be read: File name too long"):
-        sources.open_source(SourceOptions(dataset, str(tmp_path / LONG)))
 
 
 @pytest.mark.parametrize("name", [LONG, f"{LONG}/below"])

@@ -9,7 +9,6 @@ from beam_jobs import plan
 from beam_jobs.config import ConvertConfig
 from beam_jobs.examples import images
 from pipeline.errors import UsageError
-from pipeline.manifest import Feature
 from pipeline.records.layout import encode
 from tests.made_source import Content
 
@@ -53,18 +52,6 @@ def test_a_plan_lists_its_files_and_their_bytes(two, plan_of):
     assert made.options == {"num_shards": {"train": 3, "test": 1}, "seed": 5}
     lengths = [16 + len(encode(bytes(784), 0, key)) for key in (b"train.rows#00", b"test.rows#00")]
     assert made.num_bytes == 50 * lengths[0] + 20 * lengths[1]
-
-
-def test_compressed_shards_have_another_name(two, plan_of):
-    made = plan_of(two, compression="GZIP")
-    assert made.file_names == ["train-00000-of-00001.tfrecord.gz", "test-00000-of-00001.tfrecord.gz"]
-
-
-def test_the_rows_of_all_shards_are_all_rows(two, plan_of, pixels):
-    for chunks in (None, [20, 0, 30]):
-        made = plan_of(two | {"train": Content(pixels(50, (28, 28, 1)), chunks=chunks)}, num_shards="7")
-        rows = [made.rows("train", shard) for shard in range(7)]
-        assert sorted(np.concatenate(rows).tolist()) == list(range(50))
 
 
 def test_a_plan_is_cheap_to_ship(two, plan_of):
@@ -130,24 +117,6 @@ def test_no_other_flag_changes_the_digest(flags, two, plan_of):
     assert plan_of(two, **flags).digest == plan_of(two).digest
 
 
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("image_column", "a"),
-        ("label_column", "a"),
-        ("key_column", "a"),
-        ("keep_columns", "a,b"),
-        ("feature_map", "image:a"),
-        ("image_shape", "8x8x3"),
-    ],
-)
-def test_the_flags_of_a_source_change_the_digest(flag, value, two, plan_of):
-    made = plan_of(two)
-    given = ConvertConfig(dataset="made", data_dir="x", **{flag: value}).shaping_flags
-    assert given == {flag: value}
-    assert dataclasses.replace(made, flags=made.flags | given).digest != made.digest
-
-
 def test_the_place_and_the_name_of_the_source_do_not_change_the_digest(two, plan_of, made, tmp_path):
     first = plan_of(two)
     config = ConvertConfig(dataset="made", data_dir="/elsewhere", source=str(made(two, "moved.pickle")))
@@ -169,10 +138,3 @@ def test_what_the_first_images_say_changes_the_digest(plan_of, pixels):
     assert [made.images.channels for made in plans] == [1, 3]
     same_files = dataclasses.replace(plans[0], images=plans[1].images)
     assert same_files.digest != plans[0].digest
-
-
-def test_other_features_are_part_of_the_plan(plan_of, pixels):
-    content = Content(pixels(6), extra={"weight": [np.float32(i) for i in range(6)]})
-    made = plan_of({"train": content}, features={"weight": Feature("float32")})
-    bare = plan_of({"train": Content(pixels(6))})
-    assert made.record_bytes["train"] > bare.record_bytes["train"] + 4

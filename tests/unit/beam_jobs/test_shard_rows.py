@@ -118,11 +118,3 @@ def test_chunks_come_in_another_order_and_their_rows_too():
         neighbours = np.abs(np.diff(part)) == 1
         assert neighbours.mean() < 0.05  # the rows of a chunk lie apart
         assert len({row // 50 for row in part[:50].tolist()}) >= 6  # and those of all its chunks are mixed
-
-
-def test_the_chunks_of_a_shard_do_not_depend_on_the_rows_within():
-    """Two shards that cover the same chunks hold the same rows, whatever their number."""
-    whole = all_rows(1000, 1, [100] * 10)[0]
-    halves = all_rows(1000, 2, [100] * 10)
-    assert set(halves[0].tolist()) | set(halves[1].tolist()) == set(whole.tolist())
-    assert {row // 100 for row in halves[0].tolist()} & {row // 100 for row in halves[1].tolist()} == set()

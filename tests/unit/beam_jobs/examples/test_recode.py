@@ -48,15 +48,6 @@ def test_source_stores_other_formats_as_png(kind, options, pixels):
     assert (np.stack(decoded(made.images)) == stored).all()
 
 
-def test_source_stores_a_gif_as_png_and_a_palette_counts_as_colour(pixels):
-    grey = pixels(1, (7, 9, 1))
-    made = recode(block_of([file_of(grey[0], "GIF")]), SOURCE)
-    assert made.formats == {"png"}
-    assert (decoded(made.images)[0] == grey[0]).all()
-    assert made.sizes == {(7, 9, 3): 1}
-    assert made.sums.sums == [int(grey.sum())] * 3
-
-
 def test_statistics_of_grey_files_among_others_are_of_the_data_sets_channels(pixels):
     grey = pixels(2, (7, 9, 1))
     made = recode(block_of([file_of(image, "PNG") for image in grey]), SOURCE)

@@ -16,16 +16,6 @@ def block(images, labels, bad=None):
     return Block(images, np.array(labels), keys, extra, bad or {})
 
 
-def test_whole_blocks_are_passed_on(pixels):
-    given = block(pixels(4), [0, 1, 2, 9])
-    chosen = select(given, 10, RAW)
-    assert chosen.bad == {}
-    assert (chosen.rows.images == given.images).all()
-    assert chosen.rows.labels is given.labels
-    assert chosen.rows.keys is given.keys
-    assert chosen.rows.extra is given.extra
-
-
 @pytest.mark.parametrize("as_files", [False, True])
 def test_bad_rows_are_left_out_of_every_column(as_files, pixels):
     stored = pixels(7)
@@ -50,13 +40,6 @@ def test_bad_rows_are_left_out_of_every_column(as_files, pixels):
     assert list(chosen.rows.extra["a"]) == [10 * row for row in kept]
     assert chosen.rows.extra["b"] == [b"%d" % row for row in kept]
     assert chosen.recoded.sizes.total() == len(kept)
-
-
-def test_all_rows_can_be_bad(pixels):
-    chosen = select(block(pixels(3), [10, 11, -5]), 10, RAW)
-    assert sorted(chosen.bad) == [0, 1, 2]
-    assert len(chosen.rows.labels) == len(chosen.rows.images) == 0
-    assert chosen.recoded.sums.pixels == 0
 
 
 @pytest.mark.parametrize("as_files", [False, True])

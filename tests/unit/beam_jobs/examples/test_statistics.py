@@ -42,23 +42,10 @@ def test_moments_are_those_of_numpy_in_float64(shape, pixels):
     np.testing.assert_allclose(std, columns.std(axis=0), rtol=1e-12)
 
 
-def test_images_of_several_sizes_are_summed_by_their_pixels(pixels):
-    images = [pixels(1, (height, width, 3), seed=height)[0] for height, width in [(2, 9), (31, 17), (64, 65), (1, 1)]]
-    found = added(3, *images)
-    columns = np.concatenate([image.reshape(-1, 3) for image in images])
-    assert (found.sums, found.squares, found.pixels) == (*exact(columns), len(columns))
-
-
 def test_the_largest_values_do_not_overflow():
     found = added(3, np.full((200, 64, 64, 3), 255, np.uint8))
     assert found.sums == [255 * 200 * 64 * 64] * 3
     assert found.squares == [255 * 255 * 200 * 64 * 64] * 3
-
-
-def test_no_images_change_nothing():
-    found = added(3, np.zeros((0, 5, 5, 3), np.uint8))
-    assert found == PixelSums(3)
-    assert found.sums == [0, 0, 0]
 
 
 def test_moments_do_not_depend_on_how_pixels_are_divided(pixels):
@@ -71,11 +58,6 @@ def test_moments_do_not_depend_on_how_pixels_are_divided(pixels):
 def test_moments_of_one_colour_have_no_rounding():
     colour = PixelSums(1, 10**6, 10**9, [255 * 10**9], [255 * 255 * 10**9])
     assert statistics.moments([colour] * 1000) == ((255.0,), (0.0,))
-
-
-def test_label_histogram_has_every_class():
-    assert statistics.label_histogram(np.array([3, 0, 3], np.int64), 5) == (1, 0, 0, 2, 0)
-    assert statistics.label_histogram(np.zeros(0, np.int64), 2) == (0, 0)
 
 
 @pytest.mark.parametrize(

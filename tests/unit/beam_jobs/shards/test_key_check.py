@@ -40,14 +40,6 @@ def keys(start, stop):
     return [b"key %d" % i for i in range(start, stop)]
 
 
-def test_every_key_is_hashed_once_into_one_of_256_buckets(shard, tmp_path):
-    groups = groups_of(tmp_path, [shard("a", keys(0, 5000)), shard("b", keys(5000, 6000))])
-    assert set(groups) == set(range(256))
-    sizes = [sum(len(hashes.packed) // 20 for hashes in group) for group in groups.values()]
-    assert sum(sizes) == 6000
-    assert max(sizes) < 60  # 23 on average
-
-
 def test_keys_that_differ_are_no_repeats(shard, tmp_path):
     awkward = [b"", b"\0", b"\0\0", b"a", b"a\0", b"A", b"a ", "ä".encode(), "ä".encode("latin-1"), b"x" * 10_000]
     shards = [shard("a", keys(0, 3000)), shard("b", keys(3000, 6000)), shard("c", awkward), shard("d", [])]

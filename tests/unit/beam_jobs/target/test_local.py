@@ -78,17 +78,6 @@ def test_a_full_disk_is_seen_before_anything_is_written(plan_of, pixels, tmp_pat
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_leftovers_of_a_killed_conversion_are_replaced_and_cleared(mnist_folder, tmp_path, contents):
-    source, out, clean = mnist_folder(), tmp_path / "out", tmp_path / "clean"
-    out.mkdir()
-    names = ("train-00000-of-00002.tfrecord", *(f".{n}.tmp-{16 * '0'}" for n in ("rejects.jsonl", "manifest.json")))
-    for name in names:
-        (out / name).write_bytes(b"half")
-    for folder in (out, clean):
-        convert_in_process("--dataset=mnist", f"--source={source}", f"--data_dir={folder}", "--num_shards=2")
-    assert contents(out) == contents(clean)
-
-
 def test_a_second_conversion_is_refused_while_one_writes_and_looks_anew_after_it(mnist_folder, tmp_path):
     flags = ("--dataset=mnist", f"--source={mnist_folder()}", f"--data_dir={tmp_path / 'out'}")
 

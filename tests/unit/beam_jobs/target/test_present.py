@@ -51,9 +51,6 @@ def test_the_same_options_again_change_nothing(flags, data_set, contents):
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--num_shards=3"], "--num_shards is test:2,train:3 there and train:3,test:3 here"),
-        ([SAME, "--image_encoding=png"], "--image_encoding is not given there and png here"),
-        ([SAME, "--passes=2"], "--passes is not given there and 2 here"),
         ([SAME, "--split=train:0.5,test:0.5"], "--split is not given there and train:0.5,test:0.5 here"),
         (
             ["--seed=4", "--resize=14x14", "--channels=3", "--compression=GZIP"],
@@ -148,11 +145,3 @@ def test_a_missing_manifest_is_no_data_set_and_a_dangling_one_an_error(tmp_path)
     (tmp_path / "manifest.json").symlink_to(tmp_path / "gone")
     with pytest.raises(DataError):
         present.existing_manifest(tmp_path)
-
-
-def test_bad_input_leaves_the_old_data_set_whole(data_set, contents):
-    source, out, again = data_set
-    before = contents(out)
-    (source / "t10k-labels-idx1-ubyte").unlink()
-    assert again("--overwrite").code == 1
-    assert contents(out) == before
