@@ -34,7 +34,9 @@ def shard_rows(
     """
     start, stop = shard * num_rows // num_shards, (shard + 1) * num_rows // num_shards
     if chunks is None:
-        return _permuted_rows(_key(seed, split), num_rows, start, stop)
+        if num_rows <= _KEPT_ROWS:
+            return _permutation(_key(seed, split), num_rows)[start:stop]
+        return _slice_of_permutation(_key(seed, split), num_rows, start, stop)
     rows = _rows_of_chunks(hashing.permutation(_key(seed, split, _CHUNKS), len(chunks)), chunks, start, stop)
     return rows[hashing.permutation(_key(seed, split, _WITHIN_SHARD, shard), len(rows))]
 
@@ -54,12 +56,6 @@ def _rows_of_chunks(order: NDArray[np.int64], chunks: NDArray[np.int64], start: 
         low, high = max(start, bounds[position]) - bounds[position], min(stop, bounds[position + 1]) - bounds[position]
         pieces.append(np.arange(low, high) + firsts[order[position]])
     return np.concatenate(pieces)
-
-
-def _permuted_rows(key: int, num_rows: int, start: int, stop: int) -> NDArray[np.int64]:
-    if num_rows <= _KEPT_ROWS:
-        return _permutation(key, num_rows)[start:stop]
-    return _slice_of_permutation(key, num_rows, start, stop)
 
 
 @functools.lru_cache(maxsize=2)  # a worker makes the shards of one split after another

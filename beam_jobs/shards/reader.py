@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from beam_jobs.storage.errors import one_line
 from beam_jobs.storage.paths import StoragePath
-from pipeline.errors import DataError
 from pipeline.records import example_proto, walk
 from pipeline.records.stream import RecordStream
 
@@ -16,16 +16,11 @@ def records(path: StoragePath) -> Iterator[bytes]:
     Raises:
       DataError: it cannot be read, or a record is cut or corrupt: with its number and byte offset.
     """
-    try:
-        with path.open("rb", 0) as file:
-            compression = "GZIP" if path.suffix == ".gz" else ""
-            stream = RecordStream(file.read, compression)
-            for _, _, record in walk.records(stream.read, path, is_compressed=bool(compression)):
-                yield record
-    except DataError:
-        raise
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    with one_line(path, "read"), path.open("rb", 0) as file:
+        compression = "GZIP" if path.suffix == ".gz" else ""
+        stream = RecordStream(file.read, compression)
+        for _, _, record in walk.records(stream.read, path, is_compressed=bool(compression)):
+            yield record
 
 
 def key_of(record: bytes) -> bytes:

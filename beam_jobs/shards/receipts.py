@@ -134,7 +134,7 @@ def _parse(content: dict[str, Any]) -> Receipt:
         info=ShardInfo(**content["info"]),
         label_histogram=tuple(content["label_histogram"]),
         formats=tuple(content["formats"]),
-        sizes=tuple(((h, w, c), count) for (h, w, c), count in content["sizes"]),
+        sizes=tuple((tuple(size), count) for size, count in content["sizes"]),
         sums=PixelSums(**content["sums"]),
         num_rejects=content["num_rejects"],
         rejects=tuple(Reject(**reject) for reject in content["rejects"]),

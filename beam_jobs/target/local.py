@@ -34,14 +34,11 @@ class LocalTarget:
     def check(self, dataset: str, source: str) -> None:
         """Checks that `data_dir` is a folder or can become one, and harms no source; see `Target`."""
         try:
-            self._check_folder()
+            problem = self._problem() or self._danger(dataset, source)
         except OSError as error:
-            raise UsageError(f"--data_dir={self.data_dir}: cannot be used: {error.strerror or error}") from None
-        if dataset == "image_folder":
-            self._check_outside(source)
-        # A data set may be replaced by one made of its own records: it stays until the new one is complete.
-        if dataset == "tfrecord" and not os.path.lexists(self.data_dir / naming.MANIFEST):
-            self._check_apart(source)
+            problem = f"cannot be used: {error.strerror or error}"
+        if problem:
+            raise UsageError(f"--data_dir={self.data_dir}: {problem}")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -80,30 +77,31 @@ class LocalTarget:
         """Removes inner folders and temporary files; see `Target`."""
         staging.remove_leftovers(self.data_dir, None)
 
-    def _check_folder(self) -> None:
+    def _problem(self) -> str | None:
+        """Returns why the folder cannot be used."""
         existing = self.data_dir
         while not existing.exists() and existing != existing.parent:
             if existing.is_symlink():
-                raise UsageError(f"--data_dir={self.data_dir}: {existing} is a link to a missing file or folder")
+                return f"{existing} is a link to a missing file or folder"
             existing = existing.parent
         if not existing.is_dir():
-            raise UsageError(f"--data_dir={self.data_dir}: {existing} is not a folder")
+            return f"{existing} is not a folder"
         if not os.access(existing, os.W_OK | os.X_OK):
-            raise UsageError(f"--data_dir={self.data_dir}: no permission to write in {existing}")
+            return f"no permission to write in {existing}"
         if existing == self.data_dir and not os.access(existing, os.R_OK):
-            raise UsageError(f"--data_dir={self.data_dir}: no permission to list it")
+            return "no permission to list it"
+        return None
 
-    def _check_outside(self, source: str) -> None:
-        if source and pathlib.Path(source).resolve() in self.data_dir.resolve().parents:
-            raise UsageError(
-                f"--data_dir={self.data_dir}: lies in --source={source} and would be read as a class; choose another"
-            )
-
-    def _check_apart(self, source: str) -> None:
-        if not paths.is_url(source) and self.data_dir.exists() and _lies_in(pathlib.Path(source), self.data_dir):
-            raise UsageError(
-                f"--data_dir={self.data_dir}: holds --source, whose files could be overwritten; choose another"
-            )
+    def _danger(self, dataset: str, source: str) -> str | None:
+        """Returns how a conversion into the folder would harm the source."""
+        if dataset == "image_folder" and source and pathlib.Path(source).resolve() in self.data_dir.resolve().parents:
+            return f"lies in --source={source} and would be read as a class; choose another"
+        # A data set may be replaced by one made of its own records: it stays until the new one is complete.
+        if dataset != "tfrecord" or paths.is_url(source) or os.path.lexists(self.data_dir / naming.MANIFEST):
+            return None
+        if self.data_dir.exists() and _lies_in(pathlib.Path(source), self.data_dir):
+            return "holds --source, whose files could be overwritten; choose another"
+        return None
 
     def _check_space(self, plan: Plan, replaced: Manifest | None, finished: int) -> None:
         """Checks that the new shards fit on the disk, beside the data set that they replace."""

@@ -25,7 +25,7 @@ from tests.made_source import Content
 
 ROOT = pathlib.Path(__file__).parents[3]
 # The first 16 digits of each file's SHA-256: conftest.py's mnist_arrays, --num_shards=train:2 --seed=1.
-# The records themselves are held by test_records.py against TensorFlow; this holds the order, the keys and the manifest.
+# test_records.py holds the records themselves against TensorFlow; this holds the order, the keys and the manifest.
 GOLDEN = {
     "manifest.json": "f53b486364002bb5",
     "test-00000-of-00001.tfrecord": "2f18f11926645a3c",
