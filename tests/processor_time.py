@@ -20,13 +20,17 @@ def processor_seconds() -> float:
     """Returns what this process, its living children and all that have ended have used so far."""
     ticks = 0
     for children in pathlib.Path("/proc/self/task").glob("*/children"):
-        for pid in children.read_text().split():
-            try:
-                stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
-            except OSError:  # it has ended
-                continue
+        for pid in _text(children).split():
+            stat = _text(pathlib.Path(f"/proc/{pid}/stat"))
             ticks += sum(map(int, stat.rpartition(")")[2].split()[FIRST_OF_CHILDREN : FIRST_OF_CHILDREN + 4]))
     return sum(os.times()[:4]) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _text(path: pathlib.Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # the thread or the process has ended
+        return ""
 
 
 class _Meter:

@@ -14,7 +14,7 @@ from pipeline.audit.contract import Contract
 from pipeline.audit.key_log import Header
 from pipeline.audit.keys import read_keys
 from pipeline.audit.observed import compare
-from pipeline.audit.proof import Proof
+from pipeline.audit.proof import FED_ONCE, Proof
 from pipeline.audit.reading import Reading
 from pipeline.audit.tensors import tensor_claims
 from pipeline.audit.topology import Topology
@@ -40,7 +40,7 @@ def run(config: AuditConfig) -> None:
     source = _source(config, header)
     topologies = _topologies(config, source.spec.global_batch_size, header)
     print("\n".join(tables.heading(source, config.epoch, topologies[0])), flush=True)
-    _prove(config, source, topologies)
+    is_complete = _prove(config, source, topologies)
     readings = [Reading(source, config.epoch, topology) for topology in topologies]
     print("\n".join(tables.reading_lines(readings[0], config.list_all)))
     if len(readings) > 1:
@@ -49,7 +49,7 @@ def run(config: AuditConfig) -> None:
         _draw(config.png, readings[0])
     if header is not None:
         _observe(config, source, logs, header)
-    print("\n" + tables.verdict(source.order, topologies[0]) + ("; the run saw just that" if logs else ""))
+    print("\n" + tables.verdict(source.order, topologies[0], is_complete) + ("; the run saw just that" if logs else ""))
 
 
 def _source(config: AuditConfig, header: Header | None) -> ResolvedRequest:
@@ -94,8 +94,12 @@ def _topology(workers: int | None, replicas: int | None, size: int) -> Topology:
     return Topology(workers, workers if replicas is None else replicas, size)
 
 
-def _prove(config: AuditConfig, source: ResolvedRequest, topologies: Sequence[Topology]) -> None:
-    """Prints the claims; raises DataError for the first that does not hold."""
+def _prove(config: AuditConfig, source: ResolvedRequest, topologies: Sequence[Topology]) -> bool:
+    """Prints the claims; returns whether every window was replayed.
+
+    Raises:
+      DataError: a claim does not hold.
+    """
     proof = Proof(source, config.epoch, config.exhaustive)
     parts: list[Callable[[], list[Claim]]] = [proof.claims, functools.partial(proof.topology_claims, topologies[0])]
     parts += [functools.partial(proof.topology_claims, other, topologies[0]) for other in topologies[1:]]
@@ -109,6 +113,7 @@ def _prove(config: AuditConfig, source: ResolvedRequest, topologies: Sequence[To
     if claims[-1].holds is False:
         print("\nproof FAILS")
         raise DataError(f"the proof fails: {claims[-1].text}: {claims[-1].evidence}")
+    return sum(claim.text == FED_ONCE for claim in claims) == len(topologies)
 
 
 def _draw(png: str, reading: Reading) -> None:

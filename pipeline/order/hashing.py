@@ -52,19 +52,6 @@ def _mix(states: U64) -> None:
             z ^= np.right_shift(z, np.uint64(31), out=shifted)
 
 
-def inverse_splitmix64(hashes: ArrayLike) -> U64:
-    """Returns the states whose splitmix64 outputs are `hashes`, any shape: what makes it a bijection."""
-    with np.errstate(over="ignore"):
-        z = _unshift(np.asarray(hashes, np.uint64), 31) * np.uint64(pow(MIX_2, -1, 1 << 64))
-        z = _unshift(z, 27) * np.uint64(pow(MIX_1, -1, 1 << 64))
-        return _unshift(z, 30) - np.uint64(GAMMA)
-
-
-def _unshift(z: U64, bits: int) -> U64:
-    """Returns x where z = x ^ (x >> bits), for 22 bits or more."""
-    return z ^ (z >> np.uint64(bits)) ^ (z >> np.uint64(2 * bits))
-
-
 def derive_key(domain: Domain, *arguments: ArrayLike) -> U64:
     """Returns the uint64 key of integer arguments (scalars or arrays that broadcast), one hash round an argument."""
     key = splitmix64(np.uint64(domain))

@@ -55,10 +55,8 @@ def test_1024_workers_and_100_million_records_are_proved_from_the_manifest(large
     done = audit(large, *flags, "--against_workers=64", "--against_replicas=512")
     assert done.returncode == 0, done.stderr
     assert "6,104 steps of 16,384 rows" in done.stdout
-    assert done.stdout.splitlines()[-1] == (
-        "proof holds: each of 100,000,000 records once an epoch, by one replica; "
-        "6,104 full steps on each of 1,024 replicas"
-    )
+    assert "windows of the workers replayed" in done.stdout
+    assert "--exhaustive" in done.stdout.splitlines()[-1]  # not all of them: no record was counted
     assert f"read amplification {1024 // streams:.2f}: " in done.stdout
     assert "every global batch is the same on 64 workers, 512 replicas" in done.stdout
     assert png.stat().st_size > 10_000
