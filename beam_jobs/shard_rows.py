@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,6 @@ from pipeline.order.hashing import Domain
 
 _KEPT_ROWS = 1 << 22  # 4 Mi: 32 MiB of a permutation are kept from one shard of a worker to the next
 _BLOCK = 1 << 20  # rows hashed at a time in larger splits
-_BUCKET_BITS = 16
 _CHUNKS, _WITHIN_SHARD = 1, 2  # keys of the other permutations
 
 
@@ -64,39 +64,27 @@ def _permutation(key: int, num_rows: int) -> NDArray[np.int64]:
 
 
 def _slice_of_permutation(key: int, num_rows: int, start: int, stop: int) -> NDArray[np.int64]:
-    """Returns hashing.permutation(key, num_rows)[start:stop] in the memory of the slice, by two passes of hashing.
+    """Returns hashing.permutation(key, num_rows)[start:stop] in the memory of the slice.
 
-    The first counts the hashes by their top bits, so that the second need keep and sort only those of the slice.
+    Hashes are spread evenly, so those of the slice lie in a range that is known before they are sorted: the chance that
+    the number of hashes below any bound is off by more than the margin is 2 exp(-200) (Dvoretzky-Kiefer-Wolfowitz).
     """
-    counts = _bucket_counts(key, num_rows)
-    bounds = np.concatenate([[0], np.cumsum(counts)])
-    first = int(np.searchsorted(bounds, start, side="right")) - 1
-    last = int(np.searchsorted(bounds, stop, side="left"))
-    kept_rows, kept_hashes = [], []
+    margin = 10 * math.isqrt(num_rows)
+    low, high = (
+        np.int64(min(max(position * 2**64 // num_rows, 0), 2**64 - 1) - 2**63)
+        for position in (start - margin, stop + margin)
+    )
+    below, kept_rows, kept_hashes = 0, [], []
     for begin in range(0, num_rows, _BLOCK):
         hashes = _hashes(key, begin, min(begin + _BLOCK, num_rows))
-        buckets = _buckets(hashes)
-        chosen = np.flatnonzero((buckets >= first) & (buckets < last))
+        below += int(np.count_nonzero(hashes < low))
+        chosen = np.flatnonzero((hashes >= low) & (hashes <= high))
         kept_rows.append(chosen + begin)
         kept_hashes.append(hashes[chosen])
-    rows, hashes = np.concatenate(kept_rows), np.concatenate(kept_hashes)
-    ordered = rows[np.argsort(hashes, kind="stable")]
-    return ordered[start - bounds[first] : stop - bounds[first]]
-
-
-@functools.lru_cache(maxsize=2)
-def _bucket_counts(key: int, num_rows: int) -> NDArray[np.int64]:
-    counts = np.zeros(1 << _BUCKET_BITS, np.int64)
-    for begin in range(0, num_rows, _BLOCK):
-        buckets = _buckets(_hashes(key, begin, min(begin + _BLOCK, num_rows)))
-        counts += np.bincount(buckets, minlength=len(counts))
-    return counts
+    order = np.argsort(np.concatenate(kept_hashes), kind="stable")
+    return np.concatenate(kept_rows)[order[start - below : stop - below]]
 
 
 def _hashes(key: int, start: int, stop: int) -> NDArray[np.int64]:
     with np.errstate(over="ignore"):
         return hashing.splitmix64(np.uint64(key) + np.arange(start, stop, dtype=np.uint64)).view(np.int64)
-
-
-def _buckets(hashes: NDArray[np.int64]) -> NDArray[np.int64]:
-    return (hashes >> (64 - _BUCKET_BITS)) + (1 << (_BUCKET_BITS - 1))

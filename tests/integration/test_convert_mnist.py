@@ -1,10 +1,8 @@
-"""The converter on all 70,000 digits of MNIST, and on CIFAR-10's images, as a user runs it."""
+"""The converter on all 70,000 digits of MNIST, as a user runs it."""
 
 import gzip
 import hashlib
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -15,11 +13,10 @@ from tests import forked
 
 ROOT = pathlib.Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
-MNIST, EXPAND_CIFAR10 = DATA / "mnist", DATA / "expand_cifar10.py"
+MNIST = DATA / "mnist"
 PREFIXES = {"train": "train", "test": "t10k"}
 
 needs_mnist = pytest.mark.skipif(not MNIST.is_dir(), reason=f"MNIST's files are not in {MNIST}")
-needs_cifar10 = pytest.mark.skipif(not EXPAND_CIFAR10.is_file(), reason=f"CIFAR-10's images are not in {DATA}")
 
 
 def convert(dataset, source, out, *flags):
@@ -96,30 +93,3 @@ def test_the_manifest_is_true_of_the_files(mnist):
         "t10k-images-idx3-ubyte": 7_840_016,
         "t10k-labels-idx1-ubyte": 10_008,
     }
-
-
-@pytest.fixture(scope="module")
-def cifar10(tmp_path_factory):
-    """100 images of each batch of CIFAR-10 in the published layout."""
-    folder = tmp_path_factory.mktemp("cifar10")
-    subprocess.run([sys.executable, str(EXPAND_CIFAR10), str(folder), "--per-batch", "100"], check=True)
-    return folder
-
-
-@needs_cifar10
-def test_plain_tf_data_reads_every_cifar10_image_once(cifar10, tmp_path):
-    tf = pytest.importorskip("tensorflow")
-    folder = cifar10 / "cifar-10-batches-bin"
-    convert("cifar10", cifar10, tmp_path / "out", "--num_shards=7")
-    seen = {}
-    for split in ("train", "test"):
-        for record in tf.data.TFRecordDataset(sorted(map(str, (tmp_path / "out").glob(f"{split}-*")))):
-            feature = tf.train.Example.FromString(record.numpy()).features.feature
-            image = np.frombuffer(feature["image"].bytes_list.value[0], np.uint8).reshape(32, 32, 3)
-            seen[feature["key"].bytes_list.value[0].decode()] = (image, feature["label"].int64_list.value[0])
-    assert len(seen) == 600
-    for path in folder.glob("*.bin"):
-        for row, record in enumerate(np.fromfile(path, np.uint8).reshape(-1, 3073)):
-            image, label = seen[f"{path.name}#{row:02d}"]
-            assert label == record[0]
-            assert (image.transpose(2, 0, 1).ravel() == record[1:]).all()

@@ -86,16 +86,9 @@ def check_after_kills(source, out, flags, clean):
     assert 0 < len(before) < shards  # something was there, and something was left to be done
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        [],
-        pytest.param(["--direct_running_mode=multi_processing", "--direct_num_workers=2"], marks=pytest.mark.slow),
-    ],
-)
-def test_killed_three_times_it_goes_on_to_the_same_bytes(more, tmp_path):
+def test_killed_three_times_it_resumes_to_the_same_bytes(tmp_path):
     source = make_cifar(tmp_path / "source", 400)
-    flags = ["--image_encoding=png", "--num_shards=train:60,test:12", *more]
+    flags = ["--image_encoding=png", "--num_shards=train:60,test:12"]
     clean = tmp_path / "clean"
     finish(start(source, clean, *flags))
     out, draw = tmp_path / "out", random.Random(1)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import hashlib
-import http.server
 import io
 import pathlib
 import socket
-import threading
 import time
 
 import numpy as np
@@ -201,29 +199,6 @@ def test_a_store_that_cannot_be_reached_is_one_line_soon(dataset: str) -> None:
     with pytest.raises(DataError, match=r"^s3://unreachable/x.*: cannot be read: .*NETWORK_CONNECTION") as caught:
         sources.open_source(SourceOptions(dataset, place))
     assert time.monotonic() - began < 30
-    assert len(str(caught.value).splitlines()) == 1
-    assert "secret" not in str(caught.value)
-
-
-class _Refuses(http.server.BaseHTTPRequestHandler):
-    def do_HEAD(self) -> None:
-        self.send_response(403)
-        self.end_headers()
-
-    do_GET = do_HEAD  # noqa: N815
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.mark.parametrize("dataset", ["parquet", "tfrecord"])
-def test_a_store_that_refuses_the_credentials_is_one_line(dataset: str) -> None:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Refuses) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        options = f"endpoint_override=127.0.0.1:{server.server_port}&scheme=http&region=us-east-1"
-        with pytest.raises(DataError, match=r"^s3://refused/x.*: cannot be read: .*(ACCESS_DENIED|403)") as caught:
-            sources.open_source(SourceOptions(dataset, f"s3://key:secret@refused/x?{options}"))
-        server.shutdown()
     assert len(str(caught.value).splitlines()) == 1
     assert "secret" not in str(caught.value)
 

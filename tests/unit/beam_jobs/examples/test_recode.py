@@ -55,15 +55,6 @@ def test_statistics_of_grey_files_among_others_are_of_the_data_sets_channels(pix
     assert made.sums.sums == [int(grey.sum())] * 3
 
 
-def test_pixels_are_stored_as_they_are(pixels):
-    stored = pixels(10, (6, 5, 3))
-    made = recode(block_of(stored), ImageOptions("raw", 3, None, (6, 5, 3)))
-    assert made.images is stored or (made.images == stored).all()
-    assert made.formats == {"raw"}
-    assert made.sizes == {(6, 5, 3): 10}
-    assert made.sums.pixels == 300
-
-
 @pytest.mark.parametrize("skip", [{0}, {3, 9}, set(range(10))])
 @pytest.mark.parametrize("encoding", ["raw", "png"])
 def test_rows_that_are_bad_already_are_left_out(skip, encoding, pixels):
@@ -97,19 +88,6 @@ def test_bad_files_are_named_by_their_rows_and_the_others_are_stored(pixels):
         assert sorted(made.bad) == [1, 3]
         assert "it is empty" in made.bad[1]
         assert len(made.images) == 3
-
-
-@pytest.mark.parametrize("stored_as", ["pixels", "files"])
-@pytest.mark.parametrize(("encoding", "kind"), [("png", "PNG"), ("jpeg", "JPEG")])
-def test_everything_is_encoded_as_asked(stored_as, encoding, kind):
-    ramps = np.stack([np.add.outer(np.arange(12), np.arange(10)) * 6 + i for i in range(3)]).astype(np.uint8)
-    ramps = np.repeat(ramps[..., None], 3, axis=3)
-    stored = ramps if stored_as == "pixels" else [file_of(image, "BMP") for image in ramps]
-    made = recode(block_of(stored), ImageOptions(encoding, 3))
-    assert made.formats == {encoding}
-    assert [images.open_file(file).format for file in made.images] == [kind] * 3
-    difference = np.abs(np.stack(decoded(made.images)).astype(int) - ramps).max()
-    assert difference == 0 if encoding == "png" else difference <= 5
 
 
 @pytest.mark.parametrize("encoding", ["raw", "png"])
