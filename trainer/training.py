@@ -15,6 +15,7 @@ from pipeline.commands.text import count_of
 from pipeline.distribution.strategies import distribute_request
 from pipeline.errors import RerunError
 from pipeline.resolved import ResolvedRequest
+from trainer import loop
 from trainer.actions.checkpoints import Checkpoints
 from trainer.actions.evaluation import Evaluation, Evaluator
 from trainer.actions.output import Output, Report
@@ -23,8 +24,7 @@ from trainer.cluster.agreement import Agreement
 from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
-from trainer.loop import inner, outer
-from trainer.loop.outer import Action, InnerLoop, Progress
+from trainer.loop import Action, InnerLoop, Progress
 from trainer.plan import Plan
 from trainer.step import optimizers, state
 from trainer.step.updates import Stepper
@@ -86,7 +86,7 @@ class _Run:
         start, last, flags = self.state.step, self.plan.last_step, self.config.steps
         with self._inner_loop(start) as inner_loop, self.interrupt.deferred():
             actions = self._actions(evaluator)
-            stopped = outer.train(inner_loop, start, last, flags.steps_per_loop, actions, self._stop)
+            stopped = loop.train(inner_loop, start, last, flags.steps_per_loop, actions, self._stop)
             self.checkpoints.save()
         if stopped:
             raise self._stopped("training")
@@ -118,7 +118,7 @@ class _Run:
         with KeyLogWriter(path, Header.of(self.plan.training.spec, rank, self.cluster.size, replicas)) as log:
             request = dataclasses.replace(request, examples=dataclasses.replace(request.examples, features=("key",)))
             batches = distribute_request(self.strategy, request, prefetch=0)
-            yield inner.logged(self.stepper, iter(batches), log, rank * (replicas // self.cluster.size))
+            yield loop.logged(self.stepper, iter(batches), log, rank * (replicas // self.cluster.size))
 
     def _evaluate_at_end(self, evaluator: Evaluator) -> Evaluation:
         result = evaluator.evaluate()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,21 +18,6 @@ from pipeline.errors import PipelineError
 from pipeline.manifest import Manifest
 
 _Result = TypeVar("_Result")
-
-
-@dataclasses.dataclass(frozen=True)
-class Written:
-    """How the Beam job went.
-
-    Attributes:
-      seconds: how long it took.
-      resumed: the fraction of the work, 0 to 1, that an earlier run had done.
-      no_card: why there is no card.html, or None.
-    """
-
-    seconds: float
-    resumed: float
-    no_card: str | None
 
 
 def convert(command: str, argv: Sequence[str] | None) -> None:
@@ -61,21 +45,24 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
     target.check(config.dataset, config.source)
     plan = make_plan(config, target.data_dir)
 
-    def write(staged: Plan) -> Written:
+    def write(staged: Plan) -> tuple[float, float, str | None]:
         _say_begin(plan, target.shown, runners.use_all_cores(options, plan.seconds))
         resumed, began = progress.finished_part(staged), time.monotonic()
         passes.run(staged, options)
         seconds = time.monotonic() - began
-        return Written(seconds, resumed, card.write_card(staged.data_dir, command, arguments))
+        return seconds, resumed, card.write_card(staged.data_dir, command, arguments)
 
     outcome = convert_into(target, plan, config.overwrite, write)
     if outcome is None:
         print(f"{target.data_dir}: already holds this data set, made with the same options; nothing to do")
         return
-    made, written = outcome
-    total, resumed = time.monotonic() - started, written.resumed
-    print(summary(made, target.shown, written.seconds, total, resumed=resumed, has_card=not written.no_card))
-    _say_notes(written.no_card, stray_shards(target.data_dir, made))
+    made, (seconds, resumed, no_card) = outcome
+    total = time.monotonic() - started
+    print(summary(made, target.shown, seconds, total, resumed=resumed, has_card=not no_card))
+    if no_card:
+        print(f"note: {no_card}")
+    if strays := stray_shards(target.data_dir, made):
+        print(f"note: the folder holds {len(strays)} other shards ({strays[0]}, ...), which its manifest does not list")
 
 
 def convert_into(
@@ -113,10 +100,3 @@ def convert_into(
 def _say_begin(plan: Plan, data_dir: str, workers: int) -> None:
     with_workers = f" with {workers} processes" if workers > 1 else ""
     print(f"{plan.source.dataset}: {plan.num_rows} examples to {len(plan.elements)} shards in {data_dir}{with_workers}")
-
-
-def _say_notes(no_card: str | None, strays: list[str]) -> None:
-    if no_card:
-        print(f"note: {no_card}")
-    if strays:
-        print(f"note: the folder holds {len(strays)} other shards ({strays[0]}, ...), which its manifest does not list")

@@ -14,9 +14,7 @@ from typing import Any, NoReturn
 def run(command: str, main: Callable[[Sequence[str] | None], Any]) -> NoReturn:
     """Runs a command and exits; Ctrl-C and SIGTERM end it at once with one line.
 
-    Args:
-      command: its name.
-      main: the command; imports heavy modules inside itself.
+    `main` is to import heavy modules inside itself.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a folder's name need not be valid text

@@ -61,9 +61,7 @@ class Lifeline:
 def hold(port: int, at_end: Callable[[], None] | None = None) -> None:
     """Ends this process when the command that listens on `port` cuts the line, or ends in whatever way.
 
-    Args:
-      port: the port of the command's `Lifeline`.
-      at_end: called before the process ends; the command waits for it.
+    `at_end` is called before that; the command waits for it.
     """
     try:
         connection = socket.create_connection(("127.0.0.1", port))

@@ -94,9 +94,14 @@ def make_runner(options: PipelineOptions) -> tuple[PipelineRunner, Lifeline | No
     if type(runner) is FnApiRunner and direct.direct_running_mode == "multi_processing":
         direct.direct_running_mode = "in_memory"  # else the runner replaces our command by its own
         lifeline = Lifeline()
-        return FnApiRunner(default_environment=_worker_processes(lifeline.port)), lifeline
+        command = shlex.join([sys.executable, "-m", "beam_jobs.runs.worker", str(lifeline.port)])
+        # Beam starts it through a shell and waits for the shell only.
+        environment = SubprocessSDKEnvironment.from_command_string(f"exec {command}")
+        return FnApiRunner(default_environment=environment), lifeline
     if isinstance(runner, PortableRunner):
-        _stay_on_this_machine(options)
+        portable = options.view_as(PortableOptions)
+        if not portable.environment_type and _LOOPBACK.fullmatch(portable.job_endpoint or ""):
+            portable.environment_type = "LOOPBACK"  # this process is the worker; else a Docker container is
         if job_server.starts_one(runner, options):
             lifeline = Lifeline()
             job_server.supervise(runner, lifeline)
@@ -143,13 +148,6 @@ def _check_job_server(runner: PortableRunner, options: PipelineOptions) -> None:
         )
 
 
-def _stay_on_this_machine(options: PipelineOptions) -> None:
-    """Lets a job server on this machine use this process as its worker; Beam's own default is a Docker container."""
-    portable = options.view_as(PortableOptions)
-    if not portable.environment_type and _LOOPBACK.fullmatch(portable.job_endpoint or ""):
-        portable.environment_type = "LOOPBACK"
-
-
 def _create(options: PipelineOptions) -> PipelineRunner:
     name = options.view_as(StandardOptions).runner or DEFAULT_RUNNER
     if name in ("DirectRunner", "SwitchingDirectRunner"):
@@ -160,9 +158,3 @@ def _create(options: PipelineOptions) -> PipelineRunner:
         if "." in name or name in StandardOptions.KNOWN_RUNNER_NAMES:
             raise errors.UsageError(f"--runner={name}: cannot be loaded: {error}") from None
         raise errors.unknown("--runner", name, StandardOptions.KNOWN_RUNNER_NAMES) from None
-
-
-def _worker_processes(port: int) -> SubprocessSDKEnvironment:
-    command = shlex.join([sys.executable, "-m", "beam_jobs.runs.worker", str(port)])
-    # Beam starts it through a shell and waits for the shell only.
-    return SubprocessSDKEnvironment.from_command_string(f"exec {command}")

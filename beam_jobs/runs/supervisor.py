@@ -25,10 +25,7 @@ _WRITE_SECONDS = 1.0
 def main(port: int, folder: pathlib.Path, program: list[str]) -> NoReturn:
     """Runs the program; ends it, and this process, when the command that listens on `port` does.
 
-    Args:
-      port: the port of the command's lifeline.
-      folder: the folder for the program's output and temporary files; removed at the end.
-      program: its command line.
+    The folder, for its output and temporary files, is removed at the end.
     """
     # Ctrl-C reaches the terminal's whole process group; the command handles it and ends this process and its child.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

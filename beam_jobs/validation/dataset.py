@@ -22,13 +22,7 @@ _EXACT, _LOSSY = 1e-9, 0.1  # grey values: releases of the JPEG library decode a
 
 
 def key_problems(data_dir: StoragePath, manifest: Manifest, repeated: Iterable[Repeated]) -> list[Problem]:
-    """Returns a problem for each pair, in the manifest's order; the first `MOST_LISTED` with offset and key.
-
-    Args:
-      data_dir: the data set's folder.
-      manifest: its manifest.
-      repeated: pairs of records of its shards, in any order.
-    """
+    """Returns a problem for each pair, in the manifest's order; the first `MOST_LISTED` with offset and key."""
     numbers = {info.file: number for number, info in enumerate(manifest.shards)}
     pairs = sorted(repeated, key=lambda pair: (numbers[pair.second[0]], pair.second[1], pair.first))
     wanted: dict[str, set[int]] = defaultdict(set)
@@ -66,10 +60,7 @@ def _looked_up(
 def total_problems(manifest: Manifest, shards: Sequence[ShardReport], decodes: bool) -> Iterator[Problem]:
     """Yields what is wrong with the manifest's totals, where all records that they count could be read.
 
-    Args:
-      manifest: the data set.
-      shards: the reports, in the manifest's order.
-      decodes: whether the pixels were checked.
+    The reports are in the manifest's order; `decodes`: the pixels were checked.
     """
     by_split, first, texts = {}, 0, []
     for name, split in manifest.splits.items():

@@ -16,20 +16,14 @@ from pipeline.records.example_proto import Values
 _NO_IMAGE = Feature("uint8")  # where records are of any kind
 _RAW_AT_ONCE = 64  # images whose pixels are summed together
 _FORMATS = {"png": ("PNG",), "jpeg": ("JPEG",), "any": ("PNG", "JPEG")}
-_ARRAYS: dict[str, np.dtype] = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
+_BYTES = ("string", "uint8")  # dtypes of features that are kept as bytes
 
 
 class ExampleCheck:
     """Checks the examples of one shard, and counts them in its report."""
 
     def __init__(self, manifest: Manifest, decodes: bool, report: ShardReport) -> None:
-        """Makes a check.
-
-        Args:
-          manifest: the data set.
-          decodes: look at the pixels too.
-          report: gets the labels, sizes and sums.
-        """
+        """Makes a check that looks at the pixels, too, if it decodes; the report gets labels, sizes and sums."""
         self._features = manifest.features
         self._image = manifest.features.get("image", _NO_IMAGE)
         self._classes = {"label": len(manifest.class_names)}
@@ -123,18 +117,14 @@ def _usual(feature: Feature) -> tuple[np.dtype | None, int | None]:
     """Returns (dtype or None for bytes, number of values or None if it varies) of a feature."""
     sizes = [1] if feature.dtype == "uint8" else feature.shape
     count = None if None in sizes else math.prod(size for size in sizes if size is not None)
-    return _ARRAYS.get(feature.dtype), count
+    return None if feature.dtype in _BYTES else np.dtype(feature.dtype), count
 
 
 def _kind_problem(feature: Feature, values: Values) -> str | None:
     """Returns what is wrong with the type or the number of a feature's values."""
-    if isinstance(values, list):
-        is_right = not values or feature.dtype in ("string", "uint8")
-        kind = "bytes"
-    else:
-        is_right = _ARRAYS.get(feature.dtype) == values.dtype
-        kind = str(values.dtype)
-    if not is_right:
+    kind = "bytes" if isinstance(values, list) else str(values.dtype)
+    expected = "bytes" if feature.dtype in _BYTES else feature.dtype
+    if kind != expected and (kind != "bytes" or values):  # without a value it has no kind
         return f"holds {kind}, the manifest says {feature.dtype}"
     _, count = _usual(feature)
     if count is not None:

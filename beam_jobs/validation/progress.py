@@ -16,12 +16,7 @@ class Progress(Display):
     """Shows a validation, in bytes of its shards."""
 
     def __init__(self, manifest: Manifest, marks: str) -> None:
-        """Draws the bar.
-
-        Args:
-          manifest: the data set.
-          marks: the folder that gets a file for each finished shard, named by its number.
-        """
+        """Draws the bar; the folder `marks` gets a file for each finished shard, named by its number."""
         self._marks = marks
         self._sizes = [shard.num_bytes for shard in manifest.shards]
         super().__init__(sum(self._sizes))

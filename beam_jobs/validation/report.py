@@ -104,12 +104,7 @@ def parse(data: bytes, file: str) -> Report:
 
 
 def combined(shards: list[ShardReport], more: Iterable[Problem]) -> Report:
-    """Returns the report of all shards.
-
-    Args:
-      shards: the report of each.
-      more: problems that concern more than one shard.
-    """
+    """Returns the report of all shards, and of the problems that concern more than one of them."""
     others = sorted(more)
     listed = sorted([*(problem for shard in shards for problem in shard.problems), *others])[:MOST_LISTED]
     bad = {shard.shard for shard in shards if shard.num_problems} | {problem.shard for problem in others}

@@ -27,12 +27,7 @@ def check_shard(
 ) -> tuple[ShardReport, Iterator[tuple[int, KeyHashes]]]:
     """Reads a shard once, front to back; returns what was found, and its keys for `key_check`.
 
-    Args:
-      data_dir: the data set's folder.
-      manifest: its manifest.
-      number: of the shard among all of the data set.
-      decodes: whether to check the pixels too.
-
+    The number is the shard's among all of the data set; `decodes`: the pixels are checked too.
     Memory: a block of the file, a record, and about 100 bytes per record.
     """
     report = ShardReport(number, PixelSums(len(manifest.image_mean)))

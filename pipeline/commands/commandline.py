@@ -23,25 +23,11 @@ _EXTRA_OF = {
 }
 
 
-class Parser(simple_parsing.ArgumentParser):
-    """argparse from dataclasses, with errors of one line and the nearest flag for a wrong one."""
-
-    def __init__(self, command: str, description: str) -> None:
-        super().__init__(
-            prog=command,
-            description=description,
-            allow_abbrev=False,
-            add_option_string_dash_variants=DashVariant.UNDERSCORE,
-            formatter_class=simple_parsing.SimpleHelpFormatter,
-        )
+class _Parser(simple_parsing.ArgumentParser):
+    """argparse from dataclasses, whose errors are of one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Ends with exit code 2 and one line."""
         raise errors.UsageError(" ".join(message.split()))
-
-    def flags(self) -> list[str]:
-        """Returns the long flags."""
-        return [option for option in self._option_string_actions if option.startswith("--")]
 
 
 def parse(
@@ -84,10 +70,16 @@ def parse_known(
     Raises:
       UsageError: a bad value.
     """
-    parser = Parser(command, description)
+    parser = _Parser(
+        prog=command,
+        description=description,
+        allow_abbrev=False,
+        add_option_string_dash_variants=DashVariant.UNDERSCORE,
+        formatter_class=simple_parsing.SimpleHelpFormatter,
+    )
     parser.add_arguments(kind, "config", default=default)
     known, rest = parser.parse_known_args(argv)
-    return known.config, rest, parser.flags()
+    return known.config, rest, [option for option in parser._option_string_actions if option.startswith("--")]
 
 
 def require(*modules: str) -> None:

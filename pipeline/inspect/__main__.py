@@ -2,22 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pipeline.commands import commandline
-from pipeline.inspect import command
-
-COMMAND = "pipeline.inspect"
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Prints the tables and writes the picture.
-
-    Raises:
-      DataError: no valid data set, or a shard that is missing or has another size.
-      UsageError: a flag that cannot work; a picture of images that the input does not read.
-    """
-    command.run(commandline.parse(COMMAND, "Show what is in a data set.", command.InspectConfig, argv))
+from pipeline.inspect.command import COMMAND, main
 
 
 def entry_point() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 
 import simple_parsing
 
@@ -13,6 +14,8 @@ from pipeline.errors import DataError, UsageError
 from pipeline.inspect import tables
 from pipeline.manifest import Manifest
 from pipeline.read.shards import check_present
+
+COMMAND = "pipeline.inspect"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +38,14 @@ class InspectConfig:
             )
 
 
-def run(config: InspectConfig) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Prints the tables and writes the picture.
 
     Raises:
       DataError: no valid data set, or a shard that is missing or has another size.
-      UsageError: a picture of images that the input does not read.
+      UsageError: a flag that cannot work; a picture of images that the input does not read.
     """
+    config = commandline.parse(COMMAND, "Show what is in a data set.", InspectConfig, argv)
     made = manifest.load(config.data_dir)
     for split in made.splits.values():
         check_present(config.data_dir, split.shards)

@@ -18,7 +18,6 @@ import pytest
 from pipeline import manifest
 
 ROOT = pathlib.Path(__file__).parents[2]
-MNIST = ROOT.parent / "shared" / "data" / "mnist"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
 
 pytest.importorskip("sklearn")
@@ -38,10 +37,6 @@ def convert(out, *flags, dataset="digits"):
     return done.stdout
 
 
-def but_for_the_card(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "card.html"}
-
-
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     """The digits, and what the command printed."""
@@ -59,12 +54,6 @@ def test_the_command_writes_it_and_says_where(digits):
     assert len(page) < 100_000
 
 
-def test_another_folder_gets_the_same_shards_and_manifest(digits, tmp_path):
-    convert(tmp_path / "again", "--runner=BundleBasedDirectRunner")
-    assert but_for_the_card(tmp_path / "again") == but_for_the_card(digits[0])
-    assert "--runner=BundleBasedDirectRunner" in (tmp_path / "again" / "card.html").read_text(encoding="utf-8")
-
-
 def test_a_data_set_that_is_replaced_gets_a_new_one(digits, tmp_path):
     out = tmp_path / "digits"
     shutil.copytree(digits[0], out)
@@ -73,16 +62,6 @@ def test_a_data_set_that_is_replaced_gets_a_new_one(digits, tmp_path):
     assert "--seed=7" in page
     assert "train-00002-of-00003.tfrecord" in page
     assert manifest.load(out).digest in page
-
-
-@pytest.mark.skipif(not MNIST.is_dir(), reason=f"MNIST's files are not in {MNIST}")
-def test_that_of_mnist_has_its_digits_and_its_files(tmp_path):
-    convert(tmp_path / "out", f"--source={MNIST}", dataset="mnist")
-    page = (tmp_path / "out" / "card.html").read_text(encoding="utf-8")
-    assert page.count("data:image/png;base64,") == 50
-    digest = "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a"
-    assert all(text in page for text in ("70,000", "6,742", "train-images-idx3-ubyte", digest))
-    assert 'class="warning"' not in page
 
 
 def write_sorted(path):

@@ -7,7 +7,7 @@ import pathlib
 
 import tensorflow as tf
 
-from trainer.loop.outer import Progress
+from trainer.loop import Progress
 from trainer.step.optimizers import Schedule
 
 

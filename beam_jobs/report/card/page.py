@@ -27,10 +27,7 @@ _USER, _QUERY = re.compile(r"(?<=://)[^/@\s]+@"), re.compile(r"(?<=\?).+", re.DO
 def write_card(folder: StoragePath, command: str, arguments: Sequence[str]) -> str | None:
     """Writes the card beside a manifest; returns None, or why there is none: the data set is whole without it.
 
-    Args:
-      folder: of the shards and the manifest.
-      command: the module that was run.
-      arguments: of the command, as they were given.
+    The command is the module that was run, with its arguments as they were given.
     """
     try:
         page = make_card(folder, manifest.load(folder), command_line(command, arguments))
@@ -48,12 +45,7 @@ def command_line(command: str, arguments: Sequence[str]) -> str:
 
 
 def make_card(folder: StoragePath, made: Manifest, command: str) -> str:
-    """Returns the page.
-
-    Args:
-      folder: of the shards, from which samples are read.
-      made: the manifest.
-      command: that made the data set.
+    """Returns the page of the data set that a command made, with samples from the shards in its folder.
 
     Raises:
       DataError, OSError, EOFError, zlib.error: a shard cannot be read or holds a record that is not an example.

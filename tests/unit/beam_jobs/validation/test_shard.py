@@ -295,17 +295,6 @@ def test_the_entropy_of_labels_is_checked(folder, kind):
 
 
 @pytest.mark.parametrize("kind", ["raw"], indirect=True)
-def test_of_many_problems_the_first_are_kept_and_all_counted(tmp_path, kind):
-    write(tmp_path, kind, (500,))
-    name = "train-00000-of-00001.tfrecord"
-    examples = [example | {"label": 9} for example in examples_of(tmp_path, name)]
-    rewrite_shard(tmp_path, name, examples)
-    report, _ = check_shard(tmp_path, manifests.load(tmp_path), 1, False)
-    assert report.num_problems == 500
-    assert [problem.record for problem in report.problems] == list(range(100))
-
-
-@pytest.mark.parametrize("kind", ["raw"], indirect=True)
 def test_an_empty_shard_is_fine(tmp_path, kind):
     write(tmp_path, kind, (0, 3))
     assert (tmp_path / "train-00000-of-00002.tfrecord").read_bytes() == b""

@@ -3,7 +3,7 @@ import pytest
 from tests.runs import scalars
 from trainer.actions.output import Output, Report
 from trainer.config.flags import LearningFlags
-from trainer.loop.outer import Progress
+from trainer.loop import Progress
 from trainer.step import optimizers
 
 

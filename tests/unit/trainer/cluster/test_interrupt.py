@@ -52,33 +52,26 @@ def test_a_signal_is_noted_where_it_is_deferred(number):
     assert signal.getsignal(number) is before
 
 
-def test_the_first_signal_lets_the_long_call_end():
-    process = child("deferred")
-    process.send_signal(signal.SIGTERM)
+@pytest.mark.parametrize(
+    ("kind", "signals", "code", "said"),
+    [
+        ("deferred", [signal.SIGTERM], 0, ""),  # the long call ends by itself
+        ("deferred", [signal.SIGTERM, signal.SIGINT], 128 + signal.SIGINT, "child: SIGINT"),
+        ("at once", [signal.SIGTERM], 75, "child: SIGTERM"),  # nothing to save
+    ],
+)
+def test_the_first_signal_lets_the_long_call_end_if_there_is_something_to_save_and_the_second_never(
+    kind, signals, code, said
+):
+    process = child(kind)
+    began = time.monotonic()
+    for number in signals:
+        process.send_signal(number)
+        time.sleep(0.2)
     out, err = process.communicate(timeout=10)
-    assert (out, err, process.returncode) == ("SIGTERM\n", "", 0)
-
-
-def test_the_second_signal_ends_at_once():
-    process = child("deferred")
-    began = time.monotonic()
-    process.send_signal(signal.SIGTERM)
-    time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
-    assert time.monotonic() - began < 1.5
-    assert process.returncode == 128 + signal.SIGINT
-    assert err.startswith("child: SIGINT")
-
-
-def test_with_nothing_to_save_the_first_ends_at_once():
-    process = child("at once")
-    began = time.monotonic()
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=10)
-    assert time.monotonic() - began < 1.5
-    assert process.returncode == 75
-    assert err.startswith("child: SIGTERM")
+    assert (out, process.returncode) == ("" if code else "SIGTERM\n", code)
+    assert err.startswith(said) if code else not err
+    assert not code or time.monotonic() - began < 1.5
 
 
 def test_signals_can_be_left_to_the_system_for_a_while():

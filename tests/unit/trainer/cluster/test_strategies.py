@@ -3,7 +3,6 @@ import tensorflow as tf
 
 from pipeline.errors import UsageError
 from trainer.cluster import strategies
-from trainer.cluster.agreement import Agreement
 from trainer.cluster.tf_config import ALONE, Cluster
 from trainer.config.flags import RunFlags
 
@@ -49,11 +48,3 @@ def test_more_replicas_than_the_process_was_split_into():
 def test_replicas_that_do_not_divide_the_batch(flags, cluster, facts):
     with pytest.raises(UsageError, match=facts):
         create(cluster, global_batch_size=10, **flags)
-
-
-def test_alone_agreement_is_ones_own_word():
-    agreement = Agreement(create(strategy="one_device"), ALONE)
-    assert agreement.on_any(True) is True
-    assert agreement.on_any(False) is False
-    agreement.check_equal("the step", 7)
-    agreement.wait()

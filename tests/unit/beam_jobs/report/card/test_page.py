@@ -4,7 +4,6 @@ import base64
 import dataclasses
 import html.parser
 import io
-import re
 import subprocess
 
 import numpy as np
@@ -15,7 +14,6 @@ from beam_jobs.examples.statistics import entropy, label_histogram
 from beam_jobs.report.card import contents
 from beam_jobs.report.card import page as card
 from beam_jobs.report.card import samples as card_samples
-from pipeline.errors import DataError
 from pipeline.manifest import Feature, Manifest, SourceFile, SplitInfo, naming
 from pipeline.records import example_proto, framing
 from tests.datasets import encoded, images_of, write_shard
@@ -285,12 +283,6 @@ def test_the_command_can_be_pasted_and_holds_no_secret():
     assert card.command_line("c", [url]).endswith("'--data_dir=s3://...@bucket/folder?...'")
 
 
-def test_it_is_written_beside_the_manifest(tmp_path):
-    write_data(tmp_path, [raw_rows(40)])
-    assert card.write_card(tmp_path, "beam_jobs.convert", ["--dataset=x"]) is None
-    assert "--dataset=x" in Page((tmp_path / "card.html").read_text(encoding="utf-8")).words()
-
-
 @pytest.mark.parametrize(
     ("damage", "why", "suffix"),
     [
@@ -310,13 +302,3 @@ def test_a_failure_is_a_reason_and_no_error(tmp_path, damage, why, suffix):
     assert why in note
     assert str(tmp_path) not in note
     assert not (tmp_path / naming.CARD).is_file()
-
-
-def test_a_corrupt_record_is_an_error_that_names_its_shard(tmp_path):
-    made = write_data(tmp_path, [raw_rows(40)])
-    path = tmp_path / made.splits["train"].shards[0].file
-    data = bytearray(path.read_bytes())
-    data[30] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(DataError, match=re.escape(path.name)):
-        card_samples.take(tmp_path, made)

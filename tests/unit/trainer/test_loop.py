@@ -1,11 +1,15 @@
 import json
+import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from pipeline.audit.key_log import Header, KeyLogWriter
-from trainer.loop import inner
+from pipeline.errors import DataError, PipelineError
+from trainer import loop
+from trainer.loop import Action
 
 KEYS = [f"k{i}" for i in range(8)]
 
@@ -40,7 +44,7 @@ def test_logged_or_not_the_updates_are_the_same(replicas, make_stepper, batch, l
     for stepper in (plain, logged):
         stepper.state.global_step.assign(40)
     expected = plain.train(iterator_of(plain, batch), tf.constant(3, tf.int64))
-    result = inner.logged(logged, iterator_of(logged, with_keys(batch)), log, first_replica=2)(3)
+    result = loop.logged(logged, iterator_of(logged, with_keys(batch)), log, first_replica=2)(3)
     assert [value.numpy() for value in result] == [value.numpy() for value in expected]
     assert (int(result.step), bool(result.finite)) == (43, True)
     for one, other in zip(plain.state.model.variables, logged.state.model.variables, strict=True):
@@ -60,6 +64,58 @@ def test_a_bad_step_is_the_last(make_stepper, batch, log, tmp_path):
     bad[1, 0, 0, 0] = np.nan
     stepper = make_stepper(2)
     batches = iterator_of(stepper, with_keys(batch), with_keys((bad, labels, weights)))
-    result = inner.logged(stepper, batches, log, 0)(5)
+    result = loop.logged(stepper, batches, log, 0)(5)
     assert (int(result.step), bool(result.finite)) == (2, False)
     assert [line["step"] for line in lines_of(tmp_path)] == [0, 0, 1, 1]
+
+
+def counting(start, bad_at=None):
+    """Returns an inner loop that only counts, and the lengths that it is asked for."""
+    lengths = []
+
+    def inner(steps):
+        lengths.append(steps)
+        step = start + sum(lengths)
+        if bad_at is not None and step >= bad_at:
+            return SimpleNamespace(step=bad_at, loss=math.nan, accuracy=0.0, finite=False)
+        return SimpleNamespace(step=step, loss=0.5, accuracy=0.9, finite=True)
+
+    return inner, lengths
+
+
+def recorder(name, every, log):
+    return Action(every, lambda progress: log.append((name, progress.step)))
+
+
+@pytest.mark.parametrize(
+    ("start", "lengths", "log"),
+    [
+        (0, [4, 1, 4, 1, 2], [("log", 5), ("log", 10), ("save", 10)]),
+        (7, [3, 2], [("log", 10), ("save", 10)]),  # resumed, it stops at the same steps
+    ],
+)
+def test_actions_run_in_order_at_their_multiples(start, lengths, log):
+    done = []
+    inner, asked = counting(start)
+    actions = [recorder("log", 5, done), recorder("save", 10, done), recorder("never", 0, done)]
+    assert loop.train(inner, start, 12, 4, actions, lambda: False) is False
+    assert (asked, done) == (lengths, log)
+
+
+def test_stop_is_asked_after_the_actions():
+    log = []
+    inner, lengths = counting(0)
+    assert loop.train(inner, 0, 100, 10, [recorder("log", 10, log)], lambda: len(log) == 2) is True
+    assert sum(lengths) == 20
+
+
+def test_a_bad_loss_ends_with_its_step():
+    inner, _ = counting(0, bad_at=13)
+    with pytest.raises(DataError, match=r"step 13: .*nan.* --learning_rate"):
+        loop.train(inner, 0, 100, 10, [], lambda: False)
+
+
+def test_the_step_has_to_advance_as_claimed():
+    inner, _ = counting(-1)
+    with pytest.raises(PipelineError, match="step 9 instead of 10"):
+        loop.train(inner, 0, 10, 10, [], lambda: False)

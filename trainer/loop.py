@@ -1,17 +1,18 @@
-"""The outer loop: inner loops up to the next step at which an action is due, then the actions."""
+"""From one step to the last: inner loops up to the next step at which an action is due, then the actions."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pipeline.errors import DataError, PipelineError
 
 if TYPE_CHECKING:
-    from trainer.step.updates import LoopResult
+    from pipeline.audit.key_log import KeyLogWriter
+    from trainer.step.updates import LoopResult, Stepper
 
 InnerLoop: TypeAlias = "Callable[[int], LoopResult]"  # makes so many updates
 
@@ -87,3 +88,24 @@ def train(
         if stop():
             return True
     return False
+
+
+def logged(stepper: Stepper, batches: Iterator[Any], log: KeyLogWriter, first_replica: int) -> InnerLoop:
+    """Returns a loop of updates one by one, which logs the keys of each and then writes the log to its file.
+
+    Batches are ({"image": ..., "key": ...}, labels, weights), from the state's step on; the log is this worker's, whose
+    replicas are numbered from `first_replica`.
+    """
+
+    def inner_loop(steps: int) -> LoopResult:
+        for _ in range(steps):
+            step = stepper.state.step
+            result, keys, weights = stepper.train_one(batches)
+            for i, (rows, real) in enumerate(zip(keys, weights, strict=True)):
+                log.append(step, first_replica + i, rows.numpy().tolist(), real.numpy().tolist())
+            if not result.finite:
+                break
+        log.flush()
+        return result
+
+    return inner_loop
