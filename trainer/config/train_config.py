@@ -7,7 +7,6 @@ import dataclasses
 import sys
 import typing
 from collections.abc import Sequence
-from typing import Any
 
 from pipeline.commands import commandline
 from pipeline.errors import unknown
@@ -62,14 +61,13 @@ def parse(argv: Sequence[str] | None) -> TrainConfig:
     description = "Trains an image model on one device or many; resumes where it stopped."
     if model not in MODEL_DEFAULTS:
         raise unknown("--model", model, MODEL_DEFAULTS)
-    defaults = _by_group({**MODEL_DEFAULTS[model], "model": model})
+    flags = {**MODEL_DEFAULTS[model], "model": model}
+    defaults = {
+        name: {
+            field.name: flags.get(field.name, field.default)
+            for field in dataclasses.fields(group)
+            if field.name in flags or field.default is not dataclasses.MISSING
+        }
+        for name, group in typing.get_type_hints(TrainConfig).items()
+    }
     return commandline.parse("trainer.run", description, TrainConfig, arguments, defaults)
-
-
-def _by_group(flags: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the values of each group's fields: those of `flags`, else the fields' own defaults."""
-    groups = {}
-    for name, group in typing.get_type_hints(TrainConfig).items():
-        values = {field.name: flags.get(field.name, field.default) for field in dataclasses.fields(group)}
-        groups[name] = {flag: value for flag, value in values.items() if value is not dataclasses.MISSING}
-    return groups
