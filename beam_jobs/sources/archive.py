@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import pathlib
 import tarfile
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Collection
-from typing import IO, Any
+from typing import IO
 
 from beam_jobs.sources import streams
 from beam_jobs.storage.paths import LocalPath
@@ -114,12 +113,7 @@ def _write_member(opened: zipfile.ZipFile, path: LocalPath, member: str, target:
         raise DataError(f"{path}: holds no {member}") from None
     if size > MAX_FILE:
         raise DataError(f"{path}: member {member!r} of {size} bytes is larger than allowed; refused")
-    written: Any = tempfile.NamedTemporaryFile(dir=target.parent, prefix=".partial-", delete=False)  # noqa: SIM115
-    try:
-        with written, opened.open(member) as stream:
-            for block in streams.blocks(stream, size + 1):
-                written.write(block)
+    with streams.partial(target.parent) as written, opened.open(member) as stream:
+        written.writelines(streams.blocks(stream, size + 1))
+        written.flush()
         os.replace(written.name, target)
-    except BaseException:
-        os.unlink(written.name)
-        raise

@@ -32,8 +32,16 @@ class Digest(NamedTuple):
 
 
 def describe(files: Sequence[tuple[str, Path]]) -> tuple[SourceFile, ...]:
-    """Returns the manifest's entry of each of `files`, (name in the manifest, path), in their order; see `digests`."""
-    found = digests([path for _, path in files])
+    """Returns the manifest's entry of each of `files`, (name in the manifest, path), in their order.
+
+    After three seconds a bar is drawn if stderr is a terminal.
+
+    Raises:
+      DataError: a file is missing, no regular file, or cannot be read.
+    """
+    paths = [path for _, path in files]
+    with bar(_total_bytes(paths)) as advance:
+        found = digests(paths, advance)
     return tuple(SourceFile(name, *digest) for (name, _), digest in zip(files, found, strict=True))
 
 
@@ -60,21 +68,16 @@ class Tally:
         return Digest(self._size, self._sha256.hexdigest())
 
 
-def digests(paths: Sequence[Path], advance: Callable[[int], None] | None = None) -> list[Digest]:
-    """Returns the digest of each file, in their order.
-
-    One thread per core, a block of each in memory; after three seconds a bar is drawn if stderr is a terminal.
+def digests(paths: Sequence[Path], advance: Callable[[int], None]) -> list[Digest]:
+    """Returns the digest of each file, in their order, by one thread per core with a block in memory.
 
     Args:
-      paths: files of any size.
-      advance: from `bar`, where these are some of many files that are known to be regular; else there is an own bar.
+      paths: regular files of any size.
+      advance: from `bar`.
 
     Raises:
-      DataError: a file is missing, no regular file, or cannot be read.
+      DataError: a file is missing or cannot be read.
     """
-    if advance is None:
-        with bar(_total_bytes(paths)) as own_advance:
-            return digests(paths, own_advance)
     stop = threading.Event()
 
     def work(path: Path) -> Digest:

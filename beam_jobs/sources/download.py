@@ -13,11 +13,10 @@ import importlib.util
 import os
 import pathlib
 import re
-import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any
+from typing import Any
 
 import tqdm
 
@@ -29,7 +28,6 @@ _PACKAGE = "tensorflow_datasets"
 PATIENCE = 20.0  # seconds: for a connection, for an answer, and between two bytes
 _RETRIES = 3  # where a server says that it is busy
 _BUSY = (429, 500, 502, 503, 504)
-_PARTIAL = ".partial-"  # names of files that have not arrived whole
 _ABANDONED_SECONDS = 24 * 3600.0  # after which such a file is one of a process that was killed
 _SECONDS_BETWEEN_LINES = 5.0
 _BLOCK = 64 << 10  # 64 KiB
@@ -136,15 +134,17 @@ def _download(
 
     digest, size = hashlib.sha256(), 0
     try:
-        with _partial(folder) as partial:
-            with session.get(remote.url, stream=True, timeout=patience) as response:
-                response.raise_for_status()
-                for block in response.iter_content(_BLOCK):
-                    with _cache_errors(folder):
-                        partial.write(block)
-                    digest.update(block)
-                    size += len(block)
-                    show(len(block))
+        with contextlib.ExitStack() as stack:
+            with _cache_errors(folder):
+                partial = stack.enter_context(streams.partial(folder))
+            response = stack.enter_context(session.get(remote.url, stream=True, timeout=patience))
+            response.raise_for_status()
+            for block in response.iter_content(_BLOCK):
+                with _cache_errors(folder):
+                    partial.write(block)
+                digest.update(block)
+                size += len(block)
+                show(len(block))
             if (size, digest.hexdigest()) != (remote.num_bytes, remote.sha256):
                 expected = f"the registered file of {remote.num_bytes} bytes with SHA-256 {remote.sha256}"
                 raise _failed(dataset, f"{remote.url}: the {size} bytes that came are not {expected}")
@@ -195,20 +195,8 @@ def _cache_errors(folder: pathlib.Path) -> Iterator[None]:
         ) from None
 
 
-@contextlib.contextmanager
-def _partial(folder: pathlib.Path) -> Iterator[IO[bytes]]:
-    """Yields a new file in `folder`, which is removed unless it was renamed."""
-    with _cache_errors(folder):
-        made = open(folder / f"{_PARTIAL}{secrets.token_hex(8)}", "xb")  # noqa: SIM115
-    try:
-        with made:
-            yield made
-    finally:
-        pathlib.Path(made.name).unlink(missing_ok=True)
-
-
 def _remove_abandoned(folder: pathlib.Path) -> None:
-    for old in folder.glob(f"{_PARTIAL}*"):
+    for old in folder.glob(f"{streams.PARTIAL}*"):
         if time.time() - old.stat().st_mtime > _ABANDONED_SECONDS:
             old.unlink(missing_ok=True)
 

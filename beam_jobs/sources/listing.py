@@ -57,11 +57,6 @@ def find(
     return root, names
 
 
-def common_folder(names: Sequence[str]) -> str:
-    """Returns the path of the folder that holds all files of some names; "" where they have none in common."""
-    return os.path.commonpath([os.path.dirname(name) for name in names])
-
-
 def words(name: str) -> list[str]:
     """Returns the words of a file's name, in small letters; a number is one of its own."""
     return re.split(r"[-._ ]|(?<=[a-z])(?=\d)", name.lower())

@@ -6,6 +6,8 @@ import contextlib
 import gzip
 import hashlib
 import os
+import pathlib
+import secrets
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -16,6 +18,7 @@ from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 
 GZIP_MAGIC = b"\x1f\x8b"
+PARTIAL = ".partial-"  # names of files that have not arrived whole
 BLOCK = 1 << 20  # 1 MiB: what is held of a file in memory at a time
 
 
@@ -106,6 +109,16 @@ def spool(content: Iterable[bytes]) -> IO[bytes]:
         handle.close()
         raise
     return handle
+
+
+@contextlib.contextmanager
+def partial(folder: pathlib.Path) -> Iterator[IO[bytes]]:
+    """Yields a new file in `folder`, which is removed unless it is renamed."""
+    with open(folder / f"{PARTIAL}{secrets.token_hex(8)}", "xb") as made:
+        try:
+            yield made
+        finally:
+            pathlib.Path(made.name).unlink(missing_ok=True)
 
 
 def write_all(handle: IO[bytes], data: bytes) -> None:

@@ -5,6 +5,7 @@ Format: https://www.cs.toronto.edu/~kriz/cifar.html. A pickle becomes a temporar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import IO, Any
 
 import numpy as np
@@ -32,10 +33,17 @@ def find(path: LocalPath, dataset: str) -> tuple[Layout, list[Found]]:
     if not path.exists():
         folders = " or ".join(layout.folder for layout in LAYOUTS[dataset])
         raise DataError(f"{path}: no such folder or file; --source of {dataset} is the folder {folders} or its .tar.gz")
-    if path.is_dir():
-        layout, folder = _of_folder(path, dataset)
-        return layout, [load(folder / name, name, layout, dataset) for name in layout.names]
-    return _of_archive(path, dataset)
+    if not path.is_dir():
+        return _of_archive(path, dataset)
+
+    def score(layout: Layout, folder: LocalPath) -> int:
+        return sum((folder / name).exists() for name in layout.names)
+
+    def folder_of(layout: Layout) -> LocalPath:
+        return max(path / layout.folder, path, key=lambda folder: score(layout, folder))
+
+    layout = _choose(path, dataset, lambda layout: score(layout, folder_of(layout)))
+    return layout, [load(folder_of(layout) / name, name, layout, dataset) for name in layout.names]
 
 
 def load(path: LocalPath, name: str, layout: Layout, dataset: str) -> Found:
@@ -47,33 +55,11 @@ def load(path: LocalPath, name: str, layout: Layout, dataset: str) -> Found:
     return RowFile(path, file, stamp, layout.is_pickled), records
 
 
-def _of_folder(path: LocalPath, dataset: str) -> tuple[Layout, LocalPath]:
-    def score(layout: Layout, folder: LocalPath) -> int:
-        return sum((folder / name).exists() for name in layout.names)
-
-    choices = [(layout, folder) for layout in LAYOUTS[dataset] for folder in (path / layout.folder, path)]
-    best = max(choices, key=lambda choice: score(*choice))
-    if score(*best):
-        return best
-    for other, layouts in LAYOUTS.items():
-        if any(score(layout, folder) for layout in layouts for folder in (path / layout.folder, path)):
-            raise DataError(f"{path}: holds the files of --dataset={other}, not of {dataset}")
-    names = " nor ".join(f"{layout.folder}/{layout.names[0]}" for layout in LAYOUTS[dataset])
-    raise DataError(f"{path}: holds neither {names}")
-
-
 def _of_archive(path: LocalPath, dataset: str) -> tuple[Layout, list[Found]]:
     members = [(layout.folder, name) for layouts in LAYOUTS.values() for layout in layouts for name in layout.names]
     stamp = streams.stamp(path)
     handles = archive.unpack(path, members)
-
-    def score(layout: Layout) -> int:
-        return sum((layout.folder, name) in handles for name in layout.names)
-
-    layout = max(LAYOUTS[dataset], key=score)
-    others = [other for other, layouts in LAYOUTS.items() if other != dataset and any(map(score, layouts))]
-    if others and not score(layout):
-        raise DataError(f"{path}: holds the files of --dataset={others[0]}, not of {dataset}")
+    layout = _choose(path, dataset, lambda layout: sum((layout.folder, name) in handles for name in layout.names))
     found = []
     for name in layout.names:
         if (layout.folder, name) not in handles:
@@ -81,6 +67,18 @@ def _of_archive(path: LocalPath, dataset: str) -> tuple[Layout, list[Found]]:
         file, records = _checked(handles[layout.folder, name], name, f"{path}: {name}", layout, dataset)
         found.append((RowFile(path, file, stamp, packed=True), records))
     return layout, found
+
+
+def _choose(path: LocalPath, dataset: str, score: Callable[[Layout], int]) -> Layout:
+    """Returns the layout of which most files are present, as `score` counts them."""
+    best = max(LAYOUTS[dataset], key=score)
+    if score(best):
+        return best
+    for other, layouts in LAYOUTS.items():
+        if any(map(score, layouts)):
+            raise DataError(f"{path}: holds the files of --dataset={other}, not of {dataset}")
+    names = " nor ".join(f"{layout.folder}/{layout.names[0]}" for layout in LAYOUTS[dataset])
+    raise DataError(f"{path}: holds neither {names}")
 
 
 def _checked(handle: IO[bytes], name: str, where: str, layout: Layout, dataset: str) -> tuple[SourceFile, IO[bytes]]:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
-from beam_jobs.sources.parquet.columns import Columns, plain
+from beam_jobs.sources.parquet.columns import Columns
 from beam_jobs.sources.parquet.reader import KnownFile
+from beam_jobs.sources.parquet.values import decoded
 from beam_jobs.storage import paths
 from pipeline.errors import DataError
 
 MAX_CLASSES = 100_000  # the largest published label sets have a fifth of that; more is a column of names or numbers
-
-_Made = TypeVar("_Made")
 
 
 def class_names(files: Sequence[KnownFile], columns: Columns, named: tuple[str, ...]) -> tuple[str, ...]:
@@ -31,66 +29,41 @@ def class_names(files: Sequence[KnownFile], columns: Columns, named: tuple[str, 
     """
     if columns.label_kind == "bool":
         return "false", "true"
-    if columns.label_kind == "string":
-        return _texts(files, columns.label)
-    if named:
+    is_text = columns.label_kind == "string"
+    if named and not is_text:
         _check_count(len(named), files[0], columns.label)
         return named
-    return _numbers(files, columns.label)
+    found: set[Any] = set()
+    for file, own in zip(
+        files, paths.each(lambda file: _labels(file, columns), files, files[0].path.is_remote), strict=True
+    ):
+        found |= own
+        _check_count(_count(found, is_text), file, columns.label)
+    if not _count(found, is_text):
+        problem = "no row has a label" if is_text else "no row has a label of 0 or more"
+        raise DataError(f"{files[0].path}: column {columns.label!r}: {problem}")
+    return tuple(sorted(found)) if is_text else tuple(map(str, range(_count(found, is_text))))
 
 
-def _numbers(files: Sequence[KnownFile], label: str) -> tuple[str, ...]:
-    def highest_of(file: KnownFile) -> int:  # by reading: pyarrow 25 ends the process where statistics are corrupt
-        return max([-1, *(highest for highest in _scan(file, label, _highest) if highest is not None)])
+def _labels(file: KnownFile, columns: Columns) -> set[Any]:
+    """Returns the texts of a file, or the highest number of each batch.
 
-    highest = -1
-    for file, found in zip(files, _each(highest_of, files), strict=True):
-        highest = max(highest, found)
-        _check_count(highest + 1, file, label)
-    if highest < 0:
-        raise DataError(f"{files[0].path}: column {label!r}: no row has a label of 0 or more")
-    return tuple(map(str, range(highest + 1)))
-
-
-def _texts(files: Sequence[KnownFile], label: str) -> tuple[str, ...]:
-    def texts_of(file: KnownFile) -> set[str]:
-        found: set[str] = set()
-        for texts in _scan(file, label, _distinct):
-            found |= texts
-            _check_count(len(found), file, label)
-        return found
-
-    found: set[str] = set()
-    for file, texts in zip(files, _each(texts_of, files), strict=True):
-        found |= texts
-        _check_count(len(found), file, label)
-    if not found:
-        raise DataError(f"{files[-1].path}: column {label!r}: no row has a label")
-    return tuple(sorted(found))
-
-
-def _highest(values: pa.Array) -> int | None:
-    highest: int | None = pc.max(values).as_py()
-    return highest
-
-
-def _distinct(values: pa.Array) -> set[str]:
-    return {text for text in pc.unique(values).to_pylist() if text}
-
-
-def _each(function: Callable[[KnownFile], _Made], files: Sequence[KnownFile]) -> Iterator[_Made]:
-    return paths.each(function, files, files[0].path.is_remote)
-
-
-def _scan(file: KnownFile, label: str, function: Callable[[pa.Array], _Made]) -> Iterator[_Made]:
-    """Yields what a function makes of the labels of each batch."""
+    By reading: pyarrow 25 ends the process where statistics are corrupt.
+    """
+    is_text = columns.label_kind == "string"
+    found: set[Any] = set()
     with file.opened() as opened:
         for group in opened.groups:
-            for batch in opened.batches(group, [label]):
-                values = batch.column(label)
+            for batch in opened.batches(group, [columns.label]):
                 with opened.errors_of(group):
-                    made = function(values if plain(values.type) == values.type else values.dictionary_decode())
-                yield made
+                    values = decoded(batch.column(columns.label))
+                    found |= set(pc.unique(values).to_pylist() if is_text else [pc.max(values).as_py()]) - {None, ""}
+                _check_count(_count(found, is_text), file, columns.label)
+    return found
+
+
+def _count(found: set[Any], is_text: bool) -> int:
+    return len(found) if is_text else max(found | {-1}) + 1
 
 
 def _check_count(count: int, file: KnownFile, label: str) -> None:

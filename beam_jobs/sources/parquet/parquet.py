@@ -11,46 +11,22 @@ import hashlib
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from beam_jobs.sources import base, digest, streams
-from beam_jobs.sources.base import Block, Files, Source, SourceOptions
+from beam_jobs.sources.base import Files, SourceOptions
 from beam_jobs.sources.digest import Digest
 from beam_jobs.sources.parquet import columns as parquet_columns
 from beam_jobs.sources.parquet import files as parquet_files
 from beam_jobs.sources.parquet import labels as parquet_labels
 from beam_jobs.sources.parquet.columns import Columns
 from beam_jobs.sources.parquet.reader import KnownFile
-from beam_jobs.sources.parquet.rows import Reader, RowGroups
+from beam_jobs.sources.parquet.rows import ParquetSource, RowGroups
 from beam_jobs.storage import paths
 from beam_jobs.storage.paths import StoragePath
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import SourceFile
 
 _TAIL = 8  # bytes: the length of the footer, uint32, and PAR1
-
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class ParquetSource(Source):
-    """Files that were opened and checked by `open_source`.
-
-    Attributes:
-      folder: that the files are named from.
-      columns: of all files.
-      groups: {split: its row groups}.
-    """
-
-    folder: StoragePath
-    columns: Columns
-    groups: dict[str, RowGroups]
-
-    def chunks(self, split: str) -> NDArray[np.int64]:
-        """Returns the rows of each row group."""
-        return self.groups[split].counts
-
-    def read(self, split: str, rows: NDArray[np.int64]) -> Block:
-        """Returns rows of a split; see `base.Source.read`."""
-        return Reader(self.folder, self.groups[split], self.columns, self.class_names).read(rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +58,10 @@ def open_source(options: SourceOptions) -> ParquetSource:
     others = paths.each(lambda name: _open_another(folder, name, resolved, first), names[1:], folder.is_remote)
     files = {file.name: file for file in [first, *others]}
     groups = {split: _groups(folder, split, [files[name] for name in members]) for split, members in by_split.items()}
-    parts = {split: one.files for split, one in groups.items()}
+    parts = {
+        split: Files(tuple(members), tuple(sum(files[name].groups) for name in members))
+        for split, members in by_split.items()
+    }
     known = [file.known for file in files.values()]
     return ParquetSource(
         dataset=options.dataset,
@@ -122,11 +101,9 @@ def _open_another(folder: StoragePath, name: str, options: SourceOptions, first:
 
 
 def _groups(folder: StoragePath, split: str, files: Sequence[_File]) -> RowGroups:
-    counts = tuple(sum(file.groups) for file in files)
-    if not sum(counts):
+    if not any(sum(file.groups) for file in files):
         raise DataError(f"{folder}: split {split!r} of {len(files)} files ({files[0].name}, ...) has no row")
     return RowGroups(
-        Files(tuple(file.name for file in files), counts),
         np.array([file.known.stamp for file in files], np.int64),
         np.array([rows for file in files for rows in file.groups], np.int64),
         np.repeat(np.arange(len(files)), [len(file.groups) for file in files]),

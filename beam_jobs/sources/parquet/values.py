@@ -1,8 +1,7 @@
-"""Columns of an Arrow batch as NumPy arrays and bytes, with what is wrong with each row."""
+"""Gathers the columns of Arrow batches into a block, with what is wrong with each row."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,51 +9,59 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from beam_jobs.sources.base import Block
 from beam_jobs.sources.parquet.columns import IMAGE_FIELD, Columns
 from pipeline.manifest import Feature
 
 _HIGHEST = np.iinfo(np.int64).max
 
 
-@dataclasses.dataclass(frozen=True)
-class Values:
-    """Some rows of one batch.
+class Gathered:
+    """A block that is filled batch by batch, each row at its position."""
 
-    Attributes:
-      images: of bytes; b"" where the row is bad.
-      labels: int64.
-      keys: of bytes; None where keys are made of file and row.
-      extra: {name: values}, of numbers, or of objects where they are bytes or vary in length.
-      bad: {row: reason}.
-    """
+    def __init__(self, count: int, columns: Columns, class_names: tuple[str, ...]) -> None:
+        """Begins an empty block of `count` rows; labels that are strings become their numbers in `class_names`."""
+        self._columns = columns
+        self._texts = pa.array(class_names, pa.large_string()) if columns.label_kind == "string" else None
+        self._images = np.full(count, b"", object)
+        self._labels = np.zeros(count, np.int64)
+        self._keys: NDArray[Any] = np.full(count, b"", object if columns.key else "S1")
+        self._extra: dict[str, NDArray[Any]] = {}
+        for name, feature in columns.kept:
+            fixed = tuple(size for size in feature.shape if size is not None)
+            is_list = feature.dtype == "string" or len(fixed) < len(feature.shape)
+            self._extra[name] = np.zeros((count, *fixed), np.dtype(object if is_list else feature.dtype))
+        self._bad: dict[int, str] = {}
 
-    images: NDArray[np.object_]
-    labels: NDArray[np.int64]
-    keys: NDArray[np.object_] | None
-    extra: dict[str, NDArray[Any]]
-    bad: dict[int, str]
+    def put(self, positions: NDArray[np.int64], batch: pa.RecordBatch, rows: NDArray[np.int64]) -> None:
+        """Puts rows of a batch, int64 (n,), to positions, int64 (n,).
 
+        Raises:
+          ValueError, pyarrow.ArrowException: the values are not of the types that the footer gives.
+        """
+        columns = self._columns
+        taken = {name: _taken(batch.column(name), rows) for name in batch.schema.names}
+        bad: dict[int, str] = {}
+        missing = "has no image bytes (a path is not followed)" if columns.nested else f"{columns.image} is null"
+        self._images[positions] = _bytes(taken[columns.image], missing, bad)
+        self._labels[positions] = _labels(taken[columns.label], columns, self._texts, bad)
+        if columns.key:
+            self._keys[positions] = _keys(taken[columns.key], columns.key, bad)
+        for name, feature in columns.kept:
+            self._extra[name][positions] = _kept(taken[name], name, feature, bad)
+        self._bad.update({int(positions[row]): reason for row, reason in bad.items()})
 
-def of_batch(batch: pa.RecordBatch, rows: NDArray[np.int64], columns: Columns, class_names: pa.Array | None) -> Values:
-    """Returns rows of a batch.
+    def put_keys(self, positions: NDArray[np.int64], keys: NDArray[np.bytes_]) -> None:
+        """Puts keys that are made of file and row."""
+        if keys.itemsize > self._keys.itemsize:
+            self._keys = self._keys.astype(keys.dtype)
+        self._keys[positions] = keys
 
-    Args:
-      batch: has the columns.
-      rows: numbers in the batch, in the order wanted.
-      columns: what they are.
-      class_names: strings, of which labels are the numbers; None where labels are numbers.
-
-    Raises:
-      ValueError, pyarrow.ArrowException: the values are not of the types that the footer gives.
-    """
-    taken = {name: _taken(batch.column(name), rows) for name in batch.schema.names}
-    bad: dict[int, str] = {}
-    missing = "has no image bytes (a path is not followed)" if columns.nested else f"{columns.image} is null"
-    images = _bytes(taken[columns.image], missing, bad)
-    labels = _labels(taken[columns.label], columns, class_names, bad)
-    keys = _keys(taken[columns.key], columns.key, bad) if columns.key else None
-    extra = {name: _kept(taken[name], name, feature, bad) for name, feature in columns.kept}
-    return Values(images, labels, keys, extra, bad)
+    def finished(self) -> Block:
+        """Returns the block."""
+        extra = {name: column.tolist() if column.dtype == object else column for name, column in self._extra.items()}
+        keys = self._keys.tolist() if self._keys.dtype == object else self._keys
+        return Block(self._images.tolist(), self._labels, keys, extra, dict(sorted(self._bad.items())))
 
 
 def _taken(array: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
@@ -71,7 +78,8 @@ def _refuse(bad: dict[int, str], rows: NDArray[np.bool_], reason: str) -> None:
         bad.setdefault(row, reason)
 
 
-def _decoded(array: pa.Array) -> pa.Array:
+def decoded(array: pa.Array) -> pa.Array:
+    """Returns the values of a column that may be stored as a dictionary of them."""
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
@@ -80,7 +88,7 @@ def _nulls(array: pa.Array) -> NDArray[np.bool_]:
 
 
 def _bytes(array: pa.Array, missing: str, bad: dict[int, str]) -> NDArray[np.object_]:
-    array = _decoded(array)
+    array = decoded(array)
     if not pa.types.is_binary(array.type):
         array = array.cast(pa.large_binary())
     values: NDArray[np.object_] = array.to_numpy(zero_copy_only=False)
@@ -94,7 +102,7 @@ def _bytes(array: pa.Array, missing: str, bad: dict[int, str]) -> NDArray[np.obj
 
 def _integers(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.int64]:
     """Returns integers or booleans; 0 where they are refused."""
-    array = _decoded(array)
+    array = decoded(array)
     if array.null_count:
         _refuse(bad, _nulls(array), f"{name} is null")
         array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
@@ -108,7 +116,7 @@ def _integers(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.int
 def _labels(array: pa.Array, columns: Columns, class_names: pa.Array | None, bad: dict[int, str]) -> NDArray[np.int64]:
     if class_names is None:
         return _integers(array, columns.label, bad)
-    array = _decoded(array).cast(pa.large_string())
+    array = decoded(array).cast(pa.large_string())
     _refuse(bad, _nulls(array), f"{columns.label} is null")
     numbers = pc.index_in(array, value_set=class_names).fill_null(-1).to_numpy().astype(np.int64)
     _refuse(bad, numbers < 0, f"{columns.label} is empty")  # the one text that names no class
@@ -116,7 +124,7 @@ def _labels(array: pa.Array, columns: Columns, class_names: pa.Array | None, bad
 
 
 def _keys(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.object_]:
-    array = _decoded(array)
+    array = decoded(array)
     if pa.types.is_integer(array.type):
         array = array.cast(pa.large_string())
     keys = _bytes(array, f"{name} is null", bad)
@@ -127,7 +135,7 @@ def _keys(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.object_
 def _kept(array: pa.Array, name: str, feature: Feature, bad: dict[int, str]) -> NDArray[Any]:
     if feature.dtype == "string":
         return _bytes(array, f"{name} is null", bad)
-    array = _decoded(array)
+    array = decoded(array)
     if feature.shape == ():
         return _numbers(array, name, bad)
     if array.null_count:

@@ -68,8 +68,6 @@ def _names(first: Mapping[str, Any], file: str, feature_map: Sequence[tuple[str,
 
 
 def _listed(first: Mapping[str, Any]) -> str:
-    if not first:
-        return "no feature"
     return ", ".join(f"{name} ({len(first[name])} {kind(first[name])})" for name in sorted(first))
 
 

@@ -35,7 +35,7 @@ def test_a_missing_file_a_folder_and_a_pipe_are_one_line_errors(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name, problem in (("gone", "no such file"), (".", "is not a regular file"), ("pipe", "is not a regular file")):
         with pytest.raises(DataError) as raised:
-            digest.digests([there, tmp_path / name, there])
+            digest.describe([("a", there), ("b", tmp_path / name), ("c", there)])
         assert str(raised.value) == f"{tmp_path / name}: {problem}"
 
 
@@ -46,7 +46,7 @@ def test_an_unreadable_file_ends_the_other_threads_early(tmp_path):
         stream.truncate(64 << 30)
     began = time.monotonic()
     with pytest.raises(DataError, match=r"/proc/self/mem: cannot be read: Input/output error"):
-        digest.digests([large, pathlib.Path("/proc/self/mem")])
+        digest.describe([("a", large), ("b", pathlib.Path("/proc/self/mem"))])
     assert time.monotonic() - began < 10
 
 
@@ -56,7 +56,7 @@ def test_no_bar_is_drawn_where_stderr_is_no_terminal(tmp_path):
         stream.truncate(64 << 20)
     program = (
         "import pathlib; from beam_jobs.sources import digest; digest._SECONDS_WITHOUT_BAR = 0.0;"
-        f"print(digest.digests([pathlib.Path({str(path)!r})])[0].num_bytes)"
+        f"print(digest.describe([('a', pathlib.Path({str(path)!r}))])[0].num_bytes)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("67108864\n", "")

@@ -47,18 +47,6 @@ def test_globs_match_what_they_match_in_a_folder(tmp_path, pattern):
     assert sorted(matched) == expected
 
 
-def test_the_folder_of_all_files():
-    assert listing.common_folder(["a/b/c", "a/b/d", "a/e"]) == "a"
-    assert listing.common_folder(["a/b/c"]) == "a/b"
-    assert listing.common_folder(["a", "b/c"]) == ""
-
-
-def test_words_of_names():
-    found = listing.words("Mnist-train.tfrecord-00000-of-00001")
-    assert found == ["mnist", "train", "tfrecord", "00000", "of", "00001"]
-    assert listing.words("val2 a_b") == ["val", "2", "a", "b"]
-
-
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize("tail", ["", "-0a1b", ".x"])
 def test_a_file_that_is_missing_is_named(count, tail, tmp_path):

@@ -202,7 +202,7 @@ def test_too_many_classes_are_refused(tmp_path, monkeypatch):
         one(tmp_path, label=pa.array([f"name {n}" for n in range(10)]))
 
 
-@pytest.mark.parametrize("column", [pa.array([None] * 10, pa.int64()), pa.array([None, ""] * 5, pa.string())])
+@pytest.mark.parametrize("column", [pa.array([None, -5] * 5), pa.array([None, ""] * 5, pa.string())])
 def test_a_column_without_any_label_is_refused(tmp_path, column):
     with pytest.raises(DataError, match=r"a\.parquet: column 'label'"):
         one(tmp_path, label=column)
