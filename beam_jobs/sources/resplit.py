@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,7 @@ class ResplitSource(Source):
         parts = [
             (chosen, self.inner.read(name, own)) for name, chosen, own in self._by_inner_split(self._rows(split)[rows])
         ]
-        return parts[0][1] if len(parts) == 1 else _joined(parts, len(rows))
+        return parts[0][1] if len(parts) == 1 else _joined(parts)
 
     def _by_inner_split(self, rows: NDArray[np.int64]) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np.int64]]]:
         """Yields (split of the source, positions in `rows`, rows of that split)."""
@@ -118,19 +118,20 @@ def _rows(source: Source, low: int, high: int) -> NDArray[np.int64]:
     return _kept[key]
 
 
-def _joined(parts: list[tuple[NDArray[np.int64], Block]], count: int) -> Block:
+def _joined(parts: list[tuple[NDArray[np.int64], Block]]) -> Block:
     """Returns one block of several, each of whose rows goes to its position."""
-    labels = np.empty(count, np.int64)
-    keys: list[bytes] = [b""] * count
-    bad: dict[int, str] = {}
-    images: list[Any] = [None] * count
-    extra: dict[str, list[Any]] = {name: [None] * count for name in parts[0][1].extra}
-    for chosen, block in parts:
-        labels[chosen] = block.labels
-        bad |= {int(chosen[row]): reason for row, reason in block.bad.items()}
-        for row, position in enumerate(chosen.tolist()):
-            keys[position], images[position] = bytes(block.keys[row]), block.images[row]
-            for name, values in block.extra.items():
-                extra[name][position] = values[row]
-    stacked: Any = images if isinstance(parts[0][1].images, list) else np.stack(images)
-    return Block(stacked, labels, keys, dict(extra), bad)
+    blocks = [block for _, block in parts]
+    order = np.argsort(np.concatenate([chosen for chosen, _ in parts])).tolist()
+
+    def joined(columns: Iterable[Iterable[Any]]) -> list[Any]:
+        values = list(itertools.chain.from_iterable(columns))
+        return [values[row] for row in order]
+
+    images: Any = joined(block.images for block in blocks)
+    return Block(
+        images if isinstance(blocks[0].images, list) else np.stack(images),
+        np.array(joined(block.labels for block in blocks), np.int64),
+        joined(map(bytes, block.keys) for block in blocks),
+        {name: joined(block.extra[name] for block in blocks) for name in blocks[0].extra},
+        {int(chosen[row]): reason for chosen, block in parts for row, reason in block.bad.items()},
+    )

@@ -103,8 +103,10 @@ def spool(content: Iterable[bytes]) -> IO[bytes]:
         handle = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (the caller closes it)
     try:
         for block in content:
-            with _errors_of_temporary():
-                write_all(handle, block)
+            start = 0
+            while start < len(block):  # an unbuffered file may take it in parts
+                with _errors_of_temporary():
+                    start += handle.write(memoryview(block)[start:])
     except BaseException:
         handle.close()
         raise
@@ -119,13 +121,6 @@ def partial(folder: pathlib.Path) -> Iterator[IO[bytes]]:
             yield made
         finally:
             pathlib.Path(made.name).unlink(missing_ok=True)
-
-
-def write_all(handle: IO[bytes], data: bytes) -> None:
-    """Writes all of `data` to an unbuffered file, which may take it in parts."""
-    view = memoryview(data)
-    while view:
-        view = view[handle.write(view) :]
 
 
 @contextlib.contextmanager

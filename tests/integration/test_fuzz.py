@@ -69,16 +69,40 @@ def mnist_files(rows=20):
     return files
 
 
-def cifar_tar():
-    draw, buffer = np.random.default_rng(0), io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
-            records = draw.integers(0, 256, (6, 3073), np.uint8)
-            records[:, 0] %= 10
-            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
-            member.size = records.nbytes
-            archive.addfile(member, io.BytesIO(records.tobytes()))
+def archive_of(folder, batches):
+    """Returns a tar, not compressed, of a folder with these files."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, data in batches.items():
+            member = tarfile.TarInfo(f"{folder}/{name}")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
     return buffer.getvalue()
+
+
+def cifar_archive():
+    """Returns CIFAR-10's binary archive, with six images a batch."""
+    draw, batches = np.random.default_rng(0), {}
+    for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
+        records = draw.integers(0, 256, (6, 3073), np.uint8)
+        records[:, 0] %= 10
+        batches[name] = records.tobytes()
+    return archive_of("cifar-10-batches-bin", batches)
+
+
+def python_archive(fine):
+    """Returns CIFAR-10's Python archive, or CIFAR-100's if `fine`, with six images a batch, pickled as by Python 2."""
+    draw = np.random.default_rng(0)
+    names = ["train", "test"] if fine else [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    labels = {b"labels": [1, 2, 3, 4, 5, 6]}
+    if fine:
+        labels = {b"fine_labels": [1, 20, 30, 40, 50, 99], b"coarse_labels": [1, 2, 3, 4, 5, 19]}
+    batches = {}
+    for name in names:
+        images = draw.integers(0, 256, (6, 3072), np.uint8)
+        batch = {b"batch_label": b"batch", b"data": images, **labels, b"filenames": [b"%d.png" % i for i in range(6)]}
+        batches[name] = pickle.dumps(batch, protocol=2)
+    return archive_of("cifar-100-python" if fine else "cifar-10-batches-py", batches)
 
 
 def convert_quietly(capfd, *flags):
@@ -104,52 +128,20 @@ def test_mutated_mnist(tmp_path, capfd, seed):
 
 
 @pytest.mark.parametrize("seed", range(400))
-def test_mutated_cifar_archive(tmp_path, capfd, seed):
-    archive = tmp_path / "cifar-10-binary.tar.gz"
-    draw, data = random.Random(seed), cifar_tar()
-    inside = seed % 2  # of the compression, so that the tar itself is hit
-    archive.write_bytes(gzip.compress(mutate(gzip.decompress(data), draw), mtime=0) if inside else mutate(data, draw))
-    before = set(tmp_path.rglob("*"))
-    error = convert_quietly(capfd, "--dataset=cifar10", f"--source={archive}", f"--data_dir={tmp_path / 'data'}")
-    check_published_or_refused(tmp_path / "data", error, [30, 6])
-    outside = {p for p in tmp_path.rglob("*") if tmp_path / "data" not in (p, *p.parents)}
-    assert outside == before, "a file outside the folder"
-
-
-def pickled_batch(draw, labels):
-    """Returns a batch as Python 2 pickled CIFAR's: bytes as keys, an array made by numpy.core.multiarray."""
-    images = draw.integers(0, 256, (6, 3072), np.uint8)
-    batch = {b"batch_label": b"batch", b"data": images, **labels, b"filenames": [b"%d.png" % i for i in range(6)]}
-    return pickle.dumps(batch, protocol=2)
-
-
-def python_archive(fine):
-    """Returns CIFAR-10's Python archive, or CIFAR-100's if `fine`, with six images a batch."""
-    draw, buffer = np.random.default_rng(0), io.BytesIO()
-    folder = "cifar-100-python" if fine else "cifar-10-batches-py"
-    names = ["train", "test"] if fine else [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
-    labels = {b"labels": [1, 2, 3, 4, 5, 6]}
-    if fine:
-        labels = {b"fine_labels": [1, 20, 30, 40, 50, 99], b"coarse_labels": [1, 2, 3, 4, 5, 19]}
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name in names:
-            data = pickled_batch(draw, labels)
-            member = tarfile.TarInfo(f"{folder}/{name}")
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return buffer.getvalue()
-
-
-@pytest.mark.parametrize("seed", range(400))
-def test_mutated_pickles(tmp_path, capfd, seed):
-    fine = seed % 2 == 1
-    archive = tmp_path / "python.tar.gz"
-    archive.write_bytes(gzip.compress(mutate(python_archive(fine), random.Random(seed)), mtime=0))
-    before = set(tmp_path.rglob("*"))
+@pytest.mark.parametrize("kind", ["binary", "python"])
+def test_mutated_cifar_archive(tmp_path, capfd, kind, seed):
+    archive, draw, odd = tmp_path / "archive.tar.gz", random.Random(seed), seed % 2 == 1
+    data = cifar_archive() if kind == "binary" else python_archive(fine=odd)
+    if kind == "python" or odd:  # inside the compression, so that the tar itself is hit
+        archive.write_bytes(gzip.compress(mutate(data, draw), mtime=0))
+    else:
+        archive.write_bytes(mutate(gzip.compress(data, mtime=0), draw))
+    before, target = set(tmp_path.rglob("*")), tmp_path / "data"
+    fine = kind == "python" and odd
     dataset = "cifar100" if fine else "cifar10"
-    error = convert_quietly(capfd, f"--dataset={dataset}", f"--source={archive}", f"--data_dir={tmp_path / 'data'}")
-    check_published_or_refused(tmp_path / "data", error, [6, 6] if fine else [30, 6], classes=100 if fine else 10)
-    outside = {p for p in tmp_path.rglob("*") if tmp_path / "data" not in (p, *p.parents)}
+    error = convert_quietly(capfd, f"--dataset={dataset}", f"--source={archive}", f"--data_dir={target}")
+    check_published_or_refused(target, error, [6, 6] if fine else [30, 6], classes=100 if fine else 10)
+    outside = {p for p in tmp_path.rglob("*") if target not in (p, *p.parents)}
     assert outside == before, "a file outside the folder"
 
 

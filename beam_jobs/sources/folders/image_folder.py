@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.sources import digest
+from beam_jobs.sources import digest, streams
 from beam_jobs.sources.base import Block, Source, SourceOptions
 from beam_jobs.sources.folders import listing as folder_listing
 from beam_jobs.sources.folders.listing import Images, Listing, text
@@ -115,14 +115,9 @@ def _keep(folder: str, listing: Listing) -> None:
 
 def _content(path: bytes, size: int, time: int) -> bytes:
     """Returns a file's bytes, which must be as they were when it was listed."""
-    try:
-        with open(path, "rb", buffering=0) as stream:
-            status = os.fstat(stream.fileno())
-            data = stream.readall() if (status.st_size, status.st_mtime_ns) == (size, time) else b""
-    except FileNotFoundError:
-        raise DataError(f"{text(path)}: no such file; it was removed after the conversion had begun") from None
-    except OSError as error:
-        raise DataError(f"{text(path)}: cannot be read: {error.strerror or error}") from None
+    with streams.errors_of(text(path)), open(path, "rb", buffering=0) as stream:
+        status = os.fstat(stream.fileno())
+        data = stream.readall() if (status.st_size, status.st_mtime_ns) == (size, time) else b""
     if len(data) != size or status.st_mtime_ns != time:
         raise DataError(f"{text(path)}: changed while it was being converted; run the conversion again")
     return data

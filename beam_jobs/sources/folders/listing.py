@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_jobs.sources import streams
 from pipeline.errors import DataError
 
 EXTENSIONS = frozenset((b".png", b".jpg", b".jpeg", b".bmp", b".gif", b".webp"))
@@ -183,13 +184,8 @@ def _walk(folder: bytes, real_root: bytes, ignored: collections.Counter[bytes]) 
 
 
 def _entries(folder: bytes) -> list[os.DirEntry[bytes]]:
-    try:
-        with os.scandir(folder) as found:
-            return sorted(
-                (entry for entry in found if not entry.name.startswith(_HIDDEN)), key=lambda entry: entry.name
-            )
-    except OSError as error:
-        raise DataError(f"{text(folder)}: cannot be read: {error.strerror or error}") from None
+    with streams.errors_of(text(folder)), os.scandir(folder) as found:
+        return sorted((entry for entry in found if not entry.name.startswith(_HIDDEN)), key=lambda entry: entry.name)
 
 
 def _is_folder(entry: os.DirEntry[bytes]) -> bool:
@@ -208,10 +204,8 @@ def _is_image(entry: os.DirEntry[bytes], ignored: collections.Counter[bytes]) ->
 def _status(entry: os.DirEntry[bytes], real_root: bytes) -> tuple[int, int]:
     if entry.is_symlink() and not os.path.realpath(entry.path).startswith(real_root):
         raise DataError(f"{text(entry.path)}: is a link that leads out of the folder, which is refused; copy the file")
-    try:
+    with streams.errors_of(text(entry.path)):
         status = entry.stat()
-    except OSError as error:
-        raise DataError(f"{text(entry.path)}: cannot be read: {error.strerror or error}") from None
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{text(entry.path)}: is not a regular file")
     return status.st_size, status.st_mtime_ns

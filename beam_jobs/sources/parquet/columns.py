@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -64,9 +65,9 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
     image = options.image_column or (present[0] if present else _IMAGE_NAMES[0])
     label = options.label_column or _LABEL_NAME
     nested = _check_image(path, schema, image)
-    label_kind = _label_kind(path, schema, label)
+    label_kind = _kind(path, schema, "label_column", label, _LABELS, "integers, booleans or strings")
     if options.key_column:
-        _check_key(path, schema, options.key_column)
+        _kind(path, schema, "key_column", options.key_column, _KEYS, "strings, binary or integers")
     names = class_names(schema)
     kept = []
     for name in options.keep_columns:
@@ -130,24 +131,13 @@ def _check_image(path: str, schema: pa.Schema, name: str) -> bool:
     )
 
 
-def _label_kind(path: str, schema: pa.Schema, name: str) -> str:
-    found = _type_of(path, schema, "label_column", name)
-    for kind, test in (("int", pa.types.is_integer), ("bool", pa.types.is_boolean), ("string", _is_text)):
-        if test(plain(found)):
+def _kind(path: str, schema: pa.Schema, flag: str, name: str, kinds: _Kinds, must: str) -> str:
+    """Returns which of some kinds of types a column has."""
+    found = _type_of(path, schema, flag, name)
+    for kind, tests in kinds.items():
+        if any(test(plain(found)) for test in tests):
             return kind
-    raise UsageError(
-        f"--label_column={name}: {path} has it as {_text(found)}; it must be integers, booleans or strings"
-    )
-
-
-def _check_key(path: str, schema: pa.Schema, name: str) -> None:
-    found = _type_of(path, schema, "key_column", name)
-    if not any(
-        test(plain(found)) for test in (pa.types.is_integer, _is_text, _is_bytes, pa.types.is_fixed_size_binary)
-    ):
-        raise UsageError(
-            f"--key_column={name}: {path} has it as {_text(found)}; it must be strings, binary or integers"
-        )
+    raise UsageError(f"--{flag}={name}: {path} has it as {_text(found)}; it must be {must}")
 
 
 def _feature(path: str, schema: pa.Schema, name: str) -> Feature:
@@ -188,3 +178,8 @@ def _is_text(found: pa.DataType) -> bool:
 
 def _text(found: pa.DataType) -> str:
     return " ".join(str(found).split())[:100]
+
+
+_Kinds = dict[str, tuple[Callable[[pa.DataType], bool], ...]]
+_LABELS: _Kinds = {"int": (pa.types.is_integer,), "bool": (pa.types.is_boolean,), "string": (_is_text,)}
+_KEYS: _Kinds = {"key": (pa.types.is_integer, _is_text, _is_bytes, pa.types.is_fixed_size_binary)}

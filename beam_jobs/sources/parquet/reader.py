@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import threading
@@ -24,18 +23,15 @@ _MOST_TEXT = 200  # characters of pyarrow's message
 
 
 class _Footers:
-    """The footers of the files that were read last, for all threads of a process."""
+    """The footers of the files that were opened last, for all threads of a process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: collections.OrderedDict[KnownFile, pq.FileMetaData] = collections.OrderedDict()
+        self._known: dict[KnownFile, pq.FileMetaData] = {}
         self._bytes = 0
 
     def get(self, file: KnownFile) -> pq.FileMetaData | None:
-        with self._lock:
-            if file in self._known:
-                self._known.move_to_end(file)
-            return self._known.get(file)
+        return self._known.get(file)
 
     def add(self, file: KnownFile, footer: pq.FileMetaData) -> None:
         with self._lock:
@@ -43,7 +39,7 @@ class _Footers:
                 self._known[file] = footer
                 self._bytes += footer.serialized_size
             while self._bytes > _FOOTERS_BYTES and len(self._known) > 1:
-                self._bytes -= self._known.popitem(last=False)[1].serialized_size
+                self._bytes -= self._known.pop(next(iter(self._known))).serialized_size
 
 
 _footers = _Footers()

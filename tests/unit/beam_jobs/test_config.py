@@ -1,5 +1,4 @@
 import dataclasses
-import pickle
 
 import pytest
 
@@ -99,7 +98,3 @@ def test_values_are_read():
 def test_a_value_that_cannot_work_is_named_with_its_bound(flag, value, fact):
     with pytest.raises(UsageError, match=fact):
         config(**{flag: value})
-
-
-def test_pickles():
-    assert pickle.loads(pickle.dumps(config(seed=3))) == config(seed=3)

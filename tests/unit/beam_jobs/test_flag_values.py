@@ -130,12 +130,3 @@ def test_what_can_be_no_path(value, message):
 )
 def test_what_can_be_a_path(value):
     flag_values.check_path("source", value)
-
-
-@pytest.mark.parametrize(("value", "fits"), [(0, False), (1, True), (2, True), (3, False), (-1, False)])
-def test_a_range_holds_both_its_ends(value, fits):
-    if fits:
-        flag_values.check_range("passes", value, 1, 2)
-    else:
-        with pytest.raises(UsageError, match=rf"^--passes={value}: must be in 1\.\.2$"):
-            flag_values.check_range("passes", value, 1, 2)

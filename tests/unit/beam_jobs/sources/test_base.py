@@ -6,18 +6,6 @@ from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import UsageError
 
 
-@pytest.mark.parametrize(("count", "digits"), [(0, 1), (1, 1), (10, 1), (11, 2), (10_000, 4), (10_001, 5), (60_000, 5)])
-def test_digits_are_those_of_the_highest_row(count, digits):
-    assert base.row_digits(count) == digits
-
-
-@pytest.mark.parametrize("rows", [[0, 9, 10, 99, 12345, 59_999], []])
-def test_keys_are_as_formatted_by_python(rows):
-    keys = base.row_keys("a.bin", np.array(rows, np.int64), 5)
-    assert keys.tolist() == [b"a.bin#%05d" % row for row in rows]
-    assert keys.itemsize == 11
-
-
 def test_the_nearest_data_set_is_suggested():
     with pytest.raises(UsageError, match="unknown 'cifar-10'; did you mean 'cifar10'"):
         packages_needed("cifar-10")

@@ -54,11 +54,6 @@ def test_upscaling_is_bilinear_with_aligned_centres():
     assert np.abs(digits.upscale(small) - exact).max() <= 0.5 + 1e-9
 
 
-@pytest.mark.parametrize(("value", "pixel"), [(0, 0), (8, 128), (16, 255)])
-def test_a_flat_image_stays_flat(value, pixel):
-    assert (digits.upscale(np.full((1, 8, 8), value, np.uint8)) == pixel).all()
-
-
 def test_a_source_is_refused():
     with pytest.raises(UsageError, match="--source=/data: digits comes with scikit-learn and takes no --source"):
         sources.open_source(SourceOptions("digits", "/data"))

@@ -353,22 +353,6 @@ def test_a_huge_header_of_a_member_is_not_read(tmp_path):
         opened(path)
 
 
-def test_damage_anywhere_in_a_tar_is_one_line_or_harmless(cifar_folder, tmp_path):
-    path = pack(tmp_path / "cifar.tar", cifar_folder(rows=1)[0], mode="w")
-    whole = path.read_bytes()
-    draw = np.random.default_rng(4)
-    headers = [at for at in range(0, len(whole), 512) if whole[at + 257 : at + 262] == b"ustar"]
-    errors = []
-    for at in (draw.choice(headers, 200) + draw.integers(0, 512, 200)).tolist():
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ int(draw.integers(1, 256))]) + whole[at + 1 :])
-        try:
-            opened(path)
-        except DataError as error:
-            errors.append(str(error))
-    assert len(errors) > 100
-    assert not [text for text in errors if "\n" in text or "cifar.tar" not in text]
-
-
 def zipped(path, members):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
         for name, data in members.items():

@@ -1,9 +1,7 @@
 """Pickles as Python 2 and 3 write them, and pickles that want more than to be read."""
 
-import io
 import os
 import pickle
-import pickletools
 import resource
 import struct
 import time
@@ -101,6 +99,17 @@ HOSTILE = [
     ("empty", b"", "byte 0 of 0"),
     ("no end", b"\x80\x02N", "byte 3 of 3"),
     ("bad text", mark(b"X\x02\x00\x00\x00\xff\xfe"), ""),
+    ("text of no bytes", mark(b"c_codecs\nencode\nX\x03\x00\x00\x00\xe2\x82\xacU\x06latin1\x86R"), ""),
+    (
+        "one string again and again",
+        mark(
+            b"X\x00\x80\x00\x00"
+            + b"a" * 32_768
+            + b"q\x01c_codecs\nencode\nq\x00U\x06latin1q\x02"
+            + b"h\x00h\x01h\x02\x86R" * 1000
+        ),
+        "strings",
+    ),
 ]
 
 
@@ -134,37 +143,7 @@ def test_a_program_that_does_not_end_is_ended(monkeypatch):
     assert time.monotonic() - start < 2
 
 
-def test_one_string_encoded_again_and_again_is_refused():
-    text = b"X\x00\x80\x00\x00" + b"a" * 32_768 + b"q\x01"
-    again = b"h\x00h\x01h\x02\x86R"
-    data = mark(text + b"c_codecs\nencode\nq\x00U\x06latin1q\x02" + again * 1000)
-    with pytest.raises(DataError, match="strings"):
-        load(data)
-
-
 def test_a_file_that_is_too_large_is_not_read(monkeypatch):
     monkeypatch.setattr(pickled, "MAX_FILE", 10)
     with pytest.raises(DataError, match="11 bytes.* 10$"):
         load(b"\x80\x02" + b"N" * 8 + b".")
-
-
-def test_text_that_is_no_bytes_is_an_error():
-    text = "\u20ac".encode() * 3
-    with pytest.raises(DataError):
-        load(mark(b"c_codecs\nencode\nX\x09\x00\x00\x00" + text + b"U\x06latin1\x86R"))
-
-
-def test_damage_anywhere_is_an_error_of_ours_or_another_value():
-    whole = pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 2], "filenames": ["a", "b"]}, 2)
-    ends = [place for _, _, place in pickletools.genops(io.BytesIO(whole))]
-    draw = np.random.default_rng(2)
-    for place in ends:
-        for value in draw.integers(0, 256, 20).tolist():
-            data = bytearray(whole)
-            data[place] = value
-            try:
-                load(bytes(data))
-            except DataError as error:
-                text = str(error)
-                if "\n" in text:
-                    pytest.fail(text)

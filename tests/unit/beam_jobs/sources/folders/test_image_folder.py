@@ -170,7 +170,7 @@ def test_links_lead_to_files_of_the_folder_alone(tmp_path):
         (outside / "cat" / "2.png", r"link\.png: is a link that leads out of the folder"),
         (pathlib.Path("../../outside/cat/2.png"), r"link\.png: is a link that leads out of the folder"),
         (outside / "cat", r"link\.png: is a link to a folder"),
-        (root / "gone", r"link\.png: cannot be read: No such file or directory"),
+        (root / "gone", r"link\.png: no such file"),
     ):
         link.unlink()
         link.symlink_to(target)
@@ -241,11 +241,3 @@ def test_a_file_too_large_for_an_image_is_a_bad_row_and_is_not_read(tmp_path, mo
     assert block.images == [CONTENT["eel/x.webp"], b""]
     assert list(block.bad) == [1]
     assert "1001 bytes" in block.bad[1]
-
-
-def test_listings_are_kept_up_to_a_bound(tmp_path, monkeypatch):
-    forget(monkeypatch)
-    sources = [opened(fill(tmp_path / str(number))) for number in range(5)]
-    assert len(image_folder._listings) == 2
-    assert [len(everything(source).keys) for source in sources] == [6] * 5
-    assert len(image_folder._listings) == 2

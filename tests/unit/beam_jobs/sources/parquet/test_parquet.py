@@ -105,15 +105,6 @@ def test_any_choice_of_rows_is_what_reading_all_and_choosing_gives(tmp_path):
         assert (block.labels == whole.labels[rows]).all()
 
 
-def test_hashes_depend_on_the_file_and_the_row_alone(tmp_path):
-    write(tmp_path / "b.parquet")
-    alone = opened(tmp_path).hashes("train", 0, 10)
-    write(tmp_path / "a.parquet")
-    both = opened(tmp_path).hashes("train", 0, 20)
-    assert both[10:].tolist() == alone.tolist()
-    assert len(set(both.tolist())) == 20
-
-
 IMAGE_TYPES = [
     pa.binary(), pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int32(), pa.binary()),
     pa.struct([("bytes", pa.binary()), ("path", pa.string())]),
@@ -330,8 +321,6 @@ AMBIGUOUS = [
     (["train.parquet", "more.parquet"], r"more\.parquet: .*'train'"),
     (["train/test-1.parquet"], r"test-1\.parquet: .*test or train"),
     (["val/0.parquet", "validation/0.parquet"], "'val' and of 'validation'"),
-    (["train-00000-of-00003.parquet", "train-00002-of-00003.parquet"], "train-00001-of-00003.* 2 of 3"),
-    (["a-00001-of-00002.parquet"], r"a-00000-of-00002\.parquet: is missing"),
 ]
 
 
@@ -483,18 +472,6 @@ def test_a_source_of_many_files_pickles_small_and_reads_elsewhere(tmp_path):
     data = pickle.dumps(source)
     assert len(data) < 1500 + 200 * 200
     assert pickle.loads(data).read("train", np.arange(2000)).images == IMAGES * 200
-
-
-def test_footers_are_kept_up_to_a_bound(tmp_path, monkeypatch):
-    footers = parquet_reader._Footers()
-    monkeypatch.setattr(parquet_reader, "_footers", footers)
-    monkeypatch.setattr(parquet_reader, "_FOOTERS_BYTES", 3000)
-    for number in range(20):
-        write(tmp_path / f"{number:05d}.parquet")
-    source = opened(tmp_path)
-    everything(source)
-    size = pq.read_metadata(tmp_path / "00000.parquet").serialized_size
-    assert 1 <= len(footers._known) == 3000 // size
 
 
 @pytest.mark.skipif(not CIFAR10.is_dir(), reason=f"CIFAR-10's images are not in {CIFAR10}")
