@@ -1,4 +1,7 @@
-"""Parses the values of flags that hold several things: `train:8,test:2`, `224x224`, `a,b`."""
+"""Parses the values of flags that hold several things: `train:8,test:2`, `224x224`, `a,b`.
+
+Every function raises UsageError, with the flag and the value, where a text has another form than its docstring says.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,7 @@ def check_path(flag: str, value: str) -> None:
 
 
 def numbers_by_split(flag: str, text: str, most: int) -> int | dict[str, int] | None:
-    """Returns one number, {split: number}, or None of an empty text.
-
-    Raises:
-      UsageError: it is neither, a split comes twice, or a number is not in 1..most.
-    """
+    """Returns one number, {split: number}, each split once, or None of an empty text; numbers must be in 1..most."""
     if not text:
         return None
     if re.fullmatch(r"-?[0-9]{1,9}", text):
@@ -52,11 +51,7 @@ def numbers_by_split(flag: str, text: str, most: int) -> int | dict[str, int] | 
 
 
 def fractions(flag: str, text: str) -> dict[str, float]:
-    """Returns {split: fraction}; empty of an empty text.
-
-    Raises:
-      UsageError: the text has another form, a split comes twice, a fraction is not above 0, or they do not sum to 1.
-    """
+    """Returns {split: fraction}, each split once; empty of an empty text. Fractions must be above 0 and sum to 1."""
     if not text:
         return {}
     values = {split: float(value) for split, value in _by_split(flag, text, r"[0-9]*\.?[0-9]+", "split:fraction")}
@@ -68,11 +63,7 @@ def fractions(flag: str, text: str) -> dict[str, float]:
 
 
 def sizes(flag: str, text: str, count: int) -> tuple[int, ...] | None:
-    """Returns `count` sizes of a text like 28x28; None of an empty text.
-
-    Raises:
-      UsageError: the text has another form, or a size is not in 1..16384.
-    """
+    """Returns `count` sizes, in 1..16384, of a text like 28x28; None of an empty text."""
     if not text:
         return None
     example = "x".join(["224", "224", "3"][:count])
@@ -85,11 +76,7 @@ def sizes(flag: str, text: str, count: int) -> tuple[int, ...] | None:
 
 
 def names(flag: str, text: str) -> tuple[str, ...]:
-    """Returns the names of a text like a,b; none of an empty text.
-
-    Raises:
-      UsageError: a name is empty or comes twice.
-    """
+    """Returns the names of a text like a,b, each once; none of an empty text."""
     if not text:
         return ()
     values = tuple(name.strip() for name in text.split(","))
@@ -99,11 +86,7 @@ def names(flag: str, text: str) -> tuple[str, ...]:
 
 
 def pairs(flag: str, text: str) -> tuple[tuple[str, str], ...]:
-    """Returns the pairs of a text like image:image_raw,label:label; none of an empty text.
-
-    Raises:
-      UsageError: a part is not a pair, or a first name comes twice.
-    """
+    """Returns the pairs of a text like image:image_raw,label:label, each first name once; none of an empty text."""
     if not text:
         return ()
     values = [tuple(part.strip().split(":", 1)) for part in text.split(",")]

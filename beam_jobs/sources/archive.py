@@ -21,11 +21,9 @@ MAX_ARCHIVE = 8 << 30  # 8 GiB of content: more is a gzip bomb or another archiv
 
 
 def unpack(path: LocalPath, members: Collection[tuple[str, str]]) -> dict[tuple[str, str], IO[bytes]]:
-    """Returns the content of those of `members` that a tar archive holds, each in a temporary file without a name.
+    """Returns the content of those of `members` that a tar holds, gzip or not, each in a temporary file without a name.
 
-    Args:
-      path: the archive, gzip or not.
-      members: (folder, name) of each wanted file; it is also taken where it lies in no folder.
+    Members are (folder, name); a file is also taken where it lies in no folder.
 
     Raises:
       DataError: it is not a tar archive, is cut short or corrupt, holds a file twice, as a link or with a path that

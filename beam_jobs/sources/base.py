@@ -139,14 +139,9 @@ class Files:
         """Rows of all files."""
         return sum(self.counts)
 
-    @property
-    def bounds(self) -> NDArray[np.int64]:
-        """The first row of each file, and the number of rows at the end."""
-        return np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int64)
-
     def locate(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns (number of the file, row in it) of each row."""
-        bounds = self.bounds
+        bounds = np.cumsum([0, *self.counts])
         files = np.searchsorted(bounds, rows, side="right") - 1
         return files, rows - bounds[files]
 
@@ -158,7 +153,7 @@ class Files:
     def hashes(self, start: int, stop: int) -> NDArray[np.uint64]:
         """Returns a hash of (file, row in it) of rows start..stop - 1; see `Source.hashes`."""
         files, rows = self.locate(np.arange(start, stop, dtype=np.int64))
-        names = np.array([_name_number(name) for name in self.names], np.int64)
+        names = np.frombuffer(b"".join(hashlib.sha256(name.encode()).digest()[:8] for name in self.names), "<i8")
         return hashing.derive_key(Domain.SPLIT, names[files], rows)
 
     def keys(self, files: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.bytes_]:
@@ -174,10 +169,6 @@ class Files:
 def rows_of(parts: Mapping[str, Files]) -> dict[str, int]:
     """Returns {split: rows of all its files}."""
     return {split: part.num_rows for split, part in parts.items()}
-
-
-def _name_number(name: str) -> int:
-    return int(np.frombuffer(hashlib.sha256(name.encode()).digest()[:8], "<i8")[0])
 
 
 def row_keys(file: str, rows: NDArray[np.int64], digits: int) -> NDArray[np.bytes_]:

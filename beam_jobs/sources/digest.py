@@ -69,11 +69,7 @@ class Tally:
 
 
 def digests(paths: Sequence[Path], advance: Callable[[int], None]) -> list[Digest]:
-    """Returns the digest of each file, in their order, by one thread per core with a block in memory.
-
-    Args:
-      paths: regular files of any size.
-      advance: from `bar`.
+    """Returns the digest of each regular file, in their order; `advance` is from `bar`. One thread and block per core.
 
     Raises:
       DataError: a file is missing or cannot be read.
@@ -111,12 +107,12 @@ def _total_bytes(paths: Sequence[Path]) -> int:
 
 
 @contextlib.contextmanager
-def bar(total: int) -> Iterator[Callable[[int], None]]:
+def bar(total: int, text: str = "reading source") -> Iterator[Callable[[int], None]]:
     """Yields what moves a bar of `total` bytes by so many, from any thread; it is drawn on a terminal alone."""
     lock = threading.Lock()
     drawn = tqdm.tqdm(
         total=total,
-        desc="reading source",
+        desc=text,
         unit="B",
         unit_scale=True,
         delay=_SECONDS_WITHOUT_BAR,

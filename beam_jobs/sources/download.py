@@ -18,9 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import tqdm
-
-from beam_jobs.sources import streams
+from beam_jobs.sources import digest, streams
 from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError
 
@@ -86,15 +84,7 @@ def cached(
     """Returns `folder/<name>` of each of `remotes`, after downloading those that are missing or damaged.
 
     A file gets its name when all of it has arrived and its checksum is right; those that did stay, whatever comes next.
-
-    Args:
-      dataset: for errors.
-      remotes: the files.
-      folder: made if missing.
-      patience: seconds without a byte after which a download has failed.
-
-    Raises:
-      DataError: as `files`.
+    A download has failed after `patience` seconds without a byte. Raises DataError as `files`.
     """
     missing = [remote for remote in remotes if not _is_whole(folder / remote.name, remote)]
     if missing:
@@ -132,7 +122,7 @@ def _download(
 ) -> None:
     import requests  # noqa: PLC0415 (as above)
 
-    digest, size = hashlib.sha256(), 0
+    sha256, size = hashlib.sha256(), 0
     try:
         with contextlib.ExitStack() as stack:
             with _cache_errors(folder):
@@ -142,10 +132,10 @@ def _download(
             for block in response.iter_content(_BLOCK):
                 with _cache_errors(folder):
                     partial.write(block)
-                digest.update(block)
+                sha256.update(block)
                 size += len(block)
                 show(len(block))
-            if (size, digest.hexdigest()) != (remote.num_bytes, remote.sha256):
+            if (size, sha256.hexdigest()) != (remote.num_bytes, remote.sha256):
                 expected = f"the registered file of {remote.num_bytes} bytes with SHA-256 {remote.sha256}"
                 raise _failed(dataset, f"{remote.url}: the {size} bytes that came are not {expected}")
             with _cache_errors(folder):
@@ -209,13 +199,11 @@ def _shown(dataset: str, total: int) -> Iterator[Callable[[int], None]]:
     def show(count: int) -> None:
         nonlocal arrived, next_line
         arrived += count
-        bar.update(count)
-        if bar.disable and time.monotonic() >= next_line:
+        advance(count)
+        if quiet and time.monotonic() >= next_line:
             next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
             print(f"downloading {dataset}: {arrived / 1e6:.1f} of {total / 1e6:.1f} MB", flush=True)
 
     quiet = not sys.stderr.isatty()
-    with tqdm.tqdm(
-        total=total, desc=f"downloading {dataset}", unit="B", unit_scale=True, leave=False, disable=quiet
-    ) as bar:
+    with digest.bar(total, f"downloading {dataset}") as advance:
         yield show

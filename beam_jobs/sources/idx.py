@@ -65,25 +65,17 @@ class IdxFile:
 
     @property
     def _start(self) -> int:
-        return header_size(len(self.shape))
+        return 4 + 4 * len(self.shape)
 
     def _unpack(self) -> dict[SourceFile, IO[bytes]]:
         again, handle = _open(self.stored.path, self.stored.file.file, len(self.shape))
         return {again.stored.file: handle}
 
 
-def header_size(rank: int) -> int:
-    """Returns the bytes before the values."""
-    return 4 + 4 * rank
-
-
 def open_file(path: LocalPath, name: str, rank: int) -> IdxFile:
-    """Opens a file, gzip or not, and checks its header, its size and, of gzip, its CRC.
+    """Opens a file of images (rank 3) or labels (1), gzip or not; checks its header, its size and, of gzip, its CRC.
 
-    Args:
-      path: the file.
-      name: of the file in keys and the manifest, without `.gz`.
-      rank: 1 of labels, 3 of images.
+    The file's name in keys and the manifest is `name`, without `.gz`.
 
     Raises:
       DataError: unreadable, another type or rank, no item, or shorter or longer than its header says.
@@ -98,7 +90,7 @@ def _open(path: LocalPath, name: str, rank: int) -> tuple[IdxFile, IO[bytes]]:
     handle = streams.open_plain(path)
     packed = streams.is_packed(handle)
     with streams.opened(path) as stream:
-        header = stream.read(header_size(rank))
+        header = stream.read(4 + 4 * rank)
         shape = _shape(header, rank, MAX_PACKED if packed else MAX_BYTES, path)
         size = math.prod(shape)
         if packed:
@@ -119,8 +111,8 @@ def _shape(header: bytes, rank: int, most: int, path: LocalPath) -> tuple[int, .
         found = f"0x{header[:4].hex()}" if header else "an empty file"
         kind = "images" if rank == 3 else "labels"
         raise DataError(f"{path}: begins with {found}, not 0x{magic:08x}: not an IDX file of {kind}")
-    if len(header) < header_size(rank):
-        raise DataError(f"{path}: ends inside its header ({len(header)} of {header_size(rank)} bytes)")
+    if len(header) < 4 + 4 * rank:
+        raise DataError(f"{path}: ends inside its header ({len(header)} of {4 + 4 * rank} bytes)")
     shape = struct.unpack(f">{rank}I", header[4:])
     if not all(shape) or math.prod(shape) > most:
         text = "x".join(map(str, shape))

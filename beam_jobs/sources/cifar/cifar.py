@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Callable
 from typing import IO
 
@@ -86,12 +85,11 @@ def open_source(options: SourceOptions) -> CifarSource:
     layout, found = cifar_records.find(path, dataset)
     *others, label = LABELS[dataset]
     length = len(LABELS[dataset]) + PIXELS
-    rows = {}
+    rows, by_name = {}, {file.file.file: file for file, _ in found}
     for file, records in found:
         file.keep(records)
         rows[file.file.file] = streams.size(records) // length
     parts = {split: Files(names, tuple(rows[name] for name in names)) for split, names in layout.files.items()}
-    batches = iter(file for file, _ in found)
     return CifarSource(
         dataset=dataset,
         class_names=label.class_names,
@@ -102,5 +100,5 @@ def open_source(options: SourceOptions) -> CifarSource:
         parts=parts,
         source=path,
         layout=layout,
-        batches={split: tuple(itertools.islice(batches, len(names))) for split, names in layout.files.items()},
+        batches={split: tuple(by_name[name] for name in names) for split, names in layout.files.items()},
     )

@@ -54,12 +54,8 @@ class Array:
 def load(handle: IO[bytes], where: str) -> Any:
     """Returns the object of a pickle: dict, list, tuple, str, bytes, int, bool, None, and `Array`.
 
-    Args:
-      handle: the open file.
-      where: its path, for the error.
-
     Raises:
-      DataError: the file is damaged, too large, or holds or calls anything else.
+      DataError: with `where`, the path: the file is damaged, too large, or holds or calls anything else.
     """
     size = streams.size(handle)
     if size > MAX_FILE:

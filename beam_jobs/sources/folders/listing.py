@@ -74,25 +74,13 @@ class Listing:
 
 
 def scan(root: bytes) -> Listing:
-    """Lists a folder.
-
-    Args:
-      root: has one folder per class, or one per split with folders of classes.
+    """Lists a folder that has one folder per class, or one per split with folders of classes.
 
     Raises:
       DataError: it has neither, a class has no image, an image is in no class, is no regular file, or is a link that
         leads out of the folder; the name of a class is not valid UTF-8; a folder cannot be read.
     """
-    folders = _split_folders(root)
-    ignored: collections.Counter[bytes] = collections.Counter()
-    classes = {split: _class_folders(root, folder, ignored) for split, folder in folders.items()}
-    names = sorted(set().union(*classes.values()))
-    if not names:
-        raise DataError(f"{text(root)}: has no folders of classes; images are expected as class/file.png")
-    splits = {split: _images(root, folder, names, classes[split], ignored) for split, folder in folders.items()}
-    _check_not_empty(root, names, splits, ignored)
-    class_names = tuple(name.decode() for name in names)
-    return Listing(class_names, splits, folders, _digest(splits.values()), ignored)
+    return _Scan(root).listing()
 
 
 def _digest(splits: Iterable[Images]) -> str:
@@ -109,78 +97,117 @@ def text(path: bytes) -> str:
     return path.decode(errors="backslashreplace")
 
 
-def _split_folders(root: bytes) -> dict[str, bytes]:
-    names = [entry.name for entry in _entries(root) if _is_folder(entry)]
-    known = [name for name in names if name.lower() in _SPLITS]
-    if not known or (len(known) < len(names) and len(known) == 1):
-        return {"train": b""}
-    if len(known) < len(names):
-        other = next(name for name in names if name not in known)
-        raise DataError(
-            f"{text(root)}: has folders of splits ({', '.join(map(text, known))}) beside {text(other)!r}; are they "
-            "classes? move one kind elsewhere"
-        )
-    found: dict[str, bytes] = {}
-    for name in sorted(known, key=lambda name: list(_SPLITS).index(name.lower())):
-        split = _SPLITS[name.lower()]
-        if split in found:
+class _Scan:
+    """One pass over a folder.
+
+    Attributes:
+      ignored: {extension: files of formats that are not read}.
+    """
+
+    def __init__(self, root: bytes) -> None:
+        self._root = root
+        self._real_root = os.path.join(os.path.realpath(root), b"")
+        self.ignored: collections.Counter[bytes] = collections.Counter()
+
+    def listing(self) -> Listing:
+        folders = self._split_folders()
+        classes = {split: self._class_folders(folder) for split, folder in folders.items()}
+        names = sorted(set().union(*classes.values()))
+        if not names:
+            raise DataError(f"{text(self._root)}: has no folders of classes; images are expected as class/file.png")
+        splits = {split: self._images(folder, names, classes[split]) for split, folder in folders.items()}
+        self._check_not_empty(names, splits)
+        class_names = tuple(name.decode() for name in names)
+        return Listing(class_names, splits, folders, _digest(splits.values()), self.ignored)
+
+    def _split_folders(self) -> dict[str, bytes]:
+        names = [entry.name for entry in _entries(self._root) if _is_folder(entry)]
+        known = [name for name in names if name.lower() in _SPLITS]
+        if not known or (len(known) < len(names) and len(known) == 1):
+            return {"train": b""}
+        if len(known) < len(names):
+            other = next(name for name in names if name not in known)
             raise DataError(
-                f"{text(root)}: {text(found[split])!r} and {text(name)!r} are both split {split!r}; join them"
+                f"{text(self._root)}: has folders of splits ({', '.join(map(text, known))}) beside "
+                f"{text(other)!r}; are they classes? move one kind elsewhere"
             )
-        found[split] = name
-    return found
+        found: dict[str, bytes] = {}
+        for name in sorted(known, key=lambda name: list(_SPLITS).index(name.lower())):
+            split = _SPLITS[name.lower()]
+            if split in found:
+                raise DataError(
+                    f"{text(self._root)}: {text(found[split])!r} and {text(name)!r} are both split {split!r}; join them"
+                )
+            found[split] = name
+        return found
 
-
-def _class_folders(root: bytes, folder: bytes, ignored: collections.Counter[bytes]) -> set[bytes]:
-    names = set()
-    for entry in _entries(os.path.join(root, folder)):
-        if _is_folder(entry):
-            try:
-                entry.name.decode()
-            except UnicodeDecodeError:
-                raise DataError(f"{text(entry.path)}: the name of a class must be valid UTF-8; rename it") from None
-            names.add(entry.name)
-        elif _is_image(entry, ignored):
-            raise DataError(f"{text(entry.path)}: is in no folder of a class; images are expected as class/file.png")
-    return names
-
-
-def _images(
-    root: bytes,
-    folder: bytes,
-    names: Sequence[bytes],
-    present: Set[bytes],
-    ignored: collections.Counter[bytes],
-) -> Images:
-    paths: list[bytes] = []
-    labels, sizes, times = [], [], []
-    start, real_root = len(os.path.join(root, b"")), os.path.join(os.path.realpath(root), b"")
-    for label, name in enumerate(names):
-        if name in present:
-            for path, size, time in sorted(_walk(os.path.join(root, folder, name), real_root, ignored)):
-                paths.append(path[start:])
-                labels.append(label)
-                sizes.append(size)
-                times.append(time)
-    bounds = np.concatenate([[0], np.cumsum([len(path) for path in paths])])
-    return Images(
-        b"".join(paths),
-        bounds.astype(np.int64),
-        np.array(labels, np.int32),
-        np.array(sizes, np.int64),
-        np.array(times, np.int64),
-    )
-
-
-def _walk(folder: bytes, real_root: bytes, ignored: collections.Counter[bytes]) -> Iterator[tuple[bytes, int, int]]:
-    """Yields (path, size, time of the last change) of the images at any depth."""
-    folders = [folder]
-    while folders:
-        for entry in _entries(folders.pop()):
+    def _class_folders(self, folder: bytes) -> set[bytes]:
+        names = set()
+        for entry in _entries(os.path.join(self._root, folder)):
             if _is_folder(entry):
-                folders.append(entry.path)
-            elif _is_image(entry, ignored):
-                yield (entry.path, *_status(entry, real_root))
+                try:
+                    entry.name.decode()
+                except UnicodeDecodeError:
+                    raise DataError(f"{text(entry.path)}: the name of a class must be valid UTF-8; rename it") from None
+                names.add(entry.name)
+            elif self._is_image(entry):
+                raise DataError(
+                    f"{text(entry.path)}: is in no folder of a class; images are expected as class/file.png"
+                )
+        return names
+
+    def _images(self, folder: bytes, names: Sequence[bytes], present: Set[bytes]) -> Images:
+        paths: list[bytes] = []
+        labels, sizes, times = [], [], []
+        start = len(os.path.join(self._root, b""))
+        for label, name in enumerate(names):
+            if name in present:
+                for path, size, time in sorted(self._walk(os.path.join(self._root, folder, name))):
+                    paths.append(path[start:])
+                    labels.append(label)
+                    sizes.append(size)
+                    times.append(time)
+        bounds = np.cumsum([0, *map(len, paths)], dtype=np.int64)
+        columns = np.array(labels, np.int32), np.array(sizes, np.int64), np.array(times, np.int64)
+        return Images(b"".join(paths), bounds, *columns)
+
+    def _walk(self, folder: bytes) -> Iterator[tuple[bytes, int, int]]:
+        """Yields (path, size, time of the last change) of the images at any depth."""
+        folders = [folder]
+        while folders:
+            for entry in _entries(folders.pop()):
+                if _is_folder(entry):
+                    folders.append(entry.path)
+                elif self._is_image(entry):
+                    yield (entry.path, *self._status(entry))
+
+    def _is_image(self, entry: os.DirEntry[bytes]) -> bool:
+        extension = os.path.splitext(entry.name)[1].lower()
+        if extension not in EXTENSIONS:
+            self.ignored[extension] += 1
+        return extension in EXTENSIONS
+
+    def _status(self, entry: os.DirEntry[bytes]) -> tuple[int, int]:
+        if entry.is_symlink() and not os.path.realpath(entry.path).startswith(self._real_root):
+            raise DataError(
+                f"{text(entry.path)}: is a link that leads out of the folder, which is refused; copy the file"
+            )
+        with streams.errors_of(text(entry.path)):
+            status = entry.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise DataError(f"{text(entry.path)}: is not a regular file")
+        return status.st_size, status.st_mtime_ns
+
+    def _check_not_empty(self, names: Sequence[bytes], splits: dict[str, Images]) -> None:
+        present = set(np.concatenate([images.labels for images in splits.values()]).tolist())
+        known = ", ".join(f"*{extension.decode()}" for extension in sorted(EXTENSIONS))
+        for label, name in enumerate(names):
+            if label not in present:
+                others = f"; skipped {self.ignored.total()} files ({listed(self.ignored)})" if self.ignored else ""
+                raise DataError(f"{text(self._root)}: class {text(name)!r} has no image{others}; images are {known}")
+        for split, images in splits.items():
+            if not len(images):
+                raise DataError(f"{text(self._root)}: split {split!r} has no image; images are {known}")
 
 
 def _entries(folder: bytes) -> list[os.DirEntry[bytes]]:
@@ -192,41 +219,6 @@ def _is_folder(entry: os.DirEntry[bytes]) -> bool:
     if entry.is_symlink() and entry.is_dir():
         raise DataError(f"{text(entry.path)}: is a link to a folder, which is not followed; put the folder there")
     return entry.is_dir(follow_symlinks=False)
-
-
-def _is_image(entry: os.DirEntry[bytes], ignored: collections.Counter[bytes]) -> bool:
-    extension = os.path.splitext(entry.name)[1].lower()
-    if extension not in EXTENSIONS:
-        ignored[extension] += 1
-    return extension in EXTENSIONS
-
-
-def _status(entry: os.DirEntry[bytes], real_root: bytes) -> tuple[int, int]:
-    if entry.is_symlink() and not os.path.realpath(entry.path).startswith(real_root):
-        raise DataError(f"{text(entry.path)}: is a link that leads out of the folder, which is refused; copy the file")
-    with streams.errors_of(text(entry.path)):
-        status = entry.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise DataError(f"{text(entry.path)}: is not a regular file")
-    return status.st_size, status.st_mtime_ns
-
-
-def _check_not_empty(
-    root: bytes, names: Sequence[bytes], splits: dict[str, Images], ignored: collections.Counter[bytes]
-) -> None:
-    labels = np.concatenate([images.labels for images in splits.values()])
-    counts = np.bincount(labels, minlength=len(names))
-    for label, name in enumerate(names):
-        if not counts[label]:
-            others = f"; skipped {ignored.total()} files ({listed(ignored)})" if ignored else ""
-            raise DataError(f"{text(root)}: class {text(name)!r} has no image{others}; images are {_known()}")
-    for split, images in splits.items():
-        if not len(images):
-            raise DataError(f"{text(root)}: split {split!r} has no image; images are {_known()}")
-
-
-def _known() -> str:
-    return ", ".join(f"*{extension.decode()}" for extension in sorted(EXTENSIONS))
 
 
 def listed(ignored: collections.Counter[bytes]) -> str:

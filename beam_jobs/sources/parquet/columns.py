@@ -52,11 +52,6 @@ class Columns:
 def choose(path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
     """Returns the columns of a file, the first of `image` and `img` and `label` where no flag names them.
 
-    Args:
-      path: of the file, for errors.
-      schema: of the file.
-      options: the flags.
-
     Raises:
       UsageError: a flag names a missing column, or one whose type cannot be converted; a kept column is read
         already or has the name of another feature.

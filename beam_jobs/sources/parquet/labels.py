@@ -17,12 +17,7 @@ MAX_CLASSES = 100_000  # the largest published label sets have a fifth of that; 
 
 
 def class_names(files: Sequence[KnownFile], columns: Columns, named: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns one name per label.
-
-    Args:
-      files: all of them.
-      columns: of all of them.
-      named: what the files' metadata say; () where it says nothing.
+    """Returns one name per label of all files; `named` is what their metadata say, () where that is nothing.
 
     Raises:
       DataError: no row has a label, there are more than 100,000 classes, or a file cannot be read.

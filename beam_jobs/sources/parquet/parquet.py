@@ -18,6 +18,7 @@ from beam_jobs.sources.digest import Digest
 from beam_jobs.sources.parquet import columns as parquet_columns
 from beam_jobs.sources.parquet import files as parquet_files
 from beam_jobs.sources.parquet import labels as parquet_labels
+from beam_jobs.sources.parquet import reader as parquet_reader
 from beam_jobs.sources.parquet.columns import Columns
 from beam_jobs.sources.parquet.reader import KnownFile
 from beam_jobs.sources.parquet.rows import ParquetSource, RowGroups
@@ -81,7 +82,8 @@ def _open(folder: StoragePath, name: str, options: SourceOptions) -> _File:
     path = folder / name
     known = KnownFile(path, streams.stamp(path))
     with known.opened() as file:
-        schema = file.schema
+        with parquet_reader.one_line(f"{path}: its schema cannot be read"):
+            schema = file.file.schema_arrow
         columns = parquet_columns.choose(str(path), schema, options)
         groups = tuple(file.rows(group, columns.paths) for group in file.groups)
     return _File(name, known, columns, parquet_columns.class_names(schema).get(columns.label, ()), groups)

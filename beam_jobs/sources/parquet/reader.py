@@ -91,22 +91,12 @@ class OpenFile:
     file: pq.ParquetFile
 
     @property
-    def schema(self) -> pa.Schema:
-        """The columns' names and types; raises DataError."""
-        with one_line(f"{self.path}: its schema cannot be read"):
-            return self.file.schema_arrow
-
-    @property
     def groups(self) -> range:
         """The numbers of the row groups."""
         return range(self.file.num_row_groups)
 
     def batches(self, group: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yields a row group in batches of about 16 MiB.
-
-        Args:
-          group: number of the row group.
-          columns: dotted paths of the columns to read.
+        """Yields a row group, of which the columns of some dotted paths, in batches of about 16 MiB.
 
         Raises:
           DataError: a page is corrupt, or rows are missing.
@@ -162,14 +152,7 @@ class OpenFile:
 
 @contextlib.contextmanager
 def one_line(what: str) -> Iterator[None]:
-    """Turns whatever pyarrow raises into a DataError of one line.
-
-    Args:
-      what: the beginning of the line: the file, the row group and what is wrong there.
-
-    Raises:
-      DataError: something was raised inside.
-    """
+    """Turns whatever pyarrow raises into a DataError of one line that begins with `what`: the file, and its fault."""
     try:
         yield
     except DataError:

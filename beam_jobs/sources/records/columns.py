@@ -37,12 +37,7 @@ class Columns:
     extra: dict[str, Feature] = dataclasses.field(default_factory=dict)
 
     def block(self, records: Sequence[bytes], keys: Sequence[bytes]) -> Block:
-        """Returns the block of some records; invalid ones are in its `bad`.
-
-        Args:
-          records: serialized Examples.
-          keys: the key of each, where records have none.
-        """
+        """Returns the block of serialized Examples, invalid ones in `bad`; `keys` are for records that have none."""
         images, labels, found_keys = [self._no_image] * len(records), np.zeros(len(records), np.int64), list(keys)
         extra = {name: [_nothing(feature)] * len(records) for name, feature in self.extra.items()}
         bad: dict[int, str] = {}

@@ -71,12 +71,7 @@ class RecordFile:
 def index(
     path: StoragePath, visit: Callable[[bytes], None] | None = None, tap: Callable[[bytes], None] | None = None
 ) -> RecordFile:
-    """Walks a TFRecord file, compressed or not, once.
-
-    Args:
-      path: absolute, or in a store.
-      visit: gets each record.
-      tap: gets all bytes, as in `record_stream.records`.
+    """Walks a TFRecord file, compressed or not: `visit` gets each record, `tap` all bytes, as `stream.records` says.
 
     Raises:
       DataError: the file cannot be read, is no TFRecord file, is cut short or corrupt: with the record and its offset.
@@ -110,11 +105,7 @@ def index_array_record(path: StoragePath) -> RecordFile:
 
 
 def read(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
-    """Returns records, in the order of `rows`; both CRCs of each are checked.
-
-    Args:
-      file: what `index` returned.
-      rows: int64 (n,), ascending, each in 0..num_records - 1.
+    """Returns records, in the order of `rows`, int64 (n,), which ascend; both CRCs of each are checked.
 
     Raises:
       DataError: the file has changed since, cannot be read, or is corrupt there: with the record and its offset.

@@ -19,13 +19,7 @@ def read(stream: pyarrow.NativeFile, starts: Sequence[int], stops: Sequence[int]
 
     Memory: the ranges; for a remote file also the eight spans of 8 MiB that are read at a time.
 
-    Args:
-      stream: the open file, which several threads read from where it is remote.
-      starts, stops: byte offsets of each range and of its end.
-      remote: whether every call is a request to an object store.
-
-    Raises:
-      OSError: they cannot be read.
+    Starts and stops are byte offsets. Of a remote file several threads read from the stream, each call a request.
     """
 
     def cut(span: tuple[int, int]) -> list[bytes]:

@@ -24,12 +24,7 @@ _DTYPE_OF_KIND = {"bytes": "string", "int64": "int64", "float": "float32"}
 
 
 def infer(records: Sequence[Mapping[str, Any]], file: str, options: SourceOptions) -> Columns:
-    """Returns what is what in the records of `file`.
-
-    Args:
-      records: its first records, decoded, at least one.
-      file: for the errors.
-      options: the flags --feature_map, --image_shape and --keep_columns.
+    """Returns what is what in the records of `file`, by the flags and its first records, decoded, at least one.
 
     Raises:
       UsageError: a flag does not fit the first record, or is needed.

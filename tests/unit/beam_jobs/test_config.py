@@ -41,14 +41,9 @@ def test_every_flag_is_classified_here():
     assert {field.name for field in dataclasses.fields(ConvertConfig)} == SHAPING.keys() | OTHERS.keys()
 
 
-@pytest.mark.parametrize("flag", sorted(SHAPING))
-def test_a_flag_that_shapes_the_bytes_is_told_where_it_is_given(flag):
-    assert config(**{flag: SHAPING[flag]}).shaping_flags == {flag: SHAPING[flag]}
-
-
-@pytest.mark.parametrize("flag", sorted(OTHERS))
-def test_no_other_flag_is_told(flag):
-    assert config(**{flag: OTHERS[flag]}).shaping_flags == {}
+@pytest.mark.parametrize(("flag", "value"), (SHAPING | OTHERS).items())
+def test_the_flags_that_shape_the_bytes_and_no_others_are_told_where_they_are_given(flag, value):
+    assert config(**{flag: value}).shaping_flags == ({flag: value} if flag in SHAPING else {})
 
 
 def test_values_are_read():
