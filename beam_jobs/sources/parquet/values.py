@@ -70,7 +70,7 @@ def _taken(array: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
     if pa.types.is_binary_view(array.type) or pa.types.is_string_view(array.type):
         array = array.cast(pa.large_binary())  # Arrow cannot take rows of a view
     whole = len(rows) == len(array) and bool((rows[1:] > rows[:-1]).all())
-    return array if whole else array.take(pa.array(rows))
+    return decoded(array if whole else array.take(pa.array(rows)))
 
 
 def _refuse(bad: dict[int, str], rows: NDArray[np.bool_], reason: str) -> None:
@@ -78,35 +78,30 @@ def _refuse(bad: dict[int, str], rows: NDArray[np.bool_], reason: str) -> None:
         bad.setdefault(row, reason)
 
 
+def _refuse_nulls(bad: dict[int, str], array: pa.Array, reason: str) -> None:
+    if array.null_count:
+        _refuse(bad, array.is_null().to_numpy(zero_copy_only=False), reason)
+
+
 def decoded(array: pa.Array) -> pa.Array:
     """Returns the values of a column that may be stored as a dictionary of them."""
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
-def _nulls(array: pa.Array) -> NDArray[np.bool_]:
-    return array.is_null().to_numpy(zero_copy_only=False)
-
-
 def _bytes(array: pa.Array, missing: str, bad: dict[int, str]) -> NDArray[np.object_]:
-    array = decoded(array)
     if not pa.types.is_binary(array.type):
         array = array.cast(pa.large_binary())
-    values: NDArray[np.object_] = array.to_numpy(zero_copy_only=False)
     if array.null_count:
-        nulls = _nulls(array)
-        _refuse(bad, nulls, missing)
-        values = values.copy()
-        values[nulls] = b""
+        _refuse_nulls(bad, array, missing)
+        array = array.fill_null(b"")
+    values: NDArray[np.object_] = array.to_numpy(zero_copy_only=False)
     return values
 
 
 def _integers(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.int64]:
     """Returns integers or booleans; 0 where they are refused."""
-    array = decoded(array)
-    if array.null_count:
-        _refuse(bad, _nulls(array), f"{name} is null")
-        array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
-    values = array.to_numpy(zero_copy_only=False)
+    _refuse_nulls(bad, array, f"{name} is null")
+    values = array.fill_null(False if pa.types.is_boolean(array.type) else 0).to_numpy(zero_copy_only=False)
     if values.dtype == np.uint64 and len(values) and values.max() > _HIGHEST:
         _refuse(bad, values > _HIGHEST, f"{name} is above {_HIGHEST}, the most that int64 holds")
         values = np.where(values > _HIGHEST, 0, values)
@@ -116,15 +111,14 @@ def _integers(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.int
 def _labels(array: pa.Array, columns: Columns, class_names: pa.Array | None, bad: dict[int, str]) -> NDArray[np.int64]:
     if class_names is None:
         return _integers(array, columns.label, bad)
-    array = decoded(array).cast(pa.large_string())
-    _refuse(bad, _nulls(array), f"{columns.label} is null")
+    array = array.cast(pa.large_string())
+    _refuse_nulls(bad, array, f"{columns.label} is null")
     numbers = pc.index_in(array, value_set=class_names).fill_null(-1).to_numpy().astype(np.int64)
     _refuse(bad, numbers < 0, f"{columns.label} is empty")  # the one text that names no class
     return np.maximum(numbers, 0)
 
 
 def _keys(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.object_]:
-    array = decoded(array)
     if pa.types.is_integer(array.type):
         array = array.cast(pa.large_string())
     keys = _bytes(array, f"{name} is null", bad)
@@ -135,19 +129,16 @@ def _keys(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.object_
 def _kept(array: pa.Array, name: str, feature: Feature, bad: dict[int, str]) -> NDArray[Any]:
     if feature.dtype == "string":
         return _bytes(array, f"{name} is null", bad)
-    array = decoded(array)
     if feature.shape == ():
         return _numbers(array, name, bad)
-    if array.null_count:
-        _refuse(bad, _nulls(array), f"{name} is null")
+    _refuse_nulls(bad, array, f"{name} is null")
     return _lists(array, name, bad) if feature.shape == (None,) else _vectors(array, name, bad)
 
 
 def _numbers(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[Any]:
     if not pa.types.is_floating(array.type):
         return _integers(array, name, bad)
-    if array.null_count:
-        _refuse(bad, _nulls(array), f"{name} is null")
+    _refuse_nulls(bad, array, f"{name} is null")
     with np.errstate(over="ignore"):  # beyond float32: infinite
         return array.to_numpy(zero_copy_only=False).astype(np.float32)  # nulls become NaN
 

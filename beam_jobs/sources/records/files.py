@@ -111,7 +111,12 @@ def read(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
       DataError: the file has changed since, cannot be read, or is corrupt there: with the record and its offset.
     """
     with streams.errors_of(file.path), file.path.open_native() as stream:
-        _check_unchanged(file)  # now, so that what was opened is the file that was indexed
+        now = streams.stamp(file.path)  # after it was opened: a file that replaces it before is noticed
+        if now != file.stamp:
+            raise DataError(
+                f"{file.path}: changed while it was being converted ({file.stamp[0]} bytes before, {now[0]} now); "
+                "run the conversion again"
+            )
         if file.packing:
             return _read_array_record(file, rows) if file.packing == ARRAY_RECORD else _read_streamed(file, rows)
         if not file.has_random_access:
@@ -126,15 +131,6 @@ def _record(file: RecordFile, framed: bytes, row: int, start: int) -> bytes:
     if fault:
         raise DataError(f"{walk.location(file.path, row, start)}: {fault.text}{record_stream.ADVICE}")
     return framed[framing.HEADER : -framing.FOOTER]
-
-
-def _check_unchanged(file: RecordFile) -> None:
-    now = streams.stamp(file.path)
-    if now != file.stamp:
-        raise DataError(
-            f"{file.path}: changed while it was being converted ({file.stamp[0]} bytes before, {now[0]} now); "
-            "run the conversion again"
-        )
 
 
 def _ranges(file: RecordFile, rows: NDArray[np.int64]) -> tuple[list[int], list[int]]:

@@ -6,8 +6,7 @@ import contextlib
 import itertools
 import os
 import re
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from beam_jobs.sources import digest, listing, streams
@@ -43,12 +42,11 @@ def open_files(options: SourceOptions) -> RecordSource:
     """
     root, paths = _find(options.source)
     columns = record_schema.infer(*_first_records(paths), options)
-    labels = _Labels(columns.label)
     names = _class_names(root / f"{columns.label}.{LABELS}") or _class_names(root / LABELS)
-    indexed, entries = _index(root, paths, None if names else labels.add)
+    indexed, entries, highest = _index(root, paths, "" if names else columns.label)
     return record_source.make(
         dataset=options.dataset,
-        class_names=names or labels.class_names(root),
+        class_names=names or _numbered_classes(root, columns.label, highest),
         root=root,
         columns=columns,
         records=_by_split(indexed),
@@ -72,50 +70,49 @@ def _is_records(name: str) -> bool:
 
 
 def _index(
-    root: StoragePath, paths: Sequence[StoragePath], visit: Callable[[bytes], None] | None
-) -> tuple[list[RecordFile], tuple[SourceFile, ...]]:
-    """Returns the files, indexed, and the manifest's entries of them: both are made of the bytes as they come."""
+    root: StoragePath, paths: Sequence[StoragePath], label: str
+) -> tuple[list[RecordFile], tuple[SourceFile, ...], int]:
+    """Returns the files, indexed, the manifest's entries of them, and their highest `label` (-1 if that is "").
 
-    def walk(path: StoragePath) -> tuple[RecordFile, SourceFile]:
-        tally = digest.Tally(advance)
-        return record_files.index(path, visit, tally.add), SourceFile(path.name_in(root), *tally.digest())
+    All of it is made of the bytes as they come.
+    """
+
+    def walk(path: StoragePath) -> tuple[RecordFile, SourceFile, int]:
+        tally, labels = digest.Tally(advance), [-1]
+
+        def visit(record: bytes) -> None:
+            labels[0] = max(labels[0], _label_of(record, label))
+
+        file = record_files.index(path, visit if label else None, tally.add)
+        return file, SourceFile(path.name_in(root), *tally.digest()), labels[0]
 
     with digest.bar(sum(size for size, _ in storage.each(streams.stamp, paths, root.is_remote))) as advance:
-        walked = list(storage.each(walk, paths, remote=True))
-    return [file for file, _ in walked], tuple(sorted((entry for _, entry in walked), key=lambda entry: entry.file))
+        files, entries, labels = zip(*storage.each(walk, paths, remote=True), strict=True)
+    return list(files), tuple(sorted(entries, key=lambda entry: entry.file)), max(labels)
 
 
-class _Labels:
-    """The highest label of all records."""
+def _label_of(record: bytes, feature: str) -> int:
+    """Returns the label of a record; -1 of an invalid one, which is left to the reader of rows."""
+    try:
+        values = example_proto.decode(record, (feature,)).get(feature, [])
+    except ValueError:
+        return -1
+    return int(values[0]) if not isinstance(values, list) and len(values) == 1 else -1
 
-    def __init__(self, feature: str) -> None:
-        self._feature = feature
-        self._highest = -1
-        self._lock = threading.Lock()  # files are walked by several threads
 
-    def add(self, record: bytes) -> None:
-        """Looks at one record; an invalid one is left to the reader of rows."""
-        try:
-            values = example_proto.decode(record, (self._feature,)).get(self._feature, [])
-        except ValueError:
-            return
-        if not isinstance(values, list) and len(values) == 1:
-            with self._lock:
-                self._highest = max(self._highest, int(values[0]))
+def _numbered_classes(root: StoragePath, feature: str, highest: int) -> tuple[str, ...]:
+    """Returns "0" to the highest label.
 
-    def class_names(self, root: StoragePath) -> tuple[str, ...]:
-        """Returns "0" to the highest label.
-
-        Raises:
-          DataError: no label is 0 or more, or one is too large for a class.
-        """
-        if not 0 <= self._highest < MAX_CLASSES:
-            found = f"the highest is {self._highest}" if self._highest >= 0 else "there is none of 0 or more"
-            raise DataError(
-                f"{root}: feature {self._feature!r} must hold labels of 0 to {MAX_CLASSES - 1}; {found}; name another "
-                "with --feature_map=label:NAME"
-            )
-        return tuple(str(label) for label in range(self._highest + 1))
+    Raises:
+      DataError: no label is 0 or more, or one is too large for a class.
+    """
+    if not 0 <= highest < MAX_CLASSES:
+        found = f"the highest is {highest}" if highest >= 0 else "there is none of 0 or more"
+        raise DataError(
+            f"{root}: feature {feature!r} must hold labels of 0 to {MAX_CLASSES - 1}; {found}; name another "
+            "with --feature_map=label:NAME"
+        )
+    return tuple(map(str, range(highest + 1)))
 
 
 def _first_records(paths: Sequence[StoragePath]) -> tuple[list[dict[str, Any]], str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 from beam_jobs.sources import streams
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.records import foreign as foreign_records
@@ -57,16 +55,12 @@ def _open_ours(folder: LocalPath | RemotePath, options: SourceOptions) -> Record
         root=folder,
         columns=columns,
         records={
-            name: tuple(_shards(folder, made, split.shards))
+            name: tuple(paths.each(lambda shard: _shard(folder, made, shard), split.shards, folder.is_remote))
             for name, split in made.splits.items()
             if split.num_examples
         },
         files=(SourceFile(naming.MANIFEST, len(made.to_bytes()), made.digest),),
     )
-
-
-def _shards(folder: LocalPath | RemotePath, made: Manifest, shards: Iterable[ShardInfo]) -> Iterator[RecordFile]:
-    return paths.each(lambda shard: _shard(folder, made, shard), shards, folder.is_remote)
 
 
 def _shard(folder: LocalPath | RemotePath, made: Manifest, shard: ShardInfo) -> RecordFile:

@@ -1,7 +1,4 @@
-import io
-
 import numpy as np
-import PIL.Image
 import pytest
 
 from beam_jobs import sample
@@ -135,17 +132,3 @@ def test_files_that_are_no_images_at_all_are_one_error(source):
     for encoding, size in (("source", None), ("raw", None), ("raw", (3, 3)), ("png", None)):
         with pytest.raises(UsageError, match="train.rows, row 0: "):
             sample.take(made, encoding, size, 0)
-
-
-def test_the_estimate_of_jpegs_is_within_a_fifth(source):
-    draw = np.random.default_rng(0)
-    files = []
-    for _ in range(200):
-        stream = io.BytesIO()
-        low = draw.integers(0, 256, (8, 8, 3), np.uint8)
-        PIL.Image.fromarray(low).resize((64, 64)).save(stream, "JPEG")
-        files.append(stream.getvalue())
-    made = source({"train": Content(files)})
-    block = made.read("train", np.arange(200))
-    exact = len(make_records(Rows(block.images, block.labels, block.keys, {})).data) / 200
-    assert abs(sample.take(made, "source", None, 0).record_bytes["train"] / exact - 1) < 0.2
