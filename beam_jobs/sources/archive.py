@@ -8,7 +8,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Collection
-from typing import IO
+from typing import IO, Any
 
 from beam_jobs.sources import streams
 from beam_jobs.storage.paths import LocalPath
@@ -43,11 +43,7 @@ def unpack(path: LocalPath, members: Collection[tuple[str, str]]) -> dict[tuple[
                         if info.isfile() and parts in (member, member[1:]):
                             if member in found:
                                 raise DataError(f"{path}: holds {member[1]} twice")
-                            # A regular file, so there is a stream of it.
-                            stream_of_member: IO[bytes] = tar.extractfile(info)  # type: ignore[assignment]
-                            found[member] = streams.spool(streams.blocks(stream_of_member, info.size))
-                            if streams.size(found[member]) != info.size:
-                                raise DataError(f"{path}: is cut short inside {info.name}; get the file again")
+                            found[member] = _spool(tar, info, path)
         except tarfile.TarError as error:
             raise DataError(f"{path}: is not a whole tar archive ({error}); get the file again") from None
     return found
@@ -80,6 +76,14 @@ def _check_member(path: LocalPath, member: tarfile.TarInfo, number: int) -> None
         raise DataError(f"{path}: has more than {MAX_MEMBERS} members; it is not the published archive")
     if member.size > MAX_FILE or member.offset + member.size > MAX_ARCHIVE:
         raise DataError(f"{path}: member {member.name!r} of {member.size} bytes is larger than allowed; refused")
+
+
+def _spool(tar: tarfile.TarFile, member: tarfile.TarInfo, path: LocalPath) -> IO[bytes]:
+    stream: Any = tar.extractfile(member)  # of a regular file there is one
+    handle = streams.spool(streams.blocks(stream, member.size))
+    if streams.size(handle) != member.size:
+        raise DataError(f"{path}: is cut short inside {member.name}; get the file again")
+    return handle
 
 
 def unzip(path: LocalPath, folder: str, names: Collection[str], target: pathlib.Path) -> None:

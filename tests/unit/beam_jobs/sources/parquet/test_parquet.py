@@ -91,20 +91,6 @@ def test_rows_come_in_the_order_asked_for_whatever_row_group_they_are_in(tmp_pat
     assert (block.bad, block.extra, source.image_shape, source.unique_keys) == ({}, {}, None, True)
 
 
-def test_any_choice_of_rows_is_what_reading_all_and_choosing_gives(tmp_path):
-    for number, size in enumerate((1, 3, 10)):
-        write(tmp_path / f"{number}.parquet", row_group_size=size)
-    source = opened(tmp_path)
-    whole = everything(source)
-    draw = np.random.default_rng(0)
-    for count in range(40):
-        rows = draw.integers(0, 30, count)
-        block = source.read("train", rows)
-        assert block.images == [whole.images[row] for row in rows]
-        assert block.keys.tolist() == [whole.keys[row] for row in rows]
-        assert (block.labels == whole.labels[rows]).all()
-
-
 IMAGE_TYPES = [
     pa.binary(), pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int32(), pa.binary()),
     pa.struct([("bytes", pa.binary()), ("path", pa.string())]),
