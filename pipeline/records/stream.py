@@ -12,7 +12,7 @@ from pipeline.manifest.storage import OpenFile
 
 BLOCK = 1 << 20  # 1 MiB, read at a time: one request to an object store
 _PIECE = 16 << 10  # 16 KiB, compressed: zlib copies what is left of it with every call
-_INFLATED = 8 << 10  # 8 KiB, decompressed at least: records that precede damaged bytes are still given
+_INFLATED = 8 << 10  # 8 KiB, decompressed at least
 _WINDOW_BITS = {"GZIP": zlib.MAX_WBITS | 16, "ZLIB": zlib.MAX_WBITS}
 
 
@@ -34,6 +34,9 @@ class RecordStream:
         self._file, self._size = read, block
         self._compression = compression
         self._inflater: Any = None  # of the GZIP member that is being read
+        self._saved: tuple[Any, bytes] = (None, b"")  # the inflater and the bytes that it had, some reads ago
+        self._given = 0  # bytes that it gave since then
+        self._damage: zlib.error | None = None
         self._block, self._pending = memoryview(b""), b""
         self._members = 0
         self.num_bytes = self.crc = 0
@@ -47,17 +50,48 @@ class RecordStream:
         if not self._compression:
             return self._next()
         while self._inflater is not None or self._begin_member():
-            data: bytes = self._inflater.decompress(self._pending, min(max(size, _INFLATED), BLOCK))
-            self._pending = self._inflater.unconsumed_tail
+            data = self._inflate(min(max(size, _INFLATED), BLOCK))
             if self._inflater.eof:
                 self._pending, self._inflater = self._inflater.unused_data, None
             elif not data and not self._pending:
                 self._pending = self._piece()
                 if not self._pending:
                     raise EOFError("the compressed data is cut")
+                self._save()
             if data:
                 return data
         return b""
+
+    def _inflate(self, size: int) -> bytes:
+        if self._damage is not None:
+            raise self._damage
+        try:
+            data: bytes = self._inflater.decompress(self._pending, size)
+            self._pending = self._inflater.unconsumed_tail
+        except zlib.error as error:
+            self._damage, data = error, self._before_damage()
+            if not data:
+                raise
+        self._given += len(data)
+        return data
+
+    def _before_damage(self) -> bytes:
+        """Returns the bytes that precede damaged ones: zlib raises without what it had in hand."""
+        self._inflater, pending = self._saved
+        data = bytearray()
+        try:
+            if self._given:
+                self._inflater.decompress(pending, self._given)
+                pending = self._inflater.unconsumed_tail
+            while byte := self._inflater.decompress(pending, 1):
+                data += byte
+                pending = self._inflater.unconsumed_tail
+        except zlib.error:
+            pass
+        return bytes(data)
+
+    def _save(self) -> None:
+        self._saved, self._given = (self._inflater.copy(), self._pending), 0
 
     def finish(self) -> None:
         """Reads the rest, so that the whole file is counted."""
@@ -75,6 +109,7 @@ class RecordStream:
             self._pending = piece.lstrip(b"\0") if self._members else piece
         self._inflater = zlib.decompressobj(_WINDOW_BITS[self._compression])
         self._members += 1
+        self._save()
         return True
 
     def _piece(self) -> bytes:

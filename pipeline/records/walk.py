@@ -172,9 +172,9 @@ def location(file: object, number: int, offset: int, is_compressed: bool = False
 def claimed_length(data: bytes | memoryview, start: int = 0) -> int | None:
     """Returns the length that a header claims; None where its CRC is wrong."""
     length, crc = _HEADER.unpack_from(data, start)
-    return length if crc == _crc_ofclaimed_length(length) else None
+    return length if crc == _crc_of_length(length) else None
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _crc_ofclaimed_length(length: int) -> int:
+def _crc_of_length(length: int) -> int:
     return framing.masked_crc32c(length.to_bytes(8, "little"))
