@@ -53,8 +53,20 @@ def write_shards(plan: Plan, elements: Iterable[tuple[str, int]]) -> Iterator[Re
 def _draft(plan: Plan, split: str, shard: int) -> tuple[Draft, Receipt]:
     rows = plan.rows(split, shard)
     chosen = _chosen(plan, split, rows)
-    draft, info = _write(plan, plan.data_dir, plan.file_name(split, shard), chosen)
-    return draft, _receipt(plan, split, shard, info, chosen, rows)
+    histogram = label_histogram(chosen.rows.labels, len(plan.source.class_names))
+    draft, info = _write(plan, plan.file_name(split, shard), chosen, entropy(histogram))
+    listed = sorted(chosen.bad)[: _most_listed(plan)]
+    return draft, Receipt(
+        split=split,
+        shard=shard,
+        info=info,
+        label_histogram=histogram,
+        formats=tuple(sorted(chosen.recoded.formats)),
+        sizes=tuple(sorted(chosen.recoded.sizes.items())),
+        sums=chosen.recoded.sums,
+        num_rejects=len(chosen.bad),
+        rejects=tuple(Reject(*plan.source.where(split, int(rows[row])), chosen.bad[row]) for row in listed),
+    )
 
 
 def _chosen(plan: Plan, split: str, rows: NDArray[np.int64]) -> Selected:
@@ -73,46 +85,24 @@ def _publish(draft: Draft, receipts_folder: StoragePath, receipt: Receipt) -> Re
     return receipt
 
 
-def _write(plan: Plan, folder: StoragePath, name: str, chosen: Selected) -> tuple[Draft, ShardInfo]:
+def _write(plan: Plan, name: str, chosen: Selected, label_entropy: float | None) -> tuple[Draft, ShardInfo]:
     records = make_records(chosen.rows)
-    _check_size(plan, name, records.num_bytes)
+    if records.num_bytes > plan.max_shard_bytes:
+        more = -(-sum(plan.num_shards.values()) * records.num_bytes // plan.max_shard_bytes)
+        raise DataError(
+            f"{name}: would have {records.num_bytes} bytes, over --max_shard_bytes={plan.max_shard_bytes}; "
+            f"give a larger one, or more --num_shards ({more})"
+        )
     if plan.compression:
         records = compressed(records)
     offsets_crc = None
     if records.offsets is not None:
-        offsets = Draft(folder / naming.offsets_name(name), [records.offsets.tobytes()])
+        offsets = Draft(plan.data_dir / naming.offsets_name(name), [records.offsets.tobytes()])
         offsets.publish()
         offsets_crc = offsets.crc32c
-    draft = Draft(folder / name, records.blocks())
-    histogram = label_histogram(chosen.rows.labels, len(plan.source.class_names))
-    info = ShardInfo(
-        name, records.count, draft.num_bytes, draft.crc32c, records.stride, offsets_crc, entropy(histogram)
-    )
+    draft = Draft(plan.data_dir / name, records.blocks())
+    info = ShardInfo(name, records.count, draft.num_bytes, draft.crc32c, records.stride, offsets_crc, label_entropy)
     return draft, info
-
-
-def _check_size(plan: Plan, name: str, num_bytes: int) -> None:
-    if num_bytes > plan.max_shard_bytes:
-        more = -(-sum(plan.num_shards.values()) * num_bytes // plan.max_shard_bytes)
-        raise DataError(
-            f"{name}: would have {num_bytes} bytes, over --max_shard_bytes={plan.max_shard_bytes}; "
-            f"give a larger one, or more --num_shards ({more})"
-        )
-
-
-def _receipt(plan: Plan, split: str, shard: int, info: ShardInfo, chosen: Selected, rows: NDArray[np.int64]) -> Receipt:
-    listed = sorted(chosen.bad)[: _most_listed(plan)]
-    return Receipt(
-        split=split,
-        shard=shard,
-        info=info,
-        label_histogram=label_histogram(chosen.rows.labels, len(plan.source.class_names)),
-        formats=tuple(sorted(chosen.recoded.formats)),
-        sizes=tuple(sorted(chosen.recoded.sizes.items())),
-        sums=chosen.recoded.sums,
-        num_rejects=len(chosen.bad),
-        rejects=tuple(Reject(*plan.source.where(split, int(rows[row])), chosen.bad[row]) for row in listed),
-    )
 
 
 def _most_listed(plan: Plan) -> int:

@@ -35,17 +35,10 @@ def folder_name(digest: str) -> str:
 
 @contextlib.contextmanager
 def opened(data_dir: LocalPath, digest: str) -> Iterator[LocalPath]:
-    """Makes the folder of a plan in `data_dir`, or finds it with the shards that an earlier run finished.
+    """Makes the folder of the plan of a digest in `data_dir`, or finds it with the shards of an earlier run.
 
     The folder is removed at the end; if the conversion failed or was stopped, finished shards are kept, and a line on
-    stderr says so.
-
-    Args:
-      data_dir: where the folder is made; the caller has the lock.
-      digest: the plan's digest, hexadecimal.
-
-    Raises:
-      DataError: it cannot be made.
+    stderr says so. Raises DataError if it cannot be made.
     """
     folder = data_dir / folder_name(digest)
     folder.make_folder()
@@ -59,11 +52,7 @@ def opened(data_dir: LocalPath, digest: str) -> Iterator[LocalPath]:
 
 
 def remove_leftovers(data_dir: LocalPath, digest: str | None) -> None:
-    """Removes temporary files and folders of killed conversions, except the finished shards of one plan.
-
-    Args:
-      data_dir: the folder; the caller has the lock.
-      digest: digest of the plan whose shards stay; None to keep none.
+    """Removes temporary files and folders of killed conversions, except the finished shards of the plan of a digest.
 
     Raises:
       DataError: the folder cannot be listed, or a file cannot be removed.

@@ -2,11 +2,9 @@
 
 import dataclasses
 import gzip
-import os
 import pathlib
 import re
 import struct
-import subprocess
 import sys
 
 import numpy as np
@@ -25,7 +23,6 @@ from tests import made_source
 from tests.converting import convert_in_process
 from tests.made_source import write_source
 
-ROOT = pathlib.Path(__file__).parents[3]
 MNIST_NAMES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
@@ -169,21 +166,6 @@ def _outcome(capfd, function, *arguments, **options):
         code, text = error.exit_code, f"beam_jobs.convert: {error}\n"
     captured = capfd.readouterr()
     return Outcome(code, captured.out, captured.err + text)
-
-
-@pytest.fixture
-def convert_process():
-    """Runs the command in a process of its own."""
-
-    def run(*flags, timeout=120, **options):
-        command = [sys.executable, "-m", "beam_jobs.convert", *map(str, flags)]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        done = subprocess.run(
-            command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout, **options
-        )
-        return Outcome(done.returncode, done.stdout, done.stderr)
-
-    return run
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import crc32c
 import numpy as np
@@ -320,17 +321,17 @@ def test_ctrl_c_while_modules_are_loaded_is_one_line(module, tmp_path):
         pytest.param("multi_processing", marks=pytest.mark.slow),
     ],
 )
-def test_a_full_disk_in_a_worker_is_one_line(mode, mnist_folder, tmp_path, convert_process, refused):
+def test_a_full_disk_in_a_worker_is_one_line(mode, mnist_folder, tmp_path, refused):
     def limit():  # as a full disk: no file can grow over 20,000 bytes; a shard of train takes 43,850
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
     out = tmp_path / "out"
     workers = "1" if mode == "in_memory" else "2"
-    outcome = convert_process(
-        *flags(mnist_folder(), out, f"--direct_running_mode={mode}", f"--direct_num_workers={workers}"),
-        preexec_fn=limit,
-    )
+    more = [f"--direct_running_mode={mode}", f"--direct_num_workers={workers}"]
+    command = [sys.executable, "-m", "beam_jobs.convert", *flags(mnist_folder(), out, *more)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, preexec_fn=limit)
+    outcome = types.SimpleNamespace(code=done.returncode, err=done.stderr)
     refused(outcome, 1, out / "train-00000-of-00001.tfrecord: cannot be written: File too large", data_dir=out)
 
 
