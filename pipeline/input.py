@@ -12,19 +12,7 @@ from pipeline.order import order
 from pipeline.order.order import SHUFFLE_BYTES, OrderSpec
 from pipeline.order.sharding import InputContext, Shard
 from pipeline.read.corruption import MAX_CORRUPT
-from pipeline.request import (
-    DataRequest,
-    DeliveryRequest,
-    ExampleRequest,
-    OrderOptions,
-    OrderRequest,
-    Request,
-    Size,
-    UserDistort,
-    UserParse,
-    check_names,
-    whole_number,
-)
+from pipeline.request import OrderOptions, Request, Size, UserDistort, UserParse, whole_number
 from pipeline.resolved import resolve
 
 if TYPE_CHECKING:
@@ -55,8 +43,7 @@ def order_spec(data_dir: PathLike, split: str = "train", **options: Unpack[Order
       DataError: no valid data set in `data_dir`.
       UsageError: a value that cannot work.
     """
-    check_names(options, OrderOptions)
-    return resolve(Request.of(data_dir, split, **options)).spec
+    return resolve(Request(data_dir, split, **options)).spec
 
 
 def input_fn(
@@ -130,10 +117,25 @@ def input_fn(
       UsageError: an argument that cannot work; the message names the values that would.
     """
     request = Request(
-        DataRequest(data_dir, split),
-        OrderRequest(global_batch_size, training, seed, remainder, streams, shuffle_bytes),
-        ExampleRequest(distort, resize, features, parse),
-        DeliveryRequest(start_step, epochs, weights, shard, on_corrupt, max_corrupt, record_ids),
+        data_dir,
+        split,
+        global_batch_size=global_batch_size,
+        training=training,
+        seed=seed,
+        start_step=start_step,
+        epochs=epochs,
+        distort=distort,
+        resize=resize,
+        features=features,
+        parse=parse,
+        remainder=remainder,
+        weights=weights,
+        streams=streams,
+        shuffle_bytes=shuffle_bytes,
+        shard=shard,
+        on_corrupt=on_corrupt,
+        max_corrupt=max_corrupt,
+        record_ids=record_ids,
     )
     from pipeline.batch.compose import make_dataset  # noqa: PLC0415, here because it loads TensorFlow
 

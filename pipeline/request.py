@@ -1,12 +1,12 @@
-"""What an input is asked for, checked once: which records, in which order, what of each, how they are delivered."""
+"""What an input is asked for, checked once."""
 
 from __future__ import annotations
 
 import dataclasses
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Required, TypeAlias, TypedDict, Unpack
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Required, TypeAlias, TypedDict
 
 from pipeline.distort import recipes
 from pipeline.errors import UsageError, unknown
@@ -24,6 +24,15 @@ Size: TypeAlias = "str | tuple[int, int] | None"
 
 WEIGHTS = ("mask", "mean")
 _INT64 = 1 << 63
+_LEAST = {  # whole numbers, and the least that each may be
+    "global_batch_size": 1,
+    "streams": 1,
+    "seed": -_INT64,
+    "shuffle_bytes": 1,
+    "start_step": 0,
+    "epochs": 1,
+    "max_corrupt": 0,
+}
 _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 
 
@@ -60,60 +69,73 @@ class InputOptions(JobOptions, total=False):
 
 
 @dataclasses.dataclass(frozen=True)
-class DataRequest:
-    """Which records: `data_dir` and `split` of `input_fn`."""
+class Request:
+    """The arguments of `input_fn`, checked as far as they can be without the data set.
+
+    Raises:
+      TypeError: an option that `input_fn` lacks, or a missing one that it requires.
+      UsageError: a value that cannot work.
+    """
 
     data_dir: PathLike
     split: str = "train"
-
-
-@dataclasses.dataclass(frozen=True)
-class OrderRequest:
-    """In which order: the options of this name of `input_fn`."""
-
+    _: dataclasses.KW_ONLY
     global_batch_size: int
     training: bool
     seed: int = 0
-    remainder: str = "pad"
-    streams: int | None = None
-    shuffle_bytes: int = SHUFFLE_BYTES
-
-    def __post_init__(self) -> None:
-        size = whole_number("global_batch_size", self.global_batch_size, 1)
-        streams = None if self.streams is None else whole_number("streams", self.streams, 1)
-        if streams is not None:
-            check_streams(size, streams)
-        _normalise(
-            self,
-            global_batch_size=size,
-            training=bool(self.training),
-            seed=whole_number("seed", self.seed, -_INT64),
-            streams=streams,
-            shuffle_bytes=whole_number("shuffle_bytes", self.shuffle_bytes, 1),
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class ExampleRequest:
-    """What of each record: the options of this name of `input_fn`."""
-
+    start_step: int = 0
+    epochs: int | None = None
     distort: str | UserDistort | None = None
     resize: Size = None
     features: Sequence[str] = ()
     parse: UserParse | None = None
+    remainder: str = "pad"
+    weights: str = "mask"
+    streams: int | None = None
+    shuffle_bytes: int = SHUFFLE_BYTES
+    shard: Shard | InputContext | None = None
+    on_corrupt: str = "raise"
+    max_corrupt: int = MAX_CORRUPT
+    record_ids: bool = False
 
     def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None or name not in ("streams", "epochs"):
+                self._set(name, whole_number(name, value, least))
+        if self.streams is not None:
+            check_streams(self.global_batch_size, self.streams)
+        self._set("training", bool(self.training))
+        self._check_examples()
+        self._check_delivery()
+
+    def _check_examples(self) -> None:
         if isinstance(self.features, str) or not all(isinstance(name, str) for name in self.features):
             raise UsageError(f"features={self.features!r}: must be a sequence of names")
-        _normalise(self, resize=parse_size(self.resize), features=tuple(self.features))
+        self._set("resize", parse_size(self.resize))
+        self._set("features", tuple(self.features))
         if self.parse is None:
             return
         if not callable(self.parse):
             raise UsageError(f"parse={self.parse!r}: must be a function of serialized records (rows,)")
         for name in ("distort", "resize", "features"):
-            if getattr(self, name):
-                value = getattr(self, name)
+            value = getattr(self, name)
+            if value:
                 raise UsageError(f"{name}={value!r} with parse: the parse function returns everything that is fed")
+
+    def _check_delivery(self) -> None:
+        for name, known in (("weights", WEIGHTS), ("on_corrupt", POLICIES)):
+            if getattr(self, name) not in known:
+                raise unknown(name, str(getattr(self, name)), known)
+        if self.on_corrupt == "skip" and self.weights == "mean" and self.shard is not None:
+            raise UsageError(
+                "weights='mean' with on_corrupt='skip' and shard: a worker does not know how many rows the others "
+                "skip; use weights='mask' and divide by the sum of the weights"
+            )
+        self._set("shard", as_shard(self.shard))
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     @property
     def size(self) -> tuple[int, int] | None:
@@ -124,83 +146,6 @@ class ExampleRequest:
     def crops(self) -> bool:
         """Whether the recipe chooses the part of an image that is decoded."""
         return isinstance(self.distort, str) and recipes.crops(self.distort)
-
-
-@dataclasses.dataclass(frozen=True)
-class DeliveryRequest:
-    """How batches are delivered: the options of this name of `input_fn`."""
-
-    start_step: int = 0
-    epochs: int | None = None
-    weights: str = "mask"
-    shard: Shard | InputContext | None = None
-    on_corrupt: str = "raise"
-    max_corrupt: int = MAX_CORRUPT
-    record_ids: bool = False
-
-    def __post_init__(self) -> None:
-        if self.weights not in WEIGHTS:
-            raise unknown("weights", str(self.weights), WEIGHTS)
-        if self.on_corrupt not in POLICIES:
-            raise unknown("on_corrupt", str(self.on_corrupt), POLICIES)
-        if self.on_corrupt == "skip" and self.weights == "mean" and self.shard is not None:
-            raise UsageError(
-                "weights='mean' with on_corrupt='skip' and shard: a worker does not know how many rows the others "
-                "skip; use weights='mask' and divide by the sum of the weights"
-            )
-        _normalise(
-            self,
-            start_step=whole_number("start_step", self.start_step, 0),
-            epochs=None if self.epochs is None else whole_number("epochs", self.epochs, 1),
-            shard=as_shard(self.shard),
-            max_corrupt=whole_number("max_corrupt", self.max_corrupt, 0),
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """The arguments of `input_fn`, grouped by concern and checked as far as they can be without the data set."""
-
-    data: DataRequest
-    order: OrderRequest
-    examples: ExampleRequest
-    delivery: DeliveryRequest
-
-    @classmethod
-    def of(cls, data_dir: PathLike, split: str = "train", **options: Unpack[InputOptions]) -> Request:
-        """Returns the request with these options of `input_fn`, and its defaults for the others.
-
-        Raises:
-          TypeError: an option that `input_fn` lacks, or a missing one that it requires.
-          UsageError: a value that cannot work.
-        """
-        check_names(options, InputOptions)
-        return cls(
-            DataRequest(data_dir, split),
-            OrderRequest(**_fields_of(OrderRequest, options)),
-            ExampleRequest(**_fields_of(ExampleRequest, options)),
-            DeliveryRequest(**_fields_of(DeliveryRequest, options)),
-        )
-
-    def deliver(self, **changes: Any) -> Request:
-        """Returns the request with these fields of its `delivery` changed."""
-        return dataclasses.replace(self, delivery=dataclasses.replace(self.delivery, **changes))
-
-
-def check_names(options: Mapping[str, Any], known: type) -> None:
-    """Raises TypeError for an option that a TypedDict lacks."""
-    for name in options:
-        if name not in known.__annotations__:
-            raise TypeError(f"got an unexpected keyword argument {name!r}")
-
-
-def _fields_of(group: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    return {field.name: options[field.name] for field in dataclasses.fields(group) if field.name in options}
-
-
-def _normalise(group: Any, **values: Any) -> None:
-    for name, value in values.items():
-        object.__setattr__(group, name, value)
 
 
 def parse_size(size: Any, flag: str = "resize") -> tuple[int, int] | None:

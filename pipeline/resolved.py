@@ -12,7 +12,7 @@ from pipeline.manifest import Manifest
 from pipeline.manifest.splits import Selection, select
 from pipeline.order import order as orders
 from pipeline.order.order import MAX_STEP, Order, OrderSpec
-from pipeline.request import ExampleRequest, Request
+from pipeline.request import Request
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ResolvedRequest:
         Raises:
           UsageError: there are no images, and no function that parses what there is.
         """
-        return _image_shape(self.request.examples, self.manifest)
+        return _image_shape(self.request, self.manifest)
 
     def last_step(self) -> int:
         """Returns the global step at which the input ends; MAX_STEP: it is endless.
@@ -48,7 +48,7 @@ class ResolvedRequest:
         Raises:
           UsageError: the input would begin after it.
         """
-        start, epochs = self.request.delivery.start_step, self.request.delivery.epochs
+        start, epochs = self.request.start_step, self.request.epochs
         if epochs is None and self.order.training:
             last, run = MAX_STEP, "a run without end ends"
         else:
@@ -63,71 +63,70 @@ def resolve(request: Request, record_bytes: int | None = None) -> ResolvedReques
 
     Args:
       request: what is asked for.
-      record_bytes: that an example took in a window of another run, whatever `request.examples` says.
+      record_bytes: that an example took in a window of another run, whatever the request says.
 
     Raises:
       DataError: no valid data set in `data_dir`.
       UsageError: a value that cannot work with this data set.
     """
-    manifest = manifests.load(request.data.data_dir)
+    manifest = manifests.load(request.data_dir)
     if record_bytes is None:
-        _check(request.examples, manifest)
-    selection = select(manifest, request.data.split)
-    record_bytes = record_bytes or _record_bytes(request.examples, manifest, selection)
-    wanted = request.order
-    streams = wanted.streams or orders.default_streams(
-        selection.num_examples * record_bytes, wanted.global_batch_size, wanted.shuffle_bytes
+        _check(request, manifest)
+    selection = select(manifest, request.split)
+    record_bytes = record_bytes or _record_bytes(request, manifest, selection)
+    streams = request.streams or orders.default_streams(
+        selection.num_examples * record_bytes, request.global_batch_size, request.shuffle_bytes
     )
     spec = OrderSpec(
         manifest_digest=manifest.digest,
         split=selection.text,
-        seed=wanted.seed,
-        global_batch_size=wanted.global_batch_size,
-        streams=streams if wanted.training else 1,
-        shuffle_bytes=wanted.shuffle_bytes,
-        remainder=wanted.remainder,
-        training=wanted.training,
+        seed=request.seed,
+        global_batch_size=request.global_batch_size,
+        streams=streams if request.training else 1,
+        shuffle_bytes=request.shuffle_bytes,
+        remainder=request.remainder,
+        training=request.training,
         record_bytes=record_bytes,
     )
     counts = tuple(segment.num_examples for segment in selection.segments)
     return ResolvedRequest(request, manifest, selection, spec, orders.make_order(spec, counts, record_bytes))
 
 
-def _check(examples: ExampleRequest, manifest: Manifest) -> None:
+def _check(request: Request, manifest: Manifest) -> None:
     """Raises UsageError where a data set does not provide what is asked for.
 
     Without images nothing may be asked of them, but the order is known all the same.
     """
-    if examples.parse is not None:
+    if request.parse is not None:
         return
     if not manifest.has_images:
-        if examples.distort is not None or examples.size or examples.features:
+        if request.distort is not None or request.size or request.features:
             manifest.require_images()
-    elif examples.crops and (examples.size or manifest.features["image"].encoding == "raw"):
-        why = f"resize={examples.size}" if examples.size else "raw images"
+    elif request.crops and (request.size or manifest.features["image"].encoding == "raw"):
+        why = f"resize={request.size}" if request.size else "raw images"
         raise UsageError(
-            f"distort={examples.distort!r} crops a PNG or JPEG while decoding it, which {why} rules out; use a recipe "
+            f"distort={request.distort!r} crops a PNG or JPEG while decoding it, which {why} rules out; use a recipe "
             "such as pad_crop_flip"
         )
-    elif not examples.crops and not examples.size and None in manifest.features["image"].shape[:2]:
+    elif not request.crops and not request.size and None in manifest.features["image"].shape[:2]:
         raise UsageError(
             f"{manifest.dataset}: its images differ in size; give resize (such as 224x224), or a recipe that crops "
             f"all to one size: {', '.join(sorted(recipes.CROPPING))}"
         )
 
 
-def _image_shape(examples: ExampleRequest, manifest: Manifest) -> tuple[int, int, int] | None:
-    if examples.parse is not None or examples.crops:
+def _image_shape(request: Request, manifest: Manifest) -> tuple[int, int, int] | None:
+    if request.parse is not None or request.crops:
         return None
     manifest.require_images()
     height, width, channels = manifest.features["image"].shape
-    height, width = examples.size or (height, width)
+    height, width = request.size or (height, width)
     return int(height or 0), int(width or 0), channels or 3
 
 
-def _record_bytes(examples: ExampleRequest, manifest: Manifest, selection: Selection) -> int:
+def _record_bytes(request: Request, manifest: Manifest, selection: Selection) -> int:
     """Returns the bytes that an example takes in a window: decoded pixels, or where they vary the stored mean."""
-    shape = _image_shape(examples, manifest) if manifest.has_images else None
+    shape = _image_shape(request, manifest) if manifest.has_images else None
     if shape:
         return math.prod(shape)
     shards = {segment.shard.file: segment.shard for segment in selection.segments}.values()

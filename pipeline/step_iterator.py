@@ -49,14 +49,14 @@ class StepIterator(Iterator[tuple[Any, ...]]):
           DataError: no valid data set in `data_dir`.
           UsageError: an argument that cannot work; those of shards and images are checked with the first element.
         """
-        self._request = Request.of(data_dir, split, **options)
+        self._request = Request(data_dir, split, **options)
         self.spec: OrderSpec = resolve(self._request).spec
-        shard = as_shard(self._request.delivery.shard)
+        shard = as_shard(self._request.shard)
         self._replicas = shard.local_replicas if shard else 1
         self._open: list[Iterator[Any]] = []  # the dataset's iterator, once there is one
         # At the interpreter's end too: else it waits for TensorFlow's threads that read ahead, and they for it.
         weakref.finalize(self, self._open.clear)
-        self._seek(self._request.delivery.start_step)
+        self._seek(self._request.start_step)
 
     def _seek(self, step: int) -> None:
         self._first, self._given = step, 0
@@ -75,7 +75,7 @@ class StepIterator(Iterator[tuple[Any, ...]]):
           UsageError: an argument that cannot work.
         """
         if not self._open:
-            self._open.append(iter(make_dataset(self._request.deliver(start_step=self._first))))
+            self._open.append(iter(make_dataset(dataclasses.replace(self._request, start_step=self._first))))
         try:
             element = next(self._open[0])
         except tf.errors.OpError as error:

@@ -108,7 +108,7 @@ class _Run:
     @contextlib.contextmanager
     def _inner_loop(self, start: int) -> Iterator[InnerLoop]:
         rank, replicas = self.cluster.rank, self.strategy.num_replicas_in_sync
-        request = self.plan.training.request.deliver(start_step=start)
+        request = dataclasses.replace(self.plan.training.request, start_step=start)
         if not self.config.run.log_keys:
             batches = distribute_request(self.strategy, request, self.config.order.prefetch)
             iterator = iter(batches)
@@ -116,7 +116,7 @@ class _Run:
             return
         path = pathlib.Path(self.config.run.log_keys) / f"worker-{rank:05d}{SUFFIX}"
         with KeyLogWriter(path, Header.of(self.plan.training.spec, rank, self.cluster.size, replicas)) as log:
-            request = dataclasses.replace(request, examples=dataclasses.replace(request.examples, features=("key",)))
+            request = dataclasses.replace(request, features=("key",))
             batches = distribute_request(self.strategy, request, prefetch=0)
             yield loop.logged(self.stepper, iter(batches), log, rank * (replicas // self.cluster.size))
 

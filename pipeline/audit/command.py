@@ -62,7 +62,7 @@ def _source(config: AuditConfig, header: Header | None) -> ResolvedRequest:
     }
     training = not config.evaluation and (header is None or bool(header.spec.get("training")))
     examples: dict[str, Any] = {"distort": config.distort, "resize": config.resize} if header is None else {}
-    request = Request.of(config.data_dir, values.pop("split"), training=training, **values, **examples)
+    request = Request(config.data_dir, values.pop("split"), training=training, **values, **examples)
     source = resolve(request, record_bytes=None if header is None else max(1, header.spec["record_bytes"]))
     if header is not None:
         _check_same_order(source, header)

@@ -8,8 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from pipeline.decode.forms import Examples, Form, PixelRows
-from pipeline.distort.base import ImageStatistics, Recipe
-from pipeline.distort.undistorted import Undistorted
+from pipeline.distort.base import ImageStatistics, Recipe, Undistorted
 from pipeline.order import hashing_tf
 from pipeline.order.hashing import Domain
 from pipeline.order.window_plan import WindowPlan
@@ -44,7 +43,7 @@ class Batches:
         taken = {name: column for name, column in taken.items() if name not in (window.RECORD_ID, window.GOOD)}
         real = plan.real[number] if good is None else tf.logical_and(plan.real[number], good)
         rest = [self._weights(real, plan.real_rows[number], has_skipped=good is not None)]
-        rest += [records] if self.resolved.request.delivery.record_ids else []
+        rest += [records] if self.resolved.request.record_ids else []
         examples = self.form.examples(taken, lambda: self._keys(plan.epoch, records))
         if self.recipe is None:
             return examples.images, *rest
@@ -72,7 +71,7 @@ class Batches:
         real = together.pop(window.GOOD, tf.ones([stop - first, rows], tf.bool))
         rest = [self._weights(real, plan.real_rows[first:stop], has_skipped=window.GOOD in columns)]
         records = together.pop(window.RECORD_ID)
-        rest += [records] if self.resolved.request.delivery.record_ids else []
+        rest += [records] if self.resolved.request.record_ids else []
         images, labels = self.form.as_images(together.pop("image")), together.pop("label")
         images = tf.reshape(images, [-1, rows, *images.shape[1:]])
         return {"image": images, **together} if together else images, labels, *rest
@@ -111,7 +110,7 @@ class Batches:
           has_skipped: whether rows may be skipped; then the element is a global batch.
         """
         mask = tf.cast(real, tf.float32)
-        if self.resolved.request.delivery.weights == "mask":
+        if self.resolved.request.weights == "mask":
             return mask
         count = tf.cast(real_rows, tf.float32)
         if has_skipped:

@@ -9,10 +9,9 @@ import tensorflow as tf
 
 from pipeline.decode.forms import Form, PixelRows, Serialized, UserParsed
 from pipeline.decode.images import ExampleParser, ImageDecoder, Stretched
-from pipeline.distort.base import Crop, Recipe
+from pipeline.distort.base import Crop, Recipe, UserDistorted
 from pipeline.distort.cropping import CroppingRecipe
 from pipeline.distort.recipes import make_recipe
-from pipeline.distort.user_distort import UserDistorted
 from pipeline.errors import UsageError
 from pipeline.read.buffers import Buffers
 from pipeline.read.corruption import Corruption
@@ -47,8 +46,8 @@ def choose(resolved: ResolvedRequest) -> Components:
       UsageError: the data set does not provide what the request asks for.
     """
     request, manifest, segments = resolved.request, resolved.manifest, resolved.selection.segments
-    data_dir, examples = request.data.data_dir, request.examples
-    corruption = Corruption(os.fspath(data_dir), request.delivery.on_corrupt, request.delivery.max_corrupt)
+    data_dir = request.data_dir
+    corruption = Corruption(os.fspath(data_dir), request.on_corrupt, request.max_corrupt)
     recipe = _recipe(resolved)
     form = _form(resolved, recipe)
     if tf.inside_function():
@@ -57,8 +56,8 @@ def choose(resolved: ResolvedRequest) -> Components:
         check_present(data_dir, [segment.shard for segment in segments])
         return Components(GraphReader(data_dir, resolved.selection, manifest.compression), form, recipe)
     shards = Shards.found(data_dir, segments, corruption)
-    rows = RowsReader.fit(manifest, shards, "key" in examples.features)
-    if rows and examples.parse is None and not examples.size and set(examples.features) <= {"key"}:
+    rows = RowsReader.fit(manifest, shards, "key" in request.features)
+    if rows and request.parse is None and not request.size and set(request.features) <= {"key"}:
         columns = RowColumns(rows, Buffers(release_arrays), corruption.skips)
         return Components(columns, PixelRows(manifest.image_shape), recipe)
     if manifest.compression and corruption.skips:
@@ -69,8 +68,8 @@ def choose(resolved: ResolvedRequest) -> Components:
 
 
 def _recipe(resolved: ResolvedRequest) -> Recipe | None:
-    distort = resolved.request.examples.distort
-    if resolved.request.examples.parse is not None:
+    distort = resolved.request.distort
+    if resolved.request.parse is not None:
         return None
     if callable(distort):
         return UserDistorted(distort)
@@ -83,14 +82,11 @@ def _recipe(resolved: ResolvedRequest) -> Recipe | None:
 
 def _form(resolved: ResolvedRequest, recipe: Recipe | None) -> Form:
     """Returns the form of serialized records."""
-    examples = resolved.request.examples
-    if examples.parse is not None:
-        return UserParsed(examples.parse)
-    parser, image = (
-        ExampleParser.wanted(resolved.manifest, tuple(examples.features)),
-        resolved.manifest.features["image"],
-    )
-    crop: Crop | None = Stretched(examples.size) if examples.size else None
+    request, made = resolved.request, resolved.manifest
+    if request.parse is not None:
+        return UserParsed(request.parse)
+    parser, image = ExampleParser.wanted(made, tuple(request.features)), made.features["image"]
+    crop: Crop | None = Stretched(request.size) if request.size else None
     if isinstance(recipe, CroppingRecipe):
         crop = recipe.crop(resolved.order.training)
     return Serialized(parser, ImageDecoder(image.encoding or "", image.shape, crop))

@@ -28,9 +28,9 @@ def make_dataset(request: Request) -> tf.data.Dataset:
     Raises:
       DataError, UsageError: as `input_fn`.
     """
-    resolved, delivery = resolve(request), request.delivery
-    feed, order = make_feed(resolved.order, as_shard(delivery.shard), TENSORS), resolved.order
-    run = Run(feed, delivery.start_step, resolved.last_step())
+    resolved = resolve(request)
+    feed, order = make_feed(resolved.order, as_shard(request.shard), TENSORS), resolved.order
+    run = Run(feed, request.start_step, resolved.last_step())
     with tf.device("CPU:0"):
         components = choose(resolved)
         batches, reader = Batches(resolved, components.form, components.recipe), components.reader

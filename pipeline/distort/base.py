@@ -1,9 +1,10 @@
-"""What a recipe is, and the statistics of the data that it may use."""
+"""What a recipe is; and the two that need no code of ours: no distortion, and the user's own function."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Protocol
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol
 
 import tensorflow as tf
 
@@ -43,6 +44,36 @@ class Recipe:
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns the batch without randomness, in the shape and range that `distort` gives."""
         raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Undistorted(Recipe):
+    """No distortion: uint8 of the images' shape, in training and evaluation."""
+
+    compiled: ClassVar[bool] = False
+
+    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `Recipe.distort`."""
+        del keys, statistics
+        return images
+
+    evaluate = distort
+
+
+@dataclasses.dataclass(frozen=True)
+class UserDistorted(Recipe):
+    """Calls `function(images, keys)` in training and in evaluation; not compiled, as it may use any op."""
+
+    compiled: ClassVar[bool] = False
+
+    function: Callable[[tf.Tensor, tf.Tensor], Any]
+
+    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `Recipe.distort`."""
+        del statistics
+        return self.function(images, keys)
+
+    evaluate = distort
 
 
 class Crop(Protocol):

@@ -46,14 +46,6 @@ def central_crop(images: tf.Tensor, height: int, width: int) -> tf.Tensor:
     return tf.reshape(images[:, top : top + height, left : left + width, :], (rows, height, width * channels))
 
 
-def random_shift(images: tf.Tensor, keys: tf.Tensor, pixels: int) -> tf.Tensor:
-    """Returns the images shifted by up to `pixels` in each direction (draws 0 and 1), as rows of lanes."""
-    height, width = images.shape[1:3]
-    top, left = (random_offset(keys, draw, 2 * pixels + 1) for draw in (0, 1))
-    padded = tf.pad(images, [[0, 0], [pixels, pixels], [pixels, pixels], [0, 0]])
-    return crop(padded, top, left, height, width)
-
-
 def flip(lanes: tf.Tensor, flipped: tf.Tensor, channels: int) -> tf.Tensor:
     """Returns (rows, height, width * channels) with the rows where `flipped` (bool (rows,)) mirrored left to right."""
     rows, height, width = lanes.shape

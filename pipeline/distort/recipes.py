@@ -16,16 +16,15 @@ from pipeline.errors import UsageError, unknown
 if TYPE_CHECKING:
     from pipeline.distort.base import Recipe
 
-RECIPES = {
-    "cifar10_tutorial": "Cifar10Tutorial",
-    "none": "Undistorted",
-    "pad_crop_flip": "PadCropFlip",
-    "random_crop": "RandomCrop",
-    "random_resized_crop": "RandomResizedCrop",
-    "shift": "Shift",
+RECIPES = {  # their classes, and the modules of these
+    "cifar10_tutorial": ("cifar10_tutorial", "Cifar10Tutorial"),
+    "none": ("base", "Undistorted"),
+    "pad_crop_flip": ("shifts", "PadCropFlip"),
+    "random_crop": ("cropping", "RandomCrop"),
+    "random_resized_crop": ("cropping", "RandomResizedCrop"),
+    "shift": ("shifts", "Shift"),
 }
 CROPPING = ("random_crop", "random_resized_crop")  # the CroppingRecipes
-_MODULES = {"none": "undistorted"}
 
 
 def make_recipe(text: str, flag: str = "distort") -> Recipe:
@@ -41,7 +40,8 @@ def make_recipe(text: str, flag: str = "distort") -> Recipe:
     name, arguments = _parse(text, flag)
     if name not in RECIPES:
         raise unknown(flag, name, RECIPES)
-    recipe = getattr(importlib.import_module(f"{__package__}.{_MODULES.get(name, name)}"), RECIPES[name])
+    module, class_name = RECIPES[name]
+    recipe = getattr(importlib.import_module(f"{__package__}.{module}"), class_name)
     defaults = {field.name: field.default for field in dataclasses.fields(recipe)}
     for argument, value in arguments.items():
         if not defaults:

@@ -42,7 +42,7 @@ def per_worker(strategy: tf.distribute.Strategy, request: Request, options: tf.d
     def dataset() -> tf.data.Dataset | tf.distribute.DistributedDataset:
         index = tf.distribute.coordinator.experimental_get_current_worker_index()
         shard = RunningWorker(tf.cast(index, tf.int64), workers, replicas)
-        made = make_dataset(request.deliver(shard=shard))
+        made = make_dataset(dataclasses.replace(request, shard=shard))
         if options is None and replicas == 1:
             return made
         return strategy.distribute_datasets_from_function(lambda _: made, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -70,7 +71,7 @@ def in_host_memory(
 
     workers = replicas // len(local)
     shard = Shard(local[0] // len(local), workers) if workers > 1 else None
-    dataset = make_dataset(request.deliver(shard=shard))
+    dataset = make_dataset(dataclasses.replace(request, shard=shard))
     return ReplicaBatches(dataset.map(split).prefetch(1))
 
 

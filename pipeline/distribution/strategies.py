@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Unpack
 
 import tensorflow as tf
@@ -51,13 +52,13 @@ def distribute(
     """
     if "shard" in options:
         raise UsageError("distribute: takes no shard; the strategy says which rows a worker feeds")
-    return distribute_request(strategy, Request.of(data_dir, split, **options), prefetch)
+    return distribute_request(strategy, Request(data_dir, split, **options), prefetch)
 
 
 def distribute_request(strategy: tf.distribute.Strategy, request: Request, prefetch: int = PREFETCH) -> Any:
     """Returns what `distribute` does, of a request for all rows of the global batch."""
     workers = num_workers(strategy)
-    check_replicas(request.order.global_batch_size, max(1, workers) * strategy.num_replicas_in_sync)
+    check_replicas(request.global_batch_size, max(1, workers) * strategy.num_replicas_in_sync)
     if prefetch < 0:
         raise UsageError(f"prefetch={prefetch}: must be 0 or more")
     if prefetch == 0 or _replicas_are_on_cpus(strategy):
@@ -89,6 +90,6 @@ def on_devices(
     by_function = (tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.experimental.CentralStorageStrategy)
     if isinstance(strategy, by_function):
         return strategy.distribute_datasets_from_function(
-            lambda context: make_dataset(request.deliver(shard=context)), options
+            lambda context: make_dataset(dataclasses.replace(request, shard=context)), options
         )
     return strategy.experimental_distribute_dataset(make_dataset(request), options)

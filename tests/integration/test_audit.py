@@ -129,7 +129,7 @@ from pipeline.resolved import resolve
 data, logs, streams, first, last, workers, local, kill = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
 shuffle_bytes = 1 << 30 if streams == 1 else streams * 9 * 144  # one window, or windows of 9 records
 arguments = dict(global_batch_size=12, training=True, seed=3, streams=streams, shuffle_bytes=shuffle_bytes)
-spec = resolve(Request.of(data, "train", **arguments)).spec
+spec = resolve(Request(data, "train", **arguments)).spec
 writers, feeds = [], []
 for worker in range(workers):
     header = Header.of(spec, worker, workers, workers * local)
@@ -184,7 +184,7 @@ def test_a_real_run_that_was_killed_and_resumed_on_other_workers_saw_the_order(t
 def test_a_log_is_audited_with_other_users_locale(tmp_path):
     """Keys of any bytes pass through the log and the message, whatever the terminal's encoding."""
     write_dataset(tmp_path / "data", (12,))
-    spec = resolve(Request.of(tmp_path / "data", "train", global_batch_size=12, training=True)).spec
+    spec = resolve(Request(tmp_path / "data", "train", global_batch_size=12, training=True)).spec
     with KeyLogWriter(tmp_path / "log.jsonl", Header.of(spec, 0, 1, 1)) as log:
         log.append(0, 0, [b"\xff\xfe"] * 12, [1.0] * 12)
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}

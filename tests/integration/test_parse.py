@@ -99,9 +99,9 @@ def test_each_record_once_an_epoch_on_two_workers_as_on_one(packing, shuffle_byt
 def test_what_is_called_windows_here_is_several_a_stream(packing, windows, request):
     given = {"global_batch_size": SIZE, "training": True, "parse": ids}
     data_dir = request.getfixturevalue(packing)
-    order = resolve(Request.of(data_dir, "train", shuffle_bytes=WINDOWS, streams=STREAMS, **given)).order
+    order = resolve(Request(data_dir, "train", shuffle_bytes=WINDOWS, streams=STREAMS, **given)).order
     assert order.windows == windows
-    order = resolve(Request.of(data_dir, "train", shuffle_bytes=RESIDENT, **given)).order
+    order = resolve(Request(data_dir, "train", shuffle_bytes=RESIDENT, **given)).order
     assert (order.streams, order.windows) == (1, 1)
 
 

@@ -199,7 +199,7 @@ def side_by_side(workers: list[dict[str, Any]]) -> dict[str, Any]:
 def expected_steps(folder: pathlib.Path, name: str) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns (record ids, whether real), (G,) each, of the run's steps: the order in NumPy."""
     arguments = CASES[name].all_arguments
-    order = Contract.of(resolve(Request.of(folder / name, **arguments | {"distort": None})))
+    order = Contract.of(resolve(Request(folder / name, **arguments | {"distort": None})))
     steps = range(arguments.get("start_step", 0), arguments.get("epochs", 1) * order.steps_per_epoch)
     return [order.batch(step) for step in steps]
 

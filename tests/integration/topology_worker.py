@@ -64,7 +64,7 @@ def ways(strategy, data_dir, arguments):
         return pipeline.input_fn(data_dir, shard=context, **arguments)
 
     yield "distribute", in_a_function(strategy, pipeline.distribute(strategy, data_dir, **arguments))
-    yield "as to GPUs", on_devices(strategy, Request.of(data_dir, **arguments), copied_ahead(PREFETCH))
+    yield "as to GPUs", on_devices(strategy, Request(data_dir, **arguments), copied_ahead(PREFETCH))
     yield "experimental_distribute_dataset", strategy.experimental_distribute_dataset(dataset())
     yield "distribute_datasets_from_function", strategy.distribute_datasets_from_function(dataset)
 
@@ -97,7 +97,7 @@ def steps_of(strategy, elements):
 def server_ways(strategy, data_dir, arguments):
     """Yields (name, dataset of every worker): what users call, and what it is where the replicas are on GPUs."""
     yield "distribute", pipeline.distribute(strategy, data_dir, **arguments)
-    yield "as to GPUs", per_worker(strategy, Request.of(data_dir, **arguments), copied_ahead(PREFETCH))
+    yield "as to GPUs", per_worker(strategy, Request(data_dir, **arguments), copied_ahead(PREFETCH))
 
 
 def steps_of_workers(coordinator, num_workers, dataset):

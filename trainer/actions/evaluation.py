@@ -57,7 +57,7 @@ class Evaluator:
         Raises:
           PipelineError: the weights do not sum to the split's number of examples.
         """
-        order, name = self.split.order, self.split.request.data.split
+        order, name = self.split.order, self.split.request.split
         iterator, sums = iter(self.batches), [0.0, 0.0, 0.0]
         for begin in range(0, order.steps_per_epoch, self.steps_per_loop):
             if self.stop():

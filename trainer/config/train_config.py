@@ -27,7 +27,7 @@ class TrainConfig:
 
     def request(self, training: bool) -> Request:
         """Returns the request for the training split, or for one padded pass over the evaluation split."""
-        return Request.of(
+        return Request(
             self.data.data_dir,
             self.data.train_split if training else self.data.eval_split,
             training=training,

@@ -1,4 +1,4 @@
-"""One list of options: `input_fn`'s signature, the TypedDicts and the groups of a request say the same."""
+"""One list of options: `input_fn`'s signature, the TypedDicts and the request say the same."""
 
 import dataclasses
 import inspect
@@ -6,26 +6,14 @@ import inspect
 import pytest
 
 from pipeline import StepIterator, distribute, input_fn, order_spec
-from pipeline.request import (
-    DataRequest,
-    DeliveryRequest,
-    ExampleRequest,
-    InputOptions,
-    JobOptions,
-    OrderOptions,
-    OrderRequest,
-    Request,
-)
-
-GROUPS = (DataRequest, OrderRequest, ExampleRequest, DeliveryRequest)
+from pipeline.request import InputOptions, JobOptions, OrderOptions, Request
 
 
 def test_input_fn_the_request_and_the_typed_dict_have_the_same_options():
     parameters = inspect.signature(input_fn).parameters
-    fields = {field.name: field for group in GROUPS for field in dataclasses.fields(group)}
-    none = {inspect.Parameter.empty: dataclasses.MISSING}
-    assert {name: (field.type, field.default) for name, field in fields.items()} == {
-        name: (p.annotation, none.get(p.default, p.default)) for name, p in parameters.items()
+    asked = inspect.signature(Request).parameters
+    assert {name: (p.annotation, p.default, p.kind) for name, p in asked.items()} == {
+        name: (p.annotation, p.default, p.kind) for name, p in parameters.items()
     }
     typed = {name: hint.__forward_arg__ for name, hint in InputOptions.__annotations__.items()}
     assert typed == {
@@ -49,7 +37,7 @@ def test_options_that_are_passed_through_are_typed_and_unknown_ones_are_named(fu
 
 
 def test_a_request_is_the_same_however_it_is_given():
-    one = Request.of("d", global_batch_size=8, training=1, resize="4x6", features=["key"])
-    assert one == Request.of("d", "train", global_batch_size=8, training=True, resize=(4, 6), features=("key",), seed=0)
+    one = Request("d", global_batch_size=8, training=1, resize="4x6", features=["key"])
+    assert one == Request("d", "train", global_batch_size=8, training=True, resize=(4, 6), features=("key",), seed=0)
     assert hash(one)
-    assert one.deliver(start_step=3).delivery.start_step == 3
+    assert dataclasses.replace(one, start_step=3).start_step == 3

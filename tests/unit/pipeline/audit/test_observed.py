@@ -24,7 +24,7 @@ def data(tmp_path):
 
 
 def source_of(data, **changes):
-    return resolve(Request.of(data, "train", training=True, **(FLAGS | changes)))
+    return resolve(Request(data, "train", training=True, **(FLAGS | changes)))
 
 
 def log(folder, source, steps, workers=2, replicas=4, change=None, weights="mask", only=None):
@@ -213,7 +213,7 @@ def test_runs_of_two_orders_are_not_mixed(data, tmp_path):
 
 
 def test_the_log_says_what_the_run_was(data, tmp_path, capsys):
-    source = resolve(Request.of(data, "train[:50]", global_batch_size=12, training=False))
+    source = resolve(Request(data, "train[:50]", global_batch_size=12, training=False))
     log(tmp_path / "logs", source, range(5), workers=3, replicas=3)
     run(data, tmp_path / "logs")
     out = capsys.readouterr().out

@@ -22,7 +22,7 @@ SHAPE = (2, 3, 1)  # 6 bytes
 def split_of(folder, counts=(30, 0, 25, 44), **changes):
     write_dataset(folder, counts, SHAPE)
     arguments = {"global_batch_size": 12, "training": True, "streams": 4, "shuffle_bytes": 240, "seed": 3}
-    return resolve(Request.of(folder, "train", **(arguments | changes)))
+    return resolve(Request(folder, "train", **(arguments | changes)))
 
 
 @pytest.mark.parametrize("remainder", ["pad", "drop"])

@@ -20,7 +20,7 @@ def reading_of(folder, topology, counts=(30, 0, 25, 44), epoch=0, split="train",
     if not (folder / "manifest.json").exists():
         write_dataset(folder, counts, (2, 3, 1))
     arguments = {"global_batch_size": 12, "training": True, "streams": 4, "shuffle_bytes": 240, "seed": 3}
-    return Reading(resolve(Request.of(folder, split, **(arguments | changes))), epoch, topology)
+    return Reading(resolve(Request(folder, split, **(arguments | changes))), epoch, topology)
 
 
 @pytest.mark.parametrize("split", ["train", "train[10:80]", "train[50:]+test"])

@@ -166,7 +166,7 @@ def test_what_cannot_be_done_in_a_function_is_one_line(folders, tmp_path):
 def test_the_first_row_may_be_a_tensor(folders):
     """One graph serves all workers: 3 workers of 8 rows need 3, 4 and 3 of 8 streams."""
     order = resolve(
-        Request.of(folders / "raw", "train", global_batch_size=24, training=True, streams=8, shuffle_bytes=8 * 144)
+        Request(folders / "raw", "train", global_batch_size=24, training=True, streams=8, shuffle_bytes=8 * 144)
     ).order
 
     @tf.function(input_signature=[tf.TensorSpec([], tf.int64)] * 2)

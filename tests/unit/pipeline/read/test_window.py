@@ -68,7 +68,7 @@ def test_an_array_is_a_tensor_in_the_same_memory_for_as_long_as_it_is_needed():
 @pytest.mark.parametrize("start_step", [0, 7, 33, 60])
 def test_batches_that_are_kept_stay_what_they_were(folder, distort, start_step):
     shuffle_bytes = 480 * 192 // WINDOWS
-    request = Request.of(
+    request = Request(
         folder, "train", global_batch_size=ROWS, training=True, seed=3, streams=1, shuffle_bytes=shuffle_bytes
     )
     order = Contract.of(resolve(request))

@@ -1,0 +1,72 @@
+"""Recipes that move an image by some pixels, zeros moving in."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from pipeline.distort import geometry
+from pipeline.distort.base import ImageStatistics, Recipe, check_bounds
+from pipeline.order import hashing_tf
+
+_TOP, _LEFT, _FLIP = range(3)  # draws
+
+
+def _random_shift(images: tf.Tensor, keys: tf.Tensor, pixels: int) -> tf.Tensor:
+    """Returns the images shifted by up to `pixels` in each direction as rows of lanes."""
+    height, width = images.shape[1:3]
+    top, left = (geometry.random_offset(keys, draw, 2 * pixels + 1) for draw in (_TOP, _LEFT))
+    padded = tf.pad(images, [[0, 0], [pixels, pixels], [pixels, pixels], [0, 0]])
+    return geometry.crop(padded, top, left, height, width)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shift(Recipe):
+    """Shift by up to `pixels` in each direction, zeros moving in; float32 in [0, 1]. A 6 never becomes a 9."""
+
+    pixels: int = 2
+
+    def __post_init__(self) -> None:
+        check_bounds("pixels", self.pixels, 0, 64)
+
+    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `Recipe.distort`; the images' shape."""
+        shifted = geometry.to_images(_random_shift(images, keys, self.pixels), images.shape[3])
+        return self.evaluate(shifted, keys, statistics)
+
+    def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `Recipe.evaluate`: scaled to [0, 1] only."""
+        del keys, statistics
+        return tf.cast(images, tf.float32) / 255.0
+
+
+@dataclasses.dataclass(frozen=True)
+class PadCropFlip(Recipe):
+    """Zero-pad, crop to the image's own size, flip, normalise by the training images' mean and standard deviation.
+
+    The augmentation of the ResNet paper's CIFAR-10 runs (He et al. 2015, section 4.2).
+
+    Attributes:
+      pad: pixels on each side.
+      flip: mirror half of the images.
+    """
+
+    pad: int = 4
+    flip: bool = True
+
+    def __post_init__(self) -> None:
+        check_bounds("pad", self.pad, 0, 64)
+
+    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `Recipe.distort`; float32 of the images' shape."""
+        channels = images.shape[3]
+        lanes = _random_shift(images, keys, self.pad)
+        if self.flip:
+            lanes = geometry.flip(lanes, hashing_tf.uniform(keys, _FLIP) < 0.5, channels)
+        return geometry.normalise(geometry.to_images(lanes, channels), statistics)
+
+    def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `Recipe.evaluate`: normalised only."""
+        del keys
+        return geometry.normalise(images, statistics)
