@@ -15,7 +15,7 @@ from pipeline.errors import DataError, UsageError
 from pipeline.manifest.storage import PathLike
 from pipeline.order.order import OrderSpec
 from pipeline.order.sharding import as_shard
-from pipeline.read import op_message
+from pipeline.read.numpy_calls import message_of_input
 from pipeline.request import InputOptions, Request, whole_number
 from pipeline.resolved import resolve
 
@@ -79,7 +79,7 @@ class StepIterator(Iterator[tuple[Any, ...]]):
         try:
             element = next(self._open[0])
         except tf.errors.OpError as error:
-            if said := op_message.of_input(error.message):
+            if said := message_of_input(error.message):
                 raise DataError(said) from None
             raise
         self._given += 1

@@ -16,10 +16,11 @@ from pipeline.errors import UsageError
 from pipeline.read.buffers import Buffers
 from pipeline.read.corruption import Corruption
 from pipeline.read.graph_reader import GraphReader
+from pipeline.read.numpy_calls import release_arrays
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.rows_reader import RowsReader
 from pipeline.read.shards import Shards, check_present
-from pipeline.read.window import LocalReader, RecordColumns, RowColumns, release_arrays
+from pipeline.read.window import LocalReader, RecordColumns, RowColumns
 from pipeline.resolved import ResolvedRequest
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -17,11 +17,17 @@ _READY = 4  # elements made ahead: enough to hide the sorting of the next window
 _COPIED = 16  # last elements of a window: keeping or prefetching these does not keep the window in memory
 
 
-class _Loaded(NamedTuple):
-    """A window that is read."""
+class _Window(NamedTuple):
+    """A window.
 
-    window: tf.Tensor
+    Attributes:
+      plan: its plan.
+      first: the number of its first element that is fed, int64: those before the run's first step are not.
+      columns: what was read.
+    """
+
     plan: WindowPlan
+    first: tf.Tensor
     columns: Columns
 
 
@@ -45,18 +51,14 @@ class Run:
             return int(tf.data.INFINITE_CARDINALITY)
         return (self.last_step - self.first_step) * self.feed.local_replicas
 
-    def windows(self) -> tf.data.Dataset:
-        """Returns (epoch, window) of every window that is read, int64 scalars."""
-        numbers = tf.data.Dataset.range(*self.feed.window_numbers(self.first_step, self.last_step))
-        return numbers.map(self.feed.epoch_and_window)
+    def plans(self) -> tf.data.Dataset:
+        """Returns (plan, first) of every window that is read, in order; `first` is as in `_Window`."""
 
-    def first_element(self, plan: WindowPlan, window: tf.Tensor) -> tf.Tensor:
-        """Returns the number of a window's first element that is fed, int64: those before the first step are not."""
-        return self.feed.first_element(self.first_step, plan.epoch, window)
+        def plan_of(number: tf.Tensor) -> tuple[WindowPlan, tf.Tensor]:
+            epoch, window = self.feed.epoch_and_window(number)
+            return self.feed.plan(epoch, window), self.feed.first_element(self.first_step, epoch, window)
 
-    def numbers(self, plan: WindowPlan, window: tf.Tensor) -> tf.data.Dataset:
-        """Returns the numbers of a window's elements that are fed, int64."""
-        return tf.data.Dataset.range(self.first_element(plan, window), plan.num_elements)
+        return tf.data.Dataset.range(*self.feed.window_numbers(self.first_step, self.last_step)).map(plan_of)
 
 
 def resident(run: Run, batches: Batches, columns: Columns) -> tf.data.Dataset:
@@ -65,38 +67,33 @@ def resident(run: Run, batches: Batches, columns: Columns) -> tf.data.Dataset:
     Args:
       run: what is fed.
       batches: how.
-      columns: the whole selection, a row a record, in its order.
+      columns: the whole selection, one row per record, in its order.
     """
 
-    def plan_of(epoch: tf.Tensor, window: tf.Tensor) -> tuple[tf.Tensor, WindowPlan]:
-        plan = run.feed.plan(epoch, window)
-        return window, plan._replace(take=tf.gather(plan.records, plan.take))
+    def of_records(plan: WindowPlan, first: tf.Tensor) -> tuple[WindowPlan, tf.Tensor]:
+        return plan._replace(take=tf.gather(plan.records, plan.take)), first
 
-    def elements_of(window: tf.Tensor, plan: WindowPlan) -> tf.data.Dataset:
-        return tf.data.Dataset.zip(tf.data.Dataset.from_tensors(plan).repeat(), run.numbers(plan, window))
+    def elements_of(plan: WindowPlan, first: tf.Tensor) -> tf.data.Dataset:
+        return _with_numbers(plan, first, plan.num_elements)
 
     def element(plan: WindowPlan, number: tf.Tensor) -> tuple:
         return batches.element(gather(columns, plan.take[number]), plan, number)
 
-    plans = run.windows().map(plan_of).prefetch(1)
+    plans = run.plans().map(of_records).prefetch(1)
     return _finished(run, plans.flat_map(elements_of).map(element, num_parallel_calls=tf.data.AUTOTUNE))
 
 
 def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Dataset:
     """Returns the elements of a run that is read by windows; while one is consumed, the next is read."""
 
-    def plan_of(epoch: tf.Tensor, window: tf.Tensor) -> tuple[tf.Tensor, WindowPlan]:
-        plan = run.feed.plan(epoch, window)
-        return window, plan.with_contiguous_elements(run.feed.arrays) if reader.assigns_rows else plan
+    def load(plan: WindowPlan, first: tf.Tensor) -> _Window:
+        return _Window(plan, first, {RECORD_ID: plan.records, **reader.read(plan.pieces, plan.slots)})
 
-    def load(window: tf.Tensor, plan: WindowPlan) -> _Loaded:
-        return _Loaded(window, plan, {RECORD_ID: plan.records, **reader.read(plan.pieces, plan.slots)})
-
-    def with_tail(tail: Columns, loaded: _Loaded) -> tuple[Columns, tuple[_Loaded, Columns]]:
+    def with_tail(tail: Columns, loaded: _Window) -> tuple[Columns, tuple[_Window, Columns]]:
         return gather_both(loaded.columns, tail, loaded.plan.next_tail), (loaded, tail)
 
-    def element(loaded: _Loaded, tail: Columns, number: tf.Tensor) -> tuple:
-        plan, columns = loaded.plan, loaded.columns
+    def element(held: tuple[_Window, Columns], number: tf.Tensor) -> tuple:
+        (plan, _, columns), tail = held
 
         def gathered() -> Columns:
             return gather_both(columns, tail, plan.take[number])
@@ -109,28 +106,35 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
         taken = tf.cond((first <= number) & (number < stop), side_by_side, gathered)
         return batches.element(taken, plan, number)
 
-    def numbered(loaded: _Loaded, tail: Columns) -> tf.data.Dataset:
-        held = tf.data.Dataset.from_tensors((loaded, tail)).repeat()
-        return tf.data.Dataset.zip(held, run.numbers(loaded.plan, loaded.window)).map(lambda h, number: (*h, number))
+    def numbered(loaded: _Window, tail: Columns) -> tf.data.Dataset:
+        return _with_numbers((loaded, tail), loaded.first, loaded.plan.num_elements)
 
-    def elements(loaded: _Loaded, tail: Columns) -> tf.data.Dataset:
+    def elements(loaded: _Window, tail: Columns) -> tf.data.Dataset:
         """The elements as they lie in the window, in its memory; one by one those that do not, and the last ones."""
-        plan, first = loaded.plan, run.first_element(loaded.plan, loaded.window)
+        plan, first = loaded.plan, loaded.first
 
         def one_by_one(begin: tf.Tensor, end: tf.Tensor) -> tf.data.Dataset:
             numbers = tf.data.Dataset.range(tf.maximum(begin, first), end)
-            return numbers.map(lambda number: element(loaded, tail, number))
+            return numbers.map(lambda number: element((loaded, tail), number))
 
         stop = tf.maximum(plan.contiguous[0], plan.contiguous[1] - _COPIED)
         whole = batches.stored(loaded.columns, plan, stop, run.feed.replica_rows)
         whole = tf.data.Dataset.from_tensor_slices(whole).skip(tf.maximum(first - plan.contiguous[0], 0))
         return one_by_one(first, plan.contiguous[0]).concatenate(whole).concatenate(one_by_one(stop, plan.num_elements))
 
-    windows = run.windows().map(plan_of).prefetch(1).map(load)
+    plans = run.plans()
+    if reader.assigns_rows:
+        plans = plans.map(lambda plan, first: (plan.with_contiguous_elements(run.feed.arrays), first))
+    windows = plans.prefetch(1).map(load)
     windows = windows.scan(empty_tail(windows.element_spec.columns), with_tail).prefetch(1)
     if batches.are_stored and reader.assigns_rows:
         return _finished(run, windows.flat_map(elements))
     return _finished(run, windows.flat_map(numbered).map(element, num_parallel_calls=tf.data.AUTOTUNE))
+
+
+def _with_numbers(held: Any, first: tf.Tensor, stop: tf.Tensor) -> tf.data.Dataset:
+    """Returns (held, number) for the numbers of a window's elements that are fed."""
+    return tf.data.Dataset.zip(tf.data.Dataset.from_tensors(held).repeat(), tf.data.Dataset.range(first, stop))
 
 
 def _finished(run: Run, dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 import pathlib
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING
 
 import crc32c
+import tqdm
 
 from pipeline import manifest as manifests
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, PipelineError, UsageError
+from pipeline.errors import DataError, UsageError
 from pipeline.index.choice import choose
 from pipeline.index.drafts import Drafts, remove_left
-from pipeline.index.progress import Progress, StoppedError
 from pipeline.index.scan import scan
 from pipeline.manifest import Manifest, ShardInfo, SplitInfo, naming
 from pipeline.manifest.storage import File, folder
-from pipeline.read.shards import in_parallel
+from pipeline.read.shards import LOCAL_THREADS
 
 if TYPE_CHECKING:
     from pipeline.index.config import IndexConfig
@@ -33,28 +36,28 @@ def run(config: IndexConfig) -> None:
       DataError: a file cannot be read or written, or a record is corrupt.
       UsageError: a flag that cannot work, or a manifest that must not be replaced.
     """
-    place = pathlib.Path(config.data_dir)
+    data_dir = pathlib.Path(config.data_dir)
     chosen = choose(config.data_dir, config.split)
-    earlier = _earlier(place, config.overwrite)
-    _check_offsets_are_ours(place, chosen, earlier)
+    earlier = _earlier(data_dir, config.overwrite)
+    _check_offsets_are_ours(data_dir, chosen, earlier)
     began = time.monotonic()
-    with Drafts(place) as drafts:
+    with Drafts(data_dir) as drafts:
         made = _manifest(config, chosen, drafts)
         drafts.add(naming.MANIFEST, made.to_bytes())
         drafts.publish()
-    _remove_old(place, earlier, made)
-    remove_left(place)
+    _remove_old(data_dir, earlier, made)
+    remove_left(data_dir)
     for line in _lines(config.data_dir, made, time.monotonic() - began):
         print(line)
 
 
-def _earlier(place: pathlib.Path, overwrite: bool) -> Manifest | None:
+def _earlier(data_dir: pathlib.Path, overwrite: bool) -> Manifest | None:
     """Returns the manifest that this command made before, if it may be replaced; None where there is none."""
-    path = place / naming.MANIFEST
+    path = data_dir / naming.MANIFEST
     if not path.exists():
         return None
     try:
-        found = manifests.load(place)
+        found = manifests.load(data_dir)
     except DataError as error:
         raise UsageError(f"{error}; it was not replaced: remove it if the files beside it are to be indexed") from None
     if found.has_images:
@@ -64,13 +67,13 @@ def _earlier(place: pathlib.Path, overwrite: bool) -> Manifest | None:
     return found
 
 
-def _check_offsets_are_ours(place: pathlib.Path, chosen: dict[str, list[str]], earlier: Manifest | None) -> None:
+def _check_offsets_are_ours(data_dir: pathlib.Path, chosen: dict[str, list[str]], earlier: Manifest | None) -> None:
     ours = set(_offsets_of(earlier))
     for name in (naming.offsets_name(file) for files in chosen.values() for file in files):
-        if name not in ours and (place / name).exists():
+        if name not in ours and (data_dir / name).exists():
             raise UsageError(
-                f"{place / name}: no manifest lists this file, and the index would replace it; remove it (a run that "
-                "was killed near its end leaves such a file)"
+                f"{data_dir / name}: no manifest lists this file, and the index would replace it; remove it (a run "
+                "that was killed near its end leaves such a file)"
             )
 
 
@@ -91,23 +94,30 @@ def _manifest(config: IndexConfig, chosen: dict[str, list[str]], drafts: Drafts)
 
 
 def _shards(files: list[File], compression: str, drafts: Drafts) -> list[ShardInfo]:
-    def shard(file: File) -> ShardInfo:
+    """Returns what the files hold; the first error, or an interruption, stops the reading of all."""
+    stopped, lock = threading.Event(), threading.Lock()
+    size = sum(file.identity().num_bytes for file in files)
+    bar = tqdm.tqdm(total=size, unit="B", unit_scale=True, unit_divisor=1024, disable=None, leave=False)
+
+    def count(num_bytes: int) -> None:
+        if stopped.is_set():
+            raise CancelledError
+        with lock:
+            bar.update(num_bytes)
+
+    with bar, ThreadPoolExecutor(LOCAL_THREADS, thread_name_prefix="index") as pool:
+        tasks = [pool.submit(_shard, file, compression, drafts, count) for file in files]
         try:
-            return _shard(file, compression, drafts, progress)
-        except PipelineError as error:
-            progress.fail(error)
-            raise
-
-    with Progress(sum(file.identity().num_bytes for file in files)) as progress:
-        try:
-            return in_parallel(shard, files, is_remote=files[0].is_remote)
-        except StoppedError:
-            assert progress.failure is not None
-            raise progress.failure from None
+            for task in as_completed(tasks):
+                task.result()
+        finally:
+            stopped.set()
+            pool.shutdown(cancel_futures=True)
+    return [task.result() for task in tasks]
 
 
-def _shard(file: File, compression: str, drafts: Drafts, progress: Progress) -> ShardInfo:
-    found = scan(file, compression, progress.add)
+def _shard(file: File, compression: str, drafts: Drafts, on_bytes: Callable[[int], None]) -> ShardInfo:
+    found = scan(file, compression, on_bytes)
     name, stride, crc = os.path.basename(file.path), None if compression else found.stride, None
     if found.num_examples and stride is None and not compression:
         offsets = found.offsets.astype("<u8").tobytes()
@@ -116,9 +126,9 @@ def _shard(file: File, compression: str, drafts: Drafts, progress: Progress) -> 
     return ShardInfo(name, found.num_examples, found.num_bytes, found.crc32c, stride, crc)
 
 
-def _remove_old(place: pathlib.Path, earlier: Manifest | None, made: Manifest) -> None:
+def _remove_old(data_dir: pathlib.Path, earlier: Manifest | None, made: Manifest) -> None:
     for name in set(_offsets_of(earlier)) - set(_offsets_of(made)):
-        (place / name).unlink(missing_ok=True)
+        (data_dir / name).unlink(missing_ok=True)
 
 
 def _offsets_of(made: Manifest | None) -> list[str]:

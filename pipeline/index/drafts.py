@@ -7,7 +7,6 @@ import os
 import pathlib
 import re
 import secrets
-import threading
 from collections.abc import Iterator
 
 from pipeline.errors import DataError
@@ -19,43 +18,33 @@ _TEMPORARY = re.compile(r"\..+\.indexing-[0-9a-f]{16}")  # no other program's lo
 class Drafts:
     """Files of a folder that are written but not yet named. Several threads may add some.
 
-    A context manager: leaving it removes those that were not published.
+    A context manager: leaving it removes those that were not published; none may be added then.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
         """Makes it empty."""
         self._folder = folder
         self._made: dict[str, pathlib.Path] = {}
-        self._lock = threading.Lock()
-        self._is_open = True
 
     def __enter__(self) -> Drafts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._is_open = False
-            for path in self._made.values():
-                path.unlink(missing_ok=True)
+        for path in self._made.values():
+            path.unlink(missing_ok=True)
 
     def add(self, name: str, data: bytes) -> None:
         """Writes a file under a temporary name.
 
         Raises:
-          DataError: it cannot be written, or the context has been left.
+          DataError: it cannot be written.
         """
         temporary = self._folder / f".{name}.indexing-{secrets.token_hex(8)}"
-        with self._lock:
-            if not self._is_open:
-                raise DataError(f"{self._folder / name}: the command was stopped")
-            self._made[name] = temporary
+        self._made[name] = temporary
         with self._errors(name), open(temporary, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        with self._lock:
-            if not self._is_open:  # left meanwhile: nothing else would remove it
-                temporary.unlink(missing_ok=True)
 
     def publish(self) -> None:
         """Gives the files their names, the manifest last; if that fails, removes those that are new.

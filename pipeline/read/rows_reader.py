@@ -8,16 +8,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.manifest import Manifest
+from pipeline.manifest import Feature, Manifest
+from pipeline.manifest.manifest import IMAGE_FEATURES
 from pipeline.manifest.splits import Selection
 from pipeline.read.buffers import aligned_matrix
-from pipeline.read.rows import FEATURES, Rows
+from pipeline.read.rows import Rows
 from pipeline.read.shards import Shards
 from pipeline.read.unpack import BAD_LENGTH, BAD_RECORD
 from pipeline.records import framing, walk
@@ -49,17 +50,19 @@ class RowsReader:
     Attributes:
       shards: where they are read from.
       layouts: of each segment's records.
+      features: of the manifest: image, label and key.
       with_keys: whether the keys are wanted.
     """
 
     shards: Shards
     layouts: tuple[Layout, ...]
+    features: Mapping[str, Feature]
     with_keys: bool
 
     @classmethod
     def fit(cls, manifest: Manifest, shards: Shards, with_keys: bool) -> RowsReader | None:
         """Returns the reader of a selection, or None where a shard's records differ in layout."""
-        if set(manifest.features) != set(FEATURES) or manifest.features["image"].encoding != "raw":
+        if set(manifest.features) != set(IMAGE_FEATURES) or manifest.features["image"].encoding != "raw":
             return None
         layouts = []
         for segment in shards.segments:
@@ -68,7 +71,7 @@ class RowsReader:
             if layout is None:
                 return None
             layouts.append(layout)
-        return cls(shards, tuple(layouts), with_keys)
+        return cls(shards, tuple(layouts), manifest.features, with_keys)
 
     @property
     def pixels(self) -> int:
@@ -94,7 +97,7 @@ class RowsReader:
         sizes = pieces[:, 2] - pieces[:, 1]
         key_bytes = max(layout.key.stop - layout.key.start for layout in self.layouts) if self.with_keys else None
         images = make_matrix(max(1, int(sizes.sum())), self.pixels)
-        rows = Rows.of(images, int(sizes.sum()), key_bytes, row_of)
+        rows = Rows.of(images, int(sizes.sum()), key_bytes, self.features, row_of)
         parts = [
             part
             for piece, row in zip(pieces.tolist(), (np.cumsum(sizes) - sizes).tolist(), strict=True)

@@ -21,7 +21,7 @@ _RECOVER = (
 )
 # Threads, for all inputs of a process together. Local reads are limited by the processor: more threads would wait for
 # memory, or for the interpreter's lock without the compiled code. Remote reads wait for other machines.
-_LOCAL, _REMOTE = min(4, max(2, os.cpu_count() or 1)), 16
+LOCAL_THREADS, _REMOTE_THREADS = min(4, max(2, os.cpu_count() or 1)), 16
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -35,8 +35,8 @@ class _Pools:
         os.register_at_fork(after_in_child=self.start)
 
     def start(self) -> None:
-        self.local = ThreadPoolExecutor(_LOCAL, thread_name_prefix="read")
-        self.remote = ThreadPoolExecutor(_REMOTE, thread_name_prefix="read-remote")
+        self.local = ThreadPoolExecutor(LOCAL_THREADS, thread_name_prefix="read")
+        self.remote = ThreadPoolExecutor(_REMOTE_THREADS, thread_name_prefix="read-remote")
 
 
 _pools = _Pools()
@@ -48,8 +48,8 @@ def check_present(data_dir: PathLike, shards: Iterable[ShardInfo]) -> list[Ident
     Raises:
       DataError: one is missing or has another size than the manifest says.
     """
-    place = folder(data_dir)
-    return in_parallel(lambda shard: _check(place / shard.file, shard), shards, is_remote=place.is_remote)
+    parent = folder(data_dir)
+    return in_parallel(lambda shard: _check(parent / shard.file, shard), shards, is_remote=parent.is_remote)
 
 
 def _check(file: File, shard: ShardInfo) -> Identity:

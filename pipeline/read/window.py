@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from pipeline.errors import PipelineError
-from pipeline.read import at_exit
-from pipeline.read.buffers import Buffers
+from pipeline.read.buffers import Buffers, aligned_matrix
+from pipeline.read.numpy_calls import call_numpy
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.rows_reader import RowsReader
 
@@ -39,8 +36,18 @@ class WindowReader(Protocol):
         """
 
 
-class LocalReader(WindowReader, Protocol):
-    """A reader that runs in this process."""
+class LocalReader(WindowReader):
+    """A reader that runs in this process, in NumPy.
+
+    Attributes:
+      specs: the columns.
+    """
+
+    specs: dict[str, tf.TensorSpec]
+
+    def _arrays(self, pieces: np.ndarray, row_of: np.ndarray | None) -> dict[str, np.ndarray]:
+        """Returns the columns, and maybe others; `row_of` is None where the memory is not to be used again."""
+        raise NotImplementedError
 
     def load(self, pieces: np.ndarray) -> Columns:
         """Returns the columns at once; errors are Python's.
@@ -48,113 +55,62 @@ class LocalReader(WindowReader, Protocol):
         Raises:
           DataError: a shard is missing, changed or corrupt.
         """
+        arrays = self._arrays(pieces, None)
+        return {n: (as_tensor if n == "image" else tf.constant)(arrays[n]) for n in self.specs}
+
+    def read(self, pieces: tf.Tensor, row_of: tf.Tensor) -> Columns:
+        """See `WindowReader.read`."""
+
+        def read(pieces: np.ndarray, row_of: np.ndarray) -> list[np.ndarray]:
+            arrays = self._arrays(pieces, row_of)
+            return [arrays[name] for name in self.specs]
+
+        tensors = call_numpy(read, [pieces, row_of], [spec.dtype for spec in self.specs.values()])
+        for tensor, spec in zip(tensors, self.specs.values(), strict=True):
+            tensor.set_shape(spec.shape)
+        return dict(zip(self.specs, tensors, strict=True))
 
 
-@dataclasses.dataclass(frozen=True)
-class RowColumns:
+class RowColumns(LocalReader):
     """Columns `image` uint8 (n, pixels), `label`, and `key` if it is wanted, in NumPy's memory."""
 
     assigns_rows: ClassVar[bool] = True
 
-    reader: RowsReader
-    buffers: Buffers
-    with_good: bool
+    def __init__(self, reader: RowsReader, buffers: Buffers, with_good: bool) -> None:
+        self._reader, self._buffers = reader, buffers
+        self.specs = {"image": tf.TensorSpec([None, reader.pixels], tf.uint8)}
+        self.specs |= {"key": tf.TensorSpec([None], tf.string)} if reader.with_keys else {}
+        self.specs |= {"label": tf.TensorSpec([None], tf.int64), **_good(with_good)}
 
-    def load(self, pieces: np.ndarray) -> Columns:
-        """See `LocalReader.load`."""
-        rows = self.reader.read(pieces)
-        columns = {"image": as_tensor(rows.images), "label": tf.constant(rows.labels)}
-        columns |= {"key": tf.constant(rows.keys)} if rows.keys is not None else {}
-        return columns | ({GOOD: tf.constant(rows.good)} if self.with_good else {})
-
-    def read(self, pieces: tf.Tensor, row_of: tf.Tensor) -> Columns:
-        """See `WindowReader.read`."""
-        dtypes = [tf.uint8, tf.int64, tf.string, tf.bool]
-        image, label, key, good = _call_numpy(self._read, [pieces, row_of], dtypes)
-        image.set_shape([None, self.reader.pixels])
-        columns = {"image": image, "label": label, "key": key, GOOD: good}
-        wanted = {"image", "label", *(["key"] if self.reader.with_keys else []), *([GOOD] if self.with_good else [])}
-        for name in wanted - {"image"}:
-            columns[name].set_shape([None])
-        return {name: columns[name] for name in sorted(wanted)}
-
-    def _read(self, pieces: np.ndarray, row_of: np.ndarray) -> tuple[np.ndarray, ...]:
-        rows = self.reader.read(pieces, row_of, self.buffers.matrix)
-        keys = np.array([b""], object) if rows.keys is None else rows.keys.astype(object)
-        return rows.images, rows.labels, keys, rows.good
+    def _arrays(self, pieces: np.ndarray, row_of: np.ndarray | None) -> dict[str, np.ndarray]:
+        make_matrix = aligned_matrix if row_of is None else self._buffers.matrix
+        rows = self._reader.read(pieces, row_of, make_matrix)
+        keys = {} if rows.keys is None else {"key": rows.keys.astype(object)}
+        return {"image": rows.images, "label": rows.labels, GOOD: rows.good, **keys}
 
 
-@dataclasses.dataclass(frozen=True)
-class RecordColumns:
+class RecordColumns(LocalReader):
     """Column `record`: serialized records."""
 
     assigns_rows: ClassVar[bool] = False
 
-    reader: RecordsReader
-    with_good: bool
+    def __init__(self, reader: RecordsReader, with_good: bool) -> None:
+        self._reader = reader
+        self.specs = {"record": tf.TensorSpec([None], tf.string), **_good(with_good)}
 
-    def load(self, pieces: np.ndarray) -> Columns:
-        """See `LocalReader.load`."""
-        records = self.reader.read(pieces)
-        columns = {"record": tf.constant(records.records)}
-        return columns | ({GOOD: tf.constant(records.good)} if self.with_good else {})
-
-    def read(self, pieces: tf.Tensor, row_of: tf.Tensor) -> Columns:
-        """See `WindowReader.read`."""
+    def _arrays(self, pieces: np.ndarray, row_of: np.ndarray | None) -> dict[str, np.ndarray]:
         del row_of
-        record, good = _call_numpy(self._read, [pieces], [tf.string, tf.bool])
-        record.set_shape([None])
-        good.set_shape([None])
-        return {"record": record, GOOD: good} if self.with_good else {"record": record}
-
-    def _read(self, pieces: np.ndarray) -> tuple[np.ndarray, ...]:
-        records = self.reader.read(pieces)
-        return records.records, records.good
+        found = self._reader.read(pieces)
+        return {"record": found.records, GOOD: found.good}
 
 
-@tf.autograph.experimental.do_not_convert
-def _call_numpy(
-    function: Callable[..., tuple[np.ndarray, ...]], arguments: list[tf.Tensor], dtypes: list
-) -> list[tf.Tensor]:
-    """Returns the tensors of a NumPy function; its errors become TensorFlow's, one line and no stack."""
-
-    def call(*values: np.ndarray) -> tuple[np.ndarray, ...]:
-        problem = "the interpreter is exiting"
-        with at_exit.reading() as may_begin:
-            try:
-                if may_begin:
-                    return *function(*values), np.array(b"", object)
-            except PipelineError as error:
-                problem = str(error)
-            except MemoryError as error:
-                problem = (
-                    f"not enough memory for a window ({error}): give a smaller shuffle_bytes, which changes the order"
-                )
-            nothing = (np.array([b""] if dtype == tf.string else [0], dtype.as_numpy_dtype) for dtype in dtypes)
-            return *nothing, np.array(problem.encode(), object)
-
-    *tensors, problem = tf.numpy_function(call, arguments, [*dtypes, tf.string])
-    with tf.control_dependencies([tf.debugging.Assert(tf.equal(problem, ""), [problem])]):
-        return [tf.identity(tensor) for tensor in tensors]
+def _good(wanted: bool) -> dict[str, tf.TensorSpec]:
+    return {GOOD: tf.TensorSpec([None], tf.bool)} if wanted else {}
 
 
 def as_tensor(array: np.ndarray) -> tf.Tensor:
     """Returns an array of numbers as an eager tensor in the same memory, which must be aligned (`buffers`)."""
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
-
-
-def release_arrays() -> None:
-    """Has TensorFlow release the arrays that it no longer needs.
-
-    A thread of TensorFlow that does not hold the interpreter's lock leaves that to the next call of a NumPy function. A
-    loop inside one `tf.function` makes no such call for a whole epoch.
-    """
-    tf.numpy_function(_nothing, [], tf.int64)
-
-
-@tf.autograph.experimental.do_not_convert
-def _nothing() -> np.int64:
-    return np.int64(0)
 
 
 def gather(window: Columns, rows: tf.Tensor) -> Columns:

@@ -1,4 +1,4 @@
-"""Walks framed records front to back: each record, or the fault in its place, with its number and byte offset.
+"""Walks framed records front to back: each record, or what is wrong with it, with its number and byte offset.
 
 Memory: a block and a record. A length that a damaged header claims costs only the bytes that the file really has.
 """

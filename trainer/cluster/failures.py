@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from pipeline.errors import DataError, PipelineError, RerunError
-from pipeline.read import op_message
+from pipeline.read.numpy_calls import message_of_input
 
 # Errors of this worker's own. In a job of several workers the others mean a lost peer: Unavailable, DeadlineExceeded
 # (the collective timeout), Cancelled, Aborted, Internal, FailedPrecondition, Unknown.
@@ -64,7 +64,7 @@ def first_line(error: tf.errors.OpError) -> str:
 
     The lines before it locate it in the graph and the Python code; names of graph nodes are left out.
     """
-    if said := op_message.of_input(error.message):
+    if said := message_of_input(error.message):
         return said
     text = re.sub(r"\{\{[^}]*\}\}\s*", "", error.message)
     lines = [line for line in text.splitlines() if line.strip() and not _WHERE.match(line)]

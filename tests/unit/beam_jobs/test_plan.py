@@ -9,7 +9,7 @@ from beam_jobs import plan
 from beam_jobs.config import ConvertConfig
 from beam_jobs.examples import images
 from pipeline.errors import UsageError
-from pipeline.records.layout import encode
+from pipeline.records.example_proto import encode
 from tests.made_source import Content
 
 MIB = 1 << 20
@@ -50,7 +50,9 @@ def test_a_plan_lists_its_files_and_their_bytes(two, plan_of):
     assert made.elements == [("train", 0), ("train", 1), ("train", 2), ("test", 0)]
     assert made.file_names[1] == "train-00001-of-00003.tfrecord"
     assert made.options == {"num_shards": {"train": 3, "test": 1}, "seed": 5}
-    lengths = [16 + len(encode(bytes(784), 0, key)) for key in (b"train.rows#00", b"test.rows#00")]
+    lengths = [
+        16 + len(encode({"image": bytes(784), "label": 0, "key": key})) for key in (b"train.rows#00", b"test.rows#00")
+    ]
     assert made.num_bytes == 50 * lengths[0] + 20 * lengths[1]
 
 

@@ -19,11 +19,13 @@ def compiled():
         pytest.skip("pipeline.read._unpack was not built: no compiler, or not an x86-64 with SSE 4.2")
 
 
-@pytest.fixture(params=["compiled", "NumPy"])
-def engine(request, monkeypatch):
+@pytest.fixture
+def without_compiled(monkeypatch):
+    """Has records unpacked by NumPy."""
+    monkeypatch.setattr(unpack, "_unpack", None)
+
+
+@pytest.fixture(params=["compiled", "without_compiled"])
+def engine(request):
     """Has records unpacked by compiled code, and without it."""
-    if request.param == "NumPy":
-        monkeypatch.setattr(unpack, "_unpack", None)
-    else:
-        request.getfixturevalue("compiled")
-    return request.param
+    request.getfixturevalue(request.param)

@@ -7,7 +7,7 @@ from beam_jobs.shards import key_check
 from beam_jobs.shards.key_check import Repeated
 from pipeline.manifest import ShardInfo
 from pipeline.records import framing
-from pipeline.records.layout import encode
+from pipeline.records.example_proto import encode
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def shard(tmp_path):
     """A function that writes a shard with given keys and returns its entry in a manifest."""
 
     def write(file, keys):
-        data = b"".join(framing.frame(encode(b"image", 3, key)) for key in keys)
+        data = b"".join(framing.frame(encode({"image": b"image", "label": 3, "key": key})) for key in keys)
         (tmp_path / file).write_bytes(data)
         return ShardInfo(file, len(keys), len(data), f"{crc32c.crc32c(data):08x}", None)
 

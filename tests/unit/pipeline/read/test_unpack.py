@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.read import unpack
 from pipeline.records import framing
-from pipeline.records import layout as example
+from pipeline.records.example_proto import encode
 from pipeline.records.layout import Layout
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
@@ -24,7 +24,7 @@ def frames(count, pixels, key_bytes=3, seed=0):
     rng = np.random.default_rng(seed)
     images, labels = rng.integers(0, 256, (count, pixels), np.uint8), rng.integers(0, 128, count)
     records = [
-        framing.frame(example.encode(image.tobytes(), int(label), b"k" * key_bytes))
+        framing.frame(encode({"image": image.tobytes(), "label": int(label), "key": b"k" * key_bytes}))
         for image, label in zip(images, labels, strict=True)
     ]
     return images, labels, np.frombuffer(b"".join(records), np.uint8).reshape(count, -1).copy()
@@ -78,7 +78,9 @@ def test_every_flipped_bit_is_found_in_its_record(engine):
 
 def test_whole_records_of_another_layout_are_named(engine):
     _, _, block = frames(5, 40, key_bytes=3)
-    long_label = framing.frame(example.encode(b"i" * 40, 200, b"kk"))  # a byte more of label, a byte less of key
+    long_label = framing.frame(
+        encode({"image": b"i" * 40, "label": 200, "key": b"kk"})
+    )  # a byte more of label, a byte less of key
     block[3] = np.frombuffer(long_label, np.uint8)
     problems = unpacked(block, 40, np.arange(5), 5)[2]
     assert problems.tolist() == [0, 0, 0, unpack.OTHER_LAYOUT, 0]

@@ -10,8 +10,8 @@ import tensorflow as tf
 from pipeline import input_fn
 from pipeline.audit.contract import Contract
 from pipeline.batch import components
-from pipeline.read import op_message
 from pipeline.read.buffers import Buffers, aligned_matrix
+from pipeline.read.numpy_calls import message_of_input
 from pipeline.read.window import as_tensor
 from pipeline.request import Request
 from pipeline.resolved import resolve
@@ -105,6 +105,6 @@ def test_too_little_memory_is_said_in_one_line(folder, monkeypatch):
     monkeypatch.setattr(Buffers, "matrix", refuse)
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         next(iter(dataset(folder)))
-    said = op_message.of_input(caught.value.message)
+    said = message_of_input(caught.value.message)
     assert "(unable to allocate 160 x 192)" in said
     assert "shuffle_bytes" in said

@@ -8,15 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.records import example_proto
-from pipeline.records import layout as example
-
-IMAGE = np.random.default_rng(0).integers(0, 256, 3072, np.uint8).tobytes()
-
-
-@pytest.mark.parametrize("label", [0, 9, 127, 128, 21_840])
-def test_image_label_key_have_the_bytes_of_the_fixed_layout(label):
-    record = example_proto.encode({"image": IMAGE, "label": label, "key": b"train#00001"})
-    assert record == example.encode(IMAGE, label, b"train#00001")
 
 
 def test_decodes_what_it_encodes():
@@ -104,7 +95,7 @@ def test_values_that_no_example_holds_are_refused(value, reason):
 @pytest.mark.parametrize("order", ["import tensorflow as tf; ours()", "ours(); import tensorflow as tf"])
 def test_lives_beside_tensorflows_classes(order):
     code = f"""
-from pipeline import example_proto
+from pipeline.records import example_proto
 ours = lambda: example_proto.decode(example_proto.encode({{"a": 7}}))
 {order}
 record = tf.train.Example.FromString(example_proto.encode({{"a": 7}})).SerializeToString()

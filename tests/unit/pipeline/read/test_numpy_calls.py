@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from pipeline.read import op_message
+from pipeline.read.numpy_calls import message_of_input
 
 NAMES = ["train-00001.tfrecord, record 7: the record's CRC is wrong", 'says "no"', "dä/日本", "[x] [y]", "a\\b\n\t"]
 
@@ -19,10 +19,10 @@ def test_the_words_of_the_input_are_said_as_they_were(text, in_a_dataset):
 
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         list(tf.data.Dataset.range(1).map(refuse)) if in_a_dataset else tf.function(refuse)()
-    assert op_message.of_input(caught.value.message) == text
+    assert message_of_input(caught.value.message) == text
 
 
 def test_other_errors_are_not_the_inputs():
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         tf.reshape(tf.zeros([3]), [2])
-    assert op_message.of_input(caught.value.message) is None
+    assert message_of_input(caught.value.message) is None

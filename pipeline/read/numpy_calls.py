@@ -1,0 +1,111 @@
+"""NumPy functions that TensorFlow's threads call to read windows: their errors, and the end of the interpreter.
+
+A call that begins while the interpreter is being finalized never returns, and the interpreter waits for it: a script
+would hang at its end. So reading stops before that.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from pipeline.errors import PipelineError
+
+_QUIET_SECONDS = 0.05  # without a call: TensorFlow's buffers are full, or have received the error
+_MOST_SECONDS = 10.0
+
+_lock = threading.Lock()
+_calls: set[int] = set()
+_state = {"ends": False, "last": 0.0}
+_ASSERTED = re.compile(r"assertion failed: \[([^\n]*)\]")
+_ESCAPED = re.compile(rb"\\([0-7]{3}|.)")
+_ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
+
+
+@tf.autograph.experimental.do_not_convert
+def call_numpy(
+    function: Callable[..., tuple[np.ndarray, ...]], arguments: list[tf.Tensor], dtypes: list
+) -> list[tf.Tensor]:
+    """Returns the tensors of a NumPy function; its errors become TensorFlow's, one line and no stack."""
+
+    def call(*values: np.ndarray) -> tuple[np.ndarray, ...]:
+        problem = "the interpreter is exiting"
+        with _reading() as may_begin:
+            try:
+                if may_begin:
+                    return *function(*values), np.array(b"", object)
+            except PipelineError as error:
+                problem = str(error)
+            except MemoryError as error:
+                problem = (
+                    f"not enough memory for a window ({error}): give a smaller shuffle_bytes, which changes the order"
+                )
+            nothing = (np.array([b""] if dtype == tf.string else [0], dtype.as_numpy_dtype) for dtype in dtypes)
+            return *nothing, np.array(problem.encode(), object)
+
+    *tensors, problem = tf.numpy_function(call, arguments, [*dtypes, tf.string])
+    with tf.control_dependencies([tf.debugging.Assert(tf.equal(problem, ""), [problem])]):
+        return [tf.identity(tensor) for tensor in tensors]
+
+
+def message_of_input(message: str) -> str | None:
+    """Returns the input's own message inside that of an op's error; None where the error has another cause."""
+    asserted = _ASSERTED.search(message)
+    return _unescaped(asserted[1]) if asserted else None
+
+
+def _unescaped(text: str) -> str:
+    """Returns a text with its escapes resolved: quotes, and bytes that are not ASCII, written as octal numbers."""
+
+    def character(match: re.Match[bytes]) -> bytes:
+        code = match[1]
+        return bytes([int(code, 8) & 0xFF]) if len(code) == 3 else _ESCAPES.get(code, code)
+
+    return _ESCAPED.sub(character, text.encode()).decode(errors="replace")
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[bool]:
+    """Marks a read for TensorFlow; the context's value is whether the read may begin."""
+    me = threading.get_ident()
+    with _lock:
+        _calls.add(me)
+    try:
+        yield not _state["ends"]
+    finally:
+        with _lock:
+            _calls.discard(me)
+            _state["last"] = time.monotonic()
+
+
+@atexit.register
+def _end() -> None:
+    _state["ends"] = True
+    if not _state["last"] and not _calls:
+        return
+    start = quiet = time.monotonic()
+    while time.monotonic() - quiet < _QUIET_SECONDS and time.monotonic() - start < _MOST_SECONDS:
+        time.sleep(_QUIET_SECONDS / 10)
+        with _lock:
+            quiet = time.monotonic() if _calls else max(quiet, _state["last"])
+
+
+def release_arrays() -> None:
+    """Has TensorFlow release the arrays that it no longer needs.
+
+    A thread of TensorFlow that does not hold the interpreter's lock leaves that to the next call of a NumPy function. A
+    loop inside one `tf.function` makes no such call for a whole epoch.
+    """
+    tf.numpy_function(_nothing, [], tf.int64)
+
+
+@tf.autograph.experimental.do_not_convert
+def _nothing() -> np.int64:
+    return np.int64(0)
