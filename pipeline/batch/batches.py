@@ -42,8 +42,7 @@ class Batches:
         records, good = taken[window.RECORD_ID], taken.get(window.GOOD)
         taken = {name: column for name, column in taken.items() if name not in (window.RECORD_ID, window.GOOD)}
         real = plan.real[number] if good is None else tf.logical_and(plan.real[number], good)
-        rest = [self._weights(real, plan.real_rows[number], has_skipped=good is not None)]
-        rest += [records] if self.resolved.request.record_ids else []
+        rest = self._rest(real, plan.real_rows[number], records, has_skipped=good is not None)
         examples = self.form.examples(taken, lambda: self._keys(plan.epoch, records))
         if self.recipe is None:
             return examples.images, *rest
@@ -69,9 +68,8 @@ class Batches:
             for name, column in columns.items()
         }
         real = together.pop(window.GOOD, tf.ones([stop - first, rows], tf.bool))
-        rest = [self._weights(real, plan.real_rows[first:stop], has_skipped=window.GOOD in columns)]
         records = together.pop(window.RECORD_ID)
-        rest += [records] if self.resolved.request.record_ids else []
+        rest = self._rest(real, plan.real_rows[first:stop], records, has_skipped=window.GOOD in columns)
         images, labels = self.form.as_images(together.pop("image")), together.pop("label")
         images = tf.reshape(images, [-1, rows, *images.shape[1:]])
         return {"image": images, **together} if together else images, labels, *rest
@@ -101,18 +99,19 @@ class Batches:
     def _keys(self, epoch: tf.Tensor, records: tf.Tensor) -> tf.Tensor:
         return hashing_tf.derive_key(Domain.DISTORT, self.resolved.order.seed, epoch, records)
 
-    def _weights(self, real: tf.Tensor, real_rows: tf.Tensor, has_skipped: bool) -> tf.Tensor:
-        """Returns the weights, float32, of `real` rows: bool (rows,) or (elements, rows).
+    def _rest(self, real: tf.Tensor, real_rows: tf.Tensor, records: tf.Tensor, has_skipped: bool) -> list[tf.Tensor]:
+        """Returns the weights, float32, and the record ids if they are wanted, of one element or of several.
 
         Args:
-          real: which rows are not padding, and not skipped.
+          real: bool (rows,) or (elements, rows): which rows are not padding, and not skipped.
           real_rows: of each element's global batch.
+          records: int64, of the shape of `real`.
           has_skipped: whether rows may be skipped; then the element is a global batch.
         """
-        mask = tf.cast(real, tf.float32)
-        if self.resolved.request.weights == "mask":
-            return mask
-        count = tf.cast(real_rows, tf.float32)
-        if has_skipped:
-            count = tf.maximum(tf.reduce_sum(mask, axis=-1), 1.0)
-        return mask * (self.resolved.order.global_batch_size / count)[..., None]
+        request, weights = self.resolved.request, tf.cast(real, tf.float32)
+        if request.weights == "mean":
+            count = tf.cast(real_rows, tf.float32)
+            if has_skipped:
+                count = tf.maximum(tf.reduce_sum(weights, axis=-1), 1.0)
+            weights *= (self.resolved.order.global_batch_size / count)[..., None]
+        return [weights, records] if request.record_ids else [weights]

@@ -1,4 +1,4 @@
-"""Chooses what a request is served by: a reader of windows, the form of their columns, a recipe."""
+"""Chooses what serves a request: a reader of windows, the form of their columns, a recipe."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 
 import tensorflow as tf
 
+from pipeline.batch.batches import Batches
 from pipeline.decode.forms import Form, PixelRows, Serialized, UserParsed
 from pipeline.decode.images import ExampleParser, ImageDecoder, Stretched
 from pipeline.distort.base import Crop, Recipe, UserDistorted
@@ -24,23 +25,10 @@ from pipeline.read.window import LocalReader, RecordColumns, RowColumns
 from pipeline.resolved import ResolvedRequest
 
 
-@dataclasses.dataclass(frozen=True)
-class Components:
-    """What batches are made by.
+def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batches]:
+    """Returns the reader of windows that serves a request, and what makes batches of them.
 
-    Attributes:
-      reader: of windows; a GraphReader reads in whatever process runs the dataset, the others in this one.
-      form: of the columns that it reads.
-      recipe: the distortion; None: the user's parser returns everything.
-    """
-
-    reader: LocalReader | GraphReader
-    form: Form
-    recipe: Recipe | None
-
-
-def choose(resolved: ResolvedRequest) -> Components:
-    """Returns the components that serve a request.
+    A GraphReader reads in whatever process runs the dataset, the others in this one.
 
     Raises:
       DataError: a shard is missing or has another size.
@@ -50,22 +38,22 @@ def choose(resolved: ResolvedRequest) -> Components:
     data_dir = request.data_dir
     corruption = Corruption(os.fspath(data_dir), request.on_corrupt, request.max_corrupt)
     recipe = _recipe(resolved)
-    form = _form(resolved, recipe)
+    batches = Batches(resolved, _form(resolved, recipe), recipe)
     if tf.inside_function():
         if corruption.skips:
             raise UsageError("on_corrupt='skip': not where the dataset is made inside a tf.function; use 'raise'")
         check_present(data_dir, [segment.shard for segment in segments])
-        return Components(GraphReader(data_dir, resolved.selection, manifest.compression), form, recipe)
+        return GraphReader(data_dir, resolved.selection, manifest.compression), batches
     shards = Shards.found(data_dir, segments, corruption)
     rows = RowsReader.fit(manifest, shards, "key" in request.features)
     if rows and request.parse is None and not request.size and set(request.features) <= {"key"}:
         columns = RowColumns(rows, Buffers(release_arrays), corruption.skips)
-        return Components(columns, PixelRows(manifest.image_shape), recipe)
+        return columns, dataclasses.replace(batches, form=PixelRows(manifest.image_shape))
     if manifest.compression and corruption.skips:
         raise UsageError(
             f"on_corrupt='skip': the shards are compressed with {manifest.compression}, in which nothing can be skipped"
         )
-    return Components(RecordColumns(RecordsReader(shards, manifest.compression), corruption.skips), form, recipe)
+    return RecordColumns(RecordsReader(shards, manifest.compression), corruption.skips), batches
 
 
 def _recipe(resolved: ResolvedRequest) -> Recipe | None:

@@ -1,13 +1,11 @@
-"""Composes `input_fn`'s dataset: request -> feed -> components -> resident or windowed -> batches."""
+"""Composes `input_fn`'s dataset: request -> feed -> reader -> resident or windowed -> batches."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import tensorflow as tf
 
-from pipeline.batch.batches import Batches
 from pipeline.batch.components import choose
 from pipeline.batch.dataset import Run, resident, windowed
 from pipeline.batch.decoded_split import load
@@ -32,24 +30,29 @@ def make_dataset(request: Request) -> tf.data.Dataset:
     feed, order = make_feed(resolved.order, as_shard(request.shard), TENSORS), resolved.order
     run = Run(feed, request.start_step, resolved.last_step())
     with tf.device("CPU:0"):
-        components = choose(resolved)
-        batches, reader = Batches(resolved, components.form, components.recipe), components.reader
+        reader, batches = choose(resolved)
         if isinstance(reader, GraphReader):
             dataset = windowed(run, batches, reader)
         elif order.windows == 1 and len(feed.streams) == order.streams:
-            columns, form = load(reader, components, resolved.selection)
-            dataset = resident(run, dataclasses.replace(batches, form=form), columns)
+            columns, batches = load(reader, batches)
+            dataset = resident(run, batches, columns)
         else:
             _check_memory(resolved.spec, feed)
             dataset = windowed(run, batches, reader)
-    if components.recipe is not None:
+    if batches.recipe is not None:
         _check_rows(dataset, feed.replica_rows)
     return dataset
 
 
 def _check_memory(spec: OrderSpec, feed: Feed) -> None:
-    what = f"shuffle_bytes={spec.shuffle_bytes}, {len(feed.streams)} of {spec.streams} streams"
-    memory.check_fits(2 * feed.window_records * spec.record_bytes, what)
+    """Raises UsageError where the machine, or the container, has too little for this window and the next."""
+    needed, limit = 2 * feed.window_records * spec.record_bytes, memory.available()
+    if needed > limit:
+        raise UsageError(
+            f"shuffle_bytes={spec.shuffle_bytes}, {len(feed.streams)} of {spec.streams} streams: needs "
+            f"{needed >> 20:,} MiB on this worker, which has {limit >> 20:,} MiB; give a smaller shuffle_bytes "
+            "(another order), or more workers"
+        )
 
 
 def _check_rows(dataset: tf.data.Dataset, rows: int) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import tensorflow as tf
 
-from pipeline.batch.components import Components
+from pipeline.batch.batches import Batches
 from pipeline.decode.forms import Form, PixelRows, Serialized
 from pipeline.distort.cropping import CroppingRecipe
-from pipeline.manifest.splits import Selection
 from pipeline.read.buffers import aligned_matrix
 from pipeline.read.rows_reader import all_pieces
 from pipeline.read.window import GOOD, RECORD_ID, Columns, LocalReader, as_tensor
@@ -16,18 +17,20 @@ from pipeline.read.window import GOOD, RECORD_ID, Columns, LocalReader, as_tenso
 _DECODED_TOGETHER = 256  # images, so that no second copy of the split lies in memory
 
 
-def load(reader: LocalReader, components: Components, selection: Selection) -> tuple[Columns, Form]:
-    """Returns the columns of a whole selection, one row per record, with the record ids, and their form.
+def load(reader: LocalReader, batches: Batches) -> tuple[Columns, Batches]:
+    """Returns the columns of a whole selection, one row per record, with the record ids, and their batches.
 
     Images are decoded, unless each batch decodes other parts of them.
 
     Raises:
       DataError: a shard is missing, changed or corrupt.
     """
-    columns, form = reader.load(all_pieces(selection)), components.form
-    if isinstance(form, Serialized) and not isinstance(components.recipe, CroppingRecipe):
+    selection, form = batches.resolved.selection, batches.form
+    columns = reader.load(all_pieces(selection))
+    if isinstance(form, Serialized) and not isinstance(batches.recipe, CroppingRecipe):
         columns, form = _decoded(form, columns)
-    return {RECORD_ID: tf.range(selection.num_examples, dtype=tf.int64), **columns}, form
+    columns = {RECORD_ID: tf.range(selection.num_examples, dtype=tf.int64), **columns}
+    return columns, dataclasses.replace(batches, form=form)
 
 
 def _decoded(form: Serialized, columns: Columns) -> tuple[Columns, Form]:

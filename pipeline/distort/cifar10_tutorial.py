@@ -55,8 +55,8 @@ class Cifar10Tutorial(Recipe):
         """See `Recipe.distort`."""
         del statistics
         _, height, width, channels = images.shape
-        top = geometry.random_offset(keys, _TOP, height - self.crop + 1)
-        left = geometry.random_offset(keys, _LEFT, width - self.crop + 1)
+        top = geometry.random_below(height - self.crop + 1, keys, _TOP)
+        left = geometry.random_below(width - self.crop + 1, keys, _LEFT)
         brightness = (hashing_tf.uniform(keys, _BRIGHTNESS) * 2.0 - 1.0) * self.brightness
         spread = self.contrast_high - self.contrast_low
         contrast = hashing_tf.uniform(keys, _CONTRAST) * spread + self.contrast_low

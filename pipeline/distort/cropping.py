@@ -59,13 +59,11 @@ def _box(
     if key is None:
         top, left = (height - tall) // 2, (width - wide) // 2
     else:
-        top, left = _below(height - tall + 1, key, draw), _below(width - wide + 1, key, draw + 1)
+        top, left = (
+            geometry.random_below(height - tall + 1, key, draw),
+            geometry.random_below(width - wide + 1, key, draw + 1),
+        )
     return tf.stack([top, left, tall, wide], axis=-1)
-
-
-def _below(bound: tf.Tensor, key: tf.Tensor, draw: int) -> tf.Tensor:
-    """Returns int32 of the shape of `bound` and `key`, uniform in 0..bound-1."""
-    return tf.cast(hashing_tf.uniform(key, draw) * tf.cast(bound, tf.float32), tf.int32)
 
 
 @dataclasses.dataclass(frozen=True)

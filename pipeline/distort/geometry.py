@@ -14,9 +14,9 @@ from pipeline.distort.base import ImageStatistics
 from pipeline.order import hashing_tf
 
 
-def random_offset(keys: tf.Tensor, draw: int, choices: int) -> tf.Tensor:
-    """Returns int32 (rows,), uniform in 0..choices-1."""
-    return tf.cast(hashing_tf.uniform(keys, draw) * tf.constant(choices, tf.float32), tf.int32)
+def random_below(bound: tf.Tensor | int, keys: tf.Tensor, draw: int) -> tf.Tensor:
+    """Returns int32 of the shape of `keys`, uniform in 0..bound-1."""
+    return tf.cast(hashing_tf.uniform(keys, draw) * tf.cast(bound, tf.float32), tf.int32)
 
 
 def crop(images: tf.Tensor, top: tf.Tensor, left: tf.Tensor, height: int, width: int) -> tf.Tensor:

@@ -16,7 +16,7 @@ _TOP, _LEFT, _FLIP = range(3)  # draws
 def _random_shift(images: tf.Tensor, keys: tf.Tensor, pixels: int) -> tf.Tensor:
     """Returns the images shifted by up to `pixels` in each direction as rows of lanes."""
     height, width = images.shape[1:3]
-    top, left = (geometry.random_offset(keys, draw, 2 * pixels + 1) for draw in (_TOP, _LEFT))
+    top, left = (geometry.random_below(2 * pixels + 1, keys, draw) for draw in (_TOP, _LEFT))
     padded = tf.pad(images, [[0, 0], [pixels, pixels], [pixels, pixels], [0, 0]])
     return geometry.crop(padded, top, left, height, width)
 

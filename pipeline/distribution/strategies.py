@@ -8,11 +8,11 @@ from typing import Any, Unpack
 import tensorflow as tf
 
 from pipeline.batch.compose import make_dataset
-from pipeline.distribution.parameter_servers import num_workers, per_worker
 from pipeline.distribution.replica_batches import in_host_memory
 from pipeline.errors import UsageError
 from pipeline.manifest.storage import PathLike
 from pipeline.order.order import check_replicas
+from pipeline.order.sharding import Shard
 from pipeline.request import JobOptions, Request
 
 PREFETCH = 2  # batches on each device ahead of the step: one in use by the copy, one ready
@@ -57,7 +57,7 @@ def distribute(
 
 def distribute_request(strategy: tf.distribute.Strategy, request: Request, prefetch: int = PREFETCH) -> Any:
     """Returns what `distribute` does, of a request for all rows of the global batch."""
-    workers = num_workers(strategy)
+    workers = _num_workers(strategy)
     check_replicas(request.global_batch_size, max(1, workers) * strategy.num_replicas_in_sync)
     if prefetch < 0:
         raise UsageError(f"prefetch={prefetch}: must be 0 or more")
@@ -93,3 +93,41 @@ def on_devices(
             lambda context: make_dataset(dataclasses.replace(request, shard=context)), options
         )
     return strategy.experimental_distribute_dataset(make_dataset(request), options)
+
+
+def _num_workers(strategy: tf.distribute.Strategy) -> int:
+    """Returns the workers of a ParameterServerStrategy, 0 of any other."""
+    if not isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        return 0
+    return strategy.extended._num_workers  # public nowhere: the strategy's cluster_resolver is None
+
+
+@dataclasses.dataclass(frozen=True)
+class _RunningWorker(Shard):
+    """The shard of the worker that runs the graph: `index` is a tensor, which nobody knows yet."""
+
+    def __post_init__(self) -> None:
+        pass
+
+
+def per_worker(strategy: tf.distribute.Strategy, request: Request, options: tf.distribute.InputOptions | None) -> Any:
+    """Returns the dataset of every worker, made in its own process by one graph that is the same for all.
+
+    Args:
+      strategy: a ParameterServerStrategy.
+      request: for all rows of the global batch.
+      options: how batches are copied to devices; None: they are not, as far as the strategy allows.
+    """
+    workers, replicas = _num_workers(strategy), strategy.num_replicas_in_sync
+
+    # Not converted: an error of the arguments would become many lines.
+    @tf.function(autograph=False)
+    def dataset() -> tf.data.Dataset | tf.distribute.DistributedDataset:
+        index = tf.distribute.coordinator.experimental_get_current_worker_index()
+        shard = _RunningWorker(tf.cast(index, tf.int64), workers, replicas)
+        made = make_dataset(dataclasses.replace(request, shard=shard))
+        if options is None and replicas == 1:
+            return made
+        return strategy.distribute_datasets_from_function(lambda _: made, options)
+
+    return tf.distribute.coordinator.ClusterCoordinator(strategy).create_per_worker_dataset(dataset)

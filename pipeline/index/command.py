@@ -10,7 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING
 
-import crc32c
 import tqdm
 
 from pipeline import manifest as manifests
@@ -117,13 +116,10 @@ def _shards(files: list[File], compression: str, drafts: Drafts) -> list[ShardIn
 
 
 def _shard(file: File, compression: str, drafts: Drafts, on_bytes: Callable[[int], None]) -> ShardInfo:
-    found = scan(file, compression, on_bytes)
-    name, stride, crc = os.path.basename(file.path), None if compression else found.stride, None
-    if found.num_examples and stride is None and not compression:
-        offsets = found.offsets.astype("<u8").tobytes()
-        crc = f"{crc32c.crc32c(offsets):08x}"
-        drafts.add(naming.offsets_name(name), offsets)
-    return ShardInfo(name, found.num_examples, found.num_bytes, found.crc32c, stride, crc)
+    info, offsets = scan(file, compression, on_bytes)
+    if offsets is not None:
+        drafts.add(naming.offsets_name(info.file), offsets)
+    return info
 
 
 def _remove_old(data_dir: pathlib.Path, earlier: Manifest | None, made: Manifest) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import array
 import dataclasses
+import os
 from collections.abc import Callable
 
+import crc32c
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.errors import DataError
+from pipeline.manifest import ShardInfo
 from pipeline.manifest.storage import File, OpenFile
 from pipeline.records.stream import RecordStream, forward
 from pipeline.records.walk import Frame, Kind, location, walk
@@ -17,34 +19,8 @@ from pipeline.records.walk import Frame, Kind, location, walk
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Scanned:
-    """What is in a file.
-
-    Attributes:
-      num_bytes: its size.
-      crc32c: of all its bytes as they are stored, 8 hexadecimal digits.
-      offsets: of each record and of the end, before compression: uint64 (records + 1,).
-    """
-
-    num_bytes: int
-    crc32c: str
-    offsets: NDArray[np.uint64]
-
-    @property
-    def num_examples(self) -> int:
-        """Records."""
-        return len(self.offsets) - 1
-
-    @property
-    def stride(self) -> int | None:
-        """Bytes from one record to the next, where all are of one length; None without records."""
-        lengths = np.diff(self.offsets)
-        return int(lengths[0]) if len(lengths) and (lengths == lengths[0]).all() else None
-
-
-def scan(file: File, compression: str, on_bytes: Callable[[int], None]) -> Scanned:
-    """Reads a file.
+def scan(file: File, compression: str, on_bytes: Callable[[int], None]) -> tuple[ShardInfo, bytes | None]:
+    """Returns what the manifest says of a file, and the file of offsets beside it; None where it needs none.
 
     Args:
       file: of records.
@@ -71,7 +47,14 @@ def scan(file: File, compression: str, on_bytes: Callable[[int], None]) -> Scann
             offsets.append(frame.end)
     if file.identity() != before:
         raise DataError(f"{file}: changed while it was being read; stop what writes there and start again")
-    return Scanned(before.num_bytes, f"{stream.crc:08x}", np.frombuffer(offsets, np.uint64))
+    info = ShardInfo(os.path.basename(file.path), len(offsets) - 1, before.num_bytes, f"{stream.crc:08x}", None)
+    lengths = np.diff(np.frombuffer(offsets, np.uint64))
+    if compression or not len(lengths):
+        return info, None
+    if (lengths == lengths[0]).all():
+        return dataclasses.replace(info, stride=int(lengths[0])), None
+    beside = np.frombuffer(offsets, np.uint64).astype("<u8").tobytes()
+    return dataclasses.replace(info, offsets_crc32c=f"{crc32c.crc32c(beside):08x}"), beside
 
 
 def _error(file: File, opened: OpenFile, frame: Frame, compression: str) -> DataError:

@@ -78,7 +78,7 @@ class File:
         Raises:
           DataError: it is missing or cannot be read.
         """
-        return _RemoteFile(self.path) if self.is_remote else _LocalFile(self.path)
+        return _RemoteFile(self.path) if self.is_remote else OpenFile(self.path)
 
 
 def folder(data_dir: PathLike) -> File:
@@ -87,41 +87,10 @@ def folder(data_dir: PathLike) -> File:
 
 
 class OpenFile:
-    """A file open for reading; a context manager. Several threads may each have their own."""
+    """A file of this machine open for reading; a context manager. Several threads may each have their own."""
 
-    path: str
-
-    def identity(self) -> Identity:
-        """Returns what is open."""
-        raise NotImplementedError
-
-    def read_into(self, view: memoryview, offset: int) -> None:
-        """Fills `view` with the bytes from `offset` on.
-
-        Raises:
-          DataError: the file cannot be read or ends before.
-        """
-        raise NotImplementedError
-
-    def read_at(self, offset: int, size: int) -> memoryview:
-        """Returns `size` bytes from `offset` on; raises as `read_into`."""
-        view = memoryview(bytearray(size))
-        self.read_into(view, offset)
-        return view
-
-    def close(self) -> None:
-        """Releases what it holds."""
-        raise NotImplementedError
-
-    def __enter__(self) -> OpenFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class _LocalFile(OpenFile):
     def __init__(self, path: str) -> None:
+        """Opens it; raises DataError where it cannot be."""
         self.path = path
         try:
             self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
@@ -129,10 +98,16 @@ class _LocalFile(OpenFile):
             raise _unreadable(path, error) from None
 
     def identity(self) -> Identity:
+        """Returns what is open."""
         found = os.fstat(self._descriptor)
         return Identity(found.st_size, found.st_mtime_ns, found.st_ino)
 
     def read_into(self, view: memoryview, offset: int) -> None:
+        """Fills `view` with the bytes from `offset` on.
+
+        Raises:
+          DataError: the file cannot be read or ends before.
+        """
         done = 0
         while done < len(view):
             try:
@@ -143,8 +118,21 @@ class _LocalFile(OpenFile):
                 raise _short(self.path, offset, len(view), done)
             done += count
 
+    def read_at(self, offset: int, size: int) -> memoryview:
+        """Returns `size` bytes from `offset` on; raises as `read_into`."""
+        view = memoryview(bytearray(size))
+        self.read_into(view, offset)
+        return view
+
     def close(self) -> None:
+        """Releases what it holds."""
         os.close(self._descriptor)
+
+    def __enter__(self) -> OpenFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class _RemoteFile(OpenFile):

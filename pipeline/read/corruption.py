@@ -7,9 +7,6 @@ import logging
 import os
 import threading
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pipeline.errors import DataError
 from pipeline.records.walk import location
 
@@ -81,28 +78,18 @@ class Corruption:
           DataError: the policy is to raise, or too many were skipped.
         """
         if not self.skips:
-            raise DataError(f"{record}; {self._advice()}")
+            raise DataError(f"{record}; {self.advice}")
         with _lock:
             if record in self._seen:
                 return
             if len(self._seen) >= self.most:
-                raise DataError(f"{record}; {self.most} others were skipped, which is max_corrupt; {self._advice()}")
+                raise DataError(f"{record}; {self.most} others were skipped, which is max_corrupt; {self.advice}")
             self._seen.add(record)
             _skipped.setdefault(_key(self.data_dir), set()).add(record)
             count = len(self._seen)
         _log.warning("skipped %s (%d of at most %d)", record, count, self.most)
 
-    def none_is_good(self, file: str, count: int) -> DataError:
-        """Returns the error for a window without a single good record."""
-        return DataError(
-            f"{file}: all {count} records of a window that begins in this file are corrupt; {self._advice()}"
-        )
-
-    def _advice(self) -> str:
+    @property
+    def advice(self) -> str:
+        """What an error ends with."""
         return f"to see all that is wrong: python -m beam_jobs.validate {self.data_dir}"
-
-
-def stand_ins(good: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Returns the row that stands in for each row that is not good: the next good one, else the last; int64 (bad,)."""
-    left, bad = np.flatnonzero(good), np.flatnonzero(~good)
-    return left[np.minimum(np.searchsorted(left, bad), len(left) - 1)]

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from pipeline.errors import DataError
 from pipeline.manifest import ShardInfo, naming
 from pipeline.manifest.storage import folder
-from pipeline.read.corruption import stand_ins
 from pipeline.read.gzip_reader import GzipReader
 from pipeline.read.shards import Shards
 from pipeline.records import framing, offsets, walk
@@ -51,30 +50,15 @@ class RecordsReader:
         Raises:
           DataError: a shard is missing or changed, or holds a corrupt record that must not be skipped.
         """
-        parts = [part for piece in pieces.tolist() for part in self._parts(*piece)]
+        parts = self.shards.parts(pieces, None if self._gzip else _TASK)
         read = self.shards.in_parallel(lambda part: self.read_part(*part), parts)
         found = [record for part in read for record in part]
         records = np.empty(max(1, len(found)), object)
         records[:] = found or [b""]
         good = np.array([record is not None for record in records], bool)
         if not good.all():
-            if not good.any():
-                raise self.shards.corruption.none_is_good(str(self.shards.file(parts[0][0])), len(good))
-            records[~good] = records[stand_ins(good)]
+            records[~good] = records[self.shards.stand_ins(good, parts[0][0])]
         return Records(records, good)
-
-    def _parts(self, segment: int, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """Divides a piece among threads; a whole shard stays whole because of its CRC."""
-        taken = self.shards.segments[segment]
-        start, stop = taken.start + start, taken.start + stop
-        if self._gzip or stop - start == taken.shard.num_examples:
-            return [(segment, start, stop)]
-        return [(segment, first, last) for first, last in self._tasks(segment, start, stop)]
-
-    def _tasks(self, segment: int, start: int, stop: int) -> list[tuple[int, int]]:
-        shard = self.shards.segments[segment].shard
-        step = max(1, _TASK * shard.num_examples // max(1, shard.num_bytes))
-        return [(first, min(first + step, stop)) for first in range(start, stop, step)]
 
     def read_part(self, segment: int, start: int, stop: int) -> list[bytes | None]:
         """Returns records start..stop-1 of a segment's shard; None stands for a corrupt one that is skipped.
@@ -88,7 +72,7 @@ class RecordsReader:
         found: list[bytes | None] = []
         crc = 0
         with self.shards.opened(segment) as file:
-            for first, last in self._tasks(segment, start, stop):
+            for first, last in self.shards.runs(segment, start, stop, _TASK):
                 block = file.read_at(int(ends[first]), int(ends[last] - ends[first]))
                 crc = crc32c.crc32c(block, crc)
                 found += self._unframed(segment, first, ends[first : last + 1].tolist(), block)

@@ -6,7 +6,6 @@ Every byte is checked by the CRC of its record, and a whole shard by the manifes
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping
 
@@ -14,14 +13,14 @@ import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.errors import DataError
 from pipeline.manifest import Feature, Manifest
 from pipeline.manifest.manifest import IMAGE_FEATURES
 from pipeline.manifest.splits import Selection
 from pipeline.read.buffers import aligned_matrix
-from pipeline.read.rows import Rows
 from pipeline.read.shards import Shards
-from pipeline.read.unpack import BAD_LENGTH, BAD_RECORD
-from pipeline.records import framing, walk
+from pipeline.read.unpack import BAD_LENGTH, BAD_RECORD, unpack
+from pipeline.records import example_arrays, framing, walk
 from pipeline.records.layout import Layout
 
 U8 = NDArray[np.uint8]
@@ -30,17 +29,20 @@ _TASK = 8 << 20  # 8 MiB, per thread
 
 
 @dataclasses.dataclass(frozen=True)
-class _Part:
-    """Records start..stop-1 of a segment's shard, of which the first is number `row` of all that is read."""
+class Rows:
+    """Decoded records, one row each.
 
-    segment: int
-    start: int
-    stop: int
-    row: int
+    Attributes:
+      images: uint8 (n, pixels of an image).
+      labels: int64 (n,).
+      keys: bytes (n,), dtype S; None where they are not wanted.
+      good: bool (n,): False where a corrupt record was left out; its row is a copy of another.
+    """
 
-    @property
-    def size(self) -> int:
-        return self.stop - self.start
+    images: U8
+    labels: NDArray[np.int64]
+    keys: NDArray[np.bytes_] | None
+    good: NDArray[np.bool_]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,67 +97,66 @@ class RowsReader:
           DataError: a shard is missing or changed, or holds a corrupt record that must not be skipped.
         """
         sizes = pieces[:, 2] - pieces[:, 1]
-        key_bytes = max(layout.key.stop - layout.key.start for layout in self.layouts) if self.with_keys else None
         images = make_matrix(max(1, int(sizes.sum())), self.pixels)
-        rows = Rows.of(images, int(sizes.sum()), key_bytes, self.features, row_of)
-        parts = [
-            part
-            for piece, row in zip(pieces.tolist(), (np.cumsum(sizes) - sizes).tolist(), strict=True)
-            for part in self._parts(_Part(piece[0], piece[1], piece[2], row))
-        ]
-        self.shards.in_parallel(functools.partial(self._read_part, rows), parts)
+        if not sizes.any():
+            images[:] = 0
+        key_bytes = max(layout.key.stop - layout.key.start for layout in self.layouts)
+        keys = np.zeros(len(images), f"S{max(1, key_bytes)}") if self.with_keys else None
+        rows = Rows(images, np.zeros(len(images), np.int64), keys, np.ones(len(images), bool))
+        parts = self.shards.parts(pieces, _TASK)
+        ends = np.cumsum([stop - start for _, start, stop in parts])[:-1]
+        of_parts = np.split(np.arange(len(images)) if row_of is None else row_of, ends)
+        self.shards.in_parallel(lambda n: self._read_part(rows, *parts[n], of_parts[n]), range(len(parts)))
         if not rows.good.all():
-            if not rows.good.any():
-                raise self.shards.corruption.none_is_good(str(self.shards.file(parts[0].segment)), len(rows.good))
-            rows.stand_in()
+            bad, other = ~rows.good, self.shards.stand_ins(rows.good, parts[0][0])
+            images[bad], rows.labels[bad] = images[other], rows.labels[other]
+            if keys is not None:
+                keys[bad] = keys[other]
         return rows
 
-    def _parts(self, piece: _Part) -> list[_Part]:
-        """Divides a piece among threads; a whole shard stays whole because of its CRC."""
-        segment = self.shards.segments[piece.segment]
-        start, stop = segment.start + piece.start, segment.start + piece.stop
-        step = max(1, _TASK // (segment.shard.stride or 1))
-        if (start, stop) == (0, segment.shard.num_examples):
-            step = stop
-        return [
-            _Part(piece.segment, first, min(first + step, stop), piece.row + first - start)
-            for first in range(start, stop, step)
-        ]
-
-    def _read_part(self, rows: Rows, part: _Part) -> None:
-        """Reads records into their rows, a chunk at a time, and checks each, as well as a whole shard's CRC."""
-        shard = self.shards.segments[part.segment].shard
-        stride, layout = shard.stride or 0, self.layouts[part.segment]
-        is_whole, is_good, crc = part.size == shard.num_examples, True, 0
-        step = max(1, min(_CHUNK // stride, part.size))
-        chunk = np.empty((step, stride), np.uint8)
-        with self.shards.opened(part.segment) as file:
-            for first in range(0, part.size, step):
-                block = chunk[: part.size - first]
+    def _read_part(self, rows: Rows, segment: int, start: int, stop: int, row_of: NDArray[np.int64]) -> None:
+        """Reads records start..stop-1 of a shard into their rows, a chunk at a time, and checks their CRCs."""
+        shard, layout = self.shards.segments[segment].shard, self.layouts[segment]
+        stride, size = shard.stride or 0, stop - start
+        is_whole, is_good, crc = size == shard.num_examples, True, 0
+        chunk = np.empty((max(1, min(_CHUNK // stride, size)), stride), np.uint8)
+        with self.shards.opened(segment) as file:
+            for first in range(0, size, len(chunk)):
+                block = chunk[: size - first]
                 view = block.reshape(-1).data
-                file.read_into(view, (part.start + first) * stride)
-                problems = rows.take(block, layout, part.row + first)
-                if problems.any():
-                    here = _Part(part.segment, part.start + first, part.start + first + len(block), part.row + first)
-                    is_good &= self._settle(rows, block, problems, here)
+                file.read_into(view, (start + first) * stride)
+                to_rows = row_of[first : first + len(block)]
+                if rows.keys is not None and layout.key.stop > layout.key.start:
+                    keys = np.ascontiguousarray(block[:, framing.HEADER : -framing.FOOTER][:, layout.key])
+                    rows.keys[to_rows] = keys.view(f"S{keys.shape[1]}")[:, 0]
+                problems = unpack(block, layout, to_rows, rows.images, rows.labels)
+                for i in np.flatnonzero(problems).tolist():
+                    frame = block[i].data
+                    is_good &= self._settle(rows, frame, int(problems[i]), segment, start + first + i, int(to_rows[i]))
                 if is_whole:
                     crc = crc32c.crc32c(view, crc)
         if is_whole and is_good:
-            self.shards.check_crc(part.segment, crc)
+            self.shards.check_crc(segment, crc)
 
-    def _settle(self, rows: Rows, block: U8, problems: U8, part: _Part) -> bool:
-        """Takes the good records of a block that are of another layout; returns whether none is corrupt."""
-        stride, is_good = block.shape[1], True
-        for i in np.flatnonzero(problems).tolist():
-            number, row = part.start + i, int(rows.row_of[part.row + i])
-            if problems[i] & (BAD_LENGTH | BAD_RECORD):
-                fault = walk.check(block[i].data)
-                self.shards.corrupt(part.segment, number, number * stride, fault.text if fault else "")
-                rows.good[row] = is_good = False
-            else:
-                where = walk.location(self.shards.file(part.segment), number, number * stride)
-                rows.take_other(block[i, framing.HEADER : -framing.FOOTER].tobytes(), row, where)
-        return is_good
+    def _settle(self, rows: Rows, frame: memoryview, problems: int, segment: int, number: int, row: int) -> bool:
+        """Takes a record of another layout to its row; returns False where it is corrupt and skipped."""
+        offset = number * len(frame)
+        if problems & (BAD_LENGTH | BAD_RECORD):
+            fault = walk.check(frame)
+            self.shards.corrupt(segment, number, offset, fault.text if fault else "")
+            rows.good[row] = False
+            return False
+        where = walk.location(self.shards.file(segment), number, offset)
+        try:
+            found = example_arrays.example(bytes(frame[framing.HEADER : -framing.FOOTER]), self.features)
+        except example_arrays.BadExampleError as error:
+            raise error.at(where) from None
+        rows.images[row], rows.labels[row] = found["image"].reshape(-1), found["label"]
+        if rows.keys is not None:
+            if len(found["key"]) > rows.keys.dtype.itemsize:
+                raise DataError(f"{where}: a key of {len(found['key'])} bytes, longer than the others'; convert again")
+            rows.keys[row] = found["key"]
+        return True
 
 
 def all_pieces(selection: Selection) -> NDArray[np.int64]:

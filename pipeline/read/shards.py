@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pipeline.errors import DataError
 from pipeline.manifest import ShardInfo
 from pipeline.manifest.splits import Segment
@@ -113,6 +116,27 @@ class Shards:
         """See `in_parallel`."""
         return in_parallel(function, tasks, is_remote=folder(self.data_dir).is_remote)
 
+    def parts(self, pieces: NDArray[np.int64], num_bytes: int | None) -> list[tuple[int, int, int]]:
+        """Returns (segment, first record of its shard, end), in order: the parts of pieces that threads read.
+
+        Args:
+          pieces: int64 (p, 3): segment, first record of the segment, and end.
+          num_bytes: of a part, about; None: pieces stay whole, as a whole shard always does because of its CRC.
+        """
+        found: list[tuple[int, int, int]] = []
+        for segment, start, stop in pieces.tolist():
+            taken = self.segments[segment]
+            is_whole = num_bytes is None or stop - start == taken.shard.num_examples
+            size = taken.shard.num_bytes if is_whole else num_bytes
+            found += [(segment, *run) for run in self.runs(segment, taken.start + start, taken.start + stop, size or 1)]
+        return found
+
+    def runs(self, segment: int, start: int, stop: int, num_bytes: int) -> list[tuple[int, int]]:
+        """Returns (first, end) of runs of a shard's records start..stop-1 that take about `num_bytes` each."""
+        shard = self.segments[segment].shard
+        step = max(1, num_bytes * shard.num_examples // max(1, shard.num_bytes))
+        return [(first, min(first + step, stop)) for first in range(start, stop, step)]
+
     @contextlib.contextmanager
     def opened(self, segment: int) -> Iterator[OpenFile]:
         """Opens a segment's file.
@@ -148,3 +172,17 @@ class Shards:
         """Reports a corrupt record; raises as `Corruption.found`, or because the file is no longer what it was."""
         self.check_same(segment, self.file(segment).identity())
         self.corruption.found(CorruptRecord(str(self.file(segment)), record, offset, problem))
+
+    def stand_ins(self, good: NDArray[np.bool_], segment: int) -> NDArray[np.int64]:
+        """Returns the row that stands in for each row that is not good: the next good one, else the last; int64 (bad,).
+
+        Raises:
+          DataError: no row of the window, which begins in the segment's file, is good.
+        """
+        left, bad = np.flatnonzero(good), np.flatnonzero(~good)
+        if not len(left):
+            raise DataError(
+                f"{self.file(segment)}: all {len(good)} records of a window that begins in this file are corrupt; "
+                f"{self.corruption.advice}"
+            )
+        return left[np.minimum(np.searchsorted(left, bad), len(left) - 1)]

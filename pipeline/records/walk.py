@@ -87,7 +87,9 @@ def walk(
             length, fault = claimed_length(data, start), None
             if length is None:
                 fault = Fault(Kind.LENGTH_CRC, "the CRC of its length is wrong")
-                length = _length_known(size_of(number, offset), fault)
+                length = (size_of(number, offset) or 0) - framing.OVERHEAD
+                if length < 0:
+                    raise _EndError(*fault)
             if length > framing.MAX_RECORD:
                 raise _EndError(Kind.TOO_LONG, f"it has {length} bytes; at most {framing.MAX_RECORD} are read")
             size = length + framing.OVERHEAD
@@ -119,12 +121,6 @@ def _more(read: Read, rest: bytes, size: int, cut: Kind) -> bytes:
         what = "a header" if cut is Kind.CUT_HEADER else "the record"
         raise _EndError(cut, f"the file ends inside {what} ({has} of {size} bytes)")
     return b"".join(pieces)
-
-
-def _length_known(size: int | None, fault: Fault) -> int:
-    if size is None or size < framing.OVERHEAD:
-        raise _EndError(*fault)
-    return size - framing.OVERHEAD
 
 
 def records(

@@ -118,12 +118,6 @@ def test_evaluation_is_the_split_once_in_its_order(folder):
     assert [w.sum() for _, _, w, _ in got] == [5, 5, 2]
 
 
-def test_slices_feed_their_records_only(folder):
-    got = elements(input_fn(folder, "train[4:9]", global_batch_size=2, training=True, epochs=1))
-    numbers = sorted(int(x[0, 0, 0]) for x, _, w in got for x in x[w > 0])
-    assert numbers == [4, 5, 6, 7, 8]
-
-
 def test_mean_weights_make_the_mean_over_the_batch_the_mean_over_real_rows(folder):
     got = elements(input_fn(folder, global_batch_size=8, training=True, epochs=1, weights="mean", streams=4))
     assert [w.tolist() for _, _, w in got] == [[1.0] * 8, [2.0, 0.0] * 4]

@@ -150,16 +150,6 @@ def test_going_to_the_current_step_reads_nothing_again(tmp_path):
         next(batches)
 
 
-def test_what_cannot_work_is_said(folder, tmp_path):
-    for wrong, fact in (({"split": "trian"}, "'train'"), ({"start_step": -1}, "-1"), ({"weights": "mas"}, "'mask'")):
-        with pytest.raises(UsageError, match=fact):
-            StepIterator(folder, **TRAIN, **wrong)
-    with pytest.raises(UsageError, match="2 epochs.* step 6"):
-        next(StepIterator(folder, **TRAIN, epochs=2, start_step=7))
-    with pytest.raises(DataError, match=r"manifest\.json"):
-        StepIterator(tmp_path, **TRAIN)
-
-
 def test_a_record_that_is_found_corrupt_on_the_way_is_a_data_error(tmp_path):
     write_dataset(tmp_path, (5, 4, 3), (8, 6, 3))
     batches = StepIterator(tmp_path, global_batch_size=1, training=False, shuffle_bytes=144)

@@ -104,36 +104,6 @@ def test_boxes_lie_inside_images_of_any_size(recipe, training):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("training", [True, False])
-def test_boxes_drawn_together_are_those_drawn_one_by_one(recipe, training):
-    crop, keys = make_recipe(recipe).crop(training), keys_of(len(SIZES))
-    sizes = np.array(SIZES, np.int32)
-    together = crop.box(sizes[:, 0], sizes[:, 1], keys).numpy()
-    assert together.tolist() == [box_of(crop, size, key).tolist() for size, key in zip(SIZES, keys, strict=True)]
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("encoding", ["png", "jpeg", "any"])
-def test_a_record_is_cut_alike_in_a_batch_of_any_size_and_place(recipe, encoding):
-    images = [encoded(size, "PNG" if encoding == "png" else "JPEG", seed=i) for i, size in enumerate(SIZES)]
-    made, keys = decoder(encoding, recipe), keys_of(len(SIZES))
-    together = decode(made, images, keys)
-    assert np.array_equal(decode(made, images[::-1], keys[::-1]), together[::-1])
-    halves = [decode(made, images[i : i + 4], keys[i : i + 4]) for i in (0, 4)]
-    assert np.array_equal(np.concatenate(halves), together)
-    assert np.array_equal(
-        np.concatenate([decode(made, images[i : i + 1], keys[i : i + 1]) for i in range(8)]), together
-    )
-
-
-def test_epochs_cut_different_parts():
-    crop = make_recipe("random_crop(size=24)").crop(True)
-    size = np.full(500, 100, np.int32)
-    first, second = (crop.box(size, size, keys_of(500, epoch)).numpy() for epoch in (0, 1))
-    assert (first[:, :2] != second[:, :2]).any(axis=1).mean() > 0.99
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
 def test_evaluation_takes_the_middle(recipe):
     crop = make_recipe(recipe).crop(False)
     sizes = np.array([(100, 60), (60, 100), (101, 60), (10, 20)], np.int32)

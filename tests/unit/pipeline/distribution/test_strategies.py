@@ -20,7 +20,6 @@ def folder(tmp_path_factory):
 STRATEGIES = {
     "default": tf.distribute.get_strategy,
     "one_device": lambda: tf.distribute.OneDeviceStrategy("CPU:0"),
-    "mirrored x1": lambda: tf.distribute.MirroredStrategy(["CPU:0"]),
     "mirrored x2": lambda: tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
     "mirrored x4": lambda: tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(4)]),
     "central_storage x2": lambda: tf.distribute.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"]),
@@ -29,12 +28,13 @@ STRATEGIES = {
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", ["default", "mirrored x4", "multiworker x1"])  # others: test_topologies
 def test_each_replica_gets_exactly_its_rows(folder, name, prefetch):
     strategy = STRATEGIES[name]()
     replicas = strategy.num_replicas_in_sync
     # 13 records in batches of 8: in the last step, replicas 2 and 3 of 4 have nothing but padding or little.
     arguments = {"global_batch_size": 8, "training": True, "seed": 5, "epochs": 2, "record_ids": True}
+    arguments["distort"] = "cifar10_tutorial(crop=5)"
     whole = list(input_fn(folder, **arguments).as_numpy_iterator())
     got = list(distribute(strategy, folder, prefetch=prefetch, **arguments))
     assert len(got) == len(whole) == 4
@@ -43,17 +43,7 @@ def test_each_replica_gets_exactly_its_rows(folder, name, prefetch):
             rows = [value.numpy() for value in strategy.experimental_local_results(component)]
             assert len(rows) == replicas
             assert {len(r) for r in rows} == {8 // replicas}
-            assert np.array_equal(np.concatenate(rows), whole_component)
-
-
-@pytest.mark.parametrize("name", ["one_device", "mirrored x2", "mirrored x4", "multiworker x1"])
-def test_distortions_do_not_depend_on_the_topology(folder, name):
-    arguments = {"global_batch_size": 8, "training": True, "distort": "cifar10_tutorial(crop=5)", "epochs": 3}
-    whole = list(input_fn(folder, **arguments).as_numpy_iterator())
-    strategy = STRATEGIES[name]()
-    for (images, *_), (expected, *_) in zip(distribute(strategy, folder, **arguments), whole, strict=True):
-        rows = [value.numpy() for value in strategy.experimental_local_results(images)]
-        np.testing.assert_allclose(np.concatenate(rows), expected, atol=2e-5)
+            np.testing.assert_allclose(np.concatenate(rows), whole_component, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["default", "mirrored x2", "mirrored x4"])

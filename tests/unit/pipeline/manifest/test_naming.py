@@ -31,18 +31,6 @@ def test_other_names_are_not_shards(name):
     assert naming.parse_shard_name(name) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "plain"),
-    [
-        ("a.tfrecord", True),
-        ("", False),
-        (".", False),
-        ("..", False),
-        ("a/b", False),
-        ("a\\b", False),
-        ("c:a", False),
-        ("a\0", False),
-    ],
-)
-def test_base_names(name, plain):
-    assert naming.is_base_name(name) is plain
+def test_base_names():
+    assert naming.is_base_name("a.tfrecord")
+    assert not any(map(naming.is_base_name, ("", ".", "..", "a/b", "a\\b", "c:a", "a\0")))

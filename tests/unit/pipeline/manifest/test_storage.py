@@ -52,21 +52,6 @@ def test_a_missing_file_is_an_error_that_says_so(place):
         file.read_text()
 
 
-def test_an_equal_file_that_took_a_local_ones_place_is_another(tmp_path):
-    (tmp_path / "x").write_bytes(b"abc")
-    file = folder(tmp_path) / "x"
-    before = file.identity()
-    status = os.stat(tmp_path / "x")
-    (tmp_path / "new").write_bytes(b"abc")
-    os.utime(tmp_path / "new", ns=(status.st_atime_ns, status.st_mtime_ns))
-    with file.open() as opened:
-        os.replace(tmp_path / "new", tmp_path / "x")
-        assert opened.identity() == before  # what is open stays what it was
-        assert bytes(opened.read_at(0, 3)) == b"abc"
-    assert file.identity() != before
-    assert file.identity()[:2] == before[:2]
-
-
 def test_a_folder_is_no_file(tmp_path):
     (tmp_path / "sub").mkdir()
     with (folder(tmp_path) / "sub").open() as file, pytest.raises(DataError, match="sub: .*Is a dir"):

@@ -1,9 +1,7 @@
 """What is done about corrupt records: named, or skipped within a budget."""
 
 import logging
-import os
 import pathlib
-import pickle
 import threading
 
 import pytest
@@ -87,14 +85,3 @@ def test_threads_share_a_budget(tmp_path):
         thread.join()
     assert len(skipped_records(tmp_path)) == 50
     assert len(failed) == 8 * 10
-
-
-def test_none_is_good_is_an_error_to_be_raised():
-    error = Corruption("d").none_is_good("d/a", 3)
-    assert isinstance(error, DataError)
-    assert str(error).startswith("d/a: all 3 records ")
-
-
-def test_it_can_be_sent_to_another_process(tmp_path):
-    copy = pickle.loads(pickle.dumps(Corruption(os.fspath(tmp_path), "skip", 7)))
-    assert (copy.data_dir, copy.policy, copy.most) == (str(tmp_path), "skip", 7)

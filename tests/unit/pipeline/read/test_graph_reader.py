@@ -8,14 +8,10 @@ from pipeline import input_fn
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest.splits import select
-from pipeline.order.feed import Feed
-from pipeline.order.tensors import TENSORS
 from pipeline.read.corruption import Corruption
 from pipeline.read.graph_reader import GraphReader
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.shards import Shards
-from pipeline.request import Request
-from pipeline.resolved import resolve
 from tests.datasets import Kind, write_dataset
 
 COUNTS = (5, 0, 4, 3)
@@ -161,24 +157,3 @@ def test_what_cannot_be_done_in_a_function_is_one_line(folders, tmp_path):
     (tmp_path / "train-00002-of-00004.tfrecord").unlink()
     with pytest.raises(DataError, match="train-00002-of-00004.tfrecord: the manifest lists this shard"):
         made_in_a_function(tmp_path, global_batch_size=6, training=True)
-
-
-def test_the_first_row_may_be_a_tensor(folders):
-    """One graph serves all workers: 3 workers of 8 rows need 3, 4 and 3 of 8 streams."""
-    order = resolve(
-        Request(folders / "raw", "train", global_batch_size=24, training=True, streams=8, shuffle_bytes=8 * 144)
-    ).order
-
-    @tf.function(input_signature=[tf.TensorSpec([], tf.int64)] * 2)
-    def plan(first_row, window):
-        feed = Feed(order, TENSORS, first_row, 1, 8)
-        return feed.first_window(0), feed.plan(tf.constant(1, tf.int64), window)
-
-    assert order.windows == 2
-    for first_row, streams in ((0, 3), (8, 4), (16, 3)):
-        feed = Feed(order, TENSORS, first_row, 1, 8)
-        assert len(feed.streams) == streams
-        for window in range(order.windows):
-            wanted = feed.first_window(0), feed.plan(tf.constant(1, tf.int64), tf.constant(window, tf.int64))
-            found = plan(tf.constant(first_row, tf.int64), tf.constant(window, tf.int64))
-            tf.nest.map_structure(np.testing.assert_array_equal, found, wanted)

@@ -3,7 +3,6 @@
 import dataclasses
 import gzip
 import os
-import zlib
 
 import pytest
 
@@ -13,7 +12,6 @@ from pipeline.manifest.splits import select
 from pipeline.read.corruption import Corruption
 from pipeline.read.gzip_reader import GzipReader
 from pipeline.read.shards import Shards
-from pipeline.records import framing
 from tests.datasets import Kind, write_dataset
 
 FILE = "train-00000-of-00002.tfrecord.gz"
@@ -122,33 +120,13 @@ def test_a_file_of_whole_records_but_other_bytes_is_refused_at_its_end(folder):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            lambda data: gzip.compress(data[:-STRIDE], mtime=0),
-            r"record 29, byte offset 106662: ",
-        ),
-        (
-            lambda data: gzip.compress(data[:-5], mtime=0),
-            r"record 29, byte offset 106662: ",
-        ),
-        (lambda data: gzip.compress(data + data[:STRIDE], mtime=0), "record 30, .*: the manifest lists fewer records"),
-        (lambda data: gzip.compress(data, mtime=0)[:-9], r"record \d+, .*: cannot be decompressed"),
-        (lambda data: gzip.compress(data, mtime=0) + b"abc", "record 30, .*: cannot be decompressed"),
-        (lambda data: data, "record 0, byte offset 0: cannot be decompressed"),
-        (zlib.compress, "record 0, byte offset 0: cannot be decompressed"),
+        (lambda data: gzip.compress(data[:-STRIDE], mtime=0), "record 29, byte offset 106662: "),
+        (lambda data: gzip.compress(data + data[:STRIDE], mtime=0), "record 30, .*fewer records"),
+        (lambda data: gzip.compress(data, mtime=0) + b"abc", "record 30, .*decompressed"),
+        (lambda data: data, "record 0, byte offset 0: .*decompressed"),
         (lambda data: gzip.compress(data[:25800] + b"!" + data[25801:]), "record 7, byte offset 25746: .*CRC"),
-        (lambda data: gzip.compress(framing.header(1 << 40) + data), f"record 0, byte offset 0: .*{1 << 40}"),
     ],
-    ids=[
-        "a record less",
-        "cut",
-        "a record more",
-        "cut compressed",
-        "bytes after it",
-        "not compressed",
-        "zlib",
-        "a byte",
-        "long",
-    ],
+    ids=["a record less", "a record more", "bytes after it", "not compressed", "a byte"],
 )
 def test_other_content_than_the_manifest_says_is_named(folder, change, message):
     resized(folder, change(gzip.decompress((folder / FILE).read_bytes())))

@@ -39,7 +39,8 @@ def replace_shards(folder, made, *shards):
 def shard_of(tmp_path, records):
     """Returns the reader of a data set whose one training shard holds these records."""
     made = write_dataset(tmp_path, (1,))
-    replace_shards(tmp_path, made, write_shard(tmp_path, "train-00000-of-00001.tfrecord", map(framing.frame, records)))
+    frames = [framing.frame(record) for record in records]
+    replace_shards(tmp_path, made, write_shard(tmp_path, made.splits["train"].shards[0].file, frames))
     return reader_of(tmp_path)
 
 

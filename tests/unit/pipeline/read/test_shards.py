@@ -1,12 +1,12 @@
 """The shards of a selection: what is missing, cut or written again is named, before and between reads."""
 
+import multiprocessing
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
-import threading
-import time
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
@@ -104,28 +104,6 @@ def test_a_remote_folder_is_checked_alike(folder):
         pass
 
 
-def test_tasks_run_together_and_their_results_keep_their_order():
-    together = threading.Barrier(2, timeout=30)
-
-    def task(number):
-        if number < 2:
-            together.wait()
-        time.sleep(0.01 * (number % 3))
-        return number * number
-
-    assert in_parallel(task, range(50)) == [n * n for n in range(50)]
-
-
-def test_the_first_error_in_order_is_raised():
-    def task(number):
-        if number >= 3:
-            raise DataError(f"task {number}")
-        return number
-
-    with pytest.raises(DataError, match="task 3"):
-        in_parallel(task, range(20))
-
-
 AT_EXIT = """
 import atexit
 from pipeline.errors import DataError
@@ -151,13 +129,5 @@ def test_reading_while_the_interpreter_ends_is_an_error_of_one_line():
 
 def test_a_forked_process_has_threads_of_its_own():
     assert in_parallel(abs, [-1, -2, -3]) == [1, 2, 3]  # its threads wait now; a fork has none of them
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if in_parallel(abs, [-4, -5]) == [4, 5] else 1)
-    deadline = time.monotonic() + 60
-    while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    if done == (0, 0):
-        os.kill(child, 9)
-        os.waitpid(child, 0)
-    assert done == (child, 0)
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
+        assert pool.submit(in_parallel, abs, [-4, -5]).result(timeout=60) == [4, 5]

@@ -55,14 +55,6 @@ def test_images_and_labels_go_to_their_rows(engine, pixels, offset):
         assert (found[2].dtype, found[2].tolist()) == (np.uint8, [0] * count)
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 6])
-def test_no_records_and_groups_that_are_not_full(engine, count):
-    block = frames(6, 20)[2][:count]
-    images, _, problems = unpacked(block, 20, np.arange(count), 6)
-    assert (images[count:] == 7).all()
-    assert problems.tolist() == [0] * count
-
-
 def test_every_flipped_bit_is_found_in_its_record(engine):
     _, _, block = frames(6, 40)
     stride = block.shape[1]

@@ -4,6 +4,7 @@ import tracemalloc
 import zlib
 
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -145,3 +146,10 @@ def test_a_frame_is_judged_by_its_length_and_crcs():
         assert check(memoryview(frame[:size])).kind is Kind.LENGTH
     assert check(b"\1" + frame[1:]).kind is Kind.LENGTH_CRC
     assert check(frame[:-1] + b"\0").kind is Kind.RECORD_CRC
+
+
+def test_frames_are_those_of_tensorflow(tmp_path):
+    with tf.io.TFRecordWriter(str(tmp_path / "a")) as writer:
+        for record in RECORDS:
+            writer.write(record)
+    assert (tmp_path / "a").read_bytes() == DATA

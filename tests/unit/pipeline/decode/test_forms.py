@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.decode.user_parse import parsed
+from pipeline.decode.forms import parsed
 from pipeline.errors import DataError, UsageError
 
 
