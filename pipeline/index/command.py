@@ -105,8 +105,8 @@ def _shards(files: list[File], compression: str, drafts: Drafts) -> list[ShardIn
             bar.update(num_bytes)
 
     with bar, ThreadPoolExecutor(LOCAL_THREADS, thread_name_prefix="index") as pool:
-        tasks = [pool.submit(_shard, file, compression, drafts, count) for file in files]
         try:
+            tasks = [pool.submit(_shard, file, compression, drafts, count) for file in files]
             for task in as_completed(tasks):
                 task.result()
         finally:
