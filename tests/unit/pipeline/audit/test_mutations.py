@@ -18,7 +18,7 @@ FLAGS = ["--global_batch_size=12", "--workers=2", "--replicas=4", "--streams=4",
 FEED, LAID, PLAN = "order/feed.py", "order/laid_shards.py", "order/window_plan.py"
 FAULTS = {
     "rows shifted by a replica": ("order/sharding.py", "+ local_replica) * rows", "+ local_replica + 1) * rows"),
-    "a worker has its neighbour's rows": (FEED, "Feed(order, arrays, first,", "Feed(order, arrays, stop,"),
+    "a worker has its neighbour's rows": (FEED, "Feed(order, arrays, first,", "Feed(order, arrays, 3 * (first == 0),"),
     "streams begin one late": (
         "order/order.py",
         "* self.num_records // self.streams",
