@@ -35,6 +35,7 @@ class ConvertDataset(beam.PTransform):
         elements = self._plan.elements
         step = runners.workers(pbegin.pipeline) or len(elements)
         parts = [elements[start::step] for start in range(min(step, len(elements)))]
+        # No Map: it would wrap its function in a lambda, whose code every worker would get by value.
         return (
             pbegin
             | "ShardNumbers" >> beam.Create(parts, reshuffle=False)
@@ -43,7 +44,7 @@ class ConvertDataset(beam.PTransform):
             | "Group" >> beam.GroupByKey()
             | "CheckKeys" >> beam.FlatMap(_check_group)
             | "Gather" >> beam.CombineGlobally(beam.combiners.ToListCombineFn()).without_defaults()
-            | "WriteManifest" >> beam.Map(_write_manifest, self._plan)
+            | "WriteManifest" >> beam.FlatMap(_write_manifest, self._plan)
         )
 
 
@@ -62,8 +63,9 @@ def _check_group(group: tuple[int, Iterable[Any]]) -> Iterable[Any]:
     return [repeated] if repeated else []
 
 
-def _write_manifest(found: list[Any], plan: Plan) -> str:
+def _write_manifest(found: list[Any], plan: Plan) -> list[str]:
     repeated = [value for value in found if isinstance(value, Repeated)]
     if repeated:
         raise key_check.as_error(plan.data_dir, repeated)
-    return str(manifest_writer.write_manifest(plan, [value for value in found if isinstance(value, Receipt)]))
+    receipts = [value for value in found if isinstance(value, Receipt)]
+    return [str(manifest_writer.write_manifest(plan, receipts))]

@@ -62,7 +62,7 @@ class ValidateDataset(beam.PTransform):
             | "Group" >> beam.GroupByKey()
             | "CheckKeys" >> beam.FlatMap(_check_group)
             | "Gather" >> beam.CombineGlobally(beam.combiners.ToListCombineFn())
-            | "WriteReport" >> beam.Map(_write_report, self._job)
+            | "WriteReport" >> beam.FlatMap(_write_report, self._job)  # a Map would ship a lambda, by value
         )
 
 
@@ -79,7 +79,7 @@ def _check_group(group: tuple[int, Iterable[Any]]) -> Iterable[Any]:
     return values if bucket == _REPORTS else key_check.all_repeated(values)
 
 
-def _write_report(found: list[Any], job: Job) -> str:
+def _write_report(found: list[Any], job: Job) -> list[str]:
     by_number = {value.shard: value for value in found if isinstance(value, ShardReport)}  # a retried one comes twice
     shards = [by_number[number] for number in range(len(job.manifest.shards))]
     repeated = [value for value in found if isinstance(value, key_check.Repeated)]
@@ -89,4 +89,4 @@ def _write_report(found: list[Any], job: Job) -> str:
         folder = job.report.parent
         raise DataError(f"{folder}: a worker cannot reach this folder; give --report=FILE in one that it can")
     write.publish(job.report, report.to_bytes())
-    return str(job.report)
+    return [str(job.report)]
