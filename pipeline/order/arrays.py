@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +68,7 @@ class Arrays(Protocol):
     def put(self, values: Array, index: Array, new: Array) -> Array:
         """Returns values (n,) with new ones (m,) at an index (m,)."""
 
-    def searchsorted(self, ascending: Array, values: Array, side: str) -> Array:
+    def searchsorted(self, ascending: Array, values: Array, side: Literal["left", "right"]) -> Array:
         """Returns where values would be inserted, as `numpy.searchsorted`."""
 
     def stack(self, columns: Sequence[Array]) -> Array:
@@ -85,7 +85,18 @@ class Arrays(Protocol):
 
 
 class NumpyArrays:
-    """NumPy's operations."""
+    """`Arrays` of NumPy; its methods are documented there."""
+
+    minimum = staticmethod(np.minimum)
+    maximum = staticmethod(np.maximum)
+    repeat = staticmethod(np.repeat)
+    size = staticmethod(len)
+    total = staticmethod(np.sum)
+    concat = staticmethod(np.concatenate)
+    key = staticmethod(hashing.derive_key)
+    range = staticmethod(functools.partial(np.arange, dtype=np.int64))
+    stack = staticmethod(functools.partial(np.stack, axis=1))
+    all_of_row = staticmethod(functools.partial(np.all, axis=1))
 
     def __init__(self, kept_permutations: int = 0) -> None:
         """Makes them.
@@ -95,86 +106,45 @@ class NumpyArrays:
         """
         self._permutation = functools.lru_cache(kept_permutations)(hashing.permutation)
 
-    def range(self, stop: Number) -> Array:
-        """See `Arrays.range`."""
-        return np.arange(stop, dtype=np.int64)
-
-    def where(self, mask: Array, chosen: Array | int, other: Array | int) -> Array:
-        """See `Arrays.where`."""
-        return np.where(mask, chosen, other)
-
-    def minimum(self, one: Array, other: Array | int) -> Array:
-        """See `Arrays.minimum`."""
-        return np.minimum(one, other)
-
-    def maximum(self, one: Array, other: Array | int) -> Array:
-        """See `Arrays.maximum`."""
-        return np.maximum(one, other)
-
-    def least(self, values: Array, bound: Number) -> Number:
-        """See `Arrays.least`."""
+    @staticmethod
+    def least(values: Array, bound: Number) -> Number:
         return values.min(initial=bound)
 
-    def most(self, values: Array, bound: Number) -> Number:
-        """See `Arrays.most`."""
+    @staticmethod
+    def most(values: Array, bound: Number) -> Number:
         return values.max(initial=bound)
 
-    def size(self, values: Array) -> Number:
-        """See `Arrays.size`."""
-        return len(values)
+    @staticmethod
+    def where(mask: Array, chosen: Array | int, other: Array | int) -> Array:
+        return np.where(mask, chosen, other)
 
-    def total(self, values: Array) -> Number:
-        """See `Arrays.total`."""
-        return values.sum()
-
-    def all_of_row(self, mask: Array) -> Array:
-        """See `Arrays.all_of_row`."""
-        return mask.all(axis=1)
-
-    def reshape(self, values: Array, shape: Sequence[int]) -> Array:
-        """See `Arrays.reshape`."""
-        return values.reshape(shape)
-
-    def sums_before(self, values: Array) -> Array:
-        """See `Arrays.sums_before`."""
-        return np.cumsum(values) - values
-
-    def repeat(self, values: Array, counts: Array) -> Array:
-        """See `Arrays.repeat`."""
-        return np.repeat(values, counts)
-
-    def gather(self, values: Array | NDArray[np.int64], index: Array) -> Array:
-        """See `Arrays.gather`."""
+    @staticmethod
+    def gather(values: Array, index: Array) -> Array:
         return values[index]
 
-    def select(self, values: Array, mask: Array) -> Array:
-        """See `Arrays.select`."""
+    @staticmethod
+    def select(values: Array, mask: Array) -> Array:
         return values[mask]
 
-    def put(self, values: Array, index: Array, new: Array) -> Array:
-        """See `Arrays.put`."""
+    @staticmethod
+    def reshape(values: Array, shape: Sequence[int]) -> Array:
+        return values.reshape(shape)
+
+    @staticmethod
+    def searchsorted(ascending: Array, values: Array, side: Literal["left", "right"]) -> Array:
+        return np.searchsorted(ascending, values, side)
+
+    @staticmethod
+    def sums_before(values: Array) -> Array:
+        return np.cumsum(values) - values
+
+    @staticmethod
+    def put(values: Array, index: Array, new: Array) -> Array:
         values = values.copy()
         values[index] = new
         return values
 
-    def searchsorted(self, ascending: Array, values: Array, side: str) -> Array:
-        """See `Arrays.searchsorted`."""
-        return np.searchsorted(ascending, values, side)  # type: ignore[call-overload]
-
-    def stack(self, columns: Sequence[Array]) -> Array:
-        """See `Arrays.stack`."""
-        return np.stack(columns, axis=1)
-
-    def concat(self, parts: Sequence[Array]) -> Array:
-        """See `Arrays.concat`."""
-        return np.concatenate(parts)
-
-    def key(self, domain: Domain, *arguments: Array | int) -> Array:
-        """See `Arrays.key`."""
-        return hashing.derive_key(domain, *arguments)
-
     def permutations(self, keys: Array, sizes: Array) -> Array:
-        """See `Arrays.permutations`."""
         return np.concatenate([self._permutation(int(k), int(n)) for k, n in zip(keys, sizes, strict=True)])
 
 
