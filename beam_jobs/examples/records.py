@@ -12,6 +12,7 @@ import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_jobs.sources.base import Block
 from beam_jobs.storage.write import Bytes
 from pipeline.records import example_proto, framing
 from pipeline.records.layout import MAX_ONE_BYTE, Layout
@@ -19,23 +20,6 @@ from pipeline.records.layout import MAX_ONE_BYTE, Layout
 _BLOCK = 768 << 10  # 768 KiB: bytes made at a time, which stay in a core's cache until they are written
 _GZIP_LEVEL = 6  # zlib's own default
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS  # 16: with gzip's header, which zlib writes without a time
-
-
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    """Examples that can be stored.
-
-    Attributes:
-      images: raw pixels, uint8 (n, height, width, channels), or a list of n files.
-      labels: int64 (n,), 0 or more.
-      keys: dtype S (n,), or a list of n.
-      extra: other features, as in `sources.base.Block`.
-    """
-
-    images: NDArray[np.uint8] | list[bytes]
-    labels: NDArray[np.int64]
-    keys: NDArray[np.bytes_] | list[bytes]
-    extra: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +46,8 @@ class Records:
         return b"".join(self.blocks())  # type: ignore[arg-type]
 
 
-def make_records(rows: Rows) -> Records:
-    """Returns the records of examples, in the same order."""
+def make_records(rows: Block) -> Records:
+    """Returns the records of valid rows, in the same order."""
     count = len(rows.labels)
     if _has_one_layout(rows):
         images, keys = np.asarray(rows.images), np.ascontiguousarray(rows.keys)
@@ -92,7 +76,7 @@ def _gzip(blocks: Iterable[Any]) -> Iterator[bytes]:
     yield stream.flush()
 
 
-def _has_one_layout(rows: Rows) -> bool:
+def _has_one_layout(rows: Block) -> bool:
     if isinstance(rows.images, list) or isinstance(rows.keys, list) or rows.extra or not len(rows.labels):
         return False
     ends = np.ascontiguousarray(rows.keys).view(np.uint8).reshape(len(rows.labels), -1)[:, -1]
@@ -131,7 +115,7 @@ def _rows_at_once(record_bytes: int) -> int:
     return max(1, _BLOCK // max(1, record_bytes))
 
 
-def _examples(rows: Rows) -> Sequence[bytes]:
+def _examples(rows: Block) -> Sequence[bytes]:
     raw = not isinstance(rows.images, list)
     made = []
     for row, (image, label, key) in enumerate(zip(rows.images, rows.labels.tolist(), rows.keys, strict=True)):

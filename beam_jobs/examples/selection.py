@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs.examples.recode import ImageOptions, Recoded, recode
-from beam_jobs.examples.records import Rows
 from beam_jobs.sources.base import Block
 
 
@@ -25,7 +22,7 @@ class Selected:
       bad: {row of the block: reason} of the invalid rows.
     """
 
-    rows: Rows
+    rows: Block
     recoded: Recoded
     bad: dict[int, str]
 
@@ -44,10 +41,9 @@ def select(block: Block, num_classes: int, options: ImageOptions) -> Selected:
     recoded = recode(block, options, frozenset(bad))
     bad |= recoded.bad
     if not bad:
-        return Selected(Rows(recoded.images, block.labels, block.keys, block.extra), recoded, {})
+        return Selected(dataclasses.replace(block, images=recoded.images), recoded, {})
     good = np.setdiff1d(np.arange(len(block.labels)), list(bad))
-    extra = {name: _taken(values, good) for name, values in block.extra.items()}
-    return Selected(Rows(recoded.images, block.labels[good], _taken(block.keys, good), extra), recoded, bad)
+    return Selected(block.taken(recoded.images, good), recoded, bad)
 
 
 def joined(parts: Sequence[tuple[NDArray[np.int64], Selected]]) -> Selected:
@@ -56,28 +52,11 @@ def joined(parts: Sequence[tuple[NDArray[np.int64], Selected]]) -> Selected:
     Args:
       parts: the rows of the block in each part, int64 (n,), and the selection from them. Every row is in one part.
     """
-    good = np.concatenate([np.delete(rows, list(part.bad)) for rows, part in parts])
-    order = np.argsort(good)
-    recoded = [part.recoded for _, part in parts]
-    whole = Recoded.empty(recoded[0].sums.channels)
-    whole.images = _in_order([part.images for part in recoded], order)
-    for part in recoded:
-        whole.formats |= part.formats
-        whole.sums.merge(part.sums)
-        whole.sizes.update(part.sizes)
-    bad = {int(rows[row]): reason for rows, part in parts for row, reason in part.bad.items()}
-    columns = [part.rows for _, part in parts]
-    extra = {name: _in_order([c.extra[name] for c in columns], order) for name in columns[0].extra}
-    labels, keys = _in_order([c.labels for c in columns], order), _in_order([c.keys for c in columns], order)
-    return Selected(Rows(whole.images, labels, keys, extra), whole, bad)
-
-
-def _in_order(parts: list[Any], order: NDArray[np.int64]) -> Any:
-    if any(isinstance(part, list) for part in parts):
-        values = list(itertools.chain.from_iterable(parts))
-        return [values[row] for row in order]
-    return np.concatenate(parts)[order]
-
-
-def _taken(values: Any, rows: NDArray[np.int64]) -> Any:
-    return [values[row] for row in rows] if isinstance(values, list) else values[rows]
+    rows = Block.joined([(np.delete(rows, list(part.bad)), part.rows) for rows, part in parts])
+    whole = Recoded.empty(parts[0][1].recoded.sums.channels)
+    for _, part in parts:
+        whole.formats |= part.recoded.formats
+        whole.sums.merge(part.recoded.sums)
+        whole.sizes.update(part.recoded.sizes)
+    whole.images = rows.images
+    return Selected(rows, whole, {int(rows[row]): reason for rows, part in parts for row, reason in part.bad.items()})

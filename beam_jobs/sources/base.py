@@ -5,7 +5,8 @@ from __future__ import annotations
 import abc
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,37 @@ class Block:
     keys: NDArray[np.bytes_] | list[bytes]
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
     bad: dict[int, str] = dataclasses.field(default_factory=dict)
+
+    def taken(self, images: Any, rows: NDArray[np.int64]) -> Block:
+        """Returns a block of some rows, int64 (n,), none of them bad, with other images."""
+        extra = {name: _taken(values, rows) for name, values in self.extra.items()}
+        return Block(images, self.labels[rows], _taken(self.keys, rows), extra)
+
+    @classmethod
+    def joined(cls, parts: Sequence[tuple[NDArray[np.int64], Block]]) -> Block:
+        """Returns one block of several (positions of the rows, int64 (n,); rows), ordered by position.
+
+        A bad row is named by its position.
+        """
+        order = np.argsort(np.concatenate([positions for positions, _ in parts]))
+        blocks = [block for _, block in parts]
+
+        def column(values: list[Any]) -> Any:
+            if any(isinstance(part, list) for part in values):
+                return _taken(list(itertools.chain.from_iterable(values)), order)
+            return np.concatenate(values)[order]
+
+        return cls(
+            column([block.images for block in blocks]),
+            column([block.labels for block in blocks]),
+            column([block.keys for block in blocks]),
+            {name: column([block.extra[name] for block in blocks]) for name in blocks[0].extra},
+            {int(positions[row]): reason for positions, block in parts for row, reason in block.bad.items()},
+        )
+
+
+def _taken(values: Any, rows: NDArray[np.int64]) -> Any:
+    return [values[row] for row in rows.tolist()] if isinstance(values, list) else values[rows]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -141,9 +173,7 @@ class Files:
 
     def locate(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns (number of the file, row in it) of each row."""
-        bounds = np.cumsum([0, *self.counts])
-        files = np.searchsorted(bounds, rows, side="right") - 1
-        return files, rows - bounds[files]
+        return _located(self.counts, rows)
 
     def where(self, row: int) -> tuple[str, int]:
         """Returns (file, row in it) of a row; see `Source.where`."""
@@ -164,6 +194,28 @@ class Files:
             chosen = files == number
             keys[chosen] = row_keys(self.names[number], rows[chosen], digits)
         return keys
+
+
+def by_part(
+    counts: Sequence[int], rows: NDArray[np.int64]
+) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+    """Yields, of parts that lie end to end, (number of the part, positions in `rows`, rows in the part, ascending).
+
+    Args:
+      counts: the rows of each part: a file, a row group, a split.
+      rows: counted over all parts, int64 (n,), in any order.
+    """
+    numbers, own = _located(counts, rows)
+    order = np.lexsort((own, numbers))
+    wanted, starts = np.unique(numbers[order], return_index=True)
+    for number, chosen in zip(wanted.tolist(), np.split(order, starts[1:]), strict=False):  # of no rows, one empty part
+        yield number, chosen, own[chosen]
+
+
+def _located(counts: Sequence[int], rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    bounds = np.cumsum([0, *counts])
+    numbers = np.searchsorted(bounds, rows, side="right") - 1
+    return numbers, rows - bounds[numbers]
 
 
 def rows_of(parts: Mapping[str, Files]) -> dict[str, int]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_jobs.sources import base
 from beam_jobs.sources.base import Block, Source
 from pipeline.errors import UsageError
 from pipeline.order.hashing import splitmix64
@@ -57,19 +57,14 @@ class ResplitSource(Source):
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns rows of a new split; see `base.Source`."""
-        parts = [
-            (chosen, self.inner.read(name, own)) for name, chosen, own in self._by_inner_split(self._rows(split)[rows])
-        ]
-        return parts[0][1] if len(parts) == 1 else _joined(parts)
+        parts = self._by_inner_split(self._rows(split)[rows])
+        return Block.joined([(chosen, self.inner.read(name, own)) for name, chosen, own in parts])
 
     def _by_inner_split(self, rows: NDArray[np.int64]) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np.int64]]]:
         """Yields (split of the source, positions in `rows`, rows of that split)."""
-        first = 0
-        for name, count in self.inner.splits.items():
-            chosen = np.flatnonzero((rows >= first) & (rows < first + count))
-            if len(chosen):
-                yield name, chosen, rows[chosen] - first
-            first += count
+        names = list(self.inner.splits)
+        for number, chosen, own in base.by_part(list(self.inner.splits.values()), rows):
+            yield names[number], chosen, own
 
 
 def resplit(source: Source, fractions: dict[str, float]) -> Source:
@@ -88,17 +83,9 @@ def resplit(source: Source, fractions: dict[str, float]) -> Source:
         if not rows:
             total = sum(source.splits.values())
             raise UsageError(f"--split: {split}:{fractions[split]:g} gets none of the {total} rows; give it more")
-    return ResplitSource(
-        dataset=source.dataset,
-        class_names=source.class_names,
-        files=source.files,
-        splits=splits,
-        image_shape=source.image_shape,
-        features=source.features,
-        unique_keys=source.unique_keys,
-        inner=source,
-        bounds=bounds,
-    )
+    own = ("splits", "parts")
+    shared = {field.name: getattr(source, field.name) for field in dataclasses.fields(Source) if field.name not in own}
+    return ResplitSource(**shared, splits=splits, inner=source, bounds=bounds)
 
 
 def _rows(source: Source, low: int, high: int) -> NDArray[np.int64]:
@@ -116,22 +103,3 @@ def _rows(source: Source, low: int, high: int) -> NDArray[np.int64]:
             first += count
         _kept[key] = np.concatenate(found)
     return _kept[key]
-
-
-def _joined(parts: list[tuple[NDArray[np.int64], Block]]) -> Block:
-    """Returns one block of several, each of whose rows goes to its position."""
-    blocks = [block for _, block in parts]
-    order = np.argsort(np.concatenate([chosen for chosen, _ in parts])).tolist()
-
-    def joined(columns: Iterable[Iterable[Any]]) -> list[Any]:
-        values = list(itertools.chain.from_iterable(columns))
-        return [values[row] for row in order]
-
-    images: Any = joined(block.images for block in blocks)
-    return Block(
-        images if isinstance(blocks[0].images, list) else np.stack(images),
-        np.array(joined(block.labels for block in blocks), np.int64),
-        joined(map(bytes, block.keys) for block in blocks),
-        {name: joined(block.extra[name] for block in blocks) for name in blocks[0].extra},
-        {int(chosen[row]): reason for chosen, block in parts for row, reason in block.bad.items()},
-    )

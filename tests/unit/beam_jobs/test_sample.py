@@ -4,7 +4,8 @@ import pytest
 from beam_jobs import sample
 from beam_jobs.examples import images
 from beam_jobs.examples.recode import ImageOptions
-from beam_jobs.examples.records import Rows, make_records
+from beam_jobs.examples.records import make_records
+from beam_jobs.sources.base import Block
 from pipeline.errors import UsageError
 from tests.made_source import Content, write_source
 
@@ -24,7 +25,7 @@ def test_pixels_are_stored_raw_by_default(source, pixels):
     assert looked.images == ImageOptions("raw", 1, None, (28, 28, 1))
     for split, count in made.splits.items():
         block = made.read(split, np.arange(count))
-        records = make_records(Rows(block.images, block.labels, block.keys, {}))
+        records = make_records(Block(block.images, block.labels, block.keys, {}))
         assert looked.record_bytes[split] == len(records.data) / count
     assert 0 < looked.seconds < 1
 

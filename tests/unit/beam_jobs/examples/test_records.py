@@ -4,7 +4,8 @@ import io
 import numpy as np
 import pytest
 
-from beam_jobs.examples.records import Rows, compressed, make_records
+from beam_jobs.examples.records import compressed, make_records
+from beam_jobs.sources.base import Block
 from pipeline.records import walk
 
 # Two records of a 2x2x1 image, written out by the recipe of `by_tensorflow`.
@@ -19,13 +20,13 @@ def rows(images, labels=None, keys=None, extra=None):
     count = len(images)
     keys = np.array([b"a.bin#%03d" % i for i in range(count)]) if keys is None else keys
     labels = np.arange(count) % 128 if labels is None else np.asarray(labels, np.int64)
-    return Rows(images, labels, keys, extra or {})
+    return Block(images, labels, keys, extra or {})
 
 
 def as_lists(given):
     """Returns the same examples in a form that has no common layout."""
     images = [image.tobytes() for image in given.images]
-    return Rows(images, given.labels, [bytes(key) for key in given.keys], given.extra)
+    return Block(images, given.labels, [bytes(key) for key in given.keys], given.extra)
 
 
 def by_tensorflow(given, path):

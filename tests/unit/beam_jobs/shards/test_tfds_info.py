@@ -7,8 +7,9 @@ import PIL.Image
 import pytest
 import tensorflow_datasets as tfds
 
-from beam_jobs.examples.records import Rows, make_records
+from beam_jobs.examples.records import make_records
 from beam_jobs.shards import tfds_info
+from beam_jobs.sources.base import Block
 from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo, naming
 from tests.datasets import images_of, write_dataset
 
@@ -71,7 +72,7 @@ def test_tfds_reads_raw_images_of_many_shards_with_empty_ones(tmp_path):
 def test_tfds_reads_encoded_images(tmp_path, encoding, shape, channels):
     heights = [shape[0] or 2 + row for row in range(4)]
     pixels = [images_of(row, 1, (heights[row], 5, channels))[0] for row in range(4)]
-    rows = Rows([png(image) for image in pixels], np.array([0, 2, 1, 0]), [b"k%d" % row for row in range(4)], {})
+    rows = Block([png(image) for image in pixels], np.array([0, 2, 1, 0]), [b"k%d" % row for row in range(4)], {})
     write(tmp_path, rows, {"image": Feature("uint8", shape, encoding)})
     found = examples(tmp_path, "train")
     for each, image in zip(found, pixels, strict=True):
@@ -96,7 +97,7 @@ def test_tfds_reads_the_other_features(tmp_path):
         "coarse": Feature("int64", class_names=("x", "y")),
         "image/class/text": Feature("string"),
     }
-    rows = Rows(images_of(0, 3, (2, 2, 1)), np.array([0, 1, 2]), [b"a", b"b", b"c"], extra)
+    rows = Block(images_of(0, 3, (2, 2, 1)), np.array([0, 1, 2]), [b"a", b"b", b"c"], extra)
     write(tmp_path, rows, features)
     found = examples(tmp_path, "train")
     assert [each["ids"].tolist() for each in found] == [[], [0], [0, 1]]
@@ -111,7 +112,7 @@ def test_tfds_reads_the_other_features(tmp_path):
 
 @pytest.mark.parametrize("names", [("a", " a", "b"), ("a", "", "b"), ("a", "b\nc", "d")])
 def test_names_that_tfds_cannot_hold_are_numbers(tmp_path, names):
-    rows = Rows(images_of(0, 3, (2, 2, 1)), np.array([0, 1, 2]), [b"a", b"b", b"c"], {})
+    rows = Block(images_of(0, 3, (2, 2, 1)), np.array([0, 1, 2]), [b"a", b"b", b"c"], {})
     manifest = write(tmp_path, rows, {"image": Feature("uint8", (2, 2, 1), "raw")}, names)
     assert "label.labels.txt" not in tfds_info.metadata_files(manifest)
     assert [each["label"] for each in examples(tmp_path, "train")] == [0, 1, 2]
