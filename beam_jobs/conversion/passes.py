@@ -7,10 +7,10 @@ import dataclasses
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from beam_jobs import sources
-from beam_jobs.conversion.job import ConvertDataset
+from beam_jobs.conversion.job import Conversion
 from beam_jobs.conversion.progress import Progress
 from beam_jobs.plan import Origin, Plan
-from beam_jobs.runs.run import run_transform
+from beam_jobs.runs.run import run_job
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.target import staging
 from pipeline import manifest
@@ -25,7 +25,7 @@ def run(plan: Plan, options: PipelineOptions) -> None:
     """
     if plan.passes == 2:
         plan = _second_pass(plan, _run_first_pass(plan, options))
-    run_transform(ConvertDataset(plan), options, Progress(plan))
+    run_job(Conversion(plan), options, Progress(plan))
 
 
 def _run_first_pass(plan: Plan, options: PipelineOptions) -> Manifest:
@@ -33,7 +33,7 @@ def _run_first_pass(plan: Plan, options: PipelineOptions) -> Manifest:
     folder.make_folder()
     first = dataclasses.replace(plan, data_dir=folder, receipts_dir=folder, compression="")
     try:
-        run_transform(ConvertDataset(first), options, Progress(first))
+        run_job(Conversion(first), options, Progress(first))
         (plan.data_dir / naming.REJECTS).remove()  # of an earlier run
     finally:
         staging.move_rejects(folder, plan.data_dir)  # before the manifest, the last of all files

@@ -13,6 +13,7 @@ import grpc
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineResult, PipelineRunner
 
+from beam_jobs.runs.chain import OverShards, ShardJob
 from beam_jobs.runs.display import Display
 from beam_jobs.runs.runners import make_runner
 from beam_jobs.storage import write
@@ -43,11 +44,11 @@ class MainThreadOnly:
         return self._stream.write(text) if threading.current_thread() is threading.main_thread() else len(text)
 
 
-def run_transform(transform: beam.PTransform, options: PipelineOptions, progress: Display) -> None:
-    """Runs a pipeline of one transform to its end.
+def run_job(job: ShardJob, options: PipelineOptions, progress: Display) -> None:
+    """Runs a job to its end.
 
     Args:
-      transform: the whole pipeline; it writes its results itself.
+      job: the job; it writes its results itself.
       options: Beam's options, with the runner.
       progress: the display to show meanwhile.
 
@@ -57,7 +58,7 @@ def run_transform(transform: beam.PTransform, options: PipelineOptions, progress
     runner, lifeline = make_runner(options)
     failures: list[BaseException] = []
     results: list[PipelineResult] = []
-    arguments = (transform, options, runner, results, failures)
+    arguments = (job, options, runner, results, failures)
     thread = threading.Thread(target=_run, args=arguments, daemon=True, name="beam")
     write.gate.open()
     ended, loud = False, sys.stderr
@@ -84,7 +85,7 @@ def run_transform(transform: beam.PTransform, options: PipelineOptions, progress
 
 
 def _run(
-    transform: beam.PTransform,
+    job: ShardJob,
     options: PipelineOptions,
     runner: PipelineRunner,
     results: list[PipelineResult],
@@ -92,7 +93,7 @@ def _run(
 ) -> None:
     try:
         pipeline = beam.Pipeline(runner, options)
-        pipeline | transform
+        pipeline | OverShards(job)
         results.append(pipeline.run())
         state = results[0].wait_until_finish()
         if state not in (None, "DONE"):

@@ -135,14 +135,14 @@ def _some(names: list[str]) -> str:
 def _run(config: ValidateConfig, data_dir: StoragePath, content: Manifest, options: PipelineOptions) -> Report:
     with quiet.loading():
         from beam_jobs.runs import run  # noqa: PLC0415 (as above)
-        from beam_jobs.validation import jobs, progress  # noqa: PLC0415 (as above)
+        from beam_jobs.validation import job, progress  # noqa: PLC0415 (as above)
     # After Ctrl-C a runner's threads still write there.
     with tempfile.TemporaryDirectory(prefix="stepfeed-", ignore_cleanup_errors=True) as folder:
         marks = pathlib.Path(folder) / "marks"
         marks.mkdir()
         file = paths.path_of(config.report or f"{folder}/report.json")
-        job = jobs.Job(data_dir, content, config.deep, file, marks)
-        run.run_transform(jobs.ValidateDataset(job), options, progress.Progress(content, str(marks)))
+        validation = job.Validation(data_dir, content, config.deep, file, marks)
+        run.run_job(validation, options, progress.Progress(content, str(marks)))
         try:
             return reports.parse(file.read_bytes(), str(file))
         except FileNotFoundError:

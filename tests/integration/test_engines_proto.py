@@ -16,8 +16,9 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 
 from beam_jobs.config import ConvertConfig
-from beam_jobs.conversion import job
+from beam_jobs.conversion.job import Conversion
 from beam_jobs.plan import make_plan
+from beam_jobs.runs.chain import OverShards
 from tests.forked import ROOT
 
 MAX_BYTES = 64 << 10  # 64 KiB
@@ -36,7 +37,7 @@ def plan(tmp_path_factory):
 def proto(plan):
     """The pipeline, translated for a cluster whose workers are containers."""
     pipeline = Pipeline(options=PipelineOptions(["--runner=PortableRunner", "--environment_type=DOCKER"]))
-    pipeline | "Convert" >> job.ConvertDataset(plan)
+    pipeline | "Convert" >> OverShards(Conversion(plan))
     return pipeline.to_runner_api()
 
 
@@ -68,7 +69,7 @@ def test_the_chain_is_linear_and_small(proto):
 def test_one_more_shard_adds_only_its_number(plan, proto):
     more = dataclasses.replace(plan, num_shards={"train": 1000, "test": 1})
     pipeline = Pipeline(options=PipelineOptions(["--runner=PortableRunner", "--environment_type=DOCKER"]))
-    pipeline | "Convert" >> job.ConvertDataset(more)
+    pipeline | "Convert" >> OverShards(Conversion(more))
     grown = len(pipeline.to_runner_api().SerializeToString()) - len(proto.SerializeToString())
     assert grown < 996 * 64
 

@@ -1,0 +1,83 @@
+"""The Beam pipeline of both commands: one linear chain, which every runner runs correctly.
+
+    shards -> Reshuffle -> work on them -> group by bucket -> find repeated keys -> one list -> write the result
+
+Elements are lists of shards, what was found of each, and hashes of keys; no pixel goes through a shuffle.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import apache_beam as beam
+
+from beam_jobs.runs import runners
+from beam_jobs.shards.key_check import KeyHashes, Repeated
+
+FOUND = -1  # the bucket of what was found of the shards; those of keys are 0 to 255
+
+
+class ShardJob(abc.ABC):
+    """What a pipeline does with the shards of a data set; it is pickled to every worker.
+
+    Runners retry bundles and may run one twice, so `work` must change nothing when it is repeated.
+    """
+
+    @property
+    @abc.abstractmethod
+    def shards(self) -> Sequence[Any]:
+        """The shards."""
+
+    @abc.abstractmethod
+    def work(self, shards: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """Yields (FOUND, what was found) for each of some shards, and (bucket, hashes) for its keys."""
+
+    @abc.abstractmethod
+    def repeated(self, hashes: Iterable[KeyHashes]) -> list[Repeated]:
+        """Returns the repeated keys of one bucket, as many as the result needs."""
+
+    @abc.abstractmethod
+    def finish(self, found: list[Any], repeated: list[Repeated]) -> str:
+        """Writes the result of the whole job and returns its path. What was found of a retried shard comes twice."""
+
+
+class OverShards(beam.PTransform):
+    """Runs a job; the only output element is the path of its result."""
+
+    def __init__(self, job: ShardJob) -> None:
+        super().__init__()
+        self._job = job
+
+    def expand(self, pbegin: beam.Pipeline) -> beam.PCollection:
+        """Builds the chain."""
+        # One element per worker, so that a worker can begin a shard while it writes another.
+        shards = self._job.shards
+        step = runners.workers(pbegin.pipeline) or len(shards)
+        parts = [shards[start::step] for start in range(min(step, len(shards)))]
+        # No Map: it would wrap its function in a lambda, whose code every worker would get by value.
+        return (
+            pbegin
+            | "ShardNumbers" >> beam.Create(parts, reshuffle=False)
+            | "Spread" >> beam.Reshuffle()
+            | "MakeShards" >> beam.FlatMap(_work, self._job)
+            | "Group" >> beam.GroupByKey()
+            | "CheckKeys" >> beam.FlatMap(_check_group, self._job)
+            | "Gather" >> beam.CombineGlobally(beam.combiners.ToListCombineFn()).without_defaults()
+            | "WriteResult" >> beam.FlatMap(_finish, self._job)
+        )
+
+
+def _work(shards: Sequence[Any], job: ShardJob) -> Iterator[tuple[int, Any]]:
+    return job.work(shards)
+
+
+def _check_group(group: tuple[int, Iterable[Any]], job: ShardJob) -> Iterable[Any]:
+    bucket, values = group
+    return values if bucket == FOUND else job.repeated(values)
+
+
+def _finish(found: list[Any], job: ShardJob) -> list[str]:
+    repeated = [value for value in found if isinstance(value, Repeated)]
+    return [job.finish([value for value in found if not isinstance(value, Repeated)], repeated)]
