@@ -12,9 +12,9 @@ from beam_jobs.config import ConvertConfig
 from beam_jobs.plan import Plan, make_plan
 from beam_jobs.report.summary import summary
 from beam_jobs.target.base import Target, target_of
-from beam_jobs.target.present import check_same, existing_manifest, stray_shards
+from beam_jobs.target.present import check_same, existing_manifest, notes
+from pipeline import manifest
 from pipeline.commands import commandline, quiet
-from pipeline.errors import PipelineError
 from pipeline.manifest import Manifest
 
 _Result = TypeVar("_Result")
@@ -61,8 +61,8 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
     print(summary(made, target.shown, seconds, total, resumed=resumed, has_card=not no_card))
     if no_card:
         print(f"note: {no_card}")
-    if strays := stray_shards(target.data_dir, made):
-        print(f"note: the folder holds {len(strays)} other shards ({strays[0]}, ...), which its manifest does not list")
+    for note in notes(target.data_dir, made):
+        print(f"note: {note}")
 
 
 def convert_into(
@@ -89,12 +89,8 @@ def convert_into(
             target.tidy()
             return None
         with target.opened(plan, present) as staged:
-            try:
-                result = write(staged)
-            except PipelineError:
-                target.keep_rejects(staged)
-                raise
-            return target.publish(staged, present), result
+            result = write(staged)
+        return manifest.load(target.data_dir), result
 
 
 def _say_begin(plan: Plan, data_dir: str, workers: int) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 
 from beam_jobs.plan import Plan
 from beam_jobs.runs.display import Display
 from beam_jobs.shards import receipts
-from beam_jobs.storage.paths import RemotePath
 from beam_jobs.target import staging
 from pipeline.errors import DataError
 
@@ -51,17 +49,14 @@ class Progress(Display):
                 self._bytes += receipt.info.num_bytes
                 self._rejects += receipt.num_rejects
         now = time.monotonic()
-        least = _SECONDS_BETWEEN_REMOTE_LOOKS if isinstance(self._folder, RemotePath) else _SECONDS_BETWEEN_LOOKS
+        least = _SECONDS_BETWEEN_REMOTE_LOOKS if self._folder.is_remote else _SECONDS_BETWEEN_LOOKS
         return now + max(least, (now - began) / _LOOKING)
 
 
 def finished_part(plan: Plan) -> float:
     """Returns the fraction of a plan's work, 0 to 1, that is done already; each of two passes counts one half."""
-    rows = 0
-    for folder in [plan.receipts_dir, plan.receipts_dir / staging.FIRST_PASS][: plan.passes]:
-        with contextlib.suppress(DataError):  # the first pass has not begun
-            rows += sum(receipt.info.num_examples + receipt.num_rejects for receipt in receipts.in_folder(folder))
-    return rows / (plan.passes * plan.num_rows)
+    found = receipts.in_folder(plan.receipts_dir)
+    return sum(receipt.info.num_examples + receipt.num_rejects for receipt in found) / (plan.passes * plan.num_rows)
 
 
 def _label(plan: Plan) -> str:

@@ -86,9 +86,10 @@ def all_repeated(groups: Iterable[KeyHashes]) -> list[Repeated]:
 def as_error(data_dir: StoragePath, repeated: Iterable[Repeated]) -> DataError:
     """Returns the error for the first of the pairs, with the key of both records."""
     pair = min(repeated)
-    records = reader.records(data_dir / pair.first[0])
-    key = next(reader.key_of(record) for number, record in enumerate(records) if number == pair.first[1])
+    (file, number), (other, second) = pair.first, pair.second
+    path = data_dir / file
+    _, key = reader.located_keys(path, {number}, reader.compression_of(path))[number]
     return DataError(
-        f"the key {key.decode(errors='backslashreplace')!r} comes twice: record {pair.first[1]} of {pair.first[0]} and "
-        f"record {pair.second[1]} of {pair.second[0]}; every example needs its own: choose another --key_column"
+        f"the key {key} comes twice: record {number} of {file} and record {second} of {other}; "
+        "every example needs its own: choose another --key_column"
     )

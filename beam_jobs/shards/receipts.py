@@ -86,14 +86,14 @@ def load(path: StoragePath) -> Receipt | None:
         return None
 
 
-def in_folder(folder: StoragePath) -> list[Receipt]:
-    """Returns all receipts in a folder.
+def paths_in(folder: StoragePath) -> list[StoragePath]:
+    """Returns the paths of the receipts in a folder and in the folders in it; none if it is missing."""
+    return [folder / name for name in folder.files(recursive=True) if is_receipt(name.rpartition("/")[2])]
 
-    Raises:
-      DataError: the folder cannot be listed.
-    """
-    found = [load(folder / name) for name in folder.names() if is_receipt(name)]
-    return [receipt for receipt in found if receipt]
+
+def in_folder(folder: StoragePath) -> list[Receipt]:
+    """Returns the complete receipts of `paths_in`."""
+    return [receipt for receipt in map(load, paths_in(folder)) if receipt]
 
 
 def load_checked(folder: StoragePath, shard_file: str, receipts_folder: StoragePath) -> Receipt | None:

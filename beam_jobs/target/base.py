@@ -52,30 +52,16 @@ class Target(Protocol):
     def opened(self, plan: Plan, present: Manifest | None) -> AbstractContextManager[Plan]:
         """Yields the plan with the folders that workers write to, as an earlier run of the same plan left them.
 
-        If the block ends without `publish`, finished shards are kept for the next run, and a line on stderr says so.
+        At the end of the block, the data set that they hold replaces `present`. If the block fails, finished shards are
+        kept for the next run, a line on stderr says so, and the list of invalid rows lies where the user finds it.
 
         Args:
           plan: the plan of the conversion.
           present: the manifest of the data set to replace, or None.
 
         Raises:
-          DataError: a file cannot be written, the disk is too small, or a file of another tool is in the way.
-        """
-        ...
-
-    def keep_rejects(self, staged: Plan) -> None:
-        """Leaves the list of invalid rows where the user finds it, after a conversion that failed.
-
-        Raises:
-          DataError: it cannot be moved.
-        """
-        ...
-
-    def publish(self, staged: Plan, present: Manifest | None) -> Manifest:
-        """Puts the data set that `staged` wrote in the place of `present`; returns its manifest.
-
-        Raises:
-          DataError: the data set is incomplete, or a file cannot be moved or removed.
+          DataError: a file cannot be written, moved or removed, the disk is too small, a file of another tool is in the
+            way, or the data set is incomplete.
         """
         ...
 

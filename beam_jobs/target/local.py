@@ -12,10 +12,11 @@ import shutil
 from collections.abc import Iterator
 
 from beam_jobs.plan import Plan
+from beam_jobs.shards import receipts
 from beam_jobs.storage import paths
 from beam_jobs.storage.paths import LocalPath
 from beam_jobs.target import staging
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, PipelineError, UsageError
 from pipeline.manifest import Manifest, naming
 
 
@@ -56,22 +57,20 @@ class LocalTarget:
 
     @contextlib.contextmanager
     def opened(self, plan: Plan, present: Manifest | None) -> Iterator[Plan]:
-        """Makes the inner folder, or finds it as an earlier run of the plan left it; see `Target`."""
+        """Has an inner folder written, whose files are moved up at the end; see `Target`."""
         staging.undo_interrupted_publish(self.data_dir)
         staging.check_names_free(self.data_dir, plan.file_names, present)
         staging.remove_leftovers(self.data_dir, plan.digest)
         with staging.opened(self.data_dir, plan.digest) as folder:
-            self._check_space(plan, present, staging.finished_bytes(folder))
-            yield dataclasses.replace(plan, data_dir=folder, receipts_dir=folder)
-
-    def keep_rejects(self, staged: Plan) -> None:
-        """Moves the list up, unless the data set that is there has its own; see `Target`."""
-        if not (self.data_dir / naming.MANIFEST).exists():
-            staging.move_rejects(staged.data_dir, self.data_dir)
-
-    def publish(self, staged: Plan, present: Manifest | None) -> Manifest:
-        """Moves the data set up from the inner folder; see `Target`."""
-        return staging.publish(self.data_dir / staging.folder_name(staged.digest), self.data_dir, present)
+            finished = sum(receipt.info.num_bytes for receipt in receipts.in_folder(folder))
+            self._check_space(plan, present, finished)
+            try:
+                yield dataclasses.replace(plan, data_dir=folder, receipts_dir=folder)
+            except PipelineError:
+                if not (self.data_dir / naming.MANIFEST).exists():  # else the data set there may have a list of its own
+                    staging.move_rejects(folder, self.data_dir)
+                raise
+            staging.publish(folder, self.data_dir, present)
 
     def tidy(self) -> None:
         """Removes inner folders and temporary files; see `Target`."""

@@ -9,8 +9,11 @@ from beam_jobs.shards import receipts
 from beam_jobs.storage import write
 from beam_jobs.storage.paths import StoragePath
 from pipeline import manifest
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Manifest, naming
+
+_MOST_NAMED = 3  # files in a note
 
 
 def existing_manifest(data_dir: StoragePath) -> Manifest | None:
@@ -50,10 +53,18 @@ def check_same(plan: Plan, present: Manifest, data_dir: StoragePath) -> None:
             raise DataError(f"{data_dir / name}: {problem}; --overwrite converts it again")
 
 
-def stray_shards(data_dir: StoragePath, present: Manifest) -> list[str]:
-    """Returns the names in a folder that look like shards of ours but that its manifest does not list."""
-    listed = {shard.file for shard in present.shards}
-    return sorted(name for name in data_dir.names() if naming.parse_shard_name(name) and name not in listed)
+def notes(data_dir: StoragePath, present: Manifest) -> list[str]:
+    """Returns a line for each kind of file that looks like a conversion's but is not the data set's."""
+    try:
+        names = sorted(data_dir.names())
+    except DataError as error:
+        return [str(error)]
+    listed = {*shard_files(present), *write.BESIDE_SHARDS}
+    kinds = {
+        "that the manifest does not list": [name for name in names if write.is_ours(name) and name not in listed],
+        "left by a killed conversion": [name for name in names if write.is_temporary(name)],
+    }
+    return [f"{count_of(len(found), 'file')} {what} ({_some(found)})" for what, found in kinds.items() if found]
 
 
 def shard_files(present: Manifest) -> dict[str, str]:
@@ -82,6 +93,10 @@ def _differences(plan: Plan, present: Manifest) -> Iterator[tuple[str, object, o
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) != now.get(name):
             yield f"the SHA-256 of --source's {name}", _digest(before.get(name)), _digest(now.get(name))
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
 
 
 def _text(value: object) -> str:

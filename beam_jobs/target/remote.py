@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Iterator
 
 from beam_jobs.plan import Plan
-from beam_jobs.shards import receipts
 from beam_jobs.storage import paths
 from beam_jobs.storage.paths import RemotePath
 from beam_jobs.target import lease, staging
@@ -49,27 +48,17 @@ class RemoteTarget:
 
     @contextlib.contextmanager
     def opened(self, plan: Plan, present: Manifest | None) -> Iterator[Plan]:
-        """Removes the old manifest and yields the plan, with a folder for its receipts; see `Target`."""
+        """Removes the old manifest first, receipts and files that the new manifest does not list last; see `Target`."""
         if present:
             (self.data_dir / naming.MANIFEST).remove()
         folder = self.data_dir / staging.folder_name(plan.digest)
         try:
             yield dataclasses.replace(plan, data_dir=self.data_dir, receipts_dir=folder)
+            for name in files_of(present) - files_of(manifest.load(self.data_dir)):
+                (self.data_dir / name).remove()
+            self.tidy()
         finally:
-            count = sum(receipts.is_receipt(name.rpartition("/")[2]) for name in folder.files(recursive=True))
-            if count:
-                staging.say_kept(count, folder)
-
-    def keep_rejects(self, staged: Plan) -> None:
-        """Does nothing: the list was written in place."""
-
-    def publish(self, staged: Plan, present: Manifest | None) -> Manifest:
-        """Removes receipts, and the old data set's files that the new one does not list; see `Target`."""
-        made = manifest.load(self.data_dir)
-        for name in files_of(present) - files_of(made):
-            (self.data_dir / name).remove()
-        self.tidy()
-        return made
+            staging.say_kept(folder)
 
     def tidy(self) -> None:
         """Removes the receipts of all conversions; see `Target`."""

@@ -1,4 +1,4 @@
-"""The folder inside data_dir that a conversion writes to, and the move of the finished data set into its place.
+"""The folder inside data_dir that a conversion writes to, and how the finished data set is moved up.
 
 Until that move, the data set in data_dir stays complete, however the conversion ends. Workers know the inner folder
 only, so a retried bundle, or a worker that outlives its command, cannot touch a published data set. The folder is named
@@ -58,11 +58,8 @@ def remove_leftovers(data_dir: LocalPath, digest: str | None) -> None:
       DataError: the folder cannot be listed, or a file cannot be removed.
     """
     write.remove_temporaries(data_dir)
-    for name in data_dir.names():
-        folder = data_dir / name
-        if not FOLDER.fullmatch(name) or folder.is_symlink() or not folder.is_dir():
-            continue
-        if digest and name.endswith(digest[:16]):
+    for folder in _inner_folders(data_dir):
+        if digest and folder.name == folder_name(digest):
             write.remove_temporaries(folder)
         else:
             _remove(folder)
@@ -80,9 +77,7 @@ def undo_interrupted_publish(data_dir: LocalPath) -> None:
     pending = any(write.is_temporary(name) and name.startswith(f".{naming.MANIFEST}.") for name in names)
     if not pending or naming.MANIFEST in names:
         return
-    for folder in (data_dir / name for name in names if FOLDER.fullmatch(name)):
-        if folder.is_symlink() or not folder.is_dir():
-            continue
+    for folder in _inner_folders(data_dir):
         shards = [receipts.shard_of(name) for name in folder.names() if receipts.is_receipt(name)]
         for file in [*shards, *map(naming.offsets_name, shards)]:
             if file in names and not (folder / file).exists():
@@ -110,8 +105,8 @@ def check_names_free(data_dir: LocalPath, names: Iterable[str], replaced: Manife
             )
 
 
-def publish(folder: LocalPath, data_dir: LocalPath, replaced: Manifest | None) -> Manifest:
-    """Moves a complete data set from `folder` up into `data_dir`, in the place of `replaced`; returns its manifest.
+def publish(folder: LocalPath, data_dir: LocalPath, replaced: Manifest | None) -> None:
+    """Moves a complete data set from `folder` up into `data_dir`, where it replaces `replaced`.
 
     The old manifest is removed first and the new one moved last, so that no manifest ever lies beside another data
     set's shards. Then the old files that the new manifest does not list are removed. Only names are written, so a full
@@ -129,7 +124,6 @@ def publish(folder: LocalPath, data_dir: LocalPath, replaced: Manifest | None) -
         for name in {naming.REJECTS, *present.files_of(replaced)} - set(names):  # rejects: of a failed run
             (data_dir / name).remove()
         _remove(folder)
-    return made
 
 
 def move_rejects(folder: StoragePath, data_dir: StoragePath) -> None:
@@ -143,15 +137,12 @@ def move_rejects(folder: StoragePath, data_dir: StoragePath) -> None:
         path.move_to(new)
 
 
-def finished_bytes(folder: LocalPath) -> int:
-    """Returns the bytes of the shards that are finished in a folder, of both passes."""
-    return sum(receipt.info.num_bytes for part in _folders(folder) for receipt in receipts.in_folder(part))
-
-
-def say_kept(count: int, folder: StoragePath) -> None:
-    """Prints how many finished shards are kept, and where."""
-    note = f"{count} finished shards are kept in {folder}: rerun the same command to resume"
-    print(note, file=sys.stderr, flush=True)
+def say_kept(folder: StoragePath) -> int:
+    """Prints how many finished shards are kept in a folder, if there are any, and returns how many."""
+    if count := len(receipts.paths_in(folder)):
+        note = f"{count} finished shards are kept in {folder}: rerun the same command to resume"
+        print(note, file=sys.stderr, flush=True)
+    return count
 
 
 def _swap(folder: LocalPath, data_dir: LocalPath, names: list[str]) -> None:
@@ -189,10 +180,14 @@ def _leave(folder: LocalPath) -> None:
         return
     for part in _folders(folder):
         write.remove_temporaries(part)
-    if count := sum(receipts.is_receipt(name) for part in _folders(folder) for name in part.names()):
-        say_kept(count, folder)
-    else:
+    if not say_kept(folder):
         _remove(folder)
+
+
+def _inner_folders(data_dir: LocalPath) -> list[LocalPath]:
+    """Returns the folders of all plans in `data_dir`."""
+    found = [data_dir / name for name in data_dir.names() if FOLDER.fullmatch(name)]
+    return [folder for folder in found if folder.is_dir() and not folder.is_symlink()]
 
 
 def _folders(folder: LocalPath) -> list[LocalPath]:

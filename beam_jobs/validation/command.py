@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 import simple_parsing
 
 from beam_jobs import flag_values
-from beam_jobs.storage import paths, write
+from beam_jobs.storage import paths
 from beam_jobs.storage.paths import StoragePath
+from beam_jobs.target.present import notes
 from beam_jobs.validation import report as reports
 from beam_jobs.validation.report import Report
 from pipeline import manifest as manifests
 from pipeline.commands import commandline, quiet
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
-from pipeline.manifest import Manifest, naming
+from pipeline.manifest import Manifest
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 # are summed; per decoded image and byte of it (a JPEG of 500x500: 2.6 ms for 158 kB).
 _RECORD_SECONDS, _BYTE_SECONDS = 15e-6, 1e-9
 _RAW_BYTE_SECONDS, _DECODED_SECONDS, _DECODED_BYTE_SECONDS = 3e-9, 80e-6, 20e-9
-_MOST_NAMED = 3  # files in a note
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,24 +112,6 @@ def count(report: Report, content: Manifest) -> str:
     """Returns how many problems there are, and in how many shards."""
     where = f"{report.bad_shards} of {len(content.shards)} shards" if report.bad_shards else "the manifest's totals"
     return f"{count_of(report.num_problems, 'problem')} in {where}"
-
-
-def notes(data_dir: StoragePath, content: Manifest) -> list[str]:
-    """Returns what lies in the folder and looks like a conversion's, but is not in the manifest."""
-    try:
-        names = sorted(data_dir.names())
-    except DataError as error:
-        return [str(error)]
-    listed = {*(shard.file for shard in content.shards), *write.BESIDE_SHARDS}
-    listed |= {naming.offsets_name(shard.file) for shard in content.shards if shard.offsets_crc32c is not None}
-    others = [name for name in names if write.is_ours(name) and name not in listed]
-    left = [name for name in names if write.is_temporary(name)]
-    kinds = ((others, "that the manifest does not list"), (left, "left by a killed conversion"))
-    return [f"{count_of(len(found), 'file')} {what} ({_some(found)})" for found, what in kinds if found]
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
 
 
 def _run(config: ValidateConfig, data_dir: StoragePath, content: Manifest, options: PipelineOptions) -> Report:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,9 +12,7 @@ from beam_jobs.shards.key_check import Repeated
 from beam_jobs.shards.manifest_writer import STATISTICS_SPLIT, size_histogram
 from beam_jobs.storage.paths import StoragePath
 from beam_jobs.validation.report import MOST_LISTED, Problem, ShardReport
-from pipeline.manifest import Manifest, ShardInfo, SplitInfo, naming
-from pipeline.records.stream import RecordStream
-from pipeline.records.walk import location, walk
+from pipeline.manifest import Manifest, SplitInfo, naming
 
 _MOST_NAMED = 3  # labels or sizes in one line
 _EXACT, _LOSSY = 1e-9, 0.1  # grey values: releases of the JPEG library decode a little differently
@@ -29,32 +26,16 @@ def key_problems(data_dir: StoragePath, manifest: Manifest, repeated: Iterable[R
     for pair in pairs[:MOST_LISTED]:
         wanted[pair.second[0]].add(pair.second[1])
     found = {
-        (file, record): (where, key)
+        file: reader.located_keys(data_dir / file, records, manifest.compression, manifest.shards[numbers[file]].stride)
         for file, records in wanted.items()
-        for record, where, key in _looked_up(data_dir / file, manifest.shards[numbers[file]], manifest, records)
     }
     problems = []
     for pair in pairs:
         (other, number), (file, record) = pair.first, pair.second
-        where, key = found.get(pair.second, (f", record {record}", ""))
-        problems.append(Problem(numbers[file], record, file, where, f"has the key of record {number} of {other}{key}"))
+        where, key = found.get(file, {}).get(record, (f", record {record}", "unreadable"))
+        text = f"has the key of record {number} of {other}: {key}"
+        problems.append(Problem(numbers[file], record, file, where, text))
     return problems
-
-
-def _looked_up(
-    path: StoragePath, info: ShardInfo, manifest: Manifest, records: set[int]
-) -> Iterator[tuple[int, str, str]]:
-    """Yields (record, where it lies, its key) as texts. Shards that cannot be read are reported elsewhere."""
-    with contextlib.suppress(OSError), path.open("rb", 0) as file:
-        stream = RecordStream(file.read, manifest.compression)
-        stride = info.stride
-        for frame in walk(stream.read, lambda number, offset: stride if offset == number * (stride or 0) else None):
-            if frame.number in records and frame.record is not None:
-                where = location("", frame.number, frame.offset, bool(manifest.compression))
-                key = reader.key_of(frame.record).decode(errors="backslashreplace")
-                yield frame.number, where, f": {key!r}"
-            if frame.number >= max(records):
-                return
 
 
 def total_problems(manifest: Manifest, shards: Sequence[ShardReport], decodes: bool) -> Iterator[Problem]:

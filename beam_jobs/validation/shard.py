@@ -9,14 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs.examples.statistics import PixelSums, entropy
-from beam_jobs.shards import key_check
+from beam_jobs.shards import key_check, reader
 from beam_jobs.shards.key_check import KeyHashes
 from beam_jobs.storage.paths import StoragePath
 from beam_jobs.validation.example import ExampleCheck
 from beam_jobs.validation.report import Problem, ShardReport
 from pipeline.manifest import Manifest, naming
 from pipeline.records import offsets
-from pipeline.records.stream import RecordStream
 from pipeline.records.walk import Frame, location, walk
 
 _ENTROPY_TOLERANCE = 1e-4  # it is rounded to 4 decimals
@@ -57,8 +56,7 @@ class _Check:
 
     def run(self) -> None:
         self._known = self._offsets()
-        with (self._folder / self._info.file).open("rb", 0) as file:
-            stream = RecordStream(file.read, self._manifest.compression)
+        with reader.opened(self._folder / self._info.file, self._manifest.compression) as stream:
             self._report.is_whole = True
             for frame in walk(stream.read, self._size_of):
                 self._check_frame(frame)
