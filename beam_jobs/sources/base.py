@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.errors import DataError
 from pipeline.manifest import Feature, SourceFile
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
@@ -186,13 +187,17 @@ class Files:
         names = np.frombuffer(b"".join(hashlib.sha256(name.encode()).digest()[:8] for name in self.names), "<i8")
         return hashing.derive_key(Domain.SPLIT, names[files], rows)
 
-    def keys(self, files: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.bytes_]:
-        """Returns `<file>#<row>` of rows that `locate` found, dtype S (n,), all padded like the longest file's."""
-        digits = row_digits(max(self.counts))
-        keys = np.empty(len(rows), f"S{max(map(len, self.names)) + 1 + digits}")
-        for number in np.unique(files).tolist():
-            chosen = files == number
-            keys[chosen] = row_keys(self.names[number], rows[chosen], digits)
+    def keys(self, rows: NDArray[np.int64], equal_digits: bool = True) -> NDArray[np.bytes_]:
+        """Returns `<file>#<row in it>` of each row, dtype S (n,).
+
+        Args:
+          rows: counted over all files.
+          equal_digits: whether rows are padded with zeros like those of the longest file, not of their own.
+        """
+        digits = [row_digits(max(self.counts) if equal_digits else count) for count in self.counts]
+        keys = np.empty(len(rows), f"S{max(len(name.encode()) for name in self.names) + 1 + max(digits)}")
+        for number, chosen, own in by_part(self.counts, rows):
+            keys[chosen] = row_keys(self.names[number], own, digits[number])
         return keys
 
 
@@ -218,8 +223,16 @@ def _located(counts: Sequence[int], rows: NDArray[np.int64]) -> tuple[NDArray[np
     return numbers, rows - bounds[numbers]
 
 
-def rows_of(parts: Mapping[str, Files]) -> dict[str, int]:
-    """Returns {split: rows of all its files}."""
+def rows_of(parts: Mapping[str, Files], folder: object) -> dict[str, int]:
+    """Returns {split: rows of all its files}.
+
+    Raises:
+      DataError: a split has no row; `folder` is where its files lie.
+    """
+    for split, part in parts.items():
+        if not part.num_rows:
+            names = f"{part.names[0]}, ..." if len(part.names) > 1 else part.names[0]
+            raise DataError(f"{folder}: split {split!r} has no row; leave its {len(part.names)} files ({names}) out")
     return {split: part.num_rows for split, part in parts.items()}
 
 

@@ -36,9 +36,7 @@ class DigitsSource(Source):
         if _describe(pixels, labels) != self.files[0]:
             raise DataError("scikit-learn's digits: this worker's differ; install the same scikit-learn everywhere")
         chosen = self._rows(split)[rows]
-        return Block(
-            upscale(pixels[chosen])[..., None], labels[chosen], self._array.keys(np.zeros_like(chosen), chosen)
-        )
+        return Block(upscale(pixels[chosen])[..., None], labels[chosen], self._array.keys(chosen))
 
     @property
     def _array(self) -> Files:

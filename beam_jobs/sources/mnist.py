@@ -54,7 +54,7 @@ class MnistSource(Source):
         if self.dataset.startswith(_EMNIST):
             images = np.ascontiguousarray(images.transpose(0, 2, 1))
         classes = labels.astype(np.int64) - _FIRST_LABEL.get(self.dataset, 0)
-        return Block(images[..., None], classes, self.parts[split].keys(np.zeros_like(rows), rows))
+        return Block(images[..., None], classes, self.parts[split].keys(rows))
 
 
 def open_source(options: SourceOptions) -> MnistSource:
@@ -75,7 +75,7 @@ def open_source(options: SourceOptions) -> MnistSource:
         dataset=dataset,
         class_names=CLASS_NAMES[dataset],
         files=tuple(file.stored.file for pair in pairs.values() for file in pair),
-        splits=base.rows_of(parts),
+        splits=base.rows_of(parts, folder),
         image_shape=(_SIDE, _SIDE, 1),
         parts=parts,
         pairs=pairs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gzip
 import hashlib
 import os
@@ -48,6 +49,29 @@ def stamp(path: StoragePath) -> tuple[int, int]:
     """
     with errors_of(path):
         return path.size_and_time()
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownFile:
+    """A file as it was when the source was opened.
+
+    Attributes:
+      path: of the file.
+      stamp: its (bytes, modification time in ns) then.
+    """
+
+    path: StoragePath
+    stamp: tuple[int, int]
+
+    def check_unchanged(self) -> None:
+        """Raises DataError where the file has another size or time now, is missing or cannot be read."""
+        if (now := stamp(self.path)) != self.stamp:
+            raise changed(self.path, f" ({self.stamp[0]} bytes before, {now[0]} now)")
+
+
+def changed(where: object, how: str = "") -> DataError:
+    """Returns the error of a file that is not what it was when the source was opened."""
+    return DataError(f"{where}: changed while it was being converted{how}; run the conversion again")
 
 
 def open_plain(path: StoragePath | str) -> IO[bytes]:

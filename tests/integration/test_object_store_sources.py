@@ -156,7 +156,7 @@ def test_a_file_of_a_store_that_is_replaced_meanwhile_is_noticed(bucket: RemoteP
     shard = ours.where("train", 0)[0]
     (bucket / "a.parquet").write_bytes((tmp_path / "b.parquet").read_bytes())
     (bucket / "first" / shard).write_bytes((tmp_path / "first" / shard).read_bytes()[:-1])
-    with pytest.raises(DataError, match=r"a\.parquet: changed while it was being converted; run the conversion again"):
+    with pytest.raises(DataError, match=r"a\.parquet: changed while it was being converted .*; run "):
         parquet.read("train", np.arange(20))
     with pytest.raises(DataError, match=rf"{shard}: changed while it was being converted \(\d+ bytes before"):
         ours.read("train", np.arange(5))

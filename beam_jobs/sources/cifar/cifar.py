@@ -38,7 +38,6 @@ class CifarSource(Source):
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns rows of a split, the files of which lie end to end; see `base.Source.read`."""
-        file_of_row, row_in_file = self.parts[split].locate(rows)
         count = len(LABELS[self.dataset])
         images = np.empty((len(rows), _PLANE, CHANNELS), np.uint8)
         labels = np.empty((len(rows), count), np.int64)
@@ -48,15 +47,14 @@ class CifarSource(Source):
             for start in range(0, len(rows), _AT_ONCE):
                 part = slice(start, start + _AT_ONCE)
                 records = scratch[: len(rows[part])]
-                for number, handle in enumerate(handles):
-                    at = np.flatnonzero(file_of_row[part] == number)
-                    row_files.gather(handle, 0, row_in_file[part][at], records, at)
+                for number, at, own in base.by_part(self.parts[split].counts, rows[part]):
+                    row_files.gather(handles[number], 0, own, records, at)
                 labels[part] = records[:, :count]
                 for channel in range(CHANNELS):  # three times as fast as a transposed copy
                     begin = count + channel * _PLANE
                     images[part, :, channel] = records[:, begin : begin + _PLANE]
         extra = {name: labels[:, i] for i, name in enumerate(self.features)}
-        keys = self.parts[split].keys(file_of_row, row_in_file)
+        keys = self.parts[split].keys(rows)
         return Block(images.reshape(-1, SIDE, SIDE, CHANNELS), labels[:, -1], keys, extra)
 
     def _unpack(self, batch: RowFile) -> Callable[[], dict[SourceFile, IO[bytes]]]:
@@ -94,7 +92,7 @@ def open_source(options: SourceOptions) -> CifarSource:
         dataset=dataset,
         class_names=label.class_names,
         files=tuple(file.file for file, _ in found),
-        splits=base.rows_of(parts),
+        splits=base.rows_of(parts, path),
         image_shape=(SIDE, SIDE, CHANNELS),
         features={other.feature: Feature("int64", class_names=other.class_names) for other in others},
         parts=parts,

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from beam_jobs.sources.parquet.columns import Columns
-from beam_jobs.sources.parquet.reader import KnownFile
+from beam_jobs.sources.parquet.reader import ParquetFile
 from beam_jobs.sources.parquet.values import decoded
 from beam_jobs.storage import paths
 from pipeline.errors import DataError
@@ -16,7 +16,7 @@ from pipeline.errors import DataError
 MAX_CLASSES = 100_000  # the largest published label sets have a fifth of that; more is a column of names or numbers
 
 
-def class_names(files: Sequence[KnownFile], columns: Columns, named: tuple[str, ...]) -> tuple[str, ...]:
+def class_names(files: Sequence[ParquetFile], columns: Columns, named: tuple[str, ...]) -> tuple[str, ...]:
     """Returns one name per label of all files; `named` is what their metadata say, () where that is nothing.
 
     Raises:
@@ -40,7 +40,7 @@ def class_names(files: Sequence[KnownFile], columns: Columns, named: tuple[str, 
     return tuple(sorted(found)) if is_text else tuple(map(str, range(_count(found, is_text))))
 
 
-def _labels(file: KnownFile, columns: Columns) -> set[Any]:
+def _labels(file: ParquetFile, columns: Columns) -> set[Any]:
     """Returns the texts of a file, or the highest number of each batch.
 
     By reading: pyarrow 25 ends the process where statistics are corrupt.
@@ -61,7 +61,7 @@ def _count(found: set[Any], is_text: bool) -> int:
     return len(found) if is_text else max(found | {-1}) + 1
 
 
-def _check_count(count: int, file: KnownFile, label: str) -> None:
+def _check_count(count: int, file: ParquetFile, label: str) -> None:
     if count > MAX_CLASSES:
         raise DataError(
             f"{file.path}: column {label!r} has {count} classes or more, above the most, {MAX_CLASSES}; "

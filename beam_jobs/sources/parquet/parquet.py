@@ -11,17 +11,18 @@ import hashlib
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from beam_jobs.sources import base, digest, streams
-from beam_jobs.sources.base import Files, SourceOptions
+from beam_jobs.sources.base import Block, Files, Source, SourceOptions
 from beam_jobs.sources.digest import Digest
 from beam_jobs.sources.parquet import columns as parquet_columns
 from beam_jobs.sources.parquet import files as parquet_files
 from beam_jobs.sources.parquet import labels as parquet_labels
 from beam_jobs.sources.parquet import reader as parquet_reader
 from beam_jobs.sources.parquet.columns import Columns
-from beam_jobs.sources.parquet.reader import KnownFile
-from beam_jobs.sources.parquet.rows import ParquetSource, RowGroups
+from beam_jobs.sources.parquet.reader import OpenFile, ParquetFile
+from beam_jobs.sources.parquet.values import BatchedBuilder
 from beam_jobs.storage import paths
 from beam_jobs.storage.paths import StoragePath
 from pipeline.errors import DataError, UsageError
@@ -30,15 +31,61 @@ from pipeline.manifest import SourceFile
 _TAIL = 8  # bytes: the length of the footer, uint32, and PAR1
 
 
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ParquetSource(Source):
+    """Files that were opened and checked.
+
+    Attributes:
+      columns: of all files.
+      tables: {split: its files}.
+    """
+
+    columns: Columns
+    tables: dict[str, tuple[ParquetFile, ...]]
+
+    def chunks(self, split: str) -> NDArray[np.int64]:
+        """Returns the rows of each row group."""
+        return np.array([rows for table in self.tables[split] for rows in table.groups], np.int64)
+
+    def read(self, split: str, rows: NDArray[np.int64]) -> Block:
+        """Returns rows of a split, reading each row group once. Memory: the rows, and one batch. See `base.Source`."""
+        files = self.parts[split]
+        keys = None if self.columns.key else files.keys(rows, equal_digits=False)
+        builder = BatchedBuilder(len(rows), self.columns, self.class_names, keys)
+        for number, positions, in_file in base.by_part(files.counts, rows):
+            table = self.tables[split][number]
+            with table.opened() as file:
+                for group, chosen, in_group in base.by_part(table.groups, in_file):
+                    self._read_group(file, group, builder, positions[chosen], in_group)
+        return builder.finished()
+
+    def _read_group(
+        self,
+        file: OpenFile,
+        group: int,
+        builder: BatchedBuilder,
+        positions: NDArray[np.int64],
+        rows: NDArray[np.int64],
+    ) -> None:
+        """Reads ascending rows of a row group to positions of the block."""
+        start = taken = 0
+        for batch in file.batches(group, self.columns.paths):
+            stop = int(np.searchsorted(rows, start + len(batch)))
+            if stop > taken:
+                with file.errors_of(group):
+                    builder.put(positions[taken:stop], batch, rows[taken:stop] - start)
+            if stop == len(rows):
+                return
+            start, taken = start + len(batch), stop
+
+
 @dataclasses.dataclass(frozen=True)
-class _File:
+class _Opened:
     """What the footer of a file says."""
 
-    name: str
-    known: KnownFile
+    table: ParquetFile
     columns: Columns
     class_names: tuple[str, ...]
-    groups: tuple[int, ...]
 
 
 def open_source(options: SourceOptions) -> ParquetSource:
@@ -54,62 +101,48 @@ def open_source(options: SourceOptions) -> ParquetSource:
     """
     folder, names = parquet_files.find(options.source)
     by_split = parquet_files.by_split(folder, names)
-    first = _open(folder, names[0], options)
+    first = _open(folder / names[0], options)
     resolved = dataclasses.replace(options, image_column=first.columns.image, label_column=first.columns.label)
-    others = paths.each(lambda name: _open_another(folder, name, resolved, first), names[1:], folder.is_remote)
-    files = {file.name: file for file in [first, *others]}
-    groups = {split: _groups(folder, split, [files[name] for name in members]) for split, members in by_split.items()}
+    others = paths.each(lambda name: _open_another(folder / name, resolved, first), names[1:], folder.is_remote)
+    tables = {name: opened.table for name, opened in zip(names, [first, *others], strict=True)}
     parts = {
-        split: Files(tuple(members), tuple(sum(files[name].groups) for name in members))
+        split: Files(tuple(members), tuple(sum(tables[name].groups) for name in members))
         for split, members in by_split.items()
     }
-    known = [file.known for file in files.values()]
     return ParquetSource(
         dataset=options.dataset,
-        class_names=parquet_labels.class_names(known, first.columns, first.class_names),
+        splits=base.rows_of(parts, folder),
+        class_names=parquet_labels.class_names(list(tables.values()), first.columns, first.class_names),
         files=_describe(folder, names),
-        splits=base.rows_of(parts),
         features=dict(first.columns.kept),
         unique_keys=not first.columns.key,
         parts=parts,
-        folder=folder,
         columns=first.columns,
-        groups=groups,
+        tables={split: tuple(tables[name] for name in members) for split, members in by_split.items()},
     )
 
 
-def _open(folder: StoragePath, name: str, options: SourceOptions) -> _File:
-    path = folder / name
-    known = KnownFile(path, streams.stamp(path))
-    with known.opened() as file:
+def _open(path: StoragePath, options: SourceOptions) -> _Opened:
+    table = ParquetFile(path, streams.stamp(path))
+    with table.opened() as file:
         with parquet_reader.one_line(f"{path}: its schema cannot be read"):
             schema = file.file.schema_arrow
         columns = parquet_columns.choose(str(path), schema, options)
-        groups = tuple(file.rows(group, columns.paths) for group in file.groups)
-    return _File(name, known, columns, parquet_columns.class_names(schema).get(columns.label, ()), groups)
+        table = dataclasses.replace(table, groups=tuple(file.rows(group, columns.paths) for group in file.groups))
+    return _Opened(table, columns, parquet_columns.class_names(schema).get(columns.label, ()))
 
 
-def _open_another(folder: StoragePath, name: str, options: SourceOptions, first: _File) -> _File:
+def _open_another(path: StoragePath, options: SourceOptions, first: _Opened) -> _Opened:
     try:
-        file = _open(folder, name, options)
+        other = _open(path, options)
     except UsageError as error:
-        raise DataError(f"{error}; {first.known.path} has them; all files must have the same columns") from None
-    if (file.columns, file.class_names) != (first.columns, first.class_names):
+        raise DataError(f"{error}; {first.table.path} has them; all files must have the same columns") from None
+    if (other.columns, other.class_names) != (first.columns, first.class_names):
         raise DataError(
-            f"{file.known.path}: its columns {', '.join(first.columns.paths)} differ from those of {first.known.path} "
-            "in type or class names; all files must have the same"
+            f"{path}: its columns {', '.join(first.columns.paths)} differ from those of {first.table.path} in type or "
+            "class names; all files must have the same"
         )
-    return file
-
-
-def _groups(folder: StoragePath, split: str, files: Sequence[_File]) -> RowGroups:
-    if not any(sum(file.groups) for file in files):
-        raise DataError(f"{folder}: split {split!r} of {len(files)} files ({files[0].name}, ...) has no row")
-    return RowGroups(
-        np.array([file.known.stamp for file in files], np.int64),
-        np.array([rows for file in files for rows in file.groups], np.int64),
-        np.repeat(np.arange(len(files)), [len(file.groups) for file in files]),
-    )
+    return other
 
 
 def _describe(folder: StoragePath, names: Sequence[str]) -> tuple[SourceFile, ...]:
@@ -128,6 +161,4 @@ def _of_footer(path: StoragePath) -> Digest:
     with streams.errors_of(path), path.open_native() as stream:
         size = stream.size()
         length = int.from_bytes(stream.read_at(_TAIL, size - _TAIL)[:4], "little") + _TAIL
-        if length > size:
-            raise DataError(f"{path}: is not a Parquet file: its footer cannot have {length} of {size} bytes")
         return Digest(size, hashlib.sha256(stream.read_at(length, size - length)).hexdigest())

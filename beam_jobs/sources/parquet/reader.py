@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
+import functools
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from beam_jobs.sources import streams
+from beam_jobs.sources.streams import KnownFile
 from beam_jobs.storage.paths import StoragePath
 from pipeline.errors import DataError
 
@@ -18,44 +18,19 @@ MAX_GROUP_BYTES = 1 << 30  # 1 GiB: a shard reads its row groups whole, and thos
 _BATCH_BYTES = 16 << 20  # 16 MiB
 _MAX_BATCH = 512  # rows: a dictionary can make each larger than the footer says
 _BUFFER = 1 << 20  # 1 MiB: pages are read one by one, not a whole column of the row group
-_FOOTERS_BYTES = 64 << 20  # 64 MiB of serialized footers a process: 10,000 files of some row groups
+_FOOTERS = 256  # kept per process: of so many files
 _MOST_TEXT = 200  # characters of pyarrow's message
 
 
-class _Footers:
-    """The footers of the files that were opened last, for all threads of a process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._known: dict[KnownFile, pq.FileMetaData] = {}
-        self._bytes = 0
-
-    def get(self, file: KnownFile) -> pq.FileMetaData | None:
-        return self._known.get(file)
-
-    def add(self, file: KnownFile, footer: pq.FileMetaData) -> None:
-        with self._lock:
-            if file not in self._known:
-                self._known[file] = footer
-                self._bytes += footer.serialized_size
-            while self._bytes > _FOOTERS_BYTES and len(self._known) > 1:
-                self._bytes -= self._known.pop(next(iter(self._known))).serialized_size
-
-
-_footers = _Footers()
-
-
 @dataclasses.dataclass(frozen=True)
-class KnownFile:
+class ParquetFile(KnownFile):
     """A Parquet file as it was when the source was opened.
 
     Attributes:
-      path: of the file.
-      stamp: its size in bytes, and the time of its last change in nanoseconds.
+      groups: the rows of each of its row groups.
     """
 
-    path: StoragePath
-    stamp: tuple[int, int]
+    groups: tuple[int, ...] = ()
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[OpenFile]:
@@ -64,23 +39,25 @@ class KnownFile:
         Raises:
           DataError: it changed, or its footer cannot be read.
         """
-        self._check_unchanged()
+        self.check_unchanged()
         with contextlib.ExitStack() as stack:
             with one_line(f"{self.path}: cannot be read as Parquet"):
                 file = pq.ParquetFile(
                     stack.enter_context(self.path.open_native()),
-                    metadata=_footers.get(self),
+                    metadata=_footer(self.path, self.stamp),
                     pre_buffer=False,  # else the whole row group is read into memory first
                     buffer_size=self.path.read_ahead(_BUFFER),
                     page_checksum_verification=True,
                 )
-                _footers.add(self, file.metadata)
             yield OpenFile(self.path, file)
-        self._check_unchanged()
+        self.check_unchanged()
 
-    def _check_unchanged(self) -> None:
-        if streams.stamp(self.path) != self.stamp:
-            raise DataError(f"{self.path}: changed while it was being converted; run the conversion again")
+
+@functools.lru_cache(maxsize=_FOOTERS)
+def _footer(path: StoragePath, stamp: tuple[int, int]) -> pq.FileMetaData:
+    del stamp  # part of the cache's key: a file that changed has another footer
+    with path.open_native() as stream:
+        return pq.read_metadata(stream)
 
 
 @dataclasses.dataclass(frozen=True)

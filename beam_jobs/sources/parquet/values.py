@@ -9,29 +9,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from beam_jobs.sources.base import Block
+from beam_jobs.sources.builder import BlockBuilder
 from beam_jobs.sources.parquet.columns import IMAGE_FIELD, Columns
 from pipeline.manifest import Feature
 
 _HIGHEST = np.iinfo(np.int64).max
 
 
-class Gathered:
+class BatchedBuilder(BlockBuilder):
     """A block that is filled batch by batch, each row at its position."""
 
-    def __init__(self, count: int, columns: Columns, class_names: tuple[str, ...]) -> None:
-        """Begins an empty block of `count` rows; labels that are strings become their numbers in `class_names`."""
+    def __init__(
+        self, count: int, columns: Columns, class_names: tuple[str, ...], keys: NDArray[np.bytes_] | None
+    ) -> None:
+        """Starts a block of `count` rows; labels that are strings become their numbers in `class_names`."""
+        super().__init__(count, dict(columns.kept), keys=keys)
         self._columns = columns
         self._texts = pa.array(class_names, pa.large_string()) if columns.label_kind == "string" else None
-        self._images = np.full(count, b"", object)
-        self._labels = np.zeros(count, np.int64)
-        self._keys: NDArray[Any] = np.full(count, b"", object if columns.key else "S1")
-        self._extra: dict[str, NDArray[Any]] = {}
-        for name, feature in columns.kept:
-            fixed = tuple(size for size in feature.shape if size is not None)
-            is_list = feature.dtype == "string" or len(fixed) < len(feature.shape)
-            self._extra[name] = np.zeros((count, *fixed), np.dtype(object if is_list else feature.dtype))
-        self._bad: dict[int, str] = {}
 
     def put(self, positions: NDArray[np.int64], batch: pa.RecordBatch, rows: NDArray[np.int64]) -> None:
         """Puts rows of a batch, int64 (n,), to positions, int64 (n,).
@@ -43,25 +37,13 @@ class Gathered:
         taken = {name: _taken(batch.column(name), rows) for name in batch.schema.names}
         bad: dict[int, str] = {}
         missing = "has no image bytes (a path is not followed)" if columns.nested else f"{columns.image} is null"
-        self._images[positions] = _bytes(taken[columns.image], missing, bad)
-        self._labels[positions] = _labels(taken[columns.label], columns, self._texts, bad)
+        self.images[positions] = _bytes(taken[columns.image], missing, bad)
+        self.labels[positions] = _labels(taken[columns.label], columns, self._texts, bad)
         if columns.key:
-            self._keys[positions] = _keys(taken[columns.key], columns.key, bad)
+            self.keys[positions] = _keys(taken[columns.key], columns.key, bad)
         for name, feature in columns.kept:
-            self._extra[name][positions] = _kept(taken[name], name, feature, bad)
-        self._bad.update({int(positions[row]): reason for row, reason in bad.items()})
-
-    def put_keys(self, positions: NDArray[np.int64], keys: NDArray[np.bytes_]) -> None:
-        """Puts keys that are made of file and row."""
-        if keys.itemsize > self._keys.itemsize:
-            self._keys = self._keys.astype(keys.dtype)
-        self._keys[positions] = keys
-
-    def finished(self) -> Block:
-        """Returns the block."""
-        extra = {name: column.tolist() if column.dtype == object else column for name, column in self._extra.items()}
-        keys = self._keys.tolist() if self._keys.dtype == object else self._keys
-        return Block(self._images.tolist(), self._labels, keys, extra, dict(sorted(self._bad.items())))
+            self.extra[name][positions] = _kept(taken[name], name, feature, bad)
+        self.bad.update({int(positions[row]): reason for row, reason in bad.items()})
 
 
 def _taken(array: pa.Array, rows: NDArray[np.int64]) -> pa.Array:

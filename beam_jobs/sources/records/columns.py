@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs.sources.base import Block
+from beam_jobs.sources.builder import BlockBuilder
 from pipeline.manifest import Feature
 from pipeline.records import example_proto
 
@@ -36,37 +37,24 @@ class Columns:
     sizes: tuple[str, ...] = ()
     extra: dict[str, Feature] = dataclasses.field(default_factory=dict)
 
-    def block(self, records: Sequence[bytes], keys: Sequence[bytes]) -> Block:
+    def block(self, records: Sequence[bytes], keys: NDArray[np.bytes_] | None) -> Block:
         """Returns the block of serialized Examples, invalid ones in `bad`; `keys` are for records that have none."""
-        images, labels, found_keys = [self._no_image] * len(records), np.zeros(len(records), np.int64), list(keys)
-        extra = {name: [_nothing(feature)] * len(records) for name, feature in self.extra.items()}
-        bad: dict[int, str] = {}
+        builder = BlockBuilder(len(records), self.extra, self.image_shape, keys)
         names = (self.image, self.label, *([self.key] if self.key else []), *self.sizes, *self.extra)
         for row, record in enumerate(records):
             try:
                 features = example_proto.decode(record, names)
-                image, label = self._image(features), int(_one(features, self.label, "int64"))
-                key = self._key(features) if self.key else keys[row]
-                kept = {name: _kept(features, name, feature) for name, feature in self.extra.items()}
+                builder.images[row] = self._image(features)
+                builder.labels[row] = _one(features, self.label, "int64")
+                if self.key:
+                    builder.keys[row] = self._key(features)
+                for name, feature in self.extra.items():
+                    builder.extra[name][row] = _kept(features, name, feature)
             except ValueError as error:
-                bad[row] = str(error)
-                continue
-            images[row], labels[row], found_keys[row] = image, label, key
-            for name, value in kept.items():
-                extra[name][row] = value
-        arrays = {name: _column(values, self.extra[name]) for name, values in extra.items()}
-        return Block(self._pixels(images), labels, found_keys, arrays, bad)
+                builder.bad[row] = str(error)
+        return builder.finished()
 
-    @property
-    def _no_image(self) -> bytes:
-        return bytes(math.prod(self.image_shape)) if self.image_shape else b""
-
-    def _pixels(self, images: list[bytes]) -> NDArray[np.uint8] | list[bytes]:
-        if self.image_shape is None:
-            return images
-        return np.frombuffer(b"".join(images), np.uint8).reshape(-1, *self.image_shape)
-
-    def _image(self, features: dict[str, Any]) -> bytes:
+    def _image(self, features: dict[str, Any]) -> bytes | NDArray[np.uint8]:
         image: bytes = _one(features, self.image, "bytes")
         if self.image_shape is None:
             return image
@@ -77,7 +65,7 @@ class Columns:
         if len(image) != math.prod(self.image_shape):
             size = math.prod(self.image_shape)
             raise ValueError(f"the image has {len(image)} bytes; {_text(self.image_shape)} pixels are {size}")
-        return image
+        return np.frombuffer(image, np.uint8).reshape(self.image_shape)
 
     def _key(self, features: dict[str, Any]) -> bytes:
         value = _one(features, self.key, "bytes or int64")
@@ -120,20 +108,6 @@ def _kept(features: dict[str, Any], name: str, feature: Feature) -> Any:
     if len(values) != math.prod(shape):
         raise ValueError(f"feature {name!r} has {len(values)} values, not {_text(shape)}")
     return values.reshape(shape)
-
-
-def _nothing(feature: Feature) -> Any:
-    """Returns a stand-in for the value of a bad record."""
-    if feature.dtype == "string":
-        return b""
-    return np.zeros([size or 0 for size in feature.shape], feature.dtype)
-
-
-def _column(values: list[Any], feature: Feature) -> Any:
-    if feature.dtype == "string" or None in feature.shape:
-        return values
-    shape = [size for size in feature.shape if size is not None]
-    return np.array(values, feature.dtype).reshape(len(values), *shape)
 
 
 def _text(shape: Sequence[int]) -> str:

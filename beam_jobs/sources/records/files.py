@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from beam_jobs.sources import streams
 from beam_jobs.sources.records import ranges as record_ranges
 from beam_jobs.sources.records import stream as record_stream
+from beam_jobs.sources.streams import KnownFile
 from beam_jobs.storage.paths import StoragePath
 from pipeline.errors import DataError
 from pipeline.records import framing, walk
@@ -33,12 +34,10 @@ _PIECE_BYTES = 16 << 20  # 16 MiB
 
 
 @dataclasses.dataclass(frozen=True)
-class RecordFile:
+class RecordFile(KnownFile):
     """One file, as it was when it was indexed.
 
     Attributes:
-      path: absolute, or in a store.
-      stamp: (bytes, modification time in ns) of the file when it was indexed.
       num_records: in it.
       packing: "" (TFRecord), "gzip" or "zlib" (TFRecord, compressed), or `ARRAY_RECORD`.
       stride: bytes from one record to the next, where all are of one length.
@@ -48,8 +47,6 @@ class RecordFile:
         stride nor offsets.
     """
 
-    path: StoragePath
-    stamp: tuple[int, int]
     num_records: int
     packing: str = ""
     stride: int | None = None
@@ -111,12 +108,7 @@ def read(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
       DataError: the file has changed since, cannot be read, or is corrupt there: with the record and its offset.
     """
     with streams.errors_of(file.path), file.path.open_native() as stream:
-        now = streams.stamp(file.path)  # after it was opened: a file that replaces it before is noticed
-        if now != file.stamp:
-            raise DataError(
-                f"{file.path}: changed while it was being converted ({file.stamp[0]} bytes before, {now[0]} now); "
-                "run the conversion again"
-            )
+        file.check_unchanged()  # after it was opened: a file that replaces it before is noticed
         if file.packing:
             return _read_array_record(file, rows) if file.packing == ARRAY_RECORD else _read_streamed(file, rows)
         if not file.has_random_access:

@@ -13,11 +13,11 @@ from beam_jobs.sources import digest, listing, streams
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.listing import SPLIT_OF_WORD
 from beam_jobs.sources.records import files as record_files
+from beam_jobs.sources.records import rows as record_rows
 from beam_jobs.sources.records import schema as record_schema
-from beam_jobs.sources.records import source as record_source
 from beam_jobs.sources.records import stream as record_stream
 from beam_jobs.sources.records.files import RecordFile
-from beam_jobs.sources.records.source import RecordSource
+from beam_jobs.sources.records.rows import RecordSource
 from beam_jobs.storage import paths as storage
 from beam_jobs.storage.paths import StoragePath
 from pipeline.errors import DataError
@@ -44,7 +44,7 @@ def open_files(options: SourceOptions) -> RecordSource:
     columns = record_schema.infer(*_first_records(paths), options)
     names = _class_names(root / f"{columns.label}.{LABELS}") or _class_names(root / LABELS)
     indexed, entries, highest = _index(root, paths, "" if names else columns.label)
-    return record_source.make(
+    return record_rows.make(
         dataset=options.dataset,
         class_names=names or _numbered_classes(root, columns.label, highest),
         root=root,
@@ -149,9 +149,6 @@ def _by_split(files: Sequence[RecordFile]) -> dict[str, tuple[RecordFile, ...]]:
     found: dict[str, list[RecordFile]] = {}
     for file in files:
         found.setdefault(split_of(file.path.name), []).append(file)
-    for split, own in found.items():
-        if not any(file.num_records for file in own):
-            raise DataError(f"{own[0].path}: split {split!r} has no record; leave its {len(own)} files out by a glob")
     return {split: tuple(found[split]) for split in sorted(found, key=listing.SPLITS.index)}
 
 

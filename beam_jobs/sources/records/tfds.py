@@ -16,10 +16,10 @@ import numpy as np
 from beam_jobs.sources import TFDS_PREFIX, digest
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.records import files as record_files
-from beam_jobs.sources.records import source as record_source
+from beam_jobs.sources.records import rows as record_rows
 from beam_jobs.sources.records.columns import Columns
 from beam_jobs.sources.records.files import ARRAY_RECORD, RecordFile
-from beam_jobs.sources.records.source import RecordSource
+from beam_jobs.sources.records.rows import RecordSource
 from beam_jobs.storage.paths import LocalPath
 from pipeline.commands import commandline
 from pipeline.errors import DataError, UsageError
@@ -45,7 +45,7 @@ def open_source(options: SourceOptions) -> RecordSource:
     image, label = _features(builder.info.features, root)
     records = _records(builder.info.splits.values(), builder.info.file_format.value, root)
     paths = [str(file.path) for files in records.values() for file in files]
-    return record_source.make(
+    return record_rows.make(
         dataset=options.dataset,
         class_names=tuple(builder.info.features[label].names),
         root=root,

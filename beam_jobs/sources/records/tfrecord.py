@@ -5,10 +5,10 @@ from __future__ import annotations
 from beam_jobs.sources import streams
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.records import foreign as foreign_records
-from beam_jobs.sources.records import source as record_source
+from beam_jobs.sources.records import rows as record_rows
 from beam_jobs.sources.records.columns import Columns
 from beam_jobs.sources.records.files import RecordFile
-from beam_jobs.sources.records.source import RecordSource
+from beam_jobs.sources.records.rows import RecordSource
 from beam_jobs.storage import paths
 from beam_jobs.storage.paths import LocalPath, RemotePath
 from pipeline import manifest
@@ -49,7 +49,7 @@ def _open_ours(folder: LocalPath | RemotePath, options: SourceOptions) -> Record
         image_shape=made.image_shape if made.features["image"].encoding == "raw" else None,
         extra={name: feature for name, feature in made.features.items() if name not in ("image", "label", "key")},
     )
-    return record_source.make(
+    return record_rows.make(
         dataset=made.dataset,
         class_names=made.class_names,
         root=folder,

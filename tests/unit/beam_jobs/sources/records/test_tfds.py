@@ -108,7 +108,7 @@ def test_rows_are_those_that_tfds_itself_reads(prepared):
     assert block.labels.tolist() == [labels[19], labels[3], labels[7]]
     file = source.files[1].file
     assert file.startswith("tiny_shapes-train.")
-    assert block.keys == [f"{file}#{row:02d}".encode() for row in (19, 3, 7)]
+    assert list(block.keys) == [f"{file}#{row:02d}".encode() for row in (19, 3, 7)]
 
 
 def test_the_command_converts_it(prepared, tmp_path):

@@ -46,20 +46,17 @@ class RecordSource(Source):
         Raises:
           DataError: a file was changed since, cannot be read, or is corrupt: with the record and its offset.
         """
-        parts, columns = self.parts[split], self.columns
-        files, own_rows = parts.locate(rows)
+        files, columns = self.parts[split], self.columns
         records = [b""] * len(rows)
-        order = np.lexsort((own_rows, files))
-        numbers, starts = np.unique(files[order], return_index=True)
-        for number, chosen in zip(numbers.tolist(), np.split(order, starts[1:]), strict=False):
-            found = record_files.read(self.records[split][number], own_rows[chosen])
+        for number, chosen, own in base.by_part(files.counts, rows):
+            found = record_files.read(self.records[split][number], own)
             for row, record in zip(chosen.tolist(), found, strict=True):
                 records[row] = record
-        if (columns.image, columns.label, columns.key) == _OURS and columns.image_shape and records:
-            block = None if columns.extra or columns.sizes else _as_matrix(records, columns.image_shape)
+        if columns == Columns(*_OURS, image_shape=columns.image_shape) and columns.image_shape and records:
+            block = _as_matrix(records, columns.image_shape)
             if block is not None:
                 return block
-        return columns.block(records, records if columns.key else parts.keys(files, own_rows).tolist())
+        return columns.block(records, None if columns.key else files.keys(rows))
 
 
 def make(
@@ -80,7 +77,7 @@ def make(
         dataset=dataset,
         class_names=class_names,
         files=files,
-        splits=base.rows_of(parts),
+        splits=base.rows_of(parts, root),
         image_shape=columns.image_shape,
         features=columns.extra,
         unique_keys=unique_keys,
