@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 EXIT_DATA = 1
 EXIT_USAGE = 2
@@ -50,3 +51,19 @@ def unknown(what: str, value: str, known: Iterable[str]) -> UsageError:
     hint = f"did you mean {near[0]!r}? " if near else ""
     listed = f"known: {', '.join(names)}" if len(names) <= _MOST_LISTED else "see --help"
     return UsageError(f"{what}: unknown {value!r}; {hint}{listed}")
+
+
+@contextlib.contextmanager
+def named(what: object, problem: str) -> Iterator[None]:
+    """Context in which an OSError becomes a DataError: `<what>: <problem>: <the system's reason>`.
+
+    Args:
+      what: the file, folder or flag.
+      problem: what failed (`cannot be written`).
+    """
+    try:
+        yield
+    except PipelineError:
+        raise
+    except OSError as error:
+        raise DataError(f"{what}: {problem}: {error.strerror or error}") from None

@@ -1,9 +1,12 @@
-"""A claim, what it was checked by, and the first thing that contradicts it."""
+"""Claims that are checked one after the other, each with its evidence or the first thing that contradicts it."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable
+
+from pipeline.errors import DataError
+
+Check = tuple[str, Callable[[], str]]  # a claim, and the function that returns its evidence
 
 
 class Fault(Exception):  # noqa: N818, no error of the program: what an audit finds
@@ -14,35 +17,23 @@ class NotCheckedError(Exception):
     """Why a claim could not be checked."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Claim:
-    """A claim that was checked.
+def check_all(checks: Iterable[Check]) -> None:
+    """Prints each claim with its evidence, up to the first that does not hold: those after it rest on it.
 
-    Attributes:
-      text: what is claimed.
-      evidence: what was checked, or what contradicts it, or why it could not be checked.
-      holds: whether it does; None: it was not checked.
+    Raises:
+      DataError: a claim does not hold.
     """
-
-    text: str
-    evidence: str
-    holds: bool | None = True
-
-
-def check_all(checks: Iterable[tuple[str, Callable[[], str]]]) -> list[Claim]:
-    """Returns the claims up to the first that does not hold: those after it rest on it.
-
-    Args:
-      checks: (claim, function that returns its evidence or raises Fault or NotCheckedError).
-    """
-    claims: list[Claim] = []
-    for text, check in checks:
+    for claim, check in checks:
+        label, failed = "holds", False
         try:
-            claims.append(Claim(text, check()))
+            evidence = check()
         except NotCheckedError as error:
-            claims.append(Claim(text, str(error), holds=None))
-        except Fault as fault:
-            return [*claims, Claim(text, str(fault), holds=False)]
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # of code that is wrong
-            return [*claims, Claim(text, f"cannot be evaluated: {type(error).__name__}: {error}", holds=False)]
-    return claims
+            label, evidence = "open ", str(error)
+        except (Fault, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            label, failed = "FAILS", True
+            cause = "" if isinstance(error, Fault) else f"cannot be evaluated: {type(error).__name__}: "
+            evidence = f"{cause}{error}"
+        print(f"{label}  {claim}\n       {evidence}", flush=True)
+        if failed:
+            print("\nproof FAILS")
+            raise DataError(f"the proof fails: {claim}: {evidence}")

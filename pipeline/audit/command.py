@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import functools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.audit import key_log, tables
-from pipeline.audit import seen as runs
-from pipeline.audit.claims import Claim
+from pipeline.audit import key_log, seen, tables
+from pipeline.audit.claims import check_all
 from pipeline.audit.contract import Contract
 from pipeline.audit.key_log import Header
 from pipeline.audit.keys import read_keys
 from pipeline.audit.observed import compare
-from pipeline.audit.proof import FED_ONCE, Proof
+from pipeline.audit.proof import order_checks
 from pipeline.audit.reading import Reading
-from pipeline.audit.tensors import tensor_claims
+from pipeline.audit.runs import Runs
+from pipeline.audit.tensors import tensor_check
 from pipeline.audit.topology import Topology
 from pipeline.commands import commandline
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, UsageError, named
 from pipeline.order.order import SHUFFLE_BYTES
 from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest, resolve
 
 if TYPE_CHECKING:
-    from pipeline.audit.config import AuditConfig
+    from pipeline.audit.__main__ import AuditConfig
 
 
 def run(config: AuditConfig) -> None:
@@ -36,7 +35,7 @@ def run(config: AuditConfig) -> None:
       UsageError: a flag that cannot work.
     """
     logs = key_log.find(config.observed) if config.observed is not None else []
-    header = runs.first_header(logs) if logs else None
+    header = seen.first_header(logs) if logs else None
     source = _source(config, header)
     topologies = _topologies(config, source.spec.global_batch_size, header)
     print("\n".join(tables.heading(source, config.epoch, topologies[0])), flush=True)
@@ -48,7 +47,7 @@ def run(config: AuditConfig) -> None:
     if config.png is not None:
         _draw(config.png, readings[0])
     if header is not None:
-        _observe(config, source, logs, header)
+        _observe(config, source, logs)
     print("\n" + tables.verdict(source.order, topologies[0], is_complete) + ("; the run saw just that" if logs else ""))
 
 
@@ -100,36 +99,28 @@ def _prove(config: AuditConfig, source: ResolvedRequest, topologies: Sequence[To
     Raises:
       DataError: a claim does not hold.
     """
-    proof = Proof(source, config.epoch, config.exhaustive)
-    parts: list[Callable[[], list[Claim]]] = [proof.claims, functools.partial(proof.topology_claims, topologies[0])]
-    parts += [functools.partial(proof.topology_claims, other, topologies[0]) for other in topologies[1:]]
-    parts += [functools.partial(tensor_claims, source.order, config.epoch, topologies[0])]
-    claims: list[Claim] = []
-    for part in parts:
-        claims += part()
-        if claims[-1].holds is False:
-            break
-    print("\n".join(tables.claim_lines(claims)), flush=True)
-    if claims[-1].holds is False:
-        print("\nproof FAILS")
-        raise DataError(f"the proof fails: {claims[-1].text}: {claims[-1].evidence}")
-    return sum(claim.text == FED_ONCE for claim in claims) == len(topologies)
+    contract, first = Contract.of(source), topologies[0]
+    runs = [Runs(source, contract, config.epoch, topology, config.exhaustive) for topology in topologies]
+    checks = [*order_checks(source, contract), *runs[0].checks()]
+    checks += [check for other in runs[1:] for check in other.checks(first)]
+    print()
+    check_all([*checks, tensor_check(source.order, config.epoch, first)])
+    print(tables.GIVEN, flush=True)
+    return all(run.is_complete for run in runs)
 
 
 def _draw(png: str, reading: Reading) -> None:
     commandline.require("matplotlib")
     from pipeline.audit import picture  # noqa: PLC0415, here because it loads matplotlib
 
-    try:
+    with named(f"--png={png}", "cannot be written"):
         picture.draw(reading, png)
-    except OSError as error:
-        raise DataError(f"--png={png}: cannot be written: {error.strerror or error}") from None
     print(f"\n{png}: which worker reads what")
 
 
-def _observe(config: AuditConfig, source: ResolvedRequest, logs: list[pathlib.Path], header: Header) -> None:
+def _observe(config: AuditConfig, source: ResolvedRequest, logs: list[pathlib.Path]) -> None:
     keys = read_keys(config.data_dir, source.selection, source.manifest.compression)
-    report = compare(Contract.of(source), runs.read_run(logs, keys, header))
+    report = compare(Contract.of(source), seen.read_run(logs, keys, source.spec))
     print("\n".join(tables.report_lines(report, source.order.steps_per_epoch)))
     if report.first is not None:
         print("\nproof holds, but the run saw something else")

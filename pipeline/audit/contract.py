@@ -43,7 +43,7 @@ class Contract:
         windows = max(1, -(-longest // (spec.shuffle_bytes // spec.streams // spec.record_bytes)))
         return cls(counts, spec.global_batch_size, spec.streams, windows, spec.remainder, spec.seed, spec.training)
 
-    @property
+    @functools.cached_property
     def num_records(self) -> int:
         """N."""
         return sum(self.counts)
@@ -58,6 +58,11 @@ class Contract:
         """T."""
         whole, rest = divmod(self.num_records, self.global_batch_size)
         return whole + (1 if rest and self.remainder == "pad" else 0)
+
+    @property
+    def records_fed(self) -> int:
+        """Records that an epoch feeds: all, or with `drop` those of the full steps."""
+        return min(self.num_records, self.steps_per_epoch * self.global_batch_size)
 
     def stream_bounds(self, stream: int) -> tuple[int, int]:
         """Returns the positions of a stream, from the first to before the second."""

@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.audit.contract import I64, Contract
+from pipeline.audit.contract import Bools, Contract
 from pipeline.audit.seen import NOT_LOGGED, Difference, Seen
 
+_WRONG_ROWS = ("at another row", "unknown keys", "weights wrong")
 _CLOSE = 1e-6  # relative, of a float32 weight
-
-
-@dataclasses.dataclass(frozen=True)
-class EpochReport:
-    """What of one epoch was seen.
-
-    Attributes:
-      epoch: its number.
-      steps: that are in the logs in full.
-      once, repeated: records seen with a weight at one row, at more.
-      missing: records that the logged rows should have had, seen nowhere in the epoch.
-      elsewhere: rows with another record of the split than expected.
-      unknown: rows with a key of no record of the split.
-      weights: rows with a wrong weight.
-    """
-
-    epoch: int
-    steps: int
-    once: int
-    repeated: int
-    missing: int
-    elsewhere: int
-    unknown: int
-    weights: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +22,7 @@ class Report:
     """What of a run was seen.
 
     Attributes:
-      epochs: those that the logs touch.
+      epochs: counts by name, of each epoch that the logs touch.
       steps: global steps that are in the logs in full.
       unfinished: steps after the last of these, that a kill cut: no fault.
       again: rows that were logged again after a resume.
@@ -50,8 +30,8 @@ class Report:
       differences: how many there are.
     """
 
-    epochs: list[EpochReport]
-    steps: I64
+    epochs: list[dict[str, int]]
+    steps: list[int]
     unfinished: int
     again: int
     first: Difference | None
@@ -60,73 +40,71 @@ class Report:
 
 def compare(contract: Contract, seen: Seen) -> Report:
     """Returns how a run's rows agree with the contract."""
-    steps = np.array(sorted(seen.records), np.int64)
-    full = np.array([step for step in steps.tolist() if (seen.records[step] != NOT_LOGGED).all()], np.int64)
-    found, count = list(seen.differences), len(seen.differences)
+    steps = sorted(seen.steps)
+    full = [step for step in steps if (seen.steps[step]["record"] != NOT_LOGGED).all()]
     gap, gaps = _gaps(seen, steps, full)
-    found += gap
-    epochs = steps // contract.steps_per_epoch
-    reports = []
-    for epoch in np.unique(epochs).tolist():
-        report, differences = _epoch(contract, seen, epoch, steps[epochs == epoch], full)
-        reports.append(report)
+    found, count = [*seen.differences, *gap], len(seen.differences) + gaps
+    epochs = []
+    for epoch, of_epoch in itertools.groupby(steps, lambda step: step // contract.steps_per_epoch):
+        counts, differences = _epoch(contract, seen, list(of_epoch))
+        epochs.append({"epoch": epoch, **counts})
         found += differences
-    count += gaps + sum(report.elsewhere + report.unknown + report.weights for report in reports)
-    first = min(found, key=lambda d: (d.step, d.row), default=None)
-    unfinished = int((steps > full[-1]).sum()) if full.size else len(steps)
-    return Report(reports, full, unfinished, seen.again, first, count)
+        count += sum(counts[name] for name in _WRONG_ROWS)
+    unfinished = sum(step > full[-1] for step in steps) if full else len(steps)
+    return Report(epochs, full, unfinished, seen.again, min(found, key=lambda d: d[:2], default=None), count)
 
 
-def _gaps(seen: Seen, steps: I64, full: I64) -> tuple[list[Difference], int]:
-    """The first step before the last full one that the logs have not in full, and how many; of none full, the first."""
-    if not steps.size:
+def _gaps(seen: Seen, steps: Sequence[int], full: Sequence[int]) -> tuple[list[Difference], int]:
+    """Returns the first step before the last full one that the logs do not have in full, and how many there are."""
+    if not steps:
         return [Difference(0, 0, "the logs have no step")], 1
-    if not full.size:
-        return [_gap(seen, int(steps[0]))], 1
-    gaps = int(full[-1] - steps[0]) + 1 - len(full)
-    if not gaps:
-        return [], 0
-    off = np.flatnonzero(full != steps[0] + np.arange(len(full)))
-    return [_gap(seen, int(steps[0] + off[0]))], gaps
+    if not full:
+        return [_gap(seen, steps[0])], 1
+    gaps = full[-1] - steps[0] + 1 - len(full)
+    return [_gap(seen, steps[0] + i) for i, step in enumerate(full) if step != steps[0] + i][:1], gaps
 
 
 def _gap(seen: Seen, step: int) -> Difference:
-    rows = seen.records.get(step)
-    row = 0 if rows is None else int(np.flatnonzero(rows == NOT_LOGGED)[0])
+    rows = seen.steps.get(step)
+    row = 0 if rows is None else int((rows["record"] == NOT_LOGGED).argmax())
     of = {workers: sum(1 for _, w in seen.workers if w == workers) for _, workers in seen.workers}
     lacking = [f"; there are logs of {n} of {workers} workers" for workers, n in of.items() if n < workers]
     return Difference(step, row, f"not in the logs{''.join(lacking[:1])}")
 
 
-def _epoch(contract: Contract, seen: Seen, epoch: int, steps: I64, full: I64) -> tuple[EpochReport, list[Difference]]:
-    batches = [contract.batch(step) for step in steps.tolist()]
-    expected, real = np.stack([records for records, _ in batches]), np.stack([mask for _, mask in batches])
-    records = np.stack([seen.records[step] for step in steps.tolist()])
-    weights = np.stack([seen.weights[step] for step in steps.tolist()])
-    logged = records != NOT_LOGGED
-    other, unknown = logged & (records >= 0) & (records != expected), logged & (records < NOT_LOGGED)
-    wrong_weight = logged & ~_weight_is_right(weights, real)
-    differences = []
-    for t, row in np.argwhere(other | unknown | wrong_weight)[:1].tolist():
-        replica = f"replica {seen.replicas[int(steps[t])][row]}"
-        keys = f"expected key {seen.keys[expected[t, row]]!r}, seen key {seen.key(int(records[t, row]))!r}"
-        text = f"{replica}: {keys}, weight {weights[t, row]:g} of a {'real' if real[t, row] else 'padding'} row"
-        differences.append(Difference(int(steps[t]), row, text))
-    times = np.bincount(records[(records >= 0) & (weights != 0)], minlength=contract.num_records)
-    report = EpochReport(
-        epoch=epoch,
-        steps=int(np.isin(steps, full).sum()),
-        once=int((times == 1).sum()),
-        repeated=int((times > 1).sum()),
-        missing=int((times[expected[logged & real]] == 0).sum()),
-        elsewhere=int(other.sum()),
-        unknown=int(unknown.sum()),
-        weights=int(wrong_weight.sum()),
+def _epoch(contract: Contract, seen: Seen, steps: Sequence[int]) -> tuple[dict[str, int], list[Difference]]:
+    """Returns what the logs have of an epoch, and its first difference.
+
+    `records once` and `repeated` are the records that have a weight at one row, at several; `missing` are those that
+    should be in the logged rows but are nowhere in the epoch.
+    """
+    expected, real = (np.stack(parts) for parts in zip(*map(contract.batch, steps), strict=True))
+    rows = np.stack([seen.steps[step] for step in steps])
+    records, weights, logged = rows["record"], rows["weight"], rows["record"] != NOT_LOGGED
+    unknown = records >= contract.num_records
+    wrong = (
+        logged & ~unknown & (records != expected),
+        unknown,
+        logged & ~_weight_is_right(weights, real),
     )
-    return report, differences
+    differences = []
+    for t, row in np.argwhere(np.any(wrong, axis=0))[:1].tolist():
+        want, found = (seen.names[ids[t, row]] for ids in (expected, records))
+        kind = "real" if real[t, row] else "padding"
+        text = f"expected key {want!r}, seen key {found!r}, weight {weights[t, row]:g} of a {kind} row"
+        differences.append(Difference(steps[t], row, f"replica {rows['replica'][t, row]}: {text}"))
+    times = np.bincount(records[logged & ~unknown & (weights != 0)], minlength=contract.num_records)
+    counts = {
+        "steps": logged.all(axis=1),
+        "records once": times == 1,
+        "repeated": times > 1,
+        "missing": times[expected[logged & real]] == 0,
+        **dict(zip(_WRONG_ROWS, wrong, strict=True)),
+    }
+    return {name: int(mask.sum()) for name, mask in counts.items()}, differences
 
 
-def _weight_is_right(weights: NDArray[np.floating], real: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _weight_is_right(weights: NDArray[Any], real: Bools) -> Bools:
     """Says which weights (n, G) are right: 0 of padding; of real rows all 1, or all G / real rows (`mean`)."""
     mean = real.shape[1] / real.sum(1, keepdims=True)
     first = np.take_along_axis(weights, real.argmax(1)[:, None], axis=1)

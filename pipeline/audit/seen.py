@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +12,14 @@ from numpy.typing import NDArray
 from pipeline.audit import key_log
 from pipeline.audit.key_log import Entry, Header
 from pipeline.errors import DataError
-from pipeline.order.order import I64
+from pipeline.order.order import OrderSpec
 
 NOT_LOGGED = -1
+_ROW = np.dtype([("record", np.int64), ("weight", np.float64), ("replica", np.int64)])
 
 
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """Where a run differs from the order; the least is the first.
+class Difference(NamedTuple):
+    """Where a run differs from the order.
 
     Attributes:
       step, row: of the global batch.
@@ -33,102 +31,78 @@ class Difference:
     text: str
 
 
-@dataclasses.dataclass
 class Seen:
     """A run's rows.
 
     Attributes:
-      size: G.
-      keys: by record id.
-      records: by global step, int64 (G,): the record id, NOT_LOGGED, or less: -2 - the index in `unknown`.
-      weights: by global step, float64 (G,).
-      replicas: by global step, int64 (G,): the replica that logged a row.
-      unknown: keys of no record of the split.
+      names: the keys: by record id those of the split, then unknown ones.
+      steps: the rows (G,) of each global step: `record`, an index into `names` or NOT_LOGGED, `weight`, `replica`.
       again: rows that were logged again.
       workers: (index, workers) of the headers.
-      differences: sizes that are wrong, steps done again with other records.
+      differences: entries of a wrong size, rows done again with other records.
     """
 
-    size: int
-    keys: list[str]
-    records: dict[int, I64] = dataclasses.field(default_factory=dict)
-    weights: dict[int, NDArray[np.float64]] = dataclasses.field(default_factory=dict)
-    replicas: dict[int, I64] = dataclasses.field(default_factory=dict)
-    unknown: list[str] = dataclasses.field(default_factory=list)
-    again: int = 0
-    workers: set[tuple[int, int]] = dataclasses.field(default_factory=set)
-    differences: list[Difference] = dataclasses.field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._ids = {key: record for record, key in enumerate(self.keys)}
-
-    def key(self, record: int) -> str:
-        """Returns the key of a record, or of an unknown one."""
-        return self.keys[record] if record >= 0 else self.unknown[-2 - record]
+    def __init__(self, size: int, keys: Sequence[str]) -> None:
+        """Takes G and the keys of the split; no row is logged yet."""
+        self._size = size
+        self._ids = {key: record for record, key in enumerate(keys)}
+        self.names = list(keys)
+        self.steps: dict[int, NDArray[Any]] = {}
+        self.again = 0
+        self.workers: set[tuple[int, int]] = set()
+        self.differences: list[Difference] = []
 
     def add(self, entry: Entry) -> None:
         """Takes in one replica's rows of a step; those of an earlier line must be equal."""
-        rows = self.size // entry.header.replicas
-        start = entry.replica * rows
-        if len(entry.keys) != rows:
-            self._differs(entry, start, f"{len(entry.keys)} rows, not {rows} ({entry.where})")
+        count = self._size // entry.header.replicas
+        start = entry.replica * count
+        if len(entry.keys) != count:
+            self._differs(entry, start, f"{len(entry.keys)} rows, not {count}")
             return
-        if entry.step not in self.records:
-            self.records[entry.step] = np.full(self.size, NOT_LOGGED, np.int64)
-            self.weights[entry.step] = np.zeros(self.size)
-            self.replicas[entry.step] = np.zeros(self.size, np.int64)
-        place = slice(start, start + rows)
-        records, weights = np.array([self._id(key) for key in entry.keys]), np.array(entry.weights, np.float64)
-        self._check_again(entry, place, records, weights)
-        self.records[entry.step][place] = records
-        self.weights[entry.step][place] = weights
-        self.replicas[entry.step][place] = entry.replica
-
-    def _check_again(self, entry: Entry, place: slice, records: I64, weights: NDArray[np.float64]) -> None:
-        before, weights_before = self.records[entry.step][place], self.weights[entry.step][place]
-        logged = before != NOT_LOGGED
+        nothing = np.full(self._size, np.array((NOT_LOGGED, 0, 0), _ROW))
+        before = self.steps.setdefault(entry.step, nothing)[start : start + count]
+        rows = np.empty(count, _ROW)
+        rows["record"], rows["weight"], rows["replica"] = [*map(self._id, entry.keys)], entry.weights, entry.replica
+        logged = before["record"] != NOT_LOGGED
         self.again += int(logged.sum())
-        wrong = np.flatnonzero(logged & ((before != records) | (weights_before != weights)))
-        if wrong.size:
-            i = int(wrong[0])
-            first, later = self.key(int(before[i])), self.key(int(records[i]))
-            self._differs(
-                entry,
-                place.start + i,
-                f"done again with other rows: first key {first!r}, weight {weights_before[i]:g}; "
-                f"later key {later!r}, weight {weights[i]:g} ({entry.where})",
-            )
+        wrong = logged & ((before["record"] != rows["record"]) | (before["weight"] != rows["weight"]))
+        for i in np.flatnonzero(wrong)[:1].tolist():
+            first, later = (f"key {self.names[r['record']]!r}, weight {r['weight']:g}" for r in (before[i], rows[i]))
+            self._differs(entry, start + i, f"done again with other rows: first {first}; later {later}")
+        before[:] = rows
 
     def _differs(self, entry: Entry, row: int, text: str) -> None:
-        self.differences.append(Difference(entry.step, row, f"replica {entry.replica}: {text}"))
+        self.differences.append(Difference(entry.step, row, f"replica {entry.replica}: {text} ({entry.where})"))
 
     def _id(self, key: str) -> int:
         if key not in self._ids:
-            self._ids[key] = -2 - len(self.unknown)
-            self.unknown.append(key)
+            self._ids[key] = len(self.names)
+            self.names.append(key)
         return self._ids[key]
 
 
-def read_run(paths: Sequence[pathlib.Path], keys: list[str], header: Header) -> Seen:
+def read_run(paths: Sequence[pathlib.Path], keys: Sequence[str], spec: OrderSpec) -> Seen:
     """Returns what all logs of a run say.
 
     Args:
-      paths: the logs, one a worker.
+      paths: the logs, one per worker.
       keys: by record id.
-      header: what all headers must agree with: data and order spec.
+      spec: what all headers must agree with.
 
     Raises:
       DataError: a log cannot be read, or is of other data or of another order.
     """
-    seen = Seen(int(header.spec["global_batch_size"]), keys)
+    seen = Seen(spec.global_batch_size, keys)
     for path in paths:
         for item in key_log.read(path):
             if isinstance(item, Entry):
                 seen.add(item)
                 continue
-            differences = _differences(header, item)
+            differences = [f"{name}={b!r}, not {a!r}" for name, (a, b) in spec.differences(item.spec).items()]
             if differences:
-                raise DataError(f"{path}: a header of another order: {differences}; audit each run by itself")
+                raise DataError(
+                    f"{path}: a header of another order: {', '.join(differences)}; audit each run by itself"
+                )
             seen.workers.add((item.worker, item.workers))
     return seen
 
@@ -144,9 +118,3 @@ def first_header(paths: Sequence[pathlib.Path]) -> Header:
             if isinstance(item, Header):
                 return item
     raise DataError(f"{paths[0]}: no header: the run ended before it wrote one")
-
-
-def _differences(one: Header, other: Header) -> str:
-    fields = sorted(one.spec.keys() | other.spec.keys())
-    pairs: list[tuple[str, Any, Any]] = [(f, one.spec.get(f), other.spec.get(f)) for f in fields]
-    return ", ".join(f"{name}={json.dumps(b)}, not {json.dumps(a)}" for name, a, b in pairs if a != b)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.audit.claims import Claim, Fault, NotCheckedError, check_all
+from pipeline.audit.claims import Check, Fault, NotCheckedError
 from pipeline.audit.topology import Topology
 from pipeline.commands import quiet
 from pipeline.commands.text import count_of
@@ -18,9 +18,9 @@ from pipeline.order.order import Order
 _WORKERS, _WINDOWS = 2, 3  # compared: the first, the last, and between
 
 
-def tensor_claims(order: Order, epoch: int, topology: Topology) -> list[Claim]:
-    """Returns what holds of the plans as tensors."""
-    return check_all([("TensorFlow makes the same plans, as the input does", lambda: _check(order, epoch, topology))])
+def tensor_check(order: Order, epoch: int, topology: Topology) -> Check:
+    """Returns the check of the plans as tensors."""
+    return "TensorFlow makes the same plans, as the input does", lambda: _check(order, epoch, topology)
 
 
 def _check(order: Order, epoch: int, topology: Topology) -> str:

@@ -1,8 +1,8 @@
-"""Text for people: numbers with their nouns, and aligned columns."""
+"""Text for people: numbers with their nouns, ranges, and aligned columns."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 
 def count_of(number: int, noun: str) -> str:
@@ -10,14 +10,27 @@ def count_of(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
-    """Returns one line per row, the header first, in columns of equal width: `left` ones left-aligned, others right."""
-    lines = [header, *rows]
+def range_of(values: Iterable[float], digits: int = 0) -> str:
+    """Returns the smallest and the largest of some numbers: `9 to 11`, or `9` where these are equal."""
+    ordered = sorted(values)
+    low, high = (f"{value:,.{digits}f}" for value in (ordered[0], ordered[-1]))
+    return low if low == high else f"{low} to {high}"
+
+
+def table(rows: Sequence[Sequence[tuple[str, str]]], left: Collection[str] = ()) -> list[str]:
+    """Returns a line with the names of the columns and one line per row, in columns of equal width.
+
+    Args:
+      rows: (name of the column, cell), the same columns in each row; of no rows there are no lines.
+      left: columns that are left-aligned, besides the first; the others are right-aligned.
+    """
+    if not rows:
+        return []
+    names = [name for name, _ in rows[0]]
+    lines = [names, *([cell for _, cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    align = [str.ljust if i == 0 or name in left else str.rjust for i, name in enumerate(names)]
     return [
-        "  ".join(
-            cell.ljust(width) if i in left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
+        "  ".join(pad(cell, width) for pad, cell, width in zip(align, line, widths, strict=True)).rstrip()
         for line in lines
     ]

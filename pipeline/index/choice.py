@@ -6,7 +6,7 @@ import fnmatch
 import os
 from collections.abc import Sequence
 
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import UsageError, named
 from pipeline.manifest import naming
 
 _MOST_NAMED = 3  # files in a message
@@ -44,11 +44,8 @@ def choose(data_dir: str, splits: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _files(data_dir: str) -> list[str]:
-    try:
-        with os.scandir(data_dir) as entries:
-            names = [entry.name for entry in entries if entry.is_file()]
-    except OSError as error:
-        raise DataError(f"{data_dir}: cannot be listed: {error.strerror or error}") from None
+    with named(data_dir, "cannot be listed"), os.scandir(data_dir) as entries:
+        names = [entry.name for entry in entries if entry.is_file()]
     beside = {naming.MANIFEST, naming.REJECTS, naming.CARD, *naming.TFDS_FILES, *map(naming.offsets_name, names)}
     return sorted(name for name in names if not name.startswith(".") and name not in beside)
 

@@ -16,14 +16,14 @@ from pipeline import manifest as manifests
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
 from pipeline.index.choice import choose
-from pipeline.index.drafts import Drafts, remove_left
+from pipeline.index.drafts import Drafts, drafts_in
 from pipeline.index.scan import scan
 from pipeline.manifest import Manifest, ShardInfo, SplitInfo, naming
 from pipeline.manifest.storage import File, folder
 from pipeline.read.shards import LOCAL_THREADS
 
 if TYPE_CHECKING:
-    from pipeline.index.config import IndexConfig
+    from pipeline.index.__main__ import IndexConfig
 
 _NAMELESS = "records"  # the data set of a folder without a name
 
@@ -40,12 +40,11 @@ def run(config: IndexConfig) -> None:
     earlier = _earlier(data_dir, config.overwrite)
     _check_offsets_are_ours(data_dir, chosen, earlier)
     began = time.monotonic()
-    with Drafts(data_dir) as drafts:
+    with drafts_in(data_dir) as drafts:
         made = _manifest(config, chosen, drafts)
         drafts.add(naming.MANIFEST, made.to_bytes())
         drafts.publish()
     _remove_old(data_dir, earlier, made)
-    remove_left(data_dir)
     for line in _lines(config.data_dir, made, time.monotonic() - began):
         print(line)
 

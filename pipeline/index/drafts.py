@@ -1,90 +1,78 @@
-"""Files that get their names together, at the end: a run stopped before leaves only hidden temporary files."""
+"""Files that get their names together, at the end: a run that is killed before leaves only a hidden folder."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import pathlib
-import re
-import secrets
+import shutil
+import tempfile
 from collections.abc import Iterator
 
-from pipeline.errors import DataError
+from pipeline.errors import named
 from pipeline.manifest import naming
 
-_TEMPORARY = re.compile(r"\..+\.indexing-[0-9a-f]{16}")  # no other program's look like this
+_PREFIX = ".pipeline.index-"
 
 
 class Drafts:
-    """Files of a folder that are written but not yet named. Several threads may add some.
+    """Files that are written but not yet in their folder. Several threads may add some."""
 
-    A context manager: leaving it removes those that were not published; none may be added then.
-    """
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        """Makes it empty."""
-        self._folder = folder
-        self._made: dict[str, pathlib.Path] = {}
-
-    def __enter__(self) -> Drafts:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for path in self._made.values():
-            path.unlink(missing_ok=True)
+    def __init__(self, folder: pathlib.Path, hidden: pathlib.Path) -> None:
+        """Takes the folder they are for, and the hidden one in it that holds them."""
+        self._folder, self._hidden = folder, hidden
 
     def add(self, name: str, data: bytes) -> None:
-        """Writes a file under a temporary name.
+        """Writes a file.
 
         Raises:
           DataError: it cannot be written.
         """
-        temporary = self._folder / f".{name}.indexing-{secrets.token_hex(8)}"
-        self._made[name] = temporary
-        with self._errors(name), open(temporary, "xb") as file:
+        with named(self._folder / name, "cannot be written"), open(self._hidden / name, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
 
     def publish(self) -> None:
-        """Gives the files their names, the manifest last; if that fails, removes those that are new.
+        """Moves the files into their folder, the manifest last; if that fails, removes those that are new.
 
         Raises:
-          DataError: a file cannot be renamed.
+          DataError: a file cannot be moved.
         """
-        new: list[pathlib.Path] = []
+        names = sorted(os.listdir(self._hidden), key=lambda name: name == naming.MANIFEST)
+        new = [self._folder / name for name in names if not (self._folder / name).exists()]
         try:
-            for name in sorted(self._made, key=lambda name: name == naming.MANIFEST):
-                path = self._folder / name
-                new += [] if path.exists() else [path]
-                if name == naming.MANIFEST:
-                    self._sync()
-                with self._errors(name):
-                    os.replace(self._made[name], path)
+            for name in names:
+                with named(self._folder / name, "cannot be written"):
+                    if name == naming.MANIFEST:
+                        _sync(self._folder)
+                    os.replace(self._hidden / name, self._folder / name)
         except BaseException:
             for path in new:
                 path.unlink(missing_ok=True)
             raise
-        self._sync()
-
-    def _sync(self) -> None:
-        with self._errors(""):
-            descriptor = os.open(self._folder, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-
-    @contextlib.contextmanager
-    def _errors(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise DataError(f"{self._folder / name}: cannot be written: {error.strerror or error}") from None
+        _sync(self._folder)
 
 
-def remove_left(folder: pathlib.Path) -> None:
-    """Removes the temporary files that killed runs left."""
-    for name in os.listdir(folder):
-        if _TEMPORARY.fullmatch(name):
-            (folder / name).unlink(missing_ok=True)
+@contextlib.contextmanager
+def drafts_in(folder: pathlib.Path) -> Iterator[Drafts]:
+    """Context for the drafts of a folder; its end removes what was not published, also by runs that were killed.
+
+    Raises:
+      DataError: the folder cannot be written to.
+    """
+    with named(folder, "cannot be written to"):
+        hidden = pathlib.Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder))
+    try:
+        yield Drafts(folder, hidden)
+    finally:
+        for path in folder.glob(f"{_PREFIX}*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync(folder: pathlib.Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -10,7 +10,7 @@ import simple_parsing
 
 from pipeline import manifest
 from pipeline.commands import commandline, quiet
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import UsageError, named
 from pipeline.inspect import tables
 from pipeline.manifest import Manifest
 from pipeline.read.shards import check_present
@@ -66,8 +66,6 @@ def _write_sheet(config: InspectConfig, made: Manifest) -> None:
     split = config.split or "train"
     sheet = contact_sheet.draw_contact_sheet(config.data_dir, made, split, recipe, seed=config.seed or 0)
     path = pathlib.Path(config.png or "")
-    try:
+    with named(f"--png={path}", "cannot be written"):
         sheet.save(path)
-    except OSError as error:
-        raise DataError(f"--png={path}: cannot be written: {error.strerror or error}") from None
     print(f"\n{path}: contact sheet of {split}, as stored and by {recipe}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.commands.text import table
-from pipeline.manifest import Feature, Manifest
+from pipeline.commands.text import range_of, table
+from pipeline.manifest import Feature, Manifest, SplitInfo
 from pipeline.manifest.manifest import IMAGE_FEATURES
 
 _MOST_SIZES = 20  # of images, listed
@@ -14,14 +14,22 @@ _MOST_SIZES = 20  # of images, listed
 def summary(made: Manifest) -> list[str]:
     """Returns the lines of the tables: splits, shards, labels, and sizes where images differ."""
     total = sum(split.num_examples for split in made.splits.values())
-    shards = [[shard.file, f"{shard.num_examples:,}", f"{shard.num_bytes:,}", shard.crc32c] for shard in made.shards]
+    shards = [
+        [
+            ("shard", shard.file),
+            ("examples", f"{shard.num_examples:,}"),
+            ("bytes", f"{shard.num_bytes:,}"),
+            ("CRC32C", shard.crc32c),
+        ]
+        for shard in made.shards
+    ]
     return [
         f"{made.dataset}: {total:,} examples, {_kind(made)}",
         *_more_lines(made),
         "",
-        *table(["split", "shards", "examples", "MiB", "examples per shard", "rejects"], _split_rows(made)),
+        *table([_split_row(name, split) for name, split in made.splits.items()]),
         "",
-        *table(["shard", "examples", "bytes", "CRC32C"], shards),
+        *table(shards),
         *(_label_lines(made) if made.has_images else []),
     ]
 
@@ -47,32 +55,33 @@ def _more_lines(made: Manifest) -> Iterator[str]:
         yield f"shards compressed with {made.compression}"
 
 
-def _size_lines(made: Manifest) -> list[str]:
-    if None not in made.features["image"].shape[:2]:
-        return []
-    sizes = made.image_sizes
-    rows = [
-        [size, *(f"{split.image_sizes.get(size, 0):,}" for split in made.splits.values())]
-        for size, _ in sizes[:_MOST_SIZES]
+def _split_row(name: str, split: SplitInfo) -> list[tuple[str, str]]:
+    return [
+        ("split", name),
+        ("shards", f"{len(split.shards):,}"),
+        ("examples", f"{split.num_examples:,}"),
+        ("MiB", f"{split.num_bytes / (1 << 20):,.1f}"),
+        ("examples per shard", range_of(shard.num_examples for shard in split.shards)),
+        ("rejects", f"{split.num_rejects:,}"),
     ]
-    more = [f"and {len(sizes) - _MOST_SIZES} more sizes"] if len(sizes) > _MOST_SIZES else []
-    return ["", *table(["height x width", *made.splits], rows), *more]
-
-
-def _split_rows(made: Manifest) -> list[list[str]]:
-    rows = []
-    for name, split in made.splits.items():
-        counts = [shard.num_examples for shard in split.shards]
-        spread = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
-        size = f"{split.num_bytes / (1 << 20):,.1f}"
-        rows.append([name, f"{len(counts):,}", f"{sum(counts):,}", size, spread, f"{split.num_rejects:,}"])
-    return rows
 
 
 def _label_lines(made: Manifest) -> list[str]:
-    histograms = [split.label_histogram for split in made.splits.values()]
+    histograms = {name: dict(enumerate(split.label_histogram)) for name, split in made.splits.items()}
     rows = [
-        [str(label), name, *(f"{h[label] if label < len(h) else 0:,}" for h in histograms)]
+        [("label", str(label)), ("class", name), *((split, f"{h.get(label, 0):,}") for split, h in histograms.items())]
         for label, name in enumerate(made.class_names)
     ]
-    return ["", *table(["label", "class", *made.splits], rows), *_size_lines(made)]
+    return ["", *table(rows), *_size_lines(made)]
+
+
+def _size_lines(made: Manifest) -> list[str]:
+    if None not in made.features["image"].shape[:2]:
+        return []
+    sizes = [size for size, _ in made.image_sizes]
+    rows = [
+        [("height x width", size), *((n, f"{s.image_sizes.get(size, 0):,}") for n, s in made.splits.items())]
+        for size in sizes[:_MOST_SIZES]
+    ]
+    more = [f"and {len(sizes) - _MOST_SIZES} more sizes"] if len(sizes) > _MOST_SIZES else []
+    return ["", *table(rows), *more]

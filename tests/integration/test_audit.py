@@ -65,7 +65,7 @@ def test_1024_workers_and_100_million_records_are_proved_from_the_manifest(large
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "--global_batch_size: needed, the rows of a step over all replicas (or --observed)"),
+        ([], "--global_batch_size: needed, the rows per step over all replicas"),
         (
             ["--global_batch_size=10", "--workers=3"],
             "global_batch_size=10 is not divisible by 3 replicas; nearest that work",

@@ -7,11 +7,15 @@ import sys
 import numpy as np
 import pytest
 
-from pipeline.audit.bits import Bits
-from pipeline.audit.proof import Proof
-from pipeline.audit.tensors import tensor_claims
+from pipeline.audit import runs
+from pipeline.audit.claims import check_all
+from pipeline.audit.contract import Contract
+from pipeline.audit.proof import order_checks
+from pipeline.audit.replay import replay
+from pipeline.audit.runs import Runs
+from pipeline.audit.tensors import tensor_check
 from pipeline.audit.topology import Topology
-from pipeline.errors import UsageError
+from pipeline.errors import DataError, UsageError
 from pipeline.request import Request
 from pipeline.resolved import resolve
 from tests.datasets import write_dataset
@@ -27,31 +31,42 @@ def split_of(folder, counts=(30, 0, 25, 44), **changes):
 
 @pytest.mark.parametrize("remainder", ["pad", "drop"])
 @pytest.mark.parametrize("counts", [(99,), (30, 0, 25, 44), (1,) * 40, (5, 80), (12,)])
-def test_the_proof_holds_of_every_order(tmp_path, counts, remainder):
+def test_the_proof_holds_of_every_order(tmp_path, counts, remainder, capsys):
     for streams, shuffle_bytes, training in itertools.product((1, 2, 12), (120, 240, 1 << 30), (True, False)):
         source = split_of(
             tmp_path, counts, training=training, streams=streams, shuffle_bytes=shuffle_bytes, remainder=remainder
         )
-        proof = Proof(source, 7)
-        claims = proof.claims() + proof.topology_claims(Topology(2, 4, 12))
-        assert all(claim.holds for claim in claims), claims[-1]
+        contract = Contract.of(source)
+        check_all([*order_checks(source, contract), *Runs(source, contract, 7, Topology(2, 4, 12), False).checks()])
         seen = sum(counts) if remainder == "pad" else sum(counts) // 12 * 12
-        assert claims[-1].evidence.startswith(f"{seen} records counted")
+        claim, evidence = capsys.readouterr().out.splitlines()[-2:]
+        assert claim == "holds  each record is fed once, by one replica"
+        assert evidence.strip().startswith(f"{seen} records counted")
 
 
 def test_an_order_of_other_counts_is_found(tmp_path):
     source = split_of(tmp_path)
     source = dataclasses.replace(source, order=dataclasses.replace(source.order, counts=(30, 24, 45)))
-    [claim] = Proof(source, 0).claims()
-    assert claim.holds is False
-    assert all(fact in claim.evidence for fact in ("shard 1", "24", "25"))
+    with pytest.raises(DataError, match="the proof fails: .*: shard 1: .* 24 .* 25$"):
+        check_all(order_checks(source, Contract.of(source)))
 
 
-def test_without_tensorflow_the_audit_says_that_tensors_were_not_checked(tmp_path, monkeypatch):
+def test_records_are_counted_as_they_are_fed_whatever_the_contract_says(tmp_path, monkeypatch):
+    def wrong(*arguments):
+        for fed in replay(*arguments):
+            yield fed._replace(records=np.where(fed.records == 7, 8, fed.records))
+
+    source = split_of(tmp_path)
+    monkeypatch.setattr(runs, "replay", wrong)
+    monkeypatch.setattr(Runs, "_compare", lambda *_: None)
+    with pytest.raises(DataError, match=r"record 8 \(row 8 of train-.*\) is fed 2 times; 97 of 99 are fed once"):
+        check_all(Runs(source, Contract.of(source), 0, Topology(2, 4, 12), False).checks())
+
+
+def test_without_tensorflow_the_audit_says_that_tensors_were_not_checked(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    [claim] = tensor_claims(split_of(tmp_path).order, 0, Topology(1, 1, 12))
-    assert claim.holds is None
-    assert "TensorFlow" in claim.evidence
+    check_all([tensor_check(split_of(tmp_path).order, 0, Topology(1, 1, 12))])
+    assert capsys.readouterr().out.startswith("open   TensorFlow")
 
 
 @pytest.mark.parametrize(
@@ -61,20 +76,3 @@ def test_without_tensorflow_the_audit_says_that_tensors_were_not_checked(tmp_pat
 def test_a_topology_that_cannot_be_is_refused(workers, replicas, message):
     with pytest.raises(UsageError, match=message):
         Topology(workers, replicas, 12)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_bits_find_the_first_number_that_comes_again(seed):
-    random = np.random.default_rng(seed)
-    bits, seen = Bits(100), set()
-    while True:
-        numbers = random.integers(0, 100, 8)
-        again = [i for i in range(8) if numbers[i] in seen or numbers[i] in np.delete(numbers, i)]
-        found = bits.add(numbers)
-        if again:
-            assert found == again[0]
-            return
-        assert found is None
-        seen |= set(numbers.tolist())
-        assert bits.count() == len(seen)
-        assert bits.first_missing() == min(set(range(100)) - seen)

@@ -208,7 +208,7 @@ def test_who_is_stopped_leaves_no_data_set_and_the_next_run_cleans_up(tmp_path, 
         (folder / f"link{i:03d}").symlink_to(original)
     command = [sys.executable, "-m", "pipeline.index", str(folder), "--split=train:*"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        while not list(folder.glob(".*.indexing-*")):
+        while not list(folder.glob(".pipeline.index-*/*")):
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(how)
