@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from beam_jobs.sources import archive, base, download, idx
 from beam_jobs.sources.base import Block, Files, Source, SourceOptions
-from beam_jobs.sources.idx import IdxFile
+from beam_jobs.sources.row_files import RowFile
 from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError
 
@@ -46,7 +46,7 @@ class MnistSource(Source):
       pairs: {split: (images, labels)}.
     """
 
-    pairs: dict[str, tuple[IdxFile, IdxFile]]
+    pairs: dict[str, tuple[RowFile, RowFile]]
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
         """Returns rows of a split; see `base.Source.read`."""
@@ -70,11 +70,11 @@ def open_source(options: SourceOptions) -> MnistSource:
         problem = "is not a folder" if folder.exists() else "no such folder"
         raise DataError(f"{folder}: {problem}; --source of {dataset} is the folder with its four IDX files")
     pairs = {split: _open_split(folder, dataset, split) for split in SPLITS}
-    parts = {split: Files((images.stored.file.file,), images.shape[:1]) for split, (images, _) in pairs.items()}
+    parts = {split: Files((images.file.file,), images.shape[:1]) for split, (images, _) in pairs.items()}
     return MnistSource(
         dataset=dataset,
         class_names=CLASS_NAMES[dataset],
-        files=tuple(file.stored.file for pair in pairs.values() for file in pair),
+        files=tuple(file.file for pair in pairs.values() for file in pair),
         splits=base.rows_of(parts, folder),
         image_shape=(_SIDE, _SIDE, 1),
         parts=parts,
@@ -103,18 +103,16 @@ def _downloaded(dataset: str) -> LocalPath:
     return folder
 
 
-def _open_split(folder: LocalPath, dataset: str, split: str) -> tuple[IdxFile, IdxFile]:
+def _open_split(folder: LocalPath, dataset: str, split: str) -> tuple[RowFile, RowFile]:
     names = file_names(dataset, split)
     images, labels = (idx.open_file(_find(folder, dataset, names[i]), names[i], rank) for i, rank in ((0, 3), (1, 1)))
     if images.shape[1:] != (_SIDE, _SIDE):
         size = "x".join(map(str, images.shape[1:]))
-        raise DataError(f"{images.stored.path}: its images are {size}; they must be {_SIDE}x{_SIDE}")
+        raise DataError(f"{images.path}: its images are {size}; they must be {_SIDE}x{_SIDE}")
     if images.shape[0] != labels.shape[0]:
-        raise DataError(
-            f"{images.stored.path} has {images.shape[0]} images, but {labels.stored.path} has {labels.shape[0]} labels"
-        )
+        raise DataError(f"{images.path} has {images.shape[0]} images, but {labels.path} has {labels.shape[0]} labels")
     first = _FIRST_LABEL.get(dataset, 0)
-    labels.check_range(first, first + len(CLASS_NAMES[dataset]) - 1)
+    labels.check_labels([("label", first, first + len(CLASS_NAMES[dataset]) - 1)])
     return images, labels
 
 

@@ -8,39 +8,43 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs.sources import streams
+from beam_jobs.sources.streams import KnownFile
 from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 
 _MOST_KEPT = 16  # open files per process: the four of MNIST, the six of CIFAR-10, and as many of another source
 _SMALL_ROW = 256  # bytes; reading what lies between such rows is cheaper than a system call for each
-_lock = threading.Lock()
+_lock = threading.RLock()  # a file that is unpacked anew is kept
 
 
 @dataclasses.dataclass(frozen=True)
-class RowFile:
-    """One file of a source, as it was when the source was opened.
+class RowFile(KnownFile):
+    """One file of a source; `path` is the archive's where the file is a member of one.
 
     Attributes:
-      path: where it lies; of an archive's member, the archive's.
       file: its name in keys, its size and digest, decompressed.
-      stamp: (bytes, modification time in ns) of `path`.
-      packed: whether its rows are read from a temporary file and not from `path`.
+      shape: (rows, ...) of its uint8 values.
+      start: the byte where they begin.
+      unpack: makes the temporary file that the rows are read from and keeps it (see `keep`), with all that lies in the
+        same archive; None where they are read from `path`.
     """
 
     path: LocalPath
     file: SourceFile
-    stamp: tuple[int, int]
-    packed: bool
+    shape: tuple[int, ...]
+    start: int = 0
+    unpack: Callable[[], object] | None = None
 
     @property
     def where(self) -> str:
@@ -48,39 +52,62 @@ class RowFile:
         names = self.file.file, f"{self.file.file}.gz"
         return str(self.path) if self.path.name in names else f"{self.path}: {self.file.file}"
 
-    def keep(self, handle: IO[bytes]) -> None:
+    def keep(self, handle: IO[bytes], stamp: tuple[int, int] | None = None) -> None:
         """Keeps the open file, so that the process which checked a source need not unpack it twice."""
         with _lock:
-            self._keep(self.file, handle, self.stamp)
+            _kept.pop((self.path, self.file), None)
+            while len(_kept) >= _MOST_KEPT:
+                # Closed when its last reader is done, which may be another thread.
+                _kept.pop(next(iter(_kept)))
+            _kept[self.path, self.file] = handle, stamp or self.stamp
 
     @contextlib.contextmanager
-    def opened(self, unpack: Callable[[], Mapping[SourceFile, IO[bytes]]]) -> Iterator[IO[bytes]]:
+    def opened(self) -> Iterator[IO[bytes]]:
         """Yields the open file that the rows are read from.
-
-        Args:
-          unpack: makes the temporary files of a packed one anew, and with it of whatever lies in the same archive.
 
         Raises:
           DataError: it changed since the source was opened, or changes meanwhile: what was read then is void.
         """
         with _lock:
-            handle, before = self._packed(unpack) if self.packed else self._plain()
+            handle, before = self._unpacked() if self.unpack else self._plain()
         with streams.errors_of(self.path):
             try:
                 yield handle
             except EOFError:
-                raise self._changed from None
-        if not self.packed and streams.stamp(self.path) != before:
-            raise self._changed
+                raise streams.changed(self.where) from None
+        if not self.unpack and streams.stamp(self.path) != before:
+            raise streams.changed(self.where)
 
-    def _packed(self, unpack: Callable[[], Mapping[SourceFile, IO[bytes]]]) -> tuple[IO[bytes], tuple[int, int]]:
-        key = self.path, self.file
-        if key not in _kept:  # what this process unpacked before and checked is right, whatever became of the path
-            for file, handle in unpack().items():
-                self._keep(file, handle, self.stamp)
-        if key not in _kept:
-            raise self._changed
-        return _kept[key]
+    def read(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Returns rows, uint8 (n, ...), in the order asked for; raises as `opened`."""
+        out = np.empty((len(rows), *self.shape[1:]), np.uint8)
+        with self.opened() as handle:
+            gather(handle, self.start, rows, out.reshape(len(rows), math.prod(self.shape[1:])))
+        return out
+
+    def check_labels(self, bounds: Sequence[tuple[str, int, int]]) -> None:
+        """Checks the first bytes of every row against (name, lowest, highest) of each of its labels.
+
+        Raises:
+          DataError: one is out of its bounds; the first is named.
+        """
+        row, length = 0, math.prod(self.shape[1:])
+        with self.opened() as handle:
+            for block in streams.scan(handle, self.start, self.start + math.prod(self.shape), length):
+                values = np.frombuffer(block, np.uint8).reshape(-1, length)
+                for column, (name, low, high) in enumerate(bounds):
+                    wrong = np.flatnonzero((values[:, column] < low) | (values[:, column] > high))
+                    if len(wrong):
+                        value = values[wrong[0], column]
+                        raise DataError(f"{self.where}: row {row + wrong[0]}: {name} {value} is not in {low}..{high}")
+                row += len(values)
+
+    def _unpacked(self) -> tuple[IO[bytes], tuple[int, int]]:
+        if (self.path, self.file) not in _kept and self.unpack:
+            self.unpack()
+        if (self.path, self.file) not in _kept:
+            raise streams.changed(self.where)
+        return _kept[self.path, self.file]  # what this process unpacked is right, whatever became of the path
 
     def _plain(self) -> tuple[IO[bytes], tuple[int, int]]:
         key, now = (self.path, self.file), streams.stamp(self.path)
@@ -88,20 +115,9 @@ class RowFile:
             handle = streams.open_plain(self.path)
             # A copy on another machine, or a file that was only touched, has another time and the same content.
             if now != self.stamp and streams.describe(self.file.file, handle) != self.file:
-                raise self._changed
-            self._keep(self.file, handle, now)
+                raise streams.changed(self.where)
+            self.keep(handle, now)
         return _kept[key]
-
-    def _keep(self, file: SourceFile, handle: IO[bytes], stamp: tuple[int, int]) -> None:
-        _kept.pop((self.path, file), None)
-        while len(_kept) >= _MOST_KEPT:
-            # Closed when its last reader is done, which may be another thread.
-            _kept.pop(next(iter(_kept)))
-        _kept[self.path, file] = handle, stamp
-
-    @property
-    def _changed(self) -> DataError:
-        return DataError(f"{self.where}: changed while it was being converted; run the conversion again")
 
 
 _kept: dict[tuple[LocalPath, SourceFile], tuple[IO[bytes], tuple[int, int]]] = {}

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
-from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.sources import base, download, row_files, streams
+from beam_jobs.sources import base, download, row_files
 from beam_jobs.sources.base import Block, Files, Source, SourceOptions
 from beam_jobs.sources.cifar import records as cifar_records
-from beam_jobs.sources.cifar.layout import CHANNELS, LABELS, PIXELS, SIDE, Layout
+from beam_jobs.sources.cifar.layout import CHANNELS, LABELS, PIXELS, SIDE
 from beam_jobs.sources.row_files import RowFile
 from beam_jobs.storage.paths import LocalPath
-from pipeline.manifest import Feature, SourceFile
+from pipeline.manifest import Feature
 
 _PLANE = SIDE * SIDE
 _AT_ONCE = 256  # rows: what they take stays in a core's cache between reading and turning
@@ -27,13 +25,9 @@ class CifarSource(Source):
     """The files of a folder or an archive.
 
     Attributes:
-      source: the folder or archive.
-      layout: what it holds.
       batches: {split: its files}.
     """
 
-    source: LocalPath
-    layout: Layout
     batches: dict[str, tuple[RowFile, ...]]
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
@@ -43,7 +37,7 @@ class CifarSource(Source):
         labels = np.empty((len(rows), count), np.int64)
         scratch = np.empty((min(_AT_ONCE, len(rows)), count + PIXELS), np.uint8)
         with contextlib.ExitStack() as stack:
-            handles = [stack.enter_context(batch.opened(self._unpack(batch))) for batch in self.batches[split]]
+            handles = [stack.enter_context(batch.opened()) for batch in self.batches[split]]
             for start in range(0, len(rows), _AT_ONCE):
                 part = slice(start, start + _AT_ONCE)
                 records = scratch[: len(rows[part])]
@@ -56,16 +50,6 @@ class CifarSource(Source):
         extra = {name: labels[:, i] for i, name in enumerate(self.features)}
         keys = self.parts[split].keys(rows)
         return Block(images.reshape(-1, SIDE, SIDE, CHANNELS), labels[:, -1], keys, extra)
-
-    def _unpack(self, batch: RowFile) -> Callable[[], dict[SourceFile, IO[bytes]]]:
-        def unpack() -> dict[SourceFile, IO[bytes]]:
-            if batch.path == self.source:  # an archive, of which all is read at once
-                found = cifar_records.find(batch.path, self.dataset)[1]
-            else:
-                found = [cifar_records.load(batch.path, batch.file.file, self.layout, self.dataset)]
-            return {file.file: records for file, records in found}
-
-        return unpack
 
 
 def open_source(options: SourceOptions) -> CifarSource:
@@ -82,21 +66,16 @@ def open_source(options: SourceOptions) -> CifarSource:
     path = LocalPath(options.source or download.files(dataset)[0]).absolute()
     layout, found = cifar_records.find(path, dataset)
     *others, label = LABELS[dataset]
-    length = len(LABELS[dataset]) + PIXELS
-    rows, by_name = {}, {file.file.file: file for file, _ in found}
-    for file, records in found:
-        file.keep(records)
-        rows[file.file.file] = streams.size(records) // length
-    parts = {split: Files(names, tuple(rows[name] for name in names)) for split, names in layout.files.items()}
+    by_name = {file.file.file: file for file in found}
+    batches = {split: tuple(by_name[name] for name in names) for split, names in layout.files.items()}
+    parts = {split: Files(layout.files[split], tuple(file.shape[0] for file in own)) for split, own in batches.items()}
     return CifarSource(
         dataset=dataset,
         class_names=label.class_names,
-        files=tuple(file.file for file, _ in found),
+        files=tuple(file.file for file in found),
         splits=base.rows_of(parts, path),
         image_shape=(SIDE, SIDE, CHANNELS),
         features={other.feature: Feature("int64", class_names=other.class_names) for other in others},
         parts=parts,
-        source=path,
-        layout=layout,
-        batches={split: tuple(by_name[name] for name in names) for split, names in layout.files.items()},
+        batches=batches,
     )

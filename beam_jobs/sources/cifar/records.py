@@ -5,7 +5,8 @@ Format: https://www.cs.toronto.edu/~kriz/cifar.html. A pickle becomes a temporar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Collection
 from typing import IO, Any
 
 import numpy as np
@@ -17,14 +18,11 @@ from beam_jobs.sources.cifar.layout import LABELS, LAYOUTS, PIXELS, Label, Layou
 from beam_jobs.sources.row_files import RowFile
 from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError
-from pipeline.manifest import SourceFile
 
 _ROWS = 1024  # that are written at once, 3 MB
 
-Found = tuple[RowFile, IO[bytes]]  # one file, checked, and the open file of its records
 
-
-def find(path: LocalPath, dataset: str) -> tuple[Layout, list[Found]]:
+def find(path: LocalPath, dataset: str) -> tuple[Layout, list[RowFile]]:
     """Returns the layout that a folder or an archive has, and its files in the layout's order.
 
     Raises:
@@ -33,77 +31,72 @@ def find(path: LocalPath, dataset: str) -> tuple[Layout, list[Found]]:
     if not path.exists():
         folders = " or ".join(layout.folder for layout in LAYOUTS[dataset])
         raise DataError(f"{path}: no such folder or file; --source of {dataset} is the folder {folders} or its .tar.gz")
-    if not path.is_dir():
-        return _of_archive(path, dataset)
-
-    def score(layout: Layout, folder: LocalPath) -> int:
-        return sum((folder / name).exists() for name in layout.names)
-
-    def folder_of(layout: Layout) -> LocalPath:
-        return max(path / layout.folder, path, key=lambda folder: score(layout, folder))
-
-    layout = _choose(path, dataset, lambda layout: score(layout, folder_of(layout)))
-    return layout, [load(folder_of(layout) / name, name, layout, dataset) for name in layout.names]
-
-
-def load(path: LocalPath, name: str, layout: Layout, dataset: str) -> Found:
-    """Returns one file of a folder; see `find`."""
-    stamp = streams.stamp(path)
-    handle = streams.open_plain(path)
-    with streams.errors_of(path):
-        file, records = _checked(handle, name, str(path), layout, dataset)
-    return RowFile(path, file, stamp, layout.is_pickled), records
-
-
-def _of_archive(path: LocalPath, dataset: str) -> tuple[Layout, list[Found]]:
     members = [(layout.folder, name) for layouts in LAYOUTS.values() for layout in layouts for name in layout.names]
-    stamp = streams.stamp(path)
-    handles = archive.unpack(path, members)
-    layout = _choose(path, dataset, lambda layout: sum((layout.folder, name) in handles for name in layout.names))
+    if not path.is_dir():
+        stamp = streams.stamp(path)
+        handles = archive.unpack(path, members)
+        layout = _choose(path, dataset, handles)
+        return layout, [
+            _checked(path, stamp, handles[layout.folder, name], name, layout, dataset, path) for name in layout.names
+        ]
+    places = {(folder, name): place for folder, name in members if (place := _place(path, folder, name)).exists()}
+    layout = _choose(path, dataset, places)
     found = []
     for name in layout.names:
-        if (layout.folder, name) not in handles:
-            raise DataError(f"{path}: holds no {layout.folder}/{name}")
-        file, records = _checked(handles[layout.folder, name], name, f"{path}: {name}", layout, dataset)
-        found.append((RowFile(path, file, stamp, packed=True), records))
+        place = places[layout.folder, name]
+        stamp = streams.stamp(place)
+        found.append(_checked(place, stamp, streams.open_plain(place), name, layout, dataset, path))
     return layout, found
 
 
-def _choose(path: LocalPath, dataset: str, score: Callable[[Layout], int]) -> Layout:
-    """Returns the layout of which most files are present, as `score` counts them."""
+def _place(path: LocalPath, folder: str, name: str) -> LocalPath:
+    inner = path / folder / name
+    return inner if inner.exists() else path / name
+
+
+def _choose(path: LocalPath, dataset: str, present: Collection[tuple[str, str]]) -> Layout:
+    """Returns the layout of which most files are present, which must be all."""
+
+    def score(layout: Layout) -> int:
+        return sum((layout.folder, name) in present for name in layout.names)
+
     best = max(LAYOUTS[dataset], key=score)
-    if score(best):
-        return best
-    for other, layouts in LAYOUTS.items():
-        if any(map(score, layouts)):
-            raise DataError(f"{path}: holds the files of --dataset={other}, not of {dataset}")
-    names = " nor ".join(f"{layout.folder}/{layout.names[0]}" for layout in LAYOUTS[dataset])
-    raise DataError(f"{path}: holds neither {names}")
+    if not score(best):
+        for other, layouts in LAYOUTS.items():
+            if any(map(score, layouts)):
+                raise DataError(f"{path}: holds the files of --dataset={other}, not of {dataset}")
+        names = " nor ".join(f"{layout.folder}/{layout.names[0]}" for layout in LAYOUTS[dataset])
+        raise DataError(f"{path}: holds neither {names}")
+    for name in best.names:
+        if (best.folder, name) not in present:
+            raise DataError(f"{path}: holds no {name} of {best.folder}")
+    return best
 
 
-def _checked(handle: IO[bytes], name: str, where: str, layout: Layout, dataset: str) -> tuple[SourceFile, IO[bytes]]:
-    """Returns a file's description and its records, which are whole and have labels in range."""
+def _checked(
+    path: LocalPath,
+    stamp: tuple[int, int],
+    handle: IO[bytes],
+    name: str,
+    layout: Layout,
+    dataset: str,
+    source: LocalPath,
+) -> RowFile:
+    """Returns a file, whose records are whole and have labels in range, and keeps it open."""
     labels = LABELS[dataset]
-    file = streams.describe(name, handle)
-    records = _unpickled(handle, where, labels) if layout.is_pickled else handle
-    size, length = streams.size(records), len(labels) + PIXELS
+    length = len(labels) + PIXELS
+    where = str(path) if path.name == name else f"{path}: {name}"
+    with streams.errors_of(path):
+        file = streams.describe(name, handle)
+        records = _unpickled(handle, where, labels) if layout.is_pickled else handle
+        size = streams.size(records)
     if not size or size % length:
         raise DataError(f"{where}: has {size} bytes, not a whole number of {length}-byte records; get the file again")
-    row = 0
-    for block in streams.scan(records, 0, size, length):
-        values = np.frombuffer(block, np.uint8, len(block) // length * length).reshape(-1, length)
-        for i, label in enumerate(labels):
-            _check_label(values[:, i], label, row, where)
-        row += len(values)
-    return file, records
-
-
-def _check_label(values: NDArray[np.uint8], label: Label, row: int, where: str) -> None:
-    high = len(label.class_names) - 1
-    if values.max(initial=0) > high:
-        at = int(np.argmax(values > high))
-        kind = label.feature.replace("_", " ")
-        raise DataError(f"{where}: row {row + at}: {kind} {values[at]} is not in 0..{high}")
+    unpack = functools.partial(find, source, dataset) if path == source or layout.is_pickled else None
+    rows = RowFile(path, stamp, file, (size // length, length), unpack=unpack)
+    rows.keep(records)
+    rows.check_labels([(label.feature.replace("_", " "), 0, len(label.class_names) - 1) for label in labels])
+    return rows
 
 
 def _unpickled(handle: IO[bytes], where: str, labels: tuple[Label, ...]) -> IO[bytes]:

@@ -42,20 +42,16 @@ def test_rows_that_are_not_there_are_told(length):
         row_files.gather(handle, 0, np.array([9, 0]), np.empty((2, length), np.uint8))
 
 
-def never():
-    raise AssertionError("a plain file is not unpacked")
-
-
 def test_open_files_are_few_and_those_in_use_stay_open(tmp_path):
     files = []
     for i in range(40):
         path = LocalPath(tmp_path / f"{i}")
         path.write_bytes(bytes([i]))
-        files.append(RowFile(path, streams.describe(path.name, streams.open_plain(path)), streams.stamp(path), False))
+        files.append(RowFile(path, streams.stamp(path), streams.describe(path.name, streams.open_plain(path)), (1, 1)))
     before = len(os.listdir("/proc/self/fd"))
-    with files[0].opened(never) as first:
+    with files[0].opened() as first:
         for i, file in enumerate(files):
-            with file.opened(never) as handle:
+            with file.opened() as handle:
                 assert os.pread(handle.fileno(), 9, 0) == bytes([i])
             del handle
         assert len(os.listdir("/proc/self/fd")) - before <= 17
@@ -64,15 +60,16 @@ def test_open_files_are_few_and_those_in_use_stay_open(tmp_path):
 
 def test_a_packed_file_is_unpacked_once_by_many_threads(tmp_path):
     file = streams.describe("a", streams.spool([b"abc"]))
-    one = RowFile(LocalPath(tmp_path / "a.gz"), file, (0, 0), packed=True)
     count = itertools.count()
 
     def unpack():
         next(count)
-        return {file: streams.spool([b"abc"])}
+        one.keep(streams.spool([b"abc"]))
+
+    one = RowFile(LocalPath(tmp_path / "a.gz"), (0, 0), file, (3, 1), unpack=unpack)
 
     def read():
-        with one.opened(unpack) as handle:
+        with one.opened() as handle:
             assert os.pread(handle.fileno(), 9, 0) == b"abc"
 
     threads = [threading.Thread(target=read) for _ in range(8)]
@@ -90,7 +87,7 @@ def test_where_names_the_archive_and_the_file_in_it():
         ("/x/data_batch_1.gz", "/x/data_batch_1.gz"),
         ("/x/cifar.tar.gz", "/x/cifar.tar.gz: data_batch_1"),
     ):
-        assert RowFile(LocalPath(path), file, (0, 0), True).where == where
+        assert RowFile(LocalPath(path), (0, 0), file, (0, 1)).where == where
 
 
 def test_a_temporary_folder_without_room_is_named():
