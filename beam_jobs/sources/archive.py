@@ -87,7 +87,7 @@ def _spool(tar: tarfile.TarFile, member: tarfile.TarInfo, path: LocalPath) -> IO
 
 
 def unzip(path: LocalPath, folder: str, names: Collection[str], target: pathlib.Path) -> None:
-    """Makes the folder `target` with the files `folder/<name>` of a .zip, where they are missing.
+    """Makes the folder `target` with the files `folder/<name>` of a .zip.
 
     Raises:
       DataError: it is not a .zip, is damaged, lacks a file, or holds one that is larger than allowed.
@@ -95,10 +95,9 @@ def unzip(path: LocalPath, folder: str, names: Collection[str], target: pathlib.
     with streams.errors_of(path):
         target.mkdir(exist_ok=True)
         try:
-            for name in names:
-                if not (target / name).exists():
-                    with zipfile.ZipFile(path) as opened:
-                        _write_member(opened, path, f"{folder}/{name}", target / name)
+            with zipfile.ZipFile(path) as opened:
+                for name in names:
+                    _write_member(opened, path, f"{folder}/{name}", target / name)
         except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
             raise DataError(f"{path}: is not a whole .zip ({error}); get the file again") from None
 

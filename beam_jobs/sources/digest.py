@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import hashlib
 import os
 import pathlib
 import stat
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tqdm
@@ -40,36 +39,35 @@ def describe(files: Sequence[tuple[str, Path]]) -> tuple[SourceFile, ...]:
       DataError: a file is missing, no regular file, or cannot be read.
     """
     paths = [path for _, path in files]
-    with bar(_total_bytes(paths)) as advance:
-        found = digests(paths, advance)
+    with bar(_total_bytes(paths)) as shown:
+        found = digests(paths, shown.update)
     return tuple(SourceFile(name, *digest) for (name, _), digest in zip(files, found, strict=True))
 
 
 class Tally:
     """The digest of bytes as they come."""
 
-    def __init__(self, advance: Callable[[int], None]) -> None:
+    def __init__(self, advance: Callable[[int], object]) -> None:
         """Begins; `advance` is told of every block's size."""
         self._advance = advance
         self._sha256 = hashlib.sha256()
-        self._size = self._untold = 0
+        self._size = 0
 
     def add(self, data: bytes) -> None:
         """Takes the next bytes."""
         self._sha256.update(data)
         self._size += len(data)
-        self._untold += len(data)
-        if self._untold >= _BLOCK:
-            self._advance(self._untold)
-            self._untold = 0
+        self._advance(len(data))
 
     def digest(self) -> Digest:
         """Returns the digest of all bytes until now."""
         return Digest(self._size, self._sha256.hexdigest())
 
 
-def digests(paths: Sequence[Path], advance: Callable[[int], None]) -> list[Digest]:
-    """Returns the digest of each regular file, in their order; `advance` is from `bar`. One thread and block per core.
+def digests(paths: Sequence[Path], advance: Callable[[int], object]) -> list[Digest]:
+    """Returns the digest of each regular file, in their order. One thread and one block per core.
+
+    `advance` is told of every block's size.
 
     Raises:
       DataError: a file is missing or cannot be read.
@@ -87,7 +85,7 @@ def digests(paths: Sequence[Path], advance: Callable[[int], None]) -> list[Diges
         return list(pool.map(work, paths))
 
 
-def _digest(path: Path, advance: Callable[[int], None], stop: threading.Event) -> Digest:
+def _digest(path: Path, advance: Callable[[int], object], stop: threading.Event) -> Digest:
     tally = Tally(advance)
     with streams.errors_of(os.fsdecode(path)), open(path, "rb", buffering=0) as stream:
         while not stop.is_set() and (block := stream.read(_BLOCK)):
@@ -106,23 +104,7 @@ def _total_bytes(paths: Sequence[Path]) -> int:
     return total
 
 
-@contextlib.contextmanager
-def bar(total: int, text: str = "reading source") -> Iterator[Callable[[int], None]]:
-    """Yields what moves a bar of `total` bytes by so many, from any thread; it is drawn on a terminal alone."""
-    lock = threading.Lock()
-    drawn = tqdm.tqdm(
-        total=total,
-        desc=text,
-        unit="B",
-        unit_scale=True,
-        delay=_SECONDS_WITHOUT_BAR,
-        disable=None,
-        leave=False,
-    )
-
-    def advance(count: int) -> None:
-        with lock:
-            drawn.update(count)
-
-    with contextlib.closing(drawn):
-        yield advance
+def bar(total: int, text: str = "reading source") -> tqdm.tqdm:
+    """Returns a bar of `total` bytes, which `update` moves from any thread; it is drawn on a terminal alone."""
+    delay = _SECONDS_WITHOUT_BAR
+    return tqdm.tqdm(total=total, desc=text, unit="B", unit_scale=True, delay=delay, disable=None, leave=False)

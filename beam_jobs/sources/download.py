@@ -104,14 +104,8 @@ def _session() -> Any:
 
     session = requests.Session()
     session.headers["Accept-Encoding"] = "identity"  # the registered bytes, not a server's packing of them
-    busy = Retry(
-        *(None, 0, 0),  # no limit of all together, but neither connections nor reads are tried again
-        status=_RETRIES,
-        status_forcelist=_BUSY,
-        backoff_factor=0.2,
-        raise_on_status=False,
-        respect_retry_after_header=False,
-    )
+    busy = Retry(None, 0, 0, status=_RETRIES, status_forcelist=_BUSY, backoff_factor=0.2, raise_on_status=False)
+    busy.respect_retry_after_header = False
     for scheme in ("http://", "https://"):
         session.mount(scheme, HTTPAdapter(max_retries=busy))
     return session
@@ -157,12 +151,8 @@ def _reason(error: Any) -> str:
     if error.response is not None:
         return f"the server says HTTP {error.response.status_code}"
     inner: Any = error
-    while causes := [
-        cause
-        for cause in (getattr(inner, "reason", None), inner.__cause__, inner.__context__, *inner.args)
-        if isinstance(cause, BaseException)
-    ]:
-        inner = causes[0]
+    while isinstance(cause := getattr(inner, "reason", None) or inner.__context__, BaseException):
+        inner = cause
     text = inner.strerror if isinstance(inner, OSError) and inner.strerror else str(inner)
     return " ".join(text.split()) or type(inner).__name__
 
@@ -174,15 +164,8 @@ def _is_whole(path: pathlib.Path, remote: Remote) -> bool:
         return streams.describe(remote.name, handle).sha256 == remote.sha256
 
 
-@contextlib.contextmanager
-def _cache_errors(folder: pathlib.Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DataError(
-            f"{folder}: cannot hold the download: {error.strerror or error}; set XDG_CACHE_HOME to a folder that can, "
-            "or give --source"
-        ) from None
+def _cache_errors(folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+    return streams.room_in(folder, "the download", "set XDG_CACHE_HOME to a folder that can, or give --source")
 
 
 def _remove_abandoned(folder: pathlib.Path) -> None:
@@ -199,11 +182,11 @@ def _shown(dataset: str, total: int) -> Iterator[Callable[[int], None]]:
     def show(count: int) -> None:
         nonlocal arrived, next_line
         arrived += count
-        advance(count)
+        shown.update(count)
         if quiet and time.monotonic() >= next_line:
             next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
             print(f"downloading {dataset}: {arrived / 1e6:.1f} of {total / 1e6:.1f} MB", flush=True)
 
     quiet = not sys.stderr.isatty()
-    with digest.bar(total, f"downloading {dataset}") as advance:
+    with digest.bar(total, f"downloading {dataset}") as shown:
         yield show

@@ -148,14 +148,17 @@ def partial(folder: pathlib.Path) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def _errors_of_temporary() -> Iterator[None]:
+def room_in(folder: object, what: str, advice: str) -> Iterator[None]:
+    """Raises DataError, in one line with the folder and advice, where it cannot hold what the block writes."""
     try:
         yield
     except OSError as error:
-        raise DataError(
-            f"{tempfile.gettempdir()}: cannot hold the unpacked source: {error.strerror or error}; make room, or set "
-            "TMPDIR to a folder that has it"
-        ) from None
+        raise DataError(f"{folder}: cannot hold {what}: {error.strerror or error}; {advice}") from None
+
+
+def _errors_of_temporary() -> contextlib.AbstractContextManager[None]:
+    advice = "make room, or set TMPDIR to a folder that has it"
+    return room_in(tempfile.gettempdir(), "the unpacked source", advice)
 
 
 def size(handle: IO[bytes]) -> int:

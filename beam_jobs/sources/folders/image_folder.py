@@ -127,17 +127,17 @@ def _files(folder: str, listing: Listing) -> tuple[SourceFile, ...]:
     """Returns an entry per folder of a class: all bytes, and SHA-256 over each file's path, size and SHA-256."""
     total = sum(int(images.sizes.sum()) for images in listing.splits.values())
     found = []
-    with digest.bar(total) as advance:
+    with digest.bar(total) as shown:
         for split, images in listing.splits.items():
             for label, name in enumerate(listing.class_names):
                 rows = range(*np.searchsorted(images.labels, [label, label + 1]).tolist())
                 if rows:
                     place = os.path.join(text(listing.folders[split]), name)
-                    found.append(_describe(os.fsencode(folder), place, images, rows, advance))
+                    found.append(_describe(os.fsencode(folder), place, images, rows, shown.update))
     return tuple(found)
 
 
-def _describe(folder: bytes, name: str, images: Images, rows: range, advance: Callable[[int], None]) -> SourceFile:
+def _describe(folder: bytes, name: str, images: Images, rows: range, advance: Callable[[int], object]) -> SourceFile:
     content = digest.digests([os.path.join(folder, images.path(row)) for row in rows], advance)
     sha256 = hashlib.sha256()
     for row, one in zip(rows, content, strict=True):

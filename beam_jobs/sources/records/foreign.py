@@ -78,7 +78,7 @@ def _index(
     """
 
     def walk(path: StoragePath) -> tuple[RecordFile, SourceFile, int]:
-        tally, labels = digest.Tally(advance), [-1]
+        tally, labels = digest.Tally(shown.update), [-1]
 
         def visit(record: bytes) -> None:
             labels[0] = max(labels[0], _label_of(record, label))
@@ -86,7 +86,7 @@ def _index(
         file = record_files.index(path, visit if label else None, tally.add)
         return file, SourceFile(path.name_in(root), *tally.digest()), labels[0]
 
-    with digest.bar(sum(size for size, _ in storage.each(streams.stamp, paths, root.is_remote))) as advance:
+    with digest.bar(sum(size for size, _ in storage.each(streams.stamp, paths, root.is_remote))) as shown:
         files, entries, labels = zip(*storage.each(walk, paths, remote=True), strict=True)
     return list(files), tuple(sorted(entries, key=lambda entry: entry.file)), max(labels)
 
