@@ -1,8 +1,6 @@
-"""The progress of a conversion, read from the receipts of finished shards: no runner reports it while it runs."""
+"""The progress of a conversion, read from the receipts of finished shards."""
 
 from __future__ import annotations
-
-import time
 
 from beam_jobs.plan import Plan
 from beam_jobs.runs.display import Display
@@ -10,9 +8,7 @@ from beam_jobs.shards import receipts
 from beam_jobs.target import staging
 from pipeline.errors import DataError
 
-_SECONDS_BETWEEN_LOOKS = 0.5
-_SECONDS_BETWEEN_REMOTE_LOOKS = 2.0  # each costs the store a request of its dearer kind
-_LOOKING = 0.05  # of the time, at most: a folder of 99,999 shards, or one on an object store, takes longer to list
+_SECONDS_BETWEEN_REMOTE_LOOKS = 2.0  # a store charges more for a list than for a read
 
 
 class Progress(Display):
@@ -25,6 +21,8 @@ class Progress(Display):
         self._shards = len(self._waiting)
         self._label = _label(plan)
         self._bytes = self._rejects = 0
+        if self._folder.is_remote:
+            self.seconds_between_looks = _SECONDS_BETWEEN_REMOTE_LOOKS
         super().__init__(plan.num_rows)
 
     def text(self) -> str:
@@ -35,8 +33,7 @@ class Progress(Display):
             f"{self._bytes / (1 << 20):,.1f} MiB, {self.rate:,.0f} examples/s{rejects}"
         )
 
-    def _look(self) -> float:
-        began = time.monotonic()
+    def _look(self) -> None:
         try:
             present = self._waiting.intersection(self._folder.names())
         except (OSError, DataError):  # the workers will report it
@@ -48,9 +45,6 @@ class Progress(Display):
                 self.done += receipt.info.num_examples + receipt.num_rejects
                 self._bytes += receipt.info.num_bytes
                 self._rejects += receipt.num_rejects
-        now = time.monotonic()
-        least = _SECONDS_BETWEEN_REMOTE_LOOKS if self._folder.is_remote else _SECONDS_BETWEEN_LOOKS
-        return now + max(least, (now - began) / _LOOKING)
 
 
 def finished_part(plan: Plan) -> float:

@@ -12,22 +12,28 @@ from typing import Self
 import tqdm
 
 _SECONDS_BETWEEN_LINES = 5.0
+_LOOKING = 0.05  # of the time, at most: 99,999 shards, or those of an object store, take longer to list
 _COLUMNS, _LINES = 80, 24  # for a terminal that reports no size, as in some containers
 
 
 class Display(abc.ABC):
     """Polls the progress of a job and shows it; a context manager that removes the bar at its end.
 
+    No runner reports progress while it runs, so each display looks at what the workers leave in a folder.
+
     Attributes:
+      seconds_between_looks: at least.
       total: the amount of work.
       done: how much of it is done.
       finished: number of finished shards.
     """
 
+    seconds_between_looks = 0.5
+
     def __init__(self, total: int) -> None:
         """Polls for the first time and draws the bar."""
         self.total, self.done, self.finished = total, 0, 0
-        self._next_look = self._look()
+        self._poll()
         self._at_start = self.done
         self._started = time.monotonic()
         self._next_line = self._started + _SECONDS_BETWEEN_LINES
@@ -38,8 +44,8 @@ class Display(abc.ABC):
         """Returns the progress in one line."""
 
     @abc.abstractmethod
-    def _look(self) -> float:
-        """Updates `done` and `finished`; returns when to look again, in seconds of `time.monotonic`."""
+    def _look(self) -> None:
+        """Updates `done` and `finished`."""
 
     @property
     def rate(self) -> float:
@@ -61,14 +67,20 @@ class Display(abc.ABC):
         """Moves the bar, or prints a line if the last one is five seconds old."""
         now = time.monotonic()
         if self._bar is not None and now >= self._next_look:
-            self._next_look = self._look()
+            self._poll()
             self._bar.n = self.done
             self._bar.set_description_str(self.text())
         elif self._bar is None and now >= self._next_line:
-            self._look()
+            self._poll()
             self._next_line = now + _SECONDS_BETWEEN_LINES
             left = tqdm.tqdm.format_interval((self.total - self.done) / self.rate) if self.rate else ""
             print(f"{self.text()}{left and f', {left} left'}", flush=True)
+
+    def _poll(self) -> None:
+        began = time.monotonic()
+        self._look()
+        now = time.monotonic()
+        self._next_look = now + max(self.seconds_between_looks, (now - began) / _LOOKING)
 
     def _new_bar(self) -> tqdm.tqdm:
         size = os.get_terminal_size(sys.stderr.fileno())

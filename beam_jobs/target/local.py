@@ -21,10 +21,10 @@ from pipeline.manifest import Manifest, naming
 
 
 class LocalTarget:
-    """A local or mounted folder; see `Target`.
+    """A local or mounted folder.
 
     Attributes:
-      data_dir: the folder, absolute.
+      data_dir: the folder that will hold the data set, absolute.
       shown: the folder as the user named it.
     """
 
@@ -33,7 +33,15 @@ class LocalTarget:
         self.shown = shown or str(data_dir)
 
     def check(self, dataset: str, source: str) -> None:
-        """Checks that `data_dir` is a folder or can become one, and harms no source; see `Target`."""
+        """Checks that a conversion may write here, without writing anything.
+
+        Args:
+          dataset: the name that --dataset gives.
+          source: its files, as the user gave them; "" where --source is not given.
+
+        Raises:
+          UsageError: the folder cannot be used, or converting into it would harm the source.
+        """
         try:
             problem = self._problem() or self._danger(dataset, source)
         except OSError as error:
@@ -43,7 +51,12 @@ class LocalTarget:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Makes the folder and locks it; see `Target`."""
+        """Makes the folder and keeps other conversions out until the block ends.
+
+        Raises:
+          UsageError: another conversion is writing there, or the folder cannot be opened.
+          DataError: the folder cannot be made.
+        """
         self.data_dir.make_folder()
         try:
             descriptor = os.open(self.data_dir, os.O_RDONLY)
@@ -57,7 +70,19 @@ class LocalTarget:
 
     @contextlib.contextmanager
     def opened(self, plan: Plan, present: Manifest | None) -> Iterator[Plan]:
-        """Has an inner folder written, whose files are moved up at the end; see `Target`."""
+        """Yields the plan with the folders that workers write to, as an earlier run of the same plan left them.
+
+        At the end of the block, the data set that they hold replaces `present`. If the block fails, finished shards are
+        kept for the next run, a line on stderr says so, and the list of invalid rows lies where the user finds it.
+
+        Args:
+          plan: the plan of the conversion.
+          present: the manifest of the data set to replace, or None.
+
+        Raises:
+          DataError: a file cannot be written, moved or removed, the disk is too small, a file of another tool is in the
+            way, or the data set is incomplete.
+        """
         staging.undo_interrupted_publish(self.data_dir)
         staging.check_names_free(self.data_dir, plan.file_names, present)
         staging.remove_leftovers(self.data_dir, plan.digest)
@@ -73,7 +98,11 @@ class LocalTarget:
             staging.publish(folder, self.data_dir, present)
 
     def tidy(self) -> None:
-        """Removes inner folders and temporary files; see `Target`."""
+        """Removes what a conversion left that was killed after it had published.
+
+        Raises:
+          DataError: a file cannot be removed.
+        """
         staging.remove_leftovers(self.data_dir, None)
 
     def _problem(self) -> str | None:

@@ -21,7 +21,7 @@ from pipeline.manifest import Manifest, naming
 
 
 class RemoteTarget:
-    """A folder of an object store or HDFS; see `Target`.
+    """A folder of an object store or HDFS; its methods are those of `LocalTarget`.
 
     Attributes:
       data_dir: the folder.
@@ -33,7 +33,7 @@ class RemoteTarget:
         self.shown = str(data_dir)
 
     def check(self, dataset: str, source: str) -> None:
-        """Checks that the store can be reached and that no shard would overwrite a file of the source; see `Target`."""
+        """Checks that the store can be reached and that no shard would overwrite a source file; see `LocalTarget`."""
         self.data_dir.files()
         if dataset == "tfrecord" and paths.is_url(source):
             path = RemotePath(source)
@@ -43,12 +43,12 @@ class RemoteTarget:
                 )
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
-        """Holds a lease; see `Target`."""
+        """Holds a lease; see `LocalTarget`."""
         return lease.held(self.data_dir)
 
     @contextlib.contextmanager
     def opened(self, plan: Plan, present: Manifest | None) -> Iterator[Plan]:
-        """Removes the old manifest first, receipts and files that the new manifest does not list last; see `Target`."""
+        """Removes the old manifest first, and last the receipts and obsolete files; see `LocalTarget`."""
         if present:
             (self.data_dir / naming.MANIFEST).remove()
         folder = self.data_dir / staging.folder_name(plan.digest)
@@ -61,7 +61,7 @@ class RemoteTarget:
             staging.say_kept(folder)
 
     def tidy(self) -> None:
-        """Removes the receipts of all conversions; see `Target`."""
+        """Removes the receipts of all conversions; see `LocalTarget`."""
         for name in self.data_dir.files(recursive=True):
             if staging.FOLDER.fullmatch(name.partition("/")[0]):
                 (self.data_dir / name).remove()

@@ -1,15 +1,12 @@
-"""The progress of a validation, counted from the marks of finished shards: no runner reports it while it runs."""
+"""The progress of a validation, counted from the marks of finished shards."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import time
 
 from beam_jobs.runs.display import Display
 from pipeline.manifest import Manifest
-
-_SECONDS_BETWEEN_LOOKS = 0.5
 
 
 class Progress(Display):
@@ -26,8 +23,7 @@ class Progress(Display):
         done, total, rate = (f"{num_bytes / (1 << 20):,.1f}" for num_bytes in (self.done, self.total, self.rate))
         return f"{self.finished} of {len(self._sizes)} shards, {done} of {total} MiB, {rate} MiB/s"
 
-    def _look(self) -> float:
+    def _look(self) -> None:
         with contextlib.suppress(OSError):
             numbers = [int(name) for name in os.listdir(self._marks) if name.isdecimal()]
             self.finished, self.done = len(numbers), sum(self._sizes[number] for number in numbers)
-        return time.monotonic() + _SECONDS_BETWEEN_LOOKS

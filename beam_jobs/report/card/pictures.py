@@ -15,11 +15,8 @@ from beam_jobs.examples import images
 from beam_jobs.examples.images import BadImageError
 
 _TINY = 64  # pixels: images up to this size are shown larger than they are
-_THUMBNAIL = 160  # pixels on the longer side: sharp on a screen of two pixels a CSS pixel
-_LARGEST_KEPT = 512  # pixels on the longer side
+_LARGEST = 160  # pixels on the longer side: sharp on a screen of two pixels per CSS pixel
 _QUALITY = 82  # of a thumbnail
-_DRAFT_GAIN = 8  # a pixel of a large JPEG, decoded small, takes this part of the time of one of a PNG
-_KEPT_MODES = ("1", "L", "P", "RGB")  # no transparency, and nothing that browsers show in other colours
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,13 +26,11 @@ class Picture:
     Attributes:
       uri: the file, as a `data:` URI.
       height, width: of the original image.
-      work: the cost of decoding, in pixels of a PNG file.
     """
 
     uri: str
     height: int
     width: int
-    work: int
 
     @property
     def is_tiny(self) -> bool:
@@ -44,57 +39,37 @@ class Picture:
 
 
 def of_pixels(data: bytes, shape: tuple[int, int, int], most_bytes: int) -> Picture:
-    """Returns raw pixels (row-major uint8) as PNG, or as a thumbnail if the PNG has more than `most_bytes`.
+    """Returns the picture of raw pixels (row-major uint8).
 
     Raises:
-      BadImageError: `data` has not the bytes of that shape.
+      BadImageError: `data` does not have the bytes of that shape.
     """
     if len(data) != math.prod(shape):
         raise BadImageError(f"{len(data)} bytes are not an image of shape {shape}")
-    array = _shown(np.frombuffer(data, np.uint8).reshape(shape))
-    if max(shape[:2]) <= _LARGEST_KEPT:
-        png = images.encoded(array, "png")
-        if len(png) <= most_bytes:
-            return Picture(_uri("png", png), *shape[:2], work=0)
-    return Picture(_thumbnail(array), *shape[:2], work=0)
+    array = np.frombuffer(data, np.uint8).reshape(shape)
+    return Picture(_uri(array[..., :3] if shape[2] >= 3 else array[..., :1], most_bytes), *shape[:2])
 
 
 def of_file(data: bytes, most_bytes: int) -> Picture:
-    """Returns a PNG or JPEG file unchanged, or as a thumbnail if it has more than `most_bytes`.
+    """Returns the picture of an image file.
 
     Raises:
       BadImageError: it cannot be decoded.
     """
     opened = images.open_file(data)
     height, width = opened.height, opened.width
-    kept = (
-        len(data) <= most_bytes
-        and max(height, width) <= _LARGEST_KEPT
-        and opened.mode in _KEPT_MODES
-        and opened.format in images.KEPT_FORMATS
-        and "transparency" not in opened.info
-        and not getattr(opened, "is_animated", False)
-    )
-    if not kept:
-        opened.draft(None, (2 * _THUMBNAIL, 2 * _THUMBNAIL))  # decodes a JPEG at a fraction of its size
-    array = images.pixels(opened)
-    uri = _uri(images.KEPT_FORMATS[opened.format or ""], data) if kept else _thumbnail(array)
-    return Picture(uri, height, width, work=max(array.shape[0] * array.shape[1], height * width // _DRAFT_GAIN))
+    opened.draft(None, (2 * _LARGEST, 2 * _LARGEST))  # decodes a JPEG at a fraction of its size
+    return Picture(_uri(images.pixels(opened), most_bytes), height, width)
 
 
-def _shown(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Returns the first three channels, or the first where there are two."""
-    return array[..., :3] if array.shape[2] >= 3 else array[..., :1]
-
-
-def _thumbnail(array: NDArray[np.uint8]) -> str:
-    scale = min(1.0, _THUMBNAIL / max(array.shape[:2]))
-    size = (max(1, round(array.shape[0] * scale)), max(1, round(array.shape[1] * scale)))
-    small = images.resized(array, size)
-    stream = io.BytesIO()
-    PIL.Image.fromarray(small[..., 0] if small.shape[2] == 1 else small).save(stream, "JPEG", quality=_QUALITY)
-    return _uri("jpeg", stream.getvalue())
-
-
-def _uri(kind: str, data: bytes) -> str:
+def _uri(array: NDArray[np.uint8], most_bytes: int) -> str:
+    """Returns an image as PNG if it is small and the PNG has at most `most_bytes`, otherwise as a JPEG thumbnail."""
+    longer = max(array.shape[:2])
+    kind, data = "png", images.encoded(array, "png") if longer <= _LARGEST else b""
+    if not 0 < len(data) <= most_bytes:
+        scale = min(1.0, _LARGEST / longer)
+        small = images.resized(array, tuple(max(1, round(side * scale)) for side in array.shape[:2]))
+        stream = io.BytesIO()
+        PIL.Image.fromarray(small[..., 0] if small.shape[2] == 1 else small).save(stream, "JPEG", quality=_QUALITY)
+        kind, data = "jpeg", stream.getvalue()
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
