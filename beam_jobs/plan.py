@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from beam_jobs import sample, sources
 from beam_jobs.config import ConvertConfig
-from beam_jobs.examples.recode import ImageOptions
 from beam_jobs.flag_values import MAX_SHARDS
 from beam_jobs.sample import Sample
 from beam_jobs.shard_rows import shard_rows
@@ -48,50 +47,31 @@ class Plan:
       source: the source to convert.
       data_dir: the folder that shards and manifest are written to.
       receipts_dir: the folder that the shards' receipts are written to.
-      seed: seed of the permutation.
+      config: the options that the user gave.
+      sample: how images are stored, and estimates of sizes and time.
       num_shards: {split: number of shards}.
-      images: how images are stored.
-      record_bytes: {split: mean size of a record}.
-      source_bytes: {split: mean size of an image in the source}; a missing split counts as small.
-      seconds: how long all rows take one core, an estimate.
-      compression: compression of the shards, or "".
-      max_shard_bytes: the size of the largest shard allowed, before compression.
-      max_rejects: how many invalid rows may be skipped.
-      flags: the other flags that shape the bytes, for the manifest: {name: value}.
       origin: where the rows of a second pass came from; else None.
     """
 
     source: Source
     data_dir: StoragePath
     receipts_dir: StoragePath
-    seed: int
+    config: ConvertConfig
+    sample: Sample
     num_shards: dict[str, int]
-    images: ImageOptions
-    record_bytes: dict[str, float]
-    source_bytes: dict[str, float]
-    seconds: float
-    compression: str
-    max_shard_bytes: int
-    max_rejects: int
-    flags: dict[str, Any]
     origin: Origin | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """The manifest's options: all that shapes the bytes besides the source."""
-        return {"num_shards": self.num_shards, "seed": self.seed, **self.flags}
-
-    @property
-    def passes(self) -> int:
-        """How often the rows are shuffled: 1, or 2."""
-        return int(self.flags.get("passes", 1))
+        return {"num_shards": self.num_shards, "seed": self.config.seed, **self.config.shaping_flags}
 
     @property
     def digest(self) -> str:
         """SHA-256, hexadecimal, of all that shapes the bytes: two plans of one digest write the same shards."""
         files = [dataclasses.asdict(file) for file in self.source.files]
         content = [manifest.FORMAT_VERSION, self.source.dataset, self.source.class_names, files, self.options]
-        images = [*dataclasses.astuple(self.images), self.compression]
+        images = [*dataclasses.astuple(self.sample.images), self.config.compression]
         return hashlib.sha256(json.dumps([*content, images], sort_keys=True).encode()).hexdigest()
 
     @property
@@ -112,20 +92,20 @@ class Plan:
     @property
     def num_bytes(self) -> int:
         """Bytes of all shards together, before compression; an estimate where records differ in length."""
-        return round(sum(rows * self.record_bytes[split] for split, rows in self.source.splits.items()))
+        return round(sum(rows * self.sample.record_bytes[split] for split, rows in self.source.splits.items()))
 
     def rows_at_once(self, split: str) -> int:
         """Returns how many rows of the source are read at a time: as many as fit into `max_shard_bytes`."""
-        return max(1, int(self.max_shard_bytes / max(1.0, self.source_bytes.get(split, 1.0))))
+        return max(1, int(self.config.max_shard_bytes / max(1.0, self.sample.source_bytes.get(split, 1.0))))
 
     def file_name(self, split: str, shard: int) -> str:
         """Returns the base name of a shard."""
-        return naming.shard_name(split, shard, self.num_shards[split], self.compression)
+        return naming.shard_name(split, shard, self.num_shards[split], self.config.compression)
 
     def rows(self, split: str, shard: int) -> NDArray[np.int64]:
         """Returns the source's rows of a shard, int64 (n,), in the order they are written in."""
         rows, chunks = self.source.splits[split], self.source.chunks(split)
-        return shard_rows(self.seed, split, rows, chunks, shard, self.num_shards[split])
+        return shard_rows(self.config.seed, split, rows, chunks, shard, self.num_shards[split])
 
 
 def make_plan(config: ConvertConfig, data_dir: StoragePath) -> Plan:
@@ -140,16 +120,9 @@ def make_plan(config: ConvertConfig, data_dir: StoragePath) -> Plan:
         source=source,
         data_dir=data_dir,
         receipts_dir=data_dir,
-        seed=config.seed,
+        config=config,
+        sample=taken,
         num_shards=shard_counts(source, taken, config.shards_by_split, config.max_shard_bytes),
-        images=taken.images,
-        record_bytes=taken.record_bytes,
-        source_bytes=taken.source_bytes,
-        seconds=taken.seconds,
-        compression=config.compression,
-        max_shard_bytes=config.max_shard_bytes,
-        max_rejects=config.max_rejects,
-        flags=config.shaping_flags,
     )
 
 

@@ -28,9 +28,9 @@ class Sample:
 
     Attributes:
       images: how images will be stored.
-      record_bytes: {split: of a record with its container, on average}.
-      source_bytes: {split: of an image in the source, on average}.
-      seconds: that one core would take for all rows.
+      record_bytes: {split: mean size of a record with its container}.
+      source_bytes: {split: mean size of an image in the source}; a missing split counts as small.
+      seconds: how long all rows take one core, an estimate.
     """
 
     images: ImageOptions

@@ -40,7 +40,7 @@ def write_data_set(plan: Plan) -> pathlib.Path:
     Raises:
       PipelineError: as the pipeline.
     """
-    assert plan.passes == 1
+    assert plan.config.passes == 1
     receipts = list(writer.write_shards(plan, plan.elements))
     if not plan.source.unique_keys:
         check_keys(plan.data_dir, receipts)
@@ -53,7 +53,7 @@ def check_keys(data_dir: StoragePath, receipts: list[Receipt]) -> None:
     for receipt in receipts:
         for bucket, hashes in key_check.by_bucket(data_dir, receipt.info):
             buckets.setdefault(bucket, []).append(hashes)
-    if repeated := [pair for group in buckets.values() if (pair := key_check.first_repeated(group))]:
+    if repeated := [pair for group in buckets.values() for pair in key_check.repeats(group)]:
         raise key_check.as_error(data_dir, repeated)
 
 

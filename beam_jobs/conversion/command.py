@@ -46,7 +46,7 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
     plan = make_plan(config, target.data_dir)
 
     def write(staged: Plan) -> tuple[float, float, str | None]:
-        _say_begin(plan, target.shown, runners.use_all_cores(options, plan.seconds))
+        _say_begin(plan, target.shown, runners.use_all_cores(options, plan.sample.seconds))
         resumed, began = progress.finished_part(staged), time.monotonic()
         passes.run(staged, options)
         seconds = time.monotonic() - began

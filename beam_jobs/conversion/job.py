@@ -37,7 +37,7 @@ class Conversion(ShardJob):
 
     def repeated(self, hashes: Iterable[KeyHashes]) -> list[Repeated]:
         """Returns the first pair: it fails the conversion."""
-        return [first] if (first := key_check.first_repeated(hashes)) else []
+        return key_check.repeats(hashes)[:1]
 
     def finish(self, found: list[Receipt], repeated: list[Repeated]) -> str:
         """Writes the manifest.

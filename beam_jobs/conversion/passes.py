@@ -23,7 +23,7 @@ def run(plan: Plan, options: PipelineOptions) -> None:
     Raises:
       PipelineError: a worker's error, or Beam's in one line.
     """
-    if plan.passes == 2:
+    if plan.config.passes == 2:
         plan = _second_pass(plan, _run_first_pass(plan, options))
     run_job(Conversion(plan), options, Progress(plan))
 
@@ -31,7 +31,8 @@ def run(plan: Plan, options: PipelineOptions) -> None:
 def _run_first_pass(plan: Plan, options: PipelineOptions) -> Manifest:
     folder = plan.receipts_dir / staging.FIRST_PASS
     folder.make_folder()
-    first = dataclasses.replace(plan, data_dir=folder, receipts_dir=folder, compression="")
+    config = dataclasses.replace(plan.config, compression="")
+    first = dataclasses.replace(plan, data_dir=folder, receipts_dir=folder, config=config)
     try:
         run_job(Conversion(first), options, Progress(first))
         (plan.data_dir / naming.REJECTS).remove()  # of an earlier run
@@ -43,10 +44,10 @@ def _run_first_pass(plan: Plan, options: PipelineOptions) -> Manifest:
 def _second_pass(plan: Plan, made: Manifest) -> Plan:
     """Returns the plan that reads the records of the first pass, whose manifest is `made`."""
     encoding = "raw" if made.features["image"].encoding == "raw" else "source"
+    images = dataclasses.replace(plan.sample.images, encoding=encoding, size=None)
     return dataclasses.replace(
         plan,
         source=sources.open_source(SourceOptions("tfrecord", (plan.receipts_dir / staging.FIRST_PASS).url)),
-        images=dataclasses.replace(plan.images, encoding=encoding, size=None),
-        source_bytes={},
+        sample=dataclasses.replace(plan.sample, images=images, source_bytes={}),
         origin=Origin(made.source, {name: split.num_rejects for name, split in made.splits.items()}),
     )

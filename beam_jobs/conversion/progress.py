@@ -50,10 +50,12 @@ class Progress(Display):
 def finished_part(plan: Plan) -> float:
     """Returns the fraction of a plan's work, 0 to 1, that is done already; each of two passes counts one half."""
     found = receipts.in_folder(plan.receipts_dir)
-    return sum(receipt.info.num_examples + receipt.num_rejects for receipt in found) / (plan.passes * plan.num_rows)
+    return sum(receipt.info.num_examples + receipt.num_rejects for receipt in found) / (
+        plan.config.passes * plan.num_rows
+    )
 
 
 def _label(plan: Plan) -> str:
-    if plan.passes != 2:
+    if plan.config.passes != 2:
         return ""
     return "pass 1 of 2: " if plan.receipts_dir.name == staging.FIRST_PASS else "pass 2 of 2: "

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import apache_beam as beam
 import grpc
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.runners.runner import PipelineResult, PipelineRunner
+from apache_beam.runners.runner import PipelineResult
 
 from beam_jobs.runs.chain import OverShards, ShardJob
 from beam_jobs.runs.display import Display
@@ -58,8 +58,19 @@ def run_job(job: ShardJob, options: PipelineOptions, progress: Display) -> None:
     runner, lifeline = make_runner(options)
     failures: list[BaseException] = []
     results: list[PipelineResult] = []
-    arguments = (job, options, runner, results, failures)
-    thread = threading.Thread(target=_run, args=arguments, daemon=True, name="beam")
+
+    def work() -> None:
+        try:
+            pipeline = beam.Pipeline(runner, options)
+            pipeline | OverShards(job)
+            results.append(pipeline.run())
+            state = results[0].wait_until_finish()
+            if state not in (None, "DONE"):
+                raise errors.DataError(f"the runner ended in state {state}; see its log")
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work, daemon=True, name="beam")
     write.gate.open()
     ended, loud = False, sys.stderr
     try:
@@ -84,26 +95,8 @@ def run_job(job: ShardJob, options: PipelineOptions, progress: Display) -> None:
         raise as_one_line(failures[0]) from failures[0]
 
 
-def _run(
-    job: ShardJob,
-    options: PipelineOptions,
-    runner: PipelineRunner,
-    results: list[PipelineResult],
-    failures: list[BaseException],
-) -> None:
-    try:
-        pipeline = beam.Pipeline(runner, options)
-        pipeline | OverShards(job)
-        results.append(pipeline.run())
-        state = results[0].wait_until_finish()
-        if state not in (None, "DONE"):
-            raise errors.DataError(f"the runner ended in state {state}; see its log")
-    except BaseException as error:
-        failures.append(error)
-
-
 def _cancel(results: list[PipelineResult]) -> None:
-    """Cancels the job on a cluster: the folder that it writes to is removed with the command."""
+    """Cancels the job on a cluster: when the command ends, the folder that the job writes to is removed."""
 
     def cancel() -> None:
         with contextlib.suppress(Exception):

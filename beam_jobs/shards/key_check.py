@@ -1,4 +1,4 @@
-"""Finds repeated keys in a data set: key hashes are grouped by their first byte, one group per worker."""
+"""Finds repeated keys in a data set by their hashes, which are grouped by their first byte into buckets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from beam_jobs.storage.paths import StoragePath
 from pipeline.errors import DataError
 from pipeline.manifest import ShardInfo
 
-_HASH_BYTES = 16  # two of 60 million keys share a hash with probability 5e-24
+_HASH_BYTES = 16  # any two of 60 million keys share a hash with probability 5e-24
 _HASHED_KEY = np.dtype([("hash", f"V{_HASH_BYTES}"), ("record", "<u4")])
 
 
@@ -63,14 +63,14 @@ def group(file: str, hashes: Sequence[bytes], records: Sequence[int]) -> Iterato
         yield bucket, KeyHashes(file, packed[buckets == bucket].tobytes())
 
 
-def first_repeated(groups: Iterable[KeyHashes]) -> Repeated | None:
-    """Returns the first two records with one key in a bucket, or None, for any order of `groups`."""
-    return min(all_repeated(groups), default=None)
+def repeats(groups: Iterable[KeyHashes]) -> list[Repeated]:
+    """Returns, sorted, each record of a bucket that has the key of an earlier one, with the last such.
 
-
-def all_repeated(groups: Iterable[KeyHashes]) -> list[Repeated]:
-    """Returns each record of a bucket whose key an earlier one has, with the last such, for any order of `groups`."""
-    by_file = {of.file: np.frombuffer(of.packed, _HASHED_KEY) for of in groups}  # those of a retried bundle come twice
+    The order of `groups` does not matter.
+    """
+    by_file = {
+        of.file: np.frombuffer(of.packed, _HASHED_KEY) for of in groups
+    }  # a retried bundle gives its hashes twice
     files = sorted(by_file)
     if not files:
         return []
@@ -80,7 +80,7 @@ def all_repeated(groups: Iterable[KeyHashes]) -> list[Repeated]:
     order = np.lexsort((hashes[:, 1], hashes[:, 0]))
     same = np.flatnonzero((hashes[order[1:]] == hashes[order[:-1]]).all(axis=1))
     pairs = [sorted((files[numbers[i]], int(packed["record"][i])) for i in (order[s], order[s + 1])) for s in same]
-    return [Repeated(first, second) for first, second in pairs]
+    return sorted(Repeated(first, second) for first, second in pairs)
 
 
 def as_error(data_dir: StoragePath, repeated: Iterable[Repeated]) -> DataError:

@@ -42,10 +42,10 @@ def write_manifest(plan: Plan, receipts: Iterable[Receipt]) -> StoragePath:
 def check_rejects(plan: Plan, receipts: list[Receipt]) -> None:
     """Raises DataError if more rows than --max_rejects are invalid, or all rows of a split."""
     count = sum(receipt.num_rejects for receipt in receipts)
-    if count > plan.max_rejects:
+    if count > plan.config.max_rejects:
         first = next(receipt.rejects[0] for receipt in receipts if receipt.rejects)
         raise DataError(
-            f"{count} invalid rows, over --max_rejects={plan.max_rejects}; the first: {first.file}, "
+            f"{count} invalid rows, over --max_rejects={plan.config.max_rejects}; the first: {first.file}, "
             f"row {first.row}: {first.reason}; {naming.REJECTS} lists them; nothing was published; "
             f"--max_rejects={count} skips them"
         )
@@ -76,7 +76,7 @@ def make_manifest(plan: Plan, receipts: list[Receipt]) -> Manifest:
         image_std=std,
         source=origin.files,
         options=plan.options,
-        compression=plan.compression,
+        compression=plan.config.compression,
     )
 
 

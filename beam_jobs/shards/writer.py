@@ -73,10 +73,10 @@ def _chosen(plan: Plan, split: str, rows: NDArray[np.int64]) -> Selected:
     """Reads rows and selects the valid ones; in parts if the source's images are larger than the stored ones."""
     step, classes = plan.rows_at_once(split), len(plan.source.class_names)
     if len(rows) <= step:
-        return select(plan.source.read(split, rows), classes, plan.images)
+        return select(plan.source.read(split, rows), classes, plan.sample.images)
     order = np.argsort(rows)  # in the source's order, so that each chunk is read by as few parts as possible
     parts = [order[start : start + step] for start in range(0, len(rows), step)]
-    return joined([(part, select(plan.source.read(split, rows[part]), classes, plan.images)) for part in parts])
+    return joined([(part, select(plan.source.read(split, rows[part]), classes, plan.sample.images)) for part in parts])
 
 
 def _publish(draft: Draft, receipts_folder: StoragePath, receipt: Receipt) -> Receipt:
@@ -87,13 +87,13 @@ def _publish(draft: Draft, receipts_folder: StoragePath, receipt: Receipt) -> Re
 
 def _write(plan: Plan, name: str, chosen: Selected, label_entropy: float | None) -> tuple[Draft, ShardInfo]:
     records = make_records(chosen.rows)
-    if records.num_bytes > plan.max_shard_bytes:
-        more = -(-sum(plan.num_shards.values()) * records.num_bytes // plan.max_shard_bytes)
+    if records.num_bytes > plan.config.max_shard_bytes:
+        more = -(-sum(plan.num_shards.values()) * records.num_bytes // plan.config.max_shard_bytes)
         raise DataError(
-            f"{name}: would have {records.num_bytes} bytes, over --max_shard_bytes={plan.max_shard_bytes}; "
+            f"{name}: would have {records.num_bytes} bytes, over --max_shard_bytes={plan.config.max_shard_bytes}; "
             f"give a larger one, or more --num_shards ({more})"
         )
-    if plan.compression:
+    if plan.config.compression:
         records = compressed(records)
     offsets_crc = None
     if records.offsets is not None:
@@ -106,4 +106,4 @@ def _write(plan: Plan, name: str, chosen: Selected, label_entropy: float | None)
 
 
 def _most_listed(plan: Plan) -> int:
-    return plan.max_rejects + _MORE_REJECTS
+    return plan.config.max_rejects + _MORE_REJECTS

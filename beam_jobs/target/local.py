@@ -134,8 +134,8 @@ class LocalTarget:
     def _check_space(self, plan: Plan, replaced: Manifest | None, finished: int) -> None:
         """Checks that the new shards fit on the disk, beside the data set that they replace."""
         free = shutil.disk_usage(self.data_dir).free
-        needed = plan.num_bytes * plan.passes - finished
-        if needed > free and not plan.compression:
+        needed = plan.num_bytes * plan.config.passes - finished
+        if needed > free and not plan.config.compression:
             beside = ", beside the one that it replaces" if replaced else ""
             raise DataError(
                 f"{self.data_dir}: the data set takes {needed} bytes{beside}, but its disk has {free} free; make room"

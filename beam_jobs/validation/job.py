@@ -54,7 +54,7 @@ class Validation(ShardJob):
 
     def repeated(self, hashes: Iterable[KeyHashes]) -> list[Repeated]:
         """Returns all pairs: they are counted."""
-        return key_check.all_repeated(hashes)
+        return key_check.repeats(hashes)
 
     def finish(self, found: list[ShardReport], repeated: list[Repeated]) -> str:
         """Writes the report.

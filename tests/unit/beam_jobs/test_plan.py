@@ -137,6 +137,6 @@ def test_what_the_first_images_say_changes_the_digest(plan_of, pixels):
     grey = Content([images.encoded(image, "png") for image in pixels(3, (6, 6, 1))])
     colour = Content([images.encoded(image, "png") for image in pixels(3, (6, 6, 3))])
     plans = [plan_of({"train": content}) for content in (grey, colour)]
-    assert [made.images.channels for made in plans] == [1, 3]
-    same_files = dataclasses.replace(plans[0], images=plans[1].images)
+    assert [made.sample.images.channels for made in plans] == [1, 3]
+    same_files = dataclasses.replace(plans[0], sample=plans[1].sample)
     assert same_files.digest != plans[0].digest

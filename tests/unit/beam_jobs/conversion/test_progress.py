@@ -93,7 +93,7 @@ def test_a_store_is_listed_every_two_seconds_at_most(plan, monkeypatch):
 def test_two_passes_are_told_apart(plan, folder, label):
     out = plan.data_dir / folder
     out.mkdir(exist_ok=True)
-    two = dataclasses.replace(plan, receipts_dir=out, flags={"passes": 2})
+    two = dataclasses.replace(plan, receipts_dir=out, config=dataclasses.replace(plan.config, passes=2))
     with Progress(two) as progress:
         assert progress.text().startswith(f"{label}0 of 4 shards, ")
 
@@ -103,7 +103,7 @@ def test_the_part_that_is_done_counts_both_passes(plan):
     for element in plan.elements[:2]:
         write_shard(plan, *element)
     assert finished_part(plan) == 50 / 70
-    two = dataclasses.replace(plan, flags={"passes": 2})
+    two = dataclasses.replace(plan, config=dataclasses.replace(plan.config, passes=2))
     assert finished_part(two) == 25 / 70
     first = pathlib.Path(plan.data_dir) / staging.FIRST_PASS
     first.mkdir()

@@ -32,8 +32,7 @@ def groups_of(folder, shards):
 
 
 def repeated(folder, shards):
-    found = [key_check.first_repeated(group) for group in groups_of(folder, shards).values()]
-    return sorted(pair for pair in found if pair)
+    return sorted(pair for group in groups_of(folder, shards).values() for pair in key_check.repeats(group)[:1])
 
 
 def keys(start, stop):

@@ -70,9 +70,11 @@ def test_a_data_dir_in_a_folder_of_images_would_be_a_class(tmp_path):
 
 
 def test_a_full_disk_is_seen_before_anything_is_written(plan_of, pixels, tmp_path):
-    plan = dataclasses.replace(plan_of({"train": Content(pixels(5))}), record_bytes={"train": 1e17})
+    plan = plan_of({"train": Content(pixels(5))})
+    sample = dataclasses.replace(plan.sample, record_bytes={"train": 1e17})
     for passes, num_bytes in ((1, 5 * 10**17), (2, 10**18)):  # the first pass lies beside the second
-        opened = LocalTarget(tmp_path / "out").opened(dataclasses.replace(plan, flags={"passes": passes}), None)
+        huge = dataclasses.replace(plan, sample=sample, config=dataclasses.replace(plan.config, passes=passes))
+        opened = LocalTarget(tmp_path / "out").opened(huge, None)
         with pytest.raises(DataError, match=rf"out: the data set takes {num_bytes} bytes, .* \d+ free"), opened:
             pass
     assert not list((tmp_path / "out").iterdir())
