@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,12 +20,13 @@ from pipeline.audit.tensors import tensor_check
 from pipeline.audit.topology import Topology
 from pipeline.commands import commandline
 from pipeline.errors import DataError, UsageError, named
-from pipeline.order.order import SHUFFLE_BYTES
 from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest, resolve
 
 if TYPE_CHECKING:
     from pipeline.audit.__main__ import AuditConfig
+
+_ORDER = ("split", "global_batch_size", "seed", "remainder", "streams", "shuffle_bytes")  # flags
 
 
 def run(config: AuditConfig) -> None:
@@ -53,29 +55,23 @@ def run(config: AuditConfig) -> None:
 
 def _source(config: AuditConfig, header: Header | None) -> ResolvedRequest:
     """Returns the split in the order of the flags; those that are not given are the run's, or the defaults."""
-    names = ("split", "global_batch_size", "seed", "remainder", "streams", "shuffle_bytes")
-    defaults: dict[str, Any] = {"split": "train", "seed": 0, "remainder": "pad", "shuffle_bytes": SHUFFLE_BYTES}
-    known = defaults if header is None else header.spec
-    values: dict[str, Any] = {
-        name: known.get(name) if getattr(config, name) is None else getattr(config, name) for name in names
-    }
-    training = not config.evaluation and (header is None or bool(header.spec.get("training")))
-    examples: dict[str, Any] = {"distort": config.distort, "resize": config.resize} if header is None else {}
-    request = Request(config.data_dir, values.pop("split"), training=training, **values, **examples)
-    source = resolve(request, record_bytes=None if header is None else max(1, header.spec["record_bytes"]))
-    if header is not None:
-        _check_same_order(source, header)
-    return source
-
-
-def _check_same_order(source: ResolvedRequest, header: Header) -> None:
-    differences = source.spec.differences(header.spec)
+    run: dict[str, Any] = dataclasses.asdict(header.spec) if header else {}
+    given = {name: getattr(config, name) for name in _ORDER if getattr(config, name) is not None}
+    values = {name: run[name] for name in _ORDER if name in run} | given
+    if header is None:
+        values |= {"distort": config.distort, "resize": config.resize}
+    training = not config.evaluation and run.get("training", True)
+    source = resolve(
+        Request(config.data_dir, training=training, **values), max(1, header.spec.record_bytes) if header else None
+    )
+    differences = source.spec.differences(run) if header else {}
     if "manifest_digest" in differences:
-        raise DataError(f"--observed: the run read other data: manifest digest {header.manifest_digest[:12]}...")
+        raise DataError(f"--observed: the run read other data: manifest digest {run['manifest_digest'][:12]}...")
     for name, (here, there) in differences.items():
         raise UsageError(
             f"--observed: the run's order has {name}={there}, not {here}; leave out flags that the log has"
         )
+    return source
 
 
 def _topologies(config: AuditConfig, size: int, header: Header | None) -> list[Topology]:

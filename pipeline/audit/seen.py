@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -52,12 +53,12 @@ class Seen:
         self.workers: set[tuple[int, int]] = set()
         self.differences: list[Difference] = []
 
-    def add(self, entry: Entry) -> None:
+    def add(self, where: str, header: Header, entry: Entry) -> None:
         """Takes in one replica's rows of a step; those of an earlier line must be equal."""
-        count = self._size // entry.header.replicas
+        count = self._size // header.replicas
         start = entry.replica * count
         if len(entry.keys) != count:
-            self._differs(entry, start, f"{len(entry.keys)} rows, not {count}")
+            self._differs(entry, start, f"{len(entry.keys)} rows, not {count} ({where})")
             return
         nothing = np.full(self._size, np.array((NOT_LOGGED, 0, 0), _ROW))
         before = self.steps.setdefault(entry.step, nothing)[start : start + count]
@@ -68,11 +69,11 @@ class Seen:
         wrong = logged & ((before["record"] != rows["record"]) | (before["weight"] != rows["weight"]))
         for i in np.flatnonzero(wrong)[:1].tolist():
             first, later = (f"key {self.names[r['record']]!r}, weight {r['weight']:g}" for r in (before[i], rows[i]))
-            self._differs(entry, start + i, f"done again with other rows: first {first}; later {later}")
+            self._differs(entry, start + i, f"done again with other rows: first {first}; later {later} ({where})")
         before[:] = rows
 
     def _differs(self, entry: Entry, row: int, text: str) -> None:
-        self.differences.append(Difference(entry.step, row, f"replica {entry.replica}: {text} ({entry.where})"))
+        self.differences.append(Difference(entry.step, row, f"replica {entry.replica}: {text}"))
 
     def _id(self, key: str) -> int:
         if key not in self._ids:
@@ -94,16 +95,15 @@ def read_run(paths: Sequence[pathlib.Path], keys: Sequence[str], spec: OrderSpec
     """
     seen = Seen(spec.global_batch_size, keys)
     for path in paths:
-        for item in key_log.read(path):
-            if isinstance(item, Entry):
-                seen.add(item)
+        for where, header, entry in key_log.read(path):
+            if entry is not None:
+                seen.add(where, header, entry)
                 continue
-            differences = [f"{name}={b!r}, not {a!r}" for name, (a, b) in spec.differences(item.spec).items()]
+            differences = spec.differences(dataclasses.asdict(header.spec)).items()
             if differences:
-                raise DataError(
-                    f"{path}: a header of another order: {', '.join(differences)}; audit each run by itself"
-                )
-            seen.workers.add((item.worker, item.workers))
+                listed = ", ".join(f"{name}={there!r}, not {here!r}" for name, (here, there) in differences)
+                raise DataError(f"{where}: a header of another order: {listed}; audit each run by itself")
+            seen.workers.add((header.worker, header.workers))
     return seen
 
 
@@ -114,7 +114,6 @@ def first_header(paths: Sequence[pathlib.Path]) -> Header:
       DataError: none has one.
     """
     for path in paths:
-        for item in key_log.read(path):
-            if isinstance(item, Header):
-                return item
+        for _, header, _ in key_log.read(path):
+            return header
     raise DataError(f"{paths[0]}: no header: the run ended before it wrote one")

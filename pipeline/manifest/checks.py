@@ -1,9 +1,10 @@
-"""What makes a manifest valid: types, ranges, and numbers that agree with each other."""
+"""What makes a manifest valid: ranges, and numbers that agree with each other."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from pipeline.errors import DataError
@@ -13,17 +14,18 @@ from pipeline.manifest.manifest import IMAGE_FEATURES, Feature, Manifest, ShardI
 DTYPES = ("uint8", "int64", "float32", "string")
 ENCODINGS = ("raw", "png", "jpeg", "any")  # of images
 _SIZE = re.compile(r"[1-9][0-9]*x[1-9][0-9]*")
+_CRC = re.compile("[0-9a-f]{8}")
 
 
 def check(manifest: Manifest, file: str) -> None:
     """Checks a manifest that was read.
 
     Args:
-      manifest: its fields hold whatever the file says.
+      manifest: its fields have the right types.
       file: its path, for the message.
 
     Raises:
-      DataError: names the first value that cannot be.
+      DataError: names the first invalid value.
     """
     for problem in _problems(manifest):
         raise DataError(f"{file}: {problem}")
@@ -44,11 +46,9 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         yield "lists no split"
     for name, split in manifest.splits.items():
         yield from _of_split(name, split, manifest)
-    seen: set[str] = set()
-    for shard in manifest.shards:
-        if shard.file in seen:
-            yield f"lists {shard.file} twice"
-        seen.add(shard.file)
+    for name, count in Counter(shard.file for shard in manifest.shards).items():
+        if count > 1:
+            yield f"lists {name} twice"
 
 
 def _of_features(manifest: Manifest) -> Iterator[str]:
@@ -59,12 +59,8 @@ def _of_features(manifest: Manifest) -> Iterator[str]:
     for name, feature in manifest.features.items():
         if feature.dtype not in DTYPES:
             yield f"feature {name!r} has dtype {feature.dtype!r}; known: {', '.join(DTYPES)}"
-        if not all(n is None or _is_count(n) for n in feature.shape):
-            yield f"feature {name!r} has the shape {feature.shape}; must be whole numbers or null"
-        if not _are_names(feature.class_names):
-            yield f"class_names of feature {name!r} must be strings; they are {feature.class_names}"
-    if not _are_names(manifest.class_names):
-        yield f"class_names must be strings; they are {manifest.class_names}"
+        if any(n is not None and n < 0 for n in feature.shape):
+            yield f"feature {name!r} has the shape {feature.shape}; must be 0 or more, or null"
 
 
 def _of_image(image: Feature, manifest: Manifest) -> Iterator[str]:
@@ -76,7 +72,7 @@ def _of_image(image: Feature, manifest: Manifest) -> Iterator[str]:
         yield f"raw images must have one shape; it is {image.shape}"
     channels = len(manifest.image_mean) if image.shape[2] is None else image.shape[2]
     for name, values in (("image_mean", manifest.image_mean), ("image_std", manifest.image_std)):
-        if not values or len(values) != channels or not all(math.isfinite(v) for v in values):
+        if not values or len(values) != channels or not all(map(math.isfinite, values)):
             yield f"{name} must be {channels} finite numbers, one per channel; it is {values}"
 
 
@@ -88,47 +84,31 @@ def _of_split(name: str, split: SplitInfo, manifest: Manifest) -> Iterator[str]:
     for shard in split.shards:
         yield from _of_shard(shard, name, manifest.compression)
     count, labelled = split.num_examples, split.num_examples if manifest.has_images else 0
-    if not all(_is_count(n) for n in split.label_histogram) or sum(split.label_histogram) != labelled:
-        yield f"split {name!r}: the label histogram {list(split.label_histogram)} is not of its {count} examples"
-    if not _is_count(split.num_rejects):
-        yield f"split {name!r}: num_rejects is {split.num_rejects!r}, not a whole number"
-    sizes = split.image_sizes
-    if not all(_SIZE.fullmatch(size) and _is_count(n) for size, n in sizes.items()):
+    histogram, sizes = split.label_histogram, split.image_sizes
+    if min(histogram, default=0) < 0 or sum(histogram) != labelled:
+        yield f"split {name!r}: the label histogram {list(histogram)} is not that of its {count} examples"
+    if split.num_rejects < 0:
+        yield f"split {name!r}: num_rejects is {split.num_rejects}, not 0 or more"
+    if not all(_SIZE.fullmatch(size) and n >= 0 for size, n in sizes.items()):
         yield f"split {name!r}: image_sizes must be {{'<height>x<width>': images}}; it is {sizes}"
     if sizes and sum(sizes.values()) != labelled:
         yield f"split {name!r}: image_sizes counts {sum(sizes.values())} images of its {count} examples"
 
 
 def _of_shard(shard: ShardInfo, split: str, compression: str) -> Iterator[str]:
-    if not isinstance(shard.file, str) or not naming.is_base_name(shard.file):
+    if not naming.is_base_name(shard.file):
         yield f"split {split!r}: the file name {shard.file!r} is not a plain name; paths are refused"
-    for field in ("num_examples", "num_bytes", *(["stride"] if shard.stride is not None else [])):
+    for field in ("num_examples", "num_bytes", "stride", "label_entropy"):
         value = getattr(shard, field)
-        if not _is_count(value):
-            yield f"{shard.file}: {field} is {value!r}, not a whole number of 0 or more"
-    for field in ("crc32c", *(["offsets_crc32c"] if shard.offsets_crc32c is not None else [])):
+        if value is not None and not 0 <= value < math.inf:
+            yield f"{shard.file}: {field} is {value}, not 0 or more"
+    for field in ("crc32c", "offsets_crc32c"):
         value = getattr(shard, field)
-        if not (isinstance(value, str) and re.fullmatch("[0-9a-f]{8}", value)):
+        if value is not None and not _CRC.fullmatch(value):
             yield f"{shard.file}: {field} is {value!r}, not 8 hexadecimal digits"
     if shard.stride is not None and shard.offsets_crc32c is not None:
-        yield f"{shard.file}: has a stride and offsets; it must be one of them"
+        yield f"{shard.file}: has a stride and offsets; must have only one of them"
     if compression and (shard.stride is not None or shard.offsets_crc32c is not None):
         yield f"{shard.file}: has a stride or offsets, which compressed shards cannot have"
     if shard.stride is not None and shard.stride * shard.num_examples != shard.num_bytes:
-        yield (f"{shard.file}: {shard.num_examples} records of {shard.stride} bytes are not {shard.num_bytes} bytes")
-    if not _is_entropy(shard.label_entropy):
-        yield f"{shard.file}: label_entropy is {shard.label_entropy!r}, not bits of 0 or more"
-
-
-def _are_names(names: tuple[str, ...]) -> bool:
-    return all(isinstance(name, str) for name in names)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_entropy(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float | None):
-        return False
-    return value is None or (math.isfinite(value) and value >= 0)
+        yield f"{shard.file}: {shard.num_examples} records of {shard.stride} bytes are not {shard.num_bytes} bytes"

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from pipeline.errors import DataError
 from pipeline.manifest import checks, naming
-from pipeline.manifest.manifest import FORMAT_VERSION, Feature, Manifest, ShardInfo, SourceFile, SplitInfo
+from pipeline.manifest.from_json import from_json
+from pipeline.manifest.manifest import FORMAT_VERSION, Manifest
 from pipeline.manifest.storage import folder
 
 
@@ -53,10 +54,7 @@ def parse(text: str, file: str) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file}: not valid JSON ({error}); convert the data again") from None
     _check_version(content, file)
-    try:
-        manifest = _parse(content)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"{file}: not a valid manifest: {type(error).__name__}: {error}; convert again") from None
+    manifest: Manifest = from_json(Manifest, content, f"{file}: not a valid manifest")
     checks.check(manifest, file)
     return manifest
 
@@ -72,25 +70,3 @@ def _check_version(content: Any, file: str) -> None:
             f"{file}: format_version {version} is newer than {FORMAT_VERSION}, the newest that this release "
             "reads; upgrade it"
         )
-
-
-def _parse(content: dict[str, Any]) -> Manifest:
-    def split(c: dict[str, Any]) -> SplitInfo:
-        shards = tuple(ShardInfo(**shard) for shard in c["shards"])
-        return SplitInfo(shards, tuple(c["label_histogram"]), dict(c["image_sizes"]), c["num_rejects"])
-
-    def feature(c: dict[str, Any]) -> Feature:
-        return Feature(c["dtype"], tuple(c["shape"]), c["encoding"], tuple(c["class_names"]))
-
-    return Manifest(
-        dataset=content["dataset"],
-        class_names=tuple(content["class_names"]),
-        features={name: feature(c) for name, c in content["features"].items()},
-        splits={name: split(c) for name, c in content["splits"].items()},
-        image_mean=tuple(float(v) for v in content["image_mean"]),
-        image_std=tuple(float(v) for v in content["image_std"]),
-        source=tuple(SourceFile(**c) for c in content["source"]),
-        options=dict(content["options"]),
-        compression=content["compression"],
-        format_version=content["format_version"],
-    )

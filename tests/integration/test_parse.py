@@ -271,7 +271,7 @@ def test_inspect_and_audit_and_validate_work(folder, capsys):
     assert "train 3 41 0.0 0 to 24 0" in out
     assert not any(line.startswith("label") for line in out)
     audit.main([str(folder), f"--global_batch_size={SIZE}", "--workers=4", "--exhaustive", "--shuffle_bytes=500"])
-    assert f"proof holds: each of {COUNT} records once an epoch" in capsys.readouterr().out
+    assert f"proof holds: each of {COUNT} records once per epoch" in capsys.readouterr().out
     validate.main([str(folder)])
     assert f"{COUNT} records in 3 shards" in capsys.readouterr().out
 

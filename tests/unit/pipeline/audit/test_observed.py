@@ -208,7 +208,7 @@ def test_a_run_on_other_data_is_refused(data, tmp_path):
 def test_runs_of_two_orders_are_not_mixed(data, tmp_path):
     log(tmp_path / "logs", source_of(data), range(3))
     log(tmp_path / "logs", source_of(data, seed=4), range(3, 6))
-    with pytest.raises(DataError, match="worker-00000.jsonl: a header of another order: seed=4, not 3; audit each run"):
+    with pytest.raises(DataError, match="worker-00000.jsonl, line 8: a header of another order: seed=4, not 3; audit"):
         run(data, tmp_path / "logs")
 
 

@@ -1,0 +1,52 @@
+"""Makes dataclasses of JSON values, by the types of their fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from typing import Any
+
+from pipeline.errors import DataError
+
+_fields_of = functools.cache(typing.get_type_hints)
+
+
+def from_json(kind: Any, value: Any, file: str, path: str = "") -> Any:
+    """Returns a JSON value as a dataclass, or as what its fields may be.
+
+    Args:
+      kind: a dataclass, tuple[T, ...], dict[str, T], T | None, int, float, str, bool or Any.
+      value: the value; an object must have the fields of the dataclass and no others.
+      file: its file, and line if there are several values, for the message.
+      path: where the value is in the file.
+
+    Raises:
+      DataError: names the first value of another type, its place and its type.
+    """
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        return _object(kind, value, file, path)
+    if origin is tuple and isinstance(value, list):
+        is_plain = all(type(item) is parts[0] for item in value)
+        items = (from_json(parts[0], item, file, f"{path}[{i}]") for i, item in enumerate(value))
+        return tuple(value if is_plain else items)
+    if origin is dict and isinstance(value, dict):
+        return {name: from_json(parts[1], item, file, f"{path}[{name!r}]") for name, item in value.items()}
+    if origin is types.UnionType:
+        return None if value is None else from_json(parts[0], value, file, path)
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is not Any and type(value) is not kind:
+        name = kind.__name__ if isinstance(kind, type) else kind
+        raise DataError(f"{file}: {path or 'the value'} is {value!r}, not of type {name}")
+    return value
+
+
+def _object(kind: Any, value: dict[str, Any], file: str, path: str) -> Any:
+    fields = _fields_of(kind)
+    for name in sorted(fields.keys() ^ value.keys()):
+        raise DataError(f"{file}: {path or 'it'} {'lacks' if name in fields else 'has the unknown field'} {name!r}")
+    at = f"{path}." if path else ""
+    return kind(**{name: from_json(part, value[name], file, f"{at}{name}") for name, part in fields.items()})
