@@ -85,7 +85,7 @@ class Batches:
         """Whether the user's images may lie in the memory of the rows that they are made from."""
         return self.recipe is None or not self.recipe.compiled
 
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def _compiled(self, images: tf.Tensor, epoch: tf.Tensor, records: tf.Tensor) -> tf.Tensor:
         return self._distorted(images, epoch, records)
 

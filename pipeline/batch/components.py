@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -56,12 +58,18 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
     return RecordColumns(RecordsReader(shards, manifest.compression), corruption.skips), batches
 
 
+def as_given(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a user's function as `tf.data.Dataset.map` would call it: converted by AutoGraph where that is on."""
+    autograph = tf.__internal__.autograph
+    return autograph.tf_convert(function, autograph.control_status_ctx())
+
+
 def _recipe(resolved: ResolvedRequest) -> Recipe | None:
     distort = resolved.request.distort
     if resolved.request.parse is not None:
         return None
     if callable(distort):
-        return UserDistorted(distort)
+        return UserDistorted(as_given(distort))
     if not isinstance(distort, str | None):
         raise UsageError(f"distort={distort!r}: must be a recipe's name, a function of (images, keys), or None")
     recipe = make_recipe("none" if distort is None else distort)
@@ -73,7 +81,7 @@ def _form(resolved: ResolvedRequest, recipe: Recipe | None) -> Form:
     """Returns the form of serialized records."""
     request, made = resolved.request, resolved.manifest
     if request.parse is not None:
-        return UserParsed(request.parse)
+        return UserParsed(as_given(request.parse))
     parser, image = ExampleParser.wanted(made, tuple(request.features)), made.features["image"]
     crop: Crop | None = Stretched(request.size) if request.size else None
     if isinstance(recipe, CroppingRecipe):

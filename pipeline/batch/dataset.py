@@ -1,4 +1,8 @@
-"""Composes the `tf.data` pipeline: windows -> plan -> read -> tail -> steps -> batches."""
+"""Composes the `tf.data` pipeline: windows -> plan -> read -> tail -> steps -> batches.
+
+AutoGraph converts nothing here: no code of ours needs it, and it takes seconds. (`components.as_given` converts the
+user's functions.)
+"""
 
 from __future__ import annotations
 
@@ -51,6 +55,7 @@ class Run:
             return int(tf.data.INFINITE_CARDINALITY)
         return (self.last_step - self.first_step) * self.feed.local_replicas
 
+    @tf.autograph.experimental.do_not_convert
     def plans(self) -> tf.data.Dataset:
         """Returns (plan, first) of every window that is read, in order; `first` is as in `_Window`."""
 
@@ -61,6 +66,7 @@ class Run:
         return tf.data.Dataset.range(*self.feed.window_numbers(self.first_step, self.last_step)).map(plan_of)
 
 
+@tf.autograph.experimental.do_not_convert
 def resident(run: Run, batches: Batches, columns: Columns) -> tf.data.Dataset:
     """Returns the elements of a run whose one window lies in memory.
 
@@ -83,6 +89,7 @@ def resident(run: Run, batches: Batches, columns: Columns) -> tf.data.Dataset:
     return _finished(run, plans.flat_map(elements_of).map(element, num_parallel_calls=tf.data.AUTOTUNE))
 
 
+@tf.autograph.experimental.do_not_convert
 def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Dataset:
     """Returns the elements of a run that is read by windows; while one is consumed, the next is read."""
 

@@ -38,7 +38,7 @@ def _decoded(form: Serialized, columns: Columns) -> tuple[Columns, Form]:
     count, shape = int(records.shape[0]), form.decoder.image_shape
     matrix = aligned_matrix(count, int(np.prod(shape)))
 
-    @tf.function
+    @tf.function(autograph=False)
     def decode(part: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None, Columns]:
         examples = form.examples({"record": part}, lambda: tf.zeros(tf.shape(part), tf.uint64))
         return examples.images, examples.labels, examples.features

@@ -106,7 +106,8 @@ def parsed(parse: Callable[[tf.Tensor], Any], records: tf.Tensor) -> Any:
         raise
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
-        reason = f"{type(error).__name__}: {lines[-1].strip()}"
+        kind = f"{type(error).__name__}: "  # AutoGraph's message has it, too
+        reason = f"{kind}{lines[-1].strip().removeprefix(kind)}"
         raise UsageError(f"parse: the function fails on records {records.shape} of strings: {reason}") from error
     given = tuple(given) if isinstance(given, list) else given  # tf.data would stack a list to one tensor
     leaves = tf.nest.flatten(given)

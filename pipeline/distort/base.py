@@ -100,7 +100,8 @@ def output_spec(recipe: Recipe, image_shape: tuple[int, int, int]) -> tf.TensorS
     """
     recipe.check(image_shape)
     channels = (0.0,) * image_shape[2]
-    traced = tf.function(lambda images, keys: recipe.evaluate(images, keys, ImageStatistics(channels, channels)))
+    evaluate = lambda images, keys: recipe.evaluate(images, keys, ImageStatistics(channels, channels))  # noqa: E731
+    traced = tf.function(evaluate, autograph=False)
     arguments = tf.TensorSpec((1, *image_shape), tf.uint8), tf.TensorSpec((1,), tf.uint64)
     output = traced.get_concrete_function(*arguments).structured_outputs
     return tf.TensorSpec(output.shape, output.dtype)

@@ -66,6 +66,7 @@ def in_host_memory(
     if replicas == 1:
         return make_dataset(request)
 
+    @tf.autograph.experimental.do_not_convert
     def split(*batch: Any) -> tuple[Any, ...]:
         return tf.nest.map_structure(lambda component: _distributed(strategy, _split(component, len(local))), batch)
 

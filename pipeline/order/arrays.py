@@ -56,8 +56,8 @@ class Arrays(Protocol):
     def sums_before(self, values: Array) -> Array:
         """Returns the sum of all values before each (n,)."""
 
-    def repeat(self, values: Array, counts: Array) -> Array:
-        """Returns each value as often as its count says."""
+    def repeat(self, values: Array, counts: Array | int) -> Array:
+        """Returns each value as often as its count says, or all as often as one number."""
 
     def gather(self, values: Array | NDArray[np.int64], index: Array) -> Array:
         """Returns the values at an index of any shape."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import tensorflow as tf
 
+from pipeline.order import hashing
 from pipeline.order.hashing import GAMMA, MIX_1, MIX_2, Domain
 
 
@@ -25,8 +28,9 @@ def splitmix64(x: tf.Tensor) -> tf.Tensor:
 
 def derive_key(domain: Domain, *arguments: tf.Tensor | int) -> tf.Tensor:
     """Returns the uint64 key of int64 arguments (scalars or tensors that broadcast)."""
-    key = splitmix64(_u64(int(domain)))
-    for argument in arguments:
+    known = list(itertools.takewhile(lambda argument: isinstance(argument, int), arguments))
+    key = _u64(int(hashing.derive_key(domain, *known)))  # needs no nodes in the graph
+    for argument in arguments[len(known) :]:
         key = splitmix64(tf.bitwise.bitwise_xor(key, tf.bitcast(tf.convert_to_tensor(argument, tf.int64), tf.uint64)))
     return key
 

@@ -51,10 +51,10 @@ class LaidShards(NamedTuple):
         low = arrays.searchsorted(self.ends, begin, "right")
         high = arrays.searchsorted(begins, end, "left")
         count = arrays.maximum(high - low, 0)
-        at = consecutive(arrays, low, count)
+        at, interval = consecutive(arrays, low, count), arrays.repeat(arrays.range(arrays.size(count)), count)
         first = gather(begins, at)
-        start = arrays.maximum(arrays.repeat(begin, count), first) - first
-        stop = arrays.minimum(arrays.repeat(end, count), gather(self.ends, at)) - first
+        start = arrays.maximum(gather(begin, interval), first) - first
+        stop = arrays.minimum(gather(end, interval), gather(self.ends, at)) - first
         pieces = arrays.stack([gather(self.segments, at), start, stop])
         exists = start < stop
         pieces, at = arrays.select(pieces, exists), arrays.select(at, exists)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from typing import Literal
 
+import numpy as np
 import tensorflow as tf
 
 from pipeline.order import hashing_tf
@@ -11,18 +13,18 @@ from pipeline.order.arrays import Array, Number
 
 
 class TensorArrays:
-    """`Arrays` of TensorFlow; its methods are documented there. All integers are int64."""
+    """`Arrays` of TensorFlow; its methods are documented there. All integers are int64.
+
+    Building the graph is most of a dataset's start-up, 0.3 ms of processor time per node. So operations that TensorFlow
+    composes of dozens of nodes are written in few, and what is known beforehand stays in NumPy.
+    """
 
     minimum = staticmethod(tf.minimum)
     maximum = staticmethod(tf.maximum)
     reshape = staticmethod(tf.reshape)
-    repeat = staticmethod(tf.repeat)
-    gather = staticmethod(tf.gather)
-    select = staticmethod(tf.boolean_mask)
     total = staticmethod(tf.reduce_sum)
     key = staticmethod(hashing_tf.derive_key)
     size = staticmethod(functools.partial(tf.size, out_type=tf.int64))
-    searchsorted = staticmethod(functools.partial(tf.searchsorted, out_type=tf.int64))
     sums_before = staticmethod(functools.partial(tf.cumsum, exclusive=True))
     all_of_row = staticmethod(functools.partial(tf.reduce_all, axis=1))
     stack = staticmethod(functools.partial(tf.stack, axis=1))
@@ -30,11 +32,11 @@ class TensorArrays:
 
     @staticmethod
     def range(stop: Number) -> Array:
-        return tf.range(tf.cast(stop, tf.int64))
+        return np.arange(stop) if isinstance(stop, int) else tf.range(0, stop, dtype=tf.int64)
 
     @staticmethod
     def where(mask: Array, chosen: Array | int, other: Array | int) -> Array:
-        return tf.where(mask, tf.cast(chosen, tf.int64), tf.cast(other, tf.int64))
+        return tf.where(mask, *(tf.convert_to_tensor(values, tf.int64) for values in (chosen, other)))
 
     @staticmethod
     def least(values: Array, bound: Number) -> Number:
@@ -46,16 +48,36 @@ class TensorArrays:
 
     @staticmethod
     def put(values: Array, index: Array, new: Array) -> Array:
-        return tf.tensor_scatter_nd_update(values, index[:, None], new)
+        return tf.tensor_scatter_nd_update(values, tf.expand_dims(index, 1), new)
 
     @staticmethod
-    def permutations(keys: Array, sizes: Array) -> Array:
+    def gather(values: Array, index: Array) -> Array:
+        are_known = isinstance(values, np.ndarray) and isinstance(index, np.ndarray)
+        return values[index] if are_known else tf.gather(values, index)
+
+    @staticmethod
+    def select(values: Array, mask: Array) -> Array:
+        return tf.gather(values, tf.reshape(tf.where(mask), [-1]))
+
+    @staticmethod
+    def searchsorted(ascending: Array, values: Array, side: Literal["left", "right"]) -> Array:
+        bound = {"left": tf.raw_ops.LowerBound, "right": tf.raw_ops.UpperBound}[side]
+        rows = {"sorted_inputs": tf.expand_dims(ascending, 0), "values": tf.expand_dims(values, 0)}
+        return tf.squeeze(bound(**rows, out_type=tf.int64), 0)
+
+    def repeat(self, values: Array, counts: Array | int) -> Array:
+        if isinstance(counts, int):
+            return tf.reshape(tf.tile(tf.expand_dims(values, 1), [1, counts]), [-1])
+        ends = tf.cumsum(counts)
+        return tf.gather(values, self.searchsorted(ends, self.range(tf.reduce_sum(counts)), "right"))
+
+    def permutations(self, keys: Array, sizes: Array) -> Array:
         # The sizes differ by one at most: the permutations are sorted as rows of one matrix, missing entries last.
-        index = tf.range(tf.reduce_max(sizes))
-        hashes = hashing_tf.permutation_hashes(keys[:, None], index[None, :])
-        exists = index[None, :] < sizes[:, None]
+        index = self.range(tf.reduce_max(sizes))
+        hashes = hashing_tf.permutation_hashes(tf.expand_dims(keys, 1), index)
+        exists = index < tf.expand_dims(sizes, 1)
         ordered = tf.argsort(tf.where(exists, hashes, tf.int64.max), stable=True)
-        return tf.boolean_mask(tf.cast(ordered, tf.int64), exists)
+        return tf.gather_nd(tf.cast(ordered, tf.int64), tf.where(exists))
 
 
 TENSORS = TensorArrays()

@@ -40,7 +40,7 @@ class Agreement:
         local_replicas = self._strategy.num_replicas_in_sync // self._cluster.size
         return [int(total) // local_replicas for total in sums]
 
-    @tf.function
+    @tf.function(autograph=False)
     def _all_sum(self, values: tf.Tensor) -> tf.Tensor:
         def replica_sum() -> tf.Tensor:
             here = tf.identity(values)  # on the replica's device

@@ -39,7 +39,7 @@ class TrainState:
         """Returns whether the sum of all squared weights is finite, bool scalar; cheap enough for every step."""
         return tf.math.is_finite(tf.add_n([tf.nn.l2_loss(v.value) for v in self.model.trainable_variables]))
 
-    @tf.function
+    @tf.function(autograph=False)
     def is_finite(self) -> tf.Tensor:
         """Returns whether no weight, moment or velocity is NaN or infinite, bool scalar."""
         variables = [v.value for v in (*self.model.variables, *self.optimizer.variables) if v.dtype.startswith("float")]

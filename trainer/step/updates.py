@@ -55,17 +55,18 @@ class Stepper:
     state: TrainState
     schedule: Schedule
 
-    @tf.function
+    @tf.function(autograph=False)
     def train(self, iterator: Iterator[tuple[tf.Tensor, ...]], steps: tf.Tensor) -> LoopResult:
         """Makes `steps` (int64 scalar) updates, or fewer where one is not finite."""
         result = LoopResult(self.state.global_step.read_value(), tf.constant(0.0), tf.constant(0.0), tf.constant(True))
-        for _ in tf.range(steps):
-            result = self._update(next(iterator))
-            if not result.finite:
-                break
+        _, result = tf.while_loop(
+            lambda done, result: (done < steps) & result.finite,
+            lambda done, _: (done + 1, self._update(next(iterator))),
+            (tf.constant(0, tf.int64), result),
+        )
         return result
 
-    @tf.function
+    @tf.function(autograph=False)
     def train_one(self, iterator: Iterator[tuple[Any, ...]]) -> tuple[LoopResult, Any, Any]:
         """Makes one update with a batch whose first component has `image` and `key`.
 
@@ -78,12 +79,14 @@ class Stepper:
         local = self.strategy.experimental_local_results
         return result, local(features["key"]), local(weights)
 
-    @tf.function
+    @tf.function(autograph=False)
     def evaluate(self, iterator: Iterator[tuple[tf.Tensor, ...]], steps: tf.Tensor) -> EvaluationSums:
         """Returns the sums over `steps` (int64 scalar) batches."""
-        sums = tf.zeros(3, tf.float64)
-        for _ in tf.range(steps):
-            sums += tf.cast(self._first(self.strategy.run(self._replica_sums, next(iterator))), tf.float64)
+        _, sums = tf.while_loop(
+            lambda done, _: done < steps,
+            lambda done, sums: (done + 1, sums + tf.cast(self._batch_sums(next(iterator)), tf.float64)),
+            (tf.constant(0, tf.int64), tf.zeros(3, tf.float64)),
+        )
         return EvaluationSums(sums[0], sums[1], sums[2])
 
     def _update(self, batch: tuple[tf.Tensor, ...]) -> LoopResult:
@@ -92,6 +95,9 @@ class Stepper:
         self.state.global_step.assign_add(1)
         finite = tf.logical_and(tf.math.is_finite(loss), self.state.has_finite_weights())
         return LoopResult(self.state.global_step.read_value(), loss, accuracy, finite)
+
+    def _batch_sums(self, batch: tuple[tf.Tensor, ...]) -> tf.Tensor:
+        return self._first(self.strategy.run(self._replica_sums, batch))
 
     def _replica_update(self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         variables = self.state.model.trainable_variables

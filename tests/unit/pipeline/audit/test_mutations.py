@@ -47,8 +47,8 @@ FAULTS = {
     "a piece is left out": (LAID, "maximum(high - low, 0)", "maximum(high - low - 1, 0)"),
     "pieces begin one late": (
         LAID,
-        "arrays.repeat(begin, count), first) - first",
-        "arrays.repeat(begin, count), first) - first + 1",
+        "gather(begin, interval), first) - first",
+        "gather(begin, interval), first) - first + 1",
     ),
     "padding is from the wrong end": (
         FEED,
@@ -102,12 +102,22 @@ TENSOR_FAULTS = {
     "missing entries sort first": ("order/tensors.py", "tf.int64.max)", "tf.int64.min)"),
     "the minimum is the maximum": ("order/tensors.py", "tf.minimum(one, other)", "tf.maximum(one, other)"),
     "all is any": ("order/tensors.py", "tf.reduce_all", "tf.reduce_any"),
-    "the rows of a mask are left out": ("order/tensors.py", "(values, mask)", "(values, ~mask)"),
+    "the rows of a mask are left out": ("order/tensors.py", "tf.where(mask), [-1]", "tf.where(~mask), [-1]"),
     "the hash of tensors is another one": ("order/hashing_tf.py", "_xor_shift(z, 27)", "_xor_shift(z, 26)"),
+    "keys of tensors leave out what is known": (
+        "order/hashing_tf.py",
+        "hashing.derive_key(domain, *known)",
+        "hashing.derive_key(domain)",
+    ),
+    "values are repeated as often as their neighbours": (
+        "order/tensors.py",
+        '(tf.reduce_sum(counts)), "right")',
+        '(tf.reduce_sum(counts)), "left")',
+    ),
     "keys of tensors leave out an argument": (
         "order/hashing_tf.py",
-        "for argument in arguments:",
-        "for argument in arguments[1:]:",
+        "for argument in arguments[len(known) :]:",
+        "for argument in arguments[len(known) + 1 :]:",
     ),
 }
 
