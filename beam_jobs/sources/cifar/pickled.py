@@ -22,8 +22,7 @@ from beam_jobs.sources import streams
 from pipeline.errors import DataError
 
 MAX_FILE = 256 << 20  # 256 MiB: one and a half times CIFAR-100's train
-MAX_READS = 2_000_000  # of one byte, at least one for each operation: several times those of CIFAR-100's train
-_LONGEST_NAME = 1 << 16  # 64 KiB
+MAX_READS = 2_000_000  # at least one for each operation: several times those of CIFAR-100's train
 _UINT8_NAMES = ("u1", b"u1", "|u1", b"|u1")
 _NDARRAY, _UINT8 = object(), object()
 _OPERATIONS = """
@@ -60,40 +59,33 @@ def load(handle: IO[bytes], where: str) -> Any:
     size = streams.size(handle)
     if size > MAX_FILE:
         raise DataError(f"{where}: has {size} bytes; a file of this data set has at most {MAX_FILE}")
-    with open(os.dup(handle.fileno()), "rb") as stream:
+    with _Counted(io.FileIO(os.dup(handle.fileno()))) as stream:
         stream.seek(0)
         try:
-            return _Unpickler(_Limited(stream, size), size).load()
+            return _Unpickler(stream, size).load()
         except RefusedError as error:
             reason = str(error)
+        except EOFError:
+            reason = "it is cut short"
         except OSError as error:
             raise DataError(f"{where}: cannot be read: {error.strerror or error}") from None
         except Exception:  # of the machine, whose operations check little, and of those that it does not have
-            reason = "it is damaged, or does what these files need not"
+            reason = "it is damaged, or does what these files do not need"
         at = stream.tell()
     raise DataError(f"{where}: is no pickle of this data set: {reason}, before byte {at} of {size}; get the file again")
 
 
-class _Limited:
-    """A stream that allocates no more than there is, and ends long programs."""
+class _Counted(io.BufferedReader):
+    """A stream that ends long programs."""
 
-    def __init__(self, stream: io.BufferedReader, size: int) -> None:
-        self._stream = stream
-        self._size = size
-        self._reads = 0
+    reads = 0
 
-    def read(self, count: int) -> bytes:
-        if count == 1:
-            self._reads += 1
-            if self._reads > MAX_READS:
-                raise RefusedError(f"it has more than {MAX_READS} operations")
-        data = self._stream.read(count) if count <= self._size else b""
-        if len(data) != count:
-            raise RefusedError("it is cut short")
-        return data
-
-    def readline(self) -> bytes:
-        return self._stream.readline(_LONGEST_NAME)
+    def read(self, size: int | None = -1) -> bytes:
+        """Returns the next bytes, fewer at the end."""
+        self.reads += 1
+        if self.reads > MAX_READS:
+            raise RefusedError(f"it has more than {MAX_READS} operations")
+        return super().read(size)
 
 
 _Base: Any = pickle._Unpickler  # type: ignore[attr-defined]  # of which mypy knows little
@@ -102,7 +94,7 @@ _Base: Any = pickle._Unpickler  # type: ignore[attr-defined]  # of which mypy kn
 class _Unpickler(_Base):  # type: ignore[misc]
     """Calls nothing but the stand-ins below."""
 
-    def __init__(self, stream: _Limited, size: int) -> None:
+    def __init__(self, stream: _Counted, size: int) -> None:
         super().__init__(stream, encoding="bytes")
         self._left_to_encode = size
         self._named: dict[tuple[str, str], Any] = {

@@ -71,7 +71,7 @@ class ImageFolderSource(Source):
             if listing is None:
                 listing = folder_listing.scan(os.fsencode(self.folder))
                 if listing.digest != self.listing_digest:
-                    raise DataError(f"{self.folder}: its files changed while it was being converted; run it again")
+                    raise streams.changed(self.folder)
                 _keep(self.folder, listing)
         return listing.splits[split]
 
@@ -96,12 +96,11 @@ def open_source(options: SourceOptions) -> ImageFolderSource:
         print(f"{folder}: skipped {files} ({extensions})", file=sys.stderr, flush=True)
     with _lock:
         _keep(folder, listing)
-    splits = {split: len(images) for split, images in listing.splits.items()}
     return ImageFolderSource(
         dataset=options.dataset,
         class_names=listing.class_names,
         files=_files(folder, listing),
-        splits=splits,
+        splits={split: len(images) for split, images in listing.splits.items()},
         folder=folder,
         listing_digest=listing.digest,
     )
@@ -119,7 +118,7 @@ def _content(path: bytes, size: int, time: int) -> bytes:
         status = os.fstat(stream.fileno())
         data = stream.readall() if (status.st_size, status.st_mtime_ns) == (size, time) else b""
     if len(data) != size or status.st_mtime_ns != time:
-        raise DataError(f"{text(path)}: changed while it was being converted; run the conversion again")
+        raise streams.changed(text(path))
     return data
 
 
@@ -143,6 +142,6 @@ def _describe(folder: bytes, name: str, images: Images, rows: range, advance: Ca
     for row, one in zip(rows, content, strict=True):
         path = images.path(row)
         if one.num_bytes != images.sizes[row]:
-            raise DataError(f"{text(os.path.join(folder, path))}: changed while it was being read; run it again")
+            raise streams.changed(text(os.path.join(folder, path)))
         sha256.update(b"%b\0%d\0%b\n" % (path, one.num_bytes, one.sha256.encode()))
     return SourceFile(name, sum(one.num_bytes for one in content), sha256.hexdigest())

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from beam_jobs.sources import streams
@@ -33,15 +35,13 @@ class Images:
     """The images of one split: by class, then by path.
 
     Attributes:
-      paths: from the folder, end to end.
-      bounds: where each path begins, and where the last ends; int64 (n + 1,).
+      paths: from the folder; Arrow's large_binary, for a million Python objects would take several times the memory.
       labels: int32 (n,).
       sizes: of the files, in bytes; int64 (n,).
       times: of their last change, in nanoseconds; int64 (n,).
     """
 
-    paths: bytes
-    bounds: NDArray[np.int64]
+    paths: pa.LargeBinaryArray
     labels: NDArray[np.int32]
     sizes: NDArray[np.int64]
     times: NDArray[np.int64]
@@ -51,7 +51,8 @@ class Images:
 
     def path(self, row: int) -> bytes:
         """Returns the path of an image, from the folder."""
-        return self.paths[self.bounds[row] : self.bounds[row + 1]]
+        path: bytes = self.paths[row].as_py()
+        return path
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,15 +63,23 @@ class Listing:
       class_names: sorted; of all splits.
       splits: {name: its images}.
       folders: {split: its folder, from the listed one}; b"" where there are no folders of splits.
-      digest: SHA-256, hexadecimal, of every path, size and time.
       ignored: {extension: files of formats that are not read}.
     """
 
     class_names: tuple[str, ...]
     splits: dict[str, Images]
     folders: dict[str, bytes]
-    digest: str
     ignored: collections.Counter[bytes]
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256, hexadecimal, of every path, size and time."""
+        digest = hashlib.sha256()
+        for images in self.splits.values():
+            digest.update(len(images).to_bytes(8, "little"))
+            for column in (*images.paths.buffers()[1:], images.labels, images.sizes, images.times):
+                digest.update(column)
+        return digest.hexdigest()
 
 
 def scan(root: bytes) -> Listing:
@@ -81,15 +90,6 @@ def scan(root: bytes) -> Listing:
         leads out of the folder; the name of a class is not valid UTF-8; a folder cannot be read.
     """
     return _Scan(root).listing()
-
-
-def _digest(splits: Iterable[Images]) -> str:
-    digest = hashlib.sha256()
-    for images in splits:
-        digest.update(len(images).to_bytes(8, "little") + len(images.paths).to_bytes(8, "little") + images.paths)
-        for column in (images.bounds, images.labels, images.sizes, images.times):
-            digest.update(column.tobytes())
-    return digest.hexdigest()
 
 
 def text(path: bytes) -> str:
@@ -118,7 +118,7 @@ class _Scan:
         splits = {split: self._images(folder, names, classes[split]) for split, folder in folders.items()}
         self._check_not_empty(names, splits)
         class_names = tuple(name.decode() for name in names)
-        return Listing(class_names, splits, folders, _digest(splits.values()), self.ignored)
+        return Listing(class_names, splits, folders, self.ignored)
 
     def _split_folders(self) -> dict[str, bytes]:
         names = [entry.name for entry in _entries(self._root) if _is_folder(entry)]
@@ -157,19 +157,16 @@ class _Scan:
         return names
 
     def _images(self, folder: bytes, names: Sequence[bytes], present: Set[bytes]) -> Images:
-        paths: list[bytes] = []
-        labels, sizes, times = [], [], []
         start = len(os.path.join(self._root, b""))
-        for label, name in enumerate(names):
-            if name in present:
-                for path, size, time in sorted(self._walk(os.path.join(self._root, folder, name))):
-                    paths.append(path[start:])
-                    labels.append(label)
-                    sizes.append(size)
-                    times.append(time)
-        bounds = np.cumsum([0, *map(len, paths)], dtype=np.int64)
+        found = [
+            (path[start:], label, size, time)
+            for label, name in enumerate(names)
+            if name in present
+            for path, size, time in sorted(self._walk(os.path.join(self._root, folder, name)))
+        ]
+        paths, labels, sizes, times = zip(*found, strict=True) if found else ((), (), (), ())
         columns = np.array(labels, np.int32), np.array(sizes, np.int64), np.array(times, np.int64)
-        return Images(b"".join(paths), bounds, *columns)
+        return Images(pa.array(paths, pa.large_binary()), *columns)
 
     def _walk(self, folder: bytes) -> Iterator[tuple[bytes, int, int]]:
         """Yields (path, size, time of the last change) of the images at any depth."""
@@ -200,14 +197,12 @@ class _Scan:
 
     def _check_not_empty(self, names: Sequence[bytes], splits: dict[str, Images]) -> None:
         present = set(np.concatenate([images.labels for images in splits.values()]).tolist())
-        known = ", ".join(f"*{extension.decode()}" for extension in sorted(EXTENSIONS))
-        for label, name in enumerate(names):
-            if label not in present:
-                others = f"; skipped {self.ignored.total()} files ({listed(self.ignored)})" if self.ignored else ""
-                raise DataError(f"{text(self._root)}: class {text(name)!r} has no image{others}; images are {known}")
-        for split, images in splits.items():
-            if not len(images):
-                raise DataError(f"{text(self._root)}: split {split!r} has no image; images are {known}")
+        empty = [f"class {text(name)!r}" for label, name in enumerate(names) if label not in present]
+        empty += [f"split {split!r}" for split, images in splits.items() if not len(images)]
+        if empty:
+            known = ", ".join(f"*{extension.decode()}" for extension in sorted(EXTENSIONS))
+            others = f"; skipped {self.ignored.total()} files ({listed(self.ignored)})" if self.ignored else ""
+            raise DataError(f"{text(self._root)}: {empty[0]} has no image{others}; images are {known}")
 
 
 def _entries(folder: bytes) -> list[os.DirEntry[bytes]]:

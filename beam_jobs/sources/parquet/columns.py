@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -17,9 +17,9 @@ from pipeline.manifest import Feature
 _IMAGE_NAMES = ("image", "img")
 _LABEL_NAME = "label"
 _RESERVED = ("image", "label", "key")  # features of every example
+_LABELS, _KEYS = ("int", "bool", "string"), ("int", "string", "bytes", "fixed")  # kinds of columns
 _MOST_LISTED = 16
 IMAGE_FIELD = "bytes"  # the field of Hugging Face's struct of bytes and path
-_LISTS = (pa.types.is_list, pa.types.is_large_list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +60,9 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
     image = options.image_column or (present[0] if present else _IMAGE_NAMES[0])
     label = options.label_column or _LABEL_NAME
     nested = _check_image(path, schema, image)
-    label_kind = _kind(path, schema, "label_column", label, _LABELS, "integers, booleans or strings")
+    label_kind = _checked_kind(path, schema, "label_column", label, _LABELS, "integers, booleans or strings")
     if options.key_column:
-        _kind(path, schema, "key_column", options.key_column, _KEYS, "strings, binary or integers")
+        _checked_kind(path, schema, "key_column", options.key_column, _KEYS, "strings, binary or integers")
     names = class_names(schema)
     kept = []
     for name in options.keep_columns:
@@ -115,36 +115,31 @@ def _type_of(path: str, schema: pa.Schema, flag: str, name: str) -> pa.DataType:
 def _check_image(path: str, schema: pa.Schema, name: str) -> bool:
     """Returns whether the column is a struct of bytes and more."""
     found = _type_of(path, schema, "image_column", name)
-    if pa.types.is_struct(found) and found.get_field_index(IMAGE_FIELD) >= 0:
-        if _is_bytes(plain(found.field(IMAGE_FIELD).type)):
-            return True
-    elif _is_bytes(plain(found)):
-        return False
-    raise UsageError(
-        f"--image_column={name}: {path} has it as {_text(found)}; it must be binary, the bytes of PNG, JPEG, ... "
-        f"files, or a struct with such a field {IMAGE_FIELD!r}"
-    )
+    nested = pa.types.is_struct(found) and found.get_field_index(IMAGE_FIELD) >= 0
+    if _kind(plain(found.field(IMAGE_FIELD).type if nested else found)) != "bytes":
+        raise UsageError(
+            f"--image_column={name}: {path} has it as {_text(found)}; it must be binary, the bytes of PNG, JPEG, ... "
+            f"files, or a struct with such a field {IMAGE_FIELD!r}"
+        )
+    return bool(nested)
 
 
-def _kind(path: str, schema: pa.Schema, flag: str, name: str, kinds: _Kinds, must: str) -> str:
+def _checked_kind(path: str, schema: pa.Schema, flag: str, name: str, kinds: Sequence[str], must: str) -> str:
     """Returns which of some kinds of types a column has."""
     found = _type_of(path, schema, flag, name)
-    for kind, tests in kinds.items():
-        if any(test(plain(found)) for test in tests):
-            return kind
-    raise UsageError(f"--{flag}={name}: {path} has it as {_text(found)}; it must be {must}")
+    kind = _kind(plain(found))
+    if kind not in kinds:
+        raise UsageError(f"--{flag}={name}: {path} has it as {_text(found)}; it must be {must}")
+    return kind
 
 
 def _feature(path: str, schema: pa.Schema, name: str) -> Feature:
     found = plain(_type_of(path, schema, "keep_columns", name))
-    if _is_text(found) or _is_bytes(found) or pa.types.is_fixed_size_binary(found):
-        return Feature("string")
-    if pa.types.is_fixed_size_list(found) and (dtype := _number(found.value_type)):
-        return Feature(dtype, (found.list_size,))
-    if any(test(found) for test in _LISTS) and (dtype := _number(found.value_type)):
-        return Feature(dtype, (None,))
-    if dtype := _number(found):
-        return Feature(dtype)
+    kind = _kind(found)
+    if kind in _DTYPES:
+        return Feature(_DTYPES[kind])
+    if kind in ("list", "vector") and (dtype := _DTYPES.get(_kind(found.value_type), "string")) != "string":
+        return Feature(dtype, (found.list_size if kind == "vector" else None,))
     raise UsageError(
         f"--keep_columns: {path} has {name!r} as {_text(found)}; integers, booleans, floats, lists of them, strings "
         "and binary can be kept"
@@ -156,25 +151,26 @@ def plain(found: pa.DataType) -> pa.DataType:
     return found.value_type if pa.types.is_dictionary(found) else found
 
 
-def _number(found: pa.DataType) -> str:
-    """Returns the feature's dtype of numbers, "" of other types. float64 is rounded: features are float32."""
-    if pa.types.is_integer(found) or pa.types.is_boolean(found):
-        return "int64"
-    return "float32" if pa.types.is_floating(found) else ""
-
-
-def _is_bytes(found: pa.DataType) -> bool:
-    return pa.types.is_binary(found) or pa.types.is_large_binary(found) or pa.types.is_binary_view(found)
-
-
-def _is_text(found: pa.DataType) -> bool:
-    return pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found)
+def _kind(found: pa.DataType) -> str:
+    return next((kind for kind, tests in _KINDS.items() if any(test(found) for test in tests)), "")
 
 
 def _text(found: pa.DataType) -> str:
     return " ".join(str(found).split())[:100]
 
 
-_Kinds = dict[str, tuple[Callable[[pa.DataType], bool], ...]]
-_LABELS: _Kinds = {"int": (pa.types.is_integer,), "bool": (pa.types.is_boolean,), "string": (_is_text,)}
-_KEYS: _Kinds = {"key": (pa.types.is_integer, _is_text, _is_bytes, pa.types.is_fixed_size_binary)}
+_KINDS: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {
+    "int": (pa.types.is_integer,),
+    "bool": (pa.types.is_boolean,),
+    "float": (pa.types.is_floating,),
+    "string": (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+    "bytes": (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view),
+    "fixed": (pa.types.is_fixed_size_binary,),
+    "list": (pa.types.is_list, pa.types.is_large_list),
+    "vector": (pa.types.is_fixed_size_list,),
+}
+_DTYPES = {  # of features; float64 is rounded
+    **dict.fromkeys(("int", "bool"), "int64"),
+    "float": "float32",
+    **dict.fromkeys(("string", "bytes", "fixed"), "string"),
+}

@@ -82,7 +82,7 @@ HOSTILE = [
     ("state of a list", mark(b"]]b"), "state"),
     ("state of a function", mark(b"cnumpy\ndtype\n}(X\x01\x00\x00\x00aNub"), "state"),
     ("state that is short", mark(b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nNNtR)b"), ""),
-    ("2 GB string", mark(b"T\xff\xff\xff\x7f"), "byte 7"),
+    ("2 GB string", mark(b"T\xff\xff\xff\x7f"), "cut short, before byte 8"),
     ("8 EB string", mark(b"\x8e" + b"\xff" * 7 + b"\x7f"), "byte 11"),
     ("negative string", mark(b"T\xff\xff\xff\xff"), "byte 7"),
     ("8 EB frame", mark(b"\x95" + b"\xff" * 7 + b"\x7fc_\n_\n"), "_._"),
