@@ -7,15 +7,16 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs.sources import digest, streams
 from beam_jobs.sources.base import Block, Source, SourceOptions
+from beam_jobs.sources.digest import Advance
 from beam_jobs.sources.folders import listing as folder_listing
 from beam_jobs.sources.folders.listing import Images, Listing, text
+from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import SourceFile
 from pipeline.order import hashing
@@ -136,8 +137,9 @@ def _files(folder: str, listing: Listing) -> tuple[SourceFile, ...]:
     return tuple(found)
 
 
-def _describe(folder: bytes, name: str, images: Images, rows: range, advance: Callable[[int], object]) -> SourceFile:
-    content = digest.digests([os.path.join(folder, images.path(row)) for row in rows], advance)
+def _describe(folder: bytes, name: str, images: Images, rows: range, advance: Advance) -> SourceFile:
+    places = [os.fsdecode(os.path.join(folder, images.path(row))) for row in rows]
+    content = digest.digests([(place, LocalPath(place)) for place in places], advance)
     sha256 = hashlib.sha256()
     for row, one in zip(rows, content, strict=True):
         path = images.path(row)

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from beam_jobs.sources import base, digest, streams
 from beam_jobs.sources.base import Block, Files, Source, SourceOptions
-from beam_jobs.sources.digest import Digest
 from beam_jobs.sources.parquet import columns as parquet_columns
 from beam_jobs.sources.parquet import files as parquet_files
 from beam_jobs.sources.parquet import labels as parquet_labels
@@ -24,7 +23,7 @@ from beam_jobs.sources.parquet.columns import Columns
 from beam_jobs.sources.parquet.reader import OpenFile, ParquetFile
 from beam_jobs.sources.parquet.values import BatchedBuilder
 from beam_jobs.storage import paths
-from beam_jobs.storage.paths import StoragePath
+from beam_jobs.storage.paths import LocalPath, StoragePath
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import SourceFile
 
@@ -152,13 +151,13 @@ def _describe(folder: StoragePath, names: Sequence[str]) -> tuple[SourceFile, ..
     end the file: reading all bytes from a store would take too long. The footer has the offset and size of every
     column chunk and what statistics the writer made; a file that differs in nothing of that is not told apart.
     """
-    if folder.is_remote:
-        return tuple(paths.each(lambda name: SourceFile(name, *_of_footer(folder / name)), names, remote=True))
-    return digest.describe([(name, str(folder / name)) for name in names])
+    if isinstance(folder, LocalPath):
+        return digest.describe([(name, folder / name) for name in names])
+    return tuple(paths.each(lambda name: _of_footer(folder / name, name), names, remote=True))
 
 
-def _of_footer(path: StoragePath) -> Digest:
+def _of_footer(path: StoragePath, name: str) -> SourceFile:
     with streams.errors_of(path), path.open_native() as stream:
         size = stream.size()
         length = int.from_bytes(stream.read_at(_TAIL, size - _TAIL)[:4], "little") + _TAIL
-        return Digest(size, hashlib.sha256(stream.read_at(length, size - length)).hexdigest())
+        return SourceFile(name, size, hashlib.sha256(stream.read_at(length, size - length)).hexdigest())

@@ -84,7 +84,7 @@ def _index(
             labels[0] = max(labels[0], _label_of(record, label))
 
         file = record_files.index(path, visit if label else None, tally.add)
-        return file, SourceFile(path.name_in(root), *tally.digest()), labels[0]
+        return file, tally.entry(path.name_in(root)), labels[0]
 
     with digest.bar(sum(size for size, _ in storage.each(streams.stamp, paths, root.is_remote))) as shown:
         files, entries, labels = zip(*storage.each(walk, paths, remote=True), strict=True)

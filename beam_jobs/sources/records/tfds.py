@@ -44,14 +44,14 @@ def open_source(options: SourceOptions) -> RecordSource:
     root = LocalPath(str(builder.data_dir))
     image, label = _features(builder.info.features, root)
     records = _records(builder.info.splits.values(), builder.info.file_format.value, root)
-    paths = [str(file.path) for files in records.values() for file in files]
+    paths = [LocalPath(str(file.path)) for files in records.values() for file in files]
     return record_rows.make(
         dataset=options.dataset,
         class_names=tuple(builder.info.features[label].names),
         root=root,
         columns=Columns(image, label),
         records=records,
-        files=digest.describe(sorted((os.path.relpath(path, root), path) for path in paths)),
+        files=digest.describe(sorted((path.name_in(root), path) for path in paths)),
     )
 
 

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from beam_jobs.sources import digest
+from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 
@@ -21,7 +22,7 @@ def test_files_are_described_in_their_order_whatever_thread_reads_them(tmp_path)
     for number, data in enumerate(contents):
         path = tmp_path / f"{number}.bin"
         path.write_bytes(data)
-        files.append((f"folder/{number}", path))
+        files.append((f"folder/{number}", LocalPath(path)))
     described = digest.describe(files)
     assert described[0] == SourceFile("folder/0", 0, EMPTY)
     assert described == tuple(
@@ -30,23 +31,23 @@ def test_files_are_described_in_their_order_whatever_thread_reads_them(tmp_path)
 
 
 def test_a_missing_file_a_folder_and_a_pipe_are_one_line_errors(tmp_path):
-    there = tmp_path / "there"
+    there = LocalPath(tmp_path / "there")
     there.write_bytes(b"x" * (5 << 20))
     os.mkfifo(tmp_path / "pipe")
     for name, problem in (("gone", "no such file"), (".", "is not a regular file"), ("pipe", "is not a regular file")):
         with pytest.raises(DataError) as raised:
-            digest.describe([("a", there), ("b", tmp_path / name), ("c", there)])
+            digest.describe([("a", there), ("b", LocalPath(tmp_path / name)), ("c", there)])
         assert str(raised.value) == f"{tmp_path / name}: {problem}"
 
 
 def test_an_unreadable_file_ends_the_other_threads_early(tmp_path):
     """The unreadable one is found while a file of 64 GiB (a hole, which no disk holds) is being read."""
-    large = tmp_path / "large"
+    large = LocalPath(tmp_path / "large")
     with open(large, "wb") as stream:
         stream.truncate(64 << 30)
     began = time.monotonic()
     with pytest.raises(DataError, match=r"/proc/self/mem: cannot be read: Input/output error"):
-        digest.describe([("a", large), ("b", pathlib.Path("/proc/self/mem"))])
+        digest.describe([("a", large), ("b", LocalPath("/proc/self/mem"))])
     assert time.monotonic() - began < 10
 
 
@@ -55,8 +56,9 @@ def test_no_bar_is_drawn_where_stderr_is_no_terminal(tmp_path):
     with open(path, "wb") as stream:
         stream.truncate(64 << 20)
     program = (
-        "import pathlib; from beam_jobs.sources import digest; digest._SECONDS_WITHOUT_BAR = 0.0;"
-        f"print(digest.describe([('a', pathlib.Path({str(path)!r}))])[0].num_bytes)"
+        "from beam_jobs.storage.paths import LocalPath; from beam_jobs.sources import digest;"
+        "digest._SECONDS_WITHOUT_BAR = 0.0;"
+        f"print(digest.describe([('a', LocalPath({str(path)!r}))])[0].num_bytes)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("67108864\n", "")
