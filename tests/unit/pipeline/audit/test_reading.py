@@ -5,6 +5,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from pipeline.audit import picture, tables
@@ -119,27 +120,33 @@ def test_the_picture_has_a_colour_for_every_stream(tmp_path, streams, workers):
     path = tmp_path / "who.png"
     picture.draw(reading, str(path))
     found = colours_of(path).astype(int)
-    for colour in picture._colours(streams)[:, :3] * 255:
+    for colour in picture._colours(streams)(range(streams))[:, :3] * 255:
         assert (abs(found - colour) <= 1).all(axis=1).any()
     assert Image.open(path).size == (1320, 880)
 
 
 def test_in_the_picture_a_worker_has_its_streams_and_no_others(tmp_path):
     reading = reading_of(tmp_path, Topology(6, 6, 12), (48, 48), streams=4)
-    image = picture._image(reading, picture._colours(4))
-    assert image.shape == (6, 640, 4)
-    coloured = (image != 1).any(axis=2)
-    for worker in range(6):
-        columns = np.flatnonzero(coloured[worker])
-        assert (columns[0], columns[-1] + 1) == tuple((reading.streams[worker] * 160).tolist())
+    parts = picture._draw_workers(Figure().subplots(), reading, 1)
+    drawn = [
+        (round(path.get_extents().y0 + 0.5), k, path.get_extents().intervalx.tolist())
+        for path, k in zip(parts.get_paths(), parts.get_array().tolist(), strict=True)
+    ]
+    size = reading.split_bytes / 4
+    expected = [(w, k) for w, streams in enumerate(reading.streams.tolist()) for k in range(*streams)]
+    assert drawn == [(w, k, [k * size, (k + 1) * size]) for w, k in expected]
 
 
 def test_of_1024_workers_all_are_in_the_picture(tmp_path):
     reading = reading_of(
         tmp_path, Topology(1024, 1024, 1024), (2048, 2048), streams=1024, global_batch_size=1024, shuffle_bytes=1 << 20
     )
-    image = picture._image(reading, picture._colours(1024))
-    assert image.shape == (256, 640, 4)
-    coloured = (image != 1).any(axis=2)
+    figure = Figure(figsize=(6, 5), dpi=100)
+    axes = figure.add_axes((0, 0, 1, 1))
+    picture._draw_workers(axes, reading, 1)
+    axes.set_axis_off()
+    axes.set_title("", loc="left")
+    figure.savefig(tmp_path / "workers.png")
+    coloured = (np.asarray(Image.open(tmp_path / "workers.png").convert("RGB")) < 250).any(axis=2)
     assert coloured.any(axis=1).all()
     assert coloured.any(axis=0).all()
