@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """SHA-256, hexadecimal, of all that shapes the bytes: two plans of one digest write the same shards."""
+        """SHA-256, hexadecimal, of all that shapes the bytes: two plans with the same digest write the same shards."""
         files = [dataclasses.asdict(file) for file in self.source.files]
         content = [manifest.FORMAT_VERSION, self.source.dataset, self.source.class_names, files, self.options]
         images = [*dataclasses.astuple(self.sample.images), self.config.compression]
@@ -91,7 +91,7 @@ class Plan:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all shards together, before compression; an estimate where records differ in length."""
+        """Bytes of all shards together, before compression; an estimate if records differ in length."""
         return round(sum(rows * self.sample.record_bytes[split] for split, rows in self.source.splits.items()))
 
     def rows_at_once(self, split: str) -> int:
@@ -138,7 +138,7 @@ def shard_counts(
       max_shard_bytes: of the largest shard.
 
     Raises:
-      UsageError: more shards than examples, shards that would be too large, or a split that the source has not.
+      UsageError: more shards than examples, shards that would be too large, or a split that the source does not have.
     """
     wanted = requested if isinstance(requested, dict) else dict.fromkeys(source.splits, requested)
     for split in wanted:

@@ -1,4 +1,4 @@
-"""A look at a source's first rows: how its images will be stored, how large records are, how long they take."""
+"""Samples some rows of a source: how images will be stored, how large records are, how long making them takes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHUNKS = 3  # they are taken from: the first, the middle one and the last
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What some rows of each split say about all.
+    """What some rows of each split say about all rows.
 
     Attributes:
       images: how images will be stored.
@@ -59,9 +59,7 @@ def take(source: Source, encoding: str, size: tuple[int, int] | None, channels: 
         chosen = select(block, len(source.class_names), options)
         if not len(chosen.rows.labels):
             file, row = source.where(split, int(_some_rows(source, split)[0]))
-            raise UsageError(
-                f"{file}, row {row}: {chosen.bad[0]}; all {len(chosen.bad)} rows that were looked at are invalid"
-            )
+            raise UsageError(f"{file}, row {row}: {chosen.bad[0]}; all {len(chosen.bad)} sampled rows are invalid")
         records = make_records(chosen.rows)
         sizes[split] = len(records.data) / records.count
         seconds += (time.perf_counter() - began) / len(block.labels) * source.splits[split]

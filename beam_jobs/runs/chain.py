@@ -40,7 +40,7 @@ class ShardJob(abc.ABC):
 
     @abc.abstractmethod
     def finish(self, found: list[Any], repeated: list[Repeated]) -> str:
-        """Writes the result of the whole job and returns its path. What was found of a retried shard comes twice."""
+        """Writes the result of the whole job and returns its path. A retried shard is in `found` twice."""
 
 
 class OverShards(beam.PTransform):

@@ -36,7 +36,7 @@ from pipeline.errors import DataError, UsageError
 _START_SECONDS = 120.0  # Java takes 2 to 5 s on an idle machine
 _ANSWER_SECONDS = 10.0  # for a job server that should be running already
 _POLL_SECONDS = 0.2
-_LOCAL_JVM = ("-Dspark.ui.enabled=false",)  # one port less; nobody watches a cluster that lives for one conversion
+_LOCAL_JVM = ("-Dspark.ui.enabled=false",)  # one port fewer: nobody watches a cluster that lives for one conversion
 
 
 def starts_one(runner: PortableRunner, options: PipelineOptions) -> bool:
@@ -70,7 +70,7 @@ def check_java(runner: PortableRunner, options: PipelineOptions) -> None:
 
 
 def _java_engine(runner: PortableRunner) -> str | None:
-    """Returns what the flags of a runner begin with whose job server is written in Java."""
+    """Returns the prefix of a runner's flags if its job server is written in Java."""
     return "flink" if isinstance(runner, FlinkRunner) else "spark" if isinstance(runner, SparkRunner) else None
 
 
@@ -134,9 +134,8 @@ class SupervisedJobServer(JobServer):  # type: ignore[misc]
         is_java = isinstance(self._server, JavaJarJobServer)
         if is_java:
             self._server._artifacts_dir = self._server._artifacts_dir or os.fspath(folder)
-        (launcher, *arguments), endpoint = (
-            self._server.subprocess_cmd_and_endpoint()
-        )  # downloads a jar if the flags name none
+        # Downloads a jar if the flags name none.
+        (launcher, *arguments), endpoint = self._server.subprocess_cmd_and_endpoint()
         # The clusters inside keep blocks and blobs among Java's temporary files, which go with the folder.
         properties = [f"-Djava.io.tmpdir={folder}", *_LOCAL_JVM] if is_java else []
         return [launcher, *properties, *map(str, arguments)], endpoint

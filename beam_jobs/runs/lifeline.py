@@ -35,9 +35,8 @@ class Lifeline:
         with self._lock:
             self._is_cut = True
             with contextlib.suppress(OSError):
-                self._listener.shutdown(
-                    socket.SHUT_RDWR
-                )  # a close alone leaves the thread in accept, and the port open
+                # A close alone would leave the thread in accept, and the port open.
+                self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
             for worker in self._workers:
                 with contextlib.suppress(OSError):
@@ -59,7 +58,7 @@ class Lifeline:
 
 
 def hold(port: int, at_end: Callable[[], None] | None = None) -> None:
-    """Ends this process when the command that listens on `port` cuts the line, or ends in whatever way.
+    """Ends this process when the command that listens on `port` cuts the line, or itself ends in any way.
 
     `at_end` is called before that; the command waits for it.
     """

@@ -113,7 +113,7 @@ def use_all_cores(options: PipelineOptions, seconds: float) -> int:
     """Lets the in-process runner use one process per core, if that pays and the flags leave it open.
 
     Args:
-      options: Beam's options; changed in place.
+      options: Beam's options; modified.
       seconds: how long the work takes one core, an estimate.
 
     Returns:

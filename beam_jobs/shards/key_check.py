@@ -90,6 +90,6 @@ def as_error(data_dir: StoragePath, repeated: Iterable[Repeated]) -> DataError:
     path = data_dir / file
     _, key = reader.located_keys(path, {number}, reader.compression_of(path))[number]
     return DataError(
-        f"the key {key} comes twice: record {number} of {file} and record {second} of {other}; "
+        f"duplicate key {key}: record {number} of {file} and record {second} of {other}; "
         "every example needs its own: choose another --key_column"
     )

@@ -1,4 +1,4 @@
-"""The metadata files that let TensorFlow Datasets (TFDS) read our data sets in place.
+"""The metadata files that let TensorFlow Datasets (TFDS) read our data sets where they are.
 
 With them, `tfds.builder_from_directory(data_dir).as_dataset(split="train")` yields the same examples.
 Format: tensorflow_datasets/core/proto/{dataset_info,feature}.proto as JSON (protobuf writes int64 as strings).

@@ -25,8 +25,8 @@ _MORE_REJECTS = 1000  # listed per shard beyond the bound: enough to see what is
 def write_shards(plan: Plan, elements: Iterable[tuple[str, int]]) -> Iterator[Receipt]:
     """Writes shards of a plan and yields their receipts; skips shards that have a matching receipt already.
 
-    While a thread waits for the disk to sync one shard, the next is made. Reading the next in that thread too would
-    gain nothing: reading row by row passes the interpreter's lock on too often.
+    While a thread waits for the disk to sync one shard, the next one is made. Reading in another thread as well would
+    gain nothing: reading row by row switches threads too often.
 
     Args:
       plan: the plan of the conversion.

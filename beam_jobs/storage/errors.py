@@ -9,7 +9,7 @@ import pyarrow
 
 from pipeline.errors import DataError
 
-_MOST_TEXT = 400  # characters of a reason: without Java, HDFS lists 100 folders it was sought in
+_MOST_TEXT = 400  # characters of a reason: without Java, HDFS lists 100 folders
 
 
 @contextlib.contextmanager
@@ -18,7 +18,7 @@ def one_line(path: object, done: str, missing: bool = False) -> Iterator[None]:
 
     Args:
       path: the file or folder.
-      done: what is done to it: "read", "written".
+      done: what the block does to it: "read", "written".
       missing: whether a missing file stays a `FileNotFoundError`.
     """
     try:

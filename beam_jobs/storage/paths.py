@@ -21,27 +21,24 @@ from beam_jobs.storage.remote import RemotePath
 
 SCHEMES = ("s3", "gs", "hdfs")
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)")
-_REQUESTS = 16  # at a time: they wait, they do not work
+_REQUESTS = 16  # at a time: they mostly wait
 
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
 
 
 class LocalPath(pathlib.PosixPath):
-    """A path of this machine, or of a file system that it has mounted. Errors are `OSError`, unless said."""
+    """A path of this machine, or of a file system that it has mounted. Errors are `OSError` unless stated otherwise."""
+
+    is_remote = False
 
     @property
     def url(self) -> str:
         """The path as text."""
         return str(self)
 
-    @property
-    def is_remote(self) -> bool:
-        """No."""
-        return False
-
     def name_in(self, folder: object) -> str:
-        """Returns the path from `folder`, which it lies in, with `/` between its parts."""
+        """Returns the path relative to a folder that it is in, with `/` between its parts."""
         return os.path.relpath(self, str(folder))
 
     def open_native(self) -> pyarrow.NativeFile:
@@ -66,7 +63,7 @@ class LocalPath(pathlib.PosixPath):
         return sorted(path.relative_to(self).as_posix() for path in found if path.is_file())
 
     def names(self) -> list[str]:
-        """Returns the names in this folder; of a store's, the names of its files. Raises `DataError`."""
+        """Returns the names in this folder; in a store, those of files. Raises `DataError`."""
         with one_line(self, "listed"):
             return os.listdir(self)
 
@@ -76,7 +73,7 @@ class LocalPath(pathlib.PosixPath):
             self.mkdir(parents=True, exist_ok=True)
 
     def move_to(self, new: StoragePath) -> None:
-        """Gives the file a new name in the same file system or store. Raises `DataError`."""
+        """Renames the file within its file system or store. Raises `DataError`."""
         with one_line(new, "written"):
             os.replace(self, str(new))  # a link at `new` is replaced, never followed
 
@@ -99,7 +96,7 @@ StoragePath: TypeAlias = LocalPath | RemotePath
 
 
 def is_url(text: str) -> bool:
-    """Says whether a text is a URL, of whatever scheme."""
+    """Returns whether a text is a URL of any scheme."""
     return _URL.match(text) is not None
 
 
@@ -109,15 +106,15 @@ def path_of(text: str) -> StoragePath:
 
 
 def scheme_of(text: str) -> str:
-    """Returns the scheme of a URL, in lower case; of a local path nothing."""
+    """Returns the scheme of a URL in lower case; "" for a local path."""
     match = _URL.match(text)
     return match["scheme"].lower() if match else ""
 
 
 def each(function: Callable[[_Item], _Made], items: Iterable[_Item], remote: bool) -> Iterator[_Made]:
-    """Yields what a function makes of each of some files, in their order: of remote ones some at a time, in threads.
+    """Yields the result of a function for each file, in order; remote files are worked on in threads.
 
-    Raises what the function does, of the first file that fails.
+    Raises what the function raises for the first file that fails.
     """
     if not remote:
         yield from map(function, items)

@@ -16,7 +16,7 @@ from pyarrow import fs
 from beam_jobs.storage.errors import one_line
 
 _USER = re.compile(r"(?<=://)[^/@]*@")  # of `s3://key:secret@bucket`
-_S3_LIMITS = {"connect_timeout": 5, "request_timeout": 30}  # seconds; a URL cannot say them
+_S3_LIMITS = {"connect_timeout": 5, "request_timeout": 30}  # seconds; a URL cannot set them
 _S3_ATTEMPTS = 3
 _GCS_LIMIT = datetime.timedelta(seconds=30)
 _BUFFER = 8 << 20  # 8 MiB: a request to an object store takes as long as 1 or 2 MiB from it
@@ -26,8 +26,10 @@ class RemotePath:
     """A file or folder that a URL names. Errors are `DataError`, with the URL and pyarrow's reason.
 
     Args:
-      url: `s3://bucket/folder`, `gs://...` or `hdfs://...`; options of the store may follow a `?`, as pyarrow has them.
+      url: `s3://bucket/folder`, `gs://...` or `hdfs://...`; pyarrow's options of the store may follow a `?`.
     """
+
+    is_remote = True
 
     def __init__(self, url: str) -> None:
         base, question, query = url.partition("?")
@@ -57,11 +59,6 @@ class RemotePath:
         return self._base + self._query
 
     @property
-    def is_remote(self) -> bool:
-        """Yes."""
-        return True
-
-    @property
     def parent(self) -> RemotePath:
         """The folder that this is in."""
         return self._with_base(self._base.rpartition("/")[0])
@@ -73,7 +70,7 @@ class RemotePath:
 
     @property
     def suffix(self) -> str:
-        """The last part's end, from its last dot."""
+        """The end of the last part, from its last dot."""
         return pathlib.PurePosixPath(self.name).suffix
 
     @property
@@ -86,7 +83,7 @@ class RemotePath:
         return str(self).removeprefix(f"{folder}/")
 
     def open(self, mode: Literal["rb"] = "rb", buffering: int = 0) -> IO[bytes]:
-        """Opens the file for reading: with 0 unbuffered; else it is read ahead by 8 MiB.
+        """Opens the file for reading: unbuffered, or read ahead by 8 MiB.
 
         Raises:
           FileNotFoundError: there is no such file.
@@ -115,7 +112,7 @@ class RemotePath:
         return self.read_bytes().decode(encoding)
 
     def write_bytes(self, data: bytes | memoryview) -> None:
-        """Writes the file; readers see the old content or all of the new one, but on HDFS.
+        """Writes the file. Except on HDFS, readers see either the old content or all of the new one.
 
         Raises:
           DataError: it cannot be written.
@@ -126,11 +123,11 @@ class RemotePath:
                 stream.write(data)
 
     def exists(self) -> bool:
-        """Says whether there is a file, or a folder with something in it."""
+        """Returns whether there is a file, or a folder with something in it."""
         return self._info().type != fs.FileType.NotFound
 
     def is_dir(self) -> bool:
-        """Says whether it is a folder with something in it."""
+        """Returns whether it is a folder with something in it."""
         return bool(self._info().type == fs.FileType.Directory)
 
     def size_and_time(self) -> tuple[int, int]:
@@ -192,14 +189,14 @@ class RemotePath:
         return other
 
 
-@functools.lru_cache(maxsize=8)  # making one takes longer than a small read
+@functools.lru_cache(maxsize=8)  # connecting takes longer than a small read
 def _root(url: str) -> tuple[fs.FileSystem, str]:
     system, path = fs.FileSystem.from_uri(url)
-    if isinstance(system, fs.S3FileSystem):  # which retries for long, and may wait for ever
+    if isinstance(system, fs.S3FileSystem):  # by default it retries for long, and may wait forever
         _, (options, *_) = system.__reduce__()
         attempts = fs.AwsStandardS3RetryStrategy(max_attempts=_S3_ATTEMPTS)
         system = fs.S3FileSystem(**{**options, **_S3_LIMITS, "retry_strategy": attempts})
-    elif isinstance(system, fs.GcsFileSystem):  # for 15 minutes, in which no signal is answered
+    elif isinstance(system, fs.GcsFileSystem):  # by default it retries for 15 minutes, in which no signal is answered
         _, (options, *_) = system.__reduce__()
         system = fs.GcsFileSystem(**{**options, "retry_time_limit": options["retry_time_limit"] or _GCS_LIMIT})
     return system, path

@@ -70,7 +70,7 @@ gate = Gate()
 
 
 def publish(path: StoragePath, data: bytes | memoryview) -> None:
-    """Writes `data` to `path`, which is at every moment missing, as before, or complete (except on HDFS).
+    """Writes a file, which at every moment is missing, as before, or complete (except on HDFS).
 
     Raises:
       DataError: the file cannot be written: no space, no permission, no folder.
@@ -80,7 +80,7 @@ def publish(path: StoragePath, data: bytes | memoryview) -> None:
 
 
 class Draft:
-    """A file with all its bytes but not yet its name; for an object store, the bytes in memory.
+    """A file that has all its bytes but not yet its name; for an object store, the bytes in memory.
 
     Args:
       path: the file.

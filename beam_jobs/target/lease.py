@@ -18,7 +18,7 @@ from pipeline.errors import DataError, UsageError
 _LEASE = ".converting.lease"
 RENEW_SECONDS = 20.0
 LEASE_SECONDS = 60.0
-_SETTLE_SECONDS = 1.0  # more than a store takes from a look at the lease to its writing
+_SETTLE_SECONDS = 1.0  # longer than a store takes between reading the lease and writing it
 
 
 @contextlib.contextmanager
@@ -54,7 +54,7 @@ def held(
 def _take(lease: RemotePath, mine: bytes, lease_seconds: float) -> None:
     data_dir = lease.parent
     clock = data_dir / f"{_LEASE}-{mine.decode()}"
-    write.publish(clock, mine)  # to compare times by the store's own clock
+    write.publish(clock, mine)  # to compare times by the store's clock
     now = clock.size_and_time()[1]
     clock.remove()
     before = _written(lease)
@@ -64,7 +64,7 @@ def _take(lease: RemotePath, mine: bytes, lease_seconds: float) -> None:
             f"{lease_seconds:.0f} s ago; wait"
         )
     write.publish(lease, mine)
-    time.sleep(_SETTLE_SECONDS)  # of two that found none, the one whose lease is there then continues
+    time.sleep(_SETTLE_SECONDS)  # of two that found none, the one whose lease is there afterwards continues
     if _written(lease) is None or lease.read_bytes() != mine:
         raise UsageError(f"--data_dir={data_dir}: another conversion began there at the same time; wait until it ends")
 

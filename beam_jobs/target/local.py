@@ -149,7 +149,7 @@ class LocalTarget:
                 f"--data_dir={self.data_dir}: another conversion is writing there; wait until it ends"
             ) from None
         except OSError:
-            pass  # some network file systems lock no folders; each conversion has its own inner folder there too
+            pass  # some network file systems cannot lock folders; each plan still has its own inner folder
 
 
 def _lies_in(source: pathlib.Path, folder: pathlib.Path) -> bool:

@@ -1,4 +1,4 @@
-"""The data set that a folder holds already: is it the one that a plan would write, and is it intact?"""
+"""The data set that a folder already holds: is it the one that a plan would write, and is it intact?"""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from beam_jobs.storage import write
 from beam_jobs.storage.paths import LocalPath, StoragePath
 from beam_jobs.target import present
 from pipeline import manifest
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 from pipeline.manifest import Manifest, naming
 
@@ -35,7 +36,7 @@ def folder_name(digest: str) -> str:
 
 @contextlib.contextmanager
 def opened(data_dir: LocalPath, digest: str) -> Iterator[LocalPath]:
-    """Makes the folder of the plan of a digest in `data_dir`, or finds it with the shards of an earlier run.
+    """Yields the folder of a plan in `data_dir`: a new one, or the one that an earlier run left with its shards.
 
     The folder is removed at the end; if the conversion failed or was stopped, finished shards are kept, and a line on
     stderr says so. Raises DataError if it cannot be made.
@@ -44,7 +45,7 @@ def opened(data_dir: LocalPath, digest: str) -> Iterator[LocalPath]:
     folder.make_folder()
     try:
         yield folder
-    except DataError as error:  # names the final path: the user knows no inner folder
+    except DataError as error:  # names the final path: users do not know the inner folder
         raise DataError(str(error).replace(str(folder), str(data_dir))) from error
     finally:
         with contextlib.suppress(DataError):  # the next conversion tries again
@@ -52,7 +53,7 @@ def opened(data_dir: LocalPath, digest: str) -> Iterator[LocalPath]:
 
 
 def remove_leftovers(data_dir: LocalPath, digest: str | None) -> None:
-    """Removes temporary files and folders of killed conversions, except the finished shards of the plan of a digest.
+    """Removes temporary files and folders of killed conversions, except the finished shards of the plan `digest`.
 
     Raises:
       DataError: the folder cannot be listed, or a file cannot be removed.
@@ -140,14 +141,14 @@ def move_rejects(folder: StoragePath, data_dir: StoragePath) -> None:
 def say_kept(folder: StoragePath) -> int:
     """Prints how many finished shards are kept in a folder, if there are any, and returns how many."""
     if count := len(receipts.paths_in(folder)):
-        note = f"{count} finished shards are kept in {folder}: rerun the same command to resume"
-        print(note, file=sys.stderr, flush=True)
+        kept = f"kept {count_of(count, 'finished shard')} in {folder}"
+        print(f"{kept}: rerun the same command to resume", file=sys.stderr, flush=True)
     return count
 
 
 def _swap(folder: LocalPath, data_dir: LocalPath, names: list[str]) -> None:
     pending = data_dir / write.temporary_name(naming.MANIFEST)
-    (folder / naming.MANIFEST).move_to(pending)  # from here on the inner folder is no data set either
+    (folder / naming.MANIFEST).move_to(pending)  # from here on the inner folder is not a data set either
     (data_dir / naming.MANIFEST).remove()
     data_dir.sync()
     for name in names:
@@ -160,7 +161,7 @@ def _swap(folder: LocalPath, data_dir: LocalPath, names: list[str]) -> None:
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
     """Delays Ctrl-C and SIGTERM to the end of the block: a swap takes less time than redoing what it would lose."""
-    if threading.current_thread() is not threading.main_thread():  # no signal is answered here
+    if threading.current_thread() is not threading.main_thread():  # signals are answered elsewhere
         yield
         return
     held: list[int] = []

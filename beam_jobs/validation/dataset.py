@@ -1,4 +1,4 @@
-"""What is wrong with a data set as a whole: keys that come twice, and totals that are not those of its shards."""
+"""What is wrong with a data set as a whole: repeated keys, and totals that do not match its shards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from beam_jobs.validation.report import MOST_LISTED, Problem, ShardReport
 from pipeline.manifest import Manifest, SplitInfo, naming
 
 _MOST_NAMED = 3  # labels or sizes in one line
-_EXACT, _LOSSY = 1e-9, 0.1  # grey values: releases of the JPEG library decode a little differently
+_EXACT, _LOSSY = 1e-9, 0.1  # grey values: releases of the JPEG library decode slightly differently
 
 
 def key_problems(data_dir: StoragePath, manifest: Manifest, repeated: Iterable[Repeated]) -> list[Problem]:

@@ -62,7 +62,7 @@ def test_of_many_repeats_the_first_is_told(shard, tmp_path):
     shards = [shard("train", keys(0, 50)), shard("test", [*keys(60, 70), *keys(20, 50)])]
     error = key_check.as_error(tmp_path, repeated(tmp_path, shards))
     assert str(error) == (
-        "the key 'key 20' comes twice: record 10 of test and record 20 of train; "
+        "duplicate key 'key 20': record 10 of test and record 20 of train; "
         "every example needs its own: choose another --key_column"
     )
 
@@ -74,7 +74,7 @@ def test_the_first_two_of_three_are_told(shard, tmp_path):
 
 def test_a_key_that_is_no_text_can_be_told(shard, tmp_path):
     error = key_check.as_error(tmp_path, repeated(tmp_path, [shard("a", [b"\xff\n", b"\xff\n"])]))
-    assert "the key '\\\\xff\\n' comes twice: record 0 of a and record 1 of a" in str(error)
+    assert "duplicate key '\\\\xff\\n': record 0 of a and record 1 of a" in str(error)
     assert "\n" not in str(error)
 
 

@@ -6,23 +6,23 @@ from beam_jobs.storage.paths import LocalPath, RemotePath, each, path_of
 
 
 def test_a_url_is_shown_without_its_options_and_its_user():
-    place = RemotePath("s3://key:secret@bucket/folder/?endpoint_override=localhost:9000")
-    assert str(place) == "s3://bucket/folder"
-    assert "secret" not in repr(place)
-    assert place.url == "s3://key:secret@bucket/folder?endpoint_override=localhost:9000"
+    path = RemotePath("s3://key:secret@bucket/folder/?endpoint_override=localhost:9000")
+    assert str(path) == "s3://bucket/folder"
+    assert "secret" not in repr(path)
+    assert path.url == "s3://key:secret@bucket/folder?endpoint_override=localhost:9000"
 
 
 def test_parts_of_a_url():
-    place = RemotePath("gs://bucket/a/b.tar.gz?x=1")
-    assert (place.name, place.stem, place.suffix) == ("b.tar.gz", "b.tar", ".gz")
-    assert place.parent == RemotePath("gs://bucket/a?x=1")
-    assert place.parent / "c" == RemotePath("gs://bucket/a/c?x=1")
+    path = RemotePath("gs://bucket/a/b.tar.gz?x=1")
+    assert (path.name, path.stem, path.suffix) == ("b.tar.gz", "b.tar", ".gz")
+    assert path.parent == RemotePath("gs://bucket/a?x=1")
+    assert path.parent / "c" == RemotePath("gs://bucket/a/c?x=1")
 
 
 def test_a_name_with_a_question_mark_begins_no_options():
-    place = RemotePath("s3://bucket/a?region=x") / "what?.parquet"
-    assert str(place) == "s3://bucket/a/what?.parquet"
-    assert place.parent == RemotePath("s3://bucket/a?region=x")
+    path = RemotePath("s3://bucket/a?region=x") / "what?.parquet"
+    assert str(path) == "s3://bucket/a/what?.parquet"
+    assert path.parent == RemotePath("s3://bucket/a?region=x")
 
 
 @pytest.mark.parametrize("text", ["/data/a", "s3://bucket/a?region=x"])

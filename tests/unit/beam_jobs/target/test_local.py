@@ -105,7 +105,7 @@ def test_a_conversion_that_fails_leaves_the_old_data_set_whole(converted_mnist, 
 
     with pytest.raises(DataError, match="the worker was lost"):
         convert_in_process(*new, write=write_two_shards)
-    assert "2 finished shards are kept in " in capsys.readouterr().err
+    assert "kept 2 finished shards in " in capsys.readouterr().err
     assert contents(out) == before
     (folder,) = out.glob(".converting.tmp-*")
     inodes = {path.name: path.stat().st_ino for path in folder.glob("*.tfrecord")}

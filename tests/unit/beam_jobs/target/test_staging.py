@@ -101,7 +101,7 @@ def test_killed_at_any_change_it_leaves_a_whole_data_set_or_none(replacing, monk
     assert len(changes) == len(seen)
 
 
-def test_killed_at_any_change_the_next_run_has_every_place_and_every_finished_shard(replacing, monkeypatch, contents):
+def test_killed_at_any_change_the_next_run_has_every_name_and_every_finished_shard(replacing, monkeypatch, contents):
     make, _, new = replacing
     shards = {name: data for name, data in contents(new).items() if naming.parse_shard_name(name)}
     seen = []
@@ -130,7 +130,7 @@ def test_killed_at_any_change_the_next_run_has_every_place_and_every_finished_sh
     assert seen == [False] * 2 + [True] * 8
 
 
-def test_a_change_that_fails_is_one_line_with_the_place(replacing, monkeypatch):
+def test_a_change_that_fails_is_one_line_with_the_path(replacing, monkeypatch):
     make, *_ = replacing
     folder, out = make()
     interrupt_at(monkeypatch, 4, OSError(5, "Input/output error"))
@@ -138,7 +138,7 @@ def test_a_change_that_fails_is_one_line_with_the_place(replacing, monkeypatch):
         staging.publish(folder, out, manifest.load(out))
 
 
-def test_a_folder_in_the_place_of_a_shard_is_seen_before_the_old_manifest_goes(replacing, contents):
+def test_a_folder_with_the_name_of_a_shard_is_seen_before_the_old_manifest_goes(replacing, contents):
     make, *_ = replacing
     folder, out = make()
     (out / "train-00001-of-00002.tfrecord").mkdir()
@@ -194,7 +194,7 @@ def test_finished_shards_are_kept_and_a_line_says_so(error, plan_of, pixels, tmp
     with pytest.raises(type(error)):
         fails()
     folder = tmp_path / "out" / FOLDER
-    note = f"3 finished shards are kept in {folder}: rerun the same command to resume\n"
+    note = f"kept 3 finished shards in {folder}: rerun the same command to resume\n"
     assert capsys.readouterr().err == note
     assert len(list(folder.iterdir())) == 6
     found = receipts.in_folder(folder)
