@@ -75,7 +75,7 @@ class MadeSource:
 
     def _keys(self, split, rows):
         files = self._files(split)
-        numbers, own = files.locate(rows)
+        numbers, own = base.locate(files.counts, rows)
         digits = base.row_digits(files.num_rows)
         keys = [base.row_keys(files.names[n], row[None], digits)[0] for n, row in zip(numbers, own, strict=True)]
         return np.array(keys)

@@ -172,18 +172,14 @@ class Files:
         """Rows of all files."""
         return sum(self.counts)
 
-    def locate(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns (number of the file, row in it) of each row."""
-        return _located(self.counts, rows)
-
     def where(self, row: int) -> tuple[str, int]:
         """Returns (file, row in it) of a row; see `Source.where`."""
-        files, rows = self.locate(np.array([row], np.int64))
-        return self.names[int(files[0])], int(rows[0])
+        number, _, own = next(by_part(self.counts, np.array([row], np.int64)))
+        return self.names[number], int(own[0])
 
     def hashes(self, start: int, stop: int) -> NDArray[np.uint64]:
         """Returns a hash of (file, row in it) of rows start..stop - 1; see `Source.hashes`."""
-        files, rows = self.locate(np.arange(start, stop, dtype=np.int64))
+        files, rows = locate(self.counts, np.arange(start, stop, dtype=np.int64))
         names = np.frombuffer(b"".join(hashlib.sha256(name.encode()).digest()[:8] for name in self.names), "<i8")
         return hashing.derive_key(Domain.SPLIT, names[files], rows)
 
@@ -210,14 +206,15 @@ def by_part(
       counts: the rows of each part: a file, a row group, a split.
       rows: counted over all parts, int64 (n,), in any order.
     """
-    numbers, own = _located(counts, rows)
+    numbers, own = locate(counts, rows)
     order = np.lexsort((own, numbers))
     wanted, starts = np.unique(numbers[order], return_index=True)
     for number, chosen in zip(wanted.tolist(), np.split(order, starts[1:]), strict=False):  # of no rows, one empty part
         yield number, chosen, own[chosen]
 
 
-def _located(counts: Sequence[int], rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def locate(counts: Sequence[int], rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns (number of the part, row in it) of each row, of parts that lie end to end."""
     bounds = np.cumsum([0, *counts])
     numbers = np.searchsorted(bounds, rows, side="right") - 1
     return numbers, rows - bounds[numbers]

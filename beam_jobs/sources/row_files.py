@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from beam_jobs.sources import streams
 from beam_jobs.sources.streams import KnownFile
-from beam_jobs.storage.paths import LocalPath
+from beam_jobs.storage.paths import StoragePath
 from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 
@@ -40,7 +40,6 @@ class RowFile(KnownFile):
         same archive; None where they are read from `path`.
     """
 
-    path: LocalPath
     file: SourceFile
     shape: tuple[int, ...]
     start: int = 0
@@ -120,7 +119,7 @@ class RowFile(KnownFile):
         return _kept[key]
 
 
-_kept: dict[tuple[LocalPath, SourceFile], tuple[IO[bytes], tuple[int, int]]] = {}
+_kept: dict[tuple[StoragePath, SourceFile], tuple[IO[bytes], tuple[int, int]]] = {}
 
 
 def gather(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -127,22 +128,26 @@ def _numbers(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[Any]:
 
 def _lists(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.object_]:
     offsets = array.offsets.to_numpy()
-    wrong: dict[int, str] = {}
-    values = _numbers(array.values, f"an element of {name}", wrong)
+    values, wrong = _elements(array.values, name)
     for element, reason in wrong.items():
         row = int(np.searchsorted(offsets, element, side="right")) - 1
         if 0 <= row < len(array):  # else it is of a neighbour in a slice
             bad.setdefault(row, reason)
     out = np.empty(len(array), object)
-    for row, (start, stop) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
+    for row, (start, stop) in enumerate(itertools.pairwise(offsets.tolist())):
         out[row] = values[start:stop]
     return out
 
 
 def _vectors(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[Any]:
     size = array.type.list_size
-    wrong: dict[int, str] = {}
-    values = _numbers(array.values.slice(array.offset * size, len(array) * size), f"an element of {name}", wrong)
+    values, wrong = _elements(array.values.slice(array.offset * size, len(array) * size), name)
     for element, reason in wrong.items():
         bad.setdefault(element // size, reason)
     return values.reshape(len(array), size)
+
+
+def _elements(array: pa.Array, name: str) -> tuple[NDArray[Any], dict[int, str]]:
+    """Returns the numbers in lists, and {element: reason} of the invalid ones."""
+    wrong: dict[int, str] = {}
+    return _numbers(array, f"an element of {name}", wrong), wrong

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow
 from numpy.typing import NDArray
 
-from beam_jobs.sources import streams
+from beam_jobs.sources import base, streams
 from beam_jobs.sources.records import ranges as record_ranges
 from beam_jobs.sources.records import stream as record_stream
 from beam_jobs.sources.streams import KnownFile
@@ -148,34 +148,28 @@ def _load_offsets(file: RecordFile) -> NDArray[np.int64]:
 
 
 def _read_pieces(file: RecordFile, stream: pyarrow.NativeFile, rows: NDArray[np.int64]) -> list[bytes]:
-    """Returns records out of the pieces that hold them, a piece in memory at a time."""
-    firsts = np.array([record for record, _ in file.marks], np.int64)
-    pieces = np.searchsorted(firsts, rows, side="right") - 1
+    """Returns records out of the pieces that hold them, with one piece in memory at a time."""
     found: list[bytes] = []
-    for piece in np.unique(pieces).tolist():
+    for piece, _, own in base.by_part(file.pieces, rows):
         (number, start), (_, stop) = file.marks[piece], file.marks[piece + 1]
-        records = _piece(file, stream.read_at(stop - start, start), number, start)
-        found += [records[row - number] for row in rows[pieces == piece].tolist()]
+        read, advice = _at_once(stream.read_at(stop - start, start)), record_stream.ADVICE
+        walked = walk.records(read, file.path, advice=advice, number=number, offset=start)
+        records = [record for _, _, record in walked]
+        found += [records[row] for row in own.tolist()]
     return found
 
 
-def _piece(file: RecordFile, data: bytes, number: int, offset: int) -> list[bytes]:
-    """Returns the records of a piece, of which the first has this number and offset."""
-    framed = io.BytesIO(data)
-    found = walk.records(lambda _: framed.read(), file.path, advice=record_stream.ADVICE, number=number, offset=offset)
-    return [record for _, _, record in found]
+def _at_once(data: bytes) -> walk.Read:
+    rest = io.BytesIO(data)
+    return lambda _: rest.read()
 
 
 def _read_streamed(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
     """Returns records of a compressed file, which is read up to the last of them."""
-    found: list[bytes] = []
-    records = enumerate(record_stream.records(file.path, file.packing))
-    number, record = -1, b""
-    for row in rows.tolist():
-        while number < row:
-            number, (_, _, record) = next(records)
-        found.append(record)
-    return found
+    wanted, records = set(rows.tolist()), record_stream.records(file.path, file.packing)
+    numbers = range(int(rows[-1]) + 1)
+    found = {number: record for number, (_, _, record) in zip(numbers, records, strict=False) if number in wanted}
+    return [found[row] for row in rows.tolist()]
 
 
 def _read_array_record(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:

@@ -22,7 +22,7 @@ FILES = base.Files(("a.bin", "b.bin", "c.bin"), (3, 0, 2))
 
 
 def test_rows_of_files_end_to_end_are_found():
-    files, rows = FILES.locate(np.arange(5))
+    files, rows = base.locate(FILES.counts, np.arange(5))
     assert files.tolist() == [0, 0, 0, 2, 2]
     assert rows.tolist() == [0, 1, 2, 0, 1]
     assert FILES.where(4) == ("c.bin", 1)

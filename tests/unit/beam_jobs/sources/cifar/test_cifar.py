@@ -3,7 +3,6 @@ import io
 import os
 import pathlib
 import pickle
-import re
 import subprocess
 import sys
 import tarfile
@@ -113,21 +112,30 @@ def test_bad_files_are_named(change, fact, packed, cifar_folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("extra", "message"),
+    "extra",
     [
-        (member("../evil"), "'../evil'"),
-        (member("/etc/evil"), "'/etc/evil'"),
-        (member(f"{FOLDER}/a/../../../evil"), "evil'"),
-        (member(f"{FOLDER}/data_batch_1.bin", kind=tarfile.SYMTYPE, target="/etc/passwd"), "data_batch_1.bin"),
-        (member("x", kind=tarfile.LNKTYPE, target="y"), "'x'"),
-        (member("x", kind=tarfile.FIFOTYPE), "'x'"),
-        (member(f"{FOLDER}/test_batch.bin", 3073), "test_batch.bin twice"),
+        member("../evil", 4),
+        member("/tmp/evil", 4),
+        member(f"{FOLDER}/a/../../../evil", 4),
+        member("x", kind=tarfile.LNKTYPE, target="y"),
+        member("x", kind=tarfile.FIFOTYPE),
     ],
 )
-def test_an_archive_with_an_odd_member_is_refused(extra, message, cifar_folder, tmp_path):
-    path = pack(tmp_path / "cifar.tar.gz", cifar_folder()[0], extra=[extra])
-    with pytest.raises(DataError, match=re.escape(f"{path}: ") + ".*" + re.escape(message)):
-        opened(path)
+def test_odd_members_are_neither_written_nor_read(extra, cifar_folder, tmp_path):
+    folder = cifar_folder()[0]
+    source = opened(pack(tmp_path / "cifar.tar.gz", folder, extra=[extra]))
+    assert source.files == opened(folder).files
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted({"cifar.tar.gz", folder.name})
+
+
+def test_a_link_is_no_file_and_a_file_may_not_come_twice(cifar_folder, tmp_path):
+    folder = cifar_folder()[0]
+    (folder / "data_batch_1.bin").unlink()
+    link = member(f"{FOLDER}/data_batch_1.bin", kind=tarfile.SYMTYPE, target="/etc/passwd")
+    with pytest.raises(DataError, match="cifar.tar.gz: holds no data_batch_1.bin"):
+        opened(pack(tmp_path / "cifar.tar.gz", folder, extra=[link]))
+    with pytest.raises(DataError, match="cifar.tar.gz: holds test_batch.bin twice"):
+        opened(pack(tmp_path / "cifar.tar.gz", folder, extra=[member(f"{FOLDER}/test_batch.bin", 3073)]))
 
 
 def test_a_member_that_is_too_large_is_refused_before_it_is_read(cifar_folder, tmp_path, monkeypatch):
