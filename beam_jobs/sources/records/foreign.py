@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from beam_jobs.sources import digest, listing, streams
@@ -18,6 +18,7 @@ from beam_jobs.sources.records import schema as record_schema
 from beam_jobs.sources.records import stream as record_stream
 from beam_jobs.sources.records.files import RecordFile
 from beam_jobs.sources.records.rows import RecordSource
+from beam_jobs.sources.seen_labels import SeenLabels
 from beam_jobs.storage import paths as storage
 from beam_jobs.storage.paths import StoragePath
 from pipeline.errors import DataError
@@ -43,10 +44,15 @@ def open_files(options: SourceOptions) -> RecordSource:
     root, paths = _find(options.source)
     columns = record_schema.infer(*_first_records(paths), options)
     names = _class_names(root / f"{columns.label}.{LABELS}") or _class_names(root / LABELS)
-    indexed, entries, highest = _index(root, paths, "" if names else columns.label)
+    seen = SeenLabels(f"feature {columns.label!r}", MAX_CLASSES, "name another with --feature_map=label:NAME")
+
+    def see_label(record: bytes, path: StoragePath) -> None:
+        seen.add(_labels_of(record, columns.label), path)
+
+    indexed, entries = _index(root, paths, None if names else see_label)
     return record_rows.make(
         dataset=options.dataset,
-        class_names=names or _numbered_classes(root, columns.label, highest),
+        class_names=names or seen.class_names(root),
         root=root,
         columns=columns,
         records=_by_split(indexed),
@@ -70,49 +76,26 @@ def _is_records(name: str) -> bool:
 
 
 def _index(
-    root: StoragePath, paths: Sequence[StoragePath], label: str
-) -> tuple[list[RecordFile], tuple[SourceFile, ...], int]:
-    """Returns the files, indexed, the manifest's entries of them, and their highest `label` (-1 if that is "").
+    root: StoragePath, paths: Sequence[StoragePath], visit: Callable[[bytes, StoragePath], None] | None
+) -> tuple[list[RecordFile], tuple[SourceFile, ...]]:
+    """Returns the files, indexed, and the manifest's entries of them; `visit` gets each record and its file."""
 
-    All of it is made of the bytes as they come.
-    """
-
-    def walk(path: StoragePath) -> tuple[RecordFile, SourceFile, int]:
-        tally, labels = digest.Tally(shown.update), [-1]
-
-        def visit(record: bytes) -> None:
-            labels[0] = max(labels[0], _label_of(record, label))
-
-        file = record_files.index(path, visit if label else None, tally.add)
-        return file, tally.entry(path.name_in(root)), labels[0]
+    def walk(path: StoragePath) -> tuple[RecordFile, SourceFile]:
+        tally = digest.Tally(shown.update)
+        of_file = (lambda record: visit(record, path)) if visit else None
+        return record_files.index(path, of_file, tally.add), tally.entry(path.name_in(root))
 
     with digest.bar(sum(size for size, _ in storage.each(streams.stamp, paths, root.is_remote))) as shown:
-        files, entries, labels = zip(*storage.each(walk, paths, remote=True), strict=True)
-    return list(files), tuple(sorted(entries, key=lambda entry: entry.file)), max(labels)
+        files, entries = zip(*storage.each(walk, paths, remote=True), strict=True)
+    return list(files), tuple(sorted(entries, key=lambda entry: entry.file))
 
 
-def _label_of(record: bytes, feature: str) -> int:
-    """Returns the label of a record; -1 of an invalid one, which is left to the reader of rows."""
-    try:
+def _labels_of(record: bytes, feature: str) -> list[int]:
+    """Returns the label of a record; none of an invalid one, which is left to the reader of rows."""
+    with contextlib.suppress(ValueError):
         values = example_proto.decode(record, (feature,)).get(feature, [])
-    except ValueError:
-        return -1
-    return int(values[0]) if not isinstance(values, list) and len(values) == 1 else -1
-
-
-def _numbered_classes(root: StoragePath, feature: str, highest: int) -> tuple[str, ...]:
-    """Returns "0" to the highest label.
-
-    Raises:
-      DataError: no label is 0 or more, or one is too large for a class.
-    """
-    if not 0 <= highest < MAX_CLASSES:
-        found = f"the highest is {highest}" if highest >= 0 else "there is none of 0 or more"
-        raise DataError(
-            f"{root}: feature {feature!r} must hold labels of 0 to {MAX_CLASSES - 1}; {found}; name another "
-            "with --feature_map=label:NAME"
-        )
-    return tuple(map(str, range(highest + 1)))
+        return [int(values[0])] if not isinstance(values, list) and len(values) == 1 else []
+    return []
 
 
 def _first_records(paths: Sequence[StoragePath]) -> tuple[list[dict[str, Any]], str]:
