@@ -19,6 +19,7 @@ from pipeline.audit.runs import Runs
 from pipeline.audit.tensors import tensor_check
 from pipeline.audit.topology import Topology
 from pipeline.commands import commandline
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, named
 from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest, resolve
@@ -120,8 +121,6 @@ def _observe(config: AuditConfig, source: ResolvedRequest, logs: list[pathlib.Pa
     print("\n".join(tables.report_lines(report, source.order.steps_per_epoch)))
     if report.first is not None:
         print("\nproof holds, but the run saw something else")
-        first, count = report.first, report.differences
-        raise DataError(
-            f"--observed: {count:,} {'difference' if count == 1 else 'differences'}; the first at step {first.step}, "
-            f"row {first.row} of the global batch, {first.text}"
-        )
+        step, row, text = report.first
+        where = f"the first at step {step}, row {row} of the global batch, {text}"
+        raise DataError(f"--observed: {count_of(report.differences, 'difference')}; {where}")

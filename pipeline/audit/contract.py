@@ -155,12 +155,6 @@ class Epoch:
         records, real = (np.concatenate(parts, axis=1) for parts in zip(*blocks, strict=True))
         return records, real
 
-    def records(self) -> I64:
-        """Returns the record at every position of the epoch, (N,)."""
-        contract = self.contract
-        windows = [self._window(k, w) for k in range(contract.streams) for w in range(contract.windows)]
-        return np.concatenate(windows)
-
 
 def _permutation(key: int, size: int) -> I64:
     return np.argsort(_hash(np.arange(size).astype(np.uint64) + np.uint64(key)).view(np.int64), kind="stable")

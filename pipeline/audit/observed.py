@@ -58,10 +58,10 @@ def _gaps(seen: Seen, steps: Sequence[int], full: Sequence[int]) -> tuple[list[D
     """Returns the first step before the last full one that the logs do not have in full, and how many there are."""
     if not steps:
         return [Difference(0, 0, "the logs have no step")], 1
-    if not full:
-        return [_gap(seen, steps[0])], 1
-    gaps = full[-1] - steps[0] + 1 - len(full)
-    return [_gap(seen, steps[0] + i) for i, step in enumerate(full) if step != steps[0] + i][:1], gaps
+    last = full[-1] if full else steps[0]
+    gaps = last + 1 - steps[0] - len(full)
+    first = next(wanted for wanted, step in zip(itertools.count(steps[0]), [*full, None]) if step != wanted)
+    return [_gap(seen, first)] if gaps else [], gaps
 
 
 def _gap(seen: Seen, step: int) -> Difference:

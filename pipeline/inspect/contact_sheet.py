@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import functools
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,11 +10,13 @@ from PIL import Image, ImageDraw, ImageFont
 
 from pipeline.input import input_fn
 from pipeline.manifest import Manifest
+from pipeline.manifest.storage import PathLike
 
 _TILE = 96  # pixels on a side of a drawn image
 _CAPTION = 16
 _GAP = 6
 _COLUMNS = 8
+_IMAGES = 32
 _INK = (40, 40, 40)
 
 
@@ -31,17 +33,16 @@ def default_recipe(manifest: Manifest) -> str:
     return "cifar10_tutorial" if min(height, width) >= 24 else "pad_crop_flip"
 
 
-def draw_contact_sheet(
-    data_dir: str | os.PathLike[str], manifest: Manifest, split: str, distort: str, *, images: int = 32, seed: int = 0
-) -> Image.Image:
-    """Returns the first training batch of `images` rows: pairs of stored and distorted images with their class.
+def draw_contact_sheet(data_dir: PathLike, manifest: Manifest, split: str, distort: str, seed: int) -> Image.Image:
+    """Returns the first training batch: pairs of stored and distorted images with their class.
 
     Raises:
       DataError, UsageError: as `input_fn`.
     """
     size = (_TILE, _TILE) if None in manifest.features["image"].shape else None
-    raw, labels, weights = _first_batch(data_dir, split, "none", images, seed, size)
-    distorted, _, _ = _first_batch(data_dir, split, distort, images, seed)
+    batches = functools.partial(input_fn, data_dir, split, global_batch_size=_IMAGES, training=True, seed=seed)
+    raw, labels, weights = next(batches(distort="none", resize=size).as_numpy_iterator())
+    distorted, _, _ = next(batches(distort=distort).as_numpy_iterator())
     shown = int((weights > 0).sum())
     rows = -(-shown // _COLUMNS)
     pair = 2 * _TILE + _GAP // 2 + _CAPTION + 2 * _GAP
@@ -56,18 +57,6 @@ def draw_contact_sheet(
         sheet.paste(_tile(distorted[i]), (left, top + _TILE + _GAP // 2))
         pen.text((left, top + 2 * _TILE + _GAP // 2), _class_name(manifest, int(labels[i])), _INK, font)
     return sheet
-
-
-def _first_batch(
-    data_dir: str | os.PathLike[str],
-    split: str,
-    distort: str,
-    rows: int,
-    seed: int,
-    size: tuple[int, int] | None = None,
-) -> tuple:
-    dataset = input_fn(data_dir, split, global_batch_size=rows, training=True, seed=seed, distort=distort, resize=size)
-    return next(dataset.as_numpy_iterator())
 
 
 def _class_name(manifest: Manifest, label: int) -> str:

@@ -33,12 +33,12 @@ def test_bytes_and_shards_are_those_of_the_records_of_the_streams(tmp_path, spli
         reading = reading_of(tmp_path, topology, epoch=epoch, split=split, streams=streams, training=training)
         source = reading.source
         sizes = np.concatenate([np.full(s.num_examples, s.shard.stride) for s in source.selection.segments])
-        by_position = Contract.of(source).epoch(epoch).records()
         bounds, q = source.order.stream_bounds(), source.order.rows_per_stream
+        contract = Contract.of(source).epoch(epoch)
         total = 0
         for worker, rows in enumerate(topology.worker_rows().tolist()):
             streams_of_worker = sorted({row // q for row in range(*rows)})
-            records = np.concatenate([by_position[bounds[k] : bounds[k + 1]] for k in streams_of_worker])
+            records = np.concatenate([contract.stream(k, 0, bounds[k + 1] - bounds[k])[0] for k in streams_of_worker])
             assert list(range(*reading.streams[worker].tolist())) == streams_of_worker
             assert reading.worker_bytes[worker] == sizes[records].sum()
             assert set(reading.shards_of(worker)) == {source.selection.locate(int(r))[0] for r in records}
