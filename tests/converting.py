@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Callable
 
 from beam_jobs.config import ConvertConfig
-from beam_jobs.conversion.command import convert_into
+from beam_jobs.conversion.command import replacing
 from beam_jobs.plan import Plan, make_plan
 from beam_jobs.shards import key_check, manifest_writer, writer
 from beam_jobs.shards.receipts import Receipt
@@ -30,7 +30,9 @@ def convert_in_process(*flags: object, write: Callable[[Plan], object] | None = 
     config = commandline.parse("beam_jobs.convert", "", ConvertConfig, [str(flag) for flag in flags])
     target = target_of(config.data_dir)
     target.check(config.dataset, config.source)
-    convert_into(target, make_plan(config, target.data_dir), config.overwrite, write or write_data_set)
+    with replacing(target, make_plan(config, target.data_dir), config.overwrite) as staged:
+        if staged:
+            (write or write_data_set)(staged)
     return pathlib.Path(config.data_dir)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
 from beam_jobs import sources
 from beam_jobs.config import ConvertConfig
@@ -15,9 +15,6 @@ from beam_jobs.target.base import Target, target_of
 from beam_jobs.target.present import check_same, existing_manifest, notes
 from pipeline import manifest
 from pipeline.commands import commandline, quiet
-from pipeline.manifest import Manifest
-
-_Result = TypeVar("_Result")
 
 
 def convert(command: str, argv: Sequence[str] | None) -> None:
@@ -45,52 +42,44 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
     target.check(config.dataset, config.source)
     plan = make_plan(config, target.data_dir)
 
-    def write(staged: Plan) -> tuple[float, float, str | None]:
+    with replacing(target, plan, config.overwrite) as staged:
+        if staged is None:
+            print(f"{target.data_dir}: already holds this data set, made with the same options; nothing to do")
+            return
         _say_begin(plan, target.shown, runners.use_all_cores(options, plan.sample.seconds))
         resumed, began = progress.finished_part(staged), time.monotonic()
         passes.run(staged, options)
         seconds = time.monotonic() - began
-        return seconds, resumed, card.write_card(staged.data_dir, command, arguments)
-
-    outcome = convert_into(target, plan, config.overwrite, write)
-    if outcome is None:
-        print(f"{target.data_dir}: already holds this data set, made with the same options; nothing to do")
-        return
-    made, (seconds, resumed, no_card) = outcome
-    total = time.monotonic() - started
+        no_card = card.write_card(staged.data_dir, command, arguments)
+    made, total = manifest.load(target.data_dir), time.monotonic() - started
     print(summary(made, target.shown, seconds, total, resumed=resumed, has_card=not no_card))
-    if no_card:
-        print(f"note: {no_card}")
-    for note in notes(target.data_dir, made):
+    for note in [*([no_card] if no_card else []), *notes(target.data_dir, made)]:
         print(f"note: {note}")
 
 
-def convert_into(
-    target: Target, plan: Plan, overwrite: bool, write: Callable[[Plan], _Result]
-) -> tuple[Manifest, _Result] | None:
-    """Locks a target, has the data set of a plan written, and publishes it.
+@contextlib.contextmanager
+def replacing(target: Target, plan: Plan, overwrite: bool) -> Iterator[Plan | None]:
+    """Locks a checked target and yields the plan to write there; None if it holds this data set already.
+
+    At the end of the block, what it wrote is the target's data set. If it fails, the data set there stays as it was.
 
     Args:
       target: where to; checked.
       plan: what to write.
       overwrite: whether another data set there is replaced.
-      write: writes shards and manifest of the plan that it is given.
-
-    Returns:
-      The manifest and what `write` returned; None if the target holds this data set already.
 
     Raises:
-      PipelineError: the target holds another data set, or a step fails; the data set there stays as it was.
+      PipelineError: the target holds another data set, or it cannot be locked, read or written.
     """
     with target.locked():
         present = existing_manifest(target.data_dir)
         if present and not overwrite:
             check_same(plan, present, target.data_dir)
             target.tidy()
-            return None
+            yield None
+            return
         with target.opened(plan, present) as staged:
-            result = write(staged)
-        return manifest.load(target.data_dir), result
+            yield staged
 
 
 def _say_begin(plan: Plan, data_dir: str, workers: int) -> None:

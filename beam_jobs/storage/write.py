@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import secrets
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs.storage.errors import one_line
-from beam_jobs.storage.paths import LocalPath, RemotePath, StoragePath
+from beam_jobs.storage.paths import LocalPath, StoragePath
 from pipeline.errors import DataError
 from pipeline.manifest import naming
 
@@ -96,16 +97,14 @@ class Draft:
 
     def __init__(self, path: StoragePath, blocks: Iterable[Bytes]) -> None:
         self._path = path
+        self._file: Any = io.BytesIO()
         self.num_bytes = self._crc = 0
         counted = self._counted(blocks)
         with self._no_remains(), gate.passed():
-            if isinstance(path, RemotePath):
-                self._data = b"".join(counted)
-            else:
-                self._temporary = path.with_name(temporary_name(path.name))
-                self._file = open(self._temporary, "xb")  # noqa: SIM115 (`publish` closes it)
-                self._file.writelines(counted)
-                self._file.flush()
+            if not path.is_remote:
+                self._file = open(str(path.parent / temporary_name(path.name)), "xb")  # noqa: SIM115 (`publish` closes it)
+            self._file.writelines(counted)
+            self._file.flush()
         self.crc32c = f"{self._crc:08x}"
 
     def publish(self, sync: bool = True) -> None:
@@ -118,13 +117,13 @@ class Draft:
           DataError: the file cannot be written; it was removed.
         """
         with self._no_remains(), gate.passed():
-            if isinstance(self._path, RemotePath):
-                self._path.write_bytes(self._data)
+            if isinstance(self._file, io.BytesIO):
+                self._path.write_bytes(self._file.getbuffer())
                 return
             if sync:
                 os.fsync(self._file.fileno())
             self._file.close()
-            os.replace(self._temporary, self._path)
+            os.replace(self._file.name, str(self._path))
 
     def _counted(self, blocks: Iterable[Any]) -> Iterator[Any]:  # arrays are buffers, as mypy knows from Python 3.12 on
         for block in blocks:
@@ -138,11 +137,11 @@ class Draft:
             with one_line(self._path, "written"):
                 yield
         except BaseException:
-            if hasattr(self, "_file"):
+            if isinstance(self._file, io.BufferedWriter):
                 with contextlib.suppress(OSError):
                     self._file.close()
                 with contextlib.suppress(OSError):
-                    self._temporary.unlink(missing_ok=True)
+                    os.unlink(self._file.name)
             raise
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from beam_jobs.examples.images import BadImageError
-from beam_jobs.report import mixing
 from beam_jobs.report.card import pictures
 from beam_jobs.report.card.pictures import Picture
 from beam_jobs.report.card.samples import Samples
@@ -48,12 +46,6 @@ def encoding(feature: Feature) -> str:
         return f"{len(feature.class_names):,} classes"
     names = {None: "", "png": "PNG", "jpeg": "JPEG", "any": "PNG and JPEG"}
     return names.get(feature.encoding, str(feature.encoding))
-
-
-def warning(made: Manifest) -> list[str]:
-    """Returns the warning, if any, in pieces of which every second one is a flag."""
-    text = mixing.warning(made)
-    return re.split(r"(--[a-z_]+=\w+)", text) if text else []
 
 
 def labels(made: Manifest) -> dict[str, Any]:

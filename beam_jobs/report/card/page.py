@@ -9,6 +9,7 @@ from typing import Any
 
 import jinja2
 
+from beam_jobs.report import mixing
 from beam_jobs.report.card import contents
 from beam_jobs.report.card import samples as card_samples
 from beam_jobs.report.summary import by_size, size_text
@@ -71,7 +72,7 @@ def make_card(folder: StoragePath, made: Manifest, command: str) -> str:
         command=command,
         splits=by_size(made),
         rejects=any(split.num_rejects for split in made.splits.values()),
-        warning=contents.warning(made),
+        warning=mixing.warning(made),
         samples=contents.figures(made, card_samples.take(folder, made)),
         labels=contents.labels(made),
         sizes=contents.sizes(made),
