@@ -11,7 +11,7 @@ from pipeline.audit.claims import Check, Fault, NotCheckedError
 from pipeline.audit.topology import Topology
 from pipeline.commands import quiet
 from pipeline.commands.text import count_of
-from pipeline.order.arrays import Arrays, NumpyArrays
+from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import Feed, make_feed
 from pipeline.order.order import Order
 
@@ -24,6 +24,7 @@ def tensor_check(order: Order, epoch: int, topology: Topology) -> Check:
 
 
 def _check(order: Order, epoch: int, topology: Topology) -> str:
+    windows, count = _some(order.windows, _WINDOWS), 0
     if importlib.util.find_spec("tensorflow") is None:
         raise NotCheckedError("TensorFlow is not installed here; only NumPy's plans were checked")
     with quiet.loading():
@@ -31,34 +32,27 @@ def _check(order: Order, epoch: int, topology: Topology) -> str:
 
         from pipeline.order.tensors import TENSORS  # noqa: PLC0415, here because it loads TensorFlow
     try:
-        return _compare_some(order, epoch, topology, TENSORS)
+        with tf.device("CPU:0"):
+            for worker in _some(topology.workers, _WORKERS):
+                feeds = [make_feed(order, topology.shard(worker), arrays) for arrays in (NumpyArrays(), TENSORS)]
+                for step in _some(order.steps_per_epoch, _WINDOWS):
+                    where = f"worker {worker}: the first window of step {step}"
+                    _compare(where, *(feed.first_window(step) for feed in feeds))
+                for window in windows:
+                    number = tf.constant(epoch * order.windows + window, tf.int64)
+                    _compare_window(f"worker {worker}, window {window}", (epoch, window), number, *feeds)
+                count += len(windows)
     except tf.errors.OpError as error:
         raise Fault(f"TensorFlow cannot make a plan: {error.message}".splitlines()[0]) from None
-
-
-def _compare_some(order: Order, epoch: int, topology: Topology, tensors: Arrays) -> str:
-    count = 0
-    for worker in _some(topology.workers, _WORKERS):
-        own = make_feed(order, topology.shard(worker), NumpyArrays())
-        other = make_feed(order, topology.shard(worker), tensors)
-        where = f"worker {worker}"
-        for step in _some(order.steps_per_epoch, _WINDOWS):
-            _compare(f"{where}: the first window of step {step}", own.first_window(step), other.first_window(step))
-        for window in _some(order.windows, _WINDOWS):
-            _compare_window(f"{where}, window {window}", own, other, epoch, window)
-            count += 1
     return f"{count_of(count, 'window')} compared element for element"
 
 
-def _compare_window(where: str, own: Feed, other: Feed, epoch: int, window: int) -> None:
-    import tensorflow as tf  # noqa: PLC0415
-
-    with tf.device("CPU:0"):
-        number = tf.constant(epoch * own.order.windows + window, tf.int64)
-        plans = own.plan(epoch, window), other.plan(*other.epoch_and_window(number))
-        moved = [plan.with_contiguous_elements(feed.arrays) for plan, feed in zip(plans, (own, other), strict=True)]
-        step = epoch * own.order.steps_per_epoch + int(own.steps_before(window)) + 1
-        first = [int(feed.first_element(step, plans[0].epoch, window)) for feed in (own, other)]
+def _compare_window(where: str, at: tuple[int, int], number: Any, own: Feed, other: Feed) -> None:
+    epoch, window = at
+    plans = own.plan(epoch, window), other.plan(*other.epoch_and_window(number))
+    moved = [plan.with_contiguous_elements(feed.arrays) for plan, feed in zip(plans, (own, other), strict=True)]
+    step = epoch * own.order.steps_per_epoch + int(own.steps_before(window)) + 1
+    first = [int(feed.first_element(step, plans[0].epoch, window)) for feed in (own, other)]
     _compare(f"{where}: the first element of a run from step {step}", *first)
     for one, two in (plans, moved):
         for name in one._fields:

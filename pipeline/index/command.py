@@ -44,9 +44,14 @@ def run(config: IndexConfig) -> None:
         made = _manifest(config, chosen, drafts)
         drafts.add(naming.MANIFEST, made.to_bytes())
         drafts.publish()
-    _remove_old(data_dir, earlier, made)
-    for line in _lines(config.data_dir, made, time.monotonic() - began):
-        print(line)
+    for name in set(_offsets_of(earlier)) - set(_offsets_of(made)):
+        (data_dir / name).unlink(missing_ok=True)
+    count = sum(shard.num_examples for shard in made.shards)
+    print(f"{config.data_dir}: {count:,} records, every CRC is right, {time.monotonic() - began:.1f} s")
+    for name, split in made.splits.items():
+        records, files = count_of(split.num_examples, "record"), count_of(len(split.shards), "file")
+        print(f"  {name}: {records} in {files}, {split.num_bytes / (1 << 20):,.1f} MiB")
+    print(f"feed them: pipeline.input_fn({config.data_dir!r}, ..., parse=FUNCTION)")
 
 
 def _earlier(data_dir: pathlib.Path, overwrite: bool) -> Manifest | None:
@@ -121,25 +126,6 @@ def _shard(file: File, compression: str, drafts: Drafts, on_bytes: Callable[[int
     return info
 
 
-def _remove_old(data_dir: pathlib.Path, earlier: Manifest | None, made: Manifest) -> None:
-    for name in set(_offsets_of(earlier)) - set(_offsets_of(made)):
-        (data_dir / name).unlink(missing_ok=True)
-
-
 def _offsets_of(made: Manifest | None) -> list[str]:
     shards = made.shards if made else ()
     return [naming.offsets_name(shard.file) for shard in shards if shard.offsets_crc32c is not None]
-
-
-def _lines(data_dir: str, made: Manifest, seconds: float) -> list[str]:
-    count = sum(split.num_examples for split in made.splits.values())
-    return [
-        f"{data_dir}: {count:,} records, every CRC is right, {seconds:.1f} s",
-        *(_split_line(name, split) for name, split in made.splits.items()),
-        f"feed them: pipeline.input_fn({data_dir!r}, ..., parse=FUNCTION)",
-    ]
-
-
-def _split_line(name: str, split: SplitInfo) -> str:
-    records, files = count_of(split.num_examples, "record"), count_of(len(split.shards), "file")
-    return f"  {name}: {records} in {files}, {split.num_bytes / (1 << 20):,.1f} MiB"

@@ -100,7 +100,11 @@ FAULTS = {
 TENSOR_FAULTS = {
     "sums include the value itself": ("order/tensors.py", "exclusive=True", "exclusive=False"),
     "missing entries sort first": ("order/tensors.py", "tf.int64.max)", "tf.int64.min)"),
-    "the minimum is the maximum": ("order/tensors.py", "tf.minimum(one, other)", "tf.maximum(one, other)"),
+    "the minimum is the maximum": (
+        "order/tensors.py",
+        "minimum = staticmethod(tf.minimum)",
+        "minimum = staticmethod(tf.maximum)",
+    ),
     "all is any": ("order/tensors.py", "tf.reduce_all", "tf.reduce_any"),
     "the rows of a mask are left out": ("order/tensors.py", "tf.where(mask), [-1]", "tf.where(~mask), [-1]"),
     "the hash of tensors is another one": ("order/hashing_tf.py", "_xor_shift(z, 27)", "_xor_shift(z, 26)"),
