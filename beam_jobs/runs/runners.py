@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import re
@@ -58,11 +57,7 @@ def parse(arguments: Sequence[str], our_flags: Iterable[str]) -> PipelineOptions
     for argument in unknown:
         if not argument.startswith("-"):
             raise errors.UsageError(f"unexpected argument {argument!r}; see --help")
-        name = argument.split("=")[0]
-        near = difflib.get_close_matches(name, [*our_flags, *parser._option_string_actions], n=1, cutoff=0.5)
-        # Beam has some two hundred flags: too many to list.
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise errors.UsageError(f"unknown flag {name}, neither ours nor Beam's; {hint}see --help")
+        raise errors.unknown("flag", argument.split("=")[0], [*our_flags, *parser._option_string_actions])
     options = PipelineOptions(list(arguments))
     _check(options)
     return options

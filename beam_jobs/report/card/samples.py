@@ -69,14 +69,10 @@ def _spread(shards: list[ShardInfo]) -> list[ShardInfo]:
 
 
 def _choose(found: dict[int, list[Sample]]) -> dict[int, list[Sample]]:
-    """Returns at most `CLASSES` classes: those with most samples; of many that have all, some from first to last."""
-    full = [label for label, samples in found.items() if len(samples) == PER_CLASS]
-    if len(full) > CLASSES:
-        chosen = [full[i] for i in np.linspace(0, len(full) - 1, CLASSES).astype(int)]
-    else:
-        ranked = sorted((label for label in found if found[label]), key=lambda label: (-len(found[label]), label))
-        chosen = sorted(ranked[:CLASSES])
-    return {label: found[label] for label in chosen}
+    """Returns at most `CLASSES` of the classes that have samples, from the first to the last of them."""
+    labels = [label for label, samples in found.items() if samples]
+    chosen = np.unique(np.linspace(0, len(labels) - 1, min(len(labels), CLASSES)).astype(int))
+    return {labels[i]: found[labels[i]] for i in chosen}
 
 
 def _first_records(path: StoragePath, count: int, num_bytes: int) -> Iterator[bytes]:
