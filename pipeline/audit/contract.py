@@ -120,7 +120,7 @@ class Epoch:
     def stream(self, stream: int, first: int, stop: int) -> tuple[I64, Bools]:
         """Returns the records of a stream, from its `first` to before its `stop`, and which are real.
 
-        After its end follow copies of its last window, from the end backwards, again and again.
+        Past its end come copies of its last window's records, from the end backwards, repeatedly.
         """
         contract = self.contract
         start, end = contract.stream_bounds(stream)

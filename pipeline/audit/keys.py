@@ -25,7 +25,7 @@ def read_keys(data_dir: PathLike, selection: Selection, compression: str) -> lis
       compression: of the shards: none, or `GZIP`.
 
     Raises:
-      DataError: a shard is missing, cut or corrupt, or two records have one key.
+      DataError: a shard is missing, cut or corrupt, or two records have the same key.
     """
     keys: list[str] = []
     with tqdm(total=selection.num_examples, unit=" keys", unit_scale=True, delay=_SHOW_AFTER, disable=None) as bar:
@@ -66,5 +66,5 @@ def _check_unique(keys: list[str], selection: Selection) -> None:
     for record, key in enumerate(keys):
         if key in seen:
             one, other = (f"row {row} of {file}" for file, row in map(selection.locate, (seen[key], record)))
-            raise DataError(f"key {key!r}: of {one} and of {other}; a log cannot tell them apart")
+            raise DataError(f"key {key!r}: {one} and {other} both have it; a log cannot tell them apart")
         seen[key] = record

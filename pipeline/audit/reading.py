@@ -23,7 +23,7 @@ class Reading:
     """What the workers of a topology read in one epoch.
 
     A worker opens the streams that overlap its replicas' rows, and reads each of them from its first position to its
-    last; where these are all streams, in one window, it reads them once in a run and keeps them. Bytes of a part of a
+    last; where these are all streams, in one window, it reads them once per run and keeps them. Bytes of a part of a
     shard are its share of the file: exact where all records are of one length.
     """
 

@@ -52,7 +52,7 @@ class Runs:
         same = f"; every global batch is the same on {topology} as on {other}" if other else ""
         count: Check = ("each record is fed once, by one replica", self._check_count)
         return [
-            (f"every row is one replica's, all have as many ({topology})", self._check_replicas),
+            (f"every row belongs to one replica, and all have the same number ({topology})", self._check_replicas),
             (f"every row holds the record of the contract{same}", self._check_rows),
             *([count] if self.is_complete else []),
         ]

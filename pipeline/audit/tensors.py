@@ -20,7 +20,7 @@ _WORKERS, _WINDOWS = 2, 3  # compared: the first, the last, and between
 
 def tensor_check(order: Order, epoch: int, topology: Topology) -> Check:
     """Returns the check of the plans as tensors."""
-    return "TensorFlow makes the same plans, as the input does", lambda: _check(order, epoch, topology)
+    return "TensorFlow makes the same plans as NumPy", lambda: _check(order, epoch, topology)
 
 
 def _check(order: Order, epoch: int, topology: Topology) -> str:

@@ -24,7 +24,7 @@ _EXTRA_OF = {
 
 
 class _Parser(simple_parsing.ArgumentParser):
-    """argparse from dataclasses, whose errors are of one line."""
+    """argparse for dataclasses, with one-line errors."""
 
     def error(self, message: str) -> NoReturn:
         raise errors.UsageError(" ".join(message.split()))
@@ -103,7 +103,7 @@ def run(command: str, main: Callable[[Sequence[str] | None], Any], argv: Sequenc
     except KeyboardInterrupt:
         print(f"{command}: interrupted", file=sys.stderr, flush=True)
         sys.exit(128 + signal.SIGINT)
-    except BrokenPipeError:  # the reader of a pipe (head) went away
+    except BrokenPipeError:  # the reader of a pipe (head) is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     sys.exit(0)

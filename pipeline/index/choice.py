@@ -6,6 +6,7 @@ import fnmatch
 import os
 from collections.abc import Sequence
 
+from pipeline.commands.text import count_of
 from pipeline.errors import UsageError, named
 from pipeline.manifest import naming
 
@@ -23,7 +24,7 @@ def choose(data_dir: str, splits: Sequence[str]) -> dict[str, list[str]]:
 
     Raises:
       DataError: the folder cannot be listed.
-      UsageError: `splits` is empty, has a malformed text or a pattern that matches nothing, or chooses a file twice.
+      UsageError: `splits` is empty, a text is malformed, a pattern matches nothing, or a file is chosen twice.
     """
     if not splits:
         raise UsageError("--split is missing: a name and a pattern of files, such as --split=train:'train-*.tfrecord'")
@@ -33,10 +34,9 @@ def choose(data_dir: str, splits: Sequence[str]) -> dict[str, list[str]]:
         split, pattern = _parsed(text)
         found = fnmatch.filter(names, pattern)
         if not found:
-            some = f"such as {', '.join(names[:_MOST_NAMED])}" if names else "none at all"
-            raise UsageError(
-                f"--split={text}: no file in {data_dir} matches {pattern!r}; there are {len(names)}, {some}"
-            )
+            some = f", such as {', '.join(names[:_MOST_NAMED])}" if names else ""
+            count = count_of(len(names), "file")
+            raise UsageError(f"--split={text}: no file in {data_dir} matches {pattern!r}; it has {count}{some}")
         for name in found:
             _check(name, text, chosen)
         chosen.setdefault(split, []).extend(found)
@@ -57,7 +57,7 @@ def _parsed(text: str) -> tuple[str, str]:
     if not naming.is_split_name(split):
         raise UsageError(f"--split={text}: {split!r} must be letters, digits and _, and begin with a letter")
     if "/" in pattern:
-        raise UsageError(f"--split={text}: {pattern!r} has a folder; the files must lie in DATA_DIR itself")
+        raise UsageError(f"--split={text}: {pattern!r} contains a folder; the files must be in DATA_DIR itself")
     return split, pattern
 
 
@@ -66,6 +66,4 @@ def _check(name: str, text: str, chosen: dict[str, list[str]]) -> None:
         raise UsageError(f"--split={text}: {name!r} cannot be listed in a manifest: rename it, without : and \\")
     for split, files in chosen.items():
         if name in files:
-            raise UsageError(
-                f"--split={text}: {name} is a file of {split} already; a record belongs to one split, once"
-            )
+            raise UsageError(f"--split={text}: {name} is already a file of {split}; a file belongs to one split, once")

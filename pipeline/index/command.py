@@ -47,7 +47,7 @@ def run(config: IndexConfig) -> None:
     for name in set(_offsets_of(earlier)) - set(_offsets_of(made)):
         (data_dir / name).unlink(missing_ok=True)
     count = sum(shard.num_examples for shard in made.shards)
-    print(f"{config.data_dir}: {count:,} records, every CRC is right, {time.monotonic() - began:.1f} s")
+    print(f"{config.data_dir}: {count:,} records, all CRCs are correct, {time.monotonic() - began:.1f} s")
     for name, split in made.splits.items():
         records, files = count_of(split.num_examples, "record"), count_of(len(split.shards), "file")
         print(f"  {name}: {records} in {files}, {split.num_bytes / (1 << 20):,.1f} MiB")

@@ -25,7 +25,7 @@ def scan(file: File, compression: str, on_bytes: Callable[[int], None]) -> tuple
     Args:
       file: of records.
       compression: `GZIP` or none.
-      on_bytes: is told how many bytes were read, again and again; what it raises ends the reading.
+      on_bytes: is called with the number of bytes after each read; what it raises ends the scan.
 
     Raises:
       DataError: it cannot be read, or a record is cut or corrupt: with its number and byte offset.

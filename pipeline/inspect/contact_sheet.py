@@ -23,7 +23,7 @@ _INK = (40, 40, 40)
 def default_recipe(manifest: Manifest) -> str:
     """Returns the recipe that fits the data: `shift` for grey images (digits), else `cifar10_tutorial`.
 
-    Images that differ in size are cut to one.
+    Images that differ in size are cropped to one size.
     """
     if None in manifest.features["image"].shape:
         return f"random_resized_crop(size={_TILE})"

@@ -41,10 +41,10 @@ def parse_shard_name(name: str) -> tuple[str, int, int] | None:
 
 
 def is_split_name(name: str) -> bool:
-    """Says whether `name` can name a split."""
+    """Returns whether `name` can name a split."""
     return _SPLIT.fullmatch(name) is not None
 
 
 def is_base_name(name: str) -> bool:
-    """Says whether `name` is a plain file name that cannot leave its folder."""
+    """Returns whether `name` is a plain file name that cannot leave its folder."""
     return bool(name) and name not in (".", "..") and not any(c in name for c in "/\\\0:")

@@ -226,7 +226,7 @@ def test_two_records_of_one_key_cannot_be_told_apart(data, tmp_path, monkeypatch
     from pipeline.audit import keys
 
     monkeypatch.setattr(keys, "_key_of", lambda record, where: "same")
-    with pytest.raises(DataError, match="key 'same': of row 0 of train-00000.* and of row 1 of train-00000"):
+    with pytest.raises(DataError, match="key 'same': row 0 of train-00000.* and row 1 of train-00000"):
         keys.read_keys(data, source_of(data).selection, "")
 
 
