@@ -105,7 +105,7 @@ def test_the_part_that_is_done_counts_both_passes(plan):
     assert finished_part(plan) == 50 / 70
     two = dataclasses.replace(plan, config=dataclasses.replace(plan.config, passes=2))
     assert finished_part(two) == 25 / 70
-    first = pathlib.Path(plan.data_dir) / staging.FIRST_PASS
+    first = LocalPath(plan.data_dir) / staging.FIRST_PASS
     first.mkdir()
     for element in plan.elements:
         write_shard(dataclasses.replace(plan, data_dir=first, receipts_dir=first), *element)
