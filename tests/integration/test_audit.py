@@ -14,14 +14,14 @@ from pipeline.audit.key_log import Header, KeyLogWriter
 from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo
 from pipeline.request import Request
 from pipeline.resolved import resolve
+from tests import forked
 from tests.datasets import write_dataset
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def audit(*arguments):
-    command = [sys.executable, "-m", "pipeline.audit", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=150)
+    return forked.run(["-m", "pipeline.audit", *arguments])
 
 
 def write_manifest(folder, records, shards):
@@ -149,8 +149,7 @@ for step in range(first, last):
 
 
 def run(*arguments):
-    command = [sys.executable, "-c", RUN, *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=150)
+    return forked.run(["-c", RUN, *arguments])
 
 
 @pytest.mark.parametrize("streams", [pytest.param(1, marks=pytest.mark.slow), 4])

@@ -90,13 +90,13 @@ FAILING = {
 slow = pytest.mark.slow
 TOPOLOGIES = {  # name: replicas
     "one_device": 1,
-    **{f"mirrored x{count}": count for count in (1, 2, 4, 8)},
+    **{f"mirrored x{count}": count for count in (2, 4, 8)},
     "central_storage x2": 2,
     **{f"multiworker x{count}": count for count in (2, 3)},
     **{f"parameter_server x{count}": count for count in (2, 3)},
 }
 FED = [
-    pytest.param(topology, case, marks=[slow] if topology == "parameter_server x3" else [])
+    pytest.param(topology, case, marks=[slow] if topology in ("multiworker x3", "parameter_server x3") else [])
     for topology in TOPOLOGIES
     for case in list(CASES)[: num_cases(topology)]
 ]

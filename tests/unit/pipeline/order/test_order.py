@@ -39,7 +39,7 @@ COUNTS = [
     (8, 0),  # some empty
     (1,) * 17,  # more shards than streams
 ]
-BATCHES = [1, 2, 4, 6, 8, 12, 24]
+BATCHES = [1, 2, 6, 8, 24]
 WORKERS_AND_LOCAL_REPLICAS = [(1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (3, 1), (3, 2), (6, 1), (8, 1), (4, 3)]
 
 
@@ -92,7 +92,7 @@ def test_grid_each_record_once_even_steps_padding_last(counts, remainder):
             if not training and (streams, windows) != (1, 1):
                 continue
             order = Order(counts, size, streams, windows, remainder, seed=cases, training=training)
-            for epoch in (0, 1, 5):
+            for epoch in (0, 5):
                 records, real = epoch_of(order, epoch)
                 check_epoch(order, records, real)
                 if not training:
