@@ -1,1 +1,1 @@
-"""Rows of a source made into examples: which are valid, their images as they are stored, their records."""
+"""Turns rows of a source into examples: selects the valid ones, recodes their images, makes their records."""

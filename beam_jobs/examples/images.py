@@ -9,30 +9,30 @@ import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
-MAX_PIXELS = 1 << 26  # 64 Mi, three times a large camera's: 192 MiB decoded; larger ones are decompression bombs
+MAX_PIXELS = 1 << 26  # 64 Mi, three times those of a large camera, 192 MiB decoded; more is a decompression bomb
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
-# Those that every reader of TFRecords decodes; MPO is a JPEG file with more images after the first, from cameras.
+# What every reader of TFRecords decodes; cameras write MPO, a JPEG file with more images after the first.
 KEPT_FORMATS = {"PNG": "png", "JPEG": "jpeg", "MPO": "jpeg"}
 _EIGHT_BITS = {"1": 1, "L": 1, "LA": 1, "P": 3, "PA": 3, "RGB": 3, "RGBA": 3, "RGBX": 3, "CMYK": 3, "YCbCr": 3}
 _MODE_OF_CHANNELS = {1: "L", 3: "RGB"}
 _JPEG_QUALITY = 95
-_PNG_BITS = 24  # offset of the bit depth in a PNG file: after the signature, and length, name, width and height of IHDR
+_PNG_BITS = 24  # offset of the bit depth in a PNG file: after the signature, and IHDR's length, name, width and height
 
 
 class BadImageError(ValueError):
-    """The bytes are no usable image; the message says why."""
+    """The bytes are not a usable image; the message says why."""
 
 
 def open_file(data: bytes) -> PIL.Image.Image:
-    """Reads an image file's header.
+    """Returns an image of which only the header has been read.
 
     Raises:
-      BadImageError: no image of `FORMATS`, more than 8 bits per channel, or more than 64 Mi pixels.
+      BadImageError: it is none of `FORMATS`, or has more than 8 bits per channel or more than 64 Mi pixels.
     """
     try:
         with warnings.catch_warnings(action="ignore"):
             image = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
-    except Exception as error:  # Pillow's readers raise a dozen kinds, down to SyntaxError
+    except Exception as error:  # Pillow's readers raise a dozen types, even SyntaxError
         raise BadImageError(_reason(data, error)) from None
     if image.width * image.height > MAX_PIXELS:
         raise BadImageError(f"the image has {image.width}x{image.height} pixels, more than {MAX_PIXELS}")
@@ -44,7 +44,7 @@ def open_file(data: bytes) -> PIL.Image.Image:
 
 
 def channels_of(image: PIL.Image.Image) -> int:
-    """Returns 1 for a grey image, else 3, not counting transparency."""
+    """Returns 1 for a grey image, 3 for others; transparency does not count."""
     return _EIGHT_BITS[image.mode]
 
 
@@ -68,14 +68,14 @@ def pixels(image: PIL.Image.Image, channels: int = 0) -> NDArray[np.uint8]:
 
 
 def with_channels(array: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]:
-    """Returns an image with 1 or 3 channels, grey by the weights of ITU-R 601-2 (Pillow's)."""
+    """Returns an image with 1 or 3 channels; grey has the weights of ITU-R 601-2 (Pillow's)."""
     if array.shape[2] == channels:
         return array
     return pixels(_image(array), channels)
 
 
 def resized(array: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Returns an image of (height, width), by a bilinear filter as wide as the reduction (antialiased)."""
+    """Returns an image of (height, width), by a bilinear filter with antialiasing."""
     if array.shape[:2] == size:
         return array
     image = _image(array).resize((size[1], size[0]), PIL.Image.Resampling.BILINEAR)
@@ -83,7 +83,7 @@ def resized(array: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8
 
 
 def encoded(array: NDArray[np.uint8], encoding: str) -> bytes:
-    """Returns an image as a file: `png`, or `jpeg` of quality 95."""
+    """Returns an image as the bytes of a file: `png`, or `jpeg` of quality 95."""
     stream = io.BytesIO()
     _image(array).save(stream, encoding, quality=_JPEG_QUALITY)  # a PNG file has no quality
     return stream.getvalue()

@@ -1,4 +1,4 @@
-"""The images of a block as a shard stores them: decoded, resized and encoded again where the flags say so."""
+"""The images of a block as a shard stores them: decoded, resized and encoded again if the flags say so."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ImageOptions:
       encoding: `source`, `raw`, `png` or `jpeg`.
       channels: 1 or 3: channels of raw images, and of the pixels that statistics are computed from.
       size: (height, width) that all images are resized to; None to keep their sizes.
-      shape: the shape of every raw image; None where images may differ.
+      shape: the shape of every raw image; None if images may differ.
     """
 
     encoding: str
@@ -37,7 +37,7 @@ class Recoded:
 
     Attributes:
       images: raw pixels, uint8 (n, height, width, channels), or n files; without the rows in `bad`.
-      formats: the formats that occur: `raw`, `png`, `jpeg`.
+      formats: their formats: `raw`, `png`, `jpeg`.
       sizes: {(height, width, channels): number of images}.
       sums: sums over the pixels.
       bad: {row of the block: why its image is invalid}.
@@ -56,12 +56,12 @@ class Recoded:
 
 
 def recode(block: Block, options: ImageOptions, skip: frozenset[int] = frozenset()) -> Recoded:
-    """Returns the images of a block as `options` say.
+    """Returns the images of a block as they are stored.
 
     Args:
       block: a block of a source.
       options: how to store the images.
-      skip: rows that are invalid for other reasons; they are skipped.
+      skip: rows to skip, as they are invalid for other reasons.
     """
     if _as_they_are(block, options):
         pixels = np.asarray(block.images)
@@ -105,7 +105,7 @@ def _each(block: Block, options: ImageOptions, skip: frozenset[int]) -> Recoded:
     made.images = files
     if raw is not None:
         made.images = raw[: made.sizes.total()]
-        made.sums.add(made.images)  # all at once: small images take many times longer one by one
+        made.sums.add(made.images)  # all at once, many times as fast for small images
     return made
 
 

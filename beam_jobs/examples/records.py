@@ -17,20 +17,20 @@ from beam_jobs.storage.write import Bytes
 from pipeline.records import example_proto, framing
 from pipeline.records.layout import MAX_ONE_BYTE, Layout
 
-_BLOCK = 768 << 10  # 768 KiB: bytes made at a time, which stay in a core's cache until they are written
+_BLOCK = 768 << 10  # 768 KiB made at a time, which stay in a core's cache until they are written
 _GZIP_LEVEL = 6  # zlib's own default
-_GZIP_WINDOW = 16 + zlib.MAX_WBITS  # 16: with gzip's header, which zlib writes without a time
+_GZIP_WINDOW = 16 + zlib.MAX_WBITS  # 16: with a gzip header, which zlib writes without a time
 
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """Framed records, one after the other.
+    """Framed records, end to end.
 
     Attributes:
       blocks: yields the bytes of the file in pieces, bytes or uint8 (n,), made on demand.
       num_bytes: size of the file before compression.
       count: number of records.
-      stride: bytes from one record to the next if all have one length, else None.
+      stride: bytes from one record to the next if all have the same length, else None.
       offsets: offset of each record and of the end, uint64 (count + 1,); None with a stride or compression.
     """
 
@@ -65,7 +65,7 @@ def make_records(rows: Block) -> Records:
 
 
 def compressed(records: Records) -> Records:
-    """Returns the same records as one GZIP member without a time in it; it allows no access to single records."""
+    """Returns the same records as one GZIP member without a time; single records cannot be accessed in it."""
     return dataclasses.replace(records, blocks=lambda: _gzip(records.blocks()), stride=None, offsets=None)
 
 
@@ -86,7 +86,7 @@ def _has_one_layout(rows: Block) -> bool:
 def _matrices(
     layout: Layout, images: NDArray[np.uint8], labels: NDArray[np.int64], keys: NDArray[np.bytes_]
 ) -> Iterator[NDArray[np.uint8]]:
-    """Yields records of equal length as matrices, one row per record, that fit the cache until they are written."""
+    """Yields records of equal length as matrices, one row per record, small enough to stay in the cache."""
     flat, key_bytes = images.reshape(len(labels), -1), keys.view(np.uint8).reshape(len(labels), -1)
     empty = np.frombuffer(framing.frame(layout.template.tobytes()), np.uint8)
     step = _rows_at_once(len(empty))
@@ -100,7 +100,7 @@ def _matrices(
         records[:, layout.image] = flat[rows]
         records[:, layout.key] = key_bytes[rows]
         records[:, layout.label] = labels[rows, None]
-        crcs = np.fromiter(map(crc32c.crc32c, records), np.uint32, len(records))  # which takes a row as it lies
+        crcs = np.fromiter(map(crc32c.crc32c, records), np.uint32, len(records))  # rows are not copied
         matrix[:, -framing.FOOTER :] = framing.mask(crcs).astype("<u4").view(np.uint8).reshape(-1, framing.FOOTER)
         yield matrix.reshape(-1)
 

@@ -32,7 +32,7 @@ def select(block: Block, num_classes: int, options: ImageOptions) -> Selected:
 
     Args:
       block: a block of a source.
-      num_classes: the number of classes; labels must be below it.
+      num_classes: the number of classes, which labels must be below.
       options: how images are stored.
     """
     bad = dict(block.bad)
@@ -47,10 +47,10 @@ def select(block: Block, num_classes: int, options: ImageOptions) -> Selected:
 
 
 def joined(parts: Sequence[tuple[NDArray[np.int64], Selected]]) -> Selected:
-    """Returns what `select` returns for a block, from what it returned for several parts of it, in any order.
+    """Returns the selection from a block, joined from those of its parts, in any order.
 
     Args:
-      parts: the rows of the block in each part, int64 (n,), and the selection from them. Every row is in one part.
+      parts: the rows of the block in each part, int64 (n,), and the selection from them; every row is in one part.
     """
     rows = Block.joined([(np.delete(rows, list(part.bad)), part.rows) for rows, part in parts])
     whole = Recoded.empty(parts[0][1].recoded.sums.channels)

@@ -1,4 +1,4 @@
-"""Sums over pixels and labels, in integers: the mean over many shards does not depend on the order of summation."""
+"""Sums over pixels and labels, in integers, so that a mean over many shards does not depend on their order."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-_VALUES = 3 << 16  # 192 Ki widened to uint32 at a time: a cache full
-_MOST_ROWS = 66_051  # whose sums of squares fit
+_VALUES = 3 << 16  # 192 Ki values widened to uint32 at a time, which fit the cache
+_MOST_ROWS = 66_051  # whose sums of squares fit uint32
 _MOST_LANES = 1 << 14
 
 
@@ -20,7 +20,7 @@ class PixelSums:
 
     Attributes:
       channels: number of channels.
-      pixels: how many were added.
+      pixels: number of pixels added.
       sums, squares: one value per channel.
     """
 
@@ -38,10 +38,10 @@ class PixelSums:
         """Adds images, uint8 (n, height, width, channels), or one, (height, width, channels)."""
         lanes = math.prod(images.shape[1:])
         if lanes > _MOST_LANES:
-            lanes = math.prod(images.shape[-2:])  # row by row: many short rows fit the cache
+            lanes = math.prod(images.shape[-2:])  # row by row, so that many rows fit the cache
         values = images.reshape(-1, lanes)
         sums, squares = np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
-        # Down the first axis, along a long contiguous one; the channels in it are folded at the end.
+        # Summed over the first axis, vectorised along a long contiguous one, whose channels are folded at the end.
         rows = min(max(1, _VALUES // max(1, lanes)), _MOST_ROWS)
         for start in range(0, len(values), rows):
             chunk = values[start : start + rows].astype(np.uint32)
@@ -54,7 +54,7 @@ class PixelSums:
             self.squares[channel] += int(squares[channel :: self.channels].sum())
 
     def merge(self, other: PixelSums) -> None:
-        """Adds the sums of another, with the same number of channels."""
+        """Adds other sums, of the same number of channels."""
         self.pixels += other.pixels
         self.sums = [a + b for a, b in zip(self.sums, other.sums, strict=True)]
         self.squares = [a + b for a, b in zip(self.squares, other.squares, strict=True)]

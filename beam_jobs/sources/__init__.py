@@ -1,4 +1,4 @@
-"""The data sets and layouts that can be converted, by name. A source's module is loaded when it is needed."""
+"""The data sets and layouts that can be converted, by name. A source's module is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.errors import DataError, UsageError, unknown
 if TYPE_CHECKING:
     from beam_jobs.sources.base import Source, SourceOptions
 
-TFDS_PREFIX = "tfds:"  # before the name of a data set that TensorFlow Datasets has prepared
+TFDS_PREFIX = "tfds:"  # precedes the name of a data set prepared by TensorFlow Datasets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,9 +20,9 @@ class _Kind:
     """Where a source is implemented and which flags it takes.
 
     Attributes:
-      module: of this package.
-      flags: besides --source.
-      packages: that it needs besides Beam.
+      module: its module in this package.
+      flags: the flags it takes besides --source.
+      packages: the packages it needs besides Beam.
       remote: whether --source may be in an object store or HDFS.
     """
 
@@ -43,7 +43,7 @@ _KINDS = {
     "tfrecord": _Kind("records.tfrecord", ("feature_map", "image_shape", "keep_columns"), remote=True),
 }
 _TFDS = _Kind("records.tfds", packages=("tensorflow_datasets",))
-_OPTIONAL_FLAGS = ("image_column", "label_column", "key_column", "keep_columns", "feature_map", "image_shape")
+_OPTIONAL_FLAGS = sorted({flag for kind in _KINDS.values() for flag in kind.flags})
 
 
 def names() -> list[str]:
@@ -61,7 +61,7 @@ def packages_needed(dataset: str) -> tuple[str, ...]:
 
 
 def check(options: SourceOptions) -> None:
-    """Checks the flags that concern the source against each other; touches no file.
+    """Checks that the flags fit the data set; touches no file.
 
     Raises:
       UsageError: the name is unknown, a flag does not apply to it, or its source must be local.
@@ -92,7 +92,7 @@ def open_source(options: SourceOptions) -> Source:
         opened: Source = module.open_source(options)
     except DataError:
         raise
-    except OSError as error:  # a folder on the way cannot be searched, a name is too long
+    except OSError as error:  # a parent folder cannot be searched, a name is too long
         raise DataError(f"{error.filename or options.source}: cannot be read: {error.strerror or error}") from None
     return opened
 

@@ -18,15 +18,15 @@ from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError
 
 MAX_FILE = 1 << 30  # 1 GiB: six times the largest file of these data sets, CIFAR-100's train
-MAX_MEMBERS = 1000  # an archive of these data sets has about ten
-_MAX_HEADER = 1 << 20  # 1 MiB: of a member, with what tarfile reads ahead
-MAX_ARCHIVE = 8 << 30  # 8 GiB of content: more is a gzip bomb or another archive
+MAX_MEMBERS = 1000  # the archives of these data sets have about ten
+_MAX_HEADER = 1 << 20  # 1 MiB, including what tarfile reads ahead
+MAX_ARCHIVE = 8 << 30  # 8 GiB of content: a larger one is a gzip bomb or another archive
 
 
 def unpack(path: LocalPath, members: Collection[tuple[str, str]]) -> dict[tuple[str, str], IO[bytes]]:
-    """Returns the content of those of `members` that a tar holds, gzip or not, each in a temporary file without a name.
+    """Returns the content of those of `members` that a tar, gzip or not, holds, each in an unnamed temporary file.
 
-    Members are (folder, name); a file is also taken where it lies in no folder.
+    Members are (folder, name); a file outside any folder is taken too.
 
     Raises:
       DataError: it is not a tar archive, is cut short or corrupt, holds a file twice, or is larger than allowed.
@@ -35,7 +35,7 @@ def unpack(path: LocalPath, members: Collection[tuple[str, str]]) -> dict[tuple[
     with streams.opened(path) as stream:
         meter = _Meter(stream, path)
         try:
-            # Read front to back ("r|"): the stream is decompressed once, and never sought in.
+            # Front to back ("r|"): the stream is decompressed once, without seeking.
             with tarfile.open(fileobj=meter, mode="r|") as tar:  # type: ignore[call-overload]
                 for number, info in enumerate(tar):
                     _check_size(path, info, number)
@@ -52,7 +52,7 @@ def unpack(path: LocalPath, members: Collection[tuple[str, str]]) -> dict[tuple[
 
 
 class _Meter:
-    """A stream that ends in an error where a member's header, which `tarfile` reads whole, is larger than allowed."""
+    """A stream that raises an error if a member's header, which `tarfile` reads whole, is larger than allowed."""
 
     def __init__(self, stream: IO[bytes], path: LocalPath) -> None:
         self._stream = stream
@@ -76,7 +76,7 @@ def _check_size(path: LocalPath, member: tarfile.TarInfo, number: int) -> None:
 
 
 def _spool(tar: tarfile.TarFile, member: tarfile.TarInfo, path: LocalPath) -> IO[bytes]:
-    stream: Any = tar.extractfile(member)  # of a regular file there is one
+    stream: Any = tar.extractfile(member)  # not None: it is a regular file
     handle = streams.spool(streams.blocks(stream, member.size))
     if streams.size(handle) != member.size:
         raise DataError(f"{path}: is cut short inside {member.name}; get the file again")
@@ -84,10 +84,10 @@ def _spool(tar: tarfile.TarFile, member: tarfile.TarInfo, path: LocalPath) -> IO
 
 
 def unzip(path: LocalPath, folder: str, names: Collection[str], target: pathlib.Path) -> None:
-    """Makes the folder `target` with the files `folder/<name>` of a .zip.
+    """Extracts the files `folder/<name>` of a .zip to the folder `target`, which is made if missing.
 
     Raises:
-      DataError: it is not a .zip, is damaged, lacks a file, or holds one that is larger than allowed.
+      DataError: it is not a .zip, is damaged, lacks a file, or has one that is larger than allowed.
     """
     with streams.errors_of(path):
         target.mkdir(exist_ok=True)

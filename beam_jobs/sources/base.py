@@ -1,4 +1,4 @@
-"""What a source of examples is: the one interface between the file formats of data sets and the shards."""
+"""The interface between the file formats of data sets and the shards."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from pipeline.order.hashing import Domain
 
 @dataclasses.dataclass(frozen=True)
 class SourceOptions:
-    """What the flags say of a source; `beam_jobs.config.ConvertConfig` documents each.
+    """The flags that concern the source; `beam_jobs.config.ConvertConfig` documents each.
 
     Attributes:
       dataset: the name that --dataset gives (`mnist`, `parquet`, `tfds:imagenette`).
-      source: its files: a folder, an archive, a file or a glob; "" where the flag is not given.
-      image_column, label_column, key_column: names of columns; "" where not given.
+      source: its files: a folder, an archive, a file or a glob; "" if not given.
+      image_column, label_column, key_column: names of columns; "" if not given.
       keep_columns: other columns to keep as features.
-      feature_map: {ours: theirs} for foreign records: `image`, `label` and `key` by the names that they have there.
-      image_shape: (height, width, channels) of raw pixels that say it nowhere; None where not given.
+      feature_map: (our name, their name) of `image`, `label` and `key` in foreign records.
+      image_shape: (height, width, channels) of raw pixels in foreign records; None if not given.
     """
 
     dataset: str
@@ -47,11 +47,11 @@ class Block:
 
     Attributes:
       images: pixels, uint8 (n, height, width, channels); or encoded files (PNG, JPEG, ...), a list of n. Encoded images
-        need not be valid, the reader of the block finds out; the image of a bad row is anything of the right type.
-      labels: int64 (n,). A label out of range is found by the reader of the block.
+        need not be valid: whoever reads the block checks them. The image of a bad row can be anything of that type.
+      labels: int64 (n,). Whoever reads the block checks their range.
       keys: dtype S (n,) without trailing NULs, or a list of n.
       extra: the source's other features: {name: values}, an array (n, ...) or a list of n: int64 or float32 arrays of
-        one dimension where the feature's shape is (None,), bytes where its dtype is string.
+        one dimension if the feature's shape is (None,), bytes if its dtype is string.
       bad: {row of the block: reason} of the invalid rows (no label, no image).
     """
 
@@ -95,21 +95,20 @@ def _taken(values: Any, rows: NDArray[np.int64]) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Source(abc.ABC):
-    """A data set as it was published. Pickles to a few kilobytes: a worker reads the files itself.
+    """A data set as it was published. Pickles to a few kilobytes, as workers read the files themselves.
 
     Rows of a split are numbered 0..splits[split] - 1, over all its files.
 
     Attributes:
       dataset: its name (`mnist`).
       class_names: one per label.
-      files: what it was read from. Digests are of the content, decompressed, for that alone shapes the shards: the
-        same data set gives the same manifest however it was packed. Of remote Parquet files they are of the footer.
+      files: the files it is read from. Digests are of the decompressed content, which alone shapes the shards: the
+        same data set gives the same manifest however it was packed. Those of remote Parquet files are of the footer.
       splits: {name: number of rows}.
-      image_shape: (height, width, channels) of every image, whose blocks hold pixels; None where they hold encoded
-        images.
+      image_shape: (height, width, channels) of every image if blocks hold pixels; None if they hold encoded images.
       features: the features besides `image`, `label` and `key`.
-      unique_keys: whether no two rows can have one key, by construction; else the keys are checked.
-      parts: {split: its files}, of sources whose rows are known by file and row.
+      unique_keys: whether keys are unique by construction; otherwise they are checked.
+      parts: {split: its files}, of sources whose rows lie in files one after another.
     """
 
     dataset: str
@@ -122,29 +121,29 @@ class Source(abc.ABC):
     parts: dict[str, Files] = dataclasses.field(default_factory=dict)
 
     def chunks(self, split: str) -> NDArray[np.int64] | None:
-        """Returns the rows of each unit of random access (a row group, a file), int64, which sum to the split's rows.
+        """Returns the number of rows in each unit of random access (a row group, a file), int64, over the split.
 
-        None: any row is as cheap to read as any other.
+        None if any row is as cheap to read as any other.
         """
         del split
         return None
 
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
-        """Returns a stable hash of the identity of rows start..stop - 1, uint64 (n,): what new splits are drawn by.
+        """Returns a stable hash of each of rows start..stop - 1, uint64 (n,), from which new splits are drawn.
 
-        It depends on the row's file and number there (or its path), not on how many other files there are.
+        It depends on the row's file and its number there (or its path), not on how many other files there are.
         """
         return self.parts[split].hashes(start, stop)
 
     def where(self, split: str, row: int) -> tuple[str, int]:
-        """Returns (file, row in that file) of a row, for people: as in the default key `<file>#<row>`."""
+        """Returns (file, row in that file) of a row, for messages: as in the default key `<file>#<row>`."""
         return self.parts[split].where(row)
 
     @abc.abstractmethod
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
-        """Returns rows of a split, in the order asked for.
+        """Returns rows of a split, in the requested order.
 
-        Memory: what the rows take, and one unit of random access.
+        Memory: the rows, and one unit of random access.
 
         Args:
           split: one of `splits`.
@@ -157,11 +156,11 @@ class Source(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """The files of a split, whose rows lie end to end: the arithmetic that sources of several files share.
+    """The files of a split, whose rows are numbered end to end.
 
     Attributes:
-      names: as in keys.
-      counts: the rows of each.
+      names: their names in keys.
+      counts: the number of rows in each.
     """
 
     names: tuple[str, ...]
@@ -200,10 +199,10 @@ class Files:
 def by_part(
     counts: Sequence[int], rows: NDArray[np.int64]
 ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-    """Yields, of parts that lie end to end, (number of the part, positions in `rows`, rows in the part, ascending).
+    """Yields (number of the part, positions in `rows`, rows in the part, ascending) for each part that has rows.
 
     Args:
-      counts: the rows of each part: a file, a row group, a split.
+      counts: the number of rows in each part (file, row group, split); parts are numbered end to end.
       rows: counted over all parts, int64 (n,), in any order.
     """
     numbers, own = locate(counts, rows)
@@ -214,17 +213,17 @@ def by_part(
 
 
 def locate(counts: Sequence[int], rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns (number of the part, row in it) of each row, of parts that lie end to end."""
+    """Returns (number of the part, row in it) of each row; see `by_part`."""
     bounds = np.cumsum([0, *counts])
     numbers = np.searchsorted(bounds, rows, side="right") - 1
     return numbers, rows - bounds[numbers]
 
 
 def rows_of(parts: Mapping[str, Files], folder: object) -> dict[str, int]:
-    """Returns {split: rows of all its files}.
+    """Returns {split: number of rows}.
 
     Raises:
-      DataError: a split has no row; `folder` is where its files lie.
+      DataError: a split has no row; the message names `folder`, where the files are.
     """
     for split, part in parts.items():
         if not part.num_rows:
@@ -243,5 +242,5 @@ def row_keys(file: str, rows: NDArray[np.int64], digits: int) -> NDArray[np.byte
 
 
 def row_digits(count: int) -> int:
-    """Returns the decimal digits of the highest row of `count`."""
+    """Returns the number of decimal digits of the highest of `count` row numbers."""
     return len(str(max(count - 1, 0)))

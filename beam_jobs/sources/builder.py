@@ -13,7 +13,7 @@ from pipeline.manifest import Feature
 
 
 class BlockBuilder:
-    """The columns of a block, to be filled in place; rows that are not filled must be noted in `bad`.
+    """The columns of a block, to be filled in place; `bad` must have the rows that cannot be filled.
 
     Attributes:
       images: pixels, uint8 (n, height, width, channels), or objects (n,), the bytes of image files.
@@ -36,7 +36,7 @@ class BlockBuilder:
           count: number of rows.
           features: the features besides image, label and key.
           image_shape: (height, width, channels) of pixels; None for encoded images.
-          keys: of all rows, where they are known already.
+          keys: of all rows, if they are known already.
         """
         self.images: NDArray[Any] = _files(count) if image_shape is None else np.zeros((count, *image_shape), np.uint8)
         self.labels = np.zeros(count, np.int64)

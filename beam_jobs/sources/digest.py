@@ -1,4 +1,4 @@
-"""SHA-256 of a source's files, streamed by threads: what the manifest says the data set was made from."""
+"""Sizes and SHA-256 of a source's files, for the manifest; several threads read them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def describe(files: Sequence[tuple[str, LocalPath]]) -> tuple[SourceFile, ...]:
     After three seconds a bar is drawn if stderr is a terminal.
 
     Raises:
-      DataError: a file is missing, no regular file, or cannot be read.
+      DataError: a file is missing, is not a regular file, or cannot be read.
     """
     with bar(sum(streams.stamp(path)[0] for _, path in files)) as shown:
         return tuple(digests(files, shown.update))
@@ -48,7 +48,7 @@ class Tally:
         self._advance(len(data))
 
     def entry(self, name: str) -> SourceFile:
-        """Returns the manifest's entry of a file that consists of all bytes until now."""
+        """Returns the manifest's entry of a file that consists of the bytes so far."""
         return SourceFile(name, self._size, self._sha256.hexdigest())
 
 
@@ -65,7 +65,7 @@ def digests(files: Sequence[tuple[str, LocalPath]], advance: Advance) -> list[So
                 while not stop.is_set() and (block := stream.read(streams.BLOCK)):
                     tally.add(block)
         except DataError:
-            stop.set()  # else the other threads would finish their files before the error is told
+            stop.set()  # else the other threads would finish their files before the error is raised
             raise
         return tally.entry(name)
 
@@ -74,6 +74,6 @@ def digests(files: Sequence[tuple[str, LocalPath]], advance: Advance) -> list[So
 
 
 def bar(total: int, text: str = "reading source") -> tqdm.tqdm:
-    """Returns a bar of `total` bytes, which `update` moves from any thread; it is drawn on a terminal alone."""
+    """Returns a progress bar of `total` bytes, drawn only on a terminal; any thread may call its `update`."""
     delay = _SECONDS_WITHOUT_BAR
     return tqdm.tqdm(total=total, desc=text, unit="B", unit_scale=True, delay=delay, disable=None, leave=False)

@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits that come with scikit-learn: a real data set without a download."""
+"""The 1,797 handwritten digits that come with scikit-learn: a real data set that needs no download."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DigitsSource(Source):
         return self._array.where(int(self._rows(split)[row]))
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
-        """Returns rows of a split; see `base.Source.read`. A key's number is the row in scikit-learn's array."""
+        """Returns rows of a split; see `base.Source.read`. Keys have the row numbers of scikit-learn's array."""
         pixels, labels = _load()
         if _describe(pixels, labels) != self.files[0]:
             raise DataError("scikit-learn's digits: this worker's differ; install the same scikit-learn everywhere")
@@ -50,7 +50,7 @@ def open_source(options: SourceOptions) -> DigitsSource:
     """Opens the digits of the installed scikit-learn.
 
     Raises:
-      UsageError: a source is named; there is none to read.
+      UsageError: --source is given; these digits have none.
     """
     if options.source:
         raise UsageError(f"--source={options.source}: {options.dataset} comes with scikit-learn and takes no --source")

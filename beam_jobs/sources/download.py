@@ -1,6 +1,6 @@
-"""The official files of a data set, downloaded once where no --source is given.
+"""The official files of a data set, downloaded once if no --source is given.
 
-Addresses, sizes and SHA-256 checksums are those that TensorFlow Datasets has registered. Files stay in
+Addresses, sizes and SHA-256 checksums are those that TensorFlow Datasets has registered. Files are kept in
 `$XDG_CACHE_HOME/stepfeed/downloads/<data set>` (by default under `~/.cache`).
 """
 
@@ -23,10 +23,10 @@ from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError
 
 _PACKAGE = "tensorflow_datasets"
-PATIENCE = 20.0  # seconds: for a connection, for an answer, and between two bytes
-_RETRIES = 3  # where a server says that it is busy
+PATIENCE = 20.0  # seconds to wait for a connection, for an answer, and between two bytes
+_RETRIES = 3  # if the server is busy
 _BUSY = (429, 500, 502, 503, 504)
-_ABANDONED_SECONDS = 24 * 3600.0  # after which such a file is one of a process that was killed
+_ABANDONED_SECONDS = 24 * 3600.0  # the age at which a partial file must be that of a killed process
 _SECONDS_BETWEEN_LINES = 5.0
 _BLOCK = 64 << 10  # 64 KiB
 _LINE = re.compile(r"(?P<url>\S+)\t(?P<num_bytes>\d+)\t(?P<sha256>[0-9a-f]{64})\t(?P<name>[\w.-]+)")
@@ -43,7 +43,7 @@ class Remote:
 
 
 def files(dataset: str) -> list[pathlib.Path]:
-    """Returns the official files of a data set, from the cache or downloaded into it; they lie in one folder.
+    """Returns the official files of a data set, all in one folder of the cache; downloads those that are missing.
 
     Raises:
       DataError: they cannot be downloaded, differ from what is registered, or the cache cannot hold them.
@@ -59,7 +59,7 @@ def cache_folder() -> pathlib.Path:
 
 
 def registered(dataset: str) -> list[Remote]:
-    """Returns what TensorFlow Datasets has registered for a data set, from the table that it is installed with.
+    """Returns the files that TensorFlow Datasets has registered for a data set, from a table of its package.
 
     Raises:
       DataError: the package is not installed, or has no such table.
@@ -83,8 +83,8 @@ def cached(
 ) -> list[pathlib.Path]:
     """Returns `folder/<name>` of each of `remotes`, after downloading those that are missing or damaged.
 
-    A file gets its name when all of it has arrived and its checksum is right; those that did stay, whatever comes next.
-    A download has failed after `patience` seconds without a byte. Raises DataError as `files`.
+    A file gets its name once it is complete and its checksum is right, and then stays, even if another one fails.
+    A download fails after `patience` seconds without a byte. Raises DataError as `files`.
     """
     missing = [remote for remote in remotes if not _is_whole(folder / remote.name, remote)]
     if missing:
@@ -103,7 +103,7 @@ def _session() -> Any:
     from urllib3.util import Retry  # noqa: PLC0415
 
     session = requests.Session()
-    session.headers["Accept-Encoding"] = "identity"  # the registered bytes, not a server's packing of them
+    session.headers["Accept-Encoding"] = "identity"  # the registered bytes, not compressed by the server
     busy = Retry(None, 0, 0, status=_RETRIES, status_forcelist=_BUSY, backoff_factor=0.2, raise_on_status=False)
     busy.respect_retry_after_header = False
     for scheme in ("http://", "https://"):
@@ -131,7 +131,7 @@ def _download(
                 show(len(block))
             if (size, sha256.hexdigest()) != (remote.num_bytes, remote.sha256):
                 expected = f"the registered file of {remote.num_bytes} bytes with SHA-256 {remote.sha256}"
-                raise _failed(dataset, f"{remote.url}: the {size} bytes that came are not {expected}")
+                raise _failed(dataset, f"{remote.url}: the {size} bytes received are not {expected}")
             with _cache_errors(folder):
                 partial.flush()
                 os.replace(partial.name, folder / remote.name)
@@ -147,7 +147,7 @@ def _failed(dataset: str, reason: str) -> DataError:
 
 
 def _reason(error: Any) -> str:
-    """Returns the innermost cause of an error of `requests`, in one line."""
+    """Returns the innermost cause of an error raised by `requests`, in one line."""
     if error.response is not None:
         return f"the server says HTTP {error.response.status_code}"
     inner: Any = error
@@ -176,7 +176,7 @@ def _remove_abandoned(folder: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _shown(dataset: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yields what shows so many more bytes: a bar on a terminal, a line every five seconds elsewhere."""
+    """Yields a function that shows progress by so many bytes: a bar on a terminal, else a line every five seconds."""
     arrived, next_line = 0, time.monotonic() + _SECONDS_BETWEEN_LINES
 
     def show(count: int) -> None:

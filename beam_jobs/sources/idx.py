@@ -1,6 +1,6 @@
 """IDX, the format of MNIST's files: `0 0 type rank`, the sizes as big-endian uint32, then the bytes.
 
-Format: the bottom of http://yann.lecun.com/exdb/mnist/. Only type 8 (unsigned byte), the one that these data sets use.
+Format: the bottom of http://yann.lecun.com/exdb/mnist/. Only type 8 (unsigned byte) is read; these data sets use it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError
 
 _UINT8 = 0x08
-MAX_BYTES = 16 << 30  # 16 GiB: a size above it in a header is damage, not data
-MAX_PACKED = 2 << 30  # 2 GiB: four times EMNIST's largest, for what is unpacked into the temporary folder
+MAX_BYTES = 16 << 30  # 16 GiB: a header with a larger size is damaged
+MAX_PACKED = 2 << 30  # 2 GiB unpacked into the temporary folder: four times EMNIST's largest file
 
 
 def open_file(path: LocalPath, name: str, rank: int) -> RowFile:
-    """Opens a file of images (rank 3) or labels (1), gzip or not; checks its header, its size and, of gzip, its CRC.
+    """Opens a file of images (rank 3) or labels (1), gzip or not; checks its header, its size and the CRC of gzip.
 
-    The file's name in keys and the manifest is `name`, without `.gz`.
+    Args:
+      path: the file.
+      name: its name in keys and the manifest, without `.gz`.
+      rank: of its array.
 
     Raises:
-      DataError: unreadable, another type or rank, no item, or shorter or longer than its header says.
+      DataError: it cannot be read, has another type or rank or no item, or is shorter or longer than its header says.
     """
     stamp = streams.stamp(path)
     handle = streams.open_plain(path)
@@ -38,7 +41,7 @@ def open_file(path: LocalPath, name: str, rank: int) -> RowFile:
         size = math.prod(shape)
         if packed:
             handle.close()
-            # One byte more than the header says, so that a longer file is seen and a gzip bomb is not unpacked.
+            # One byte more than the header says: enough to notice a longer file, without unpacking a gzip bomb.
             handle = streams.spool(itertools.chain([header], streams.blocks(stream, size + 1)))
     found = streams.size(handle) - len(header)
     if found != size:

@@ -1,4 +1,4 @@
-"""Which files a --source names, local or remote, and what their names say: a split, or how many files there are."""
+"""The files that a --source names, local or remote, and what their names say: the split, or the number of files."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from beam_jobs.storage import paths
 from beam_jobs.storage.paths import LocalPath, RemotePath, StoragePath
 from pipeline.errors import DataError
 
-SPLIT_OF_WORD = {  # the words that Hugging Face knows, and our names
+SPLIT_OF_WORD = {  # {Hugging Face's word: our split}
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
 SPLITS = tuple(dict.fromkeys(SPLIT_OF_WORD.values()))
 _NUMBERED = re.compile(r"(?P<head>.*-)(?P<index>\d{5,})-of-(?P<count>\d{5,})(?:-[0-9a-f]+)?(?P<tail>.*)")
-_HIDDEN = (".", "_")  # as Arrow, Spark and Hive hide what is no data
+_HIDDEN = (".", "_")  # prefixes by which Arrow, Spark and Hive hide what is not data
 
 
 def find(
     source: str, is_data: Callable[[str], bool], recursive: bool, wanted: str, kinds: str
 ) -> tuple[StoragePath, list[str]]:
-    """Returns a folder and the files in it, by their paths from there, sorted.
+    """Returns a folder and the files in it, as sorted paths relative to it.
 
-    Links to files are followed (Hugging Face's cache is made of them), links to folders are not.
+    Links to files are followed (Hugging Face's cache consists of them), links to folders are not.
 
     Args:
-      source: a file, a folder, or a glob: of a store one of `*`, `[...]` and `**`, as a `?` begins the store's options.
-      is_data: whether a file of a folder is one to read, by its path from there.
-      recursive: whether files of folders in a folder belong to it.
-      wanted: what is sought in a folder, for errors.
+      source: a file, a folder, or a glob. In a store only `*`, `[...]` and `**` work: `?` begins the store's options.
+      is_data: says whether a file of a folder is to be read, by its relative path.
+      recursive: whether to look into folders of a folder.
+      wanted: what is looked for in a folder, for errors.
       kinds: what a source can be, for errors.
 
     Raises:
@@ -58,12 +58,12 @@ def find(
 
 
 def words(name: str) -> list[str]:
-    """Returns the words of a file's name, in small letters; a number is one of its own."""
+    """Returns the words of a file's name in lower case; a number is a word of its own."""
     return re.split(r"[-._ ]|(?<=[a-z])(?=\d)", name.lower())
 
 
 def _files(folder: LocalPath | RemotePath, recursive: bool) -> Iterator[str]:
-    if isinstance(folder, RemotePath):  # the only kind with hidden folders that may be unreadable is the local one
+    if isinstance(folder, RemotePath):  # which has no hidden folders that cannot be read
         yield from folder.files(recursive)
         return
 
@@ -96,7 +96,7 @@ def _glob(pattern: LocalPath | RemotePath, kinds: str) -> tuple[StoragePath, lis
 
 
 def matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Says whether a path matches as of `glob.glob(recursive=True)`: `*` and `**` match no name with a leading `.`."""
+    """Says whether a path matches as in `glob.glob(recursive=True)`: `*` and `**` match no name with a leading `.`."""
     if not pattern:
         return not parts
     head, *rest = pattern
@@ -120,7 +120,7 @@ def _check_name(path: StoragePath, kinds: str) -> None:
 
 
 def _check_complete(folder: StoragePath, names: Sequence[str]) -> None:
-    """Checks that none is missing of files that count themselves: a download that was broken off looks like that."""
+    """Checks that no file of a numbered set is missing, as after an interrupted download."""
     counted: dict[tuple[str, str, str], set[int]] = {}
     for match in filter(None, map(_NUMBERED.fullmatch, names)):
         counted.setdefault((match["head"], match["count"], match["tail"]), set()).add(int(match["index"]))

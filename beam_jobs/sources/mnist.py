@@ -1,6 +1,6 @@
 """MNIST and the data sets that copy its four IDX files: 28x28 grey images, gzip or not.
 
-EMNIST's images lie transposed in its files; they are turned upright here, unlike those of TensorFlow Datasets.
+EMNIST's files have the images transposed; here they are turned upright, unlike in TensorFlow Datasets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SPLITS = ("train", "test")
 _SIDE = 28
 _DIGITS = tuple(string.digits)
 _FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
-_MERGED = (*_DIGITS, *string.ascii_uppercase, *"abdefghnqrt")  # the lower-case letters unlike their capitals
+_MERGED = (*_DIGITS, *string.ascii_uppercase, *"abdefghnqrt")  # lower-case letters that differ from their capitals
 CLASS_NAMES = {
     "mnist": _DIGITS,
     "fashion_mnist": _FASHION,
@@ -30,12 +30,12 @@ CLASS_NAMES = {
     "emnist_byclass": (*_DIGITS, *string.ascii_uppercase, *string.ascii_lowercase),
     "emnist_bymerge": _MERGED,
     "emnist_digits": _DIGITS,
-    "emnist_letters": tuple(string.ascii_uppercase),  # of either case
+    "emnist_letters": tuple(string.ascii_uppercase),  # in either case
     "emnist_mnist": _DIGITS,
 }
 _EMNIST = "emnist_"
 _ZIP_FOLDER = "gzip"  # in EMNIST's archive
-_FIRST_LABEL = {"emnist_letters": 1}  # in the files; 0 elsewhere
+_FIRST_LABEL = {"emnist_letters": 1}  # in the files; 0 for the others
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -58,11 +58,11 @@ class MnistSource(Source):
 
 
 def open_source(options: SourceOptions) -> MnistSource:
-    """Opens and checks the four files in the folder `options.source`; without one, downloads them.
+    """Opens and checks the four files in the folder `options.source`; downloads them if it is "".
 
     Raises:
-      DataError: a file is missing, is no whole IDX file, has another image size, a label out of range, the images
-        and labels of a split differ in number, or the files cannot be downloaded.
+      DataError: a file is missing or is not a whole IDX file, images have another size, a label is out of range, the
+        images and labels of a split differ in number, or the files cannot be downloaded.
     """
     dataset = options.dataset
     folder = LocalPath(options.source).absolute() if options.source else _downloaded(dataset)
@@ -98,7 +98,7 @@ def _downloaded(dataset: str) -> LocalPath:
     folder = LocalPath(download.cache_folder() / "emnist" / dataset)
     names = [f"{name}.gz" for split in SPLITS for name in file_names(dataset, split)]
     if not all((folder / name).exists() for name in names):
-        (archive_path,) = download.files("emnist")  # one archive with the files of all six
+        (archive_path,) = download.files("emnist")  # one archive for all six data sets
         archive.unzip(LocalPath(archive_path), _ZIP_FOLDER, names, folder)
     return folder
 

@@ -1,4 +1,4 @@
-"""New splits of a source, drawn by a stable hash of each row: the same row is in the same split on every run."""
+"""New splits of a source, drawn by a stable hash of each row: a row is in the same split on every run."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pipeline.errors import UsageError
 from pipeline.order.hashing import splitmix64
 
 _BLOCK = 1 << 20  # rows hashed at a time
-_MOST_KEPT = 4  # splits whose rows a worker keeps
+_MOST_KEPT = 4  # splits whose row numbers a worker keeps
 _kept: dict[tuple[object, ...], NDArray[np.int64]] = {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ResplitSource(Source):
-    """A source whose rows, of all its splits together, are dealt to other splits.
+    """The rows of all splits of a source, dealt to other splits.
 
     Attributes:
       inner: the source.
-      bounds: {split: (lowest, highest + 1)} of the draws, 0..2^53 - 1.
+      bounds: {split: (lowest, highest + 1)} of its draws, which are in 0..2^53 - 1.
     """
 
     inner: Source
@@ -35,7 +35,7 @@ class ResplitSource(Source):
         return _rows(self.inner, *self.bounds[split])
 
     def chunks(self, split: str) -> NDArray[np.int64] | None:
-        """Returns the rows that each of the source's chunks has of a new split, or None; see `base.Source`."""
+        """Returns how many rows of a new split each of the source's chunks has, or None; see `base.Source`."""
         inner = [(name, self.inner.chunks(name)) for name in self.inner.splits]
         if all(chunks is None for _, chunks in inner):
             return None
@@ -68,7 +68,7 @@ class ResplitSource(Source):
 
 
 def resplit(source: Source, fractions: dict[str, float]) -> Source:
-    """Returns the source with new splits, or itself where there are no `fractions`.
+    """Returns the source with new splits, or the source itself if there are no `fractions`.
 
     Raises:
       UsageError: a split gets no row.
@@ -89,7 +89,7 @@ def resplit(source: Source, fractions: dict[str, float]) -> Source:
 
 
 def _rows(source: Source, low: int, high: int) -> NDArray[np.int64]:
-    """Returns the rows, counted over all splits, whose draws are in low..high - 1; kept, as every shard needs them."""
+    """Returns the rows, numbered over all splits, whose draws are in low..high - 1; cached: every shard needs them."""
     key = (source.files, tuple(source.splits.items()), low, high)
     if key not in _kept:
         while len(_kept) >= _MOST_KEPT:

@@ -1,4 +1,4 @@
-"""Files of rows of equal length: opened once per process, checked against what they were when the source was opened.
+"""Files of rows of equal length, opened once per process and checked for changes since the source was opened.
 
 Rows are read by position and never mapped into memory, where the pages of a large source would count as the worker's.
 """
@@ -24,20 +24,20 @@ from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 
 _MOST_KEPT = 16  # open files per process: the four of MNIST, the six of CIFAR-10, and as many of another source
-_SMALL_ROW = 256  # bytes; reading what lies between such rows is cheaper than a system call for each
-_lock = threading.RLock()  # a file that is unpacked anew is kept
+_SMALL_ROW = 256  # bytes; reading the gaps between such rows is cheaper than a system call for each row
+_lock = threading.RLock()  # reentrant, as `unpack` calls `keep`
 
 
 @dataclasses.dataclass(frozen=True)
 class RowFile(KnownFile):
-    """One file of a source; `path` is the archive's where the file is a member of one.
+    """One file of a source; `path` is that of the archive if the file is a member of one.
 
     Attributes:
       file: its name in keys, its size and digest, decompressed.
       shape: (rows, ...) of its uint8 values.
       start: the byte where they begin.
-      unpack: makes the temporary file that the rows are read from and keeps it (see `keep`), with all that lies in the
-        same archive; None where they are read from `path`.
+      unpack: makes and keeps (see `keep`) the temporary file that the rows are read from, with those of all files of
+        the same archive; None if the rows are read from `path`.
     """
 
     file: SourceFile
@@ -47,16 +47,16 @@ class RowFile(KnownFile):
 
     @property
     def where(self) -> str:
-        """For errors: the path, and the name in it where it is another file's."""
+        """The path, and for a member of an archive also its name, for errors."""
         names = self.file.file, f"{self.file.file}.gz"
         return str(self.path) if self.path.name in names else f"{self.path}: {self.file.file}"
 
     def keep(self, handle: IO[bytes], stamp: tuple[int, int] | None = None) -> None:
-        """Keeps the open file, so that the process which checked a source need not unpack it twice."""
+        """Keeps the file open, so that the process that checked the source need not unpack it again."""
         with _lock:
             _kept.pop((self.path, self.file), None)
             while len(_kept) >= _MOST_KEPT:
-                # Closed when its last reader is done, which may be another thread.
+                # It is closed once its last reader, perhaps in another thread, is done.
                 _kept.pop(next(iter(_kept)))
             _kept[self.path, self.file] = handle, stamp or self.stamp
 
@@ -65,7 +65,7 @@ class RowFile(KnownFile):
         """Yields the open file that the rows are read from.
 
         Raises:
-          DataError: it changed since the source was opened, or changes meanwhile: what was read then is void.
+          DataError: it changed since the source was opened, or while it was read.
         """
         with _lock:
             handle, before = self._unpacked() if self.unpack else self._plain()
@@ -78,7 +78,7 @@ class RowFile(KnownFile):
             raise streams.changed(self.where)
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Returns rows, uint8 (n, ...), in the order asked for; raises as `opened`."""
+        """Returns rows, uint8 (n, ...), in the requested order; raises as `opened`."""
         out = np.empty((len(rows), *self.shape[1:]), np.uint8)
         with self.opened() as handle:
             gather(handle, self.start, rows, out.reshape(len(rows), math.prod(self.shape[1:])))
@@ -88,7 +88,7 @@ class RowFile(KnownFile):
         """Checks the first bytes of every row against (name, lowest, highest) of each of its labels.
 
         Raises:
-          DataError: one is out of its bounds; the first is named.
+          DataError: a label is out of bounds; the message names the first.
         """
         row, length = 0, math.prod(self.shape[1:])
         with self.opened() as handle:
@@ -106,13 +106,13 @@ class RowFile(KnownFile):
             self.unpack()
         if (self.path, self.file) not in _kept:
             raise streams.changed(self.where)
-        return _kept[self.path, self.file]  # what this process unpacked is right, whatever became of the path
+        return _kept[self.path, self.file]  # what this process unpacked stays valid, whatever happened to the path
 
     def _plain(self) -> tuple[IO[bytes], tuple[int, int]]:
         key, now = (self.path, self.file), streams.stamp(self.path)
         if key not in _kept or _kept[key][1] != now:
             handle = streams.open_plain(self.path)
-            # A copy on another machine, or a file that was only touched, has another time and the same content.
+            # A copy on another machine, or a file that was only touched, has another time but the same content.
             if now != self.stamp and streams.describe(self.file.file, handle) != self.file:
                 raise streams.changed(self.where)
             self.keep(handle, now)
@@ -125,17 +125,17 @@ _kept: dict[tuple[StoragePath, SourceFile], tuple[IO[bytes], tuple[int, int]]] =
 def gather(
     handle: IO[bytes], start: int, rows: NDArray[np.int64], out: NDArray[np.uint8], at: NDArray[np.int64] | None = None
 ) -> None:
-    """Reads rows of equal length, in the order in which they lie in the file.
+    """Reads rows of equal length into an array, in file order.
 
     Args:
       handle: the open file.
       start: the byte where row 0 begins.
       rows: int64 (n,).
-      out: uint8 (m, bytes of a row), C-contiguous.
-      at: int64 (n,), the row of `out` that each is written to; by default 0..n - 1.
+      out: uint8 (m, bytes per row), C-contiguous.
+      at: int64 (n,), the row of `out` that each row goes to; by default 0..n - 1.
 
     Raises:
-      EOFError: the file ends before them.
+      EOFError: the file ends too early.
     """
     if not len(rows):
         return
@@ -155,7 +155,7 @@ def gather(
 def _gather_spans(
     handle: IO[bytes], start: int, rows: NDArray[np.int64], out: NDArray[np.uint8], at: NDArray[np.int64]
 ) -> None:
-    """Reads ascending rows that are too short for a system call each, with what lies between them."""
+    """Reads ascending rows that are too short for a system call each, together with the gaps between them."""
     length = out.shape[1]
     cuts = np.flatnonzero(np.diff(rows // (streams.BLOCK // length))) + 1
     for part in np.split(np.arange(len(rows)), cuts):

@@ -1,4 +1,4 @@
-"""Files read as streams, gzip or not; what is packed is copied once to a temporary file, of which rows can be read."""
+"""Files read as streams, gzip or not, and temporary files for unpacked content whose rows can then be read."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 
 GZIP_MAGIC = b"\x1f\x8b"
-PARTIAL = ".partial-"  # names of files that have not arrived whole
-BLOCK = 1 << 20  # 1 MiB: what is held of a file in memory at a time
+PARTIAL = ".partial-"  # prefix of files that are not complete yet
+BLOCK = 1 << 20  # 1 MiB: how much of a file is in memory at a time
 
 
 @contextlib.contextmanager
 def errors_of(path: object) -> Iterator[None]:
-    """Raises DataError, in one line with the path, where the block fails to read that file."""
+    """Raises DataError, in one line with the path, if the block fails to read that file."""
     try:
         yield
     except DataError:
@@ -42,7 +42,7 @@ def errors_of(path: object) -> Iterator[None]:
 
 
 def stamp(path: StoragePath) -> tuple[int, int]:
-    """Returns (bytes, modification time in ns) of a file, which change when it does.
+    """Returns (bytes, modification time in ns) of a file, which change when the file does.
 
     Raises:
       DataError: it is missing or cannot be read.
@@ -57,20 +57,20 @@ class KnownFile:
 
     Attributes:
       path: of the file.
-      stamp: its (bytes, modification time in ns) then.
+      stamp: (bytes, modification time in ns) at that time.
     """
 
     path: StoragePath
     stamp: tuple[int, int]
 
     def check_unchanged(self) -> None:
-        """Raises DataError where the file has another size or time now, is missing or cannot be read."""
+        """Raises DataError if the file's size or time has changed, or it is missing or cannot be read."""
         if (now := stamp(self.path)) != self.stamp:
             raise changed(self.path, f" ({self.stamp[0]} bytes before, {now[0]} now)")
 
 
 def changed(where: object, how: str = "") -> DataError:
-    """Returns the error of a file that is not what it was when the source was opened."""
+    """Returns the error for a file that is not what it was when the source was opened."""
     return DataError(f"{where}: changed while it was being converted{how}; run the conversion again")
 
 
@@ -83,21 +83,21 @@ def open_plain(path: StoragePath | str) -> IO[bytes]:
     with errors_of(path):
         path = LocalPath(path) if isinstance(path, str) else path
         if not path.is_remote and path.exists() and not os.path.isfile(str(path)):
-            raise DataError(f"{path}: is not a regular file")  # to open a named pipe would wait for ever
+            raise DataError(f"{path}: is not a regular file")  # opening a named pipe would block forever
         return path.open("rb", buffering=0)
 
 
 def is_packed(handle: IO[bytes]) -> bool:
-    """Whether the first bytes of an open file say gzip."""
+    """Returns whether an open file begins like gzip."""
     return os.pread(handle.fileno(), len(GZIP_MAGIC), 0) == GZIP_MAGIC
 
 
 @contextlib.contextmanager
 def opened(path: StoragePath) -> Iterator[IO[bytes]]:
-    """Opens a file for reading, decompressing where its first bytes say gzip.
+    """Opens a file for reading, decompressed if it begins like gzip.
 
     Raises:
-      DataError: as `open_plain`, or its gzip is cut short or corrupt; also while it is read.
+      DataError: as `open_plain`; or the gzip data is cut short or corrupt, which may be found while it is read.
     """
     with errors_of(path), open_plain(path) as raw:
         if is_packed(raw):
@@ -110,7 +110,7 @@ def opened(path: StoragePath) -> Iterator[IO[bytes]]:
 def blocks(stream: IO[bytes], size: int) -> Iterator[bytes]:
     """Yields the next `size` bytes, fewer at the end of the file, in blocks of at most 1 MiB.
 
-    In blocks, because `stream.read(size)` would first allocate all that a damaged header claims.
+    In blocks, because `stream.read(size)` would first allocate as much as a damaged header claims.
     """
     while size > 0 and (block := stream.read(min(size, BLOCK))):
         yield block
@@ -118,17 +118,17 @@ def blocks(stream: IO[bytes], size: int) -> Iterator[bytes]:
 
 
 def spool(content: Iterable[bytes]) -> IO[bytes]:
-    """Returns a temporary file without a name that holds `content`: it is gone with the process, however that ends.
+    """Returns an unnamed temporary file with `content`; it vanishes with the process, however that ends.
 
     Raises:
-      DataError: the temporary folder has no room for it; errors of `content` pass.
+      DataError: the temporary folder has no room for it. Errors of `content` pass through.
     """
     with _errors_of_temporary():
         handle = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (the caller closes it)
     try:
         for block in content:
             start = 0
-            while start < len(block):  # an unbuffered file may take it in parts
+            while start < len(block):  # an unbuffered write may be partial
                 with _errors_of_temporary():
                     start += handle.write(memoryview(block)[start:])
     except BaseException:
@@ -139,7 +139,7 @@ def spool(content: Iterable[bytes]) -> IO[bytes]:
 
 @contextlib.contextmanager
 def partial(folder: pathlib.Path) -> Iterator[IO[bytes]]:
-    """Yields a new file in `folder`, which is removed unless it is renamed."""
+    """Yields a new file in `folder`, which is removed at the end unless it has been renamed."""
     with open(folder / f"{PARTIAL}{secrets.token_hex(8)}", "xb") as made:
         try:
             yield made
@@ -149,7 +149,7 @@ def partial(folder: pathlib.Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def room_in(folder: object, what: str, advice: str) -> Iterator[None]:
-    """Raises DataError, in one line with the folder and advice, where it cannot hold what the block writes."""
+    """Raises DataError, in one line with the folder and advice, if the block cannot write to the folder."""
     try:
         yield
     except OSError as error:
@@ -162,14 +162,14 @@ def _errors_of_temporary() -> contextlib.AbstractContextManager[None]:
 
 
 def size(handle: IO[bytes]) -> int:
-    """Returns the bytes of an open file."""
+    """Returns the size of an open file in bytes."""
     return os.fstat(handle.fileno()).st_size
 
 
 def scan(handle: IO[bytes], start: int, stop: int, step: int = 1) -> Iterator[bytes]:
     """Yields bytes start..stop - 1 of an open file in blocks of about 1 MiB, multiples of `step`.
 
-    The last block is the rest; nothing comes after the end of a file that is shorter.
+    The last block is the rest; a shorter file ends the iteration early.
     """
     length = max(BLOCK // step, 1) * step
     while start < stop and (block := os.pread(handle.fileno(), min(length, stop - start), start)):

@@ -26,8 +26,8 @@ from pipeline.errors import DataError
 from pipeline.manifest import Feature
 
 _PLANE = SIDE * SIDE
-_AT_ONCE = 256  # rows: what they take stays in a core's cache between reading and turning
-_ROWS = 1024  # that are written at once, 3 MB
+_AT_ONCE = 256  # rows, which stay in a core's cache between reading and transposing
+_ROWS = 1024  # written at once, 3 MB
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -41,7 +41,7 @@ class CifarSource(Source):
     batches: dict[str, tuple[RowFile, ...]]
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
-        """Returns rows of a split, the files of which lie end to end; see `base.Source.read`."""
+        """Returns rows of a split; see `base.Source.read`."""
         count = len(LABELS[self.dataset])
         images = np.empty((len(rows), _PLANE, CHANNELS), np.uint8)
         labels = np.empty((len(rows), count), np.int64)
@@ -66,10 +66,10 @@ def open_source(options: SourceOptions) -> CifarSource:
     """Opens and checks the files of `options.source`; without one, downloads the archive.
 
     Args:
-      options: its source is a folder as in the archive, the folder that holds it, or the .tar.gz.
+      options: its source is a folder as in the archive, the parent of that folder, or the .tar.gz.
 
     Raises:
-      DataError: a file is missing, damaged, is not a whole number of records, or has a label out of range; or the
+      DataError: a file is missing or damaged, is not a whole number of records, or has a label out of range; or the
         archive cannot be downloaded.
     """
     dataset = options.dataset
@@ -92,10 +92,10 @@ def open_source(options: SourceOptions) -> CifarSource:
 
 
 def _find(path: LocalPath, dataset: str) -> tuple[Layout, list[RowFile]]:
-    """Returns the layout that a folder or an archive has, and its files in the layout's order.
+    """Returns the layout of a folder or an archive, and its files in the layout's order.
 
     Raises:
-      DataError: it has none, a file is missing, damaged or not of the data set.
+      DataError: it has none; a file is missing, damaged, or of another data set.
     """
     if not path.exists():
         folders = " or ".join(layout.folder for layout in LAYOUTS[dataset])
@@ -123,7 +123,7 @@ def _place(path: LocalPath, folder: str, name: str) -> LocalPath:
 
 
 def _choose(path: LocalPath, dataset: str, present: Collection[tuple[str, str]]) -> Layout:
-    """Returns the layout of which most files are present, which must be all."""
+    """Returns the layout with the most files present; all must be."""
 
     def score(layout: Layout) -> int:
         return sum((layout.folder, name) in present for name in layout.names)
@@ -144,7 +144,7 @@ def _choose(path: LocalPath, dataset: str, present: Collection[tuple[str, str]])
 def _checked(
     known: KnownFile, handle: IO[bytes], name: str, layout: Layout, dataset: str, unpack: Callable[[], object] | None
 ) -> RowFile:
-    """Returns a file, whose records are whole and have labels in range, and keeps it open."""
+    """Returns a file, kept open, after checking that its records are whole and their labels in range."""
     labels = LABELS[dataset]
     length = len(labels) + PIXELS
     where = str(known.path) if known.path.name == name else f"{known.path}: {name}"

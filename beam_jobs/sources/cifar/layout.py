@@ -1,4 +1,4 @@
-"""How CIFAR-10 and CIFAR-100 are published: the files of each layout, and the names of the classes."""
+"""The published layouts of CIFAR-10 and CIFAR-100: their files, and the names of the classes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Layout:
     """One published form of a data set.
 
     Attributes:
-      folder: in the archive.
+      folder: its folder in the archive.
       files: {split: its files, in order}.
-      is_pickled: of Python's version; else the binary one.
+      is_pickled: whether it is Python's version; else it is the binary one.
     """
 
     folder: str
@@ -30,7 +30,7 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """One label of an image: a byte in the binary record, in this order, and a list in a pickle.
+    """One label of an image: a byte of a binary record, in this order, or a list of a pickle.
 
     Attributes:
       feature: its name in our examples.

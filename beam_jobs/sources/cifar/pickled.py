@@ -1,8 +1,8 @@
-"""Reads the pickles that CIFAR is published in, which are not to be trusted.
+"""Reads the pickles that CIFAR is published in without trusting them.
 
 A pickle is a program for a stack machine. Here Python's own machine runs it, restricted to the operations that a
-dictionary of lists, strings and one array needs; the four names that such files call are stand-ins of ours. The machine
-written in Python is the one to restrict: the one in C allocates gigabytes for an index in six bytes of a pickle.
+dictionary of lists, strings and one array needs; the four names that such files call are stand-ins. The machine is the
+one written in Python, as the one in C can be made to allocate gigabytes by six bytes of a pickle.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _CODES = {operation.name: ord(operation.code) for operation in pickletools.opcod
 
 
 class RefusedError(Exception):
-    """Says why the file is not read."""
+    """The file is not read; the message says why."""
 
 
 @dataclasses.dataclass
 class Array:
-    """A NumPy array of a pickle, uint8; without a shape until its state is read."""
+    """A uint8 NumPy array of a pickle; it has no shape until its state is read."""
 
     shape: Any = None
     is_fortran: bool = False
     data: bytes = b""
 
     def values(self) -> NDArray[np.uint8]:
-        """Returns the array; raises ValueError or TypeError where its shape is not that of its data."""
+        """Returns the array; raises ValueError or TypeError if its shape does not fit its data."""
         return np.frombuffer(self.data, np.uint8).reshape(self.shape, order="F" if self.is_fortran else "C")
 
 
@@ -54,7 +54,7 @@ def load(handle: IO[bytes], where: str) -> Any:
     """Returns the object of a pickle: dict, list, tuple, str, bytes, int, bool, None, and `Array`.
 
     Raises:
-      DataError: with `where`, the path: the file is damaged, too large, or holds or calls anything else.
+      DataError: the file is damaged, too large, or contains or calls anything else. The message begins with `where`.
     """
     size = streams.size(handle)
     if size > MAX_FILE:
@@ -69,14 +69,14 @@ def load(handle: IO[bytes], where: str) -> Any:
             reason = "it is cut short"
         except OSError as error:
             raise DataError(f"{where}: cannot be read: {error.strerror or error}") from None
-        except Exception:  # of the machine, whose operations check little, and of those that it does not have
+        except Exception:  # operations of the machine check little, and some are missing
             reason = "it is damaged, or does what these files do not need"
         at = stream.tell()
     raise DataError(f"{where}: is no pickle of this data set: {reason}, before byte {at} of {size}; get the file again")
 
 
 class _Counted(io.BufferedReader):
-    """A stream that ends long programs."""
+    """A stream that stops programs that are too long."""
 
     reads = 0
 
@@ -88,7 +88,7 @@ class _Counted(io.BufferedReader):
         return super().read(size)
 
 
-_Base: Any = pickle._Unpickler  # type: ignore[attr-defined]  # of which mypy knows little
+_Base: Any = pickle._Unpickler  # type: ignore[attr-defined]  # unknown to mypy
 
 
 class _Unpickler(_Base):  # type: ignore[misc]
@@ -112,18 +112,18 @@ class _Unpickler(_Base):  # type: ignore[misc]
 
     def _reconstruct(self, kind: object, *_: object) -> Array:
         if kind is not _NDARRAY:
-            raise RefusedError("it makes something else than an array")
+            raise RefusedError("it makes something other than an array")
         return Array()
 
     def _dtype(self, name: object, *_: object) -> object:
         if name not in _UINT8_NAMES:
-            raise RefusedError("it holds an array of something else than uint8")
+            raise RefusedError("it holds an array of something other than uint8")
         return _UINT8
 
     def _encode(self, text: str, _: object) -> bytes:
         self._left_to_encode -= len(text)
         if self._left_to_encode < 0:  # one string, encoded again and again
-            raise RefusedError("its strings are more than the file")
+            raise RefusedError("its strings are longer than the file")
         return text.encode("latin-1")
 
     def _build(self) -> None:
@@ -131,18 +131,18 @@ class _Unpickler(_Base):  # type: ignore[misc]
         if isinstance(built, Array):
             _, built.shape, dtype, built.is_fortran, built.data = state
             if dtype is not _UINT8 or not isinstance(built.data, bytes):
-                raise RefusedError("it holds an array of something else than uint8")
+                raise RefusedError("it holds an array of something other than uint8")
         elif built is not _UINT8:
-            raise RefusedError("it gives a state to something else than an array")
+            raise RefusedError("it gives a state to something other than an array")
 
     def _set_items(self, items: list[Any]) -> None:
         if not isinstance(self.stack[-1], dict) or not all(isinstance(key, str | bytes) for key in items[::2]):
-            raise RefusedError("it has a dictionary whose keys are no strings")
+            raise RefusedError("it has a dictionary whose keys are not strings")
         self.stack[-1].update(zip(items[::2], items[1::2], strict=True))
 
     dispatch: ClassVar[dict[int, Callable[[Any], Any]]] = {
         **{_CODES[name]: _Base.dispatch[_CODES[name]] for name in _OPERATIONS.split()},
-        _CODES["FRAME"]: lambda self: self.read(8),  # its length: frames are read as what they hold
+        _CODES["FRAME"]: lambda self: self.read(8),  # its length; the content is read like the rest
         _CODES["BUILD"]: _build,
         _CODES["SETITEM"]: lambda self: self._set_items([self.stack.pop(-2), self.stack.pop()]),
         _CODES["SETITEMS"]: lambda self: self._set_items(self.pop_mark()),

@@ -1,4 +1,4 @@
-"""Images in folders that are named by their class: `class/file.png`, or `train/class/file.png`."""
+"""Images in folders named after their class: `class/file.png`, or `train/class/file.png`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeline.manifest import SourceFile
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 
-MAX_FILE = 256 << 20  # 256 MiB: more than any image that can be decoded
+MAX_FILE = 256 << 20  # 256 MiB: no image that can be decoded is larger
 _LISTINGS = 2  # kept per process
 
 _lock = threading.Lock()
@@ -31,11 +31,11 @@ _listings: dict[tuple[str, str], Listing] = {}
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ImageFolderSource(Source):
-    """A folder, listed by `open_source`. A worker lists it again: a million paths would not pickle small.
+    """A folder, listed by `open_source`. Workers list it again, as a million paths would be large when pickled.
 
     Attributes:
       folder: its absolute path.
-      listing_digest: what the list must be then.
+      listing_digest: the digest that every listing must have.
     """
 
     folder: str
@@ -52,7 +52,7 @@ class ImageFolderSource(Source):
         return text(self._images(split).path(row)), 0
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
-        """Returns images; keys are their paths from the folder; see `base.Source.read`."""
+        """Returns images, with their paths relative to the folder as keys; see `base.Source.read`."""
         images = self._images(split)
         found, bad = [], {}
         for position, row in enumerate(rows.tolist()):
@@ -81,8 +81,8 @@ def open_source(options: SourceOptions) -> ImageFolderSource:
     """Lists a folder and digests its images.
 
     Raises:
-      UsageError: no folder is named.
-      DataError: it is not a folder, or as `folder_listing.scan`; a file changes meanwhile.
+      UsageError: --source is missing.
+      DataError: it is not a folder, as `folder_listing.scan`, or a file changes meanwhile.
     """
     if not options.source:
         raise UsageError("--source is missing: a folder with one folder of images per class")
@@ -114,7 +114,7 @@ def _keep(folder: str, listing: Listing) -> None:
 
 
 def _content(path: bytes, size: int, time: int) -> bytes:
-    """Returns a file's bytes, which must be as they were when it was listed."""
+    """Returns the content of a file, which must be unchanged since it was listed."""
     with streams.errors_of(text(path)), open(path, "rb", buffering=0) as stream:
         status = os.fstat(stream.fileno())
         data = stream.readall() if (status.st_size, status.st_mtime_ns) == (size, time) else b""
@@ -124,7 +124,7 @@ def _content(path: bytes, size: int, time: int) -> bytes:
 
 
 def _files(folder: str, listing: Listing) -> tuple[SourceFile, ...]:
-    """Returns an entry per folder of a class: all bytes, and SHA-256 over each file's path, size and SHA-256."""
+    """Returns one entry per class folder: its bytes, and a SHA-256 over each file's path, size and SHA-256."""
     total = sum(int(images.sizes.sum()) for images in listing.splits.values())
     found = []
     with digest.bar(total) as shown:

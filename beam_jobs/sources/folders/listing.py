@@ -1,7 +1,7 @@
-"""The images below a folder, by split and class: listed the same by every process, and compared by a digest.
+"""The images below a folder, by split and class; a digest tells whether another process lists the same.
 
-Paths are bytes: a file's name need not be valid text. Links to files are followed where they lead to a file of the same
-folder; others, and links to folders, are refused, for what is read must be what the user named.
+Paths are bytes, as a file's name need not be valid text. Links to files of the same folder are followed; other links,
+and links to folders, are refused, so that only what the user named is read.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Images:
     """The images of one split: by class, then by path.
 
     Attributes:
-      paths: from the folder; Arrow's large_binary, for a million Python objects would take several times the memory.
+      paths: relative to the folder; an Arrow array, as a million Python objects would take several times the memory.
       labels: int32 (n,).
       sizes: of the files, in bytes; int64 (n,).
-      times: of their last change, in nanoseconds; int64 (n,).
+      times: of their last changes, in nanoseconds; int64 (n,).
     """
 
     paths: pa.LargeBinaryArray
@@ -50,7 +50,7 @@ class Images:
         return len(self.labels)
 
     def path(self, row: int) -> bytes:
-        """Returns the path of an image, from the folder."""
+        """Returns the path of an image, relative to the folder."""
         path: bytes = self.paths[row].as_py()
         return path
 
@@ -60,10 +60,10 @@ class Listing:
     """All images of a folder.
 
     Attributes:
-      class_names: sorted; of all splits.
+      class_names: of all splits, sorted.
       splits: {name: its images}.
-      folders: {split: its folder, from the listed one}; b"" where there are no folders of splits.
-      ignored: {extension: files of formats that are not read}.
+      folders: {split: its folder, relative to the listed one}; b"" if splits have no folders.
+      ignored: {extension: number of files of unsupported formats}.
     """
 
     class_names: tuple[str, ...]
@@ -83,17 +83,17 @@ class Listing:
 
 
 def scan(root: bytes) -> Listing:
-    """Lists a folder that has one folder per class, or one per split with folders of classes.
+    """Lists a folder that has one folder per class, or one folder per split with one folder per class each.
 
     Raises:
-      DataError: it has neither, a class has no image, an image is in no class, is no regular file, or is a link that
+      DataError: it has neither; a class has no image; an image is in no class, is not a regular file, or is a link that
         leads out of the folder; the name of a class is not valid UTF-8; a folder cannot be read.
     """
     return _Scan(root).listing()
 
 
 def text(path: bytes) -> str:
-    """Returns a path for people: bytes that are not UTF-8 in hexadecimal."""
+    """Returns a path for messages: bytes that are not UTF-8 in hexadecimal."""
     return path.decode(errors="backslashreplace")
 
 
@@ -101,7 +101,7 @@ class _Scan:
     """One pass over a folder.
 
     Attributes:
-      ignored: {extension: files of formats that are not read}.
+      ignored: {extension: number of files of unsupported formats}.
     """
 
     def __init__(self, root: bytes) -> None:
@@ -114,7 +114,7 @@ class _Scan:
         classes = {split: self._class_folders(folder) for split, folder in folders.items()}
         names = sorted(set().union(*classes.values()))
         if not names:
-            raise DataError(f"{text(self._root)}: has no folders of classes; images are expected as class/file.png")
+            raise DataError(f"{text(self._root)}: has no class folders; images are expected as class/file.png")
         splits = {split: self._images(folder, names, classes[split]) for split, folder in folders.items()}
         self._check_not_empty(names, splits)
         class_names = tuple(name.decode() for name in names)
@@ -128,8 +128,8 @@ class _Scan:
         if len(known) < len(names):
             other = next(name for name in names if name not in known)
             raise DataError(
-                f"{text(self._root)}: has folders of splits ({', '.join(map(text, known))}) beside "
-                f"{text(other)!r}; are they classes? move one kind elsewhere"
+                f"{text(self._root)}: has split folders ({', '.join(map(text, known))}) next to {text(other)!r}; are "
+                "they classes? move one kind elsewhere"
             )
         found: dict[str, bytes] = {}
         for name in sorted(known, key=lambda name: list(_SPLITS).index(name.lower())):
@@ -151,9 +151,7 @@ class _Scan:
                     raise DataError(f"{text(entry.path)}: the name of a class must be valid UTF-8; rename it") from None
                 names.add(entry.name)
             elif self._is_image(entry):
-                raise DataError(
-                    f"{text(entry.path)}: is in no folder of a class; images are expected as class/file.png"
-                )
+                raise DataError(f"{text(entry.path)}: is not in a class folder; images are expected as class/file.png")
         return names
 
     def _images(self, folder: bytes, names: Sequence[bytes], present: Set[bytes]) -> Images:
@@ -169,7 +167,7 @@ class _Scan:
         return Images(pa.array(paths, pa.large_binary()), *columns)
 
     def _walk(self, folder: bytes) -> Iterator[tuple[bytes, int, int]]:
-        """Yields (path, size, time of the last change) of the images at any depth."""
+        """Yields (path, size, time of the last change) of the images in a folder, at any depth."""
         folders = [folder]
         while folders:
             for entry in _entries(folders.pop()):
@@ -187,7 +185,7 @@ class _Scan:
     def _status(self, entry: os.DirEntry[bytes]) -> tuple[int, int]:
         if entry.is_symlink() and not os.path.realpath(entry.path).startswith(self._real_root):
             raise DataError(
-                f"{text(entry.path)}: is a link that leads out of the folder, which is refused; copy the file"
+                f"{text(entry.path)}: is a link that leads out of the folder, which is not followed; copy the file"
             )
         with streams.errors_of(text(entry.path)):
             status = entry.stat()
@@ -217,5 +215,5 @@ def _is_folder(entry: os.DirEntry[bytes]) -> bool:
 
 
 def listed(ignored: collections.Counter[bytes]) -> str:
-    """Returns the most frequent extensions, for people."""
+    """Returns the most frequent extensions, for messages."""
     return ", ".join(text(extension) or "without extension" for extension, _ in ignored.most_common(5))

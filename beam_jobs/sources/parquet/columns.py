@@ -1,4 +1,4 @@
-"""Which columns of a Parquet file are the image, the label, the key and the features, by the flags and their types."""
+"""The columns of a Parquet file that are the image, the label, the key and the features, by flags and types."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _LABEL_NAME = "label"
 _RESERVED = ("image", "label", "key")  # features of every example
 _LABELS, _KEYS = ("int", "bool", "string"), ("int", "string", "bytes", "fixed")  # kinds of columns
 _MOST_LISTED = 16
-IMAGE_FIELD = "bytes"  # the field of Hugging Face's struct of bytes and path
+IMAGE_FIELD = "bytes"  # of Hugging Face's struct of bytes and path
 
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """The columns to read. Equal for two files whose columns can be read alike.
+    """The columns to read; equal for two files that can be read alike.
 
     Attributes:
       image: name of the images' column.
-      nested: whether it is a struct with a field `bytes`.
+      nested: whether it is a struct with the field `bytes`.
       label: name of the labels' column.
       label_kind: `int`, `bool` or `string`.
-      key: name of the keys' column; "" where keys are made of file and row.
+      key: name of the keys' column; "" if keys are made of file and row.
       kept: (name, feature) of the others.
     """
 
@@ -44,13 +44,13 @@ class Columns:
 
     @property
     def paths(self) -> list[str]:
-        """The dotted paths of what must be read: of a struct's fields only `bytes`."""
+        """The dotted paths to read; of a struct only its field `bytes`."""
         image = f"{self.image}.{IMAGE_FIELD}" if self.nested else self.image
         return [image, self.label, *([self.key] if self.key else []), *(name for name, _ in self.kept)]
 
 
 def choose(path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
-    """Returns the columns of a file, the first of `image` and `img` and `label` where no flag names them.
+    """Returns the columns of a file; if no flag names them, `image`, else `img`, and `label`.
 
     Raises:
       UsageError: a flag names a missing column, or one whose type cannot be converted; a kept column is read
@@ -67,7 +67,7 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
     kept = []
     for name in options.keep_columns:
         if name in _RESERVED or name in (image, label, options.key_column):
-            problem = "every example has that feature" if name in _RESERVED else "that column is read already"
+            problem = "every example has that feature" if name in _RESERVED else "that column is already in use"
             raise UsageError(f"--keep_columns: {name!r} cannot be kept: {problem}")
         feature = _feature(path, schema, name)
         own_names = names.get(name, ()) if feature.dtype == "int64" else ()
@@ -80,9 +80,9 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
 
 
 def class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Returns {column: names of its classes} of the columns that Hugging Face's metadata in a schema calls so.
+    """Returns {column: names of its classes} of the columns that Hugging Face's metadata calls class labels.
 
-    Metadata of another form is ignored: it is somebody's comment.
+    Metadata of another form is ignored.
     """
     try:
         content = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
@@ -113,7 +113,7 @@ def _type_of(path: str, schema: pa.Schema, flag: str, name: str) -> pa.DataType:
 
 
 def _check_image(path: str, schema: pa.Schema, name: str) -> bool:
-    """Returns whether the column is a struct of bytes and more."""
+    """Returns whether the image column is a struct; see `Columns.nested`."""
     found = _type_of(path, schema, "image_column", name)
     nested = pa.types.is_struct(found) and found.get_field_index(IMAGE_FIELD) >= 0
     if _kind(plain(found.field(IMAGE_FIELD).type if nested else found)) != "bytes":
@@ -125,7 +125,7 @@ def _check_image(path: str, schema: pa.Schema, name: str) -> bool:
 
 
 def _checked_kind(path: str, schema: pa.Schema, flag: str, name: str, kinds: Sequence[str], must: str) -> str:
-    """Returns which of some kinds of types a column has."""
+    """Returns the kind of a column's type, which must be one of `kinds`."""
     found = _type_of(path, schema, flag, name)
     kind = _kind(plain(found))
     if kind not in kinds:
@@ -147,7 +147,7 @@ def _feature(path: str, schema: pa.Schema, name: str) -> Feature:
 
 
 def plain(found: pa.DataType) -> pa.DataType:
-    """Returns the type of the values of a column that is stored as a dictionary of them."""
+    """Returns the type of a column's values, also if it is dictionary-encoded."""
     return found.value_type if pa.types.is_dictionary(found) else found
 
 

@@ -1,4 +1,4 @@
-"""Which Parquet files a --source names, and which split each of them is of."""
+"""The Parquet files that a --source names, and the split of each."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SHARD = re.compile(r"(?:.*-)?(?P<word>[^-]+)-\d{5,}-of-\d{5,}(?:-[0-9a-f]+)?")
 
 
 def find(source: str) -> tuple[StoragePath, list[str]]:
-    """Returns a folder and the files in it, by their paths from there, sorted.
+    """Returns a folder and the files in it, as sorted paths relative to it.
 
     Args:
       source: a file, a folder of *.parquet at any depth, or a glob.
 
     Raises:
-      UsageError: no source is named.
+      UsageError: --source is missing.
       DataError: as `listing.find`.
     """
     if not source:
@@ -35,11 +35,11 @@ def find(source: str) -> tuple[StoragePath, list[str]]:
 def by_split(root: StoragePath, names: Sequence[str]) -> dict[str, list[str]]:
     """Returns the files of each split, train first.
 
-    A file's split is a word (train, validation, test, ...) in its name or the name of a folder, or, where other files
-    have such a word, what stands before `-00000-of-00001`. Without any such word all files are of `train`.
+    A file's split is a word (train, validation, test, ...) in its name or the name of a folder, or, if other files have
+    such a word, what precedes `-00000-of-00001`. If no file has such a word, all files are of `train`.
 
     Raises:
-      DataError: a file has two such words, or none where others have one; two words mean one split.
+      DataError: a file has two such words, or none while others have one; two words mean the same split.
     """
     words = {name: _known_word(root, name) for name in names}
     if not any(words.values()):
@@ -76,7 +76,7 @@ def _shard_word(root: StoragePath, name: str, others: Sequence[str]) -> str:
     match = _SHARD.fullmatch(pathlib.PurePosixPath(name).stem)
     if not match or not naming.is_split_name(match["word"]):
         raise DataError(
-            f"{root / name}: its name does not tell its split, as other names do ({min(others)!r}); "
+            f"{root / name}: its name does not tell its split, unlike other names ({min(others)!r}); "
             "rename it <split>-00000-of-00001.parquet, or name the files to take with a glob"
         )
     return match["word"]

@@ -16,9 +16,9 @@ MAX_CLASSES = 100_000  # the largest published label sets have a fifth of that; 
 
 
 def class_names(files: Sequence[ParquetFile], columns: Columns, named: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns one name per label of all files; `named` is what their metadata say, () where that is nothing.
+    """Returns one name per label of all files; `named` are those in their metadata, if any.
 
-    Labels are read, for pyarrow 25 ends the process where statistics are corrupt.
+    Labels are read, as pyarrow 25 crashes on corrupt statistics.
 
     Raises:
       DataError: no row has a label, there are more than 100,000 classes, or a file cannot be read.

@@ -1,4 +1,4 @@
-"""Data sets in Parquet files: a column of encoded images, one of labels, others as features.
+"""Data sets in Parquet files: a column of encoded images, one of labels, others kept as features.
 
 The unit of reading is the row group. Format: https://parquet.apache.org/docs/file-format/; Hugging Face's layout of
 splits, images and class names: https://huggingface.co/docs/datasets.
@@ -80,7 +80,7 @@ class ParquetSource(Source):
 
 @dataclasses.dataclass(frozen=True)
 class _Opened:
-    """What the footer of a file says."""
+    """A file, and what its footer says."""
 
     table: ParquetFile
     columns: Columns
@@ -94,9 +94,9 @@ def open_source(options: SourceOptions) -> ParquetSource:
       options: `source` is a file, a folder of *.parquet, or a glob; the columns are as `config.ConvertConfig` says.
 
     Raises:
-      UsageError: no source is named; a column is missing or cannot be converted.
-      DataError: a file is missing or cannot be read, files differ in their columns or class names, it cannot be told
-        which split a file is of, a split has no row, a row group is larger than 1 GiB, or no row has a label.
+      UsageError: --source is missing; a column is missing or cannot be converted.
+      DataError: a file is missing or cannot be read, files differ in their columns or class names, the split of a file
+        is unclear, a split has no row, a row group is larger than 1 GiB, or no row has a label.
     """
     folder, names = parquet_files.find(options.source)
     by_split = parquet_files.by_split(folder, names)
@@ -147,9 +147,9 @@ def _open_another(path: StoragePath, options: SourceOptions, first: _Opened) -> 
 def _describe(folder: StoragePath, names: Sequence[str]) -> tuple[SourceFile, ...]:
     """Returns the manifest's entry of each file.
 
-    Of a local file the digest is of its content. Of a remote one it is of the footer with its length and magic, which
-    end the file: reading all bytes from a store would take too long. The footer has the offset and size of every
-    column chunk and what statistics the writer made; a file that differs in nothing of that is not told apart.
+    The digest of a local file covers its content. That of a remote file covers only its end, the footer with its length
+    and magic, as reading all bytes from a store would take too long. The footer has the offset and size of every
+    column chunk, and the writer's statistics; files that are equal in all of these are not told apart.
     """
     if isinstance(folder, LocalPath):
         return digest.describe([(name, folder / name) for name in names])

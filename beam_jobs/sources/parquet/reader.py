@@ -1,4 +1,4 @@
-"""Reads row groups of Parquet files batch by batch; every failure is one line with the file and the row group."""
+"""Reads row groups of Parquet files batch by batch; every error is one line with the file and the row group."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from beam_jobs.sources.streams import KnownFile
 from beam_jobs.storage.paths import StoragePath
 from pipeline.errors import DataError
 
-MAX_GROUP_BYTES = 1 << 30  # 1 GiB: a shard reads its row groups whole, and those at its ends are read twice
+MAX_GROUP_BYTES = 1 << 30  # 1 GiB: shards read whole row groups, and two shards read one at their boundary
 _BATCH_BYTES = 16 << 20  # 16 MiB
-_MAX_BATCH = 512  # rows: a dictionary can make each larger than the footer says
-_BUFFER = 1 << 20  # 1 MiB: pages are read one by one, not a whole column of the row group
-_FOOTERS = 256  # kept per process: of so many files
+_MAX_BATCH = 512  # rows: with a dictionary, rows can be larger than the footer says
+_BUFFER = 1 << 20  # 1 MiB: read page by page, not a whole column of the row group
+_FOOTERS = 256  # files whose footers a process keeps
 _MOST_TEXT = 200  # characters of pyarrow's message
 
 
@@ -45,7 +45,7 @@ class ParquetFile(KnownFile):
                 file = pq.ParquetFile(
                     stack.enter_context(self.path.open_native()),
                     metadata=_footer(self.path, self.stamp),
-                    pre_buffer=False,  # else the whole row group is read into memory first
+                    pre_buffer=False,  # else it first reads the whole row group into memory
                     buffer_size=self.path.read_ahead(_BUFFER),
                     page_checksum_verification=True,
                 )
@@ -55,7 +55,7 @@ class ParquetFile(KnownFile):
 
 @functools.lru_cache(maxsize=_FOOTERS)
 def _footer(path: StoragePath, stamp: tuple[int, int]) -> pq.FileMetaData:
-    del stamp  # part of the cache's key: a file that changed has another footer
+    del stamp  # part of the cache's key: if a file changes, so does its footer
     with path.open_native() as stream:
         return pq.read_metadata(stream)
 
@@ -73,7 +73,7 @@ class OpenFile:
         return range(self.file.num_row_groups)
 
     def batches(self, group: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yields a row group, of which the columns of some dotted paths, in batches of about 16 MiB.
+        """Yields the columns of some dotted paths of a row group, in batches of about 16 MiB.
 
         Raises:
           DataError: a page is corrupt, or rows are missing.
@@ -92,7 +92,7 @@ class OpenFile:
             )
 
     def rows(self, group: int, columns: Sequence[str]) -> int:
-        """Returns the rows of a row group, of which some columns can be held in memory.
+        """Returns the number of rows in a row group, after checking that some columns of it fit into memory.
 
         Raises:
           DataError: the row group is larger than 1 GiB or cannot be read; its footer is corrupt.
@@ -111,11 +111,11 @@ class OpenFile:
         return rows
 
     def _num_bytes(self, group: int, columns: Sequence[str]) -> int:
-        """Returns the bytes of some columns, decompressed, or of all where those are few enough."""
+        """Returns the decompressed size of some columns, or of all if that is small enough."""
         info = self.file.metadata.row_group(group)
         if info.total_byte_size <= MAX_GROUP_BYTES:
             return int(info.total_byte_size)
-        # A corrupt `info.column(...)` ends the process (pyarrow 25), a corrupt row does not: so one is read first.
+        # A corrupt `info.column(...)` crashes pyarrow 25, reading a corrupt row does not: so one is read first.
         next(self.batches(group, columns), None)
         paths = [self.file.metadata.schema.column(leaf).path for leaf in range(self.file.metadata.num_columns)]
         wanted = tuple(f"{column}." for column in columns)
@@ -123,13 +123,13 @@ class OpenFile:
         return sum(info.column(leaf).total_uncompressed_size for leaf in leaves)
 
     def errors_of(self, group: int) -> contextlib.AbstractContextManager[None]:
-        """Names the file and the row group in what pyarrow raises."""
+        """Adds the file and the row group to pyarrow's errors."""
         return one_line(f"{self.path}: row group {group}: cannot be read")
 
 
 @contextlib.contextmanager
 def one_line(what: str) -> Iterator[None]:
-    """Turns whatever pyarrow raises into a DataError of one line that begins with `what`: the file, and its fault."""
+    """Turns any error of pyarrow into a DataError of one line that begins with `what`: the file and its fault."""
     try:
         yield
     except DataError:

@@ -1,4 +1,4 @@
-"""Gathers the columns of Arrow batches into a block, with what is wrong with each row."""
+"""Gathers the columns of Arrow batches into a block, with a reason for each invalid row."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BatchedBuilder(BlockBuilder):
         """Puts rows of a batch, int64 (n,), to positions, int64 (n,).
 
         Raises:
-          ValueError, pyarrow.ArrowException: the values are not of the types that the footer gives.
+          ValueError, pyarrow.ArrowException: the values do not have the types that the footer says.
         """
         columns = self._columns
         taken = {name: _taken(batch.column(name), rows) for name in batch.schema.names}
@@ -67,7 +67,7 @@ def _refuse_nulls(bad: dict[int, str], array: pa.Array, reason: str) -> None:
 
 
 def decoded(array: pa.Array) -> pa.Array:
-    """Returns the values of a column that may be stored as a dictionary of them."""
+    """Returns the values of a column, also if it is dictionary-encoded."""
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
@@ -82,7 +82,7 @@ def _bytes(array: pa.Array, missing: str, bad: dict[int, str]) -> NDArray[np.obj
 
 
 def _integers(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.int64]:
-    """Returns integers or booleans; 0 where they are refused."""
+    """Returns integers or booleans; 0 in bad rows."""
     _refuse_nulls(bad, array, f"{name} is null")
     values = array.fill_null(False if pa.types.is_boolean(array.type) else 0).to_numpy(zero_copy_only=False)
     if values.dtype == np.uint64 and len(values) and values.max() > _HIGHEST:
@@ -97,7 +97,7 @@ def _labels(array: pa.Array, columns: Columns, class_names: pa.Array | None, bad
     array = array.cast(pa.large_string())
     _refuse_nulls(bad, array, f"{columns.label} is null")
     numbers = pc.index_in(array, value_set=class_names).fill_null(-1).to_numpy().astype(np.int64)
-    _refuse(bad, numbers < 0, f"{columns.label} is empty")  # the one text that names no class
+    _refuse(bad, numbers < 0, f"{columns.label} is empty")  # only an empty text names no class
     return np.maximum(numbers, 0)
 
 
@@ -131,7 +131,7 @@ def _lists(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.object
     values, wrong = _elements(array.values, name)
     for element, reason in wrong.items():
         row = int(np.searchsorted(offsets, element, side="right")) - 1
-        if 0 <= row < len(array):  # else it is of a neighbour in a slice
+        if 0 <= row < len(array):  # else it is outside the slice
             bad.setdefault(row, reason)
     out = np.empty(len(array), object)
     for row, (start, stop) in enumerate(itertools.pairwise(offsets.tolist())):

@@ -1,1 +1,1 @@
-"""TFRecords: a data set of ours, anybody's, and those of TensorFlow Datasets."""
+"""TFRecords: converted data sets, those of other writers, and those of TensorFlow Datasets."""

@@ -1,4 +1,4 @@
-"""Turns records of `tf.train.Example` into blocks: which feature is the image, which the label, which are kept."""
+"""Turns records of `tf.train.Example` into blocks, by the names of the image, the label and the kept features."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Columns:
     """The names that the features have in the records.
 
     Attributes:
-      image, label: bytes; one int64.
-      key: bytes or one int64; "" where records have none.
-      image_shape: (height, width, channels) of raw pixels; None where images are encoded.
-      sizes: the features of height, width and channels in records of raw pixels, if they have such.
-      extra: the features that are kept.
+      image, label: of bytes; of one int64.
+      key: of bytes or one int64; "" if records have none.
+      image_shape: (height, width, channels) of raw pixels; None if images are encoded.
+      sizes: the features with height, width and channels of raw pixels, if there are any.
+      extra: the kept features.
     """
 
     image: str
@@ -38,7 +38,7 @@ class Columns:
     extra: dict[str, Feature] = dataclasses.field(default_factory=dict)
 
     def block(self, records: Sequence[bytes], keys: NDArray[np.bytes_] | None) -> Block:
-        """Returns the block of serialized Examples, invalid ones in `bad`; `keys` are for records that have none."""
+        """Returns the block of serialized Examples; `keys` are for records that have none."""
         builder = BlockBuilder(len(records), self.extra, self.image_shape, keys)
         names = (self.image, self.label, *([self.key] if self.key else []), *self.sizes, *self.extra)
         for row, record in enumerate(records):
@@ -76,7 +76,7 @@ class Columns:
 
 
 def kind(values: Any) -> str:
-    """Returns what `example_proto.decode` found: `bytes`, `int64`, `float`, or `nothing`."""
+    """Returns the kind of values that `example_proto.decode` returned: `bytes`, `int64`, `float`, or `nothing`."""
     if isinstance(values, list):
         return "bytes" if values else "nothing"
     return "int64" if values.dtype == np.int64 else "float"

@@ -1,8 +1,8 @@
 """Files of records, read by record number: TFRecord files, compressed or not, and ArrayRecord files.
 
-A file is walked once, when it is indexed. If all records of a TFRecord file have one length, that length is kept, and
-any record can be read directly. Otherwise the offset of the first record of each piece is kept: 1,000 records or 16
-MiB, whichever is less. Compressed files are read from their beginning.
+A file is walked once, to index it. If all records of a TFRecord file have the same length, the index is that length,
+and any record can be read directly. Otherwise it is the offset of each piece of 1,000 records or 16 MiB, whichever is
+less. Compressed files are read from their beginning.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class RecordFile(KnownFile):
     """One file, as it was when it was indexed.
 
     Attributes:
-      num_records: in it.
+      num_records: number of records.
       packing: "" (TFRecord), "gzip" or "zlib" (TFRecord, compressed), or `ARRAY_RECORD`.
-      stride: bytes from one record to the next, where all are of one length.
+      stride: bytes from one record to the next, if all have the same length.
       offsets: (path, CRC32C in hexadecimal) of a file with the byte offset of each record and the size of this file,
-        uint64, little-endian; None where there is none.
-      marks: (record, its byte offset) of the first record of each piece, and of the file's end, where there is neither
+        uint64, little-endian; None if there is none.
+      marks: (record, its byte offset) of the first record of each piece, and of the file's end, if there is neither
         stride nor offsets.
     """
 
@@ -68,10 +68,15 @@ class RecordFile(KnownFile):
 def index(
     path: StoragePath, visit: Callable[[bytes], None] | None = None, tap: Callable[[bytes], None] | None = None
 ) -> RecordFile:
-    """Walks a TFRecord file, compressed or not: `visit` gets each record, `tap` all bytes, as `stream.records` says.
+    """Walks a TFRecord file, compressed or not, and returns its index.
+
+    Args:
+      path: the file.
+      visit: gets each record.
+      tap: gets all bytes, as `stream.records` says.
 
     Raises:
-      DataError: the file cannot be read, is no TFRecord file, is cut short or corrupt: with the record and its offset.
+      DataError: the file cannot be read, is not a TFRecord file, is cut short or corrupt; names the record and offset.
     """
     packing = record_stream.packing_of(path)
     stamp = streams.stamp(path)
@@ -102,13 +107,13 @@ def index_array_record(path: StoragePath) -> RecordFile:
 
 
 def read(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
-    """Returns records, in the order of `rows`, int64 (n,), which ascend; both CRCs of each are checked.
+    """Returns the records of `rows`, int64 (n,), which ascend; both CRCs of each record are checked.
 
     Raises:
-      DataError: the file has changed since, cannot be read, or is corrupt there: with the record and its offset.
+      DataError: the file has changed, cannot be read, or is corrupt there; names the record and its offset.
     """
     with streams.errors_of(file.path), file.path.open_native() as stream:
-        file.check_unchanged()  # after it was opened: a file that replaces it before is noticed
+        file.check_unchanged()  # after opening it, so that a file that has replaced it is noticed
         if file.packing:
             return _read_array_record(file, rows) if file.packing == ARRAY_RECORD else _read_streamed(file, rows)
         if not file.has_random_access:
@@ -126,7 +131,7 @@ def _record(file: RecordFile, framed: bytes, row: int, start: int) -> bytes:
 
 
 def _ranges(file: RecordFile, rows: NDArray[np.int64]) -> tuple[list[int], list[int]]:
-    """Returns the byte offsets of records and of their ends."""
+    """Returns the byte offsets of records, and of their ends."""
     if file.stride is not None:
         return (rows * file.stride).tolist(), ((rows + 1) * file.stride).tolist()
     offsets = _load_offsets(file)

@@ -1,4 +1,4 @@
-"""TFRecords of `tf.train.Example` that other programs wrote: a file, a folder or a glob."""
+"""TFRecords of `tf.train.Example` written by other programs: a file, a folder or a glob."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 from pipeline.records import example_proto
 
-LABELS = "labels.txt"  # the classes' names, one per line; or `<label feature>.labels.txt`, as TFDS calls it
+LABELS = "labels.txt"  # class names, one per line; or `<label feature>.labels.txt`, TFDS's name for it
 MAX_CLASSES = 1 << 20
 _RECORD_FILE = re.compile(r"[^._].*(\.tfrec.*|-\d{5,}-of-\d{5,})", re.IGNORECASE)
-_BESIDE = (".offsets", ".index", ".idx", ".crc", ".json", ".txt")  # what lies beside records and is named after them
+_BESIDE = (".offsets", ".index", ".idx", ".crc", ".json", ".txt")  # of files next to records and named after them
 
 
 def open_files(options: SourceOptions) -> RecordSource:
     """Opens, walks and digests the files of `options.source`.
 
-    Classes are named by `labels.txt` beside the files. Without one every record is read for the highest label, and the
+    Classes are named by `labels.txt` next to the files. Without it, every record is read for the highest label, and the
     classes are "0", "1" and so on; this takes about as long as the files' digests.
 
     Raises:
-      UsageError: a flag does not fit the first record, or is needed.
-      DataError: a file is missing, no TFRecord file, cut short or corrupt, or has no record.
+      UsageError: a flag does not fit the first record, or is missing.
+      DataError: a file is missing, is not a TFRecord file, is cut short or corrupt, or has no record.
     """
     root, paths = _find(options.source)
     columns = record_schema.infer(*_first_records(paths), options)
@@ -62,7 +62,7 @@ def open_files(options: SourceOptions) -> RecordSource:
 
 
 def _find(source: str) -> tuple[StoragePath, list[StoragePath]]:
-    """Returns the folder that holds all files of a source, and these, sorted by path."""
+    """Returns the folder that contains all files of a source, and the files, sorted by path."""
     wanted = "file like *.tfrecord* or *-00000-of-00001; name the files with a glob"
     root, names = listing.find(source, _is_records, False, wanted, "--source of tfrecord is a folder, a file or a glob")
     if not root.is_remote:
@@ -78,7 +78,7 @@ def _is_records(name: str) -> bool:
 def _index(
     root: StoragePath, paths: Sequence[StoragePath], visit: Callable[[bytes, StoragePath], None] | None
 ) -> tuple[list[RecordFile], tuple[SourceFile, ...]]:
-    """Returns the files, indexed, and the manifest's entries of them; `visit` gets each record and its file."""
+    """Returns the indexed files, and their entries in the manifest; `visit` gets each record and its file."""
 
     def walk(path: StoragePath) -> tuple[RecordFile, SourceFile]:
         tally = digest.Tally(shown.update)
@@ -91,7 +91,7 @@ def _index(
 
 
 def _labels_of(record: bytes, feature: str) -> list[int]:
-    """Returns the label of a record; none of an invalid one, which is left to the reader of rows."""
+    """Returns the label of a record; nothing for an invalid one, which is left to the reader of rows."""
     with contextlib.suppress(ValueError):
         values = example_proto.decode(record, (feature,)).get(feature, [])
         return [int(values[0])] if not isinstance(values, list) and len(values) == 1 else []
@@ -99,7 +99,7 @@ def _labels_of(record: bytes, feature: str) -> list[int]:
 
 
 def _first_records(paths: Sequence[StoragePath]) -> tuple[list[dict[str, Any]], str]:
-    """Returns the first Examples, decoded, of the first file that has any, and the file."""
+    """Returns the first decoded Examples of the first file that has any, and the file."""
     seen = 0
     for path in paths:
         walk = record_stream.records(path, record_stream.packing_of(path))
@@ -136,5 +136,5 @@ def _by_split(files: Sequence[RecordFile]) -> dict[str, tuple[RecordFile, ...]]:
 
 
 def split_of(name: str) -> str:
-    """Returns the split of a file: the first word in its name that means one, else train."""
+    """Returns the split of a file: that of the first word in its name that means one, else train."""
     return next((SPLIT_OF_WORD[word] for word in listing.words(name) if word in SPLIT_OF_WORD), "train")

@@ -1,4 +1,4 @@
-"""Reads many ranges of bytes of a file in few calls, wherever the file lies."""
+"""Reads many byte ranges of a local or remote file in few calls."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow
 
-_GAP = 64 << 10  # 64 KiB: reading over so small a gap is cheaper than another call
+_GAP = 64 << 10  # 64 KiB: reading across such a small gap is cheaper than another call
 _SPAN = 8 << 20  # 8 MiB read at once, or one record
-_REMOTE_GAP = 256 << 10  # 256 KiB: a fraction of what a store sends in the time that a request takes
-_WHOLE = 10  # a store's file of which more than a tenth is wanted is read from the first range to the last
-_REQUESTS = 8  # at a time: as many spans are in memory
+_REMOTE_GAP = 256 << 10  # 256 KiB: a fraction of what a store sends in the time of a request
+_WHOLE = 10  # if more than a tenth of a remote file is wanted, it is read from the first range to the last
+_REQUESTS = 8  # at a time; as many spans are in memory
 
 
 def read(stream: pyarrow.NativeFile, starts: Sequence[int], stops: Sequence[int], remote: bool) -> Iterator[bytes]:
-    """Yields the bytes of each range, which ascend; near ones are read together, 8 MiB at most.
+    """Yields the bytes of each range; nearby ranges are read together, up to 8 MiB.
 
     Memory: the ranges; for a remote file also the eight spans of 8 MiB that are read at a time.
 
-    Starts and stops are byte offsets. Of a remote file several threads read from the stream, each call a request.
+    Args:
+      stream: the file; if it is remote, several threads read from it, and each call is a request.
+      starts, stops: byte offsets of the ranges, which ascend.
+      remote: whether the file is remote.
     """
 
     def cut(span: tuple[int, int]) -> list[bytes]:
@@ -41,7 +44,7 @@ def read(stream: pyarrow.NativeFile, starts: Sequence[int], stops: Sequence[int]
 
 
 def _spans(starts: Sequence[int], stops: Sequence[int], gap: int) -> Iterator[tuple[int, int]]:
-    """Yields the numbers of the first range that is read at once and of the first that is not."""
+    """Yields (first, end): ranges first..end - 1 are read together."""
     first = 0
     while first < len(starts):
         end = first + 1

@@ -1,4 +1,4 @@
-"""A source of records of `tf.train.Example`, whoever wrote them."""
+"""A source of records of `tf.train.Example` by any writer."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _OURS = ("image", "label", "key")
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class RecordSource(Source):
-    """Files of records, indexed. Pickles to some 200 bytes a file, and 8 a piece where records differ in length.
+    """Indexed files of records. Pickles to some 200 bytes per file, and 8 per piece if records differ in length.
 
     Attributes:
-      columns: what is what in a record.
+      columns: the features of a record.
       records: {split: its files}.
     """
 
@@ -34,7 +34,7 @@ class RecordSource(Source):
     records: dict[str, tuple[RecordFile, ...]]
 
     def chunks(self, split: str) -> NDArray[np.int64] | None:
-        """Returns the rows of each piece of a file; None where any record is as cheap to read as any other."""
+        """Returns the rows of each piece of a file; None if any record is as cheap to read as any other."""
         filled = [file for file in self.records[split] if file.num_records]
         if all(file.has_random_access for file in filled):
             return None
@@ -44,7 +44,7 @@ class RecordSource(Source):
         """Returns rows of a split; see `base.Source.read`. Every record's CRCs are checked.
 
         Raises:
-          DataError: a file was changed since, cannot be read, or is corrupt: with the record and its offset.
+          DataError: a file has changed, cannot be read, or is corrupt; names the record and its offset.
         """
         files, columns = self.parts[split], self.columns
         records = [b""] * len(rows)
@@ -68,7 +68,7 @@ def make(
     files: tuple[SourceFile, ...],
     unique_keys: bool = True,
 ) -> RecordSource:
-    """Returns the source of some files, which keys and errors name from the folder `root`."""
+    """Returns a source of some files, whose names in keys and errors are relative to the folder `root`."""
     parts = {
         split: Files(tuple(file.path.name_in(root) for file in own), tuple(file.num_records for file in own))
         for split, own in records.items()
@@ -88,7 +88,7 @@ def make(
 
 
 def _as_matrix(records: Sequence[bytes], image_shape: tuple[int, int, int]) -> Block | None:
-    """Returns the block of records that differ only in the bytes of image, label and key; None of others."""
+    """Returns the block of records that differ only in the bytes of image, label and key; None for others."""
     size = len(records[0])
     if any(len(record) != size for record in records):
         return None
@@ -99,7 +99,7 @@ def _as_matrix(records: Sequence[bytes], image_shape: tuple[int, int, int]) -> B
     if layout.mismatch(rows).any():
         return None
     keys = np.ascontiguousarray(rows[:, layout.key])
-    if not keys[:, -1].all():  # NumPy would take the zeros at the end for padding
+    if not keys[:, -1].all():  # NumPy would take zeros at the end for padding
         return None
     images = np.ascontiguousarray(rows[:, layout.image]).reshape(len(records), *image_shape)
     return Block(images, rows[:, layout.label.start].astype(np.int64), keys.view(f"S{keys.shape[1]}")[:, 0])

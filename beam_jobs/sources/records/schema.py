@@ -11,7 +11,7 @@ from beam_jobs.sources.records.columns import Columns, kind
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest import Feature
 
-FIRST_RECORDS = 100  # that tell whether a feature has one value in every record
+FIRST_RECORDS = 100  # looked at, to tell whether a feature has one value in every record
 _OURS = ("image", "label", "key")
 _USUAL = {"image": ("image", "image/encoded", "image_raw"), "label": ("label", "image/class/label")}
 _SIZES = (
@@ -24,10 +24,10 @@ _DTYPE_OF_KIND = {"bytes": "string", "int64": "int64", "float": "float32"}
 
 
 def infer(records: Sequence[Mapping[str, Any]], file: str, options: SourceOptions) -> Columns:
-    """Returns what is what in the records of `file`, by the flags and its first records, decoded, at least one.
+    """Returns the columns of the records of `file`, by the flags and its first decoded records (at least one).
 
     Raises:
-      UsageError: a flag does not fit the first record, or is needed.
+      UsageError: a flag does not fit the first record, or is missing.
     """
     first = records[0]
     names = _names(first, file, options.feature_map)
@@ -96,7 +96,7 @@ def _is_size(values: Any) -> bool:
 
 
 def _feature(records: Sequence[Mapping[str, Any]], name: str, file: str) -> Feature:
-    """Returns a kept feature: a scalar where each of the first records has one value, else of one open dimension."""
+    """Returns a kept feature: a scalar if each of the first records has one value, else a vector of any length."""
     if name in _OURS:
         raise UsageError(f"--keep_columns={name}: every converted record has a feature of this name")
     found = [record[name] for record in records if name in record and len(record[name])]

@@ -1,4 +1,4 @@
-"""TFRecord files of others read front to back, GZIP and ZLIB decompressed on the way."""
+"""TFRecord files of other writers, read front to back; GZIP and ZLIB are decompressed on the way."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def packing_of(path: StoragePath) -> str:
     """Returns how a TFRecord file is compressed, by its first bytes: "" for plain, "gzip" or "zlib".
 
     Raises:
-      DataError: it cannot be read, or begins as none of these does.
+      DataError: it cannot be read, or begins like none of these.
     """
     with streams.errors_of(path), streams.open_plain(path) as stream:
         start = stream.read(framing.HEADER)
-    # A whole header with its CRC comes first: the length of a record may well look like gzip's magic.
+    # First of all a whole header with its CRC, as the length of a record may look like gzip's magic.
     if not start or (len(start) == framing.HEADER and walk.claimed_length(start) is not None):
         return ""
     if start.startswith(streams.GZIP_MAGIC):
@@ -38,11 +38,11 @@ def records(
 
     Args:
       path: the file.
-      packing: what `packing_of` returned; offsets are those of the decompressed bytes.
-      tap: gets the file's bytes as they are read; of a gzip file those that are decompressed.
+      packing: what `packing_of` returned; offsets count decompressed bytes.
+      tap: gets the file's bytes as they are read; decompressed ones if it is gzip.
 
     Raises:
-      DataError: the file cannot be read, is cut short or corrupt: with the record's number and its offset.
+      DataError: the file cannot be read, is cut short or corrupt; names the record and its offset.
     """
     with streams.errors_of(path), path.open("rb") as raw:
         stream = RecordStream(_tapped(raw.read, tap) if tap and packing != "gzip" else raw.read, packing.upper())

@@ -1,7 +1,7 @@
 """Data sets that TensorFlow Datasets (TFDS) has prepared: `tfds:NAME`, in its formats tfrecord and array_record.
 
 Their files hold `tf.train.Example`s whose images are PNG or JPEG files, so they are read like other records, without
-TensorFlow or TFDS's decoding: TFDS only tells where the files are and what the features are called. Only an image and a
+TensorFlow or TFDS's decoding; TFDS only says where the files are and what the features are called. Only an image and a
 class label are taken. Nothing is downloaded or prepared.
 """
 
@@ -32,12 +32,12 @@ def open_source(options: SourceOptions) -> RecordSource:
     """Opens a prepared data set.
 
     Args:
-      options: `dataset` is `tfds:NAME`, `tfds:NAME/CONFIG` or with `:VERSION` behind it; `source` is TFDS's data_dir
+      options: `dataset` is `tfds:NAME` or `tfds:NAME/CONFIG`, optionally with `:VERSION`; `source` is TFDS's data_dir
         (default: TFDS's own), or the folder of the data set itself, with `dataset_info.json`.
 
     Raises:
-      UsageError: no name, or TFDS is not installed.
-      DataError: it is not prepared there, has no image or class label, is of another format, or a file is corrupt.
+      UsageError: the name is missing, or TFDS is not installed.
+      DataError: it is not prepared there, has no image or class label, has another format, or a file is corrupt.
     """
     commandline.require("tensorflow_datasets")
     builder = _builder(options.dataset.removeprefix(TFDS_PREFIX), options.source)
@@ -75,7 +75,7 @@ def _builder(name: str, data_dir: str) -> Any:
             f"{where}: TensorFlow Datasets has prepared no {name!r} there (in format tfrecord or array_record, with "
             f"features.json); prepare it with: {build}"
         ) from None
-    except Exception as error:  # its readers of names, JSON and versions raise a dozen kinds
+    except Exception as error:  # its parsers of names, JSON and versions raise a dozen types
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(f"{where}: TFDS cannot open {name!r}: {reason}") from None
 

@@ -1,4 +1,4 @@
-"""TFRecords of `tf.train.Example`: a data set of ours (a folder with manifest.json), or anybody's."""
+"""TFRecords of `tf.train.Example`: a converted data set (a folder with manifest.json), or those of other writers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pipeline.manifest import Manifest, ShardInfo, SourceFile, naming
 
 
 def open_source(options: SourceOptions) -> RecordSource:
-    """Opens TFRecords: a folder with a manifest as the manifest says, others as `foreign_records.open_files` does.
+    """Opens TFRecords: by the manifest if the folder has one, else as `foreign_records.open_files` does.
 
     Raises:
-      UsageError: no source is named, or a flag does not fit it.
+      UsageError: --source is missing, or a flag does not fit it.
       DataError: a file is missing, cut short, corrupt or cannot be read.
     """
     if not options.source:
@@ -34,15 +34,15 @@ def open_source(options: SourceOptions) -> RecordSource:
 
 
 def _open_ours(folder: LocalPath | RemotePath, options: SourceOptions) -> RecordSource:
-    """Opens a converted data set. The new manifest names its manifest as the source, which has its shards' digests."""
+    """Opens a converted data set. Its manifest, which has the shards' digests, is the source's only file."""
     for flag in ("feature_map", "image_shape", "keep_columns"):
         if getattr(options, flag):
-            raise UsageError(f"--{flag}: is not for {folder}, whose {naming.MANIFEST} says what its features are")
+            raise UsageError(f"--{flag}: does not apply to {folder}, whose {naming.MANIFEST} lists its features")
     made = manifest.load(folder)
     if not made.has_images:
         raise UsageError(
-            f"--source={folder}: its {naming.MANIFEST} is of pipeline.index and knows of no images; where its records "
-            f"hold some, name the files: --source='{folder}/{next(iter(made.shards)).file}', or a glob"
+            f"--source={folder}: its {naming.MANIFEST} was written by pipeline.index and mentions no images; if its "
+            f"records hold some, name the files: --source='{folder}/{next(iter(made.shards)).file}', or a glob"
         )
     columns = Columns(
         *("image", "label", "key"),

@@ -160,7 +160,7 @@ class TestOurs:
     )
     def test_takes_no_flags_of_foreign_records(self, tmp_path, flag, value):
         write_dataset(tmp_path / "made")
-        with pytest.raises(UsageError, match=rf"--{flag}: is not for .*, whose manifest.json says"):
+        with pytest.raises(UsageError, match=rf"--{flag}: does not apply to .*, whose manifest.json lists"):
             opened(tmp_path / "made", **{flag: value})
 
 
