@@ -53,14 +53,15 @@ class Reading:
         laid = LaidShards.of(self.source.order, self.epoch, NumpyArrays())
         return laid.segments[laid.counts > 0]
 
+    @cached_property
+    def _laid_bytes(self) -> I64:
+        segments = [self.source.selection.segments[i] for i in self.segments.tolist()]
+        sizes = [s.shard.num_bytes * s.num_examples // s.shard.num_examples for s in segments]
+        return np.cumsum([0, *sizes])
+
     def bytes_before(self, positions: I64) -> I64:
         """Returns the bytes of the shards' records that are laid before each position; any shape, int64."""
-        place = np.clip(np.searchsorted(self.laid, positions, "right") - 1, 0, len(self.segments) - 1)
-        segments = [self.source.selection.segments[i] for i in self.segments.tolist()]
-        size = np.array([s.shard.num_bytes for s in segments], np.int64)
-        count = np.array([s.shard.num_examples for s in segments], np.int64)
-        before = np.concatenate([[0], np.cumsum(size * np.diff(self.laid) // count)])
-        return before[place] + size[place] * (positions - self.laid[place]) // count[place]
+        return np.rint(np.interp(positions, self.laid, self._laid_bytes)).astype(np.int64)
 
     @cached_property
     def split_bytes(self) -> int:

@@ -173,6 +173,4 @@ def _reason(error: Exception) -> str:
 
 
 def _short(path: str, offset: int, wanted: int, found: int) -> DataError:
-    return DataError(
-        f"{path}: ends at byte {offset + found}, not at {offset + wanted} or later; it was truncated while being read"
-    )
+    return DataError(f"{path}: ends at byte {offset + found}, not at {offset + wanted} or later; it was truncated")
