@@ -69,8 +69,7 @@ def notes(data_dir: StoragePath, present: Manifest) -> list[str]:
 
 def shard_files(present: Manifest) -> dict[str, str]:
     """Returns {name: CRC32C} of a data set's shards and of their offset files."""
-    offsets = {naming.offsets_name(shard.file): shard.offsets_crc32c for shard in present.shards}
-    return {shard.file: shard.crc32c for shard in present.shards} | {name: crc for name, crc in offsets.items() if crc}
+    return {name: crc for shard in present.shards for name, crc in receipts.files_of(shard).items()}
 
 
 def files_of(present: Manifest | None) -> set[str]:

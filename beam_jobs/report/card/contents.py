@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,22 +18,6 @@ _LARGEST_PICTURE = 64 << 10  # 64 KiB
 _SIDE = 96  # CSS pixels: what there is room for on a wide screen, five in a row
 
 
-@dataclasses.dataclass(frozen=True)
-class Abridged:
-    """A list of which the middle or the end may be left out: what is shown, and how many items are not."""
-
-    first: Sequence[Any]
-    left_out: int = 0
-    last: Sequence[Any] = ()
-
-
-def abridge(items: Sequence[Any], most: int, first: int, last: int = 0) -> Abridged:
-    """Returns all items if they are at most `most`, otherwise the `first` and the `last` ones."""
-    if len(items) <= most:
-        return Abridged(items)
-    return Abridged(items[:first], len(items) - first - last, items[len(items) - last :])
-
-
 def shape(feature: Feature) -> str:
     """Returns a feature's shape in words: its sizes with multiplication signs between them."""
     return " \u00d7 ".join("any" if size is None else str(size) for size in feature.shape) or "one value"
@@ -49,7 +32,7 @@ def encoding(feature: Feature) -> str:
 
 
 def labels(made: Manifest) -> dict[str, Any]:
-    """Returns how many examples of each class each split has; of many classes, the largest and the smallest."""
+    """Returns how many examples of each class each split has; many classes are sorted by size."""
     histograms = [split.label_histogram for _, split in by_size(made)]
     count = max(len(made.class_names), *map(len, histograms))
     padded = [[*histogram, *[0] * (count - len(histogram))] for histogram in histograms]
@@ -68,18 +51,17 @@ def labels(made: Manifest) -> dict[str, Any]:
         }
         for label in order
     ]
-    return {"count": count, "profile": profile, "rows": abridge(rows, _MANY_CLASSES, first=20, last=5)}
+    return {"count": count, "profile": profile, "rows": rows, "most": _MANY_CLASSES}
 
 
 def sizes(made: Manifest) -> dict[str, Any]:
-    """Returns a histogram of the images' sizes; without rows where all are of one size."""
+    """Returns a histogram of the images' sizes."""
     counts = made.image_sizes
     rows = [{"size": size.replace("x", " \u00d7 "), "part": n / counts[0][1], "count": n} for size, n in counts]
     sides = [int(side) for size, _ in counts for side in size.split("x")]
     return {
         "count": len(counts),
-        "rows": abridge(rows if len(rows) > 1 else [], 12, first=12),
-        "others": sum(n for _, n in counts[12:]),
+        "rows": rows,
         "are_rounded": len(counts) > 1 and all(side % 64 == 0 for side in sides),
     }
 

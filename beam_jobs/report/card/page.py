@@ -60,7 +60,6 @@ def make_card(folder: StoragePath, made: Manifest, command: str) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "abridge": contents.abridge,
         "count_of": count_of,
         "encoding": contents.encoding,
         "number": "{:,}".format,
