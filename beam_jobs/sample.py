@@ -94,7 +94,7 @@ def _image_options(
             raise UsageError(f"{flag}: changes the images, so give --image_encoding=raw, png or jpeg with it")
     own = max((shape[2] for shape in shapes), default=3)
     if channels not in (0, own) and own > _MOST_CHANNELS:
-        raise UsageError(f"--channels={channels}: cannot be made of images of {own} channels")
+        raise UsageError(f"--channels={channels}: images of {own} channels cannot be converted to that")
     channels = channels or own
     if channels not in (1, 3) and (encoding != "raw" or size):
         flag = "--resize" if size else f"--image_encoding={encoding}"

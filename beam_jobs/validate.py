@@ -14,7 +14,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command.
 
     Raises:
-      PipelineError: bad flags, no data set, or one that is not as its manifest says: with one line of text.
+      PipelineError: bad flags, no data set, or one that differs from its manifest: with one line of text.
     """
     from beam_jobs.validation import command as validation  # noqa: PLC0415 (0.3 s to import, in which Ctrl-C is answered already)
 

@@ -146,7 +146,7 @@ def _check_job_server(runner: PortableRunner, options: PipelineOptions) -> None:
 def _create(options: PipelineOptions) -> PipelineRunner:
     name = options.view_as(StandardOptions).runner or DEFAULT_RUNNER
     if name in ("DirectRunner", "SwitchingDirectRunner"):
-        name = DEFAULT_RUNNER  # Beam ends up there too, after a download that can hang behind a proxy
+        name = DEFAULT_RUNNER  # Beam ends up there too, but after a download that can hang behind a proxy
     try:
         return create_runner(name)
     except (ValueError, AttributeError, ImportError) as error:

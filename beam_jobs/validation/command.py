@@ -99,7 +99,7 @@ def lines(report: Report, content: Manifest, decoded: bool, taken: float) -> lis
     found = list(report.problems)
     if report.num_problems > len(found):
         found.append(f"and {report.num_problems - len(found)} more")
-    begin = f"{count(report, content)}:" if report.num_problems else "the data set is as its manifest says:"
+    begin = f"{count(report, content)}:" if report.num_problems else "the data set matches its manifest:"
     pixels = ", pixels looked at" if decoded else ""
     found.append(
         f"{begin} {report.records} records in {len(content.shards)} shards, {report.num_bytes} bytes read{pixels}, "

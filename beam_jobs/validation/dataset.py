@@ -39,9 +39,9 @@ def key_problems(data_dir: StoragePath, manifest: Manifest, repeated: Iterable[R
 
 
 def total_problems(manifest: Manifest, shards: Sequence[ShardReport], decodes: bool) -> Iterator[Problem]:
-    """Yields what is wrong with the manifest's totals, where all records that they count could be read.
+    """Yields what is wrong with those of the manifest's totals whose records could all be read.
 
-    The reports are in the manifest's order; `decodes`: the pixels were checked.
+    The reports are in the manifest's order; `decodes` says whether the pixels were checked.
     """
     by_split, first, texts = {}, 0, []
     for name, split in manifest.splits.items():

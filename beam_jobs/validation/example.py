@@ -1,4 +1,4 @@
-"""Checks an example's features against the manifest, and counts what the manifest has totals of."""
+"""Checks the features of examples against the manifest, and counts what the manifest has totals of."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ExampleCheck:
     """Checks the examples of one shard, and counts them in its report."""
 
     def __init__(self, manifest: Manifest, decodes: bool, report: ShardReport) -> None:
-        """Makes a check that looks at the pixels, too, if it decodes; the report gets labels, sizes and sums."""
+        """Makes a check that also looks at the pixels if it decodes; labels, sizes and sums go to the report."""
         self._features = manifest.features
         self._image = manifest.features.get("image", _NO_IMAGE)
         self._classes = {"label": len(manifest.class_names)}

@@ -26,8 +26,13 @@ def check_shard(
 ) -> tuple[ShardReport, Iterator[tuple[int, KeyHashes]]]:
     """Reads a shard once, front to back; returns what was found, and its keys for `key_check`.
 
-    The number is the shard's among all of the data set; `decodes`: the pixels are checked too.
     Memory: a block of the file, a record, and about 100 bytes per record.
+
+    Args:
+      data_dir: the data set's folder.
+      manifest: its manifest.
+      number: of the shard among all of the data set.
+      decodes: whether to check the pixels too.
     """
     report = ShardReport(number, PixelSums(len(manifest.image_mean)))
     check = _Check(data_dir, manifest, report, ExampleCheck(manifest, decodes, report))

@@ -43,7 +43,7 @@ class Samples:
 
 
 def take(folder: StoragePath, made: Manifest) -> Samples:
-    """Returns samples of the training split, else of the largest: the same for the same data set.
+    """Returns samples of the training split, or of the largest if there is none: the same for the same data set.
 
     Raises:
       DataError: a shard cannot be read, or a record is corrupt.
