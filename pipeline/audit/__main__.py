@@ -38,8 +38,6 @@ class AuditConfig:
     list_all: bool = False  # list every worker and every shard
 
     def __post_init__(self) -> None:
-        if self.global_batch_size is None and self.observed is None:
-            raise UsageError("--global_batch_size: needed, the rows per step over all replicas (or give --observed)")
         if self.png is not None and not self.png.endswith(".png"):
             raise UsageError(f"--png={self.png}: the file's name must end in .png")
         if not 0 <= self.epoch < 1 << 62:
@@ -55,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     description = "Prove that every record is seen once, and show which worker reads what."
     config = commandline.parse(COMMAND, description, AuditConfig, argv)
+    if config.global_batch_size is None and config.observed is None:
+        raise UsageError("--global_batch_size: needed, the rows per step over all replicas (or give --observed)")
     from pipeline.audit import command  # noqa: PLC0415, here because --help must be fast
 
     command.run(config)

@@ -54,7 +54,7 @@ def parse(text: str, file: str) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file}: not valid JSON ({error}); convert the data again") from None
     _check_version(content, file)
-    manifest: Manifest = from_json(Manifest, content, f"{file}: not a valid manifest")
+    manifest: Manifest = from_json(Manifest, content, f"{file}: not a valid manifest (convert the data again)")
     checks.check(manifest, file)
     return manifest
 

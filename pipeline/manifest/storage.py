@@ -93,7 +93,7 @@ class OpenFile:
         """Opens it; raises DataError where it cannot be."""
         self.path = path
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            self._descriptor = os.open(path, os.O_RDONLY)
         except OSError as error:
             raise _unreadable(path, error) from None
 

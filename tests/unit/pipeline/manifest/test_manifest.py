@@ -66,7 +66,7 @@ def feature(**fields):
         (lambda c: c.update(format_version=True), "format_version is True"),
         (lambda c: c.pop("format_version"), "format_version is None"),
         (lambda c: c.pop("splits"), "'splits'"),
-        (lambda c: c.update(splits=[1]), r"not a valid manifest: splits is \[1\], not of type dict"),
+        (lambda c: c.update(splits=[1]), r"not a valid manifest .*: splits is \[1\], not of type dict"),
         (lambda c: shard(c).update(file="../../etc/passwd"), r"'train': .*'\.\./\.\./etc/passwd'"),
         (lambda c: shard(c).update(file="/etc/passwd"), "'/etc/passwd'"),
         (lambda c: shard(c).update(file=7), r"splits\['train'\]\.shards\[0\]\.file is 7, not of type str"),
