@@ -36,23 +36,18 @@ class Recoded:
     """Images as they are stored.
 
     Attributes:
+      sums: sums over the pixels.
       images: raw pixels, uint8 (n, height, width, channels), or n files; without the rows in `bad`.
       formats: their formats: `raw`, `png`, `jpeg`.
       sizes: {(height, width, channels): number of images}.
-      sums: sums over the pixels.
       bad: {row of the block: why its image is invalid}.
     """
 
-    images: NDArray[np.uint8] | list[bytes]
-    formats: set[str]
-    sizes: Counter[tuple[int, ...]]
     sums: PixelSums
-    bad: dict[int, str]
-
-    @classmethod
-    def empty(cls, channels: int) -> Recoded:
-        """Returns no images."""
-        return cls([], set(), Counter(), PixelSums(channels), {})
+    images: NDArray[np.uint8] | list[bytes] = dataclasses.field(default_factory=list)
+    formats: set[str] = dataclasses.field(default_factory=set)
+    sizes: Counter[tuple[int, ...]] = dataclasses.field(default_factory=Counter)
+    bad: dict[int, str] = dataclasses.field(default_factory=dict)
 
 
 def recode(block: Block, options: ImageOptions, skip: frozenset[int] = frozenset()) -> Recoded:
@@ -63,18 +58,15 @@ def recode(block: Block, options: ImageOptions, skip: frozenset[int] = frozenset
       options: how to store the images.
       skip: rows to skip, as they are invalid for other reasons.
     """
-    if _as_they_are(block, options):
-        pixels = np.asarray(block.images)
-        if skip:
-            pixels = np.delete(pixels, list(skip), axis=0)
-        made = Recoded.empty(options.channels)
-        made.images = pixels
-        made.sums.add(pixels)
-        if len(pixels):
-            made.formats.add("raw")
-            made.sizes[pixels.shape[1:]] = len(pixels)
-        return made
-    return _each(block, options, skip)
+    if not _as_they_are(block, options):
+        return _each(block, options, skip)
+    pixels = np.delete(np.asarray(block.images), list(skip), axis=0) if skip else np.asarray(block.images)
+    made = Recoded(PixelSums(options.channels), pixels)
+    made.sums.add(pixels)
+    if len(pixels):
+        made.formats.add("raw")
+        made.sizes[pixels.shape[1:]] = len(pixels)
+    return made
 
 
 def _as_they_are(block: Block, options: ImageOptions) -> bool:
@@ -84,7 +76,7 @@ def _as_they_are(block: Block, options: ImageOptions) -> bool:
 
 
 def _each(block: Block, options: ImageOptions, skip: frozenset[int]) -> Recoded:
-    made = Recoded.empty(options.channels)
+    made = Recoded(PixelSums(options.channels))
     raw = None if options.shape is None else np.empty((len(block.labels), *options.shape), np.uint8)
     files: list[bytes] = []
     for row, image in enumerate(block.images):

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs.examples.recode import ImageOptions, Recoded, recode
+from beam_jobs.examples.statistics import PixelSums
 from beam_jobs.sources.base import Block
 
 
@@ -53,10 +54,9 @@ def joined(parts: Sequence[tuple[NDArray[np.int64], Selected]]) -> Selected:
       parts: the rows of the block in each part, int64 (n,), and the selection from them; every row is in one part.
     """
     rows = Block.joined([(np.delete(rows, list(part.bad)), part.rows) for rows, part in parts])
-    whole = Recoded.empty(parts[0][1].recoded.sums.channels)
+    whole = Recoded(PixelSums(parts[0][1].recoded.sums.channels), rows.images)
     for _, part in parts:
         whole.formats |= part.recoded.formats
         whole.sums.merge(part.recoded.sums)
         whole.sizes.update(part.recoded.sizes)
-    whole.images = rows.images
     return Selected(rows, whole, {int(rows[row]): reason for rows, part in parts for row, reason in part.bad.items()})

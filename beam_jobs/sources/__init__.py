@@ -46,11 +46,6 @@ _TFDS = _Kind("records.tfds", packages=("tensorflow_datasets",))
 _OPTIONAL_FLAGS = sorted({flag for kind in _KINDS.values() for flag in kind.flags})
 
 
-def names() -> list[str]:
-    """Returns the names that `open_source` takes, besides `tfds:NAME`."""
-    return sorted(_KINDS)
-
-
 def packages_needed(dataset: str) -> tuple[str, ...]:
     """Returns the packages that a data set needs besides Beam.
 

@@ -107,7 +107,8 @@ def _find(path: LocalPath, dataset: str) -> tuple[Layout, list[RowFile]]:
         handles = archive.unpack(path, members)
         layout = _choose(path, dataset, handles)
         return layout, [_checked(archived, handles[layout.folder, n], n, layout, dataset, unpack) for n in layout.names]
-    places = {(folder, name): place for folder, name in members if (place := _place(path, folder, name)).exists()}
+    candidates = [(member, place) for member in members for place in (path / member[1], path.joinpath(*member))]
+    places = {member: place for member, place in candidates if place.exists()}  # the inner folder's come last, and stay
     layout, found = _choose(path, dataset, places), []
     for name in layout.names:
         place = places[layout.folder, name]
@@ -115,11 +116,6 @@ def _find(path: LocalPath, dataset: str) -> tuple[Layout, list[RowFile]]:
         again = unpack if layout.is_pickled else None
         found.append(_checked(known, streams.open_plain(place), name, layout, dataset, again))
     return layout, found
-
-
-def _place(path: LocalPath, folder: str, name: str) -> LocalPath:
-    inner = path / folder / name
-    return inner if inner.exists() else path / name
 
 
 def _choose(path: LocalPath, dataset: str, present: Collection[tuple[str, str]]) -> Layout:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from beam_jobs.sources import base, names, open_source, packages_needed
+from beam_jobs.sources import base, open_source, packages_needed
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import UsageError
 
@@ -9,8 +9,9 @@ from pipeline.errors import UsageError
 def test_the_nearest_data_set_is_suggested():
     with pytest.raises(UsageError, match="unknown 'cifar-10'; did you mean 'cifar10'"):
         packages_needed("cifar-10")
-    for name in names():
-        assert isinstance(packages_needed(name), tuple)
+    assert packages_needed("mnist") == ()
+    assert packages_needed("digits") == ("sklearn",)
+    assert packages_needed("tfds:mnist") == ("tensorflow_datasets",)
 
 
 def test_a_flag_of_another_source_is_refused_with_its_takers():
