@@ -17,6 +17,8 @@ from pipeline.manifest import Feature, SourceFile
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 
+OWN_FEATURES = ("image", "label", "key")  # of every example
+
 
 @dataclasses.dataclass(frozen=True)
 class SourceOptions:

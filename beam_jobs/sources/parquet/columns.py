@@ -10,13 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from beam_jobs.sources.base import SourceOptions
+from beam_jobs.sources.base import OWN_FEATURES, SourceOptions
 from pipeline.errors import UsageError
 from pipeline.manifest import Feature
 
 _IMAGE_NAMES = ("image", "img")
 _LABEL_NAME = "label"
-_RESERVED = ("image", "label", "key")  # features of every example
 _LABELS, _KEYS = ("int", "bool", "string"), ("int", "string", "bytes", "fixed")  # kinds of columns
 _MOST_LISTED = 16
 IMAGE_FIELD = "bytes"  # of Hugging Face's struct of bytes and path
@@ -66,8 +65,8 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
     names = class_names(schema)
     kept = []
     for name in options.keep_columns:
-        if name in _RESERVED or name in (image, label, options.key_column):
-            problem = "every example has that feature" if name in _RESERVED else "that column is already in use"
+        if name in OWN_FEATURES or name in (image, label, options.key_column):
+            problem = "every example has that feature" if name in OWN_FEATURES else "that column is already in use"
             raise UsageError(f"--keep_columns: {name!r} cannot be kept: {problem}")
         feature = _feature(path, schema, name)
         own_names = names.get(name, ()) if feature.dtype == "int64" else ()

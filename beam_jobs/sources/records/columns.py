@@ -15,7 +15,8 @@ from beam_jobs.sources.builder import BlockBuilder
 from pipeline.manifest import Feature
 from pipeline.records import example_proto
 
-_KIND_OF_DTYPE = {"string": "bytes", "int64": "int64", "float32": "float"}
+DTYPES = {"bytes": "string", "int64": "int64", "float": "float32"}  # {kind of values: dtype of a feature}
+_KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +95,7 @@ def _one(features: dict[str, Any], name: str, kinds: str) -> Any:
 
 
 def _kept(features: dict[str, Any], name: str, feature: Feature) -> Any:
-    kind_wanted = _KIND_OF_DTYPE[feature.dtype]
+    kind_wanted = _KINDS[feature.dtype]
     if not feature.shape:
         return _one(features, name, kind_wanted)
     values = features.get(name, [])

@@ -18,8 +18,6 @@ from beam_jobs.storage.paths import StoragePath
 from pipeline.manifest import SourceFile
 from pipeline.records.layout import Layout
 
-_OURS = ("image", "label", "key")
-
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class RecordSource(Source):
@@ -52,7 +50,7 @@ class RecordSource(Source):
             found = record_files.read(self.records[split][number], own)
             for row, record in zip(chosen.tolist(), found, strict=True):
                 records[row] = record
-        if columns == Columns(*_OURS, image_shape=columns.image_shape) and columns.image_shape and records:
+        if columns == Columns(*base.OWN_FEATURES, image_shape=columns.image_shape) and columns.image_shape and records:
             block = _as_matrix(records, columns.image_shape)
             if block is not None:
                 return block

@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from beam_jobs.sources.base import SourceOptions
-from beam_jobs.sources.records.columns import Columns, kind
+from beam_jobs.sources.base import OWN_FEATURES, SourceOptions
+from beam_jobs.sources.records.columns import DTYPES, Columns, kind
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest import Feature
 
 FIRST_RECORDS = 100  # looked at, to tell whether a feature has one value in every record
-_OURS = ("image", "label", "key")
 _USUAL = {"image": ("image", "image/encoded", "image_raw"), "label": ("label", "image/class/label")}
 _SIZES = (
     ("height", "width", "depth"),
@@ -20,7 +19,6 @@ _SIZES = (
     ("image/height", "image/width", "image/channels"),
 )
 _MAGIC = {b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG"}
-_DTYPE_OF_KIND = {"bytes": "string", "int64": "int64", "float": "float32"}
 
 
 def infer(records: Sequence[Mapping[str, Any]], file: str, options: SourceOptions) -> Columns:
@@ -46,8 +44,8 @@ def infer(records: Sequence[Mapping[str, Any]], file: str, options: SourceOption
 def _names(first: Mapping[str, Any], file: str, feature_map: Sequence[tuple[str, str]]) -> dict[str, str]:
     names = dict(feature_map)
     for ours, theirs in names.items():
-        if ours not in _OURS:
-            raise unknown("--feature_map", ours, _OURS)
+        if ours not in OWN_FEATURES:
+            raise unknown("--feature_map", ours, OWN_FEATURES)
         if theirs not in first:
             raise UsageError(f"--feature_map={ours}:{theirs}: {file}: the first record has {_listed(first)}")
     for ours, usual in _USUAL.items():
@@ -97,12 +95,12 @@ def _is_size(values: Any) -> bool:
 
 def _feature(records: Sequence[Mapping[str, Any]], name: str, file: str) -> Feature:
     """Returns a kept feature: a scalar if each of the first records has one value, else a vector of any length."""
-    if name in _OURS:
+    if name in OWN_FEATURES:
         raise UsageError(f"--keep_columns={name}: every converted record has a feature of this name")
     found = [record[name] for record in records if name in record and len(record[name])]
     if not found:
         raise UsageError(f"--keep_columns={name}: {file}: the first record has {_listed(records[0])}")
-    dtype = _DTYPE_OF_KIND[kind(found[0])]
+    dtype = DTYPES[kind(found[0])]
     if all(len(values) == 1 for values in found) and len(found) == len(records):
         return Feature(dtype)
     if dtype == "string":

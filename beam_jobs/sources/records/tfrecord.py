@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from beam_jobs.sources import streams
-from beam_jobs.sources.base import SourceOptions
+from beam_jobs.sources.base import OWN_FEATURES, SourceOptions
 from beam_jobs.sources.records import foreign as foreign_records
 from beam_jobs.sources.records import rows as record_rows
 from beam_jobs.sources.records.columns import Columns
@@ -45,9 +45,9 @@ def _open_ours(folder: LocalPath | RemotePath, options: SourceOptions) -> Record
             f"records hold some, name the files: --source='{folder}/{next(iter(made.shards)).file}', or a glob"
         )
     columns = Columns(
-        *("image", "label", "key"),
+        *OWN_FEATURES,
         image_shape=made.image_shape if made.features["image"].encoding == "raw" else None,
-        extra={name: feature for name, feature in made.features.items() if name not in ("image", "label", "key")},
+        extra={name: feature for name, feature in made.features.items() if name not in OWN_FEATURES},
     )
     return record_rows.make(
         dataset=made.dataset,
