@@ -82,9 +82,9 @@ def figures(made: Manifest, samples: Samples) -> dict[str, Any]:
     shown: dict[int, list[tuple[str, Picture]]] = {label: [] for label in samples.by_label}
     undecodable = 0
     for label, of_class in samples.by_label.items():
-        for sample in of_class:
+        for image, key in of_class:
             try:
-                shown[label].append((sample.key, _picture(made, sample.image, most_bytes)))
+                shown[label].append((key, _picture(made, image, most_bytes)))
             except BadImageError:
                 undecodable += 1
     histogram = made.splits[samples.split].label_histogram

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from beam_jobs.examples import images
 from beam_jobs.examples.images import BadImageError
 
-_TINY = 64  # pixels: images up to this size are shown larger than they are
 _LARGEST = 160  # pixels on the longer side: sharp on a screen of two pixels per CSS pixel
 _QUALITY = 82  # of a thumbnail
 
@@ -31,11 +30,6 @@ class Picture:
     uri: str
     height: int
     width: int
-
-    @property
-    def is_tiny(self) -> bool:
-        """Whether it is shown larger than it is, with sharp pixels."""
-        return max(self.height, self.width) <= _TINY
 
 
 def of_pixels(data: bytes, shape: tuple[int, int, int], most_bytes: int) -> Picture:

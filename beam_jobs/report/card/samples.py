@@ -22,24 +22,16 @@ _BYTES = 64 << 20  # 64 MiB, read of all of them; of each at least one record
 
 
 @dataclasses.dataclass(frozen=True)
-class Sample:
-    """One example: the bytes of its image, and its key."""
-
-    image: bytes
-    key: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Samples:
     """Examples by class.
 
     Attributes:
       split: theirs.
-      by_label: {label: the first examples found}, in the order of the labels.
+      by_label: {label: (image, key) of the first examples found}, in the order of the labels.
     """
 
     split: str
-    by_label: dict[int, list[Sample]]
+    by_label: dict[int, list[tuple[bytes, str]]]
 
 
 def take(folder: StoragePath, made: Manifest) -> Samples:
@@ -51,7 +43,7 @@ def take(folder: StoragePath, made: Manifest) -> Samples:
     split = "train" if "train" in made.splits else max(made.splits, key=lambda name: made.splits[name].num_examples)
     shards = _spread([shard for shard in made.splits[split].shards if shard.num_examples])
     wanted = {label: min(n, PER_CLASS) for label, n in enumerate(made.splits[split].label_histogram) if n}
-    found: dict[int, list[Sample]] = {label: [] for label in wanted}
+    found: dict[int, list[tuple[bytes, str]]] = {label: [] for label in wanted}
     missing = sum(wanted.values())
     for shard in shards:
         for record in _first_records(folder / shard.file, _RECORDS // len(shards), _BYTES // len(shards)):
@@ -68,7 +60,7 @@ def _spread(shards: list[ShardInfo]) -> list[ShardInfo]:
     return [shards[i] for i in np.unique(np.linspace(0, len(shards) - 1, min(len(shards), _SHARDS)).astype(int))]
 
 
-def _choose(found: dict[int, list[Sample]]) -> dict[int, list[Sample]]:
+def _choose(found: dict[int, list[tuple[bytes, str]]]) -> dict[int, list[tuple[bytes, str]]]:
     """Returns at most `CLASSES` of the classes that have samples, from the first to the last of them."""
     labels = [label for label, samples in found.items() if samples]
     chosen = np.unique(np.linspace(0, len(labels) - 1, min(len(labels), CLASSES)).astype(int))
@@ -84,9 +76,9 @@ def _first_records(path: StoragePath, count: int, num_bytes: int) -> Iterator[by
         yield record
 
 
-def _parse(record: bytes, file: str) -> tuple[int, Sample]:
+def _parse(record: bytes, file: str) -> tuple[int, tuple[bytes, str]]:
     try:
         found = example_proto.decode(record, ("image", "label", "key"))
-        return int(found["label"][0]), Sample(found["image"][0], found["key"][0].decode(errors="backslashreplace"))
+        return int(found["label"][0]), (found["image"][0], found["key"][0].decode(errors="backslashreplace"))
     except (ValueError, KeyError, IndexError, AttributeError):
         raise DataError(f"{file}: a record is not an example with image, label and key") from None
