@@ -9,10 +9,11 @@ from pipeline import manifest as manifests
 from pipeline.manifest.splits import select
 from pipeline.manifest.storage import PathLike
 from pipeline.order import order
+from pipeline.order.counts import whole_number
 from pipeline.order.order import SHUFFLE_BYTES, OrderSpec
 from pipeline.order.sharding import InputContext, Shard
 from pipeline.read.corruption import MAX_CORRUPT
-from pipeline.request import OrderOptions, Request, Size, UserDistort, UserParse, whole_number
+from pipeline.request import OrderOptions, Request, Size, UserDistort, UserParse
 from pipeline.resolved import resolve
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def input_fn(
     on_corrupt: str = "raise",
     max_corrupt: int = MAX_CORRUPT,
     record_ids: bool = False,
+    portable: bool = False,
 ) -> tf.data.Dataset:
     """Returns batches of a split: `(images, labels, weights)`, Keras' (x, y, sample_weight).
 
@@ -106,6 +108,8 @@ def input_fn(
         record's values); the logger `pipeline` reports it, and `pipeline.skipped_records` lists them.
       max_corrupt: how many different records may be skipped.
       record_ids: add a last component, int64 (rows,): each row's record id, its number in the split.
+      portable: read with TensorFlow's own ops, so that the dataset runs in other processes too, such as the workers of
+        tf.data service; they must see `data_dir` under the same path. It is slower, and always reads by windows.
 
     Returns:
       A dataset with known cardinality (or infinite): images uint8 or float32 (rows, height, width, channels), labels
@@ -136,6 +140,7 @@ def input_fn(
         on_corrupt=on_corrupt,
         max_corrupt=max_corrupt,
         record_ids=record_ids,
+        portable=portable,
     )
     from pipeline.batch.compose import make_dataset  # noqa: PLC0415, here because it loads TensorFlow
 

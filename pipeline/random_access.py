@@ -133,7 +133,7 @@ class RandomAccess:
         return segment, taken.stop - int(self._ends[segment]) + number
 
     def _location(self, segment: int, record: int) -> Location:
-        return Location(str(self._shards.file(segment)), record, int(self._reader.offsets(segment)[record]))
+        return Location(str(self._shards.file(segment)), record, int(self._reader.sidecars.offsets(segment)[record]))
 
     def _example(self, segment: int, record: int) -> Example:
         [found] = self._reader.read_part(segment, record, record + 1)

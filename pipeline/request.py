@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Required, TypeAlias, TypedDict
 
+import numpy as np
+
 from pipeline.distort import recipes
 from pipeline.errors import UsageError, unknown
-from pipeline.manifest.storage import PathLike
+from pipeline.manifest.storage import PathLike, folder
+from pipeline.order.counts import whole_number
 from pipeline.order.order import SHUFFLE_BYTES, check_streams
 from pipeline.order.sharding import InputContext, Shard, as_shard
 from pipeline.read.corruption import MAX_CORRUPT, POLICIES
@@ -23,11 +25,9 @@ UserParse: TypeAlias = "Callable[[tf.Tensor], Any]"  # of serialized records
 Size: TypeAlias = "str | tuple[int, int] | None"
 
 WEIGHTS = ("mask", "mean")
-_INT64 = 1 << 63
 _LEAST = {  # whole numbers, and the least that each may be
     "global_batch_size": 1,
     "streams": 1,
-    "seed": -_INT64,
     "shuffle_bytes": 1,
     "start_step": 0,
     "epochs": 1,
@@ -60,6 +60,7 @@ class JobOptions(OrderOptions, total=False):
     on_corrupt: str
     max_corrupt: int
     record_ids: bool
+    portable: bool
 
 
 class InputOptions(JobOptions, total=False):
@@ -97,17 +98,27 @@ class Request:
     on_corrupt: str = "raise"
     max_corrupt: int = MAX_CORRUPT
     record_ids: bool = False
+    portable: bool = False
 
     def __post_init__(self) -> None:
+        self._check_data()
+        self._set("seed", whole_number("seed", self.seed))
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None or name not in ("streams", "epochs"):
                 self._set(name, whole_number(name, value, least))
         if self.streams is not None:
             check_streams(self.global_batch_size, self.streams)
-        self._set("training", bool(self.training))
         self._check_examples()
         self._check_delivery()
+
+    def _check_data(self) -> None:
+        folder(self.data_dir)
+        for name in ("training", "record_ids", "portable"):
+            value = getattr(self, name)
+            if not isinstance(value, bool | np.bool_):
+                raise UsageError(f"{name}={value!r}: must be True or False")
+            self._set(name, bool(value))
 
     def _check_examples(self) -> None:
         if isinstance(self.features, str) or not all(isinstance(name, str) for name in self.features):
@@ -127,6 +138,8 @@ class Request:
         for name, known in (("weights", WEIGHTS), ("on_corrupt", POLICIES)):
             if getattr(self, name) not in known:
                 raise unknown(name, str(getattr(self, name)), known)
+        if self.on_corrupt == "skip" and self.portable:
+            raise UsageError("on_corrupt='skip' with portable=True: TensorFlow's own reader cannot skip; use 'raise'")
         if self.on_corrupt == "skip" and self.weights == "mean" and self.shard is not None:
             raise UsageError(
                 "weights='mean' with on_corrupt='skip' and shard: a worker does not know how many rows the others "
@@ -162,19 +175,3 @@ def parse_size(size: Any, flag: str = "resize") -> tuple[int, int] | None:
     if isinstance(size, tuple | list) and len(size) == 2 and all(isinstance(n, int) and 0 < n < 10**5 for n in size):
         return int(size[0]), int(size[1])
     raise UsageError(f"{flag}={size!r}: must be a height and a width, such as 224x224")
-
-
-def whole_number(name: str, value: int, least: int) -> int:
-    """Returns `value` as an int; NumPy's integers are accepted.
-
-    Raises:
-      UsageError: it is not a whole number, or not in least..2^63 - 1.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise UsageError(f"{name}={value!r}: must be a whole number") from None
-    if not least <= number < _INT64:
-        bound = f"{least} or more" if number < least and least > -_INT64 else "in the range of a signed 64-bit integer"
-        raise UsageError(f"{name}={value}: must be {bound}")
-    return number

@@ -13,10 +13,11 @@ import tensorflow as tf
 from pipeline.batch.compose import make_dataset
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest.storage import PathLike
+from pipeline.order.counts import whole_number
 from pipeline.order.order import OrderSpec
 from pipeline.order.sharding import as_shard
 from pipeline.read.numpy_calls import message_of_input
-from pipeline.request import InputOptions, Request, whole_number
+from pipeline.request import InputOptions, Request
 from pipeline.resolved import resolve
 
 
@@ -49,7 +50,10 @@ class StepIterator(Iterator[tuple[Any, ...]]):
           DataError: no valid data set in `data_dir`.
           UsageError: an argument that cannot work; those of shards and images are checked with the first element.
         """
-        self._request = Request(data_dir, split, **options)
+        self._start(Request(data_dir, split, **options))
+
+    def _start(self, request: Request) -> None:
+        self._request = request
         self.spec: OrderSpec = resolve(self._request).spec
         shard = as_shard(self._request.shard)
         self._replicas = shard.local_replicas if shard else 1
@@ -57,6 +61,14 @@ class StepIterator(Iterator[tuple[Any, ...]]):
         # At the interpreter's end too: else it waits for TensorFlow's threads that read ahead, and they for it.
         weakref.finalize(self, self._open.clear)
         self._seek(self._request.start_step)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the arguments and the state, as `get_state` gives it: the copy continues at the next element.
+
+        Raises:
+          UsageError: in the middle of a step of several local replicas.
+        """
+        return _resumed, (self._request, self.get_state())
 
     def _seek(self, step: int) -> None:
         self._first, self._given = step, 0
@@ -129,6 +141,13 @@ class StepIterator(Iterator[tuple[Any, ...]]):
             )
         if (step, 0) != (self.step, self._given % self._replicas):
             self._seek(step)
+
+
+def _resumed(request: Request, state: Mapping[str, Any]) -> StepIterator:
+    iterator = StepIterator.__new__(StepIterator)
+    iterator._start(request)
+    iterator.set_state(state)
+    return iterator
 
 
 def _array(value: Any) -> Any:

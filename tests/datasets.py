@@ -152,7 +152,7 @@ def _lists(features: dict[str, np.ndarray]) -> dict:
 
 
 def write_shard(folder: pathlib.Path, file: str, records: Sequence[bytes]) -> ShardInfo:
-    """Writes framed records to a file, compressed if its name says so, and their offsets where they need them."""
+    """Writes framed records to a file, compressed if its name says so, and what lies beside it."""
     data, crc, stride = b"".join(records), None, None
     if file.endswith(".gz"):
         data = gzip.compress(data, mtime=0)
@@ -163,4 +163,9 @@ def write_shard(folder: pathlib.Path, file: str, records: Sequence[bytes]) -> Sh
         (folder / naming.offsets_name(file)).write_bytes(offsets)
         crc = f"{crc32c.crc32c(offsets):08x}"
     (folder / file).write_bytes(data)
-    return ShardInfo(file, len(records), len(data), f"{crc32c.crc32c(data):08x}", stride, crc)
+    crcs, crc_of_crcs = b"".join(record[-framing.FOOTER :] for record in records), None
+    if crcs:
+        (folder / naming.crcs_name(file)).write_bytes(crcs)
+        crc_of_crcs = f"{crc32c.crc32c(crcs):08x}"
+    whole = f"{crc32c.crc32c(data):08x}"
+    return ShardInfo(file, len(records), len(data), whole, stride, crc, crcs_crc32c=crc_of_crcs)

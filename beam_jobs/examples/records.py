@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from beam_jobs.sources.base import Block
 from beam_jobs.storage.write import Bytes
-from pipeline.records import example_proto, framing
+from pipeline.records import example_proto, framing, sidecar
 from pipeline.records.layout import MAX_ONE_BYTE, Layout
 
 _BLOCK = 768 << 10  # 768 KiB made at a time, which stay in a core's cache until they are written
@@ -32,6 +32,7 @@ class Records:
       count: number of records.
       stride: bytes from one record to the next if all have the same length, else None.
       offsets: offset of each record and of the end, uint64 (count + 1,); None with a stride or compression.
+      crcs: the masked CRC32C of each record, uint32 (count,); complete once all blocks were made.
     """
 
     blocks: Callable[[], Iterable[Bytes]]
@@ -39,6 +40,7 @@ class Records:
     count: int
     stride: int | None
     offsets: NDArray[np.uint64] | None
+    crcs: NDArray[np.uint32]
 
     @property
     def data(self) -> bytes:
@@ -53,12 +55,14 @@ def make_records(rows: Block) -> Records:
         images, keys = np.asarray(rows.images), np.ascontiguousarray(rows.keys)
         layout = Layout.build(images[0].size, keys.itemsize)
         stride = framing.HEADER + len(layout.template) + framing.FOOTER
-        blocks = functools.partial(_matrices, layout, images, rows.labels, keys)
-        return Records(blocks, count * stride, count, stride, None)
+        crcs = np.empty(count, sidecar.CRCS)
+        blocks = functools.partial(_matrices, layout, images, rows.labels, keys, crcs)
+        return Records(blocks, count * stride, count, stride, None, crcs)
     framed = [framing.frame(record) for record in _examples(rows)]
     lengths = np.array([len(record) for record in framed], np.int64)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype("<u8")
-    made = Records(functools.partial(_joined, framed), int(offsets[-1]), count, None, offsets)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(sidecar.OFFSETS)
+    crcs = np.frombuffer(b"".join(record[-framing.FOOTER :] for record in framed), sidecar.CRCS)
+    made = Records(functools.partial(_joined, framed), int(offsets[-1]), count, None, offsets, crcs)
     if count and (lengths == lengths[0]).all():
         return dataclasses.replace(made, stride=int(lengths[0]), offsets=None)
     return made
@@ -84,9 +88,16 @@ def _has_one_layout(rows: Block) -> bool:
 
 
 def _matrices(
-    layout: Layout, images: NDArray[np.uint8], labels: NDArray[np.int64], keys: NDArray[np.bytes_]
+    layout: Layout,
+    images: NDArray[np.uint8],
+    labels: NDArray[np.int64],
+    keys: NDArray[np.bytes_],
+    crcs: NDArray[np.uint32],
 ) -> Iterator[NDArray[np.uint8]]:
-    """Yields records of equal length as matrices, one row per record, small enough to stay in the cache."""
+    """Yields records of equal length as matrices, one row per record, small enough to stay in the cache.
+
+    Fills `crcs` with the masked CRC32C of each.
+    """
     flat, key_bytes = images.reshape(len(labels), -1), keys.view(np.uint8).reshape(len(labels), -1)
     empty = np.frombuffer(framing.frame(layout.template.tobytes()), np.uint8)
     step = _rows_at_once(len(empty))
@@ -100,8 +111,9 @@ def _matrices(
         records[:, layout.image] = flat[rows]
         records[:, layout.key] = key_bytes[rows]
         records[:, layout.label] = labels[rows, None]
-        crcs = np.fromiter(map(crc32c.crc32c, records), np.uint32, len(records))  # rows are not copied
-        matrix[:, -framing.FOOTER :] = framing.mask(crcs).astype("<u4").view(np.uint8).reshape(-1, framing.FOOTER)
+        plain = np.fromiter(map(crc32c.crc32c, records), np.uint32, len(records))  # rows are not copied
+        crcs[rows] = framing.mask(plain)
+        matrix[:, -framing.FOOTER :] = crcs[rows].view(np.uint8).reshape(-1, framing.FOOTER)
         yield matrix.reshape(-1)
 
 

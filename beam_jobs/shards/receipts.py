@@ -107,14 +107,8 @@ def load_checked(folder: StoragePath, shard_file: str, receipts_folder: StorageP
     receipt = load(receipts_folder / name_of(shard_file))
     if receipt is None or receipt.info.file != shard_file:
         return None
-    is_intact = all(file_crc32c(folder / name) == crc for name, crc in files_of(receipt.info).items())
+    is_intact = all(file_crc32c(folder / name) == crc for name, crc in receipt.info.files.items())
     return receipt if is_intact else None
-
-
-def files_of(info: ShardInfo) -> dict[str, str]:
-    """Returns {name: CRC32C} of a shard's files: its own, and that of its offsets if there is one."""
-    offsets = {naming.offsets_name(info.file): info.offsets_crc32c} if info.offsets_crc32c else {}
-    return {info.file: info.crc32c, **offsets}
 
 
 def file_crc32c(path: StoragePath) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,14 +96,27 @@ def _write(plan: Plan, name: str, chosen: Selected, label_entropy: float | None)
         )
     if plan.config.compression:
         records = compressed(records)
-    offsets_crc = None
-    if records.offsets is not None:
-        offsets = Draft(plan.data_dir / naming.offsets_name(name), [records.offsets.tobytes()])
-        offsets.publish()
-        offsets_crc = offsets.crc32c
     draft = Draft(plan.data_dir / name, records.blocks())
-    info = ShardInfo(name, records.count, draft.num_bytes, draft.crc32c, records.stride, offsets_crc, label_entropy)
+    crcs = records.crcs if records.count else None
+    beside = zip(naming.sidecar_names(name), (records.offsets, crcs), strict=True)
+    try:
+        offsets_crc, crcs_crc = (_beside(plan.data_dir / name, numbers) for name, numbers in beside)
+    except BaseException:
+        draft.discard()
+        raise
+    info = ShardInfo(
+        name, records.count, draft.num_bytes, draft.crc32c, records.stride, offsets_crc, label_entropy, crcs_crc
+    )
     return draft, info
+
+
+def _beside(path: StoragePath, numbers: NDArray[Any] | None) -> str | None:
+    """Writes a file beside a shard, where there is something to write, and returns its CRC32C."""
+    if numbers is None:
+        return None
+    draft = Draft(path, [numbers.tobytes()])
+    draft.publish()
+    return draft.crc32c
 
 
 def _most_listed(plan: Plan) -> int:

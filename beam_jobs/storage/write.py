@@ -137,12 +137,16 @@ class Draft:
             with one_line(self._path, "written"):
                 yield
         except BaseException:
-            if isinstance(self._file, io.BufferedWriter):
-                with contextlib.suppress(OSError):
-                    self._file.close()
-                with contextlib.suppress(OSError):
-                    os.unlink(self._file.name)
+            self.discard()
             raise
+
+    def discard(self) -> None:
+        """Removes what was written, unless it has its name."""
+        if isinstance(self._file, io.BufferedWriter):
+            with contextlib.suppress(OSError):
+                self._file.close()
+            with contextlib.suppress(OSError):
+                os.unlink(self._file.name)
 
 
 def temporary_name(name: str) -> str:
@@ -160,7 +164,7 @@ def is_ours(name: str) -> bool:
     """Returns whether a conversion writes files with this name."""
     if name in BESIDE_SHARDS:
         return True
-    return any(naming.parse_shard_name(name.removesuffix(end)) for end in ("", ".offsets", ".receipt.json"))
+    return any(naming.parse_shard_name(name.removesuffix(end)) for end in ("", ".offsets", ".crcs", ".receipt.json"))
 
 
 def remove_temporaries(folder: LocalPath) -> None:

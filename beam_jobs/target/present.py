@@ -68,8 +68,8 @@ def notes(data_dir: StoragePath, present: Manifest) -> list[str]:
 
 
 def shard_files(present: Manifest) -> dict[str, str]:
-    """Returns {name: CRC32C} of a data set's shards and of their offset files."""
-    return {name: crc for shard in present.shards for name, crc in receipts.files_of(shard).items()}
+    """Returns {name: CRC32C} of a data set's shards and of the files beside them."""
+    return {name: crc for shard in present.shards for name, crc in shard.files.items()}
 
 
 def files_of(present: Manifest | None) -> set[str]:

@@ -80,7 +80,7 @@ def undo_interrupted_publish(data_dir: LocalPath) -> None:
         return
     for folder in _inner_folders(data_dir):
         shards = [receipts.shard_of(name) for name in folder.names() if receipts.is_receipt(name)]
-        for file in [*shards, *map(naming.offsets_name, shards)]:
+        for file in (name for shard in shards for name in (shard, *naming.sidecar_names(shard))):
             if file in names and not (folder / file).exists():
                 (data_dir / file).move_to(folder / file)
     for name in write.BESIDE_SHARDS:

@@ -1,9 +1,10 @@
-"""Checks one shard against the manifest: the file, its records, their examples, and the offsets beside it."""
+"""Checks one shard against the manifest: the file, its records, their examples, and the files beside it."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,10 @@ from beam_jobs.storage.paths import StoragePath
 from beam_jobs.validation.example import ExampleCheck
 from beam_jobs.validation.report import Problem, ShardReport
 from pipeline.manifest import Manifest, naming
-from pipeline.records import offsets
+from pipeline.records import sidecar
 from pipeline.records.walk import Frame, location, walk
+
+Numbers = TypeVar("Numbers", np.int64, np.uint32)
 
 _ENTROPY_TOLERANCE = 1e-4  # it is rounded to 4 decimals
 
@@ -52,6 +55,7 @@ class _Check:
         self.key_records: list[int] = []
         self._is_compressed = bool(manifest.compression)
         self._begins = array("Q")  # of the records
+        self._crcs = array("I")  # of the records; 0 of a damaged one
         self._known: NDArray[np.int64] | None = None  # the offsets that lie beside the shard
         self._ended, self._damaged = True, False  # the walk reached the file's end; a frame is not as it was written
 
@@ -60,7 +64,9 @@ class _Check:
         self._report.add(Problem(self._report.shard, -1, file or self._info.file, "", text))
 
     def run(self) -> None:
-        self._known = self._offsets()
+        info, names = self._info, naming.sidecar_names(self._info.file)
+        self._known = self._beside(names[0], sidecar.parse_offsets, info.offsets_crc32c)
+        known_crcs = self._beside(names[1], sidecar.parse_crcs, info.crcs_crc32c)
         with reader.opened(self._folder / self._info.file, self._manifest.compression) as stream:
             self._report.is_whole = True
             for frame in walk(stream.read, self._size_of):
@@ -72,6 +78,8 @@ class _Check:
         self._check_file(f"{stream.crc:08x}")
         if self._known is not None:
             self._check_offsets(self._known)
+        if known_crcs is not None:
+            self._check_crcs(known_crcs)
         if self._report.is_whole:
             self._check_entropy()
 
@@ -93,6 +101,7 @@ class _Check:
             problems[0] += f"; the {rest} records after it cannot be found" if rest > 0 else ""
         else:
             self._begins.append(frame.offset)
+            self._crcs.append(frame.crc)
             if self._info.stride is not None and self._size_of(frame.number, frame.offset) not in (
                 None,
                 frame.end - frame.offset,
@@ -125,19 +134,26 @@ class _Check:
         if self._ended and len(self._begins) != info.num_examples:
             self.add(f"has {len(self._begins)} records, the manifest says {info.num_examples}")
 
-    def _offsets(self) -> NDArray[np.int64] | None:
-        """Returns the offsets beside the shard; None where there are none, or not the ones that the manifest lists."""
-        if self._info.offsets_crc32c is None:
+    def _beside(self, name: str, parse: Callable[..., NDArray[Numbers]], crc: str | None) -> NDArray[Numbers] | None:
+        """Returns the numbers in a file beside the shard; None where there is none, or not the one that is listed."""
+        if crc is None:
             return None
-        name = naming.offsets_name(self._info.file)
         try:
             data = (self._folder / name).read_bytes()
-            return offsets.parse(data, len(data), self._info.num_examples, self._info.offsets_crc32c)
+            return parse(data, len(data), self._info.num_examples, crc)
         except OSError as error:
             self.add(f"cannot be read: {error.strerror or error}", name)
         except ValueError as error:
             self.add(str(error), name)
         return None
+
+    def _check_crcs(self, known: NDArray[np.uint32]) -> None:
+        real = np.array(self._crcs, np.uint32)[: len(known)]
+        wrong = np.flatnonzero((known[: len(real)] != real) & (real != 0))
+        if len(wrong):
+            first, more = wrong[0], f" ({len(wrong)} entries are wrong)" if len(wrong) > 1 else ""
+            text = f"says that the CRC of record {first} is {known[first]:08x}; it is {real[first]:08x}{more}"
+            self.add(text, naming.crcs_name(self._info.file))
 
     def _check_offsets(self, known: NDArray[np.int64]) -> None:
         is_all = self._ended and len(self._begins) == self._info.num_examples

@@ -9,7 +9,7 @@ import numpy as np
 from pipeline.audit.contract import I64
 from pipeline.commands.text import count_of
 from pipeline.errors import UsageError
-from pipeline.order.divisibility import check_replicas
+from pipeline.order.counts import check_replicas
 from pipeline.order.sharding import Shard
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
+from pipeline import user_function
 from pipeline.batch.batches import Batches
 from pipeline.decode.forms import Form, PixelRows, Serialized, UserParsed
 from pipeline.decode.images import ExampleParser, ImageDecoder, Stretched
@@ -22,7 +21,7 @@ from pipeline.read.graph_reader import GraphReader
 from pipeline.read.numpy_calls import release_arrays
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.rows_reader import RowsReader
-from pipeline.read.shards import Shards, check_present
+from pipeline.read.shards import Shards
 from pipeline.read.window import LocalReader, RecordColumns, RowColumns
 from pipeline.resolved import ResolvedRequest
 
@@ -41,10 +40,10 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
     corruption = Corruption(os.fspath(data_dir), request.on_corrupt, request.max_corrupt)
     recipe = _recipe(resolved)
     batches = Batches(resolved, _form(resolved, recipe), recipe)
-    if tf.inside_function():
+    if request.portable or tf.inside_function():
         if corruption.skips:
             raise UsageError("on_corrupt='skip': not where the dataset is made inside a tf.function; use 'raise'")
-        check_present(data_dir, [segment.shard for segment in segments])
+        RecordsReader(Shards.found(data_dir, segments, corruption), manifest.compression).probe()
         return GraphReader(data_dir, resolved.selection, manifest.compression), batches
     shards = Shards.found(data_dir, segments, corruption)
     rows = RowsReader.fit(manifest, shards, "key" in request.features)
@@ -58,18 +57,12 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
     return RecordColumns(RecordsReader(shards, manifest.compression), corruption.skips), batches
 
 
-def as_given(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a user's function as `tf.data.Dataset.map` would call it: converted by AutoGraph where that is on."""
-    autograph = tf.__internal__.autograph
-    return autograph.tf_convert(function, autograph.control_status_ctx())
-
-
 def _recipe(resolved: ResolvedRequest) -> Recipe | None:
     distort = resolved.request.distort
     if resolved.request.parse is not None:
         return None
     if callable(distort):
-        return UserDistorted(as_given(distort))
+        return UserDistorted(user_function.as_given(distort))
     if not isinstance(distort, str | None):
         raise UsageError(f"distort={distort!r}: must be a recipe's name, a function of (images, keys), or None")
     recipe = make_recipe("none" if distort is None else distort)
@@ -81,7 +74,7 @@ def _form(resolved: ResolvedRequest, recipe: Recipe | None) -> Form:
     """Returns the form of serialized records."""
     request, made = resolved.request, resolved.manifest
     if request.parse is not None:
-        return UserParsed(as_given(request.parse))
+        return UserParsed(user_function.as_given(request.parse))
     parser, image = ExampleParser.wanted(made, tuple(request.features)), made.features["image"]
     crop: Crop | None = Stretched(request.size) if request.size else None
     if isinstance(recipe, CroppingRecipe):

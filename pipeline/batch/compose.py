@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from pipeline.batch.components import choose
@@ -39,8 +37,6 @@ def make_dataset(request: Request) -> tf.data.Dataset:
         else:
             _check_memory(resolved.spec, feed)
             dataset = windowed(run, batches, reader)
-    if batches.recipe is not None:
-        _check_rows(dataset, feed.replica_rows)
     return dataset
 
 
@@ -52,14 +48,4 @@ def _check_memory(spec: OrderSpec, feed: Feed) -> None:
             f"shuffle_bytes={spec.shuffle_bytes}, {len(feed.streams)} of {spec.streams} streams: needs "
             f"{needed >> 20:,} MiB on this worker, which has {limit >> 20:,} MiB; give a smaller shuffle_bytes "
             "(another order), or more workers"
-        )
-
-
-def _check_rows(dataset: tf.data.Dataset, rows: int) -> None:
-    """Raises UsageError where the user's own function returned anything but a tensor of as many rows."""
-    spec: Any = dataset.element_spec[0]
-    spec = spec["image"] if isinstance(spec, dict) else spec
-    if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None or spec.shape[:1] != [rows]:
-        raise UsageError(
-            f"distort: the function must return a tensor of {rows} rows, as many as it gets; it returned {spec}"
         )

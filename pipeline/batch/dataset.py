@@ -1,6 +1,6 @@
 """Composes the `tf.data` pipeline: windows -> plan -> read -> tail -> steps -> batches.
 
-AutoGraph converts nothing here: no code of ours needs it, and it takes seconds. (`components.as_given` converts the
+AutoGraph converts nothing here: no code of ours needs it, and it takes seconds. (`user_function.as_given` converts the
 user's functions.)
 """
 
@@ -152,6 +152,8 @@ def _finished(run: Run, dataset: tf.data.Dataset) -> tf.data.Dataset:
     # the maps are parallel and prefetched as they stand.
     options.experimental_optimization.apply_default_optimizations = False
     options.autotune.enabled = False
+    # Reading is no state: what is read follows from the step.
+    options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     # The global batch is made whole on every worker, so a worker takes its rows of it; FILE would ask for files.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return dataset.with_options(options)

@@ -11,8 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from pipeline import user_function
 from pipeline.decode.images import ExampleParser, ImageDecoder
-from pipeline.errors import PipelineError, UsageError
+from pipeline.errors import UsageError
 
 Columns = dict[str, tf.Tensor]
 
@@ -100,15 +101,7 @@ def parsed(parse: Callable[[tf.Tensor], Any], records: tf.Tensor) -> Any:
     Raises:
       UsageError: it fails, or returns something else. Numbers of rows that are not static are checked in each batch.
     """
-    try:
-        given = parse(records)
-    except PipelineError:
-        raise
-    except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        kind = f"{type(error).__name__}: "  # AutoGraph's message has it, too
-        reason = f"{kind}{lines[-1].strip().removeprefix(kind)}"
-        raise UsageError(f"parse: the function fails on records {records.shape} of strings: {reason}") from error
+    given = user_function.call("parse", parse, records)
     given = tuple(given) if isinstance(given, list) else given  # tf.data would stack a list to one tensor
     leaves = tf.nest.flatten(given)
     if not leaves:

@@ -8,7 +8,10 @@ from typing import Any, ClassVar, Protocol
 
 import tensorflow as tf
 
+from pipeline import user_function
 from pipeline.errors import UsageError
+
+_NOT_NUMBERS = (tf.string, tf.variant, tf.resource)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +72,22 @@ class UserDistorted(Recipe):
     function: Callable[[tf.Tensor, tf.Tensor], Any]
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `Recipe.distort`."""
+        """See `Recipe.distort`.
+
+        Raises:
+          UsageError: the function fails, or returns anything but a tensor of numbers with as many rows.
+        """
         del statistics
-        return self.function(images, keys)
+        given, rows = user_function.call("distort", self.function, images, keys), images.shape[0]
+        if not isinstance(given, tf.Tensor) or given.dtype in _NOT_NUMBERS or given.shape[:1] != [rows]:
+            got = tf.nest.map_structure(
+                lambda leaf: f"{leaf.dtype.name} {leaf.shape}" if tf.is_tensor(leaf) else leaf, given
+            )
+            raise UsageError(
+                f"distort: the function must return a tensor of numbers with {rows} rows, as many as it gets; it "
+                f"returned {got}"
+            )
+        return given
 
     evaluate = distort
 

@@ -38,6 +38,14 @@ class ReplicaBatches(tf.distribute.DistributedDataset):
         """Steps, int64; as `tf.data.Dataset.cardinality()`."""
         return self._dataset.cardinality()
 
+    def __len__(self) -> int:
+        """Returns the steps.
+
+        Raises:
+          TypeError: they have no end.
+        """
+        return len(self._dataset)
+
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
         """Returns the state after `state = reduce_func(state, element)` for all elements: `for` in a `tf.function`."""
         iterator = iter(self._dataset)

@@ -11,7 +11,7 @@ from pipeline.batch.compose import make_dataset
 from pipeline.distribution.replica_batches import in_host_memory
 from pipeline.errors import UsageError
 from pipeline.manifest.storage import PathLike
-from pipeline.order.order import check_replicas
+from pipeline.order.counts import check_replicas, whole_number
 from pipeline.order.sharding import Shard
 from pipeline.request import JobOptions, Request
 
@@ -44,7 +44,8 @@ def distribute(
       **options: of `input_fn`, all but `shard`; global_batch_size and training are required.
 
     Returns:
-      Elements (images, labels, weights): distributed values, or tensors where there is one replica in all.
+      Elements (images, labels, weights): distributed values, or tensors where there is one replica in all. Where the
+      run ends, `batches.cardinality` is its number of steps (TensorFlow's own distributed datasets have no `len`).
 
     Raises:
       DataError, UsageError: as `input_fn`; also where the replicas do not divide the global batch, and for
@@ -57,10 +58,11 @@ def distribute(
 
 def distribute_request(strategy: tf.distribute.Strategy, request: Request, prefetch: int = PREFETCH) -> Any:
     """Returns what `distribute` does, of a request for all rows of the global batch."""
+    if not isinstance(strategy, tf.distribute.Strategy):
+        raise UsageError(f"strategy={strategy!r}: must be a tf.distribute.Strategy; distribute takes it first")
+    prefetch = whole_number("prefetch", prefetch, 0)
     workers = _num_workers(strategy)
     check_replicas(request.global_batch_size, max(1, workers) * strategy.num_replicas_in_sync)
-    if prefetch < 0:
-        raise UsageError(f"prefetch={prefetch}: must be 0 or more")
     if prefetch == 0 or _replicas_are_on_cpus(strategy):
         return per_worker(strategy, request, None) if workers else in_host_memory(strategy, request)
     return (per_worker if workers else on_devices)(strategy, request, copied_ahead(prefetch))

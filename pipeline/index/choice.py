@@ -16,7 +16,7 @@ _MOST_NAMED = 3  # files in a message
 def choose(data_dir: str, splits: Sequence[str]) -> dict[str, list[str]]:
     """Returns each split's files: base names in the order of its patterns, sorted within one.
 
-    Hidden files, manifests and files of offsets are never chosen.
+    Hidden files, manifests and the files beside records are never chosen.
 
     Args:
       data_dir: the folder.
@@ -46,7 +46,8 @@ def choose(data_dir: str, splits: Sequence[str]) -> dict[str, list[str]]:
 def _files(data_dir: str) -> list[str]:
     with named(data_dir, "cannot be listed"), os.scandir(data_dir) as entries:
         names = [entry.name for entry in entries if entry.is_file()]
-    beside = {naming.MANIFEST, naming.REJECTS, naming.CARD, *naming.TFDS_FILES, *map(naming.offsets_name, names)}
+    beside = {naming.MANIFEST, naming.REJECTS, naming.CARD, *naming.TFDS_FILES}
+    beside |= {beside_one for name in names for beside_one in naming.sidecar_names(name)}
     return sorted(name for name in names if not name.startswith(".") and name not in beside)
 
 

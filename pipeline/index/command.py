@@ -1,4 +1,4 @@
-"""Runs the command: choose files -> read them -> write offsets -> write the manifest."""
+"""Runs the command: choose files -> read them -> write what lies beside them -> write the manifest."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def run(config: IndexConfig) -> None:
     data_dir = pathlib.Path(config.data_dir)
     chosen = choose(config.data_dir, config.split)
     earlier = _earlier(data_dir, config.overwrite)
-    _check_offsets_are_ours(data_dir, chosen, earlier)
+    _check_sidecars_are_ours(data_dir, chosen, earlier)
     began = time.monotonic()
     with drafts_in(data_dir) as drafts:
         made = _manifest(config, chosen, drafts)
         drafts.add(naming.MANIFEST, made.to_bytes())
         drafts.publish()
-    for name in set(_offsets_of(earlier)) - set(_offsets_of(made)):
+    for name in _sidecars_of(earlier) - _sidecars_of(made):
         (data_dir / name).unlink(missing_ok=True)
     count = sum(shard.num_examples for shard in made.shards)
     print(f"{config.data_dir}: {count:,} records, all CRCs are correct, {time.monotonic() - began:.1f} s")
@@ -70,9 +70,9 @@ def _earlier(data_dir: pathlib.Path, overwrite: bool) -> Manifest | None:
     return found
 
 
-def _check_offsets_are_ours(data_dir: pathlib.Path, chosen: dict[str, list[str]], earlier: Manifest | None) -> None:
-    ours = set(_offsets_of(earlier))
-    for name in (naming.offsets_name(file) for files in chosen.values() for file in files):
+def _check_sidecars_are_ours(data_dir: pathlib.Path, chosen: dict[str, list[str]], earlier: Manifest | None) -> None:
+    ours = _sidecars_of(earlier)
+    for name in (name for files in chosen.values() for file in files for name in naming.sidecar_names(file)):
         if name not in ours and (data_dir / name).exists():
             raise UsageError(
                 f"{data_dir / name}: no manifest lists this file, and the index would replace it; remove it (a run "
@@ -120,12 +120,11 @@ def _shards(files: list[File], compression: str, drafts: Drafts) -> list[ShardIn
 
 
 def _shard(file: File, compression: str, drafts: Drafts, on_bytes: Callable[[int], None]) -> ShardInfo:
-    info, offsets = scan(file, compression, on_bytes)
-    if offsets is not None:
-        drafts.add(naming.offsets_name(info.file), offsets)
+    info, beside = scan(file, compression, on_bytes)
+    for name, data in beside.items():
+        drafts.add(name, data)
     return info
 
 
-def _offsets_of(made: Manifest | None) -> list[str]:
-    shards = made.shards if made else ()
-    return [naming.offsets_name(shard.file) for shard in shards if shard.offsets_crc32c is not None]
+def _sidecars_of(made: Manifest | None) -> set[str]:
+    return {name for shard in (made.shards if made else ()) for name in shard.files if name != shard.file}

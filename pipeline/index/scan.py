@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import dataclasses
 import os
 from collections.abc import Callable
 
@@ -11,16 +10,17 @@ import crc32c
 import numpy as np
 
 from pipeline.errors import DataError
-from pipeline.manifest import ShardInfo
+from pipeline.manifest import ShardInfo, naming
 from pipeline.manifest.storage import File, OpenFile
+from pipeline.records import sidecar
 from pipeline.records.stream import RecordStream, forward
 from pipeline.records.walk import Frame, Kind, location, walk
 
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
-def scan(file: File, compression: str, on_bytes: Callable[[int], None]) -> tuple[ShardInfo, bytes | None]:
-    """Returns what the manifest says of a file, and the file of offsets beside it; None where it needs none.
+def scan(file: File, compression: str, on_bytes: Callable[[int], None]) -> tuple[ShardInfo, dict[str, bytes]]:
+    """Returns what the manifest says of a file, and the files beside it: {base name: content}.
 
     Args:
       file: of records.
@@ -31,7 +31,7 @@ def scan(file: File, compression: str, on_bytes: Callable[[int], None]) -> tuple
       DataError: it cannot be read, or a record is cut or corrupt: with its number and byte offset.
     """
     before = file.identity()
-    offsets = array.array("Q", [0])
+    offsets, crcs = array.array("Q", [0]), array.array("I")
     with file.open() as opened:
         read = forward(opened)
 
@@ -45,16 +45,27 @@ def scan(file: File, compression: str, on_bytes: Callable[[int], None]) -> tuple
             if frame.fault is not None:
                 raise _error(file, opened, frame, compression)
             offsets.append(frame.end)
+            crcs.append(frame.crc)
     if file.identity() != before:
         raise DataError(f"{file}: changed while it was being read; stop what writes there and start again")
-    info = ShardInfo(os.path.basename(file.path), len(offsets) - 1, before.num_bytes, f"{stream.crc:08x}", None)
-    lengths = np.diff(np.frombuffer(offsets, np.uint64))
-    if compression or not len(lengths):
-        return info, None
-    if (lengths == lengths[0]).all():
-        return dataclasses.replace(info, stride=int(lengths[0])), None
-    beside = np.frombuffer(offsets, np.uint64).astype("<u8").tobytes()
-    return dataclasses.replace(info, offsets_crc32c=f"{crc32c.crc32c(beside):08x}"), beside
+    name, lengths = os.path.basename(file.path), np.diff(np.frombuffer(offsets, np.uint64))
+    is_even = not compression and len(lengths) > 0 and bool((lengths == lengths[0]).all())
+    beside = {}
+    if len(lengths):
+        beside[naming.crcs_name(name)] = np.frombuffer(crcs, np.uint32).astype(sidecar.CRCS).tobytes()
+    if len(lengths) and not compression and not is_even:
+        beside[naming.offsets_name(name)] = np.frombuffer(offsets, np.uint64).astype(sidecar.OFFSETS).tobytes()
+    of_beside = {name: f"{crc32c.crc32c(data):08x}" for name, data in beside.items()}
+    info = ShardInfo(
+        name,
+        len(lengths),
+        before.num_bytes,
+        f"{stream.crc:08x}",
+        int(lengths[0]) if is_even else None,
+        of_beside.get(naming.offsets_name(name)),
+        crcs_crc32c=of_beside.get(naming.crcs_name(name)),
+    )
+    return info, beside
 
 
 def _error(file: File, opened: OpenFile, frame: Frame, compression: str) -> DataError:

@@ -13,6 +13,7 @@ from pipeline.manifest.manifest import IMAGE_FEATURES, Feature, Manifest, ShardI
 
 DTYPES = ("uint8", "int64", "float32", "string")
 ENCODINGS = ("raw", "png", "jpeg", "any")  # of images
+_WHITE = 255  # the largest value of a pixel
 _SIZE = re.compile(r"[1-9][0-9]*x[1-9][0-9]*")
 _CRC = re.compile("[0-9a-f]{8}")
 
@@ -74,6 +75,11 @@ def _of_image(image: Feature, manifest: Manifest) -> Iterator[str]:
     for name, values in (("image_mean", manifest.image_mean), ("image_std", manifest.image_std)):
         if not values or len(values) != channels or not all(map(math.isfinite, values)):
             yield f"{name} must be {channels} finite numbers, one per channel; it is {values}"
+    for mean, std in zip(manifest.image_mean, manifest.image_std, strict=True):
+        if not 0 <= mean <= _WHITE or not 0 <= std <= _WHITE / 2:
+            yield f"pixels of 0 to {_WHITE} have no mean of {mean} with the standard deviation {std}"
+        if std == 0 and not mean.is_integer():  # all pixels would have this one value
+            yield f"image_std is 0 where image_mean is {mean}, which is no value of a pixel"
 
 
 def _of_split(name: str, split: SplitInfo, manifest: Manifest) -> Iterator[str]:
@@ -91,8 +97,21 @@ def _of_split(name: str, split: SplitInfo, manifest: Manifest) -> Iterator[str]:
         yield f"split {name!r}: num_rejects is {split.num_rejects}, not 0 or more"
     if not all(_SIZE.fullmatch(size) and n >= 0 for size, n in sizes.items()):
         yield f"split {name!r}: image_sizes must be {{'<height>x<width>': images}}; it is {sizes}"
+    if manifest.has_images:
+        yield from _of_images(name, split, manifest)
     if sizes and sum(sizes.values()) != labelled:
         yield f"split {name!r}: image_sizes counts {sum(sizes.values())} images of its {count} examples"
+
+
+def _of_images(name: str, split: SplitInfo, manifest: Manifest) -> Iterator[str]:
+    labels, classes = len(split.label_histogram), len(manifest.class_names)
+    height, width, _ = manifest.features["image"].shape
+    if labels > classes:
+        yield f"split {name!r}: its label histogram has {labels} labels, but there are {classes} class_names"
+    for size in split.image_sizes:
+        sides = zip(size.split("x"), (height, width), strict=True)
+        if any(side is not None and int(found) != side for found, side in sides):
+            yield f"split {name!r}: image_sizes has {size}, but feature 'image' has the shape {(height, width)}"
 
 
 def _of_shard(shard: ShardInfo, split: str, compression: str) -> Iterator[str]:
@@ -102,7 +121,7 @@ def _of_shard(shard: ShardInfo, split: str, compression: str) -> Iterator[str]:
         value = getattr(shard, field)
         if value is not None and not 0 <= value < math.inf:
             yield f"{shard.file}: {field} is {value}, not 0 or more"
-    for field in ("crc32c", "offsets_crc32c"):
+    for field in ("crc32c", "offsets_crc32c", "crcs_crc32c"):
         value = getattr(shard, field)
         if value is not None and not _CRC.fullmatch(value):
             yield f"{shard.file}: {field} is {value!r}, not 8 hexadecimal digits"

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.errors import DataError
 
+OPTIONAL = "optional"  # in a field's metadata: the JSON of earlier releases lacks it
 _fields_of = functools.cache(typing.get_type_hints)
 
 
@@ -18,7 +19,7 @@ def from_json(kind: Any, value: Any, file: str, path: str = "") -> Any:
 
     Args:
       kind: a dataclass, tuple[T, ...], dict[str, T], T | None, int, float, str, bool or Any.
-      value: the value; an object must have the fields of the dataclass and no others.
+      value: the value; an object must have the fields of the dataclass, but for `OPTIONAL` ones, and no others.
       file: its file, and line if there are several values, for the message.
       path: where the value is in the file.
 
@@ -46,7 +47,8 @@ def from_json(kind: Any, value: Any, file: str, path: str = "") -> Any:
 
 def _object(kind: Any, value: dict[str, Any], file: str, path: str) -> Any:
     fields = _fields_of(kind)
-    for name in sorted(fields.keys() ^ value.keys()):
+    optional = {field.name for field in dataclasses.fields(kind) if OPTIONAL in field.metadata}
+    for name in sorted((fields.keys() ^ value.keys()) - (optional - value.keys())):
         raise DataError(f"{file}: {path or 'it'} {'lacks' if name in fields else 'has the unknown field'} {name!r}")
     at = f"{path}." if path else ""
-    return kind(**{name: from_json(part, value[name], file, f"{at}{name}") for name, part in fields.items()})
+    return kind(**{name: from_json(fields[name], part, file, f"{at}{name}") for name, part in value.items()})

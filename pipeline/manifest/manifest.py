@@ -9,6 +9,8 @@ from collections import Counter
 from typing import Any
 
 from pipeline.errors import UsageError, unknown
+from pipeline.manifest import naming
+from pipeline.manifest.from_json import OPTIONAL
 
 FORMAT_VERSION = 2
 IMAGE_FEATURES = {"image": "uint8", "label": "int64", "key": "string"}  # and their dtypes; all or none of them
@@ -45,6 +47,9 @@ class ShardInfo:
       offsets_crc32c: of the file `naming.offsets_name(file)`, which has the byte offset of each record and the file's
         size, uint64, little-endian; None where there is a stride, or the shard is compressed.
       label_entropy: of the labels in it, in bits: how well they are mixed; None where it has no record.
+      crcs_crc32c: of the file `naming.crcs_name(file)`, which has the masked CRC32C of each record, as its frame stores
+        it, uint32, little-endian: a window of another data set's shard is told by it. None: an earlier release wrote
+        the shard, and only reading all of it tells.
     """
 
     file: str
@@ -54,6 +59,13 @@ class ShardInfo:
     stride: int | None
     offsets_crc32c: str | None = None
     label_entropy: float | None = None
+    crcs_crc32c: str | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
+
+    @property
+    def files(self) -> dict[str, str]:
+        """{base name: CRC32C} of itself and of the files beside it."""
+        beside = zip(naming.sidecar_names(self.file), (self.offsets_crc32c, self.crcs_crc32c), strict=True)
+        return {self.file: self.crc32c} | {name: crc for name, crc in beside if crc is not None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,8 +175,11 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of `to_bytes()`, hexadecimal: the identity of the data."""
-        return hashlib.sha256(self.to_bytes()).hexdigest()
+        """SHA-256, hexadecimal, of the file's bytes without `crcs_crc32c`: the identity of the data.
+
+        The same data has the same identity, whichever release converted it.
+        """
+        return hashlib.sha256(self._to_bytes(with_crcs=False)).hexdigest()
 
     def split(self, name: str) -> SplitInfo:
         """Returns a split.
@@ -178,4 +193,12 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Returns the file's bytes: the same for equal manifests."""
-        return (json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n").encode()
+        return self._to_bytes(with_crcs=True)
+
+    def _to_bytes(self, with_crcs: bool) -> bytes:
+        content = dataclasses.asdict(self)
+        for split in content["splits"].values():
+            for shard in split["shards"]:
+                if not with_crcs or shard["crcs_crc32c"] is None:
+                    del shard["crcs_crc32c"]
+        return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()

@@ -26,9 +26,19 @@ def shard_name(split: str, index: int, count: int, compression: str = "") -> str
     return f"{split}-{index:05d}-of-{count:05d}.tfrecord{COMPRESSIONS[compression]}"
 
 
+def sidecar_names(shard: str) -> tuple[str, str]:
+    """Returns the base names of all files that may lie beside a shard."""
+    return offsets_name(shard), crcs_name(shard)
+
+
 def offsets_name(shard: str) -> str:
     """Returns the base name of the file beside a shard that has the byte offset of each record."""
     return f"{shard}.offsets"
+
+
+def crcs_name(shard: str) -> str:
+    """Returns the base name of the file beside a shard that has the CRC of each record."""
+    return f"{shard}.crcs"
 
 
 def parse_shard_name(name: str) -> tuple[str, int, int] | None:

@@ -64,8 +64,10 @@ def select(manifest: Manifest, text: str) -> Selection:
     from the end; `+` joins parts.
 
     Raises:
-      UsageError: the text is not a slice, names an unknown split, selects nothing, or selects a record twice.
+      UsageError: it is not a text that is a slice, names an unknown split, selects nothing, or selects a record twice.
     """
+    if not isinstance(text, str):
+        raise UsageError(f"split={text!r}: must be a text, such as 'train' or 'train[:90%]'")
     segments: list[Segment] = []
     for part in "".join(text.split()).split("+"):
         match = _PART.fullmatch(part)

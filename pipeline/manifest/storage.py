@@ -9,7 +9,7 @@ import dataclasses
 import os
 from typing import Any, NamedTuple
 
-from pipeline.errors import DataError
+from pipeline.errors import DataError, UsageError
 
 PathLike = str | os.PathLike[str]
 
@@ -82,8 +82,15 @@ class File:
 
 
 def folder(data_dir: PathLike) -> File:
-    """Returns the folder of a path or URL."""
-    return File(os.fspath(data_dir))
+    """Returns the folder of a path or URL.
+
+    Raises:
+      UsageError: it is neither a text nor an `os.PathLike` of one, or empty.
+    """
+    path = os.fspath(data_dir) if isinstance(data_dir, str | os.PathLike) else None
+    if not isinstance(path, str) or not path:
+        raise UsageError(f"data_dir={data_dir!r}: must be the path of a data set's folder")
+    return File(path)
 
 
 class OpenFile:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import UsageError, unknown
-from pipeline.order.divisibility import check_replicas, check_streams  # noqa: F401, both are imported from here
+from pipeline.order.counts import check_replicas, check_streams  # noqa: F401, both are imported from here
 
 ORDER_VERSION = 1
 MAX_STREAMS = 64  # more readers than this do not help one job; fewer divisors of G would be left

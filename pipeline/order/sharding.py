@@ -6,7 +6,7 @@ import dataclasses
 from typing import Protocol
 
 from pipeline.errors import UsageError
-from pipeline.order.divisibility import check_replicas
+from pipeline.order.counts import check_replicas, whole_number
 
 
 class InputContext(Protocol):
@@ -32,6 +32,8 @@ class Shard:
     local_replicas: int = 1
 
     def __post_init__(self) -> None:
+        for name in ("index", "count", "local_replicas"):
+            object.__setattr__(self, name, whole_number(f"Shard: {name}", getattr(self, name)))
         if self.count < 1 or not 0 <= self.index < self.count:
             raise UsageError(f"Shard(index={self.index}, count={self.count}): the index must be in 0..count-1")
         if self.local_replicas < 1:
@@ -58,10 +60,12 @@ def as_shard(shard: Shard | InputContext | None) -> Shard | None:
     """Returns a `tf.distribute.InputContext` as a `Shard`; a Shard or None as it is.
 
     Raises:
-      UsageError: the context's workers have unequal numbers of replicas.
+      UsageError: it is neither, or the context's workers have unequal numbers of replicas.
     """
     if shard is None or isinstance(shard, Shard):
         return shard
+    if not all(hasattr(shard, name) for name in InputContext.__annotations__):
+        raise UsageError(f"shard={shard!r}: must be a Shard, such as Shard(0, 2), or a tf.distribute.InputContext")
     replicas, pipelines = shard.num_replicas_in_sync, shard.num_input_pipelines
     if replicas % pipelines:
         raise UsageError(f"{replicas} replicas on {pipelines} input pipelines: every one must feed the same number")

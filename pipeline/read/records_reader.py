@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
-from collections.abc import Sequence
+import itertools
 
 import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import DataError
-from pipeline.manifest import ShardInfo, naming
-from pipeline.manifest.storage import folder
 from pipeline.read.gzip_reader import GzipReader
 from pipeline.read.shards import Shards
-from pipeline.records import framing, offsets, walk
+from pipeline.read.sidecars import Sidecars
+from pipeline.records import framing, walk
 
 _TASK = 4 << 20  # 4 MiB, per thread
-_KEPT_OFFSETS = 8 << 20  # records whose offsets stay in memory: 64 MiB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +33,10 @@ class Records:
 class RecordsReader:
     """Reads pieces of shards, whatever their records are."""
 
-    def __init__(self, shards: Shards, compression: str, kept_offsets: int = _KEPT_OFFSETS) -> None:
+    def __init__(self, shards: Shards, compression: str) -> None:
         """Makes the reader of `shards`; `compression` is the manifest's."""
-        self.shards, self._kept_offsets = shards, kept_offsets
-        self._gzip = GzipReader(shards) if compression else None
-        self._offsets: dict[int, NDArray[np.int64]] = {}
-        self._lock = threading.Lock()
+        self.shards, self.sidecars = shards, Sidecars(shards)
+        self._gzip = GzipReader(shards, self.sidecars) if compression else None
 
     def read(self, pieces: NDArray[np.int64]) -> Records:
         """Returns the records of pieces (p, 3): segment, first record and end; one empty record if there are none.
@@ -68,61 +62,39 @@ class RecordsReader:
         """
         if self._gzip:
             return list(self._gzip.read(segment, start, stop))
-        ends = self.offsets(segment)
+        ends = self.sidecars.offsets(segment)
         found: list[bytes | None] = []
+        crcs: list[int] = []  # as the frames store them
         crc = 0
         with self.shards.opened(segment) as file:
             for first, last in self.shards.runs(segment, start, stop, _TASK):
                 block = file.read_at(int(ends[first]), int(ends[last] - ends[first]))
                 crc = crc32c.crc32c(block, crc)
-                found += self._unframed(segment, first, ends[first : last + 1].tolist(), block)
-        if len(found) == self.shards.segments[segment].shard.num_examples and None not in found:
+                parts = [end - ends[first] for end in ends[first : last + 1].tolist()]
+                frames = [block[begin:end] for begin, end in itertools.pairwise(parts)]
+                found += [self._unframed(segment, first + i, int(ends[first + i]), f) for i, f in enumerate(frames)]
+                crcs += [int.from_bytes(frame[-framing.FOOTER :], "little") for frame in frames]
+        whole = [i for i, record in enumerate(found) if record is not None]
+        if len(whole) == self.shards.segments[segment].shard.num_examples:
             self.shards.check_crc(segment, crc)
+        else:
+            numbers = [start + i for i in whole]
+            self.sidecars.check_crcs(segment, numbers, [crcs[i] for i in whole], lambda i: int(ends[numbers[i]]))
         return found
 
-    def _unframed(self, segment: int, start: int, ends: Sequence[int], block: memoryview) -> list[bytes | None]:
-        found: list[bytes | None] = []
-        for i in range(len(ends) - 1):
-            record = block[ends[i] - ends[0] : ends[i + 1] - ends[0]]
-            fault = walk.check(record)
-            if fault:
-                self.shards.corrupt(segment, start + i, ends[i], fault.text)
-            found.append(None if fault else bytes(record[framing.HEADER : -framing.FOOTER]))
-        return found
-
-    def offsets(self, segment: int) -> NDArray[np.int64]:
-        """Returns the byte offset of each record of a segment's shard, and the file's size: int64 (records + 1,).
+    def probe(self) -> None:
+        """Reads the first and the last record of every uncompressed shard: they tell a shard of another conversion.
 
         Raises:
-          DataError: the file of offsets is missing or corrupt.
+          DataError: as `read`.
         """
-        with self._lock:
-            kept = self._offsets.get(segment)
-        if kept is not None:
-            return kept
-        found = shard_offsets(self.shards.data_dir, self.shards.segments[segment].shard)
-        with self._lock:
-            while self._offsets and len(found) + sum(map(len, self._offsets.values())) > self._kept_offsets:
-                self._offsets.pop(next(iter(self._offsets)))
-            self._offsets[segment] = found
-        return found
+        counts = [] if self._gzip else [segment.shard.num_examples for segment in self.shards.segments]
+        ends = {(n, record) for n, count in enumerate(counts) if count for record in (0, count - 1)}
+        self.shards.in_parallel(lambda part: self.read_part(*part, part[1] + 1), sorted(ends))
 
-
-def shard_offsets(data_dir: str, shard: ShardInfo) -> NDArray[np.int64]:
-    """Returns the byte offset of each record of an uncompressed shard, and its size: int64 (records + 1,).
-
-    Raises:
-      DataError: the file of offsets is missing or corrupt.
-    """
-    if shard.num_examples == 0:
-        return np.zeros(1, np.int64)
-    if shard.stride is not None:
-        return np.arange(shard.num_examples + 1, dtype=np.int64) * shard.stride
-    file = folder(data_dir) / naming.offsets_name(shard.file)
-    size = file.identity().num_bytes
-    with file.open() as opened:
-        data = opened.read_at(0, min(size, 8 * (shard.num_examples + 1)))
-    try:
-        return offsets.parse(data, size, shard.num_examples, shard.offsets_crc32c or "")
-    except ValueError as error:
-        raise DataError(f"{file}: {error}: the offsets of {shard.file} are corrupt; convert again") from None
+    def _unframed(self, segment: int, number: int, offset: int, frame: memoryview) -> bytes | None:
+        fault = walk.check(frame)
+        if fault:
+            self.shards.corrupt(segment, number, offset, fault.text)
+            return None
+        return bytes(frame[framing.HEADER : -framing.FOOTER])

@@ -19,6 +19,7 @@ from pipeline.manifest.manifest import IMAGE_FEATURES
 from pipeline.manifest.splits import Selection
 from pipeline.read.buffers import aligned_matrix
 from pipeline.read.shards import Shards
+from pipeline.read.sidecars import Sidecars
 from pipeline.read.unpack import BAD_LENGTH, BAD_RECORD, unpack
 from pipeline.records import example_arrays, framing, walk
 from pipeline.records.layout import Layout
@@ -51,12 +52,14 @@ class RowsReader:
 
     Attributes:
       shards: where they are read from.
+      sidecars: what lies beside them.
       layouts: of each segment's records.
       features: of the manifest: image, label and key.
       with_keys: whether the keys are wanted.
     """
 
     shards: Shards
+    sidecars: Sidecars
     layouts: tuple[Layout, ...]
     features: Mapping[str, Feature]
     with_keys: bool
@@ -73,7 +76,7 @@ class RowsReader:
             if layout is None:
                 return None
             layouts.append(layout)
-        return cls(shards, tuple(layouts), manifest.features, with_keys)
+        return cls(shards, Sidecars(shards), tuple(layouts), manifest.features, with_keys)
 
     @property
     def pixels(self) -> int:
@@ -118,7 +121,8 @@ class RowsReader:
         """Reads records start..stop-1 of a shard into their rows, a chunk at a time, and checks their CRCs."""
         shard, layout = self.shards.segments[segment].shard, self.layouts[segment]
         stride, size = shard.stride or 0, stop - start
-        is_whole, is_good, crc = size == shard.num_examples, True, 0
+        is_whole, crc = size == shard.num_examples, 0
+        crcs, is_good = np.empty(size, np.uint32), np.ones(size, bool)
         chunk = np.empty((max(1, min(_CHUNK // stride, size)), stride), np.uint8)
         with self.shards.opened(segment) as file:
             for first in range(0, size, len(chunk)):
@@ -131,12 +135,16 @@ class RowsReader:
                     rows.keys[to_rows] = keys.view(f"S{keys.shape[1]}")[:, 0]
                 problems = unpack(block, layout, to_rows, rows.images, rows.labels)
                 for i in np.flatnonzero(problems).tolist():
-                    frame = block[i].data
-                    is_good &= self._settle(rows, frame, int(problems[i]), segment, start + first + i, int(to_rows[i]))
+                    place = segment, start + first + i, int(to_rows[i])
+                    is_good[first + i] = self._settle(rows, block[i].data, int(problems[i]), *place)
                 if is_whole:
                     crc = crc32c.crc32c(view, crc)
-        if is_whole and is_good:
+                crcs[first : first + len(block)] = np.ascontiguousarray(block[:, -framing.FOOTER :]).view("<u4")[:, 0]
+        if is_whole and is_good.all():
             self.shards.check_crc(segment, crc)
+        else:
+            good = np.flatnonzero(is_good)
+            self.sidecars.check_crcs(segment, start + good, crcs[good], lambda i: (start + int(good[i])) * stride)
 
     def _settle(self, rows: Rows, frame: memoryview, problems: int, segment: int, number: int, row: int) -> bool:
         """Takes a record of another layout to its row; returns False where it is corrupt and skipped."""

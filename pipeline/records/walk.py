@@ -47,6 +47,7 @@ class Frame(NamedTuple):
       offset, end: the frame takes bytes offset..end - 1 of the file, counted before compression.
       record: its bytes; None where they are not the ones that were written.
       fault: None where nothing is wrong. If `end` equals `offset`, the walk ended here.
+      crc: the record's masked CRC32C, where it is right.
     """
 
     number: int
@@ -54,6 +55,7 @@ class Frame(NamedTuple):
     end: int
     record: bytes | None
     fault: Fault | None
+    crc: int = 0
 
 
 _RECORD_FAULT = Fault(Kind.RECORD_CRC, "the record's CRC is wrong")
@@ -100,8 +102,9 @@ def walk(
             return
         stop = start + framing.HEADER + length
         record = data[start + framing.HEADER : stop]
-        if framing.masked_crc32c(record) == _FOOTER.unpack_from(data, stop)[0]:
-            yield Frame(number, offset, offset + size, record, fault)
+        crc = framing.masked_crc32c(record)
+        if crc == _FOOTER.unpack_from(data, stop)[0]:
+            yield Frame(number, offset, offset + size, record, fault, crc)
         else:
             fault = fault._replace(text=f"{fault.text}; so is its own") if fault else _RECORD_FAULT
             yield Frame(number, offset, offset + size, None, fault)

@@ -15,9 +15,10 @@ from pipeline.errors import DataError, UsageError
 from pipeline.manifest import naming
 from pipeline.manifest.splits import select
 from pipeline.read.corruption import Corruption
-from pipeline.read.records_reader import RecordsReader, shard_offsets
+from pipeline.read.records_reader import RecordsReader
 from pipeline.read.rows_reader import Rows, RowsReader
 from pipeline.read.shards import Shards
+from pipeline.read.sidecars import shard_offsets
 from pipeline.records import example_proto
 from tests.datasets import Kind, encoded, image_of, key_of, write_dataset
 from tests.runs import finish, start, start_workers, wait_for_step

@@ -25,8 +25,7 @@ from beam_jobs.sources.records import stream as record_stream
 from beam_jobs.sources.streams import KnownFile
 from beam_jobs.storage.paths import StoragePath
 from pipeline.errors import DataError
-from pipeline.records import framing, walk
-from pipeline.records import offsets as record_offsets
+from pipeline.records import framing, sidecar, walk
 
 ARRAY_RECORD = "array_record"
 _PIECE_RECORDS = 1000
@@ -144,7 +143,7 @@ def _load_offsets(file: RecordFile) -> NDArray[np.int64]:
     (path, crc), num_bytes = file.offsets, file.stamp[0]
     data = path.read_bytes()
     try:
-        offsets = record_offsets.parse(data, len(data), file.num_records, crc)
+        offsets = sidecar.parse_offsets(data, len(data), file.num_records, crc)
     except ValueError as error:
         raise DataError(f"{path}: {error}; convert the data again") from None
     if offsets[0] != 0 or offsets[-1] != num_bytes or (np.diff(offsets) < 0).any():

@@ -28,7 +28,15 @@ from pipeline.records import example_proto
 LABELS = "labels.txt"  # class names, one per line; or `<label feature>.labels.txt`, TFDS's name for it
 MAX_CLASSES = 1 << 20
 _RECORD_FILE = re.compile(r"[^._].*(\.tfrec.*|-\d{5,}-of-\d{5,})", re.IGNORECASE)
-_BESIDE = (".offsets", ".index", ".idx", ".crc", ".json", ".txt")  # of files next to records and named after them
+_BESIDE = (
+    ".offsets",
+    ".crcs",
+    ".index",
+    ".idx",
+    ".crc",
+    ".json",
+    ".txt",
+)  # of files named after the one they are beside
 
 
 def open_files(options: SourceOptions) -> RecordSource:

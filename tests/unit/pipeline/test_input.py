@@ -150,6 +150,11 @@ def test_the_users_own_function_gets_pixels_and_keys_by_seed_epoch_and_record(fo
         assert np.array_equal(x, np.stack([hashing.uniform(keys, 0), hashing.uniform(keys, 1)], 1))
 
 
+def in_a_loop(function):
+    """Returns a distortion that applies a function to each image in the body of a loop."""
+    return lambda images, keys: tf.map_fn(function, images)
+
+
 @pytest.mark.parametrize(
     ("arguments", "facts"),
     [
@@ -172,7 +177,22 @@ def test_the_users_own_function_gets_pixels_and_keys_by_seed_epoch_and_record(fo
         ({"distort": 5}, "distort=5"),
         ({"distort": ""}, "distort: ''"),
         ({"distort": lambda images, keys: images[:3]}, "8 rows"),
-        ({"distort": lambda images, keys: None}, "8 rows"),
+        ({"distort": lambda images, keys: None}, "8 rows.* None"),
+        ({"distort": lambda images, keys: {"image": images}}, "8 rows.*'image': 'uint8"),
+        ({"distort": lambda images, keys: tf.as_string(keys)}, r"8 rows.* string \(8,\)"),
+        ({"distort": lambda images, keys: images + "a"}, r"distort: the function fails on uint8 \(8, .*: \w+Error: "),
+        ({"distort": lambda images, keys: tf.random.normal(images.shape)}, "RandomStandardNormal.*pipeline.uniform"),
+        ({"distort": in_a_loop(tf.image.random_flip_left_right)}, "RandomUniform.*pipeline.uniform"),
+        ({"training": "false"}, "training='false'"),
+        ({"training": None}, "training=None"),
+        ({"record_ids": 1}, "record_ids=1"),
+        ({"global_batch_size": True}, "global_batch_size=True"),
+        ({"split": None}, "split=None"),
+        ({"split": 3}, "split=3"),
+        ({"data_dir": None}, "data_dir=None"),
+        ({"data_dir": ""}, "data_dir=''"),
+        ({"data_dir": b"d"}, "data_dir=b'd'"),
+        ({"shard": (0, 2)}, r"shard=\(0, 2\): .*Shard\(0, 2\)"),
         ({"split": "train[:" + "9" * 5000 + "]"}, "slice"),
         ({"shuffle_bytes": 0}, "shuffle_bytes=0"),
         ({"shuffle_bytes": 143, "streams": 1}, "shuffle_bytes=143: 1 streams .*144"),

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 
+import numpy as np
 import pytest
 
 from pipeline import StepIterator, distribute, input_fn, order_spec
@@ -37,7 +38,7 @@ def test_options_that_are_passed_through_are_typed_and_unknown_ones_are_named(fu
 
 
 def test_a_request_is_the_same_however_it_is_given():
-    one = Request("d", global_batch_size=8, training=1, resize="4x6", features=["key"])
+    one = Request("d", global_batch_size=8, training=np.True_, resize="4x6", features=["key"])
     assert one == Request("d", "train", global_batch_size=8, training=True, resize=(4, 6), features=("key",), seed=0)
     assert hash(one)
     assert dataclasses.replace(one, start_step=3).start_step == 3

@@ -3,6 +3,7 @@
 import gc
 import json
 import pathlib
+import pickle
 import subprocess
 import sys
 
@@ -78,6 +79,23 @@ def test_the_state_is_json_and_is_where_the_user_is_not_what_was_read_ahead(fold
     next(batches)
     assert json.loads(json.dumps(batches.get_state())) == state | {"step": 2}
     assert StepIterator(folder, **TRAIN, seed=7, start_step=10**12).get_state() == state | {"step": 10**12}
+
+
+def test_a_pickled_iterator_continues_at_the_next_element(folder):
+    options = {"global_batch_size": 4, "training": True, "distort": "shift", "epochs": 3, "seed": 5}
+    batches = StepIterator(folder, **options)
+    for _ in range(4):
+        next(batches)
+    stored = pickle.dumps(batches)
+    expected = list(batches)
+    found = list(pickle.loads(stored))
+    assert len(found) == len(expected) == 5
+    for one, other in zip(found, expected, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    split_up = StepIterator(folder, shard=Shard(0, 1, 2), **options)
+    next(split_up)
+    with pytest.raises(UsageError, match="in the middle of step 0"):
+        pickle.dumps(split_up)
 
 
 def test_a_state_of_another_order_is_refused_with_the_fields_that_differ(folder):

@@ -35,11 +35,14 @@ def test_a_shard_holds_its_rows_in_their_order_and_its_receipt_tells_of_it(plan_
         assert (info.file, info.num_examples, info.num_bytes) == (name, len(rows), len(data))
         assert info.crc32c == f"{crc32c.crc32c(data):08x}"
         assert info.stride * info.num_examples == info.num_bytes
+        crcs = np.fromfile(f"{tmp_path / 'out' / info.file}.crcs", np.uint8)
+        assert info.crcs_crc32c == f"{crc32c.crc32c(crcs):08x}"
+        assert np.array_equal(crcs.reshape(-1, 4), np.frombuffer(data, np.uint8).reshape(-1, info.stride)[:, -4:])
         assert receipt.label_histogram == tuple(np.bincount(rows % 10, minlength=10).tolist())
         assert receipt.formats == ("raw",)
         assert receipt.sizes == (((6, 5, 3), len(rows)),)
         assert receipt.sums.sums == stored[rows].reshape(-1, 3).sum(axis=0, dtype=int).tolist()
-    assert len(os.listdir(tmp_path / "out")) == 6
+    assert len(os.listdir(tmp_path / "out")) == 9
 
 
 def test_offsets_lie_beside_a_shard_of_unequal_records(plan_of, pixels, tmp_path):
@@ -66,7 +69,7 @@ def test_a_compressed_shard_is_the_same_records(plan_of, pixels, tmp_path):
     data = (tmp_path / "packed" / "train-00000-of-00001.tfrecord.gz").read_bytes()
     assert gzip.decompress(data) == (tmp_path / "plain" / "train-00000-of-00001.tfrecord").read_bytes()
     assert (info.num_bytes, info.stride, info.offsets_crc32c) == (len(data), None, None)
-    assert sorted(os.listdir(tmp_path / "packed")) == [info.file, receipts.name_of(info.file)]
+    assert sorted(os.listdir(tmp_path / "packed")) == [info.file, f"{info.file}.crcs", receipts.name_of(info.file)]
 
 
 def test_rejects_are_told_with_their_place_and_the_rest_is_written(plan_of, pixels, tmp_path):

@@ -88,7 +88,7 @@ def test_another_data_set_is_an_error(data_set, cifar_folder, convert_without_be
 
 
 @pytest.mark.parametrize("damage", [os.unlink, lambda path: os.truncate(path, 8), flip_last_bit])
-@pytest.mark.parametrize("suffix", ["", ".offsets"])
+@pytest.mark.parametrize("suffix", ["", ".offsets", ".crcs"])
 def test_a_damaged_file_is_found_and_replaced_on_demand(suffix, damage, made, pixels, tmp_path, convert_without_beam):
     files = [images.encoded(pixels(1, (size, 9, 3))[0], "png") for size in (4, 9, 30)]
     flags = ("--dataset=made", f"--source={made({'train': Content(files)})}", f"--data_dir={tmp_path / 'out'}")
@@ -111,7 +111,8 @@ def test_overwrite_removes_what_the_manifest_lists_and_nothing_else(data_set, co
         (out / name).write_bytes(data)
     assert again("--num_shards=1", "--overwrite").code == 0
     found = contents(out)
-    ours = {"manifest.json", *naming.TFDS_FILES, "train-00000-of-00001.tfrecord", "test-00000-of-00001.tfrecord"}
+    shards = [f"{split}-00000-of-00001.tfrecord" for split in ("train", "test")]
+    ours = {"manifest.json", *naming.TFDS_FILES, *shards, *map(naming.crcs_name, shards)}
     assert found.keys() == ours | others.keys()
     assert {name: found[name] for name in others} == others
     assert present.notes(out, present.existing_manifest(out)) == [

@@ -94,10 +94,10 @@ def test_killed_at_any_change_it_leaves_a_whole_data_set_or_none(replacing, monk
             assert expected.items() <= {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()}.items()
         staging.remove_leftovers(out, "f" * 64)
         assert not [path for path in out.iterdir() if path.name.startswith(".")]
-    # New manifest aside, old one away, 4 shards and 3 files beside them, the manifest in its place; then train's 3 old
-    # shards and more.
-    assert seen[:13] == ["old"] * 2 + ["none"] * 8 + ["new"] * 3
-    assert set(seen[13:]) == {"new"}
+    # New manifest aside, old one away, 4 shards, their CRCs, 3 files beside them, the manifest in its place; then
+    # train's 3 old shards and more.
+    assert seen[:17] == ["old"] * 2 + ["none"] * 12 + ["new"] * 3
+    assert set(seen[17:]) == {"new"}
     assert len(changes) == len(seen)
 
 
@@ -105,7 +105,7 @@ def test_killed_at_any_change_the_next_run_has_every_name_and_every_finished_sha
     make, _, new = replacing
     shards = {name: data for name, data in contents(new).items() if naming.parse_shard_name(name)}
     seen = []
-    for moment in range(1, 11):
+    for moment in range(1, 15):
         folder, out = make()
         with monkeypatch.context() as patch:
             interrupt_at(patch, moment, Killed())
@@ -127,7 +127,7 @@ def test_killed_at_any_change_the_next_run_has_every_name_and_every_finished_sha
         assert (out / "card.html").exists() is False
         if present is None:
             assert not (out / "dataset_info.json").exists()
-    assert seen == [False] * 2 + [True] * 8
+    assert seen == [False] * 2 + [True] * 12
 
 
 def test_a_change_that_fails_is_one_line_with_the_path(replacing, monkeypatch):
@@ -196,16 +196,17 @@ def test_finished_shards_are_kept_and_a_line_says_so(error, plan_of, pixels, tmp
     folder = tmp_path / "out" / FOLDER
     note = f"kept 3 finished shards in {folder}: rerun the same command to resume\n"
     assert capsys.readouterr().err == note
-    assert len(list(folder.iterdir())) == 6
+    assert len(list(folder.iterdir())) == 9
     found = receipts.in_folder(folder)
     assert sum(r.info.num_bytes for r in found) == sum(path.stat().st_size for path in folder.glob("*.tfrecord"))
     with staging.opened(tmp_path / "out", DIGEST) as again:
-        assert len(list(again.iterdir())) == 6
+        assert len(list(again.iterdir())) == 9
 
 
 def fill(folder):
     folder.mkdir(parents=True)
-    names = ["train-00000-of-00001.tfrecord", "train-00000-of-00001.tfrecord.offsets", "manifest.json"]
+    names = ["train-00000-of-00001.tfrecord", "train-00000-of-00001.tfrecord.crcs", "manifest.json"]
+    names += ["train-00000-of-00001.tfrecord.offsets"]
     names += ["train-00000-of-00001.tfrecord.receipt.json", "test-00000-of-00001.tfrecord.gz", "rejects.jsonl"]
     for name in (*names, ".test-00000-of-00001.tfrecord.tmp-0123456789abcdef"):
         (folder / name).write_bytes(b"x")
@@ -230,7 +231,7 @@ def test_leftovers_of_other_plans_are_removed_but_no_file_or_link_of_others(tmp_
     assert {path.name for path in (tmp_path / FOLDER).iterdir()} == own  # but for the temporary file
     assert not leftover.exists()
     assert [path.name for path in kept.iterdir()] == ["notes.txt"]
-    assert len(list(elsewhere.iterdir())) == 7
+    assert len(list(elsewhere.iterdir())) == 8
     assert link.is_symlink()
     assert file.read_bytes() == b"mine"
     assert (tmp_path / ".converting.tmp-other").exists()
@@ -246,7 +247,7 @@ def test_offsets_and_rejects_are_published_with_their_shards(plan_of, pixels, tm
     staging.publish(tmp_path / "out" / FOLDER, tmp_path / "out", None)
     name = "train-00000-of-00001.tfrecord"
     beside = {"manifest.json", "rejects.jsonl", *naming.TFDS_FILES}
-    assert set(contents(tmp_path / "out")) == {name, f"{name}.offsets"} | beside
+    assert set(contents(tmp_path / "out")) == {name, f"{name}.offsets", f"{name}.crcs"} | beside
 
 
 def test_the_rejects_of_an_earlier_failure_do_not_stay_beside_a_data_set_without_any(plan_of, pixels, tmp_path):

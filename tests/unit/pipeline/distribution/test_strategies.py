@@ -146,7 +146,7 @@ def test_a_for_loop_inside_a_function_takes_every_batch(folder):
 
     assert [int(value) for value in real_rows()] == [26, 4]
     assert batches.reduce(tf.constant(0), lambda state, _: state + 1) == 4
-    assert int(batches.cardinality) == 4
+    assert int(batches.cardinality) == len(batches) == 4
     specs = tf.nest.flatten(batches.element_spec, expand_composites=True)
     assert [spec.shape for spec in specs[:2]] == [(4, 8, 6, 3)] * 2
 

@@ -15,7 +15,7 @@ import pytest
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
 from pipeline.index import __main__ as index
-from pipeline.read.records_reader import shard_offsets
+from pipeline.read.sidecars import shard_offsets
 from pipeline.records import framing
 from tests.datasets import write_dataset, write_shard
 
@@ -60,7 +60,7 @@ def test_files_of_any_name_become_a_data_set_and_stay_as_they_are(folder, capsys
     assert [(s.file, s.num_examples) for s in train.shards] == [("none at all", 0), ("verses.rec", 4)]
     assert [(s.file, s.num_examples, s.stride) for s in test.shards] == [("part=07", 2, 20)]
     after = listing(folder)
-    assert after.keys() - before.keys() == {"manifest.json", "verses.rec.offsets"}
+    assert after.keys() - before.keys() == {"manifest.json", "verses.rec.offsets", "verses.rec.crcs", "part=07.crcs"}
     assert {name: after[name] for name in before} == before
     out = capsys.readouterr().out
     assert f"{folder}: 6 records, " in out
@@ -73,6 +73,7 @@ def test_a_file_is_listed_as_the_converter_lists_it(folder, tmp_path):
         assert shard == write_shard(tmp_path, shard.file, framed(records))
     theirs, ours = (tmp_path / "verses.rec.offsets").read_bytes(), (folder / "verses.rec.offsets").read_bytes()
     assert ours == theirs
+    assert (tmp_path / "verses.rec.crcs").read_bytes() == (folder / "verses.rec.crcs").read_bytes()
     found = shard_offsets(str(folder), made.splits["all"].shards[1])
     assert found.tolist() == np.cumsum([0, *(len(record) + 16 for record in UNEQUAL)]).tolist()
 
@@ -222,7 +223,7 @@ def test_who_is_stopped_leaves_no_data_set_and_the_next_run_cleans_up(tmp_path, 
         assert len(os.listdir(folder)) == 200
     else:
         run(folder, "--split=train:link00[0-3]")
-        assert len(os.listdir(folder)) == 200 + 4 + 1  # offsets, manifest
+        assert len(os.listdir(folder)) == 200 + 2 * 4 + 1  # offsets and CRCs, manifest
 
 
 def test_an_error_ends_the_command_with_one_line(folder):

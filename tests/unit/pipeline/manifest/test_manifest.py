@@ -25,7 +25,7 @@ def test_a_manifest_reads_back_as_it_was_written(folder):
     one = write_dataset(folder)
     assert manifests.load(folder) == one
     assert one.splits["train"].num_examples == 12
-    assert one.splits["train"].num_bytes == sum(p.stat().st_size for p in folder.glob("train-*"))
+    assert one.splits["train"].num_bytes == sum(p.stat().st_size for p in folder.glob("train-*.tfrecord"))
     assert one.image_shape == (8, 6, 3)
     changes = {"stride": None, "offsets_crc32c": "0123abcd", "label_entropy": 1.5}
     shards = [dataclasses.replace(shard, **changes) for shard in one.splits["train"].shards]
@@ -122,6 +122,11 @@ def feature(**fields):
         (lambda c: c.update(image_mean=[1.0]), "image_mean must be 3 "),
         (lambda c: c.update(image_std=[]), "image_std must be 3 "),
         (lambda c: c.update(image_std=[1.0, 2.0, float("nan")]), "image_std must be 3 .*nan"),
+        (lambda c: c.update(image_std=[1.0, 2.0, 0.0]), r"image_std is 0 where image_mean is \d+\.\d+"),
+        (lambda c: c.update(image_std=[1.0, 2.0, -1.0]), "standard deviation -1.0"),
+        (lambda c: c.update(image_mean=[1.0, 2.0, 300.0]), "mean of 300.0"),
+        (lambda c: c.update(class_names=["a", "b"]), "'test': its label histogram has 3 labels, .* 2 class_names"),
+        (lambda c: c["splits"]["train"].update(image_sizes={"9x6": 12}), r"'train': image_sizes has 9x6, .*\(8, 6\)"),
     ],
 )
 def test_what_cannot_be_is_named(folder, change, message):

@@ -271,6 +271,8 @@ def test_contexts_and_shards_agree():
         {"index": -1, "count": 2},
         {"index": 0, "count": 0},
         {"index": 0, "count": 1, "local_replicas": 0},
+        {"index": "0", "count": "2"},
+        {"index": 0, "count": True},
     ):
         with pytest.raises(UsageError, match="must be"):
             Shard(**bad)

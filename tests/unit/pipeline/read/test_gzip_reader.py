@@ -12,6 +12,7 @@ from pipeline.manifest.splits import select
 from pipeline.read.corruption import Corruption
 from pipeline.read.gzip_reader import GzipReader
 from pipeline.read.shards import Shards
+from pipeline.read.sidecars import Sidecars
 from tests.datasets import Kind, write_dataset
 
 FILE = "train-00000-of-00002.tfrecord.gz"
@@ -39,7 +40,7 @@ class Counted(Shards):
 def reader_of(path, kind=Shards, **options):
     segments = select(manifests.load(path), "train").segments
     shards = kind.found(path, segments, Corruption(str(path)))
-    return GzipReader(shards, **options), shards
+    return GzipReader(shards, Sidecars(shards), **options), shards
 
 
 @pytest.fixture

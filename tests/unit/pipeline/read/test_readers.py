@@ -10,9 +10,10 @@ from pipeline.errors import DataError
 from pipeline.manifest.splits import select
 from pipeline.read import records_reader, rows_reader
 from pipeline.read.corruption import Corruption, skipped_records
-from pipeline.read.records_reader import RecordsReader, shard_offsets
+from pipeline.read.records_reader import RecordsReader
 from pipeline.read.rows_reader import RowsReader, all_pieces
 from pipeline.read.shards import Shards
+from pipeline.read.sidecars import shard_offsets
 from pipeline.records import example_proto, framing, walk
 from tests.datasets import Kind, images_of, key_of, to_memory, write_dataset
 

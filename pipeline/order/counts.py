@@ -1,8 +1,31 @@
-"""Which numbers of replicas and streams a global batch can have: those that divide it."""
+"""Numbers that a user gives: whole ones, and those of replicas and streams, which divide the global batch."""
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 from pipeline.errors import UsageError
+
+_INT64 = 1 << 63
+
+
+def whole_number(name: str, value: Any, least: int = -_INT64) -> int:
+    """Returns `value` as an int; NumPy's integers are accepted, truth values are not.
+
+    Raises:
+      UsageError: it is not a whole number, or not in least..2^63 - 1.
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise UsageError(f"{name}={value!r}: must be a whole number")
+    if not least <= number < _INT64:
+        bound = f"{least} or more" if number < least and least > -_INT64 else "in the range of a signed 64-bit integer"
+        raise UsageError(f"{name}={value}: must be {bound}")
+    return number
 
 
 def check_replicas(global_batch_size: int, num_replicas: int) -> None:

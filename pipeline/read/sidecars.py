@@ -1,0 +1,121 @@
+"""The files beside shards, read once and kept: where each record begins, and the CRC that the manifest binds it to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import DataError
+from pipeline.manifest import ShardInfo, naming
+from pipeline.manifest.storage import folder
+from pipeline.read.shards import Shards
+from pipeline.records import sidecar, walk
+
+_KEPT = 8 << 20  # numbers that stay in memory: 64 MiB of offsets
+
+
+class Sidecars:
+    """The numbers beside the shards of an input; several threads may use it."""
+
+    def __init__(self, shards: Shards, kept: int = _KEPT) -> None:
+        """Makes it; files are read on demand, and of all numbers `kept` stay in memory."""
+        self._shards, self._most = shards, kept
+        self._kept: dict[tuple[Any, int], NDArray[Any]] = {}
+        self._lock = threading.Lock()
+
+    def offsets(self, segment: int) -> NDArray[np.int64]:
+        """Returns the byte offset of each record of a segment's shard, and the file's size: int64 (records + 1,).
+
+        Raises:
+          DataError: the file of offsets is missing or corrupt.
+        """
+        return self._get(shard_offsets, segment)
+
+    def check_crcs(
+        self,
+        segment: int,
+        numbers: Sequence[int] | NDArray[np.int64],
+        crcs: Sequence[int] | NDArray[np.uint32],
+        offset_of: Callable[[int], int],
+    ) -> None:
+        """Checks that whole records are those that the manifest lists, where it has a list of their CRCs.
+
+        Args:
+          segment: whose shard.
+          numbers: of the records in it, (n,).
+          crcs: the masked CRC32C of each, (n,).
+          offset_of: returns the byte offset of a record, by its index here.
+
+        Raises:
+          DataError: this is a shard of another conversion, or the file of CRCs is missing or corrupt.
+        """
+        shard = self._shards.segments[segment].shard
+        if shard.crcs_crc32c is None or not len(numbers):
+            return
+        listed = self._get(shard_crcs, segment)[numbers]
+        wrong = np.flatnonzero(listed != crcs)
+        if len(wrong):
+            i = int(wrong[0])
+            where = walk.location(self._shards.file(segment), int(numbers[i]), offset_of(i))
+            raise DataError(
+                f"{where}: the record is whole, but its CRC is {crcs[i]:08x}, not {listed[i]:08x} as the manifest has "
+                "it: this shard is of another conversion; copy the data set again, or convert it again"
+            )
+
+    def _get(self, load: Callable[[str, ShardInfo], NDArray[Any]], segment: int) -> NDArray[Any]:
+        with self._lock:
+            kept = self._kept.get((load, segment))
+        if kept is not None:
+            return kept
+        found = load(self._shards.data_dir, self._shards.segments[segment].shard)
+        with self._lock:
+            while self._kept and len(found) + sum(map(len, self._kept.values())) > self._most:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[load, segment] = found
+        return found
+
+
+def shard_offsets(data_dir: str, shard: ShardInfo) -> NDArray[np.int64]:
+    """Returns the byte offset of each record of an uncompressed shard, and its size: int64 (records + 1,).
+
+    Raises:
+      DataError: the file of offsets is missing or corrupt.
+    """
+    if shard.num_examples == 0:
+        return np.zeros(1, np.int64)
+    if shard.stride is not None:
+        return np.arange(shard.num_examples + 1, dtype=np.int64) * shard.stride
+    name, size = naming.offsets_name(shard.file), sidecar.OFFSETS.itemsize * (shard.num_examples + 1)
+    return _read(data_dir, name, size, sidecar.parse_offsets, shard, shard.offsets_crc32c or "")
+
+
+def shard_crcs(data_dir: str, shard: ShardInfo) -> NDArray[np.uint32]:
+    """Returns the masked CRC32C of each record of a shard that has a list of them: uint32 (records,).
+
+    Raises:
+      DataError: the file of CRCs is missing or corrupt.
+    """
+    size = sidecar.CRCS.itemsize * shard.num_examples
+    return _read(data_dir, naming.crcs_name(shard.file), size, sidecar.parse_crcs, shard, shard.crcs_crc32c or "")
+
+
+def _read(
+    data_dir: str,
+    name: str,
+    num_bytes: int,
+    parse: Callable[[memoryview, int, int, str], NDArray[Any]],
+    shard: ShardInfo,
+    crc: str,
+) -> NDArray[Any]:
+    file = folder(data_dir) / name
+    size = file.identity().num_bytes
+    with file.open() as opened:
+        data = opened.read_at(0, min(size, num_bytes))
+    try:
+        return parse(data, size, shard.num_examples, crc)
+    except ValueError as error:
+        raise DataError(f"{file}: {error}; copy the data set again, or convert it again") from None

@@ -1,0 +1,58 @@
+"""The user's functions inside a graph: their errors in one line, and no draws that depend on when a row is made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from pipeline.errors import PipelineError, UsageError
+
+# Ops of tf.random's functions, and of tf.random.Generator, that keep a state; the stateless ones are called Stateless*.
+_STATEFUL_DRAW = re.compile(
+    "(Random|Rng|Multinomial|TruncatedNormal|ParameterizedTruncatedNormal|Stateful(Random|Standard|Truncated|Uniform))"
+)
+
+
+def as_given(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function as `tf.data.Dataset.map` would call it: converted by AutoGraph where that is on."""
+    autograph = tf.__internal__.autograph
+    return autograph.tf_convert(function, autograph.control_status_ctx())
+
+
+def call(name: str, function: Callable[..., Any], *arguments: tf.Tensor) -> Any:
+    """Returns what a function gives for tensors, in whatever structure.
+
+    Args:
+      name: the argument of `input_fn` that the function was given as, for messages.
+      function: the user's.
+      *arguments: what it is called with.
+
+    Raises:
+      UsageError: it fails, or draws random numbers that are not a function of its arguments.
+    """
+    specs = [tf.TensorSpec(argument.shape, argument.dtype) for argument in arguments]
+    try:
+        traced = tf.function(function, autograph=False).get_concrete_function(*specs)
+    except PipelineError:
+        raise
+    except Exception as error:
+        given = ", ".join(f"{spec.dtype.name} {spec.shape}" for spec in specs)
+        raise UsageError(f"{name}: the function fails on {given}: {_reason(error)}") from error
+    graph = traced.graph.as_graph_def()
+    for body in (graph.node, *(inner.node_def for inner in graph.library.function)):
+        for node in body:
+            if _STATEFUL_DRAW.match(node.op):
+                raise UsageError(
+                    f"{name}: the function draws with the op {node.op}, whose numbers depend on how often it ran, not "
+                    "on the record; draw with pipeline.uniform(keys, draw) or tf.random.stateless_uniform"
+                )
+    return traced(*arguments)
+
+
+def _reason(error: Exception) -> str:
+    """Returns the type and the last line of an error: before it, autograph shows the user's code."""
+    last, kind = (str(error).strip().splitlines() or [""])[-1].strip(), type(error).__name__
+    return last if last.startswith(f"{kind}: ") else f"{kind}: {last}"
