@@ -134,7 +134,9 @@ def test_a_change_that_fails_is_one_line_with_the_path(replacing, monkeypatch):
     make, *_ = replacing
     folder, out = make()
     interrupt_at(monkeypatch, 4, OSError(5, "Input/output error"))
-    with pytest.raises(DataError, match=r"out/\w+-0000\d-of-00002.tfrecord(.crcs)?: cannot be written: Input/output error"):
+    with pytest.raises(
+        DataError, match=r"out/\w+-0000\d-of-00002.tfrecord(.crcs)?: cannot be written: Input/output error"
+    ):
         staging.publish(folder, out, manifest.load(out))
 
 
