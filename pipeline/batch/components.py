@@ -14,7 +14,7 @@ from pipeline.decode.images import ExampleParser, ImageDecoder, Stretched
 from pipeline.distort.base import Crop, Recipe, UserDistorted
 from pipeline.distort.cropping import CroppingRecipe
 from pipeline.distort.recipes import make_recipe
-from pipeline.errors import UsageError
+from pipeline.errors import DataError, UsageError
 from pipeline.read.buffers import Buffers
 from pipeline.read.corruption import Corruption
 from pipeline.read.graph_reader import GraphReader
@@ -23,6 +23,7 @@ from pipeline.read.records_reader import RecordsReader
 from pipeline.read.rows_reader import RowsReader
 from pipeline.read.shards import Shards
 from pipeline.read.window import LocalReader, RecordColumns, RowColumns
+from pipeline.records import example_arrays
 from pipeline.resolved import ResolvedRequest
 
 
@@ -32,7 +33,7 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
     A GraphReader reads in whatever process runs the dataset, the others in this one.
 
     Raises:
-      DataError: a shard is missing or has another size.
+      DataError: a shard is missing or has another size, or the first image is not what the manifest says.
       UsageError: the data set does not provide what the request asks for.
     """
     request, manifest, segments = resolved.request, resolved.manifest, resolved.selection.segments
@@ -43,7 +44,9 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
     if request.portable or tf.inside_function():
         if corruption.skips:
             raise UsageError("on_corrupt='skip': not where the dataset is made inside a tf.function; use 'raise'")
-        RecordsReader(Shards.found(data_dir, segments, corruption), manifest.compression).probe()
+        shards = Shards.found(data_dir, segments, corruption)
+        RecordsReader(shards, manifest.compression).probe()
+        _check_first(resolved, shards)
         return GraphReader(data_dir, resolved.selection, manifest.compression), batches
     shards = Shards.found(data_dir, segments, corruption)
     rows = RowsReader.fit(manifest, shards, "key" in request.features)
@@ -54,7 +57,24 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
         raise UsageError(
             f"on_corrupt='skip': the shards are compressed with {manifest.compression}, in which nothing can be skipped"
         )
+    _check_first(resolved, shards)
     return RecordColumns(RecordsReader(shards, manifest.compression), corruption.skips), batches
+
+
+def _check_first(resolved: ResolvedRequest, shards: Shards) -> None:
+    """Raises DataError where the first record is not what the manifest says: inside a graph it would not be named."""
+    manifest, reads = resolved.manifest, dataclasses.replace(shards, corruption=Corruption(shards.data_dir))
+    if resolved.request.parse is not None:
+        return
+    segment, taken = next((i, s) for i, s in enumerate(shards.segments) if s.num_examples)
+    try:
+        [record] = RecordsReader(reads, manifest.compression).read_part(segment, taken.start, taken.start + 1)
+    except DataError:  # reading will say so, or skip it
+        return
+    try:
+        example_arrays.example(record or b"", manifest.features)
+    except example_arrays.BadExampleError as error:
+        raise error.at(f"{shards.file(segment)}, record {taken.start}") from None
 
 
 def _recipe(resolved: ResolvedRequest) -> Recipe | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -10,6 +12,8 @@ import tensorflow as tf
 from pipeline.batch.batches import Batches
 from pipeline.decode.forms import Form, PixelRows, Serialized
 from pipeline.distort.cropping import CroppingRecipe
+from pipeline.errors import DataError
+from pipeline.manifest.splits import Selection
 from pipeline.read.buffers import aligned_matrix
 from pipeline.read.rows_reader import all_pieces
 from pipeline.read.window import GOOD, RECORD_ID, Columns, LocalReader, as_tensor
@@ -28,12 +32,12 @@ def load(reader: LocalReader, batches: Batches) -> tuple[Columns, Batches]:
     selection, form = batches.resolved.selection, batches.form
     columns = reader.load(all_pieces(selection))
     if isinstance(form, Serialized) and not isinstance(batches.recipe, CroppingRecipe):
-        columns, form = _decoded(form, columns)
+        columns, form = _decoded(form, columns, selection)
     columns = {RECORD_ID: tf.range(selection.num_examples, dtype=tf.int64), **columns}
     return columns, dataclasses.replace(batches, form=form)
 
 
-def _decoded(form: Serialized, columns: Columns) -> tuple[Columns, Form]:
+def _decoded(form: Serialized, columns: Columns, selection: Selection) -> tuple[Columns, Form]:
     records = columns["record"]
     count, shape = int(records.shape[0]), form.decoder.image_shape
     matrix = aligned_matrix(count, int(np.prod(shape)))
@@ -45,9 +49,26 @@ def _decoded(form: Serialized, columns: Columns) -> tuple[Columns, Form]:
 
     parts = []
     for first in range(0, count, _DECODED_TOGETHER):
-        images, labels, features = decode(records[first : first + _DECODED_TOGETHER])
+        try:
+            images, labels, features = decode(records[first : first + _DECODED_TOGETHER])
+        except tf.errors.OpError as error:
+            raise _undecodable(decode, records, first, selection, error) from None
         matrix[first : first + _DECODED_TOGETHER] = images.numpy().reshape(-1, matrix.shape[1])
         parts.append({"label": labels, **features})
     others = {name: tf.concat([part[name] for part in parts], axis=0) for name in parts[0]}
     kept = {GOOD: columns[GOOD]} if GOOD in columns else {}
     return {"image": as_tensor(matrix), **others, **kept}, PixelRows(shape)
+
+
+def _undecodable(
+    decode: Callable[[tf.Tensor], Any], records: tf.Tensor, first: int, selection: Selection, error: tf.errors.OpError
+) -> DataError:
+    """Returns the error for the first record, from number `first` on, that cannot be decoded by itself."""
+    for number in range(first, min(first + _DECODED_TOGETHER, int(records.shape[0]))):
+        try:
+            decode(records[number : number + 1])
+        except tf.errors.OpError as alone:
+            file, row = selection.locate(number)
+            reason = next(line for line in reversed(alone.message.splitlines()) if line and "[[" not in line)
+            return DataError(f"{file}, record {row}: its image cannot be decoded: {reason}; convert the data again")
+    return DataError(f"images cannot be decoded: {error.message}")

@@ -26,6 +26,8 @@ _calls: set[int] = set()
 _state = {"ends": False, "last": 0.0}
 _ASSERTED = re.compile(r"assertion failed: \[([^\n]*)\]")
 _ESCAPED = re.compile(rb"\\([0-7]{3}|.)")
+# TensorFlow escapes quotes, but not these.
+_SHOWN = {ord("'"): "\N{RIGHT SINGLE QUOTATION MARK}", ord('"'): "\N{RIGHT DOUBLE QUOTATION MARK}"}
 _ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 
 
@@ -48,7 +50,7 @@ def call_numpy(
                     f"not enough memory for a window ({error}): give a smaller shuffle_bytes, which changes the order"
                 )
             nothing = (np.array([b""] if dtype == tf.string else [0], dtype.as_numpy_dtype) for dtype in dtypes)
-            return *nothing, np.array(problem.encode(), object)
+            return *nothing, np.array(problem.translate(_SHOWN).encode(), object)
 
     *tensors, problem = tf.numpy_function(call, arguments, [*dtypes, tf.string])
     with tf.control_dependencies([tf.debugging.Assert(tf.equal(problem, ""), [problem])]):
@@ -68,7 +70,8 @@ def _unescaped(text: str) -> str:
         code = match[1]
         return bytes([int(code, 8) & 0xFF]) if len(code) == 3 else _ESCAPES.get(code, code)
 
-    return _ESCAPED.sub(character, text.encode()).decode(errors="replace")
+    found = _ESCAPED.sub(character, text.encode()).decode(errors="replace")
+    return found.translate({ord(shown): chr(quote) for quote, shown in _SHOWN.items()})
 
 
 @contextlib.contextmanager

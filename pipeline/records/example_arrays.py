@@ -89,13 +89,16 @@ def image(data: bytes, feature: Feature) -> NDArray[np.uint8]:
 
 
 def _decoded(data: bytes, channels: int) -> NDArray[np.uint8]:
-    import PIL.Image  # noqa: PLC0415, raw images need none
+    import PIL  # noqa: PLC0415, raw images need none
+    import PIL.Image  # noqa: PLC0415
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with PIL.Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as file:
                 pixels = np.array(file.convert(_MODES.get(channels, "RGB")), np.uint8)
+    except PIL.UnidentifiedImageError:
+        raise BadExampleError(f"its image is no PNG or JPEG; it begins with 0x{data[:4].hex()}") from None
     except Exception as error:  # Pillow's readers raise a dozen kinds, down to SyntaxError
         raise BadExampleError(f"its image cannot be decoded: {error or type(error).__name__}") from None
     return pixels.reshape(*pixels.shape[:2], -1)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import gzip
+import io
+import json
 import shutil
 
 import crc32c
@@ -14,6 +16,7 @@ from pipeline import RandomAccess, StepIterator, input_fn, skipped_records
 from pipeline import manifest as manifests
 from pipeline.errors import DataError
 from pipeline.manifest import naming
+from pipeline.records import framing, walk
 from tests.converting import convert_in_process
 from tests.datasets import Kind, write_dataset
 
@@ -154,3 +157,29 @@ def test_validate_compares_the_list_with_the_records(tmp_path, capsys):
     with pytest.raises(DataError):
         validate.main([str(folder)])
     assert f"{path.name}: its CRC32C is" in capsys.readouterr().out
+
+
+def test_images_that_are_not_what_the_manifest_says_are_named_when_the_input_is_made(tmp_path):
+    write_dataset(tmp_path, (12, 12), SHAPE)
+    path = tmp_path / naming.MANIFEST
+    path.write_text(path.read_text().replace('"encoding": "raw"', '"encoding": "png"'))
+    for more in ({}, {"shuffle_bytes": 1 << 30}, {"portable": True}):
+        with pytest.raises(DataError, match="train-00000-of-00002.tfrecord, record 0: its image is no PNG or JPEG"):
+            input_fn(tmp_path, **WINDOWS | more)
+
+
+def test_an_image_that_cannot_be_decoded_is_named(tmp_path):
+    made = write_dataset(tmp_path, (12, 12), SHAPE, kind=Kind("png"))
+    path = tmp_path / made.splits["train"].shards[1].file
+    stored = list(walk.records(io.BytesIO(path.read_bytes()).read, path))
+    changed = [record.replace(b"IDAT", b"XXXX") if i == 5 else record for i, (_, _, record) in enumerate(stored)]
+    path.write_bytes(b"".join(map(framing.frame, changed)))
+    crcs = b"".join(framing.frame(record)[-4:] for record in changed)
+    (tmp_path / naming.crcs_name(path.name)).write_bytes(crcs)
+    content = json.loads((tmp_path / naming.MANIFEST).read_text())
+    shard = content["splits"]["train"]["shards"][1]
+    shard |= {"crc32c": f"{crc32c.crc32c(path.read_bytes()):08x}", "crcs_crc32c": f"{crc32c.crc32c(crcs):08x}"}
+    (tmp_path / naming.MANIFEST).write_text(json.dumps(content))
+    with pytest.raises(DataError, match=f"{path.name}, record 5: its image cannot be decoded: .*; convert") as caught:
+        input_fn(tmp_path, **WINDOWS | {"shuffle_bytes": 1 << 30})
+    assert "\n" not in str(caught.value)

@@ -3,7 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from pipeline.read.numpy_calls import message_of_input
+from pipeline.errors import DataError
+from pipeline.read.numpy_calls import call_numpy, message_of_input
 
 NAMES = ["train-00001.tfrecord, record 7: the record's CRC is wrong", 'says "no"', "dä/日本", "[x] [y]", "a\\b\n\t"]
 
@@ -19,6 +20,19 @@ def test_the_words_of_the_input_are_said_as_they_were(text, in_a_dataset):
 
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         list(tf.data.Dataset.range(1).map(refuse)) if in_a_dataset else tf.function(refuse)()
+    assert message_of_input(caught.value.message) == text
+
+
+def test_quotes_of_the_input_are_not_escaped():
+    text = "the file 'a', \"b\": the record's CRC is wrong"
+
+    def fails(_):
+        raise DataError(text)
+
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        list(tf.data.Dataset.range(1).map(lambda n: call_numpy(fails, [n], [tf.int64])[0]))
+    assert "the file ’a’, ”b”: the record’s CRC is wrong" in caught.value.message
+    assert "\\" not in caught.value.message
     assert message_of_input(caught.value.message) == text
 
 
