@@ -250,7 +250,7 @@ def test_the_manifest_says_nothing_of_this_machine(mnist_folder, tmp_path, conve
     ("more", "message"),
     [
         (["--dataset=minst"], "--dataset: unknown 'minst'; did you mean 'mnist'?"),
-        (["--overwite"], "did you mean --overwrite?"),
+        (["--overwite"], "did you mean '--overwrite'?"),
         (["--seed=x"], "argument --seed: invalid int value: 'x'"),
         (["--runner=FnApiRuner"], "did you mean 'FnApiRunner'?"),
         (["--direct_num_workers=-1"], "--direct_num_workers=-1: must be 0"),
