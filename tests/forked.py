@@ -126,8 +126,9 @@ def _become(program: list[str], variables: dict[str, str], cwd: str, out: Connec
     os.dup2(out.fileno(), 1)
     out.close()
     os.dup2(os.open(errors, os.O_WRONLY | os.O_APPEND), 2)
-    sys.stdout = open(1, "w", buffering=1 if "PYTHONUNBUFFERED" in variables else -1, closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    buffering, encoding = 1 if "PYTHONUNBUFFERED" in variables else -1, variables.get("PYTHONIOENCODING")
+    sys.stdout = open(1, "w", buffering, encoding, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", 1, encoding, "backslashreplace", closefd=False)  # noqa: SIM115
     try:
         sys.argv = program[program[0] == "-m" :]
         if program[0] == "-m":

@@ -5,10 +5,11 @@ import sys
 
 import apache_beam  # noqa: F401
 
-sys.modules.update(dict.fromkeys(("matplotlib", "sklearn")))  # Keras would load these too; `trainer.run` hides them so
+_HIDDEN = ("matplotlib", "sklearn", "jax")  # as `trainer.run` hides them
+sys.modules.update(dict.fromkeys(_HIDDEN))
 import keras  # noqa: E402, F401
 
-for _package in ("matplotlib", "sklearn"):
+for _package in _HIDDEN:
     del sys.modules[_package]
 
 import beam_jobs.conversion.job  # noqa: E402, F401

@@ -117,26 +117,22 @@ def _download(
     import requests  # noqa: PLC0415 (as above)
 
     sha256, size = hashlib.sha256(), 0
-    try:
-        with contextlib.ExitStack() as stack:
-            with _cache_errors(folder):
-                partial = stack.enter_context(streams.partial(folder))
-            response = stack.enter_context(session.get(remote.url, stream=True, timeout=patience))
-            response.raise_for_status()
-            for block in response.iter_content(_BLOCK):
-                with _cache_errors(folder):
+    with _cache_errors(folder), streams.partial(folder) as partial:
+        try:
+            with session.get(remote.url, stream=True, timeout=patience) as response:
+                response.raise_for_status()
+                for block in response.iter_content(_BLOCK):
                     partial.write(block)
-                sha256.update(block)
-                size += len(block)
-                show(len(block))
-            if (size, sha256.hexdigest()) != (remote.num_bytes, remote.sha256):
-                expected = f"the registered file of {remote.num_bytes} bytes with SHA-256 {remote.sha256}"
-                raise _failed(dataset, f"{remote.url}: the {size} bytes received are not {expected}")
-            with _cache_errors(folder):
-                partial.flush()
-                os.replace(partial.name, folder / remote.name)
-    except requests.RequestException as error:
-        raise _failed(dataset, f"{remote.url}: {_reason(error)} (after {size} bytes)") from None
+                    sha256.update(block)
+                    size += len(block)
+                    show(len(block))
+        except requests.RequestException as error:
+            raise _failed(dataset, f"{remote.url}: {_reason(error)} (after {size} bytes)") from None
+        if (size, sha256.hexdigest()) != (remote.num_bytes, remote.sha256):
+            expected = f"the registered file of {remote.num_bytes} bytes with SHA-256 {remote.sha256}"
+            raise _failed(dataset, f"{remote.url}: the {size} bytes received are not {expected}")
+        partial.flush()
+        os.replace(partial.name, folder / remote.name)
 
 
 def _failed(dataset: str, reason: str) -> DataError:

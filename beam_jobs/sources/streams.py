@@ -152,6 +152,8 @@ def room_in(folder: object, what: str, advice: str) -> Iterator[None]:
     """Raises DataError, in one line with the folder and advice, if the block cannot write to the folder."""
     try:
         yield
+    except DataError:
+        raise
     except OSError as error:
         raise DataError(f"{folder}: cannot hold {what}: {error.strerror or error}; {advice}") from None
 

@@ -113,6 +113,8 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
         taken = tf.cond((first <= number) & (number < stop), side_by_side, gathered)
         return batches.element(taken, plan, number)
 
+    traced_element = tf.function(element, autograph=False)  # once for all its uses
+
     def numbered(loaded: _Window, tail: Columns) -> tf.data.Dataset:
         return _with_numbers((loaded, tail), loaded.first, loaded.plan.num_elements)
 
@@ -122,7 +124,7 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
 
         def one_by_one(begin: tf.Tensor, end: tf.Tensor) -> tf.data.Dataset:
             numbers = tf.data.Dataset.range(tf.maximum(begin, first), end)
-            return numbers.map(lambda number: element((loaded, tail), number))
+            return numbers.map(lambda number: traced_element((loaded, tail), number))
 
         stop = tf.maximum(plan.contiguous[0], plan.contiguous[1] - _COPIED)
         whole = batches.stored(loaded.columns, plan, stop, run.feed.replica_rows)

@@ -1,7 +1,6 @@
 """The audit as a process: what it proves of large jobs, what it exits with, and runs of the real input."""
 
 import json
-import os
 import pathlib
 import signal
 import subprocess
@@ -186,9 +185,8 @@ def test_a_log_is_audited_with_other_users_locale(tmp_path):
     spec = resolve(Request(tmp_path / "data", "train", global_batch_size=12, training=True)).spec
     with KeyLogWriter(tmp_path / "log.jsonl", Header.of(spec, 0, 1, 1)) as log:
         log.append(0, 0, [b"\xff\xfe"] * 12, [1.0] * 12)
-    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    command = [sys.executable, "-m", "pipeline.audit", str(tmp_path / "data"), f"--observed={tmp_path / 'log.jsonl'}"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=150)
+    program = ["-m", "pipeline.audit", tmp_path / "data", f"--observed={tmp_path / 'log.jsonl'}"]
+    done = forked.run(program, {"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 1
     assert "12 differences; the first at step 0, row 0" in done.stderr
     assert r"seen key '\udcff\udcfe'" in done.stderr

@@ -2,12 +2,9 @@
 
 import io
 import json
-import os
-import pathlib
 import re
 import shutil
 import subprocess
-import sys
 
 import numpy as np
 import PIL.Image
@@ -16,23 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline import manifest
+from tests import forked
 
-ROOT = pathlib.Path(__file__).parents[2]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
 
 pytest.importorskip("sklearn")
 
 
 def convert(out, *flags, dataset="digits"):
-    done = subprocess.run(
-        [sys.executable, "-m", "beam_jobs.convert", f"--dataset={dataset}", f"--data_dir={out}", *flags],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = forked.run(["-m", "beam_jobs.convert", f"--dataset={dataset}", f"--data_dir={out}", *flags])
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

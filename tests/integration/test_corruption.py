@@ -36,7 +36,7 @@ KINDS = {
     "jpeg, offsets": Kind("jpeg", varied=True),
 }
 EACH = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
-FLIPS = 500
+FLIPS = 200
 
 
 @dataclasses.dataclass(frozen=True)

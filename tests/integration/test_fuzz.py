@@ -3,12 +3,9 @@
 import gzip
 import io
 import json
-import os
 import pathlib
 import pickle
 import random
-import subprocess
-import sys
 import tarfile
 
 import numpy as np
@@ -20,6 +17,7 @@ import pytest
 from beam_jobs import convert
 from pipeline import manifest as manifests
 from pipeline.errors import PipelineError
+from tests import forked
 from tests.datasets import Kind, write_dataset
 from tests.loading import load
 
@@ -246,10 +244,7 @@ def test_damaged_json_as_a_command_sees_it(tmp_path, command):
     flags = (
         [f"--data_dir={tmp_path}", f"--model_dir={tmp_path / 'run'}"] if command == "trainer.run" else [str(tmp_path)]
     )
-    done = subprocess.run(
-        [sys.executable, "-m", command, *flags],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = forked.run(["-m", command, *flags])
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()

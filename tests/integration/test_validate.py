@@ -12,6 +12,7 @@ import pytest
 
 from beam_jobs import validate
 from pipeline.errors import PipelineError
+from tests import forked
 from tests.validated import KINDS, edit, examples_of, rewrite_shard, write
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -203,15 +204,11 @@ def test_what_cannot_work_is_one_clear_error(arguments, code, message, tmp_path,
     assert lines == []
 
 
-def process(*arguments, **options):
-    command = [sys.executable, "-m", "beam_jobs.validate", *map(str, arguments)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
-
-
 @pytest.mark.parametrize("mode", ["in_memory", pytest.param("multi_processing", marks=pytest.mark.slow)])
 def test_ctrl_c_ends_it_with_one_line(mode, tmp_path):
     write(tmp_path, "raw", (1,) * 3000)
-    done = process(tmp_path, f"--direct_running_mode={mode}", "--direct_num_workers=2")
+    flags = [f"--direct_running_mode={mode}", "--direct_num_workers=2"]
+    done = forked.Process(["-m", "beam_jobs.validate", tmp_path, *flags], {"PYTHONPATH": str(ROOT)})
     assert "checking 3004 records in 3001 shards" in done.stdout.readline()
     time.sleep(1)
     done.send_signal(signal.SIGINT)

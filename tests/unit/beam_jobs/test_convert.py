@@ -21,6 +21,7 @@ from beam_jobs.shards import writer
 from pipeline import manifest
 from pipeline.manifest import Feature, naming
 from pipeline.records import example_proto, walk
+from tests import forked
 from tests.converting import convert_in_process
 from tests.made_source import Content
 
@@ -249,7 +250,7 @@ def test_the_manifest_says_nothing_of_this_machine(mnist_folder, tmp_path, conve
     ("more", "message"),
     [
         (["--dataset=minst"], "--dataset: unknown 'minst'; did you mean 'mnist'?"),
-        (["--overwite"], "did you mean --overwrite?"),
+        (["--overwite"], "did you mean '--overwrite'?"),
         (["--seed=x"], "argument --seed: invalid int value: 'x'"),
         (["--runner=FnApiRuner"], "did you mean 'FnApiRunner'?"),
         (["--direct_num_workers=-1"], "--direct_num_workers=-1: must be 0"),
@@ -348,8 +349,8 @@ def test_a_signal_ends_it_with_one_line_and_no_data_set(number, mode, mnist_fold
     out = tmp_path / "out"
     more = ["--num_shards=train:4000,test:20", f"--direct_running_mode={mode}"]
     more += ["--direct_num_workers=2"] if mode == "multi_processing" else []
-    command = [sys.executable, "-m", "beam_jobs.convert", *flags(mnist_folder(arrays=many()), out, *more)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    program = ["-m", "beam_jobs.convert", *flags(mnist_folder(arrays=many()), out, *more)]
+    process = forked.Process(program, {"PYTHONPATH": str(ROOT)})  # for Beam's workers, too
     deadline = time.monotonic() + 60
     while len(list(out.glob(".converting*/*.receipt.json"))) < 20 and time.monotonic() < deadline:
         time.sleep(0.01)

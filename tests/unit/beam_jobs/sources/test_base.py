@@ -36,3 +36,9 @@ def test_a_hash_is_of_the_file_and_the_row_in_it_alone():
     assert len(set(hashes.tolist())) == 5
     assert FILES.hashes(2, 4).tolist() == hashes[2:4].tolist()
     assert base.Files(("c.bin",), (2,)).hashes(0, 2).tolist() == hashes[3:].tolist()
+
+
+def test_keys_are_whole_whatever_the_name_and_padded_alike_or_not():
+    files = base.Files(("é", "ab"), (12, 3))
+    assert files.keys(np.array([14, 11, 0])).tolist() == [b"ab#02", "é#11".encode(), "é#00".encode()]
+    assert files.keys(np.array([14, 11]), equal_digits=False).tolist() == [b"ab#2", "é#11".encode()]

@@ -1,5 +1,8 @@
 """`distribute` on real strategies of one process; several processes are in tests/integration."""
 
+import functools
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -17,6 +20,12 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module")
+def whole(folder):
+    """Returns a function from JSON of an input's arguments to its elements."""
+    return functools.cache(lambda text: list(input_fn(folder, **json.loads(text)).as_numpy_iterator()))
+
+
 STRATEGIES = {
     "default": tf.distribute.get_strategy,
     "one_device": lambda: tf.distribute.OneDeviceStrategy("CPU:0"),
@@ -29,16 +38,15 @@ STRATEGIES = {
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("name", ["default", "mirrored x4", "multiworker x1"])  # others: test_topologies
-def test_each_replica_gets_exactly_its_rows(folder, name, prefetch):
+def test_each_replica_gets_exactly_its_rows(folder, whole, name, prefetch):
     strategy = STRATEGIES[name]()
     replicas = strategy.num_replicas_in_sync
     # 13 records in batches of 8: in the last step, replicas 2 and 3 of 4 have nothing but padding or little.
     arguments = {"global_batch_size": 8, "training": True, "seed": 5, "epochs": 2, "record_ids": True}
     arguments["distort"] = "cifar10_tutorial(crop=5)"
-    whole = list(input_fn(folder, **arguments).as_numpy_iterator())
     got = list(distribute(strategy, folder, prefetch=prefetch, **arguments))
-    assert len(got) == len(whole) == 4
-    for element, expected in zip(got, whole, strict=True):
+    assert len(got) == len(whole(json.dumps(arguments))) == 4
+    for element, expected in zip(got, whole(json.dumps(arguments)), strict=True):
         for component, whole_component in zip(element, expected, strict=True):
             rows = [value.numpy() for value in strategy.experimental_local_results(component)]
             assert len(rows) == replicas
@@ -112,10 +120,10 @@ def test_what_cannot_work_is_one_clear_error(folder, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["default", "one_device", "mirrored x2", "mirrored x4", "central_storage x2"])
-def test_an_iterator_is_an_argument_of_a_function_that_is_traced_once(folder, name):
+def test_an_iterator_is_an_argument_of_a_function_that_is_traced_once(folder, whole, name):
     strategy, traces = STRATEGIES[name](), []
     arguments = {"global_batch_size": 8, "training": True, "epochs": 2}
-    whole = sum(weights.sum() for _, _, weights in input_fn(folder, **arguments).as_numpy_iterator())
+    expected = sum(weights.sum() for _, _, weights in whole(json.dumps(arguments)))
     with strategy.scope():
         batches = distribute(strategy, folder, **arguments)
 
@@ -128,7 +136,7 @@ def test_an_iterator_is_an_argument_of_a_function_that_is_traced_once(folder, na
             total += strategy.reduce("SUM", strategy.run(tf.reduce_sum, (weights,)), axis=None)
         return total
 
-    assert [float(real_rows(iter(batches), tf.constant(4))) for _ in range(2)] == [whole, whole] == [26, 26]
+    assert [float(real_rows(iter(batches), tf.constant(4))) for _ in range(2)] == [expected] * 2 == [26, 26]
     assert len(traces) == 1
 
 
