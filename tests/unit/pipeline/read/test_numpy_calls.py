@@ -31,7 +31,7 @@ def test_quotes_of_the_input_are_not_escaped():
 
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         list(tf.data.Dataset.range(1).map(lambda n: call_numpy(fails, [n], [tf.int64])[0]))
-    assert "the file ’a’, ”b”: the record’s CRC is wrong" in caught.value.message
+    assert "the file ’a’, ”b”: the record’s CRC is wrong" in caught.value.message  # noqa: RUF001
     assert "\\" not in caught.value.message
     assert message_of_input(caught.value.message) == text
 
