@@ -24,10 +24,10 @@ class ConvertConfig:
       UsageError: a value that cannot work, with the bound that it broke.
     """
 
-    dataset: str = ""
+    dataset: str
     """what to convert: mnist, fashion_mnist, kmnist, emnist_balanced (byclass, bymerge, digits, letters, mnist),
     cifar10, cifar100, digits; or a layout of your own data: parquet, image_folder, tfrecord; or tfds:NAME"""
-    data_dir: str = ""
+    data_dir: str
     """folder for the shards and manifest.json; made if missing"""
     source: str = ""
     """the data set's files: a folder, an archive, a file or a glob; mnist and cifar are downloaded without it"""
@@ -72,7 +72,7 @@ class ConvertConfig:
         """Checks every value."""
         for flag in ("dataset", "data_dir"):
             if not getattr(self, flag):
-                raise UsageError(f"--{flag} is missing; see --help")
+                raise UsageError(f"--{flag}=: must not be empty; see --help")
         for flag in ("data_dir", "source"):
             flag_values.check_path(flag, getattr(self, flag))
         for flag, known in (("image_encoding", IMAGE_ENCODINGS), ("compression", naming.COMPRESSIONS)):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -23,10 +25,23 @@ _EXTRA_OF = {
 }
 
 
+_REQUIRED = "the following arguments are required: "  # argparse's words
+_NEARLY_URL = re.compile(r"(?P<scheme>s3|gs|hdfs):?/{1,2}(?P<rest>[^/].*)")
+
+
 class _Parser(simple_parsing.ArgumentParser):
     """argparse for dataclasses, with one-line errors."""
 
+    given: Sequence[str] = ()  # what it parses
+
     def error(self, message: str) -> NoReturn:
+        if message.startswith(_REQUIRED):
+            missing = message.removeprefix(_REQUIRED).split(", ")
+            names = [token.split("=")[0] for token in self.given if token.startswith("--")]
+            for name in set(names) - set(self._option_string_actions):
+                if difflib.get_close_matches(name, missing):
+                    raise errors.unknown("flag", name, missing)
+            message = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; see --help"
         raise errors.UsageError(" ".join(message.split()))
 
 
@@ -78,8 +93,27 @@ def parse_known(
         formatter_class=simple_parsing.SimpleHelpFormatter,
     )
     parser.add_arguments(kind, "config", default=default)
-    known, rest = parser.parse_known_args(argv)
+    parser.given = [_with_home(token) for token in (sys.argv[1:] if argv is None else argv)]
+    known, rest = parser.parse_known_args(parser.given)
     return known.config, rest, [option for option in parser._option_string_actions if option.startswith("--")]
+
+
+def _with_home(token: str) -> str:
+    """Returns an argument whose value begins with `~` with the path of that home folder, which shells leave to us.
+
+    Raises:
+      UsageError: there is no such home, or the value is a URL that lacks a character and would name a local folder.
+    """
+    flag, equals, value = token.rpartition("=") if token.startswith("-") else ("", "", token)
+    nearly = _NEARLY_URL.fullmatch(value)
+    if nearly and "://" not in value:
+        raise errors.UsageError(f"{token}: not a URL; write {flag}{equals}{nearly['scheme']}://{nearly['rest']}")
+    if not value.startswith("~"):
+        return token
+    expanded = os.path.expanduser(value)
+    if expanded.startswith("~"):
+        raise errors.UsageError(f"{token}: there is no home folder {value.split('/')[0]}")
+    return f"{flag}{equals}{expanded}"
 
 
 def require(*modules: str) -> None:

@@ -259,7 +259,7 @@ def test_the_manifest_says_nothing_of_this_machine(mnist_folder, tmp_path, conve
         (["more"], "unexpected argument 'more'"),
         (["--dataset=digits"], "takes no --source"),
         (["--data_dir=/dev/null"], "/dev/null is not a folder"),
-        (["--data_dir="], "--data_dir is missing"),
+        (["--data_dir="], "--data_dir=: must not be empty"),
     ],
 )
 def test_a_usage_error_is_one_line(more, message, mnist_folder, tmp_path, convert, refused):

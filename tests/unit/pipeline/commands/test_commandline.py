@@ -25,6 +25,13 @@ def test_flags_come_from_the_dataclass():
     assert parse("--data_dir=a") == Config("a", 5)
 
 
+@pytest.mark.parametrize("argv", [["--data_dir=~/a b"], ["--data_dir", "~/a b"]])
+def test_a_tilde_is_the_home_folder(argv, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/of/mine")
+    assert parse(*argv).data_dir == "/home/of/mine/a b"
+    assert parse("--data_dir=s3://bucket/~/a").data_dir == "s3://bucket/~/a"
+
+
 @pytest.mark.parametrize(
     ("argv", "facts"),
     [
@@ -33,6 +40,11 @@ def test_flags_come_from_the_dataclass():
         (["--data_dir=a", "--step=3"], "'--steps'"),  # no abbreviations: they break when a flag is added
         (["--data_dir=a", "--steps=x"], "--steps.*'x'"),
         (["--data_dir=a", "7"], "'7'"),
+        (["--datadir=a"], "'--datadir'; did you mean '--data_dir'"),
+        (["--steps=3"], "--data_dir is missing; see --help"),
+        (["--data_dir=s3:/bucket/a"], "--data_dir=s3:/bucket/a: not a URL; write --data_dir=s3://bucket/a"),
+        (["--data_dir", "gs//bucket"], "gs//bucket: not a URL; write gs://bucket"),
+        (["--data_dir=~nobody-here/a"], "--data_dir=~nobody-here/a: there is no home folder ~nobody-here"),
     ],
 )
 def test_wrong_flags_are_usage_errors(argv, facts):
