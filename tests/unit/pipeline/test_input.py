@@ -150,6 +150,20 @@ def test_the_users_own_function_gets_pixels_and_keys_by_seed_epoch_and_record(fo
         assert np.array_equal(x, np.stack([hashing.uniform(keys, 0), hashing.uniform(keys, 1)], 1))
 
 
+@pytest.mark.parametrize("what", ["distort", "parse"])
+def test_the_users_own_function_may_branch_on_tensors(folder, what):
+    """AutoGraph converts it, though nothing of ours."""
+
+    def large_or_small(values, keys=None):
+        if tf.shape(values)[0] > 3:
+            return tf.zeros_like(values, tf.int32)
+        return tf.ones_like(values, tf.int32)
+
+    for size, expected in ((4, 0), (3, 1)):
+        arguments = {"global_batch_size": size, "training": True, "epochs": 1, what: large_or_small}
+        assert all((x == expected).all() for x, *_ in elements(input_fn(folder, **arguments)))
+
+
 @pytest.mark.parametrize(
     ("arguments", "facts"),
     [
