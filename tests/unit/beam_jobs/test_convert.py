@@ -29,10 +29,13 @@ ROOT = pathlib.Path(__file__).parents[3]
 # The first 16 digits of each file's SHA-256: conftest.py's mnist_arrays, --num_shards=train:2 --seed=1.
 # test_records.py holds the records themselves against TensorFlow; this holds the order, the keys and the manifest.
 GOLDEN = {
-    "manifest.json": "f53b486364002bb5",
+    "manifest.json": "11339b5a644bd522",
     "test-00000-of-00001.tfrecord": "2f18f11926645a3c",
+    "test-00000-of-00001.tfrecord.crcs": "bab387a26d96720a",
     "train-00000-of-00002.tfrecord": "97c4f4fe216ee0cd",
+    "train-00000-of-00002.tfrecord.crcs": "e54dfb372fd45a50",
     "train-00001-of-00002.tfrecord": "62a3158945b6e54c",
+    "train-00001-of-00002.tfrecord.crcs": "d5892b57fdfa03c0",
 }
 BUNDLES = "--runner=apache_beam.runners.direct.direct_runner.BundleBasedDirectRunner"
 

@@ -155,6 +155,20 @@ def in_a_loop(function):
     return lambda images, keys: tf.map_fn(function, images)
 
 
+@pytest.mark.parametrize("what", ["distort", "parse"])
+def test_the_users_own_function_may_branch_on_tensors(folder, what):
+    """AutoGraph converts it, though nothing of ours."""
+
+    def large_or_small(values, keys=None):
+        if tf.shape(values)[0] > 3:
+            return tf.zeros_like(values, tf.int32)
+        return tf.ones_like(values, tf.int32)
+
+    for size, expected in ((4, 0), (3, 1)):
+        arguments = {"global_batch_size": size, "training": True, "epochs": 1, what: large_or_small}
+        assert all((x == expected).all() for x, *_ in elements(input_fn(folder, **arguments)))
+
+
 @pytest.mark.parametrize(
     ("arguments", "facts"),
     [
