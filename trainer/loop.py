@@ -102,7 +102,9 @@ def logged(stepper: Stepper, batches: Iterator[Any], log: KeyLogWriter, first_re
             step = stepper.state.step
             result, keys, weights = stepper.train_one(batches)
             for i, (rows, real) in enumerate(zip(keys, weights, strict=True)):
-                log.append(step, first_replica + i, rows.numpy().tolist(), real.numpy().tolist())
+                log.append(
+                    step, first_replica + i, rows.numpy().reshape(-1).tolist(), real.numpy().reshape(-1).tolist()
+                )
             if not result.finite:
                 break
         log.flush()

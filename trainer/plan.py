@@ -8,6 +8,7 @@ import pathlib
 
 from pipeline.errors import DataError, UsageError
 from pipeline.order import order
+from pipeline.order.counts import check_virtual_replicas
 from pipeline.resolved import ResolvedRequest, resolve
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
@@ -39,7 +40,10 @@ def make(config: TrainConfig, cluster: Cluster) -> Plan:
       DataError: no valid data set.
       UsageError: the config does not fit the data.
     """
-    order.check_replicas(config.order.global_batch_size, max(config.run.num_replicas or 1, cluster.size))
+    replicas, virtual = max(config.run.num_replicas or 1, cluster.size), config.order.virtual_replicas
+    order.check_replicas(config.order.global_batch_size, replicas)
+    if virtual is not None:
+        check_virtual_replicas(config.order.global_batch_size, virtual, replicas)
     training = resolve(config.request(training=True))
     steps = training.order.steps_per_epoch
     decay_steps = max(1, int(config.learning.decay_epochs * steps))

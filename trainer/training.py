@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -14,6 +15,7 @@ from pipeline.audit.key_log import SUFFIX, Header, KeyLogWriter
 from pipeline.commands.text import count_of
 from pipeline.distribution.strategies import distribute_request
 from pipeline.errors import RerunError
+from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest
 from trainer import loop
 from trainer.actions.checkpoints import Checkpoints
@@ -27,7 +29,9 @@ from trainer.config import TrainConfig
 from trainer.loop import Action, InnerLoop, Progress
 from trainer.plan import Plan
 from trainer.step import optimizers, state
+from trainer.step.replicas import Replicas
 from trainer.step.updates import Stepper
+from trainer.step.virtual_replicas import VirtualReplicas
 
 LOGS = "logs"  # folder of TensorBoard's files in model_dir
 
@@ -64,7 +68,9 @@ class _Run:
         self.agreement = Agreement(self.strategy, cluster)
         self.state = state.create(self.strategy, config, plan)
         self.schedule = optimizers.schedule(config.learning, plan.decay_steps)
-        self.stepper = Stepper(self.strategy, self.state, self.schedule)
+        virtual = config.order.virtual_replicas
+        replicas = VirtualReplicas(self.state, virtual, config.order.seed) if virtual else Replicas(self.state)
+        self.stepper = Stepper(self.strategy, self.state, self.schedule, replicas)
         self.checkpoints = Checkpoints(self.state, plan.training.spec, config, cluster, self.output)
 
     def run(self) -> Evaluation | None:
@@ -110,15 +116,18 @@ class _Run:
         rank, replicas = self.cluster.rank, self.strategy.num_replicas_in_sync
         request = dataclasses.replace(self.plan.training.request, start_step=start)
         if not self.config.run.log_keys:
-            batches = distribute_request(self.strategy, request, self.config.order.prefetch)
+            batches = self._distributed(request, self.config.order.prefetch)
             iterator = iter(batches)
             yield lambda steps: self.stepper.train(iterator, tf.constant(steps, tf.int64))
             return
         path = pathlib.Path(self.config.run.log_keys) / f"worker-{rank:05d}{SUFFIX}"
         with KeyLogWriter(path, Header.of(self.plan.training.spec, rank, self.cluster.size, replicas)) as log:
             request = dataclasses.replace(request, features=("key",))
-            batches = distribute_request(self.strategy, request, prefetch=0)
+            batches = self._distributed(request, prefetch=0)
             yield loop.logged(self.stepper, iter(batches), log, rank * (replicas // self.cluster.size))
+
+    def _distributed(self, request: Request, prefetch: int) -> Any:
+        return distribute_request(self.strategy, request, prefetch, self.config.order.virtual_replicas)
 
     def _evaluate_at_end(self, evaluator: Evaluator) -> Evaluation:
         result = evaluator.evaluate()
@@ -128,7 +137,7 @@ class _Run:
         return result
 
     def _evaluator(self, split: ResolvedRequest) -> Evaluator:
-        batches = distribute_request(self.strategy, split.request, self.config.order.prefetch)
+        batches = self._distributed(split.request, self.config.order.prefetch)
         steps_per_loop = self.config.steps.steps_per_loop
         return Evaluator(self.stepper, batches, split, self.plan.may_skip, steps_per_loop, self._stop, self.output)
 

@@ -66,21 +66,31 @@ class ReplicaBatches(tf.distribute.DistributedDataset):
         return f"<ReplicaBatches of {self.element_spec}, for your own loops; give Keras' fit the dataset of input_fn>"
 
 
+def in_parts(request: Request, parts: int) -> tf.data.Dataset:
+    """Returns the steps of a request for `parts` local replicas, all of them stacked in one element."""
+    return make_dataset(request).batch(parts, drop_remainder=True)
+
+
 def in_host_memory(
-    strategy: tf.distribute.Strategy, request: Request
+    strategy: tf.distribute.Strategy, request: Request, virtual_replicas: int | None = None
 ) -> tf.distribute.DistributedDataset | tf.data.Dataset:
-    """Returns the rows of this worker's replicas, made as one batch and split."""
+    """Returns the rows of this worker's replicas, made as one batch (or stacked virtual replicas) and split."""
     replicas, local = strategy.num_replicas_in_sync, _local_replicas(strategy)
+    workers = replicas // len(local)
+    if virtual_replicas:
+        parts = virtual_replicas // workers
+        shard: Shard | None = Shard(local[0] // len(local), workers, parts)
+        dataset = in_parts(dataclasses.replace(request, shard=shard), parts)
+    else:
+        shard = Shard(local[0] // len(local), workers) if workers > 1 else None
+        dataset = make_dataset(dataclasses.replace(request, shard=shard))
     if replicas == 1:
-        return make_dataset(request)
+        return dataset.prefetch(1) if virtual_replicas else dataset
 
     @tf.autograph.experimental.do_not_convert
     def split(*batch: Any) -> tuple[Any, ...]:
         return tf.nest.map_structure(lambda component: _distributed(strategy, _split(component, len(local))), batch)
 
-    workers = replicas // len(local)
-    shard = Shard(local[0] // len(local), workers) if workers > 1 else None
-    dataset = make_dataset(dataclasses.replace(request, shard=shard))
     return ReplicaBatches(dataset.map(split).prefetch(1))
 
 

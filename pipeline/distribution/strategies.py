@@ -8,10 +8,10 @@ from typing import Any, Unpack
 import tensorflow as tf
 
 from pipeline.batch.compose import make_dataset
-from pipeline.distribution.replica_batches import in_host_memory
+from pipeline.distribution.replica_batches import in_host_memory, in_parts
 from pipeline.errors import UsageError
 from pipeline.manifest.storage import PathLike
-from pipeline.order.counts import check_replicas, whole_number
+from pipeline.order.counts import check_replicas, check_virtual_replicas, whole_number
 from pipeline.order.sharding import Shard
 from pipeline.request import JobOptions, Request
 
@@ -24,6 +24,7 @@ def distribute(
     split: str = "train",
     *,
     prefetch: int = PREFETCH,
+    virtual_replicas: int | None = None,
     **options: Unpack[JobOptions],
 ) -> Any:
     """Returns the input of a strategy: replica r gets rows [rG/R, (r+1)G/R) of every global batch.
@@ -41,6 +42,9 @@ def distribute(
       data_dir, split: as of `input_fn`.
       prefetch: batches that wait on each replica's device; 0 hands over host memory, without a copy ahead. Replicas
         on CPUs read host memory.
+      virtual_replicas: V, which R divides and which divides the global batch: each replica gets V/R stacked batches,
+        (V/R, rows, ...), of G/V rows each, which are the same to the bit whatever R is (see
+        `trainer.topology.sum_gradients`); None: one batch of G/R rows.
       **options: of `input_fn`, all but `shard`; global_batch_size and training are required.
 
     Returns:
@@ -53,19 +57,28 @@ def distribute(
     """
     if "shard" in options:
         raise UsageError("distribute: takes no shard; the strategy says which rows a worker feeds")
-    return distribute_request(strategy, Request(data_dir, split, **options), prefetch)
+    return distribute_request(strategy, Request(data_dir, split, **options), prefetch, virtual_replicas)
 
 
-def distribute_request(strategy: tf.distribute.Strategy, request: Request, prefetch: int = PREFETCH) -> Any:
+def distribute_request(
+    strategy: tf.distribute.Strategy, request: Request, prefetch: int = PREFETCH, virtual_replicas: int | None = None
+) -> Any:
     """Returns what `distribute` does, of a request for all rows of the global batch."""
     if not isinstance(strategy, tf.distribute.Strategy):
         raise UsageError(f"strategy={strategy!r}: must be a tf.distribute.Strategy; distribute takes it first")
     prefetch = whole_number("prefetch", prefetch, 0)
     workers = _num_workers(strategy)
     check_replicas(request.global_batch_size, max(1, workers) * strategy.num_replicas_in_sync)
-    if prefetch == 0 or _replicas_are_on_cpus(strategy):
-        return per_worker(strategy, request, None) if workers else in_host_memory(strategy, request)
-    return (per_worker if workers else on_devices)(strategy, request, copied_ahead(prefetch))
+    if virtual_replicas is not None:
+        check_virtual_replicas(request.global_batch_size, virtual_replicas, strategy.num_replicas_in_sync)
+        if workers:
+            raise UsageError("virtual_replicas: not with a ParameterServerStrategy, whose order of sums is not fixed")
+    options = None if prefetch == 0 or _replicas_are_on_cpus(strategy) else copied_ahead(prefetch)
+    if workers:
+        return per_worker(strategy, request, options)
+    if options is None:
+        return in_host_memory(strategy, request, virtual_replicas)
+    return on_devices(strategy, request, options, virtual_replicas)
 
 
 def _replicas_are_on_cpus(strategy: tf.distribute.Strategy) -> bool:
@@ -82,7 +95,10 @@ def copied_ahead(prefetch: int) -> tf.distribute.InputOptions:
 
 
 def on_devices(
-    strategy: tf.distribute.Strategy, request: Request, options: tf.distribute.InputOptions
+    strategy: tf.distribute.Strategy,
+    request: Request,
+    options: tf.distribute.InputOptions,
+    virtual_replicas: int | None = None,
 ) -> tf.distribute.DistributedDataset:
     """Returns batches that TensorFlow's distributed iterator copies to each replica's device ahead of the step.
 
@@ -90,11 +106,22 @@ def on_devices(
     """
     # TensorFlow 2.21's CentralStorageStrategy.experimental_distribute_dataset fails on any options (a misspelt name).
     by_function = (tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.experimental.CentralStorageStrategy)
+
+    def of_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        if not virtual_replicas:
+            return make_dataset(dataclasses.replace(request, shard=context))
+        workers = context.num_input_pipelines
+        shard = Shard(context.input_pipeline_id, workers, virtual_replicas // workers)
+        # Consecutive elements go to consecutive replicas.
+        return in_parts(dataclasses.replace(request, shard=shard), virtual_replicas // context.num_replicas_in_sync)
+
     if isinstance(strategy, by_function):
-        return strategy.distribute_datasets_from_function(
-            lambda context: make_dataset(dataclasses.replace(request, shard=context)), options
-        )
-    return strategy.experimental_distribute_dataset(make_dataset(request), options)
+        return strategy.distribute_datasets_from_function(of_worker, options)
+    if virtual_replicas:
+        whole = in_parts(dataclasses.replace(request, shard=Shard(0, 1, virtual_replicas)), virtual_replicas)
+    else:
+        whole = make_dataset(request)
+    return strategy.experimental_distribute_dataset(whole, options)
 
 
 def _num_workers(strategy: tf.distribute.Strategy) -> int:

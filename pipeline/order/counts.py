@@ -39,6 +39,17 @@ def check_replicas(global_batch_size: int, num_replicas: int) -> None:
         )
 
 
+def check_virtual_replicas(global_batch_size: int, virtual_replicas: int, num_replicas: int) -> None:
+    """Raises UsageError where R does not divide V, or V does not divide G, naming them and the nearest V that work."""
+    if virtual_replicas < 1 or global_batch_size % virtual_replicas or virtual_replicas % num_replicas:
+        working = [v for v in range(num_replicas, global_batch_size + 1, num_replicas) if global_batch_size % v == 0]
+        near = sorted(sorted(working, key=lambda v: abs(v - virtual_replicas))[:2])
+        raise UsageError(
+            f"virtual_replicas={virtual_replicas}: must be a multiple of the {num_replicas} replicas that divides "
+            f"global_batch_size={global_batch_size}; nearest that work: {' and '.join(map(str, near))}"
+        )
+
+
 def check_streams(global_batch_size: int, streams: int) -> None:
     """Raises UsageError where K does not divide G, naming both and the nearest K that work."""
     if global_batch_size < 1:

@@ -27,6 +27,7 @@ class Domain(enum.IntEnum):
     DISTORT = 3
     CONVERT = 4
     SPLIT = 5
+    MODEL = 6
 
 
 def splitmix64(x: ArrayLike) -> U64:

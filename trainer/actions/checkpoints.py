@@ -124,6 +124,7 @@ class Checkpoints:
             "optimizer": self._config.learning.optimizer,
             "image_shape": image_shape,
             "num_classes": self._state.model.output_shape[-1],
+            "virtual_replicas": self._config.order.virtual_replicas,
             "order": json.loads(self._spec.to_json()),
         }
 

@@ -10,7 +10,7 @@ from pipeline.errors import UsageError, unknown
 from pipeline.order import order
 from pipeline.read import corruption
 from pipeline.request import parse_size
-from trainer.config.model_defaults import MODEL_DEFAULTS
+from trainer.config.model_defaults import MODEL_DEFAULTS, WITH_DROPOUT
 
 STRATEGIES = ("one_device", "mirrored", "multiworker", "central_storage")
 OPTIMIZERS = ("sgd", "momentum", "adam")
@@ -71,7 +71,8 @@ class RunFlags:
 class LearningFlags:
     """The model and its optimizer."""
 
-    model: str = "mlp"  # mlp, lenet or cifar10_cnn
+    model: str = "mlp"  # mlp, lenet, cifar10_cnn or resnet20
+    dropout: float = 0.0  # share of the features before the last layer that is dropped in training (resnet20)
     optimizer: str = "momentum"  # sgd, momentum or adam
     learning_rate: float = 0.05  # at step 0
     decay_factor: float = 0.99  # learning_rate is multiplied by this every --decay_epochs (a staircase)
@@ -83,6 +84,10 @@ class LearningFlags:
         _check_name("model", self.model, MODEL_DEFAULTS)
         _check_name("optimizer", self.optimizer, OPTIMIZERS)
         _check_positive(self, "learning_rate", "decay_factor", "decay_epochs")
+        if not 0 <= self.dropout < 1:
+            raise UsageError(f"--dropout={self.dropout}: must be 0 or more and less than 1")
+        if self.dropout and self.model not in WITH_DROPOUT:
+            raise UsageError(f"--dropout={self.dropout}: --model={self.model} has none; {', '.join(WITH_DROPOUT)} has")
         if not 0 <= self.momentum < 1:
             raise UsageError(f"--momentum={self.momentum}: must be 0 or more and less than 1")
 
@@ -92,6 +97,7 @@ class OrderFlags:
     """Which examples are in the batch of which step."""
 
     global_batch_size: int = 100  # rows of a step over all replicas
+    virtual_replicas: int | None = None  # V: the same weights, to the bit, on any number of replicas that divides V
     seed: int = 0  # of the weights, the order and the distortions
     streams: int | None = None  # K of the order (None: 1 where the decoded split fits --shuffle_bytes)
     shuffle_bytes: int = order.SHUFFLE_BYTES  # decoded bytes that are shuffled together, over all streams
@@ -102,7 +108,7 @@ class OrderFlags:
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
         _check_name("remainder", self.remainder, order.REMAINDERS)
-        _check_least(self, 1, "global_batch_size", "streams", "shuffle_bytes")
+        _check_least(self, 1, "global_batch_size", "virtual_replicas", "streams", "shuffle_bytes")
         _check_least(self, 0, "seed", "prefetch")
         if self.streams is not None:
             order.check_streams(self.global_batch_size, self.streams)
@@ -113,7 +119,9 @@ class StepFlags:
     """How long to train, and what happens every so many steps."""
 
     train_steps: int | None = None  # global step to train to (or --epochs)
-    epochs: int | None = None  # passes over the training split (neither: mlp 20, lenet 10, cifar10_cnn 100)
+    epochs: int | None = (
+        None  # passes over the training split (neither: mlp 20, lenet 10, cifar10_cnn 100, resnet20 182)
+    )
     steps_per_loop: int = 20  # steps inside one tf.function; a signal waits for the end of it
     log_every: int = 100  # steps between lines; 0: none
     eval_every: int = 0  # steps between evaluations; 0: only at the end

@@ -21,5 +21,15 @@ MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
         "decay_epochs": 350.0,
         "distort": "cifar10_tutorial",
     },
+    # ResNet-20 (He et al. 2016, 4.2): batch 128, momentum 0.9, crops of padded images and flips, 64,000 steps (182
+    # epochs). The paper divides the rate by 10 at 50% and 75%; our staircase does so at 50% and at the end.
+    "resnet20": {
+        "global_batch_size": 128,
+        "learning_rate": 0.1,
+        "decay_factor": 0.1,
+        "decay_epochs": 91.0,
+        "distort": "pad_crop_flip",
+    },
 }
-DEFAULT_EPOCHS = {"mlp": 20, "lenet": 10, "cifar10_cnn": 100}  # without --train_steps and --epochs
+WITH_DROPOUT = ("resnet20",)  # take --dropout
+DEFAULT_EPOCHS = {"mlp": 20, "lenet": 10, "cifar10_cnn": 100, "resnet20": 182}  # without --train_steps and --epochs

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Sequence
 
 from pipeline.commands import commandline
-from pipeline.errors import unknown
+from pipeline.errors import UsageError, unknown
 from pipeline.request import Request
 from trainer.config.flags import DataFlags, LearningFlags, OrderFlags, RunFlags, StepFlags
 from trainer.config.model_defaults import DEFAULT_EPOCHS, MODEL_DEFAULTS
@@ -24,6 +24,14 @@ class TrainConfig:
     learning: LearningFlags
     order: OrderFlags
     steps: StepFlags
+
+    def __post_init__(self) -> None:
+        """Checks values of several groups together."""
+        if self.order.virtual_replicas is not None and self.run.strategy == "central_storage":
+            raise UsageError(
+                f"--virtual_replicas={self.order.virtual_replicas} with --strategy=central_storage: the order of its "
+                "sums is not fixed; use one_device, mirrored or multiworker"
+            )
 
     def request(self, training: bool) -> Request:
         """Returns the request for the training split, or for one padded pass over the evaluation split."""

@@ -6,12 +6,15 @@ import importlib
 from typing import TYPE_CHECKING
 
 from pipeline.errors import UsageError
+from trainer.config.model_defaults import WITH_DROPOUT
 
 if TYPE_CHECKING:
     import keras
 
 
-def build(name: str, image_shape: tuple[int, int, int], image_dtype: str, num_classes: int, seed: int) -> keras.Model:
+def build(
+    name: str, image_shape: tuple[int, int, int], image_dtype: str, num_classes: int, seed: int, dropout: float = 0.0
+) -> keras.Model:
     """Returns a model from images to logits (batch, num_classes), float32.
 
     uint8 images are scaled to [0, 1] inside the model. The same arguments give the same weights.
@@ -22,6 +25,7 @@ def build(name: str, image_shape: tuple[int, int, int], image_dtype: str, num_cl
       image_dtype: `uint8` or `float32`.
       num_classes: width of the logits.
       seed: of the initial weights.
+      dropout: of a model that has any.
 
     Raises:
       UsageError: the model cannot take images of this shape.
@@ -31,7 +35,7 @@ def build(name: str, image_shape: tuple[int, int, int], image_dtype: str, num_cl
     keras.utils.set_random_seed(seed)
     try:
         model: keras.Model = importlib.import_module(f"trainer.models.{name}").build(
-            image_shape, image_dtype, num_classes
+            image_shape, image_dtype, num_classes, **({"dropout": dropout} if name in WITH_DROPOUT else {})
         )
     except ValueError as error:
         shape = "x".join(map(str, image_shape))

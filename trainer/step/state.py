@@ -59,9 +59,12 @@ def create(strategy: tf.distribute.Strategy, config: TrainConfig, plan: Plan) ->
     """
     images = _image_spec(config, plan)
     _, height, width, channels = images.shape
+    dropout = config.learning.dropout
     classes, seed = len(plan.training.manifest.class_names), config.order.seed
     with strategy.scope():
-        model = models.build(config.learning.model, (height, width, channels), images.dtype.name, classes, seed)
+        model = models.build(
+            config.learning.model, (height, width, channels), images.dtype.name, classes, seed, dropout
+        )
         optimizer = optimizers.create(config.learning)
         optimizer.build(model.trainable_variables)
         step = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="global_step")

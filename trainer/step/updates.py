@@ -1,8 +1,4 @@
-"""One update and one evaluation batch on all replicas, and loops of them inside one tf.function.
-
-Loss and accuracy are sum(w * x) / sum(w) over all replicas. Keras optimizers SUM the gradients of the replicas, so each
-replica's loss is its part of that sum over the sum of all weights, plus 1 / R of the regularisation.
-"""
+"""Updates and evaluation batches on all replicas, in loops inside one tf.function."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from trainer.step.optimizers import Schedule
+from trainer.step.replicas import ReplicaStep
 from trainer.step.state import TrainState
 
 
@@ -49,11 +46,13 @@ class Stepper:
       strategy: whose replicas compute.
       state: created in the strategy's scope.
       schedule: global step -> learning rate, which the optimizer is given before each update.
+      replicas: what each replica does in a step.
     """
 
     strategy: tf.distribute.Strategy
     state: TrainState
     schedule: Schedule
+    replicas: ReplicaStep
 
     @tf.function(autograph=False)
     def train(self, iterator: Iterator[tuple[tf.Tensor, ...]], steps: tf.Tensor) -> LoopResult:
@@ -91,40 +90,14 @@ class Stepper:
 
     def _update(self, batch: tuple[tf.Tensor, ...]) -> LoopResult:
         self.state.optimizer.learning_rate = self.schedule(self.state.global_step.read_value())
-        loss, accuracy = (self._first(value) for value in self.strategy.run(self._replica_update, batch))
+        loss, accuracy = (self._first(value) for value in self.strategy.run(self.replicas.update, batch))
         self.state.global_step.assign_add(1)
         finite = tf.logical_and(tf.math.is_finite(loss), self.state.has_finite_weights())
         return LoopResult(self.state.global_step.read_value(), loss, accuracy, finite)
 
     def _batch_sums(self, batch: tuple[tf.Tensor, ...]) -> tf.Tensor:
-        return self._first(self.strategy.run(self._replica_sums, batch))
-
-    def _replica_update(self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        variables = self.state.model.trainable_variables
-        with tf.GradientTape() as tape:
-            sums = _weighted_sums(self.state.model(images, training=True), labels, weights)
-            total = _all_sum(tf.stop_gradient(sums))
-            penalty = tf.add_n([tf.constant(0.0), *self.state.model.losses])
-            weight = tf.maximum(total[0], 1.0)  # 0 where all rows of the step are skipped corrupt records
-            loss = sums[1] / weight + penalty / self.strategy.num_replicas_in_sync
-        self.state.optimizer.apply(tape.gradient(loss, variables), variables)
-        return total[1] / weight + penalty, total[2] / weight
-
-    def _replica_sums(self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        return _all_sum(_weighted_sums(self.state.model(images, training=False), labels, weights))
+        return self._first(self.strategy.run(self.replicas.sums, batch))
 
     def _first(self, value: tf.Tensor) -> tf.Tensor:
         """Returns a value that is the same on all replicas."""
         return self.strategy.experimental_local_results(value)[0]
-
-
-def _weighted_sums(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Returns this replica's sums of w, w * cross-entropy and w * correct, float32 (3,)."""
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-    correct = tf.cast(tf.equal(tf.argmax(logits, axis=-1), labels), tf.float32)
-    return tf.stack([tf.reduce_sum(weights), tf.reduce_sum(weights * losses), tf.reduce_sum(weights * correct)])
-
-
-def _all_sum(value: tf.Tensor) -> tf.Tensor:
-    """Returns the sum over all replicas, on each of them."""
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)

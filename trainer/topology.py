@@ -1,0 +1,93 @@
+"""Sums over replicas whose bits do not depend on how the summands are spread over them.
+
+Floating-point addition rounds, so a sum depends on its order, and the order on the number of replicas. Here the
+summands become integers first, whose sum does not: per variable, the largest magnitude of all summands, wherever they
+are, gives an exponent e (a maximum is the same in any order); each becomes round(x * 2^(62 - ceil(log2 V) - e)) as
+int64, which has room for V of them. This is reproducible summation (Demmel and Nguyen, "Parallel reproducible
+summation", IEEE Transactions on Computers 64, 2015) with one bin. It is also more accurate than a float32 sum: each
+summand is off by 2^-(63 - ceil(log2 V)) of the largest at most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+_BITS = 62  # of the sum
+_EXPONENT, _EXPONENT_BIAS, _MANTISSA_BITS = 0xFF, 126, 23  # of float32: |x| < 2^(exponent - 126)
+_FLOAT64_BIAS, _FLOAT64_MANTISSA_BITS = 1023, 52
+
+
+def sum_gradients(gradients: Sequence[tf.Tensor], num_summands: int) -> list[tf.Tensor]:
+    """Returns the sum of gradients over all replicas and all that each has: the same bits however they are spread.
+
+    To be called in a replica context (inside `strategy.run`), by all replicas with the same shapes; also without a
+    strategy. The result is what an optimizer that sums no more is to apply.
+
+    Args:
+      gradients: per variable, float32 (n, *shape): one for each of this replica's n virtual replicas.
+      num_summands: V, all virtual replicas of all replicas; below 2^38.
+
+    Returns:
+      Per variable, float32 (*shape). NaN throughout a variable where one of its summands is NaN or infinite.
+    """
+    exponents = _max_over_replicas(_exponents(gradients))
+    shift = _BITS - math.ceil(math.log2(max(2, num_summands)))
+    total = _sum_over_replicas(_to_integers(gradients, exponents, shift))
+    return _from_integers(total, exponents, shift, [gradient.shape[1:] for gradient in gradients])
+
+
+def _exponents(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns per variable the least e such that all its summands are below 2^e; int32 (variables,).
+
+    One above the largest of finite numbers stands for NaN and infinity.
+    """
+    # The bits of a float without its sign are in the order of the numbers, NaN and infinity above all.
+    magnitudes = [tf.bitwise.bitwise_and(tf.bitcast(gradient, tf.int32), tf.int32.max) for gradient in gradients]
+    largest = tf.stack([tf.reduce_max(values) for values in magnitudes])
+    return tf.bitwise.right_shift(largest, _MANTISSA_BITS) - _EXPONENT_BIAS
+
+
+def _powers_of_two(powers: tf.Tensor) -> list[tf.Tensor]:
+    """Returns 2^p, exactly, float64 scalars, of each of p, int32 (variables,)."""
+    bits = tf.bitwise.left_shift(tf.cast(powers, tf.int64) + _FLOAT64_BIAS, _FLOAT64_MANTISSA_BITS)
+    return tf.unstack(tf.bitcast(bits, tf.float64))
+
+
+def _to_integers(gradients: Sequence[tf.Tensor], exponents: tf.Tensor, shift: int) -> tf.Tensor:
+    """Returns the sums over this replica's summands, int64 (values of all variables,)."""
+    scaled = [
+        tf.round(tf.cast(gradient, tf.float64) * scale)
+        for gradient, scale in zip(gradients, _powers_of_two(shift - exponents), strict=True)
+    ]
+    return tf.concat([tf.reshape(tf.reduce_sum(tf.cast(values, tf.int64), axis=0), [-1]) for values in scaled], axis=0)
+
+
+def _from_integers(
+    total: tf.Tensor, exponents: tf.Tensor, shift: int, shapes: Sequence[tf.TensorShape]
+) -> list[tf.Tensor]:
+    parts = tf.split(total, [shape.num_elements() for shape in shapes])
+    scales, is_finite = _powers_of_two(exponents - shift), tf.unstack(exponents < _EXPONENT - _EXPONENT_BIAS)
+    sums = [tf.cast(tf.cast(part, tf.float64) * scale, tf.float32) for part, scale in zip(parts, scales, strict=True)]
+    return [
+        tf.reshape(tf.where(finite, values, math.nan), shape)
+        for values, finite, shape in zip(sums, is_finite, shapes, strict=True)
+    ]
+
+
+def _max_over_replicas(values: tf.Tensor) -> tf.Tensor:
+    """Returns the elementwise maximum; replica contexts reduce by sums only, so all are gathered."""
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1:
+        return values
+    # Between processes the gathered shape is not known.
+    return tf.ensure_shape(tf.reduce_max(context.all_gather(values[None], axis=0), axis=0), values.shape)
+
+
+def _sum_over_replicas(values: tf.Tensor) -> tf.Tensor:
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1:
+        return values
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
