@@ -36,7 +36,7 @@ def make_strategy(config_of):
     def make(replicas=1, name="mirrored"):
         from trainer.cluster import strategies
 
-        return strategies.create(config_of(strategy=name, num_replicas=replicas).run, 8, ALONE)
+        return strategies.create(config_of(strategy=name, num_replicas=replicas).run, 24, ALONE)
 
     return make
 
@@ -68,10 +68,12 @@ def make_stepper(make_strategy, make_state):
     """Returns a function that makes a stepper of a small mlp on so many replicas."""
 
     def make(replicas=1, optimizer="sgd", schedule=lambda step: 0.5, name="mirrored"):
+        from trainer.step.replicas import Replicas
         from trainer.step.updates import Stepper
 
         strategy = make_strategy(replicas, name)
-        return Stepper(strategy, make_state(strategy, optimizer), schedule)
+        state = make_state(strategy, optimizer)
+        return Stepper(strategy, state, schedule, Replicas(state))
 
     return make
 

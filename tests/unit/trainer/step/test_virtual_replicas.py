@@ -1,0 +1,107 @@
+"""A step of virtual replicas: the same bits on any number of replicas, and the gradient of the whole batch."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer.config.flags import LearningFlags
+from trainer.step import optimizers
+from trainer.step.state import TrainState
+from trainer.step.updates import Stepper
+from trainer.step.virtual_replicas import VirtualReplicas
+
+V, ROWS, CLASSES = 12, 2, 5
+SHAPE = (6, 5, 2)
+
+
+def make_state(strategy, optimizer):
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input(SHAPE),
+                keras.layers.Conv2D(4, 3, kernel_regularizer=keras.regularizers.L2(0.01)),
+                keras.layers.BatchNormalization(momentum=0.5),
+                keras.layers.ReLU(),
+                keras.layers.Flatten(),
+                keras.layers.Dropout(0.4),
+                keras.layers.Dense(CLASSES),
+            ]
+        )
+        chosen = optimizers.create(LearningFlags(optimizer=optimizer))
+        chosen.build(model.trainable_variables)
+        step = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+    return TrainState(model, chosen, step)
+
+
+@pytest.fixture
+def batches():
+    """Three steps, (V, rows, ...); the last virtual replicas of the last step have padding only."""
+    draw = np.random.default_rng(1)
+    images = draw.normal(size=(3, V, ROWS, *SHAPE)).astype(np.float32)
+    weights = np.ones((3, V, ROWS), np.float32)
+    weights[2, 5:] = 0
+    return images, draw.integers(0, CLASSES, (3, V, ROWS)), weights
+
+
+@pytest.fixture
+def trained(make_strategy, batches):
+    """Returns a function that makes three updates; returns all variables, and the results of the steps."""
+
+    def trained(replicas, optimizer="momentum", seed=7, count=V):
+        strategy = make_strategy(replicas)
+        state = make_state(strategy, optimizer)
+        stepper = Stepper(strategy, state, lambda step: 0.1, VirtualReplicas(state, count, seed))
+        images, *others = (values.reshape(3, count, -1, *values.shape[3:]) for values in batches)
+        dataset = tf.data.Dataset.from_tensor_slices((images, *others))
+        iterator = iter(strategy.experimental_distribute_dataset(dataset))
+        results = [[float(v) for v in stepper.train(iterator, tf.constant(1, tf.int64))] for _ in range(3)]
+        again = iter(strategy.experimental_distribute_dataset(dataset))
+        results.append([float(v) for v in stepper.evaluate(again, tf.constant(3, tf.int64))])
+        return [v.numpy() for v in (*state.model.variables, *state.optimizer.variables)], results
+
+    return trained
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_weights_slots_statistics_and_metrics_have_the_same_bits_on_any_number_of_replicas(trained, optimizer):
+    variables, results = trained(1, optimizer)
+    assert len(variables) > 10
+    for replicas in (2, 3, 4):
+        others, other_results = trained(replicas, optimizer)
+        assert other_results == results
+        for one, other in zip(variables, others, strict=True):
+            assert one.tobytes() == other.tobytes()
+
+
+def test_dropout_and_batch_norm_follow_the_virtual_replicas_and_the_seed(trained):
+    one, _ = trained(1)
+    for other, _ in (trained(1, seed=8), trained(1, count=V // 2)):
+        assert any(not np.allclose(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_the_sum_of_the_parts_is_the_gradient_of_the_batch(make_strategy, batches):
+    """Without dropout and BatchNorm, an update is that of plain gradient descent on all real rows."""
+    strategy = make_strategy(2)
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        regularised = keras.layers.Dense(CLASSES, kernel_regularizer=keras.regularizers.L2(0.01))
+        model = keras.Sequential([keras.Input(SHAPE), keras.layers.Flatten(), regularised])
+        sgd = optimizers.create(LearningFlags(optimizer="sgd"))
+        sgd.build(model.trainable_variables)
+        step = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+    images, labels, weights = (values[2:] for values in batches)
+    rows, real = images.reshape(-1, *SHAPE), weights.reshape(-1)
+    with tf.GradientTape() as tape:
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels.reshape(-1), model(rows))
+        loss = tf.reduce_sum(losses * real) / real.sum() + tf.add_n(model.losses)
+    sources = [v.value for v in model.trainable_variables]
+    expected = [v.numpy() - 0.5 * g.numpy() for v, g in zip(sources, tape.gradient(loss, sources), strict=True)]
+    state = TrainState(model, sgd, step)
+    stepper = Stepper(strategy, state, lambda _: 0.5, VirtualReplicas(state, V, 0))
+    dataset = tf.data.Dataset.from_tensor_slices((images, labels, weights))
+    result = stepper.train(iter(strategy.experimental_distribute_dataset(dataset)), tf.constant(1, tf.int64))
+    assert float(result.loss) == pytest.approx(float(loss), rel=1e-5)
+    for variable, value in zip(model.trainable_variables, expected, strict=True):
+        np.testing.assert_allclose(variable.numpy(), value, atol=2e-6)
