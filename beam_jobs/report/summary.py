@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from beam_jobs.report import mixing
-from pipeline.commands.text import count_of
+from pipeline.commands.text import count_of, size_of
 from pipeline.manifest import Manifest, SplitInfo, naming
 
 _TRAIN, _TEST = "train", "test"  # the trainer's own defaults
@@ -41,7 +41,7 @@ def summary(
         f"{made.dataset} is in {data_dir}:",
         *(
             f"  {name}: {count_of(split.num_examples, 'example')}, {count_of(len(split.shards), 'shard')}, "
-            f"{size_text(split.num_bytes)}"
+            f"{size_of(split.num_bytes)}"
             for name, split in by_size(made)
         ),
         f"  {image_text(made)}",
@@ -66,11 +66,6 @@ def image_text(made: Manifest) -> str:
     more = f" and {len(sizes) - _LISTED_SIZES:,} more" if len(sizes) > _LISTED_SIZES else ""
     channels = {1: "grey", 3: "colour"}.get(image.shape[2] or 0, "grey or colour")
     return f"{kind} images, {channels}, of {len(sizes):,} sizes: {listed}{more}{compressed}"
-
-
-def size_text(num_bytes: int) -> str:
-    """Returns a number of bytes for people, in MiB or GiB."""
-    return f"{num_bytes / (1 << 20):,.1f} MiB" if num_bytes < 10 << 30 else f"{num_bytes / (1 << 30):,.1f} GiB"
 
 
 def by_size(made: Manifest) -> list[tuple[str, SplitInfo]]:

@@ -12,11 +12,11 @@ import jinja2
 from beam_jobs.report import mixing
 from beam_jobs.report.card import contents
 from beam_jobs.report.card import samples as card_samples
-from beam_jobs.report.summary import by_size, size_text
+from beam_jobs.report.summary import by_size
 from beam_jobs.storage import write
 from beam_jobs.storage.paths import StoragePath
 from pipeline import manifest
-from pipeline.commands.text import count_of
+from pipeline.commands.text import count_of, size_of
 from pipeline.manifest import Manifest, naming
 
 _JOINERS = "\u200c\u200d"  # not printable by Python's rule, but parts of words (Persian, Hindi) and emoji
@@ -64,7 +64,7 @@ def make_card(folder: StoragePath, made: Manifest, command: str) -> str:
         "encoding": contents.encoding,
         "number": "{:,}".format,
         "shape": contents.shape,
-        "size": size_text,
+        "size": size_of,
     }
     return environment.get_template("card.html.jinja").render(
         made=made,

@@ -12,6 +12,7 @@ from pipeline.audit import picture, tables
 from pipeline.audit.contract import Contract
 from pipeline.audit.reading import Reading
 from pipeline.audit.topology import Topology
+from pipeline.commands.text import size_of
 from pipeline.request import Request
 from pipeline.resolved import resolve
 from tests.datasets import write_dataset
@@ -95,18 +96,17 @@ def test_the_table_shows_the_first_and_the_last_of_many_workers(tmp_path):
     assert len(every) == 24
 
 
-@pytest.mark.parametrize(
-    ("num_bytes", "unit"),
-    [
-        (0, (1, "bytes")),
-        (1023, (1, "bytes")),
-        (1024, (1024, "KiB")),
-        (5 << 30, (1 << 30, "GiB")),
-        (1 << 60, (1 << 40, "TiB")),
-    ],
-)
-def test_units_fit_the_number(num_bytes, unit):
-    assert tables.scale_of(num_bytes) == unit
+def test_what_a_worker_reads_of_a_huge_split_is_in_its_own_unit(tmp_path):
+    topology = Topology(1024, 1024, 1024)
+    reading = reading_of(tmp_path, topology, (2048, 2048), streams=1024, global_batch_size=1024, shuffle_bytes=1 << 20)
+    lines = tables.reading_lines(reading, list_all=False)
+    each = reading.split_bytes // 1024
+    assert (
+        f"read amplification 1.00: all workers together read {size_of(reading.split_bytes)} of a split of" in lines[-3]
+    )
+    assert lines[-3].endswith(f"; a worker reads {each} bytes")
+    assert lines[2].split()[4:6] == [str(each), "bytes"]
+    assert "at most 2.0 KiB of decoded images; the two largest windows of each stream take 24 bytes" in lines[-2]
 
 
 def colours_of(path: pathlib.Path) -> np.ndarray:
