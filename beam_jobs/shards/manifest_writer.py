@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from beam_jobs.examples.statistics import moments
 from beam_jobs.plan import Origin, Plan
 from beam_jobs.shards import tfds_info
-from beam_jobs.shards.receipts import Receipt
+from beam_jobs.shards.receipts import Receipt, Reject
 from beam_jobs.storage import write
 from beam_jobs.storage.paths import StoragePath
 from pipeline.errors import DataError
@@ -43,7 +43,7 @@ def check_rejects(plan: Plan, receipts: list[Receipt]) -> None:
     """Raises DataError if more rows than --max_rejects are invalid, or all rows of a split."""
     count = sum(receipt.num_rejects for receipt in receipts)
     if count > plan.config.max_rejects:
-        first = next(receipt.rejects[0] for receipt in receipts if receipt.rejects)
+        _, first = _rejects(receipts)[0]
         raise DataError(
             f"{count} invalid rows, over --max_rejects={plan.config.max_rejects}; the first: {first.file}, "
             f"row {first.row}: {first.reason}; {naming.REJECTS} lists them; nothing was published; "
@@ -94,14 +94,19 @@ def _in_order(plan: Plan, receipts: Iterable[Receipt]) -> list[Receipt]:
 
 def _write_rejects(folder: StoragePath, receipts: list[Receipt]) -> None:
     lines = [
-        json.dumps({"split": receipt.split, **dataclasses.asdict(reject)}, sort_keys=True) + "\n"
-        for receipt in receipts
-        for reject in receipt.rejects
+        json.dumps({"split": split, **dataclasses.asdict(reject)}, sort_keys=True) + "\n"
+        for split, reject in _rejects(receipts)
     ]
     if lines:
         write.publish(folder / naming.REJECTS, "".join(lines).encode())
     else:
         (folder / naming.REJECTS).remove()
+
+
+def _rejects(receipts: list[Receipt]) -> list[tuple[str, Reject]]:
+    """Returns (split, invalid row) of the rows that receipts list, in the order of the source's files and rows."""
+    found = [(receipt.split, reject) for receipt in receipts for reject in receipt.rejects]
+    return sorted(found, key=lambda pair: (pair[1].file, pair[1].row))
 
 
 def _image_feature(receipts: list[Receipt]) -> Feature:

@@ -56,7 +56,7 @@ def _draft(plan: Plan, split: str, shard: int) -> tuple[Draft, Receipt]:
     chosen = _chosen(plan, split, rows)
     histogram = label_histogram(chosen.rows.labels, len(plan.source.class_names))
     draft, info = _write(plan, plan.file_name(split, shard), chosen, entropy(histogram))
-    listed = sorted(chosen.bad)[: _most_listed(plan)]
+    listed = sorted(chosen.bad, key=lambda row: int(rows[row]))[: _most_listed(plan)]  # the source's first ones
     return draft, Receipt(
         split=split,
         shard=shard,

@@ -89,7 +89,16 @@ def open_source(options: SourceOptions) -> Source:
         raise
     except OSError as error:  # a parent folder cannot be searched, a name is too long
         raise DataError(f"{error.filename or options.source}: cannot be read: {error.strerror or error}") from None
+    _check_class_names(opened, options)
     return opened
+
+
+def _check_class_names(source: Source, options: SourceOptions) -> None:
+    """Raises DataError where a class name has several lines: TFDS has one per line, and would lose all of them."""
+    for label, name in enumerate(source.class_names):
+        if len(f"{name}.".splitlines()) > 1:
+            where = paths.path_of(options.source) if options.source else options.dataset
+            raise DataError(f"{where}: the name of class {label}, {name!r}, holds a line break; rename the class")
 
 
 def _kind(dataset: str) -> _Kind:

@@ -92,9 +92,7 @@ def open_source(options: SourceOptions) -> ImageFolderSource:
         raise DataError(f"{folder}: {problem}; --source of image_folder has one folder of images per class")
     listing = folder_listing.scan(os.fsencode(folder))
     if listing.ignored:
-        count, extensions = listing.ignored.total(), folder_listing.listed(listing.ignored)
-        files = "1 file of an unsupported format" if count == 1 else f"{count} files of unsupported formats"
-        print(f"{folder}: skipped {files} ({extensions})", file=sys.stderr, flush=True)
+        print(f"{folder}: {folder_listing.skipped(listing.ignored)}", file=sys.stderr, flush=True)
     with _lock:
         _keep(folder, listing)
     return ImageFolderSource(

@@ -19,6 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from beam_jobs.sources import streams
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 
 EXTENSIONS = frozenset((b".png", b".jpg", b".jpeg", b".bmp", b".gif", b".webp"))
@@ -199,7 +200,7 @@ class _Scan:
         empty += [f"split {split!r}" for split, images in splits.items() if not len(images)]
         if empty:
             known = ", ".join(f"*{extension.decode()}" for extension in sorted(EXTENSIONS))
-            others = f"; skipped {self.ignored.total()} files ({listed(self.ignored)})" if self.ignored else ""
+            others = f"; {skipped(self.ignored)}" if self.ignored else ""
             raise DataError(f"{text(self._root)}: {empty[0]} has no image{others}; images are {known}")
 
 
@@ -214,6 +215,8 @@ def _is_folder(entry: os.DirEntry[bytes]) -> bool:
     return entry.is_dir(follow_symlinks=False)
 
 
-def listed(ignored: collections.Counter[bytes]) -> str:
-    """Returns the most frequent extensions, for messages."""
-    return ", ".join(text(extension) or "without extension" for extension, _ in ignored.most_common(5))
+def skipped(ignored: collections.Counter[bytes]) -> str:
+    """Returns how many files were skipped, and the most frequent of their extensions, for messages."""
+    extensions = ", ".join(text(extension) or "without extension" for extension, _ in ignored.most_common(5))
+    formats = "unsupported format" if len(ignored) == 1 else "unsupported formats"
+    return f"skipped {count_of(ignored.total(), 'file')}: {formats} ({extensions})"

@@ -134,10 +134,10 @@ def test_rejects_are_bounded_and_the_work_is_kept_for_a_larger_bound(run, pixels
     out = tmp_path / "out"
     outcome = run(content, "--num_shards=8", "--max_rejects=5")
     assert outcome.code == 1
-    assert re.search(r"6 invalid rows, over --max_rejects=5.* train.rows, row \d+: .*--max_rejects=6 ", outcome.err)
+    assert re.search(r"6 invalid rows, over --max_rejects=5.* train.rows, row 3: .*--max_rejects=6 ", outcome.err)
     assert not (out / "manifest.json").exists()
     listed = [json.loads(line) for line in (out / "rejects.jsonl").read_text().splitlines()]
-    assert sorted(reject["row"] for reject in listed) == [3, 5, 45, 85, 125, 165]
+    assert [reject["row"] for reject in listed] == [3, 5, 45, 85, 125, 165]  # however they lie in the shards
     assert {(reject["split"], reject["file"]) for reject in listed} == {("train", "train.rows")}
     assert next(reject["reason"] for reject in listed if reject["row"] == 3) == "label 99 is not in 0..9"
     assert all("decoded" in reject["reason"] for reject in listed if reject["row"] != 3)

@@ -79,11 +79,17 @@ def test_rejects_are_told_with_their_place_and_the_rest_is_written(plan_of, pixe
     plan = plan_of({"train": content}, max_rejects=1)
     receipt = write_shard(plan, "train", 0)
     assert receipt.num_rejects == 2
-    assert set(receipt.rejects) == {Reject("a", 3, "label 50 is not in 0..9"), Reject("b", 7, "no label")}
+    assert receipt.rejects == (Reject("a", 3, "label 50 is not in 0..9"), Reject("b", 7, "no label"))
     keys = {example["key"][0] for example in decoded(tmp_path / "out", plan.file_name("train", 0))}
     assert len(keys) == receipt.info.num_examples == 28
     assert b"a#03" not in keys
     assert b"b#07" not in keys
+
+
+def test_of_very_many_rejects_the_first_in_the_source_are_listed(plan_of, pixels, monkeypatch):
+    monkeypatch.setattr(writer, "_MORE_REJECTS", 3)
+    plan = plan_of({"train": Content(pixels(40), bad=dict.fromkeys(range(1, 40), "bad"))})
+    assert [reject.row for reject in write_shard(plan, "train", 0).rejects] == [1, 2, 3]
 
 
 def test_a_shard_of_rejects_only_is_an_empty_file(plan_of, pixels, tmp_path):

@@ -124,16 +124,20 @@ def test_files_that_are_no_images_are_left_out_with_one_line(tmp_path, capsys):
     assert source.splits == {"train": 6}
     error = capsys.readouterr().err
     assert error.startswith(f"{tmp_path}: ")
-    assert " 3 files" in error
-    assert ".txt, without extension" in error
+    assert error.endswith(": skipped 3 files: unsupported formats (.txt, without extension)\n")
     assert error.count("\n") == 1
+    for name in others:
+        (tmp_path / name).unlink()
+    opened(fill(tmp_path, {"cat/notes.txt": b""}))
+    assert capsys.readouterr().err.endswith(": skipped 1 file: unsupported format (.txt)\n")
 
 
 REFUSED = [
     ({}, "class/file.png"),
     ({"1.png": b"x", "cat/1.png": b"x"}, r"1\.png: "),
     ({"train/1.png": b"x", "test/cat/1.png": b"x"}, r"train/1\.png: "),
-    ({"cat/1.png": b"x", "dog/1.tiff": b"x"}, r"'dog'.* 1 .*\(\.tiff\)"),
+    ({"cat/1.png": b"x", "dog/1.tiff": b"x"}, r"'dog'.*skipped 1 file: unsupported format \(\.tiff\)"),
+    ({"big\ncat/1.png": b"x"}, r"class 0, 'big\\ncat', holds a line break"),
     ({"train/cat/1.png": b"x", "val/dog/1.txt": b"x"}, "'dog'"),
     ({"train/cat/1.png": b"x", "val/cat/1.txt": b"x"}, "'validation'"),
     ({"train/cat/1.png": b"x", "test/cat/1.png": b"x", "extra/cat/1.png": b"x"}, "'extra'"),
