@@ -17,6 +17,7 @@ from beam_jobs.examples.recode import ImageOptions
 from beam_jobs.examples.records import make_records
 from beam_jobs.examples.selection import select
 from beam_jobs.sources.base import Block, Source
+from pipeline.commands.text import count_of
 from pipeline.errors import UsageError
 
 _ROWS = 16  # of a split
@@ -69,7 +70,9 @@ def _record_bytes(source: Source, split: str, block: Block, options: ImageOption
     chosen = select(block, len(source.class_names), options)
     if not len(chosen.rows.labels):
         file, row = source.where(split, int(_some_rows(source, split)[0]))
-        raise UsageError(f"{file}, row {row}: {chosen.bad[0]}; all {len(chosen.bad)} sampled rows are invalid")
+        raise UsageError(
+            f"{file}, row {row}: {chosen.bad[0]}; sampled {count_of(len(chosen.bad), 'row')}: none is valid"
+        )
     records = make_records(chosen.rows)
     return len(records.data) / records.count
 

@@ -15,6 +15,7 @@ from beam_jobs.target.base import Target, target_of
 from beam_jobs.target.present import check_same, existing_manifest, notes
 from pipeline import manifest
 from pipeline.commands import commandline, quiet
+from pipeline.commands.text import count_of
 
 
 def convert(command: str, argv: Sequence[str] | None) -> None:
@@ -84,4 +85,5 @@ def replacing(target: Target, plan: Plan, overwrite: bool) -> Iterator[Plan | No
 
 def _say_begin(plan: Plan, data_dir: str, workers: int) -> None:
     with_workers = f" with {workers} processes" if workers > 1 else ""
-    print(f"{plan.source.dataset}: {plan.num_rows} examples to {len(plan.elements)} shards in {data_dir}{with_workers}")
+    what = f"{count_of(plan.num_rows, 'example')} to {count_of(len(plan.elements), 'shard')}"
+    print(f"{plan.source.dataset}: {what} in {data_dir}{with_workers}")

@@ -65,7 +65,7 @@ def image_text(made: Manifest) -> str:
     listed = ", ".join(size for size, _ in sizes[:_LISTED_SIZES])
     more = f" and {len(sizes) - _LISTED_SIZES:,} more" if len(sizes) > _LISTED_SIZES else ""
     channels = {1: "grey", 3: "colour"}.get(image.shape[2] or 0, "grey or colour")
-    return f"{kind} images, {channels}, of {len(sizes):,} sizes: {listed}{more}{compressed}"
+    return f"{kind} images, {channels}, of {count_of(len(sizes), 'size')}: {listed}{more}{compressed}"
 
 
 def by_size(made: Manifest) -> list[tuple[str, SplitInfo]]:

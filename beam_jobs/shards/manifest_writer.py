@@ -13,6 +13,7 @@ from beam_jobs.shards import tfds_info
 from beam_jobs.shards.receipts import Receipt, Reject
 from beam_jobs.storage import write
 from beam_jobs.storage.paths import StoragePath
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 from pipeline.manifest import Feature, Manifest, SplitInfo, naming
 
@@ -45,7 +46,7 @@ def check_rejects(plan: Plan, receipts: list[Receipt]) -> None:
     if count > plan.config.max_rejects:
         _, first = _rejects(receipts)[0]
         raise DataError(
-            f"{count} invalid rows, over --max_rejects={plan.config.max_rejects}; the first: {first.file}, "
+            f"{count_of(count, 'invalid row')}, over --max_rejects={plan.config.max_rejects}; the first: {first.file}, "
             f"row {first.row}: {first.reason}; {naming.REJECTS} lists them; nothing was published; "
             f"--max_rejects={count} skips them"
         )

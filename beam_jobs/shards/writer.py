@@ -17,6 +17,7 @@ from beam_jobs.shards import receipts
 from beam_jobs.shards.receipts import Receipt, Reject
 from beam_jobs.storage.paths import StoragePath
 from beam_jobs.storage.write import Draft
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 from pipeline.manifest import ShardInfo, naming
 
@@ -91,7 +92,8 @@ def _write(plan: Plan, name: str, chosen: Selected, label_entropy: float | None)
     if records.num_bytes > plan.config.max_shard_bytes:
         more = -(-sum(plan.num_shards.values()) * records.num_bytes // plan.config.max_shard_bytes)
         raise DataError(
-            f"{name}: would have {records.num_bytes} bytes, over --max_shard_bytes={plan.config.max_shard_bytes}; "
+            f"{name}: would have {count_of(records.num_bytes, 'byte')}, over "
+            f"--max_shard_bytes={plan.config.max_shard_bytes}; "
             f"give a larger one, or more --num_shards ({more})"
         )
     if plan.config.compression:

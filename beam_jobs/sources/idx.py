@@ -14,6 +14,7 @@ import numpy as np
 from beam_jobs.sources import streams
 from beam_jobs.sources.row_files import RowFile
 from beam_jobs.storage.paths import LocalPath
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 
 _UINT8 = 0x08
@@ -47,7 +48,9 @@ def open_file(path: LocalPath, name: str, rank: int) -> RowFile:
     if found != size:
         text = "more" if found > size else str(found)
         hint = "it is not what its header says" if found > size else "it is cut short; get the file again"
-        raise DataError(f"{path}: its header says {'x'.join(map(str, shape))} = {size} bytes, it has {text}: {hint}")
+        raise DataError(
+            f"{path}: its header says {'x'.join(map(str, shape))} = {count_of(size, 'byte')}, it has {text}: {hint}"
+        )
     unpack = functools.partial(open_file, path, name, rank) if packed else None
     file = RowFile(path, stamp, streams.describe(name, handle), shape, len(header), unpack)
     file.keep(handle)
@@ -64,5 +67,5 @@ def _shape(header: bytes, rank: int, most: int, path: LocalPath) -> tuple[int, .
         raise DataError(f"{path}: ends inside its header ({len(header)} of {4 + 4 * rank} bytes)")
     shape = tuple(np.frombuffer(header[4:], ">u4").tolist())
     if not 0 < math.prod(shape) <= most:
-        raise DataError(f"{path}: its header says {'x'.join(map(str, shape))} values; must be 1 to {most}")
+        raise DataError(f"{path}: its header says {'x'.join(map(str, shape))}; must be 1 to {most} values")
     return shape

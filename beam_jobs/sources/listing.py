@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from beam_jobs.storage import paths
 from beam_jobs.storage.paths import LocalPath, RemotePath, StoragePath
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 
 SPLIT_OF_WORD = {  # {Hugging Face's word: our split}
@@ -128,6 +129,7 @@ def _check_complete(folder: StoragePath, names: Sequence[str]) -> None:
         missing = next((index for index in range(min(int(count), len(found) + 1)) if index not in found), None)
         if missing is not None:
             raise DataError(
-                f"{folder / head}{missing:0{len(count)}d}-of-{count}{tail}: is missing; the folder has {len(found)} of "
-                f"{int(count)} files; get it, or name the files to take with a glob"
+                f"{folder / head}{missing:0{len(count)}d}-of-{count}{tail}: is missing; the folder "
+                f"has {len(found):,} of "
+                f"{count_of(int(count), 'file')}; get it, or name the files to take with a glob"
             )

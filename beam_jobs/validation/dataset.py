@@ -12,6 +12,7 @@ from beam_jobs.shards.key_check import Repeated
 from beam_jobs.shards.manifest_writer import STATISTICS_SPLIT, size_histogram
 from beam_jobs.storage.paths import StoragePath
 from beam_jobs.validation.report import MOST_LISTED, Problem, ShardReport
+from pipeline.commands.text import count_of
 from pipeline.manifest import Manifest, SplitInfo, naming
 
 _MOST_NAMED = 3  # labels or sizes in one line
@@ -69,7 +70,10 @@ def _split_problems(split: SplitInfo, shards: Sequence[ShardReport]) -> Iterator
 
 def _differences(said: dict, found: dict, what: str) -> str:
     names = sorted(name for name in said.keys() | found.keys() if said.get(name, 0) != found.get(name, 0))
-    named = [f"{said.get(n, 0)} examples of {what}{n}, there are {found.get(n, 0)}" for n in names[:_MOST_NAMED]]
+    named = [
+        f"{count_of(said.get(n, 0), 'example')} of {what}{n}, there are {found.get(n, 0):,}"
+        for n in names[:_MOST_NAMED]
+    ]
     more = [f"and {len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
     return "; ".join([*named, *more])
 

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
-def count_of(number: int, noun: str) -> str:
-    """Returns a number with its noun: `1 worker`, `1,024 workers`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def count_of(number: int, noun: str, plural: str = "") -> str:
+    """Returns a number with its noun: `1 worker`, `1,024 workers`; `plural` is for nouns that do not just add an s."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def range_of(values: Iterable[float], digits: int = 0) -> str:

@@ -17,7 +17,7 @@ from tests.validated import KINDS, edit, examples_of, rewrite_shard, write
 
 ROOT = pathlib.Path(__file__).parents[2]
 BUNDLES = "--runner=apache_beam.runners.direct.direct_runner.BundleBasedDirectRunner"
-OK = r".*: 22 records in 4 shards, \d+ bytes read, .* records/s"
+OK = r".*: 22 records in 4 shards, [\d,]+ bytes read, .* records/s"
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_data_set_as_it_was_written_is_said_to_be_so(kind, deep, tmp_path, run
     assert (code, error) == (0, "")
     assert lines[0] == f"{tmp_path}: checking 22 records in 4 shards"
     assert re.fullmatch(OK, lines[1])
-    assert f" {sum(split.num_bytes for split in made.splits.values())} bytes read" in lines[1]
+    assert f" {sum(split.num_bytes for split in made.splits.values()):,} bytes read" in lines[1]
     assert ("pixels looked at" in lines[1]) == bool(deep)
     assert len(lines) == 2
 
@@ -71,7 +71,7 @@ def test_every_runner_finds_the_same(how, tmp_path, run):
     assert lines[1:-1] == other_lines[1:-1]
     assert lines[1] == "test-00000-of-00001.tfrecord: cannot be read: No such file or directory"
     assert lines[2].startswith("train-00001-of-00003.tfrecord, record 0, byte offset 0: ")
-    assert re.fullmatch(r"2 problems in 2 of 4 shards: 18 records in 4 shards, \d+ bytes read, .*", lines[3])
+    assert re.fullmatch(r"2 problems in 2 of 4 shards: 18 records in 4 shards, [\d,]+ bytes read, .*", lines[3])
 
 
 def damage(path, position):
@@ -209,7 +209,7 @@ def test_ctrl_c_ends_it_with_one_line(mode, tmp_path):
     write(tmp_path, "raw", (1,) * 3000)
     flags = [f"--direct_running_mode={mode}", "--direct_num_workers=2"]
     done = forked.Process(["-m", "beam_jobs.validate", tmp_path, *flags], {"PYTHONPATH": str(ROOT)})
-    assert "checking 3004 records in 3001 shards" in done.stdout.readline()
+    assert "checking 3,004 records in 3,001 shards" in done.stdout.readline()
     time.sleep(1)
     done.send_signal(signal.SIGINT)
     _, err = done.communicate(timeout=30)

@@ -10,6 +10,7 @@ from beam_jobs.report.card import pictures
 from beam_jobs.report.card.pictures import Picture
 from beam_jobs.report.card.samples import Samples
 from beam_jobs.report.summary import by_size
+from pipeline.commands.text import count_of
 from pipeline.manifest import Feature, Manifest
 
 _MANY_CLASSES = 40
@@ -26,7 +27,7 @@ def shape(feature: Feature) -> str:
 def encoding(feature: Feature) -> str:
     """Returns how a feature is encoded; how many classes it has, if it is a label."""
     if feature.class_names:
-        return f"{len(feature.class_names):,} classes"
+        return count_of(len(feature.class_names), "class", "classes")
     names = {None: "", "png": "PNG", "jpeg": "JPEG", "any": "PNG and JPEG"}
     return names.get(feature.encoding, str(feature.encoding))
 

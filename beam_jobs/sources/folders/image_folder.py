@@ -17,6 +17,7 @@ from beam_jobs.sources.digest import Advance
 from beam_jobs.sources.folders import listing as folder_listing
 from beam_jobs.sources.folders.listing import Images, Listing, text
 from beam_jobs.storage.paths import LocalPath
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import SourceFile
 from pipeline.order import hashing
@@ -58,7 +59,7 @@ class ImageFolderSource(Source):
         for position, row in enumerate(rows.tolist()):
             size = int(images.sizes[row])
             if size > MAX_FILE:
-                bad[position] = f"has {size} bytes, above {MAX_FILE}, the most that an image file can be"
+                bad[position] = f"has {count_of(size, 'byte')}, above {MAX_FILE:,}, the most that an image file can be"
                 found.append(b"")
             else:
                 path = os.path.join(os.fsencode(self.folder), images.path(row))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from beam_jobs.sources.base import Block
 from beam_jobs.sources.builder import BlockBuilder
+from pipeline.commands.text import count_of
 from pipeline.manifest import Feature
 from pipeline.records import example_proto
 
@@ -65,7 +66,9 @@ class Columns:
                 raise ValueError(f"the image is {_text(shape)}; the first is {_text(self.image_shape)}")
         if len(image) != math.prod(self.image_shape):
             size = math.prod(self.image_shape)
-            raise ValueError(f"the image has {len(image)} bytes; {_text(self.image_shape)} pixels are {size}")
+            raise ValueError(
+                f"the image has {count_of(len(image), 'byte')}; {_text(self.image_shape)} pixels are {size:,}"
+            )
         return np.frombuffer(image, np.uint8).reshape(self.image_shape)
 
     def _key(self, features: dict[str, Any]) -> bytes:
@@ -90,7 +93,7 @@ def _one(features: dict[str, Any], name: str, kinds: str) -> Any:
     if kind(values) not in kinds:
         raise ValueError(f"feature {name!r} holds {kind(values)}, not {kinds}")
     if len(values) != 1:
-        raise ValueError(f"feature {name!r} has {len(values)} values, not 1")
+        raise ValueError(f"feature {name!r} has {count_of(len(values), 'value')}, not 1")
     return values[0]
 
 
@@ -107,7 +110,7 @@ def _kept(features: dict[str, Any], name: str, feature: Feature) -> Any:
         return values
     shape = [size for size in feature.shape if size is not None]
     if len(values) != math.prod(shape):
-        raise ValueError(f"feature {name!r} has {len(values)} values, not {_text(shape)}")
+        raise ValueError(f"feature {name!r} has {count_of(len(values), 'value')}, not {_text(shape)}")
     return values.reshape(shape)
 
 

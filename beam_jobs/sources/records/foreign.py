@@ -21,6 +21,7 @@ from beam_jobs.sources.records.rows import RecordSource
 from beam_jobs.sources.seen_labels import SeenLabels
 from beam_jobs.storage import paths as storage
 from beam_jobs.storage.paths import StoragePath
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 from pipeline.records import example_proto
@@ -119,8 +120,8 @@ def _first_records(paths: Sequence[StoragePath]) -> tuple[list[dict[str, Any]], 
         walk.close()  # type: ignore[attr-defined]
         if decoded := [features for features in decoded if features]:  # an empty record parses too
             return decoded, str(path)
-    what = f"none of their first {seen} records is a tf.train.Example" if seen else "there is no record in it"
-    raise DataError(f"{paths[0].parent}: {len(paths)} TFRecord files, but {what}")
+    what = f"of {count_of(seen, 'record')} read, none is a tf.train.Example" if seen else "there is no record in it"
+    raise DataError(f"{paths[0].parent}: {count_of(len(paths), 'TFRecord file')}, but {what}")
 
 
 def _class_names(path: StoragePath) -> tuple[str, ...]:
@@ -132,7 +133,7 @@ def _class_names(path: StoragePath) -> tuple[str, ...]:
         except UnicodeDecodeError:
             raise DataError(f"{path}: is not UTF-8 text") from None
     if not names or not all(names):
-        raise DataError(f"{path}: must have the name of a class in every line; it has {len(names)} lines")
+        raise DataError(f"{path}: must have the name of a class in every line; it has {count_of(len(names), 'line')}")
     return names
 
 

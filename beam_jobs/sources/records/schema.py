@@ -8,6 +8,7 @@ from typing import Any
 
 from beam_jobs.sources.base import OWN_FEATURES, SourceOptions
 from beam_jobs.sources.records.columns import DTYPES, Columns, kind
+from pipeline.commands.text import count_of
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest import Feature
 
@@ -78,14 +79,17 @@ def _image_shape(
     sizes = next((names for names in _SIZES if all(_is_size(first.get(size)) for size in names)), ())
     if given is None and not sizes:
         raise UsageError(
-            f"--image_shape=HxWxC is missing: {file}: feature {name!r} holds {len(image)} bytes that begin with "
+            f"--image_shape=HxWxC is missing: {file}: feature {name!r} holds "
+            f"{count_of(len(image), 'byte')} beginning with "
             f"0x{image[:4].hex()}: no PNG or JPEG file, so they must be raw pixels"
         )
     shape = given or tuple(int(first[size][0]) for size in sizes)
     if math.prod(shape) != len(image):
         text = "x".join(map(str, shape))
         origin = f"--image_shape={text}" if given else f"{', '.join(sizes)} say {text}"
-        raise UsageError(f"{origin}: {file}: are {math.prod(shape)} bytes; the first image has {len(image)}")
+        raise UsageError(
+            f"{origin}: {file}: must have {count_of(math.prod(shape), 'byte')}; the first image has {len(image):,}"
+        )
     return (shape[0], shape[1], shape[2]), () if given else sizes
 
 

@@ -22,6 +22,7 @@ from beam_jobs.sources.records.files import ARRAY_RECORD, RecordFile
 from beam_jobs.sources.records.rows import RecordSource
 from beam_jobs.storage.paths import LocalPath
 from pipeline.commands import commandline
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import naming
 
@@ -126,5 +127,8 @@ def _records(splits: Iterable[Any], file_format: str, root: LocalPath) -> dict[s
 def _file(path: LocalPath, count: int, file_format: str) -> RecordFile:
     file = record_files.index(path) if file_format == "tfrecord" else record_files.index_array_record(path)
     if file.num_records != count:
-        raise DataError(f"{path}: has {file.num_records} records, but {_INFO} says {count}; prepare the data set again")
+        raise DataError(
+            f"{path}: has {count_of(file.num_records, 'record')}, but {_INFO} says {count:,}; "
+            f"prepare the data set again"
+        )
     return file

@@ -126,7 +126,7 @@ def test_a_sample_without_an_example_is_an_error_with_its_first_row(source, pixe
     stored = pngs(pixels, (6, 6, 3), (6, 6, 3), (6, 6, 3))
     stored[0] = b""
     made = source({"train": Content(stored, labels=[1, 77, 99])})
-    with pytest.raises(UsageError, match="train.rows, row 0: .*empty.* 3 sampled rows"):
+    with pytest.raises(UsageError, match="train.rows, row 0: .*empty.* sampled 3 rows"):
         sample.take(made, "source", None, 0)
 
 

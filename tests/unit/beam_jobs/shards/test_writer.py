@@ -146,11 +146,11 @@ def test_a_shard_over_the_bound_is_an_error_that_says_what_would_do(plan_of, pix
     with pytest.raises(DataError) as error:
         write_shard(plan, "train", 0)
     found = re.fullmatch(
-        r"train-00000-of-00001.tfrecord: would have (\d+) bytes, over --max_shard_bytes=2097152; "
+        r"train-00000-of-00001.tfrecord: would have ([\d,]+) bytes, over --max_shard_bytes=2097152; "
         r"give a larger one, or more --num_shards \((\d+)\)",
         str(error.value),
     )
-    assert int(found[1]) > 8 * 750_000
+    assert int(found[1].replace(",", "")) > 8 * 750_000
     assert int(found[2]) == 3
 
 

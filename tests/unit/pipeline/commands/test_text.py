@@ -6,6 +6,7 @@ from pipeline.commands.text import count_of, range_of, scale_of, size_of, sizes_
 
 def test_numbers_have_their_noun():
     assert [count_of(n, "shard") for n in (0, 1, 1024)] == ["0 shards", "1 shard", "1,024 shards"]
+    assert [count_of(n, "class", "classes") for n in (0, 1, 2)] == ["0 classes", "1 class", "2 classes"]
 
 
 @pytest.mark.parametrize(

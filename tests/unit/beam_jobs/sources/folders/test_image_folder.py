@@ -244,4 +244,4 @@ def test_a_file_too_large_for_an_image_is_a_bad_row_and_is_not_read(tmp_path, mo
     block = source.read("train", np.array([6, 5]))
     assert block.images == [CONTENT["eel/x.webp"], b""]
     assert list(block.bad) == [1]
-    assert "1001 bytes" in block.bad[1]
+    assert "1,001 bytes" in block.bad[1]

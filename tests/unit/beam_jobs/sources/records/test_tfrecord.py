@@ -339,10 +339,10 @@ class TestForeignErrors:
             ({"feature_map": (("image", "of"),)}, "--feature_map must name the label"),
             ({"feature_map": (("label", "of"),)}, r"label:of: .*must be one value of int64; the first record has"),
             ({"feature_map": (("lable", "of"),)}, "--feature_map: unknown 'lable'; did you mean 'label'"),
-            ({"feature_map": (("label", "height"),)}, r"--image_shape=HxWxC is missing: .* holds 60 bytes that begin"),
+            ({"feature_map": (("label", "height"),)}, r"--image_shape=HxWxC is missing: .* holds 60 bytes beginning"),
             (
                 {"feature_map": (("label", "height"),), "image_shape": (4, 5, 1)},
-                "--image_shape=4x5x1: .*: are 20 bytes; the first image has 60",
+                "--image_shape=4x5x1: .*: must have 20 bytes; the first image has 60",
             ),
             (
                 {"feature_map": (("label", "height"),), "image_shape": (4, 5, 3), "keep_columns": ("nothing",)},
@@ -363,9 +363,9 @@ class TestForeignErrors:
     @pytest.mark.parametrize(
         ("name", "data", "message"),
         [
-            ("a.tfrecord", b"", "a.tfrecord|1 TFRecord files, but there is no record in it"),
+            ("a.tfrecord", b"", "a.tfrecord|1 TFRecord file, but there is no record in it"),
             ("a.tfrecord", b"PK\3\4 and so on.", "a.tfrecord: begins with 0x504b0304.*: neither a TFRecord's header"),
-            ("a.tfrecord", framing.frame(b"\xff no"), "none of their first 1 records is a tf.train.Example"),
+            ("a.tfrecord", framing.frame(b"\xff no"), "of 1 record read, none is a tf.train.Example"),
             ("a.csv", b"a,b", r"holds no file like \*\.tfrecord\*"),
         ],
     )
@@ -432,7 +432,7 @@ class TestForeignErrors:
     def test_an_empty_split_is_told(self, tmp_path):
         write(tmp_path / "train.tfrecord", [{"image": png(pixels_of(0)), "label": 0}])
         write(tmp_path / "test.tfrecord", [])
-        with pytest.raises(DataError, match=r"split 'test' has no row; leave its 1 files \(test\.tfrecord\) out"):
+        with pytest.raises(DataError, match=r"split 'test' has no row; leave out 1 file \(test\.tfrecord\)"):
             opened(tmp_path)
 
     def test_a_source_must_be_named(self):
