@@ -113,9 +113,7 @@ def lines(report: Report, content: Manifest, decoded: bool, taken: float) -> lis
 def count(report: Report, content: Manifest) -> str:
     """Returns how many problems there are, and in how many shards."""
     where = (
-        f"{report.bad_shards:,} of {count_of(len(content.shards), 'shard')}"
-        if report.bad_shards
-        else "the manifest's totals"
+        f"{report.bad_shards:,} of {count_of(len(content.shards), 'shard')}" if report.bad_shards else "the other files"
     )
     return f"{count_of(report.num_problems, 'problem')} in {where}"
 

@@ -1,4 +1,4 @@
-"""What is wrong with a data set as a whole: repeated keys, and totals that do not match its shards."""
+"""What is wrong with a data set as a whole: repeated keys, totals that do not match its shards, TFDS's files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from beam_jobs.examples.statistics import moments
-from beam_jobs.shards import reader
+from beam_jobs.shards import reader, tfds_info
 from beam_jobs.shards.key_check import Repeated
 from beam_jobs.shards.manifest_writer import STATISTICS_SPLIT, size_histogram
 from beam_jobs.storage.paths import StoragePath
@@ -55,6 +55,30 @@ def total_problems(manifest: Manifest, shards: Sequence[ShardReport], decodes: b
         texts += _pixel_problems(manifest, trained)
     for text in texts:
         yield Problem(len(shards), -1, naming.MANIFEST, "", text)
+
+
+def tfds_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Problem]:
+    """Yields what is wrong with the files from which TensorFlow Datasets learns what the manifest says.
+
+    Beside foreign records they are somebody else's.
+    """
+    made = tfds_info.metadata_files(manifest)
+    for name in naming.TFDS_FILES if manifest.has_images else ():
+        text = _tfds_problem(data_dir / name, made.get(name))
+        if text:
+            yield Problem(len(manifest.shards), -1, name, "", text)
+
+
+def _tfds_problem(path: StoragePath, made: bytes | None) -> str | None:
+    try:
+        found = path.read_bytes()
+    except FileNotFoundError:
+        return "is missing; TensorFlow Datasets needs it" if made is not None else None
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
+    if made is None:
+        return "does not belong to this data set; TensorFlow Datasets would read it"
+    return None if found == made else "was edited: it is not what the manifest says; TensorFlow Datasets would read it"
 
 
 def _split_problems(split: SplitInfo, shards: Sequence[ShardReport]) -> Iterator[str]:

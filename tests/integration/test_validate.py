@@ -12,6 +12,7 @@ import pytest
 
 from beam_jobs import validate
 from pipeline.errors import PipelineError
+from pipeline.manifest import naming
 from tests import forked
 from tests.validated import KINDS, edit, examples_of, rewrite_shard, write
 
@@ -113,16 +114,50 @@ def test_totals_that_are_not_of_the_shards_are_found(tmp_path, run):
 
     edit(tmp_path, change)
     code, lines, error = run(tmp_path)
-    assert (code, error) == (1, f"{tmp_path}: 1 problem in the manifest's totals")
+    assert (code, error) == (1, f"{tmp_path}: 1 problem in the other files")
     assert lines[1] == (
         "manifest.json: split 'train': label_histogram says 4 examples of label 0, there are 5; "
         "5 examples of label 1, there are 4"
     )
     code, lines, error = run(tmp_path, "--deep")
-    assert error == f"{tmp_path}: 3 problems in the manifest's totals"
+    assert error == f"{tmp_path}: 3 problems in the other files"
     found = sorted(lines[1:4])
     assert re.fullmatch(r"manifest.json: image_mean says [\d., ]+, the pixels' is [\d., ]+", found[0])
     assert found[1].endswith("image_sizes says 7 examples of 4x5, there are 6; 5 examples of 6x5, there are 6")
+
+
+@pytest.mark.parametrize("name", naming.TFDS_FILES)
+def test_what_tensorflow_datasets_reads_is_compared_with_the_manifest(name, tmp_path, run):
+    write(tmp_path)
+    path = tmp_path / name
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-2])
+    code, lines, error = run(tmp_path)
+    assert (code, error) == (1, f"{tmp_path}: 1 problem in the other files")
+    assert lines[1].startswith(f"{name}: was edited: ")
+    path.unlink()
+    code, lines, _ = run(tmp_path)
+    assert code == 1
+    assert lines[1].startswith(f"{name}: is missing; ")
+    path.write_bytes(whole)
+    assert run(tmp_path)[0] == 0
+
+
+def test_files_of_tensorflow_datasets_that_describe_another_data_set_are_found(tmp_path, run):
+    write(tmp_path, "gzip")  # which it cannot read
+    (tmp_path / "features.json").write_text("{}")
+    code, lines, _ = run(tmp_path)
+    assert code == 1
+    assert lines[1].startswith("features.json: does not belong to this data set; ")
+
+
+def test_an_edited_manifest_is_not_validated(tmp_path, run):
+    write(tmp_path)
+    path = tmp_path / naming.MANIFEST
+    path.write_text(path.read_text().replace("class 1", "class one"))
+    code, lines, error = run(tmp_path)
+    assert (code, lines) == (1, [])
+    assert error.startswith(f"{path}: was edited: ")
 
 
 def test_totals_are_not_compared_where_a_record_could_not_be_read(tmp_path, run):

@@ -15,7 +15,7 @@ from pipeline.audit.topology import Topology
 from pipeline.commands.text import size_of
 from pipeline.request import Request
 from pipeline.resolved import resolve
-from tests.datasets import write_dataset
+from tests.datasets import edit_manifest, write_dataset
 
 
 def reading_of(folder, topology, counts=(30, 0, 25, 44), epoch=0, split="train", **changes):
@@ -72,14 +72,13 @@ def test_padding_is_counted_by_worker(tmp_path):
 
 
 def test_bytes_of_records_of_unequal_length_are_shares_of_the_file(tmp_path):
-    import json
-
     write_dataset(tmp_path, (30, 20), (2, 3, 1))
-    path = tmp_path / "manifest.json"
-    content = json.loads(path.read_text())
-    for shard, size in zip(content["splits"]["train"]["shards"], (3001, 1999), strict=True):
-        shard.update(stride=None, num_bytes=size)
-    path.write_text(json.dumps(content))
+
+    def change(content):
+        for shard, size in zip(content["splits"]["train"]["shards"], (3001, 1999), strict=True):
+            shard.update(stride=None, num_bytes=size)
+
+    edit_manifest(tmp_path, change)
     reading = reading_of(tmp_path, Topology(4, 4, 12))
     assert reading.split_bytes == 5000
     assert reading.worker_bytes.sum() == 5000
