@@ -42,7 +42,7 @@ _KINDS = {
     "image_folder": _Kind("folders.image_folder"),
     "tfrecord": _Kind("records.tfrecord", ("feature_map", "image_shape", "keep_columns"), remote=True),
 }
-_TFDS = _Kind("records.tfds", packages=("tensorflow_datasets",))
+_TFDS = _Kind("records.tfds", ("keep_columns",), packages=("tensorflow_datasets",))
 _OPTIONAL_FLAGS = sorted({flag for kind in _KINDS.values() for flag in kind.flags})
 
 
@@ -64,7 +64,7 @@ def check(options: SourceOptions) -> None:
     kind = _kind(options.dataset)
     for flag in _OPTIONAL_FLAGS:
         if getattr(options, flag) and flag not in kind.flags:
-            takers = [name for name, other in _KINDS.items() if flag in other.flags]
+            takers = [name for name, other in [*_KINDS.items(), (f"{TFDS_PREFIX}NAME", _TFDS)] if flag in other.flags]
             raise UsageError(f"--{flag}: does not apply to --dataset={options.dataset}, only to {', '.join(takers)}")
     if paths.is_url(options.source) and not kind.remote:
         others = " and ".join(name for name, other in _KINDS.items() if other.remote)
