@@ -6,7 +6,7 @@ import fnmatch
 import glob
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from beam_jobs.storage import paths
 from beam_jobs.storage.paths import LocalPath, RemotePath, StoragePath
@@ -20,6 +20,7 @@ SPLIT_OF_WORD = {  # {Hugging Face's word: our split}
 }
 SPLITS = tuple(dict.fromkeys(SPLIT_OF_WORD.values()))
 _NUMBERED = re.compile(r"(?P<head>.*-)(?P<index>\d{5,})-of-(?P<count>\d{5,})(?:-[0-9a-f]+)?(?P<tail>.*)")
+GZIP = ".gz"  # follows the name of a compressed file
 _HIDDEN = (".", "_")  # prefixes by which Arrow, Spark and Hive hide what is not data
 
 
@@ -56,6 +57,18 @@ def find(
         for name in names:
             _check_name(root / name, kinds)
     return root, names
+
+
+def check_packed_once(folder: object, names: Iterable[str]) -> None:
+    """Checks that no file lies there both as it is and compressed: `x` and `x.gz` would be one file, read twice.
+
+    Raises:
+      DataError: two do; the message has both names.
+    """
+    present = set(names)
+    for name in sorted(present):
+        if f"{name}{GZIP}" in present:
+            raise DataError(f"{folder}: holds both {name} and {name}{GZIP}, which are one file; remove one of them")
 
 
 def words(name: str) -> list[str]:

@@ -16,6 +16,7 @@ from beam_jobs.sources.records import files as record_files
 from beam_jobs.sources.records import rows as record_rows
 from beam_jobs.sources.records import schema as record_schema
 from beam_jobs.sources.records import stream as record_stream
+from beam_jobs.sources.records.columns import Columns, kind
 from beam_jobs.sources.records.files import RecordFile
 from beam_jobs.sources.records.rows import RecordSource
 from beam_jobs.sources.seen_labels import SeenLabels
@@ -43,8 +44,8 @@ _BESIDE = (
 def open_files(options: SourceOptions) -> RecordSource:
     """Opens, walks and digests the files of `options.source`.
 
-    Classes are named by `labels.txt` next to the files. Without it, every record is read for the highest label, and the
-    classes are "0", "1" and so on; this takes about as long as the files' digests.
+    Classes are named by `labels.txt` next to the files. Without it, every record is read for its label: the classes are
+    the texts that occur, sorted, or "0", "1" and so on to the highest number.
 
     Raises:
       UsageError: a flag does not fit the first record, or is missing.
@@ -56,7 +57,7 @@ def open_files(options: SourceOptions) -> RecordSource:
     seen = SeenLabels(f"feature {columns.label!r}", MAX_CLASSES, "name another with --feature_map=label:NAME")
 
     def see_label(record: bytes, path: StoragePath) -> None:
-        seen.add(_labels_of(record, columns.label), path)
+        seen.add(_labels_of(record, columns), path)
 
     indexed, entries = _index(root, paths, None if names else see_label)
     return record_rows.make(
@@ -74,6 +75,7 @@ def _find(source: str) -> tuple[StoragePath, list[StoragePath]]:
     """Returns the folder that contains all files of a source, and the files, sorted by path."""
     wanted = "file like *.tfrecord* or *-00000-of-00001; name the files with a glob"
     root, names = listing.find(source, _is_records, False, wanted, "--source of tfrecord is a folder, a file or a glob")
+    listing.check_packed_once(root, names)
     if not root.is_remote:
         names.sort(key=lambda name: name.split("/"))
     common = os.path.commonpath([os.path.dirname(name) for name in names])
@@ -99,11 +101,12 @@ def _index(
     return list(files), tuple(sorted(entries, key=lambda entry: entry.file))
 
 
-def _labels_of(record: bytes, feature: str) -> list[int]:
+def _labels_of(record: bytes, columns: Columns) -> list[int | str]:
     """Returns the label of a record; nothing for an invalid one, which is left to the reader of rows."""
-    with contextlib.suppress(ValueError):
-        values = example_proto.decode(record, (feature,)).get(feature, [])
-        return [int(values[0])] if not isinstance(values, list) and len(values) == 1 else []
+    with contextlib.suppress(ValueError):  # UnicodeDecodeError is one
+        values = example_proto.decode(record, (columns.label,)).get(columns.label, [])
+        if len(values) == 1 and kind(values) == ("bytes" if columns.has_text_labels else "int64"):
+            return [values[0].decode() if columns.has_text_labels else int(values[0])]
     return []
 
 

@@ -31,7 +31,7 @@ def infer(records: Sequence[Mapping[str, Any]], file: str, options: SourceOption
     first = records[0]
     names = _names(first, file, options.feature_map)
     listed = _listed(first)
-    for ours, wanted in (("image", ("bytes",)), ("label", ("int64",)), ("key", ("bytes", "int64"))):
+    for ours, wanted in (("image", ("bytes",)), ("label", ("int64", "bytes")), ("key", ("bytes", "int64"))):
         if ours in names and (kind(first[names[ours]]) not in wanted or len(first[names[ours]]) != 1):
             raise UsageError(
                 f"--feature_map={ours}:{names[ours]}: {file}: must be one value of {' or '.join(wanted)}; the first "
@@ -39,7 +39,8 @@ def infer(records: Sequence[Mapping[str, Any]], file: str, options: SourceOption
             )
     shape, sizes = _image_shape(first, names["image"], file, options.image_shape)
     extra = {name: _feature(records, name, file) for name in options.keep_columns}
-    return Columns(names["image"], names["label"], names.get("key", ""), shape, sizes, extra)
+    is_text = kind(first[names["label"]]) == "bytes"
+    return Columns(names["image"], names["label"], names.get("key", ""), shape, sizes, extra, is_text)
 
 
 def _names(first: Mapping[str, Any], file: str, feature_map: Sequence[tuple[str, str]]) -> dict[str, str]:

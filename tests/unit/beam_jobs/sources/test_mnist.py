@@ -52,6 +52,13 @@ def test_gzip_or_not_is_the_same_source(mnist_folder):
     assert plain.read("test", rows).keys.tolist() == packed.read("test", rows).keys.tolist()
 
 
+def test_a_file_that_is_there_packed_and_unpacked_is_refused(mnist_folder):
+    folder = mnist_folder()
+    (folder / f"{LABELS}.gz").write_bytes(gzip.compress((folder / LABELS).read_bytes()))
+    with pytest.raises(DataError, match=f"source: holds both {LABELS} and {LABELS}.gz"):
+        opened(folder)
+
+
 def edit(name, function):
     def apply(folder):
         (folder / name).write_bytes(function((folder / name).read_bytes()))

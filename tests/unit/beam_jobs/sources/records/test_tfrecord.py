@@ -320,6 +320,30 @@ class TestForeign:
         with pytest.raises(DataError, match=r"a.tfrecord, record 1, byte offset \d+: the record's CRC is wrong"):
             opened(tmp_path).read("train", np.array([1]))
 
+    def test_labels_that_are_texts_name_the_classes(self, tmp_path):
+        labels = [b"dog", b"cat", b"", "Bär".encode(), b"dog", b"\xff", 3]
+        path = write(tmp_path / "a.tfrecord", [{"image": png(pixels_of(0)), "label": label} for label in labels])
+        source = opened(path)
+        assert source.class_names == ("Bär", "cat", "dog")
+        block = pickle.loads(pickle.dumps(source)).read("train", np.arange(7))
+        assert block.labels[[0, 1, 3, 4]].tolist() == [2, 1, 0, 2]
+        assert block.bad == {
+            2: "feature 'label' is empty",
+            5: r"feature 'label' is '\\xff', which names no class",
+            6: "feature 'label' holds int64, not bytes",
+        }
+        (tmp_path / "labels.txt").write_text("dog\ncat\n")
+        source = opened(path)
+        assert source.class_names == ("dog", "cat")
+        block = source.read("train", np.array([4, 3]))
+        assert block.labels[0] == 0
+        assert block.bad == {1: "feature 'label' is 'Bär', which names no class"}
+
+    def test_a_text_among_labels_that_are_numbers_names_no_class(self, tmp_path):
+        labels = [1, b"dog", 0]
+        path = write(tmp_path / "a.tfrecord", [{"image": png(pixels_of(0)), "label": label} for label in labels])
+        assert opened(path).class_names == ("0", "1")
+
     def test_a_glob_takes_files_of_many_folders(self, tmp_path):
         for part in ("one", "two"):
             write(tmp_path / part / "train.rec", [{"image": png(pixels_of(0)), "label": 0}])
@@ -337,7 +361,7 @@ class TestForeignErrors:
                 r"label:nothing: .*height \(1 int64\), image \(1 bytes\), of \(2",
             ),
             ({"feature_map": (("image", "of"),)}, "--feature_map must name the label"),
-            ({"feature_map": (("label", "of"),)}, r"label:of: .*must be one value of int64; the first record has"),
+            ({"feature_map": (("label", "of"),)}, r"label:of: .*must be one value of int64 or bytes; "),
             ({"feature_map": (("lable", "of"),)}, "--feature_map: unknown 'lable'; did you mean 'label'"),
             ({"feature_map": (("label", "height"),)}, r"--image_shape=HxWxC is missing: .* holds 60 bytes beginning"),
             (
@@ -428,6 +452,14 @@ class TestForeignErrors:
         source = opened(tmp_path / "made", feature_map=(("key", "key"),))
         assert source.splits == {"train": 7}
         assert list(source.read("train", np.array([6])).keys) == [b"key of 6"]
+
+    def test_a_file_that_is_there_packed_and_unpacked_is_refused(self, tmp_path):
+        records = [{"image": png(pixels_of(0)), "label": 0}]
+        write(tmp_path / "train.tfrecord", records)
+        write(tmp_path / "train.tfrecord.gz", records, gzip.compress)
+        with pytest.raises(DataError, match=f"{tmp_path}: holds both train.tfrecord and train.tfrecord.gz"):
+            opened(tmp_path)
+        assert opened(tmp_path / "train.tfrecord.gz").splits == {"train": 1}
 
     def test_an_empty_split_is_told(self, tmp_path):
         write(tmp_path / "train.tfrecord", [{"image": png(pixels_of(0)), "label": 0}])
