@@ -35,8 +35,8 @@ def write_manifest(plan: Plan, receipts: Iterable[Receipt]) -> StoragePath:
     check_rejects(plan, ordered)
     made = make_manifest(plan, ordered)
     for name, data in tfds_info.metadata_files(made).items():
-        write.publish(folder / name, data)
-    write.publish(folder / naming.MANIFEST, made.to_bytes())
+        write.Draft(folder / name, [data]).publish()
+    write.publish(folder / naming.MANIFEST, made.to_bytes())  # syncs the folder, for all files in it
     return folder / naming.MANIFEST
 
 

@@ -1,7 +1,10 @@
 import dataclasses
+import errno
 import gzip
+import itertools
 import os
 import re
+import threading
 
 import crc32c
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 from beam_jobs.examples import images
 from beam_jobs.shards import reader, receipts, writer
 from beam_jobs.shards.receipts import Reject
+from beam_jobs.storage import write
 from pipeline.errors import DataError
 from pipeline.records import example_proto
 from tests.converting import write_shard
@@ -152,6 +156,31 @@ def test_a_shard_over_the_bound_is_an_error_that_says_what_would_do(plan_of, pix
     )
     assert int(found[1].replace(",", "")) > 8 * 750_000
     assert int(found[2]) == 3
+
+
+def test_no_sync_delays_the_next_shard(plan_of, pixels, monkeypatch):
+    waiting = []
+    monkeypatch.setattr(os, "fsync", lambda _: waiting.append(threading.current_thread()))
+    plan = plan_of({"train": Content(pixels(20))}, num_shards="2")
+    assert len(list(writer.write_shards(plan, plan.elements))) == 2
+    assert len(waiting) == 4  # shards, and the CRCs of their records
+    assert threading.current_thread() not in waiting
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_shard_whose_other_file_cannot_be_written_leaves_nothing(number, plan_of, pixels, tmp_path, monkeypatch):
+    calls, real = itertools.count(1), os.fsync
+
+    def fail(descriptor):
+        if next(calls) == number:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    plan = plan_of({"train": Content(pixels(20))})
+    with pytest.raises(DataError, match="No space left on device"):
+        write_shard(plan, "train", 0)
+    assert not any(write.is_temporary(name) for name in os.listdir(tmp_path / "out"))
 
 
 def test_a_source_that_fails_leaves_the_shards_before_whole(made, plan_of, pixels, tmp_path):
