@@ -17,10 +17,11 @@ CONVERT = [
 DEMO = ["scikit-learn>=1.5", "matplotlib>=3.9"]
 TEST = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "filelock>=3.16", "syrupy>=4.7"]
 OTHER_READERS = ["tfrecord>=1.14.6", "google-crc32c>=1.6"]  # that the tests open shards with; CRCs for Beam's own
+MANIFESTS = ["kubernetes-validate>=1.30"]  # of docs/clusters.md
 S3_SERVER = ["moto[s3]>=5", "flask>=3", "flask-cors>=5"]  # that the tests write to
 OTHER_LOOPS = ["jax>=0.7"]  # that the examples feed
 LINT = ["ruff>=0.8", "mypy>=1.13", "import-linter>=2.6", "pre-commit>=4"]
-DEV = [*TEST, *OTHER_READERS, *S3_SERVER, *OTHER_LOOPS, *LINT]
+DEV = [*TEST, *OTHER_READERS, *MANIFESTS, *S3_SERVER, *OTHER_LOOPS, *LINT]
 
 # One build serves every Python from 3.11 on, but those without the interpreter's lock, which have no stable interface.
 STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")

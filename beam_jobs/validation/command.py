@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
-import tempfile
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -120,11 +118,10 @@ def count(report: Report, content: Manifest) -> str:
 
 def _run(config: ValidateConfig, data_dir: StoragePath, content: Manifest, options: PipelineOptions) -> Report:
     with quiet.loading():
-        from beam_jobs.runs import run  # noqa: PLC0415 (as above)
+        from beam_jobs.runs import run, temporary  # noqa: PLC0415 (as above)
         from beam_jobs.validation import job, progress  # noqa: PLC0415 (as above)
-    # After Ctrl-C a runner's threads still write there.
-    with tempfile.TemporaryDirectory(prefix="stepfeed-", ignore_cleanup_errors=True) as folder:
-        marks = pathlib.Path(folder) / "marks"
+    with temporary.folder() as folder:
+        marks = folder / "marks"
         marks.mkdir()
         file = paths.path_of(config.report or f"{folder}/report.json")
         validation = job.Validation(data_dir, content, config.deep, file, marks)
