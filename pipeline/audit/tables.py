@@ -11,6 +11,7 @@ from pipeline.audit.reading import Reading
 from pipeline.audit.topology import Topology
 from pipeline.commands.text import count_of, range_of, size_of, sizes_of, table
 from pipeline.order.order import Order
+from pipeline.order.sharing import sharing_note
 from pipeline.resolved import ResolvedRequest
 
 GIVEN = "given  the shards hold what the manifest says: beam_jobs.validate checks that"
@@ -42,12 +43,14 @@ def reading_lines(reading: Reading, list_all: bool) -> list[str]:
         hidden = f"{workers - len(shown):,} more: --list_all"
         rows.insert(half, [("worker", "..."), *[("", "")] * (len(rows[0]) - 2), ("shards", hidden)])
     once = ", once per run" if _is_kept(reading) else ""
+    note = sharing_note(reading.source.spec, reading.source.order, workers)
     return [
         "",
         *table(rows, left=("shards",)),
         f"read amplification {reading.amplification:.2f}: all workers together read "
         f"{size_of(reading.worker_bytes.sum())} of a split of {size_of(reading.split_bytes)}; a "
         f"worker reads {sizes_of(reading.worker_bytes)}{once}",
+        *([f"note: {note}"] if note else []),
         f"memory: 2 x shuffle_bytes x a worker's streams / K, at most {size_of(reading.memory.max())} of decoded "
         f"images; the two largest windows of each stream take {size_of(reading.windows_memory.max())}",
         f"padding: {int(reading.padding.sum()):,} of the last step's {reading.source.spec.global_batch_size:,} rows "

@@ -55,6 +55,18 @@ def test_amplification_is_the_number_of_workers_that_share_a_stream(tmp_path):
         assert reading.amplification == times
 
 
+def test_the_table_names_the_streams_that_are_read_once(tmp_path):
+    for streams, workers, named in ((4, 12, 12), (4, 6, 6), (4, 4, None), (12, 4, None)):
+        reading = reading_of(tmp_path, Topology(workers, workers, 12), streams=streams)
+        notes = [line for line in tables.reading_lines(reading, list_all=False) if line.startswith("note: ")]
+        assert len(notes) == (named is not None)
+        if named:
+            assert f"{workers} workers with --streams={streams} read the split {reading.amplification:.2f} " in notes[0]
+            assert f"--streams={named} (another order) reads it once" in notes[0]
+            better = reading_of(tmp_path, reading.topology, streams=named)
+            assert better.amplification == 1
+
+
 def test_memory_is_what_the_design_promises(tmp_path):
     reading = reading_of(tmp_path, Topology(2, 4, 12))
     assert reading.memory.tolist() == [2 * 240 * 2 // 4] * 2
