@@ -9,6 +9,7 @@ TRAIN = ["tensorflow>=2.20,<2.22", "keras>=3.12"]
 # TFDS 4.9.10 imports importlib-resources to prepare a data set, without saying so in its own requirements.
 CONVERT = [
     "apache-beam>=2.77,<3",
+    "pyarrow>=18",
     "tensorflow-datasets>=4.9.10",
     "importlib-resources>=6",
     "jinja2>=3.1",
@@ -46,7 +47,6 @@ setup(
     install_requires=[
         "numpy>=2.0",
         "pillow>=10",
-        "pyarrow>=18",
         "crc32c>=2.7",
         "protobuf>=4.25",
         "simple-parsing>=0.1.7",
