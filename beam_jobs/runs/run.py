@@ -73,7 +73,7 @@ def _run_with(job: ShardJob, options: PipelineOptions, progress: Display, folder
             results.append(pipeline.run())
             state = results[0].wait_until_finish()
             if state not in (None, "DONE"):
-                raise errors.DataError(f"the runner ended in state {state}; see its log")
+                raise errors.TransientError(f"the runner ended in state {state}; see its log")
         except BaseException as error:
             failures.append(error)
 
@@ -124,11 +124,13 @@ def as_one_line(failure: BaseException) -> errors.PipelineError:
             return kind(match[2]) if issubclass(kind, errors.PipelineError) else errors.DataError(match[2])
         error = error.__cause__ or error.__context__
     if _WORKER_DIED in str(failure):
-        return errors.DataError("a worker process died (out of memory?); run again with fewer --direct_num_workers")
+        return errors.TransientError(
+            "a worker process died (out of memory?); run again with fewer --direct_num_workers"
+        )
     if isinstance(failure, grpc.FutureTimeoutError):
-        return errors.DataError("the runner's job server does not answer")
+        return errors.TransientError("the runner's job server does not answer")
     if isinstance(failure, grpc.RpcError):
         reason = failure.details() if isinstance(failure, grpc.Call) else str(failure)
-        return errors.DataError(f"the runner's job server is gone or failed: {' '.join(str(reason).split())}")
+        return errors.TransientError(f"the runner's job server is gone or failed: {' '.join(str(reason).split())}")
     lines = [line.strip() for line in str(failure).splitlines() if line.strip()] or ["no message"]
     return errors.DataError(java_failure.as_line(str(failure)) or f"Beam: {type(failure).__name__}: {lines[-1]}")

@@ -17,7 +17,7 @@ from beam_jobs.storage import paths
 from beam_jobs.storage.paths import LocalPath
 from beam_jobs.target import staging
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, PipelineError, UsageError
+from pipeline.errors import PipelineError, TransientError, UsageError
 from pipeline.manifest import Manifest, naming
 
 
@@ -138,7 +138,7 @@ class LocalTarget:
         needed = plan.num_bytes * plan.config.passes - finished
         if needed > free and not plan.config.compression:
             beside = ", beside the one that it replaces" if replaced else ""
-            raise DataError(
+            raise TransientError(
                 f"{self.data_dir}: the data set takes {count_of(needed, 'byte')}{beside}, but its "
                 f"disk has {free:,} free; make room"
             )

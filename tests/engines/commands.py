@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pathlib
+import re
 import time
 from collections.abc import Callable, Sequence
 
@@ -43,7 +44,7 @@ def convert(
 
 def said(stderr: str) -> list[str]:
     """Returns the lines of stderr, but for the note that finished shards are kept."""
-    return [line for line in stderr.splitlines() if not line.endswith(": rerun the same command to resume")]
+    return [line for line in stderr.splitlines() if not re.match(r"kept \d+ finished shards? in ", line)]
 
 
 def readings(out: pathlib.Path) -> list[str]:

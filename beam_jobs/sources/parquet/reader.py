@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from beam_jobs.sources.streams import KnownFile
+from beam_jobs.storage.errors import kind_of
 from beam_jobs.storage.paths import StoragePath
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError
@@ -139,4 +140,4 @@ def one_line(what: str) -> Iterator[None]:
         raise
     except Exception as error:  # corrupt files raise pyarrow's kinds, OSError, UnicodeDecodeError, OverflowError, ...
         text = " ".join(str(error).split())
-        raise DataError(f"{what} ({text[:_MOST_TEXT] or type(error).__name__})") from None
+        raise kind_of(error)(f"{what} ({text[:_MOST_TEXT] or type(error).__name__})") from None

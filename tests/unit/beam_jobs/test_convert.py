@@ -121,6 +121,8 @@ def test_a_key_that_comes_twice_is_an_error_in_whatever_splits(how, run, convert
         r"train-0000\d-of-00003.tfrecord; every example needs its own",
         outcome.err,
     )
+    assert "kept 6 finished shards in " in outcome.err
+    assert "rerun" not in outcome.err  # it would fail again
     assert not (tmp_path / "out" / "manifest.json").exists()
     content["train"].keys[29] = b"no other has this"
     assert run(content, "--num_shards=3", *how, unique_keys=False, convert=convert).code == 0
