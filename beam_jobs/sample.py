@@ -137,5 +137,5 @@ def _shapes(block: Block) -> list[tuple[int, int, int]]:
             opened = images.open_file(bytes(image))
         except BadImageError:
             continue
-        found.append((opened.height, opened.width, images.channels_of(opened)))
+        found.append((*images.upright_size(opened), images.channels_of(opened)))
     return found

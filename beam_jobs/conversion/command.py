@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from beam_jobs import sources
 from beam_jobs.config import ConvertConfig
 from beam_jobs.plan import Plan, make_plan
+from beam_jobs.report import image_facts
 from beam_jobs.report.summary import summary
 from beam_jobs.target.base import Target, target_of
 from beam_jobs.target.present import check_same, existing_manifest, notes
@@ -51,9 +52,10 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
         resumed, began = progress.finished_part(staged), time.monotonic()
         passes.run(staged, options)
         seconds = time.monotonic() - began
-        no_card = card.write_card(staged.data_dir, command, arguments)
+        images = image_facts.of_plan(staged)
+        no_card = card.write_card(staged.data_dir, command, arguments, images)
     made, total = manifest.load(target.data_dir), time.monotonic() - started
-    print(summary(made, target.shown, seconds, total, resumed=resumed, has_card=not no_card))
+    print(summary(made, target.shown, seconds, total, resumed=resumed, has_card=not no_card, images=images))
     for note in [*([no_card] if no_card else []), *notes(target.data_dir, made)]:
         print(f"note: {note}")
 

@@ -16,10 +16,10 @@ from beam_jobs.storage.paths import StoragePath
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 from pipeline.manifest import Feature, Manifest, SplitInfo, naming
+from pipeline.manifest.manifest import rounded_up
 
 STATISTICS_SPLIT = "train"  # normalisation must not look at the test images
 _EXACT_SIZES = 100  # sizes of images that are listed one by one; of more, each side is rounded up
-_ROUNDED_TO = 64  # pixels
 
 
 def write_manifest(plan: Plan, receipts: Iterable[Receipt]) -> StoragePath:
@@ -137,6 +137,6 @@ def size_histogram(sizes: Counter[tuple[int, int]]) -> dict[str, int]:
     if len(sizes) > _EXACT_SIZES:
         rounded: Counter[tuple[int, int]] = Counter()
         for (height, width), count in sizes.items():
-            rounded[-(-height // _ROUNDED_TO) * _ROUNDED_TO, -(-width // _ROUNDED_TO) * _ROUNDED_TO] += count
+            rounded[rounded_up(height), rounded_up(width)] += count
         sizes = rounded
     return {f"{height}x{width}": count for (height, width), count in sorted(sizes.items())}

@@ -69,6 +69,7 @@ def _drafts(plan: Plan, split: str, shard: int) -> tuple[list[Draft], Receipt]:
         sums=chosen.recoded.sums,
         num_rejects=len(chosen.bad),
         rejects=tuple(Reject(*plan.source.where(split, int(rows[row])), chosen.bad[row]) for row in listed),
+        turned=chosen.recoded.turned,
     )
 
 

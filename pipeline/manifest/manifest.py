@@ -16,6 +16,11 @@ FORMAT_VERSION = 2
 IMAGE_FEATURES = {"image": "uint8", "label": "int64", "key": "string"}  # and their dtypes; all or none of them
 
 
+def rounded_up(side: int) -> int:
+    """Returns a side of an image, rounded up to 64 pixels."""
+    return -(-side // 64) * 64
+
+
 @dataclasses.dataclass(frozen=True)
 class Feature:
     """One feature of an example.
@@ -75,7 +80,7 @@ class SplitInfo:
     Attributes:
       shards: in order.
       label_histogram: count of each label, 0 and up.
-      image_sizes: {"<height>x<width>": images}.
+      image_sizes: {"<height>x<width>": images}; where these would be more than 100, with sides as `rounded_up` returns.
       num_rejects: the source's invalid rows, which are in no shard; `rejects.jsonl` lists them.
     """
 

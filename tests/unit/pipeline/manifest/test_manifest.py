@@ -198,3 +198,12 @@ def test_images_that_differ_in_size_have_no_shape(folder):
     assert (made.splits["train"].image_sizes, made.splits["train"].num_rejects) == ({"8x6": 7, "16x6": 5}, 2)
     with pytest.raises(UsageError, match="^made: .*--resize=HxW"):
         _ = made.image_shape
+
+
+def test_very_many_sizes_are_rounded_up_also_along_the_side_that_all_images_share(folder):
+    edit_manifest(folder, lambda c: c["features"]["image"].update(encoding="png", shape=[None, 6, 3]))
+    edit_manifest(folder, lambda c: c["splits"]["train"].update(image_sizes={"64x64": 7, "128x64": 5}))
+    assert manifests.load(folder).splits["train"].image_sizes == {"64x64": 7, "128x64": 5}
+    edit_manifest(folder, lambda c: c["splits"]["train"].update(image_sizes={"64x128": 12}))
+    with pytest.raises(DataError, match=r"image_sizes has 64x128, but .*\(None, 6\)"):
+        manifests.load(folder)
