@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 import time
-import urllib.parse
 
 import grpc
 from apache_beam.options.pipeline_options import (
-    FlinkRunnerOptions,
-    JobServerOptions,
     PipelineOptions,
     PortableOptions,
 )
 from apache_beam.portability.api import beam_job_api_pb2_grpc
-from apache_beam.runners.portability.flink_runner import MAGIC_HOST_NAMES, FlinkRunner
 from apache_beam.runners.portability.job_server import (
     JavaJarJobServer,
     JobServer,
@@ -31,18 +26,13 @@ from apache_beam.runners.portability.job_server import (
 )
 from apache_beam.runners.portability.portable_runner import PortableRunner
 from apache_beam.runners.portability.prism_runner import PrismRunner
-from apache_beam.runners.portability.spark_runner import SparkRunner
-from apache_beam.utils.subprocess_server import JavaJarServer
-from apache_beam.version import __version__ as beam_version
 
-from beam_jobs.runs import supervisor
+from beam_jobs.runs import engines, supervisor
 from beam_jobs.runs.lifeline import Lifeline
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError
 
 _START_SECONDS = 120.0  # Java takes 2 to 5 s on an idle machine
-_ANSWER_SECONDS = 10.0  # for a job server that should be running already
 _POLL_SECONDS = 0.2
-_JARS = {"FlinkRunner": "beam-runners-flink-1.19-job-server", "SparkRunner": "beam-runners-spark-3-job-server"}
 _LOCAL_JVM = ("-Dspark.ui.enabled=false",)  # one port fewer: nobody watches a cluster that lives for one conversion
 
 
@@ -50,73 +40,9 @@ def starts_one(runner: PortableRunner, options: PipelineOptions) -> bool:
     """Returns whether the runner starts a job server of its own."""
     if options.view_as(PortableOptions).job_endpoint:
         return False
-    if engine := java_engine(runner):
+    if engine := engines.java_engine(runner):
         return not options.get_all_options()[f"{engine}_submit_uber_jar"]
     return isinstance(runner, PrismRunner)
-
-
-def java_engine(runner: PortableRunner) -> str | None:
-    """Returns `flink` or `spark`, the prefix of a runner's flags, if its job server is written in Java."""
-    return "flink" if isinstance(runner, FlinkRunner) else "spark" if isinstance(runner, SparkRunner) else None
-
-
-def flink_cluster(runner: PortableRunner, options: PipelineOptions) -> str | None:
-    """Returns the URL of the Flink cluster that the runner submits its job to; None for an embedded one."""
-    master = options.view_as(FlinkRunnerOptions).flink_master
-    if not isinstance(runner, FlinkRunner) or master in MAGIC_HOST_NAMES:
-        return None
-    return str(FlinkRunner.add_http_scheme(master)).rstrip("/")
-
-
-def check_java(runner: PortableRunner, options: PipelineOptions) -> None:
-    """Checks that the job server can be started.
-
-    Raises:
-      UsageError: there is no Java.
-    """
-    launcher = options.view_as(JobServerOptions).job_server_java_launcher
-    if not shutil.which(launcher):
-        raise UsageError(
-            f"--runner={type(runner).__name__}: needs Java, but there is no {launcher!r}; install Java 11 or 17, or "
-            "give --job_server_java_launcher=PATH, or --job_endpoint=HOST:PORT of a running job server"
-        )
-
-
-def check_jar(runner: PortableRunner, options: PipelineOptions) -> None:
-    """Checks that the job server's jar is there, for a runner that has one.
-
-    Raises:
-      UsageError: no flag names it, or the file is missing. Beam would try to download one, which hangs behind a proxy,
-        and which need not exist: the version of Flink that it takes by itself is the newest.
-    """
-    flag, name = f"{java_engine(runner)}_job_server_jar", type(runner).__name__
-    jar = options.get_all_options()[flag]
-    if not jar:
-        artifact = _JARS[name]
-        if not os.path.exists(os.path.join(JavaJarServer.JAR_CACHE, f"{artifact}-{beam_version}.jar")):
-            raise UsageError(
-                f"--runner={name}: --{flag} is missing: the jar of Beam's job server; make engines brings one (in a "
-                f"checkout), or mvn dependency:copy -Dartifact=org.apache.beam:{artifact}:{beam_version} "
-                "-DoutputDirectory=. (docs/clusters.md)"
-            )
-    elif not urllib.parse.urlparse(jar).scheme and not os.path.isfile(jar):
-        raise UsageError(f"--{flag}={jar}: no such file; docs/clusters.md says where to get it")
-
-
-def check_endpoint(endpoint: str, seconds: float = _ANSWER_SECONDS) -> None:
-    """Checks that a job server answers.
-
-    Raises:
-      UsageError: none does within `seconds`.
-    """
-    with grpc.insecure_channel(endpoint) as channel:
-        try:
-            grpc.channel_ready_future(channel).result(timeout=seconds)
-        except grpc.FutureTimeoutError:
-            raise UsageError(
-                f"--job_endpoint={endpoint}: no job server answers ({seconds:.0f} s); "
-                "it must be HOST:PORT of a running one"
-            ) from None
 
 
 def supervise(runner: PortableRunner, lifeline: Lifeline, folder: pathlib.Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import pathlib
@@ -28,7 +29,7 @@ from apache_beam.runners.portability.portable_runner import PortableRunner
 from apache_beam.runners.runner import PipelineRunner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
-from beam_jobs.runs import flink_job, job_server
+from beam_jobs.runs import engines, flink_job, job_server
 from beam_jobs.runs.lifeline import Lifeline
 from pipeline import errors
 from pipeline.commands import quiet
@@ -75,8 +76,13 @@ def _check(options: PipelineOptions) -> None:
     runner = _create(options)
     if isinstance(runner, PortableRunner):
         _check_job_server(runner, options)
+    name = type(runner).__name__
     if problems := _problems(options, runner):
-        raise errors.UsageError(f"--runner={type(runner).__name__}: {problems}")
+        raise errors.UsageError(f"--runner={name}: {problems}")
+    if name == "DataflowRunner" and not importlib.util.find_spec("apitools"):
+        raise errors.UsageError(
+            f"--runner={name}: needs Google's libraries: pip install 'apache-beam[gcp]=={beam.__version__}'"
+        )
 
 
 def _problems(options: PipelineOptions, runner: PipelineRunner) -> str:
@@ -125,7 +131,7 @@ def _tie(runner: PortableRunner, options: PipelineOptions, folder: pathlib.Path)
     """Returns a lifeline that a job server of our own, and a job on a Flink cluster, end with."""
     if options.view_as(PortableOptions).job_endpoint:
         return None
-    starts_one, cluster = job_server.starts_one(runner, options), job_server.flink_cluster(runner, options)
+    starts_one, cluster = job_server.starts_one(runner, options), engines.flink_cluster(runner, options)
     lifeline = Lifeline() if starts_one or cluster else None
     if lifeline and cluster:
         named = options.view_as(GoogleCloudOptions)  # where Beam keeps the name of any runner's job
@@ -166,11 +172,12 @@ def workers(pipeline: beam.Pipeline) -> int:
 def _check_job_server(runner: PortableRunner, options: PipelineOptions) -> None:
     endpoint = options.view_as(PortableOptions).job_endpoint
     if endpoint and endpoint != "embed":
-        job_server.check_endpoint(endpoint)
-    elif not endpoint and job_server.java_engine(runner):
+        engines.check_endpoint(endpoint)
+    elif not endpoint and engines.java_engine(runner):
         if job_server.starts_one(runner, options):
-            job_server.check_java(runner, options)
-        job_server.check_jar(runner, options)
+            engines.check_java(runner, options)
+        engines.check_jar(runner, options)
+        engines.check_cluster(runner, options)
     elif type(runner) is PortableRunner and not endpoint:
         raise errors.UsageError(
             "--runner=PortableRunner: --job_endpoint is missing: host:port of the cluster's job server"

@@ -2,8 +2,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from beam_jobs.runs import job_server, runners
-from pipeline.errors import UsageError
+from beam_jobs.runs import runners
 
 
 @pytest.mark.parametrize("flags", [[], ["--runner=DirectRunner"], ["--runner=FnApiRunner"]])
@@ -40,8 +39,3 @@ def test_a_job_server_of_our_own_hangs_on_a_lifeline(name, tmp_path):
     lifeline.cut()
     _, none = runners.make_runner(PipelineOptions([f"--runner={name}", "--job_endpoint=localhost:8099"]), tmp_path)
     assert none is None
-
-
-def test_a_missing_job_server_is_an_error_of_the_flag():
-    with pytest.raises(UsageError, match="--job_endpoint=localhost:1: "):
-        job_server.check_endpoint("localhost:1", seconds=0.2)

@@ -1,3 +1,5 @@
+import contextlib
+import importlib.util
 import os
 
 import apache_beam as beam
@@ -87,6 +89,11 @@ def test_flags_of_beam_pass_through():
             ["--runner=DataflowRunner"],
             "--runner=DataflowRunner: needs --project, --region, --temp_location; docs/clusters.md",
         ),
+        pytest.param(
+            ["--runner=DataflowRunner", "--project=own-one", "--region=europe-west1", "--temp_location=gs://own/tmp"],
+            r"--runner=DataflowRunner: needs Google's libraries: pip install 'apache-beam\[gcp\]==2",
+            marks=pytest.mark.skipif(importlib.util.find_spec("apitools") is not None, reason="they are installed"),
+        ),
     ],
 )
 def test_flags_that_cannot_work_are_an_error_with_the_nearest(flags, message):
@@ -94,7 +101,8 @@ def test_flags_that_cannot_work_are_an_error_with_the_nearest(flags, message):
         runners.parse(flags, ["--overwrite", "--seed"])
 
 
-def test_what_dataflow_misses_is_said_once(caplog):
-    with pytest.raises(UsageError):
-        runners.parse(["--runner=DataflowRunner"], [])
+@pytest.mark.parametrize("flags", [[], ["--project=own-one", "--region=europe-west1", "--temp_location=gs://own/tmp"]])
+def test_what_dataflow_misses_is_said_once(flags, caplog):
+    with contextlib.suppress(UsageError):
+        runners.parse(["--runner=DataflowRunner", *flags], [])
     assert caplog.messages == []
