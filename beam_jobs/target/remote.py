@@ -64,6 +64,6 @@ class RemoteTarget:
 
     def tidy(self) -> None:
         """Removes the receipts of all conversions; see `LocalTarget`."""
-        for name in self.data_dir.files(recursive=True):
-            if staging.FOLDER.fullmatch(name.partition("/")[0]):
-                (self.data_dir / name).remove()
+        for name in self.data_dir.folders():
+            if staging.FOLDER.fullmatch(name):
+                (self.data_dir / name).remove_folder()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -33,6 +36,31 @@ def test_same_bytes_as_in_a_folder(bucket: RemotePath, tmp_path: pathlib.Path) -
     assert [name for name in (bucket / "there").files(recursive=True) if name != "card.html"] == names
     for name in names:
         assert (bucket / "there" / name).read_bytes() == (tmp_path / "here" / name).read_bytes(), name
+
+
+def keys(bucket: RemotePath) -> list[str]:
+    """Returns the keys of all objects, which a file system hides in part."""
+    with urllib.request.urlopen(f"{os.environ['AWS_ENDPOINT_URL']}/{bucket.name}?list-type=2") as answer:
+        return re.findall("<Key>(.*?)</Key>", answer.read().decode())
+
+
+def test_no_empty_object_stays_where_receipts_were(bucket: RemotePath) -> None:
+    convert_in_process(*digits(bucket / "there"))
+    assert [key for key in keys(bucket) if ".converting" in key] == []
+    system, path = (bucket / "there" / f".converting.tmp-{'0' * 16}")._system()
+    system.create_dir(path)  # as earlier releases left it
+    assert [key for key in keys(bucket) if ".converting" in key]
+    convert_in_process(*digits(bucket / "there"))
+    assert [key for key in keys(bucket) if ".converting" in key] == []
+
+
+def test_a_kill_while_a_small_file_is_written_leaves_no_upload(bucket: RemotePath) -> None:
+    system, path = (bucket / "x")._system()
+    with system.open_output_stream(path) as stream:
+        stream.write(bytes(9 << 20))  # 9 MiB
+        with urllib.request.urlopen(f"{os.environ['AWS_ENDPOINT_URL']}/{bucket.name}?uploads") as answer:
+            assert b"<Upload>" not in answer.read()
+    assert keys(bucket) == ["x"]
 
 
 def test_again_is_nothing_to_do_and_other_options_need_overwrite(
