@@ -26,7 +26,7 @@ class ConvertConfig:
 
     dataset: str
     """what to convert: mnist, fashion_mnist, kmnist, emnist_balanced (byclass, bymerge, digits, letters, mnist),
-    cifar10, cifar100, digits; or a layout of your own data: parquet, image_folder, tfrecord; or tfds:NAME"""
+    cifar10, cifar100, digits; or a layout of your own data: parquet, image_folder, tfrecord, idx; or tfds:NAME"""
     data_dir: str
     """folder for the shards and manifest.json; made if missing"""
     source: str = ""

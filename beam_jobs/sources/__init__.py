@@ -39,6 +39,7 @@ _KINDS = {
     "cifar100": _Kind("cifar.cifar"),
     "digits": _Kind("digits", packages=("sklearn",)),
     "parquet": _Kind("parquet.parquet", ("image_column", "label_column", "key_column", "keep_columns"), remote=True),
+    "idx": _Kind("idx_folder"),
     "image_folder": _Kind("folders.image_folder"),
     "tfrecord": _Kind("records.tfrecord", ("feature_map", "image_shape", "keep_columns"), remote=True),
 }

@@ -15,7 +15,6 @@ from beam_jobs.sources import archive, base, download, idx, listing
 from beam_jobs.sources.base import Block, Files, Source, SourceOptions
 from beam_jobs.sources.row_files import RowFile
 from beam_jobs.storage.paths import LocalPath
-from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 
 SPLITS = ("train", "test")
@@ -110,11 +109,7 @@ def _open_split(folder: LocalPath, dataset: str, split: str) -> tuple[RowFile, R
     if images.shape[1:] != (_SIDE, _SIDE):
         size = "x".join(map(str, images.shape[1:]))
         raise DataError(f"{images.path}: its images are {size}; they must be {_SIDE}x{_SIDE}")
-    if images.shape[0] != labels.shape[0]:
-        raise DataError(
-            f"{images.path} has {count_of(images.shape[0], 'image')}, but {labels.path} has "
-            f"{count_of(labels.shape[0], 'label')}"
-        )
+    idx.check_pair(images, labels)
     first = _FIRST_LABEL.get(dataset, 0)
     labels.check_labels([("label", first, first + len(CLASS_NAMES[dataset]) - 1)])
     return images, labels

@@ -101,6 +101,12 @@ class RowFile(KnownFile):
                         raise DataError(f"{self.where}: row {row + wrong[0]}: {name} {value} is not in {low}..{high}")
                 row += len(values)
 
+    def highest(self) -> int:
+        """Returns the highest value of all."""
+        with self.opened() as handle:
+            blocks = streams.scan(handle, self.start, self.start + math.prod(self.shape))
+            return max(int(np.frombuffer(block, np.uint8).max()) for block in blocks)
+
     def _unpacked(self) -> tuple[IO[bytes], tuple[int, int]]:
         if (self.path, self.file) not in _kept and self.unpack:
             self.unpack()

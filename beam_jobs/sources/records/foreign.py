@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from beam_jobs.sources import digest, listing, streams
+from beam_jobs.sources import digest, labels_file, listing, streams
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.listing import SPLIT_OF_WORD
 from beam_jobs.sources.records import files as record_files
@@ -27,7 +27,6 @@ from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 from pipeline.records import example_proto
 
-LABELS = "labels.txt"  # class names, one per line; or `<label feature>.labels.txt`, TFDS's name for it
 MAX_CLASSES = 1 << 20
 _RECORD_FILE = re.compile(r"[^._].*(\.tfrec.*|-\d{5,}-of-\d{5,})", re.IGNORECASE)
 _BESIDE = (
@@ -53,7 +52,8 @@ def open_files(options: SourceOptions) -> RecordSource:
     """
     root, paths = _find(options.source)
     columns = record_schema.infer(*_first_records(paths), options)
-    names = _class_names(root / f"{columns.label}.{LABELS}") or _class_names(root / LABELS)
+    beside = (root / f"{columns.label}.{labels_file.LABELS}", root / labels_file.LABELS)  # the first is TFDS's name
+    names = next(filter(None, map(labels_file.read, beside)), ())
     seen = SeenLabels(f"feature {columns.label!r}", MAX_CLASSES, "name another with --feature_map=label:NAME")
 
     def see_label(record: bytes, path: StoragePath) -> None:
@@ -125,19 +125,6 @@ def _first_records(paths: Sequence[StoragePath]) -> tuple[list[dict[str, Any]], 
             return decoded, str(path)
     what = f"of {count_of(seen, 'record')} read, none is a tf.train.Example" if seen else "there is no record in it"
     raise DataError(f"{paths[0].parent}: {count_of(len(paths), 'TFRecord file')}, but {what}")
-
-
-def _class_names(path: StoragePath) -> tuple[str, ...]:
-    if not path.exists():
-        return ()
-    with streams.errors_of(path):
-        try:
-            names = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines())
-        except UnicodeDecodeError:
-            raise DataError(f"{path}: is not UTF-8 text") from None
-    if not names or not all(names):
-        raise DataError(f"{path}: must have the name of a class in every line; it has {count_of(len(names), 'line')}")
-    return names
 
 
 def _by_split(files: Sequence[RecordFile]) -> dict[str, tuple[RecordFile, ...]]:
