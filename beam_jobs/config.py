@@ -43,6 +43,8 @@ class ConvertConfig:
     """tfrecord: the names of the features in foreign records: image:image_raw,label:label"""
     image_shape: str = ""
     """tfrecord: HxWxC of raw pixels in foreign records"""
+    follow_links: bool = False
+    """image_folder: follow links to folders, and links that lead out of the source"""
     image_encoding: str = "source"
     """of the images in the shards: source (as they are: pixels raw, PNG and JPEG files unchanged), raw, png or jpeg"""
     resize: str = ""
@@ -115,6 +117,7 @@ class ConvertConfig:
             keep_columns=flag_values.names("keep_columns", self.keep_columns),
             feature_map=flag_values.pairs("feature_map", self.feature_map),
             image_shape=(shape[0], shape[1], shape[2]) if shape else None,
+            follow_links=self.follow_links,
         )
 
     @property

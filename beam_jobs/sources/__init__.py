@@ -40,7 +40,7 @@ _KINDS = {
     "digits": _Kind("digits", packages=("sklearn",)),
     "parquet": _Kind("parquet.parquet", ("image_column", "label_column", "key_column", "keep_columns"), remote=True),
     "idx": _Kind("idx_folder"),
-    "image_folder": _Kind("folders.image_folder"),
+    "image_folder": _Kind("folders.image_folder", ("follow_links",)),
     "tfrecord": _Kind("records.tfrecord", ("feature_map", "image_shape", "keep_columns"), remote=True),
 }
 _TFDS = _Kind("records.tfds", ("keep_columns",), packages=("tensorflow_datasets",))

@@ -32,6 +32,7 @@ class SourceOptions:
       keep_columns: other columns to keep as features.
       feature_map: (our name, their name) of `image`, `label` and `key` in foreign records.
       image_shape: (height, width, channels) of raw pixels in foreign records; None if not given.
+      follow_links: whether links that lead out of a folder of images, and links to folders, are followed.
     """
 
     dataset: str
@@ -42,6 +43,7 @@ class SourceOptions:
     keep_columns: tuple[str, ...] = ()
     feature_map: tuple[tuple[str, str], ...] = ()
     image_shape: tuple[int, int, int] | None = None
+    follow_links: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,10 +37,12 @@ class ImageFolderSource(Source):
     Attributes:
       folder: its absolute path.
       listing_digest: the digest that every listing must have.
+      follow_links: as `folder_listing.scan` takes it.
     """
 
     folder: str
     listing_digest: str
+    follow_links: bool = False
 
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
         """Returns hashes of the images' paths; see `base.Source.hashes`."""
@@ -71,7 +73,7 @@ class ImageFolderSource(Source):
         with _lock:
             listing = _listings.get((self.folder, self.listing_digest))
             if listing is None:
-                listing = folder_listing.scan(os.fsencode(self.folder))
+                listing = folder_listing.scan(os.fsencode(self.folder), self.follow_links)
                 if listing.digest != self.listing_digest:
                     raise streams.changed(self.folder)
                 _keep(self.folder, listing)
@@ -91,7 +93,7 @@ def open_source(options: SourceOptions) -> ImageFolderSource:
     if not os.path.isdir(folder):
         problem = "is not a folder" if os.path.exists(folder) else "no such folder"
         raise DataError(f"{folder}: {problem}; --source of image_folder has one folder of images per class")
-    listing = folder_listing.scan(os.fsencode(folder))
+    listing = folder_listing.scan(os.fsencode(folder), options.follow_links)
     if listing.ignored:
         print(f"{folder}: {folder_listing.skipped(listing.ignored)}", file=sys.stderr, flush=True)
     with _lock:
@@ -103,6 +105,7 @@ def open_source(options: SourceOptions) -> ImageFolderSource:
         splits={split: len(images) for split, images in listing.splits.items()},
         folder=folder,
         listing_digest=listing.digest,
+        follow_links=options.follow_links,
     )
 
 

@@ -35,8 +35,8 @@ def fill(root, content=None):
     return root
 
 
-def opened(root):
-    return open_source(SourceOptions("image_folder", str(root)))
+def opened(root, **options):
+    return open_source(SourceOptions("image_folder", str(root), **options))
 
 
 def everything(source, split="train"):
@@ -164,6 +164,11 @@ def test_sources_that_are_no_folder(tmp_path):
         opened(tmp_path / "file")
 
 
+def forget(monkeypatch):
+    """Puts the process into the state of a worker that has listed nothing yet."""
+    monkeypatch.setattr(image_folder, "_listings", {})
+
+
 def test_links_lead_to_files_of_the_folder_alone(tmp_path):
     root, outside = fill(tmp_path / "root"), fill(tmp_path / "outside")
     link = root / "eel" / "link.png"
@@ -181,9 +186,40 @@ def test_links_lead_to_files_of_the_folder_alone(tmp_path):
         with pytest.raises(DataError, match=message):
             opened(root)
     link.unlink()
+    link.symlink_to(outside / "cat" / "2.png")
+    (root / "more").symlink_to(outside / "cat")
+    with pytest.raises(DataError, match=r"more: is a link to a folder.*, or give --follow_links \(2 such links\)$"):
+        opened(root)
+    (root / "more").unlink()
+    link.unlink()
     os.mkfifo(link)
     with pytest.raises(DataError, match=r"link\.png: is not a regular file"):
         opened(root)
+
+
+def test_links_that_lead_elsewhere_are_followed_with_the_flag(tmp_path, monkeypatch):
+    root, outside = tmp_path / "root", fill(tmp_path / "outside")
+    fill(root, {"cat/1.png": CONTENT["cat/2.png"]})
+    (root / "cat" / "2.png").symlink_to(outside / "dog" / "1.bmp")
+    (root / "dog").symlink_to(outside / "dog")
+    (root / "cat" / "sub").symlink_to(outside / "cat" / "sub")
+    source = opened(root, follow_links=True)
+    forget(monkeypatch)
+    block = everything(pickle.loads(pickle.dumps(source)))
+    assert block.keys == [b"cat/1.png", b"cat/2.png", b"cat/sub/deep/a.jpg", b"dog/1.bmp", b"dog/b.GIF"]
+    assert block.images[1] == block.images[3] == CONTENT["dog/1.bmp"]
+    (root / "cat" / "gone.png").symlink_to(outside / "gone")
+    with pytest.raises(DataError, match=r"gone\.png: no such file"):
+        opened(root, follow_links=True)
+    (root / "cat" / "gone.png").unlink()
+    (outside / "cat" / "sub" / "back").symlink_to(root / "cat")
+    with pytest.raises(DataError, match="sub/back: is a link to a folder that it lies in"):
+        opened(root, follow_links=True)
+
+
+def test_only_folders_of_images_have_links_to_follow():
+    with pytest.raises(UsageError, match="--follow_links: does not apply to --dataset=digits, only to image_folder"):
+        open_source(SourceOptions("digits", follow_links=True))
 
 
 def test_a_folder_that_is_named_through_a_link_is_read(tmp_path):
@@ -191,11 +227,6 @@ def test_a_folder_that_is_named_through_a_link_is_read(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "real")
     (tmp_path / "real" / "eel" / "inner.png").symlink_to("x.webp")
     assert opened(tmp_path / "link").splits == {"train": 7}
-
-
-def forget(monkeypatch):
-    """Puts the process into the state of a worker that has listed nothing yet."""
-    monkeypatch.setattr(image_folder, "_listings", {})
 
 
 def test_a_worker_lists_the_folder_again_and_finds_the_same(tmp_path, monkeypatch):

@@ -58,7 +58,7 @@ def write_ours(folder, examples, image, extra=None, compression="", counts=(4, 0
     histogram = np.bincount([each["label"] for each in examples], minlength=3)
     made = Manifest(
         dataset="made",
-        class_names=("a", "b", "c"),
+        class_names=tuple(f"class {label}" for label in range(len(histogram))),
         features={"image": image, "label": Feature("int64"), "key": Feature("string"), **(extra or {})},
         splits={"train": SplitInfo(tuple(shards), tuple(histogram.tolist()))},
         image_mean=(1.0, 2.0, 3.0),
@@ -448,7 +448,7 @@ class TestForeignErrors:
     def test_what_lies_beside_records_is_left_out(self, tmp_path):
         write_ours(tmp_path / "made", PNGS, PNG_IMAGE, PNG_EXTRA)
         (tmp_path / "made" / naming.MANIFEST).unlink()  # so these are anybody's records
-        assert {path.suffix for path in (tmp_path / "made").iterdir()} == {".tfrecord", ".offsets"}
+        assert {path.suffix for path in (tmp_path / "made").iterdir()} == {".tfrecord", ".offsets", ".crcs"}
         source = opened(tmp_path / "made", feature_map=(("key", "key"),))
         assert source.splits == {"train": 7}
         assert list(source.read("train", np.array([6])).keys) == [b"key of 6"]
