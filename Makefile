@@ -48,7 +48,7 @@ engines: $(READY)
 	$(BIN)/python -m tests.engines.fetch
 
 test-engines: $(READY)
-	$(BIN)/python -m pytest -m engines tests/integration/test_engines_clusters.py
+	$(BIN)/python -m pytest -m engines tests/integration/test_engines_clusters.py tests/integration/test_engines_sessions.py
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.input_throughput

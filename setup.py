@@ -9,6 +9,7 @@ TRAIN = ["tensorflow>=2.20,<2.22", "keras>=3.12"]
 # TFDS 4.9.10 imports importlib-resources to prepare a data set, without saying so in its own requirements.
 CONVERT = [
     "apache-beam>=2.77,<3",
+    "pyarrow>=18",
     "tensorflow-datasets>=4.9.10",
     "importlib-resources>=6",
     "jinja2>=3.1",
@@ -17,10 +18,11 @@ CONVERT = [
 DEMO = ["scikit-learn>=1.5", "matplotlib>=3.9"]
 TEST = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "filelock>=3.16", "syrupy>=4.7"]
 OTHER_READERS = ["tfrecord>=1.14.6", "google-crc32c>=1.6"]  # that the tests open shards with; CRCs for Beam's own
+MANIFESTS = ["kubernetes-validate>=1.30"]  # of docs/clusters.md
 S3_SERVER = ["moto[s3]>=5", "flask>=3", "flask-cors>=5"]  # that the tests write to
 OTHER_LOOPS = ["jax>=0.7"]  # that the examples feed
 LINT = ["ruff>=0.8", "mypy>=1.13", "import-linter>=2.6", "pre-commit>=4"]
-DEV = [*TEST, *OTHER_READERS, *S3_SERVER, *OTHER_LOOPS, *LINT]
+DEV = [*TEST, *OTHER_READERS, *MANIFESTS, *S3_SERVER, *OTHER_LOOPS, *LINT]
 
 # One build serves every Python from 3.11 on, but those without the interpreter's lock, which have no stable interface.
 STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
@@ -45,7 +47,6 @@ setup(
     install_requires=[
         "numpy>=2.0",
         "pillow>=10",
-        "pyarrow>=18",
         "crc32c>=2.7",
         "protobuf>=4.25",
         "simple-parsing>=0.1.7",

@@ -26,7 +26,7 @@ class ConvertConfig:
 
     dataset: str
     """what to convert: mnist, fashion_mnist, kmnist, emnist_balanced (byclass, bymerge, digits, letters, mnist),
-    cifar10, cifar100, digits; or a layout of your own data: parquet, image_folder, tfrecord; or tfds:NAME"""
+    cifar10, cifar100, digits; or a layout of your own data: parquet, image_folder, tfrecord, idx; or tfds:NAME"""
     data_dir: str
     """folder for the shards and manifest.json; made if missing"""
     source: str = ""
@@ -38,11 +38,13 @@ class ConvertConfig:
     key_column: str = ""
     """parquet: the column of unique keys; default: <file>#<row>"""
     keep_columns: str = ""
-    """parquet, tfrecord: other columns to keep as features: a,b,..."""
+    """parquet, tfrecord, tfds:NAME: other columns to keep as features: a,b,..."""
     feature_map: str = ""
     """tfrecord: the names of the features in foreign records: image:image_raw,label:label"""
     image_shape: str = ""
     """tfrecord: HxWxC of raw pixels in foreign records"""
+    follow_links: bool = False
+    """image_folder: follow links to folders, and links that lead out of the source"""
     image_encoding: str = "source"
     """of the images in the shards: source (as they are: pixels raw, PNG and JPEG files unchanged), raw, png or jpeg"""
     resize: str = ""
@@ -115,6 +117,7 @@ class ConvertConfig:
             keep_columns=flag_values.names("keep_columns", self.keep_columns),
             feature_map=flag_values.pairs("feature_map", self.feature_map),
             image_shape=(shape[0], shape[1], shape[2]) if shape else None,
+            follow_links=self.follow_links,
         )
 
     @property

@@ -16,6 +16,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
       PipelineError: bad flags or data, with the exit code and one line of text.
     """
+    from pipeline.commands import commandline  # noqa: PLC0415 (as in `entry`)
+
+    commandline.require("pyarrow")  # which the modules of a conversion import
     from beam_jobs.conversion import command  # noqa: PLC0415 (0.3 s to import, in which Ctrl-C is answered already)
 
     command.convert(COMMAND, argv)

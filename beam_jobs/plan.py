@@ -19,6 +19,7 @@ from beam_jobs.sources import resplit
 from beam_jobs.sources.base import Source
 from beam_jobs.storage.paths import StoragePath
 from pipeline import manifest
+from pipeline.commands.text import count_of
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest import SourceFile, naming
 
@@ -150,11 +151,12 @@ def shard_counts(
         counts[split] = wanted.get(split) or default_num_shards(rows, num_bytes, max_shard_bytes)
         if counts[split] > rows:
             raise UsageError(
-                f"--num_shards: {counts[split]} shards for the {rows} examples of split {split!r}; at most {rows}"
+                f"--num_shards: {counts[split]} shards for {count_of(rows, 'example')} of split "
+                f"{split!r}; at most {rows}"
             )
         if num_bytes > counts[split] * max_shard_bytes:
             raise UsageError(
-                f"--num_shards: {counts[split]} shards of split {split!r} would have about "
+                f"--num_shards: {count_of(counts[split], 'shard')} of split {split!r} would have about "
                 f"{num_bytes // counts[split]} bytes each, over --max_shard_bytes={max_shard_bytes}; "
                 f"give {-(-num_bytes // max_shard_bytes)} or more"
             )

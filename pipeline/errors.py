@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 EXIT_DATA = 1
 EXIT_USAGE = 2
-EXIT_RERUN = 75  # EX_TEMPFAIL of sysexits.h: not finished; rerun the same command to resume from the last checkpoint
+EXIT_RERUN = 75  # EX_TEMPFAIL of sysexits.h: not finished; rerun the same command
 _MOST_LISTED = 16  # names in one line
 
 
@@ -26,6 +26,10 @@ class DataError(PipelineError, OSError):
         return str(self.args[0]) if self.args else ""
 
 
+class TransientError(DataError):
+    """The system, a store or a worker failed (disk full, network lost): a rerun may succeed with the same data."""
+
+
 class UsageError(PipelineError, ValueError):
     """An argument or flag has a value that cannot work."""
 
@@ -33,7 +37,7 @@ class UsageError(PipelineError, ValueError):
 
 
 class RerunError(PipelineError):
-    """The run stopped before its end, with its state saved: rerun the same command to resume."""
+    """The run stopped before its end with its state saved, or cannot begin yet: rerun the same command."""
 
     exit_code = EXIT_RERUN
 

@@ -74,8 +74,9 @@ def resolve(request: Request, record_bytes: int | None = None) -> ResolvedReques
         _check(request, manifest)
     selection = select(manifest, request.split)
     record_bytes = record_bytes or _record_bytes(request, manifest, selection)
+    counts = tuple(segment.num_examples for segment in selection.segments)
     streams = request.streams or orders.default_streams(
-        selection.num_examples * record_bytes, request.global_batch_size, request.shuffle_bytes
+        sum(counts), record_bytes, len(counts), request.global_batch_size, request.shuffle_bytes
     )
     spec = OrderSpec(
         manifest_digest=manifest.digest,
@@ -88,7 +89,6 @@ def resolve(request: Request, record_bytes: int | None = None) -> ResolvedReques
         training=request.training,
         record_bytes=record_bytes,
     )
-    counts = tuple(segment.num_examples for segment in selection.segments)
     return ResolvedRequest(request, manifest, selection, spec, orders.make_order(spec, counts, record_bytes))
 
 

@@ -11,6 +11,7 @@ from beam_jobs.plan import Plan, make_plan
 from beam_jobs.shards import key_check, manifest_writer, writer
 from beam_jobs.shards.receipts import Receipt
 from beam_jobs.storage.paths import StoragePath
+from beam_jobs.storage.write import gate
 from beam_jobs.target.base import target_of
 from pipeline.commands import commandline
 
@@ -28,6 +29,7 @@ def convert_in_process(*flags: object, write: Callable[[Plan], object] | None = 
       PipelineError: as the command.
     """
     config = commandline.parse("beam_jobs.convert", "", ConvertConfig, [str(flag) for flag in flags])
+    gate.open()  # a Beam job that failed in this process shut it
     target = target_of(config.data_dir)
     target.check(config.dataset, config.source)
     with replacing(target, make_plan(config, target.data_dir), config.overwrite) as staged:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import io
+import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import crc32c
 import numpy as np
 import PIL.Image
 
-from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo, naming
+from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo, naming, seal
 from pipeline.records import example_proto, framing
 
 EXTRA = {
@@ -112,6 +113,14 @@ def write_dataset(
     )
     (folder / naming.MANIFEST).write_bytes(manifest.to_bytes())
     return manifest
+
+
+def edit_manifest(folder: pathlib.Path, change: Callable[[dict], object]) -> None:
+    """Changes a manifest's JSON object, and seals it again."""
+    path = folder / naming.MANIFEST
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(seal.sealed(content)))
 
 
 def to_memory(folder: pathlib.Path, name: str) -> str:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import io
-import json
 import pathlib
+from collections.abc import Callable
 
 import crc32c
 import numpy as np
 from PIL import Image
 
 from beam_jobs.examples.statistics import PixelSums, entropy, moments
+from beam_jobs.shards import tfds_info
 from beam_jobs.shards.manifest_writer import size_histogram
 from beam_jobs.shards.reader import records
+from pipeline import manifest as manifests
 from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo, naming
 from pipeline.records import example_proto, framing
+from tests.datasets import edit_manifest
 
 CLASSES = 4
 KINDS = ("raw", "png", "gzip")  # raw with a stride; PNG with offsets, of many sizes; the same, compressed
@@ -76,6 +79,7 @@ def write(folder: pathlib.Path, kind: str = "raw", counts: tuple[int, ...] = (6,
     names = tuple(f"class {i}" for i in range(CLASSES))
     made = Manifest("made", names, features, splits, mean, std, (), {"seed": 0}, compression)
     (folder / naming.MANIFEST).write_bytes(made.to_bytes())
+    write_tfds_files(folder)
     return made
 
 
@@ -119,12 +123,16 @@ def rewrite_shard(folder: pathlib.Path, name: str, examples: list[dict | bytes])
     edit(folder, change)
 
 
-def edit(folder: pathlib.Path, change) -> None:
-    """Changes the manifest."""
-    path = folder / naming.MANIFEST
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
+def edit(folder: pathlib.Path, change: Callable[[dict], object]) -> None:
+    """Changes the manifest, and what follows from it."""
+    edit_manifest(folder, change)
+    write_tfds_files(folder)
+
+
+def write_tfds_files(folder: pathlib.Path) -> None:
+    """Writes the files by which TensorFlow Datasets reads a data set."""
+    for name, data in tfds_info.metadata_files(manifests.load(folder)).items():
+        (folder / name).write_bytes(data)
 
 
 def _counted(values):

@@ -9,6 +9,7 @@ import pathlib
 from pipeline.errors import DataError, UsageError
 from pipeline.order import order
 from pipeline.order.counts import check_virtual_replicas
+from pipeline.order.sharing import sharing_note
 from pipeline.resolved import ResolvedRequest, resolve
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
@@ -24,6 +25,7 @@ class Plan:
       decay_steps: after which the learning rate changes, at least 1.
       evaluation: the request for one pass over the split to evaluate on; None if the config asks for none.
       may_skip: how many of its examples may be left out because their records are corrupt.
+      note: how often the workers read the data together, where that is more than once per epoch.
     """
 
     training: ResolvedRequest
@@ -31,6 +33,7 @@ class Plan:
     decay_steps: int
     evaluation: ResolvedRequest | None
     may_skip: int
+    note: str | None = None
 
 
 def make(config: TrainConfig, cluster: Cluster) -> Plan:
@@ -49,7 +52,8 @@ def make(config: TrainConfig, cluster: Cluster) -> Plan:
     decay_steps = max(1, int(config.learning.decay_epochs * steps))
     evaluation = _evaluation(config) if config.data.evaluates else None
     may_skip = config.data.max_corrupt * cluster.size if config.data.on_corrupt == "skip" else 0
-    return Plan(training, config.last_step(steps), decay_steps, evaluation, may_skip)
+    note = sharing_note(training.spec, training.order, cluster.size)
+    return Plan(training, config.last_step(steps), decay_steps, evaluation, may_skip, note)
 
 
 def _evaluation(config: TrainConfig) -> ResolvedRequest:

@@ -78,6 +78,8 @@ class _Run:
         resumed_from = self.checkpoints.restore()
         self.agreement.check_equal("the step to resume from", self.state.step)
         self.output.line(self._start_line(resumed_from))
+        if self.plan.note:
+            self.output.line(f"note: {self.plan.note}")
         evaluator = self._evaluator(self.plan.evaluation) if self.plan.evaluation else None
         if self.state.step < self.plan.last_step:
             self._train(evaluator)

@@ -10,11 +10,13 @@ from collections.abc import Iterator, Sequence
 from beam_jobs import sources
 from beam_jobs.config import ConvertConfig
 from beam_jobs.plan import Plan, make_plan
+from beam_jobs.report import image_facts
 from beam_jobs.report.summary import summary
 from beam_jobs.target.base import Target, target_of
 from beam_jobs.target.present import check_same, existing_manifest, notes
 from pipeline import manifest
 from pipeline.commands import commandline, quiet
+from pipeline.commands.text import count_of
 
 
 def convert(command: str, argv: Sequence[str] | None) -> None:
@@ -50,9 +52,10 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
         resumed, began = progress.finished_part(staged), time.monotonic()
         passes.run(staged, options)
         seconds = time.monotonic() - began
-        no_card = card.write_card(staged.data_dir, command, arguments)
+        images = image_facts.of_plan(staged)
+        no_card = card.write_card(staged.data_dir, command, arguments, images)
     made, total = manifest.load(target.data_dir), time.monotonic() - started
-    print(summary(made, target.shown, seconds, total, resumed=resumed, has_card=not no_card))
+    print(summary(made, target.shown, seconds, total, resumed=resumed, has_card=not no_card, images=images))
     for note in [*([no_card] if no_card else []), *notes(target.data_dir, made)]:
         print(f"note: {note}")
 
@@ -84,4 +87,5 @@ def replacing(target: Target, plan: Plan, overwrite: bool) -> Iterator[Plan | No
 
 def _say_begin(plan: Plan, data_dir: str, workers: int) -> None:
     with_workers = f" with {workers} processes" if workers > 1 else ""
-    print(f"{plan.source.dataset}: {plan.num_rows} examples to {len(plan.elements)} shards in {data_dir}{with_workers}")
+    what = f"{count_of(plan.num_rows, 'example')} to {count_of(len(plan.elements), 'shard')}"
+    print(f"{plan.source.dataset}: {what} in {data_dir}{with_workers}")

@@ -6,6 +6,7 @@ from beam_jobs.plan import Plan
 from beam_jobs.runs.display import Display
 from beam_jobs.shards import receipts
 from beam_jobs.target import staging
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 
 _SECONDS_BETWEEN_REMOTE_LOOKS = 2.0  # a store charges more for a list than for a read
@@ -29,7 +30,8 @@ class Progress(Display):
         """Returns the progress in one line."""
         rejects = f", {self._rejects:,} rejects" if self._rejects else ""
         return (
-            f"{self._label}{self.finished} of {self._shards} shards, {self.done:,} of {self.total:,} examples, "
+            f"{self._label}{self.finished:,} of {count_of(self._shards, 'shard')}, {self.done:,} of "
+            f"{count_of(self.total, 'example')}, "
             f"{self._bytes / (1 << 20):,.1f} MiB, {self.rate:,.0f} examples/s{rejects}"
         )
 

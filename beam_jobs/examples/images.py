@@ -6,6 +6,7 @@ import io
 import warnings
 
 import numpy as np
+import PIL.ExifTags
 import PIL.Image
 from numpy.typing import NDArray
 
@@ -14,6 +15,16 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
 # What every reader of TFRecords decodes; cameras write MPO, a JPEG file with more images after the first.
 KEPT_FORMATS = {"PNG": "png", "JPEG": "jpeg", "MPO": "jpeg"}
 _EIGHT_BITS = {"1": 1, "L": 1, "LA": 1, "P": 3, "PA": 3, "RGB": 3, "RGBA": 3, "RGBX": 3, "CMYK": 3, "YCbCr": 3}
+_TURNS = {  # by EXIF's orientation, as Pillow's ImageOps.exif_transpose has them
+    2: PIL.Image.Transpose.FLIP_LEFT_RIGHT,
+    3: PIL.Image.Transpose.ROTATE_180,
+    4: PIL.Image.Transpose.FLIP_TOP_BOTTOM,
+    5: PIL.Image.Transpose.TRANSPOSE,
+    6: PIL.Image.Transpose.ROTATE_270,
+    7: PIL.Image.Transpose.TRANSVERSE,
+    8: PIL.Image.Transpose.ROTATE_90,
+}
+_ON_ITS_SIDE = (5, 6, 7, 8)
 _MODE_OF_CHANNELS = {1: "L", 3: "RGB"}
 _JPEG_QUALITY = 95
 _PNG_BITS = 24  # offset of the bit depth in a PNG file: after the signature, and IHDR's length, name, width and height
@@ -48,12 +59,31 @@ def channels_of(image: PIL.Image.Image) -> int:
     return _EIGHT_BITS[image.mode]
 
 
-def pixels(image: PIL.Image.Image, channels: int = 0) -> NDArray[np.uint8]:
+def orientation(image: PIL.Image.Image) -> int:
+    """Returns how an opened image must be turned or mirrored to be upright: EXIF's 1 (not at all) to 8.
+
+    Of a PNG file whose EXIF data follows the pixels, it decodes the pixels. Damaged EXIF data counts as none.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            found = image.getexif().get(PIL.ExifTags.Base.Orientation)
+            return int(found) if found in _TURNS else 1
+    except Exception:  # Pillow's readers raise a dozen types
+        return 1
+
+
+def upright_size(image: PIL.Image.Image) -> tuple[int, int]:
+    """Returns the (height, width) of an opened image after it was turned upright."""
+    return (image.width, image.height) if orientation(image) in _ON_ITS_SIDE else (image.height, image.width)
+
+
+def pixels(image: PIL.Image.Image, channels: int = 0, upright: bool = False) -> NDArray[np.uint8]:
     """Decodes an opened image: uint8 (height, width, channels), transparency dropped.
 
     Args:
       image: from `open_file`.
       channels: 1 or 3; 0 for as many as the image has.
+      upright: whether to turn it as its EXIF orientation says; otherwise it is as decoders of TensorFlow return it.
 
     Raises:
       BadImageError: the file is cut short or corrupt.
@@ -62,9 +92,11 @@ def pixels(image: PIL.Image.Image, channels: int = 0) -> NDArray[np.uint8]:
     try:
         with warnings.catch_warnings(action="ignore"):
             decoded = image.convert(_MODE_OF_CHANNELS[channels])
+            turn = _TURNS.get(orientation(image)) if upright else None
+            decoded = decoded if turn is None else decoded.transpose(turn)
     except Exception as error:
         raise BadImageError(f"the image cannot be decoded: {error or type(error).__name__}") from None
-    return np.asarray(decoded, np.uint8).reshape(image.height, image.width, channels)
+    return np.asarray(decoded, np.uint8).reshape(decoded.height, decoded.width, channels)
 
 
 def with_channels(array: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]:

@@ -41,6 +41,7 @@ class Recoded:
       formats: their formats: `raw`, `png`, `jpeg`.
       sizes: {(height, width, channels): number of images}.
       bad: {row of the block: why its image is invalid}.
+      turned: images that are stored as the files that they were, with an EXIF orientation.
     """
 
     sums: PixelSums
@@ -48,6 +49,7 @@ class Recoded:
     formats: set[str] = dataclasses.field(default_factory=set)
     sizes: Counter[tuple[int, ...]] = dataclasses.field(default_factory=Counter)
     bad: dict[int, str] = dataclasses.field(default_factory=dict)
+    turned: int = 0
 
 
 def recode(block: Block, options: ImageOptions, skip: frozenset[int] = frozenset()) -> Recoded:
@@ -83,7 +85,7 @@ def _each(block: Block, options: ImageOptions, skip: frozenset[int]) -> Recoded:
         if row in skip:
             continue
         try:
-            stored, pixels, kind = _one(image, options)
+            stored, pixels, kind, is_turned = _one(image, options)
         except BadImageError as error:
             made.bad[row] = str(error)
             continue
@@ -94,6 +96,7 @@ def _each(block: Block, options: ImageOptions, skip: frozenset[int]) -> Recoded:
             made.sums.add(images.with_channels(pixels, options.channels))
         made.formats.add(kind)
         made.sizes[pixels.shape] += 1
+        made.turned += is_turned
     made.images = files
     if raw is not None:
         made.images = raw[: made.sizes.total()]
@@ -101,15 +104,17 @@ def _each(block: Block, options: ImageOptions, skip: frozenset[int]) -> Recoded:
     return made
 
 
-def _one(image: bytes | NDArray[np.uint8], options: ImageOptions) -> tuple[bytes, NDArray[np.uint8], str]:
+def _one(image: bytes | NDArray[np.uint8], options: ImageOptions) -> tuple[bytes, NDArray[np.uint8], str, bool]:
+    """Returns an image as it is stored: its file, its pixels, its format, and whether the file says to turn it."""
     if not isinstance(image, bytes):
-        pixels, keeps = image, None
+        pixels = image
     else:
         opened = images.open_file(image)
         keeps = images.KEPT_FORMATS.get(opened.format or "") if options.encoding == "source" else None
-        pixels = images.pixels(opened, 0 if options.encoding == "source" else options.channels)
-    if keeps and options.size is None:
-        return bytes(image), pixels, keeps
+        if keeps and options.size is None:
+            pixels = images.pixels(opened)
+            return image, pixels, keeps, images.orientation(opened) != 1
+        pixels = images.pixels(opened, 0 if options.encoding == "source" else options.channels, upright=True)
     if options.encoding != "source":
         pixels = images.with_channels(pixels, options.channels)
     if options.size is not None:
@@ -117,9 +122,9 @@ def _one(image: bytes | NDArray[np.uint8], options: ImageOptions) -> tuple[bytes
     if options.shape is not None:
         if pixels.shape != options.shape:
             raise BadImageError(f"the image is {_text(pixels.shape)}, all others are {_text(options.shape)}")
-        return b"", pixels, "raw"
+        return b"", pixels, "raw", False
     kind = "jpeg" if options.encoding == "jpeg" else "png"
-    return images.encoded(pixels, kind), pixels, kind
+    return images.encoded(pixels, kind), pixels, kind, False
 
 
 def _text(shape: tuple[int, ...]) -> str:

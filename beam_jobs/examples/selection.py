@@ -59,4 +59,5 @@ def joined(parts: Sequence[tuple[NDArray[np.int64], Selected]]) -> Selected:
         whole.formats |= part.recoded.formats
         whole.sums.merge(part.recoded.sums)
         whole.sizes.update(part.recoded.sizes)
+        whole.turned += part.recoded.turned
     return Selected(rows, whole, {int(rows[row]): reason for rows, part in parts for row, reason in part.bad.items()})

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-from beam_jobs.report import mixing
-from pipeline.commands.text import count_of
+from beam_jobs.report import image_facts, notices
+from beam_jobs.report.image_facts import ImageFacts
+from pipeline.commands.text import count_of, size_of
 from pipeline.manifest import Manifest, SplitInfo, naming
 
 _TRAIN, _TEST = "train", "test"  # the trainer's own defaults
@@ -23,6 +24,7 @@ def summary(
     *,
     resumed: float = 0.0,
     has_card: bool = False,
+    images: ImageFacts | None = None,
 ) -> str:
     """Returns a few lines for a person: what was written, how fast, where, and the next commands.
 
@@ -33,7 +35,9 @@ def summary(
       total_seconds: from the start of the command.
       resumed: the part of the work, 0 to 1, that an earlier run had done: the rate is without it.
       has_card: whether there is a card.html.
+      images: what is known of the images; by default what the manifest says.
     """
+    images = images or image_facts.of_manifest(made)
     examples = sum(split.num_examples for split in made.splits.values())
     rate = examples * (1 - resumed) / max(writing_seconds, 1e-9)
     earlier = f"; an earlier run had done {resumed:.0%}" if resumed else ""
@@ -41,36 +45,31 @@ def summary(
         f"{made.dataset} is in {data_dir}:",
         *(
             f"  {name}: {count_of(split.num_examples, 'example')}, {count_of(len(split.shards), 'shard')}, "
-            f"{size_text(split.num_bytes)}"
+            f"{size_of(split.num_bytes)}"
             for name, split in by_size(made)
         ),
-        f"  {image_text(made)}",
+        f"  {image_text(made, images)}",
         f"  {writing_seconds:.1f} s, {rate:,.0f} examples/s ({total_seconds:.1f} s with start-up and checks){earlier}",
     ]
     if rejects := sum(split.num_rejects for split in made.splits.values()):
         lines.append(f"  {count_of(rejects, 'invalid row')} left out, listed in {_inside(data_dir, naming.REJECTS)}")
-    if warning := mixing.warning(made):
-        lines.append(f"warning: {warning}")
+    lines += [f"warning: {notice}" for notice in notices.notices(made, images)]
     return "\n".join([*lines, *_next_lines(made, data_dir, has_card)])
 
 
-def image_text(made: Manifest) -> str:
+def image_text(made: Manifest, images: ImageFacts) -> str:
     """Returns how the images are stored, in words: `raw images of 28x28x1`."""
     image = made.features["image"]
     kind = "png and jpeg" if image.encoding == "any" else image.encoding
     compressed = f", shards compressed with {made.compression}" if made.compression else ""
     if None not in image.shape:
         return f"{kind} images of {'x'.join(map(str, image.shape))}{compressed}"
-    sizes = made.image_sizes
-    listed = ", ".join(size for size, _ in sizes[:_LISTED_SIZES])
-    more = f" and {len(sizes) - _LISTED_SIZES:,} more" if len(sizes) > _LISTED_SIZES else ""
+    sizes = images.by_count
+    listed, more = ", ".join(sizes[:_LISTED_SIZES]), ""
+    if len(sizes) > _LISTED_SIZES:
+        more = f" and {len(sizes) - _LISTED_SIZES:,} more, the largest {images.largest}"
     channels = {1: "grey", 3: "colour"}.get(image.shape[2] or 0, "grey or colour")
-    return f"{kind} images, {channels}, of {len(sizes):,} sizes: {listed}{more}{compressed}"
-
-
-def size_text(num_bytes: int) -> str:
-    """Returns a number of bytes for people, in MiB or GiB."""
-    return f"{num_bytes / (1 << 20):,.1f} MiB" if num_bytes < 10 << 30 else f"{num_bytes / (1 << 30):,.1f} GiB"
+    return f"{kind} images, {channels}, of {count_of(len(sizes), 'size')}: {listed}{more}{compressed}"
 
 
 def by_size(made: Manifest) -> list[tuple[str, SplitInfo]]:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
-import urllib.parse
 
 import grpc
-from apache_beam.options.pipeline_options import JobServerOptions, PipelineOptions, PortableOptions
+from apache_beam.options.pipeline_options import (
+    PipelineOptions,
+    PortableOptions,
+)
 from apache_beam.portability.api import beam_job_api_pb2_grpc
-from apache_beam.runners.portability.flink_runner import FlinkRunner
 from apache_beam.runners.portability.job_server import (
     JavaJarJobServer,
     JobServer,
@@ -27,14 +26,12 @@ from apache_beam.runners.portability.job_server import (
 )
 from apache_beam.runners.portability.portable_runner import PortableRunner
 from apache_beam.runners.portability.prism_runner import PrismRunner
-from apache_beam.runners.portability.spark_runner import SparkRunner
 
-from beam_jobs.runs import supervisor
+from beam_jobs.runs import engines, supervisor
 from beam_jobs.runs.lifeline import Lifeline
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError
 
 _START_SECONDS = 120.0  # Java takes 2 to 5 s on an idle machine
-_ANSWER_SECONDS = 10.0  # for a job server that should be running already
 _POLL_SECONDS = 0.2
 _LOCAL_JVM = ("-Dspark.ui.enabled=false",)  # one port fewer: nobody watches a cluster that lives for one conversion
 
@@ -43,60 +40,19 @@ def starts_one(runner: PortableRunner, options: PipelineOptions) -> bool:
     """Returns whether the runner starts a job server of its own."""
     if options.view_as(PortableOptions).job_endpoint:
         return False
-    if engine := _java_engine(runner):
+    if engine := engines.java_engine(runner):
         return not options.get_all_options()[f"{engine}_submit_uber_jar"]
     return isinstance(runner, PrismRunner)
 
 
-def check_java(runner: PortableRunner, options: PipelineOptions) -> None:
-    """Checks that the job server can be started, if it is written in Java.
-
-    Raises:
-      UsageError: there is no Java, or the jar that the flags name is missing.
-    """
-    engine = _java_engine(runner)
-    if not engine:
-        return
-    flag = f"{engine}_job_server_jar"
-    jar = options.get_all_options()[flag]
-    launcher = options.view_as(JobServerOptions).job_server_java_launcher
-    if not shutil.which(launcher):
-        raise UsageError(
-            f"--runner={type(runner).__name__}: needs Java, but there is no {launcher!r}; install Java 11 or 17, or "
-            "give --job_server_java_launcher=PATH, or --job_endpoint=HOST:PORT of a running job server"
-        )
-    if jar and not urllib.parse.urlparse(jar).scheme and not os.path.isfile(jar):
-        raise UsageError(f"--{flag}={jar}: no such file; docs/clusters.md says where to get it")
-
-
-def _java_engine(runner: PortableRunner) -> str | None:
-    """Returns the prefix of a runner's flags if its job server is written in Java."""
-    return "flink" if isinstance(runner, FlinkRunner) else "spark" if isinstance(runner, SparkRunner) else None
-
-
-def check_endpoint(endpoint: str, seconds: float = _ANSWER_SECONDS) -> None:
-    """Checks that a job server answers.
-
-    Raises:
-      UsageError: none does within `seconds`.
-    """
-    with grpc.insecure_channel(endpoint) as channel:
-        try:
-            grpc.channel_ready_future(channel).result(timeout=seconds)
-        except grpc.FutureTimeoutError:
-            raise UsageError(
-                f"--job_endpoint={endpoint}: no job server answers ({seconds:.0f} s); "
-                "it must be HOST:PORT of a running one"
-            ) from None
-
-
-def supervise(runner: PortableRunner, lifeline: Lifeline) -> None:
-    """Ties the runner's job server to `lifeline`."""
+def supervise(runner: PortableRunner, lifeline: Lifeline, folder: pathlib.Path) -> None:
+    """Ties the runner's job server to `lifeline`; its files go to `folder`, which is removed when the line is cut."""
     make = runner.default_job_server
 
     def make_supervised(options: PipelineOptions) -> JobServer:
         server = make(options)
-        return SupervisedJobServer(server._job_server, lifeline) if isinstance(server, StopOnExitJobServer) else server
+        inner = server._job_server if isinstance(server, StopOnExitJobServer) else None
+        return SupervisedJobServer(inner, lifeline, folder) if inner else server
 
     runner.default_job_server = make_supervised
 
@@ -104,9 +60,10 @@ def supervise(runner: PortableRunner, lifeline: Lifeline) -> None:
 class SupervisedJobServer(JobServer):  # type: ignore[misc]
     """A job server that ends with a lifeline."""
 
-    def __init__(self, server: SubprocessJobServer, lifeline: Lifeline) -> None:
+    def __init__(self, server: SubprocessJobServer, lifeline: Lifeline, folder: pathlib.Path) -> None:
         self._server = server
         self._lifeline = lifeline
+        self._folder = folder
 
     def start(self) -> beam_job_api_pb2_grpc.JobServiceStub:
         """Starts it and returns its service once it answers.
@@ -114,11 +71,10 @@ class SupervisedJobServer(JobServer):  # type: ignore[misc]
         Raises:
           DataError: it does not start, or does not answer within two minutes; with the last line that it printed.
         """
-        folder = pathlib.Path(tempfile.mkdtemp(prefix="stepfeed-job-server-"))  # the supervisor removes it
+        folder = self._folder
         try:
             program, endpoint = self._program(folder)
         except (OSError, RuntimeError, ValueError) as error:
-            folder.rmdir()
             reason = str(error).split(". ")[0]
             raise DataError(
                 f"the runner's job server cannot be started: {reason}; docs/clusters.md says where to get it"
@@ -134,7 +90,6 @@ class SupervisedJobServer(JobServer):  # type: ignore[misc]
         is_java = isinstance(self._server, JavaJarJobServer)
         if is_java:
             self._server._artifacts_dir = self._server._artifacts_dir or os.fspath(folder)
-        # Downloads a jar if the flags name none.
         (launcher, *arguments), endpoint = self._server.subprocess_cmd_and_endpoint()
         # The clusters inside keep blocks and blobs among Java's temporary files, which go with the folder.
         properties = [f"-Djava.io.tmpdir={folder}", *_LOCAL_JVM] if is_java else []

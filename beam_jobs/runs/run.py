@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pathlib
 import re
 import sys
 import threading
@@ -13,6 +14,7 @@ import grpc
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineResult
 
+from beam_jobs.runs import java_failure, temporary
 from beam_jobs.runs.chain import OverShards, ShardJob
 from beam_jobs.runs.display import Display
 from beam_jobs.runs.runners import make_runner
@@ -55,7 +57,12 @@ def run_job(job: ShardJob, options: PipelineOptions, progress: Display) -> None:
     Raises:
       PipelineError: a worker's own error, or Beam's in one line.
     """
-    runner, lifeline = make_runner(options)
+    with temporary.folder() as folder:
+        _run_with(job, options, progress, folder)
+
+
+def _run_with(job: ShardJob, options: PipelineOptions, progress: Display, folder: pathlib.Path) -> None:
+    runner, lifeline = make_runner(options, folder)
     failures: list[BaseException] = []
     results: list[PipelineResult] = []
 
@@ -66,7 +73,7 @@ def run_job(job: ShardJob, options: PipelineOptions, progress: Display) -> None:
             results.append(pipeline.run())
             state = results[0].wait_until_finish()
             if state not in (None, "DONE"):
-                raise errors.DataError(f"the runner ended in state {state}; see its log")
+                raise errors.TransientError(f"the runner ended in state {state}; see its log")
         except BaseException as error:
             failures.append(error)
 
@@ -117,11 +124,13 @@ def as_one_line(failure: BaseException) -> errors.PipelineError:
             return kind(match[2]) if issubclass(kind, errors.PipelineError) else errors.DataError(match[2])
         error = error.__cause__ or error.__context__
     if _WORKER_DIED in str(failure):
-        return errors.DataError("a worker process died (out of memory?); run again with fewer --direct_num_workers")
+        return errors.TransientError(
+            "a worker process died (out of memory?); run again with fewer --direct_num_workers"
+        )
     if isinstance(failure, grpc.FutureTimeoutError):
-        return errors.DataError("the runner's job server does not answer")
+        return errors.TransientError("the runner's job server does not answer")
     if isinstance(failure, grpc.RpcError):
         reason = failure.details() if isinstance(failure, grpc.Call) else str(failure)
-        return errors.DataError(f"the runner's job server is gone or failed: {' '.join(str(reason).split())}")
+        return errors.TransientError(f"the runner's job server is gone or failed: {' '.join(str(reason).split())}")
     lines = [line.strip() for line in str(failure).splitlines() if line.strip()] or ["no message"]
-    return errors.DataError(f"Beam: {type(failure).__name__}: {lines[-1]}")
+    return errors.DataError(java_failure.as_line(str(failure)) or f"Beam: {type(failure).__name__}: {lines[-1]}")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
+import pathlib
 import re
 import shlex
 import sys
+import uuid
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import (
     DirectOptions,
+    GoogleCloudOptions,
     PipelineOptions,
     PortableOptions,
     StandardOptions,
@@ -25,12 +29,14 @@ from apache_beam.runners.portability.portable_runner import PortableRunner
 from apache_beam.runners.runner import PipelineRunner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
-from beam_jobs.runs import job_server
+from beam_jobs.runs import engines, flink_job, job_server
 from beam_jobs.runs.lifeline import Lifeline
 from pipeline import errors
+from pipeline.commands import quiet
 
 _SECONDS_THAT_PAY = 12.0  # of work on one core; worker processes take 2 to 4 s to start
 DEFAULT_RUNNER = "FnApiRunner"  # in-process, without the download that Beam's own default tries first
+_MISSING = re.compile(r"Missing (?:required|GCS path) option: (\w+)\.")  # of Beam's validator
 _LOOPBACK = re.compile(r"(localhost|127(\.[0-9]+){3}|\[::1\]):[0-9]+|embed")  # the job servers of this machine
 
 
@@ -70,12 +76,32 @@ def _check(options: PipelineOptions) -> None:
     runner = _create(options)
     if isinstance(runner, PortableRunner):
         _check_job_server(runner, options)
-    if problems := PipelineOptionsValidator(options, runner).validate():
-        raise errors.UsageError(f"--runner={type(runner).__name__}: {' '.join(' '.join(problems).split())}")
+    name = type(runner).__name__
+    if problems := _problems(options, runner):
+        raise errors.UsageError(f"--runner={name}: {problems}")
+    if name == "DataflowRunner" and not importlib.util.find_spec("apitools"):
+        raise errors.UsageError(
+            f"--runner={name}: needs Google's libraries: pip install 'apache-beam[gcp]=={beam.__version__}'"
+        )
 
 
-def make_runner(options: PipelineOptions) -> tuple[PipelineRunner, Lifeline | None]:
-    """Returns the runner of `options`, and the lifeline of its worker processes if they are our own.
+def _problems(options: PipelineOptions, runner: PipelineRunner) -> str:
+    """Returns what Beam finds wrong with the options, as a sentence about flags; "" if nothing."""
+    with quiet.logs():  # it warns of what it also returns
+        found = [" ".join(problem.split()) for problem in PipelineOptionsValidator(options, runner).validate()]
+    missing = [f"--{match[1]}" for problem in found if (match := _MISSING.fullmatch(problem))]
+    if "--temp_location" in missing and "--staging_location" in missing:
+        missing.remove("--staging_location")  # the other is its default
+    rest = [problem for problem in found if not _MISSING.fullmatch(problem)]
+    return " ".join([*([f"needs {', '.join(sorted(missing))}; docs/clusters.md"] if missing else []), *rest])
+
+
+def make_runner(options: PipelineOptions, folder: pathlib.Path) -> tuple[PipelineRunner, Lifeline | None]:
+    """Returns the runner of `options`, and a lifeline if processes of ours, or a job on a cluster, must end with it.
+
+    Args:
+      options: Beam's options; modified.
+      folder: for temporary files; what hangs on the lifeline removes it.
 
     Raises:
       UsageError: as `parse`.
@@ -97,11 +123,23 @@ def make_runner(options: PipelineOptions) -> tuple[PipelineRunner, Lifeline | No
         portable = options.view_as(PortableOptions)
         if not portable.environment_type and _LOOPBACK.fullmatch(portable.job_endpoint or ""):
             portable.environment_type = "LOOPBACK"  # this process is the worker; else a Docker container is
-        if job_server.starts_one(runner, options):
-            lifeline = Lifeline()
-            job_server.supervise(runner, lifeline)
-            return runner, lifeline
+        return runner, _tie(runner, options, folder)
     return runner, None
+
+
+def _tie(runner: PortableRunner, options: PipelineOptions, folder: pathlib.Path) -> Lifeline | None:
+    """Returns a lifeline that a job server of our own, and a job on a Flink cluster, end with."""
+    if options.view_as(PortableOptions).job_endpoint:
+        return None
+    starts_one, cluster = job_server.starts_one(runner, options), engines.flink_cluster(runner, options)
+    lifeline = Lifeline() if starts_one or cluster else None
+    if lifeline and cluster:
+        named = options.view_as(GoogleCloudOptions)  # where Beam keeps the name of any runner's job
+        named.job_name = f"{named.job_name or 'stepfeed'}-{uuid.uuid4().hex}"
+        flink_job.watch(lifeline.port, cluster, named.job_name)
+    if lifeline and starts_one:
+        job_server.supervise(runner, lifeline, folder)
+    return lifeline
 
 
 def use_all_cores(options: PipelineOptions, seconds: float) -> int:
@@ -134,9 +172,12 @@ def workers(pipeline: beam.Pipeline) -> int:
 def _check_job_server(runner: PortableRunner, options: PipelineOptions) -> None:
     endpoint = options.view_as(PortableOptions).job_endpoint
     if endpoint and endpoint != "embed":
-        job_server.check_endpoint(endpoint)
-    elif job_server.starts_one(runner, options):
-        job_server.check_java(runner, options)
+        engines.check_endpoint(endpoint)
+    elif not endpoint and engines.java_engine(runner):
+        if job_server.starts_one(runner, options):
+            engines.check_java(runner, options)
+        engines.check_jar(runner, options)
+        engines.check_cluster(runner, options)
     elif type(runner) is PortableRunner and not endpoint:
         raise errors.UsageError(
             "--runner=PortableRunner: --job_endpoint is missing: host:port of the cluster's job server"

@@ -10,15 +10,16 @@ from collections.abc import Iterable
 from beam_jobs.examples.statistics import moments
 from beam_jobs.plan import Origin, Plan
 from beam_jobs.shards import tfds_info
-from beam_jobs.shards.receipts import Receipt
+from beam_jobs.shards.receipts import Receipt, Reject
 from beam_jobs.storage import write
 from beam_jobs.storage.paths import StoragePath
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 from pipeline.manifest import Feature, Manifest, SplitInfo, naming
+from pipeline.manifest.manifest import rounded_up
 
 STATISTICS_SPLIT = "train"  # normalisation must not look at the test images
 _EXACT_SIZES = 100  # sizes of images that are listed one by one; of more, each side is rounded up
-_ROUNDED_TO = 64  # pixels
 
 
 def write_manifest(plan: Plan, receipts: Iterable[Receipt]) -> StoragePath:
@@ -34,8 +35,8 @@ def write_manifest(plan: Plan, receipts: Iterable[Receipt]) -> StoragePath:
     check_rejects(plan, ordered)
     made = make_manifest(plan, ordered)
     for name, data in tfds_info.metadata_files(made).items():
-        write.publish(folder / name, data)
-    write.publish(folder / naming.MANIFEST, made.to_bytes())
+        write.Draft(folder / name, [data]).publish()
+    write.publish(folder / naming.MANIFEST, made.to_bytes())  # syncs the folder, for all files in it
     return folder / naming.MANIFEST
 
 
@@ -43,9 +44,9 @@ def check_rejects(plan: Plan, receipts: list[Receipt]) -> None:
     """Raises DataError if more rows than --max_rejects are invalid, or all rows of a split."""
     count = sum(receipt.num_rejects for receipt in receipts)
     if count > plan.config.max_rejects:
-        first = next(receipt.rejects[0] for receipt in receipts if receipt.rejects)
+        _, first = _rejects(receipts)[0]
         raise DataError(
-            f"{count} invalid rows, over --max_rejects={plan.config.max_rejects}; the first: {first.file}, "
+            f"{count_of(count, 'invalid row')}, over --max_rejects={plan.config.max_rejects}; the first: {first.file}, "
             f"row {first.row}: {first.reason}; {naming.REJECTS} lists them; nothing was published; "
             f"--max_rejects={count} skips them"
         )
@@ -94,14 +95,19 @@ def _in_order(plan: Plan, receipts: Iterable[Receipt]) -> list[Receipt]:
 
 def _write_rejects(folder: StoragePath, receipts: list[Receipt]) -> None:
     lines = [
-        json.dumps({"split": receipt.split, **dataclasses.asdict(reject)}, sort_keys=True) + "\n"
-        for receipt in receipts
-        for reject in receipt.rejects
+        json.dumps({"split": split, **dataclasses.asdict(reject)}, sort_keys=True) + "\n"
+        for split, reject in _rejects(receipts)
     ]
     if lines:
         write.publish(folder / naming.REJECTS, "".join(lines).encode())
     else:
         (folder / naming.REJECTS).remove()
+
+
+def _rejects(receipts: list[Receipt]) -> list[tuple[str, Reject]]:
+    """Returns (split, invalid row) of the rows that receipts list, in the order of the source's files and rows."""
+    found = [(receipt.split, reject) for receipt in receipts for reject in receipt.rejects]
+    return sorted(found, key=lambda pair: (pair[1].file, pair[1].row))
 
 
 def _image_feature(receipts: list[Receipt]) -> Feature:
@@ -131,6 +137,6 @@ def size_histogram(sizes: Counter[tuple[int, int]]) -> dict[str, int]:
     if len(sizes) > _EXACT_SIZES:
         rounded: Counter[tuple[int, int]] = Counter()
         for (height, width), count in sizes.items():
-            rounded[-(-height // _ROUNDED_TO) * _ROUNDED_TO, -(-width // _ROUNDED_TO) * _ROUNDED_TO] += count
+            rounded[rounded_up(height), rounded_up(width)] += count
         sizes = rounded
     return {f"{height}x{width}": count for (height, width), count in sorted(sizes.items())}

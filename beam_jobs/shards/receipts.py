@@ -39,6 +39,7 @@ class Receipt:
       sums: sums over its pixels.
       num_rejects: number of invalid rows, which were skipped.
       rejects: the first of them, as many as a data set may have and some more.
+      turned: images that are stored with an EXIF orientation.
     """
 
     split: str
@@ -50,6 +51,7 @@ class Receipt:
     sums: PixelSums
     num_rejects: int
     rejects: tuple[Reject, ...]
+    turned: int = 0
 
 
 def name_of(shard_file: str) -> str:
@@ -134,4 +136,5 @@ def _parse(content: dict[str, Any]) -> Receipt:
         sums=PixelSums(**content["sums"]),
         num_rejects=content["num_rejects"],
         rejects=tuple(Reject(**reject) for reject in content["rejects"]),
+        turned=content["turned"],
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from beam_jobs.shards import receipts
 from beam_jobs.shards.receipts import Receipt, Reject
 from beam_jobs.storage.paths import StoragePath
 from beam_jobs.storage.write import Draft
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 from pipeline.manifest import ShardInfo, naming
 
@@ -26,8 +27,8 @@ _MORE_REJECTS = 1000  # listed per shard beyond the bound: enough to see what is
 def write_shards(plan: Plan, elements: Iterable[tuple[str, int]]) -> Iterator[Receipt]:
     """Writes shards of a plan and yields their receipts; skips shards that have a matching receipt already.
 
-    While a thread waits for the disk to sync one shard, the next one is made. Reading in another thread as well would
-    gain nothing: reading row by row switches threads too often.
+    While a thread waits for the disk to sync one shard and the files beside it, the next one is made. Reading in
+    another thread as well would gain nothing: reading row by row switches threads too often.
 
     Args:
       plan: the plan of the conversion.
@@ -43,21 +44,22 @@ def write_shards(plan: Plan, elements: Iterable[tuple[str, int]]) -> Iterator[Re
             if present and len(present.rejects) >= min(present.num_rejects, _most_listed(plan)):
                 yield present
                 continue
-            draft, receipt = _draft(plan, split, shard)
+            drafts, receipt = _drafts(plan, split, shard)
             if syncing:
                 yield syncing.result()
-            syncing = disk.submit(_publish, draft, plan.receipts_dir, receipt)
+            syncing = disk.submit(_publish, drafts, plan.receipts_dir, receipt)
         if syncing:
             yield syncing.result()
 
 
-def _draft(plan: Plan, split: str, shard: int) -> tuple[Draft, Receipt]:
+def _drafts(plan: Plan, split: str, shard: int) -> tuple[list[Draft], Receipt]:
+    """Writes a shard and the files beside it, which do not have their names yet."""
     rows = plan.rows(split, shard)
     chosen = _chosen(plan, split, rows)
     histogram = label_histogram(chosen.rows.labels, len(plan.source.class_names))
-    draft, info = _write(plan, plan.file_name(split, shard), chosen, entropy(histogram))
-    listed = sorted(chosen.bad)[: _most_listed(plan)]
-    return draft, Receipt(
+    drafts, info = _write(plan, plan.file_name(split, shard), chosen, entropy(histogram))
+    listed = sorted(chosen.bad, key=lambda row: int(rows[row]))[: _most_listed(plan)]  # the source's first ones
+    return drafts, Receipt(
         split=split,
         shard=shard,
         info=info,
@@ -67,6 +69,7 @@ def _draft(plan: Plan, split: str, shard: int) -> tuple[Draft, Receipt]:
         sums=chosen.recoded.sums,
         num_rejects=len(chosen.bad),
         rejects=tuple(Reject(*plan.source.where(split, int(rows[row])), chosen.bad[row]) for row in listed),
+        turned=chosen.recoded.turned,
     )
 
 
@@ -80,43 +83,48 @@ def _chosen(plan: Plan, split: str, rows: NDArray[np.int64]) -> Selected:
     return joined([(part, select(plan.source.read(split, rows[part]), classes, plan.sample.images)) for part in parts])
 
 
-def _publish(draft: Draft, receipts_folder: StoragePath, receipt: Receipt) -> Receipt:
-    draft.publish()
+def _publish(drafts: list[Draft], receipts_folder: StoragePath, receipt: Receipt) -> Receipt:
+    with _removed_on_error(drafts):
+        for draft in drafts:
+            draft.publish()
     receipts.save(receipts_folder, receipt)
     return receipt
 
 
-def _write(plan: Plan, name: str, chosen: Selected, label_entropy: float | None) -> tuple[Draft, ShardInfo]:
+def _write(plan: Plan, name: str, chosen: Selected, label_entropy: float | None) -> tuple[list[Draft], ShardInfo]:
     records = make_records(chosen.rows)
     if records.num_bytes > plan.config.max_shard_bytes:
         more = -(-sum(plan.num_shards.values()) * records.num_bytes // plan.config.max_shard_bytes)
         raise DataError(
-            f"{name}: would have {records.num_bytes} bytes, over --max_shard_bytes={plan.config.max_shard_bytes}; "
+            f"{name}: would have {count_of(records.num_bytes, 'byte')}, over "
+            f"--max_shard_bytes={plan.config.max_shard_bytes}; "
             f"give a larger one, or more --num_shards ({more})"
         )
     if plan.config.compression:
         records = compressed(records)
-    draft = Draft(plan.data_dir / name, records.blocks())
-    crcs = records.crcs if records.count else None
-    beside = zip(naming.sidecar_names(name), (records.offsets, crcs), strict=True)
-    try:
-        offsets_crc, crcs_crc = (_beside(plan.data_dir / name, numbers) for name, numbers in beside)
-    except BaseException:
-        draft.discard()
-        raise
+    drafts: dict[str, Draft] = {}
+    offsets, crcs = naming.sidecar_names(name)
+    with _removed_on_error(drafts.values()):
+        drafts[name] = Draft(plan.data_dir / name, records.blocks())
+        for file, numbers in ((offsets, records.offsets), (crcs, records.crcs if records.count else None)):
+            if numbers is not None:
+                drafts[file] = Draft(plan.data_dir / file, [numbers.tobytes()])
+    written = drafts[name]
+    offsets_crc, crcs_crc = (drafts[file].crc32c if file in drafts else None for file in (offsets, crcs))
     info = ShardInfo(
-        name, records.count, draft.num_bytes, draft.crc32c, records.stride, offsets_crc, label_entropy, crcs_crc
+        name, records.count, written.num_bytes, written.crc32c, records.stride, offsets_crc, label_entropy, crcs_crc
     )
-    return draft, info
+    return [*drafts.values()][::-1], info  # a shard gets its name when the files beside it have theirs
 
 
-def _beside(path: StoragePath, numbers: NDArray[Any] | None) -> str | None:
-    """Writes a file beside a shard, where there is something to write, and returns its CRC32C."""
-    if numbers is None:
-        return None
-    draft = Draft(path, [numbers.tobytes()])
-    draft.publish()
-    return draft.crc32c
+@contextlib.contextmanager
+def _removed_on_error(drafts: Iterable[Draft]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        for draft in drafts:
+            draft.discard()
+        raise
 
 
 def _most_listed(plan: Plan) -> int:

@@ -39,10 +39,11 @@ _KINDS = {
     "cifar100": _Kind("cifar.cifar"),
     "digits": _Kind("digits", packages=("sklearn",)),
     "parquet": _Kind("parquet.parquet", ("image_column", "label_column", "key_column", "keep_columns"), remote=True),
-    "image_folder": _Kind("folders.image_folder"),
+    "idx": _Kind("idx_folder"),
+    "image_folder": _Kind("folders.image_folder", ("follow_links",)),
     "tfrecord": _Kind("records.tfrecord", ("feature_map", "image_shape", "keep_columns"), remote=True),
 }
-_TFDS = _Kind("records.tfds", packages=("tensorflow_datasets",))
+_TFDS = _Kind("records.tfds", ("keep_columns",), packages=("tensorflow_datasets",))
 _OPTIONAL_FLAGS = sorted({flag for kind in _KINDS.values() for flag in kind.flags})
 
 
@@ -64,7 +65,7 @@ def check(options: SourceOptions) -> None:
     kind = _kind(options.dataset)
     for flag in _OPTIONAL_FLAGS:
         if getattr(options, flag) and flag not in kind.flags:
-            takers = [name for name, other in _KINDS.items() if flag in other.flags]
+            takers = [name for name, other in [*_KINDS.items(), (f"{TFDS_PREFIX}NAME", _TFDS)] if flag in other.flags]
             raise UsageError(f"--{flag}: does not apply to --dataset={options.dataset}, only to {', '.join(takers)}")
     if paths.is_url(options.source) and not kind.remote:
         others = " and ".join(name for name, other in _KINDS.items() if other.remote)
@@ -89,7 +90,16 @@ def open_source(options: SourceOptions) -> Source:
         raise
     except OSError as error:  # a parent folder cannot be searched, a name is too long
         raise DataError(f"{error.filename or options.source}: cannot be read: {error.strerror or error}") from None
+    _check_class_names(opened, options)
     return opened
+
+
+def _check_class_names(source: Source, options: SourceOptions) -> None:
+    """Raises DataError where a class name has several lines: TFDS has one per line, and would lose all of them."""
+    for label, name in enumerate(source.class_names):
+        if len(f"{name}.".splitlines()) > 1:
+            where = paths.path_of(options.source) if options.source else options.dataset
+            raise DataError(f"{where}: the name of class {label}, {name!r}, holds a line break; rename the class")
 
 
 def _kind(dataset: str) -> _Kind:

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from beam_jobs.sources import streams
 from beam_jobs.storage.paths import LocalPath
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 
 MAX_FILE = 1 << 30  # 1 GiB: six times the largest file of these data sets, CIFAR-100's train
@@ -72,7 +73,9 @@ def _check_size(path: LocalPath, member: tarfile.TarInfo, number: int) -> None:
     if number >= MAX_MEMBERS:
         raise DataError(f"{path}: has more than {MAX_MEMBERS} members; it is not the published archive")
     if member.size > MAX_FILE or member.offset + member.size > MAX_ARCHIVE:
-        raise DataError(f"{path}: member {member.name!r} of {member.size} bytes is larger than allowed; refused")
+        raise DataError(
+            f"{path}: member {member.name!r} of {count_of(member.size, 'byte')} is larger than allowed; refused"
+        )
 
 
 def _spool(tar: tarfile.TarFile, member: tarfile.TarInfo, path: LocalPath) -> IO[bytes]:
@@ -106,7 +109,7 @@ def _write_member(opened: zipfile.ZipFile, path: LocalPath, member: str, target:
     except KeyError:
         raise DataError(f"{path}: holds no {member}") from None
     if size > MAX_FILE:
-        raise DataError(f"{path}: member {member!r} of {size} bytes is larger than allowed; refused")
+        raise DataError(f"{path}: member {member!r} of {count_of(size, 'byte')} is larger than allowed; refused")
     with streams.partial(target.parent) as written, opened.open(member) as stream:
         written.writelines(streams.blocks(stream, size + 1))
         written.flush()

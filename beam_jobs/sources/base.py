@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 from pipeline.manifest import Feature, SourceFile
 from pipeline.order import hashing
@@ -31,6 +32,7 @@ class SourceOptions:
       keep_columns: other columns to keep as features.
       feature_map: (our name, their name) of `image`, `label` and `key` in foreign records.
       image_shape: (height, width, channels) of raw pixels in foreign records; None if not given.
+      follow_links: whether links that lead out of a folder of images, and links to folders, are followed.
     """
 
     dataset: str
@@ -41,6 +43,7 @@ class SourceOptions:
     keep_columns: tuple[str, ...] = ()
     feature_map: tuple[tuple[str, str], ...] = ()
     image_shape: tuple[int, int, int] | None = None
+    follow_links: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +233,9 @@ def rows_of(parts: Mapping[str, Files], folder: object) -> dict[str, int]:
     for split, part in parts.items():
         if not part.num_rows:
             names = f"{part.names[0]}, ..." if len(part.names) > 1 else part.names[0]
-            raise DataError(f"{folder}: split {split!r} has no row; leave its {len(part.names)} files ({names}) out")
+            raise DataError(
+                f"{folder}: split {split!r} has no row; leave out {count_of(len(part.names), 'file')} ({names})"
+            )
     return {split: part.num_rows for split, part in parts.items()}
 
 

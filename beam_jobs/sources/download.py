@@ -20,6 +20,7 @@ from typing import Any
 
 from beam_jobs.sources import digest, streams
 from beam_jobs.storage.paths import LocalPath
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 
 _PACKAGE = "tensorflow_datasets"
@@ -127,10 +128,10 @@ def _download(
                     size += len(block)
                     show(len(block))
         except requests.RequestException as error:
-            raise _failed(dataset, f"{remote.url}: {_reason(error)} (after {size} bytes)") from None
+            raise _failed(dataset, f"{remote.url}: {_reason(error)} (after {count_of(size, 'byte')})") from None
         if (size, sha256.hexdigest()) != (remote.num_bytes, remote.sha256):
-            expected = f"the registered file of {remote.num_bytes} bytes with SHA-256 {remote.sha256}"
-            raise _failed(dataset, f"{remote.url}: the {size} bytes received are not {expected}")
+            expected = f"the registered file of {remote.num_bytes:,} bytes with SHA-256 {remote.sha256}"
+            raise _failed(dataset, f"{remote.url}: received {count_of(size, 'byte')}, not {expected}")
         partial.flush()
         os.replace(partial.name, folder / remote.name)
 

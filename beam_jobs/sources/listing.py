@@ -6,10 +6,11 @@ import fnmatch
 import glob
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from beam_jobs.storage import paths
 from beam_jobs.storage.paths import LocalPath, RemotePath, StoragePath
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 
 SPLIT_OF_WORD = {  # {Hugging Face's word: our split}
@@ -19,6 +20,7 @@ SPLIT_OF_WORD = {  # {Hugging Face's word: our split}
 }
 SPLITS = tuple(dict.fromkeys(SPLIT_OF_WORD.values()))
 _NUMBERED = re.compile(r"(?P<head>.*-)(?P<index>\d{5,})-of-(?P<count>\d{5,})(?:-[0-9a-f]+)?(?P<tail>.*)")
+GZIP = ".gz"  # follows the name of a compressed file
 _HIDDEN = (".", "_")  # prefixes by which Arrow, Spark and Hive hide what is not data
 
 
@@ -55,6 +57,18 @@ def find(
         for name in names:
             _check_name(root / name, kinds)
     return root, names
+
+
+def check_packed_once(folder: object, names: Iterable[str]) -> None:
+    """Checks that no file lies there both as it is and compressed: `x` and `x.gz` would be one file, read twice.
+
+    Raises:
+      DataError: two do; the message has both names.
+    """
+    present = set(names)
+    for name in sorted(present):
+        if f"{name}{GZIP}" in present:
+            raise DataError(f"{folder}: holds both {name} and {name}{GZIP}, which are one file; remove one of them")
 
 
 def words(name: str) -> list[str]:
@@ -128,6 +142,7 @@ def _check_complete(folder: StoragePath, names: Sequence[str]) -> None:
         missing = next((index for index in range(min(int(count), len(found) + 1)) if index not in found), None)
         if missing is not None:
             raise DataError(
-                f"{folder / head}{missing:0{len(count)}d}-of-{count}{tail}: is missing; the folder has {len(found)} of "
-                f"{int(count)} files; get it, or name the files to take with a glob"
+                f"{folder / head}{missing:0{len(count)}d}-of-{count}{tail}: is missing; the folder "
+                f"has {len(found):,} of "
+                f"{count_of(int(count), 'file')}; get it, or name the files to take with a glob"
             )

@@ -11,7 +11,7 @@ import string
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.sources import archive, base, download, idx
+from beam_jobs.sources import archive, base, download, idx, listing
 from beam_jobs.sources.base import Block, Files, Source, SourceOptions
 from beam_jobs.sources.row_files import RowFile
 from beam_jobs.storage.paths import LocalPath
@@ -109,17 +109,17 @@ def _open_split(folder: LocalPath, dataset: str, split: str) -> tuple[RowFile, R
     if images.shape[1:] != (_SIDE, _SIDE):
         size = "x".join(map(str, images.shape[1:]))
         raise DataError(f"{images.path}: its images are {size}; they must be {_SIDE}x{_SIDE}")
-    if images.shape[0] != labels.shape[0]:
-        raise DataError(f"{images.path} has {images.shape[0]} images, but {labels.path} has {labels.shape[0]} labels")
+    idx.check_pair(images, labels)
     first = _FIRST_LABEL.get(dataset, 0)
     labels.check_labels([("label", first, first + len(CLASS_NAMES[dataset]) - 1)])
     return images, labels
 
 
 def _find(folder: LocalPath, dataset: str, name: str) -> LocalPath:
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.exists():
-            return path
+    found = [each for each in (name, f"{name}{listing.GZIP}") if (folder / each).exists()]
+    listing.check_packed_once(folder, found)
+    if found:
+        return folder / found[0]
     others = [other for other in CLASS_NAMES if other != dataset and _is_of(folder, other)]
     if others and not _is_of(folder, dataset):
         raise DataError(f"{folder}: holds no {name}, but the files of --dataset={' or '.join(others)}")

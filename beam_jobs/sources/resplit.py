@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from beam_jobs.sources import base
 from beam_jobs.sources.base import Block, Source
+from pipeline.commands.text import count_of
 from pipeline.errors import UsageError
 from pipeline.order.hashing import splitmix64
 
@@ -82,7 +83,9 @@ def resplit(source: Source, fractions: dict[str, float]) -> Source:
     for split, rows in splits.items():
         if not rows:
             total = sum(source.splits.values())
-            raise UsageError(f"--split: {split}:{fractions[split]:g} gets none of the {total} rows; give it more")
+            raise UsageError(
+                f"--split: {split}:{fractions[split]:g} gets none of {count_of(total, 'row')}; give it more"
+            )
     own = ("splits", "parts")
     shared = {field.name: getattr(source, field.name) for field in dataclasses.fields(Source) if field.name not in own}
     return ResplitSource(**shared, splits=splits, inner=source, bounds=bounds)

@@ -11,7 +11,7 @@ import itertools
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO
 
 import numpy as np
@@ -101,6 +101,12 @@ class RowFile(KnownFile):
                         raise DataError(f"{self.where}: row {row + wrong[0]}: {name} {value} is not in {low}..{high}")
                 row += len(values)
 
+    def highest(self) -> int:
+        """Returns the highest value of all."""
+        with self.opened() as handle:
+            blocks = streams.scan(handle, self.start, self.start + math.prod(self.shape))
+            return max(int(np.frombuffer(block, np.uint8).max()) for block in blocks)
+
     def _unpacked(self) -> tuple[IO[bytes], tuple[int, int]]:
         if (self.path, self.file) not in _kept and self.unpack:
             self.unpack()
@@ -122,17 +128,14 @@ class RowFile(KnownFile):
 _kept: dict[tuple[StoragePath, SourceFile], tuple[IO[bytes], tuple[int, int]]] = {}
 
 
-def gather(
-    handle: IO[bytes], start: int, rows: NDArray[np.int64], out: NDArray[np.uint8], at: NDArray[np.int64] | None = None
-) -> None:
+def gather(handle: IO[bytes], start: int, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
     """Reads rows of equal length into an array, in file order.
 
     Args:
       handle: the open file.
       start: the byte where row 0 begins.
       rows: int64 (n,).
-      out: uint8 (m, bytes per row), C-contiguous.
-      at: int64 (n,), the row of `out` that each row goes to; by default 0..n - 1.
+      out: uint8 (n, bytes per row), C-contiguous.
 
     Raises:
       EOFError: the file ends too early.
@@ -140,15 +143,27 @@ def gather(
     if not len(rows):
         return
     order = np.argsort(rows)
-    rows, at = rows[order], order if at is None else at[order]
     length = out.shape[1]
     if length < _SMALL_ROW:
-        _gather_spans(handle, start, rows, out, at)
-        return
-    target = out.data.cast("B")
+        _gather_spans(handle, start, rows[order], out, order)
+    else:
+        fill(out, order, itertools.repeat(handle.fileno()), (start + rows[order] * length).tolist())
+
+
+def fill(out: NDArray[np.uint8], at: NDArray[np.int64], descriptors: Iterable[int], offsets: list[int]) -> None:
+    """Reads rows of equal length from any files, one after the other.
+
+    Args:
+      out: uint8 (m, bytes per row), C-contiguous.
+      at: int64 (n,), the row of `out` that each of them goes to.
+      descriptors, offsets: of the open file where each lies, and the byte where it begins.
+
+    Raises:
+      EOFError: a file ends too early.
+    """
+    length, target = out.shape[1], out.data.cast("B")
     views = [(target[begin : begin + length],) for begin in (at * length).tolist()]
-    offsets = (start + rows * length).tolist()
-    if sum(map(os.preadv, itertools.repeat(handle.fileno(), len(rows)), views, offsets)) != len(rows) * length:
+    if sum(map(os.preadv, descriptors, views, offsets)) != len(offsets) * length:
         raise EOFError
 
 

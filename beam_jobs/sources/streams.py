@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import IO
 
 from beam_jobs.storage.paths import LocalPath, StoragePath
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 
@@ -66,7 +67,7 @@ class KnownFile:
     def check_unchanged(self) -> None:
         """Raises DataError if the file's size or time has changed, or it is missing or cannot be read."""
         if (now := stamp(self.path)) != self.stamp:
-            raise changed(self.path, f" ({self.stamp[0]} bytes before, {now[0]} now)")
+            raise changed(self.path, f" ({count_of(self.stamp[0], 'byte')} before, {now[0]:,} now)")
 
 
 def changed(where: object, how: str = "") -> DataError:

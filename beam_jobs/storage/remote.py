@@ -143,11 +143,11 @@ class RemotePath:
 
     def files(self, recursive: bool = False) -> list[str]:
         """Returns the names of the files in this folder, sorted; `a/b` for those in folders in it, if `recursive`."""
-        with one_line(self, "listed"):
-            system, path = self._system()
-            found = system.get_file_info(fs.FileSelector(path, recursive=recursive, allow_not_found=True))
-        start = len(path.rstrip("/")) + 1
-        return sorted(info.path[start:] for info in found if info.type == fs.FileType.File)
+        return self._listed(fs.FileType.File, recursive)
+
+    def folders(self) -> list[str]:
+        """Returns the names of the folders in this folder, sorted; empty ones, too, where the store has such."""
+        return self._listed(fs.FileType.Directory)
 
     def names(self) -> list[str]:
         """Returns the names of the files in this folder."""
@@ -168,8 +168,21 @@ class RemotePath:
                 system, path = self._system()
                 system.delete_file(path)
 
+    def remove_folder(self) -> None:
+        """Removes this folder and all that is in it; `remove` of its last file leaves an empty object for it on S3."""
+        with one_line(self, "removed"), contextlib.suppress(FileNotFoundError):
+            system, path = self._system()
+            system.delete_dir(path)
+
     def sync(self) -> None:
         """Does nothing: what a store has taken is on its disks."""
+
+    def _listed(self, kind: fs.FileType, recursive: bool = False) -> list[str]:
+        with one_line(self, "listed"):
+            system, path = self._system()
+            found = system.get_file_info(fs.FileSelector(path, recursive=recursive, allow_not_found=True))
+        start = len(path.rstrip("/")) + 1
+        return sorted(info.path[start:] for info in found if info.type == kind)
 
     def _info(self) -> Any:
         with one_line(self, "read", missing=True):
@@ -195,7 +208,9 @@ def _root(url: str) -> tuple[fs.FileSystem, str]:
     if isinstance(system, fs.S3FileSystem):  # by default it retries for long, and may wait forever
         _, (options, *_) = system.__reduce__()
         attempts = fs.AwsStandardS3RetryStrategy(max_attempts=_S3_ATTEMPTS)
-        system = fs.S3FileSystem(**{**options, **_S3_LIMITS, "retry_strategy": attempts})
+        # Delayed: up to 10 MiB are one request, not a multipart upload, which a kill leaves and pyarrow cannot list.
+        options |= {**_S3_LIMITS, "retry_strategy": attempts, "allow_delayed_open": True}
+        system = fs.S3FileSystem(**options)
     elif isinstance(system, fs.GcsFileSystem):  # by default it retries for 15 minutes, in which no signal is answered
         _, (options, *_) = system.__reduce__()
         system = fs.GcsFileSystem(**{**options, "retry_time_limit": options["retry_time_limit"] or _GCS_LIMIT})

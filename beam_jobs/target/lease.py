@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from beam_jobs.storage import write
 from beam_jobs.storage.paths import RemotePath
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, RerunError
 
 _LEASE = ".converting.lease"
 RENEW_SECONDS = 20.0
@@ -33,7 +33,7 @@ def held(
       lease_seconds: the age at which another holder's lease has expired.
 
     Raises:
-      UsageError: another conversion holds it.
+      RerunError: another conversion holds it, or was killed while it did.
       DataError: the lease cannot be written.
     """
     lease, mine = data_dir / _LEASE, secrets.token_hex(8).encode()
@@ -59,14 +59,17 @@ def _take(lease: RemotePath, mine: bytes, lease_seconds: float) -> None:
     clock.remove()
     before = _written(lease)
     if before is not None and now - before < lease_seconds * 1e9:
-        raise UsageError(
+        left = lease_seconds - (now - before) / 1e9
+        raise RerunError(
             f"--data_dir={data_dir}: another conversion is writing there, or was killed less than "
-            f"{lease_seconds:.0f} s ago; wait"
+            f"{lease_seconds:.0f} s ago; rerun the same command in {left:.0f} s"
         )
     write.publish(lease, mine)
     time.sleep(_SETTLE_SECONDS)  # of two that found none, the one whose lease is there afterwards continues
     if _written(lease) is None or lease.read_bytes() != mine:
-        raise UsageError(f"--data_dir={data_dir}: another conversion began there at the same time; wait until it ends")
+        raise RerunError(
+            f"--data_dir={data_dir}: another conversion began there at the same time; rerun this one after it has ended"
+        )
 
 
 def _written(lease: RemotePath) -> int | None:

@@ -16,7 +16,8 @@ from beam_jobs.shards import receipts
 from beam_jobs.storage import paths
 from beam_jobs.storage.paths import LocalPath
 from beam_jobs.target import staging
-from pipeline.errors import DataError, PipelineError, UsageError
+from pipeline.commands.text import count_of
+from pipeline.errors import PipelineError, TransientError, UsageError
 from pipeline.manifest import Manifest, naming
 
 
@@ -137,8 +138,9 @@ class LocalTarget:
         needed = plan.num_bytes * plan.config.passes - finished
         if needed > free and not plan.config.compression:
             beside = ", beside the one that it replaces" if replaced else ""
-            raise DataError(
-                f"{self.data_dir}: the data set takes {needed} bytes{beside}, but its disk has {free} free; make room"
+            raise TransientError(
+                f"{self.data_dir}: the data set takes {count_of(needed, 'byte')}{beside}, but its "
+                f"disk has {free:,} free; make room"
             )
 
     def _lock(self, descriptor: int) -> None:

@@ -16,7 +16,7 @@ from beam_jobs.storage.paths import RemotePath
 from beam_jobs.target import lease, staging
 from beam_jobs.target.present import files_of
 from pipeline import manifest
-from pipeline.errors import UsageError
+from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Manifest, naming
 
 
@@ -57,11 +57,13 @@ class RemoteTarget:
             for name in files_of(present) - files_of(manifest.load(self.data_dir)):
                 (self.data_dir / name).remove()
             self.tidy()
-        finally:
-            staging.say_kept(folder)
+        except BaseException as error:
+            with contextlib.suppress(DataError):  # the store may be away
+                staging.say_kept(folder, error)
+            raise
 
     def tidy(self) -> None:
         """Removes the receipts of all conversions; see `LocalTarget`."""
-        for name in self.data_dir.files(recursive=True):
-            if staging.FOLDER.fullmatch(name.partition("/")[0]):
-                (self.data_dir / name).remove()
+        for name in self.data_dir.folders():
+            if staging.FOLDER.fullmatch(name):
+                (self.data_dir / name).remove_folder()

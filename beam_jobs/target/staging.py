@@ -22,7 +22,7 @@ from beam_jobs.storage.paths import LocalPath, StoragePath
 from beam_jobs.target import present
 from pipeline import manifest
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError
+from pipeline.errors import DataError, TransientError
 from pipeline.manifest import Manifest, naming
 
 FOLDER = re.compile(r"\.converting\.tmp-[0-9a-f]{16}")
@@ -38,18 +38,19 @@ def folder_name(digest: str) -> str:
 def opened(data_dir: LocalPath, digest: str) -> Iterator[LocalPath]:
     """Yields the folder of a plan in `data_dir`: a new one, or the one that an earlier run left with its shards.
 
-    The folder is removed at the end; if the conversion failed or was stopped, finished shards are kept, and a line on
-    stderr says so. Raises DataError if it cannot be made.
+    At the end of the block it was published; if the conversion failed or was stopped, finished shards are kept, and a
+    line on stderr says so. Raises DataError if it cannot be made.
     """
     folder = data_dir / folder_name(digest)
     folder.make_folder()
     try:
         yield folder
-    except DataError as error:  # names the final path: users do not know the inner folder
-        raise DataError(str(error).replace(str(folder), str(data_dir))) from error
-    finally:
+    except BaseException as error:
         with contextlib.suppress(DataError):  # the next conversion tries again
-            _leave(folder)
+            _leave(folder, error)
+        if isinstance(error, DataError):  # names the final path: users do not know the inner folder
+            raise type(error)(str(error).replace(str(folder), str(data_dir))) from error
+        raise
 
 
 def remove_leftovers(data_dir: LocalPath, digest: str | None) -> None:
@@ -138,11 +139,16 @@ def move_rejects(folder: StoragePath, data_dir: StoragePath) -> None:
         path.move_to(new)
 
 
-def say_kept(folder: StoragePath) -> int:
-    """Prints how many finished shards are kept in a folder, if there are any, and returns how many."""
+def say_kept(folder: StoragePath, error: BaseException) -> int:
+    """Prints how many finished shards are kept in a folder, if there are any, and returns how many.
+
+    Where the conversion was stopped, or its error may be gone the next time, the line advises to rerun: with invalid
+    data, the same command would fail again.
+    """
     if count := len(receipts.paths_in(folder)):
-        kept = f"kept {count_of(count, 'finished shard')} in {folder}"
-        print(f"{kept}: rerun the same command to resume", file=sys.stderr, flush=True)
+        can_resume = isinstance(error, TransientError) or not isinstance(error, Exception)
+        advice = ": rerun the same command to resume" if can_resume else ""
+        print(f"kept {count_of(count, 'finished shard')} in {folder}{advice}", file=sys.stderr, flush=True)
     return count
 
 
@@ -175,13 +181,13 @@ def _signals_held() -> Iterator[None]:
         signal.raise_signal(held[0])
 
 
-def _leave(folder: LocalPath) -> None:
+def _leave(folder: LocalPath, error: BaseException) -> None:
     """Keeps a folder with finished shards, to resume; removes any other."""
     if not folder.exists():  # published
         return
     for part in _folders(folder):
         write.remove_temporaries(part)
-    if not say_kept(folder):
+    if not say_kept(folder, error):
         _remove(folder)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
-import tempfile
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -71,7 +69,8 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
     workers = runners.use_all_cores(options, seconds(content, config.deep))
     records = sum(split.num_examples for split in content.splits.values())
     with_workers = f" with {workers} processes" if workers > 1 else ""
-    print(f"{config.data_dir}: checking {records} records in {len(content.shards)} shards{with_workers}", flush=True)
+    what = f"{count_of(records, 'record')} in {count_of(len(content.shards), 'shard')}"
+    print(f"{config.data_dir}: checking {what}{with_workers}", flush=True)
     began = time.monotonic()
     report = _run(config, data_dir, content, options)
     for line in lines(report, content, config.deep, time.monotonic() - began):
@@ -102,7 +101,8 @@ def lines(report: Report, content: Manifest, decoded: bool, taken: float) -> lis
     begin = f"{count(report, content)}:" if report.num_problems else "the data set matches its manifest:"
     pixels = ", pixels looked at" if decoded else ""
     found.append(
-        f"{begin} {report.records} records in {len(content.shards)} shards, {report.num_bytes} bytes read{pixels}, "
+        f"{begin} {count_of(report.records, 'record')} in {count_of(len(content.shards), 'shard')}, "
+        f"{count_of(report.num_bytes, 'byte')} read{pixels}, "
         f"{taken:.1f} s, {report.records / max(taken, 1e-9):,.0f} records/s"
     )
     return found
@@ -110,17 +110,18 @@ def lines(report: Report, content: Manifest, decoded: bool, taken: float) -> lis
 
 def count(report: Report, content: Manifest) -> str:
     """Returns how many problems there are, and in how many shards."""
-    where = f"{report.bad_shards} of {len(content.shards)} shards" if report.bad_shards else "the manifest's totals"
+    where = (
+        f"{report.bad_shards:,} of {count_of(len(content.shards), 'shard')}" if report.bad_shards else "the other files"
+    )
     return f"{count_of(report.num_problems, 'problem')} in {where}"
 
 
 def _run(config: ValidateConfig, data_dir: StoragePath, content: Manifest, options: PipelineOptions) -> Report:
     with quiet.loading():
-        from beam_jobs.runs import run  # noqa: PLC0415 (as above)
+        from beam_jobs.runs import run, temporary  # noqa: PLC0415 (as above)
         from beam_jobs.validation import job, progress  # noqa: PLC0415 (as above)
-    # After Ctrl-C a runner's threads still write there.
-    with tempfile.TemporaryDirectory(prefix="stepfeed-", ignore_cleanup_errors=True) as folder:
-        marks = pathlib.Path(folder) / "marks"
+    with temporary.folder() as folder:
+        marks = folder / "marks"
         marks.mkdir()
         file = paths.path_of(config.report or f"{folder}/report.json")
         validation = job.Validation(data_dir, content, config.deep, file, marks)

@@ -1,4 +1,4 @@
-"""What is wrong with a data set as a whole: repeated keys, and totals that do not match its shards."""
+"""What is wrong with a data set as a whole: repeated keys, totals that do not match its shards, TFDS's files."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from beam_jobs.examples.statistics import moments
-from beam_jobs.shards import reader
+from beam_jobs.shards import reader, tfds_info
 from beam_jobs.shards.key_check import Repeated
 from beam_jobs.shards.manifest_writer import STATISTICS_SPLIT, size_histogram
 from beam_jobs.storage.paths import StoragePath
 from beam_jobs.validation.report import MOST_LISTED, Problem, ShardReport
+from pipeline.commands.text import count_of
 from pipeline.manifest import Manifest, SplitInfo, naming
 
 _MOST_NAMED = 3  # labels or sizes in one line
@@ -56,6 +57,30 @@ def total_problems(manifest: Manifest, shards: Sequence[ShardReport], decodes: b
         yield Problem(len(shards), -1, naming.MANIFEST, "", text)
 
 
+def tfds_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Problem]:
+    """Yields what is wrong with the files from which TensorFlow Datasets learns what the manifest says.
+
+    Beside foreign records they are somebody else's.
+    """
+    made = tfds_info.metadata_files(manifest)
+    for name in naming.TFDS_FILES if manifest.has_images else ():
+        text = _tfds_problem(data_dir / name, made.get(name))
+        if text:
+            yield Problem(len(manifest.shards), -1, name, "", text)
+
+
+def _tfds_problem(path: StoragePath, made: bytes | None) -> str | None:
+    try:
+        found = path.read_bytes()
+    except FileNotFoundError:
+        return "is missing; TensorFlow Datasets needs it" if made is not None else None
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
+    if made is None:
+        return "does not belong to this data set; TensorFlow Datasets would read it"
+    return None if found == made else "was edited: it is not what the manifest says; TensorFlow Datasets would read it"
+
+
 def _split_problems(split: SplitInfo, shards: Sequence[ShardReport]) -> Iterator[str]:
     labels: Counter[int] = sum((shard.labels for shard in shards), Counter())
     sizes: Counter[tuple[int, int]] = sum((shard.sizes for shard in shards), Counter())
@@ -69,7 +94,10 @@ def _split_problems(split: SplitInfo, shards: Sequence[ShardReport]) -> Iterator
 
 def _differences(said: dict, found: dict, what: str) -> str:
     names = sorted(name for name in said.keys() | found.keys() if said.get(name, 0) != found.get(name, 0))
-    named = [f"{said.get(n, 0)} examples of {what}{n}, there are {found.get(n, 0)}" for n in names[:_MOST_NAMED]]
+    named = [
+        f"{count_of(said.get(n, 0), 'example')} of {what}{n}, there are {found.get(n, 0):,}"
+        for n in names[:_MOST_NAMED]
+    ]
     more = [f"and {len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
     return "; ".join([*named, *more])
 

@@ -9,6 +9,7 @@ import numpy as np
 from beam_jobs.examples import images
 from beam_jobs.examples.images import BadImageError
 from beam_jobs.validation.report import ShardReport
+from pipeline.commands.text import count_of
 from pipeline.manifest import Feature, Manifest
 from pipeline.records import example_proto
 from pipeline.records.example_proto import Values
@@ -87,7 +88,10 @@ class ExampleCheck:
     def _image_problem(self, data: bytes) -> str | None:
         if self._raw_shape:
             if len(data) != math.prod(self._raw_shape):
-                return f"its image has {len(data)} bytes, not the {math.prod(self._raw_shape)} of {_text(self._image)}"
+                return (
+                    f"its image has {count_of(len(data), 'byte')}, not the "
+                    f"{math.prod(self._raw_shape)} of {_text(self._image)}"
+                )
             self._report.sizes[self._raw_shape[:2]] += 1
             if self._decodes:
                 self._raw.append(data)
@@ -128,9 +132,9 @@ def _kind_problem(feature: Feature, values: Values) -> str | None:
         return f"holds {kind}, the manifest says {feature.dtype}"
     _, count = _usual(feature)
     if count is not None:
-        return None if len(values) == count else f"has {len(values)} values, the manifest says {count}"
+        return None if len(values) == count else f"has {count_of(len(values), 'value')}, the manifest says {count}"
     unit = math.prod(size for size in feature.shape if size is not None)
-    return f"has {len(values)} values, not a multiple of {unit}" if unit and len(values) % unit else None
+    return f"has {count_of(len(values), 'value')}, not a multiple of {unit}" if unit and len(values) % unit else None
 
 
 def _text(feature: Feature) -> str:

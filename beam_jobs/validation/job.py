@@ -66,9 +66,10 @@ class Validation(ShardJob):
         shards = [by_number[number] for number in self.shards]
         keys = dataset.key_problems(self.data_dir, self.manifest, repeated)
         totals = dataset.total_problems(self.manifest, shards, self.decodes)
+        beside = dataset.tfds_problems(self.data_dir, self.manifest)
         if not self.report.is_remote and not self.report.parent.is_dir():
             raise DataError(
                 f"{self.report.parent}: a worker cannot reach this folder; give --report=FILE in one that it can"
             )
-        write.publish(self.report, report.combined(shards, [*keys, *totals]).to_bytes())
+        write.publish(self.report, report.combined(shards, [*keys, *totals, *beside]).to_bytes())
         return str(self.report)

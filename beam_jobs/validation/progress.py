@@ -6,6 +6,7 @@ import contextlib
 import os
 
 from beam_jobs.runs.display import Display
+from pipeline.commands.text import count_of
 from pipeline.manifest import Manifest
 
 
@@ -21,7 +22,7 @@ class Progress(Display):
     def text(self) -> str:
         """Returns the progress in one line."""
         done, total, rate = (f"{num_bytes / (1 << 20):,.1f}" for num_bytes in (self.done, self.total, self.rate))
-        return f"{self.finished} of {len(self._sizes)} shards, {done} of {total} MiB, {rate} MiB/s"
+        return f"{self.finished:,} of {count_of(len(self._sizes), 'shard')}, {done} of {total} MiB, {rate} MiB/s"
 
     def _look(self) -> None:
         with contextlib.suppress(OSError):

@@ -15,6 +15,7 @@ from beam_jobs.shards.key_check import KeyHashes
 from beam_jobs.storage.paths import StoragePath
 from beam_jobs.validation.example import ExampleCheck
 from beam_jobs.validation.report import Problem, ShardReport
+from pipeline.commands.text import count_of
 from pipeline.manifest import Manifest, naming
 from pipeline.records import sidecar
 from pipeline.records.walk import Frame, location, walk
@@ -98,7 +99,7 @@ class _Check:
         if frame.end == frame.offset:  # the walk ended here
             self._ended = False
             rest = self._info.num_examples - frame.number - 1
-            problems[0] += f"; the {rest} records after it cannot be found" if rest > 0 else ""
+            problems[0] += f"; the {count_of(rest, 'record')} after it cannot be found" if rest > 0 else ""
         else:
             self._begins.append(frame.offset)
             self._crcs.append(frame.crc)
@@ -106,7 +107,9 @@ class _Check:
                 None,
                 frame.end - frame.offset,
             ):
-                problems.append(f"it takes {frame.end - frame.offset} bytes, but the stride is {self._info.stride}")
+                problems.append(
+                    f"it takes {count_of(frame.end - frame.offset, 'byte')}, but the stride is {self._info.stride}"
+                )
         self._damaged |= bool(problems)
         key = None
         if frame.record is None:
@@ -125,14 +128,14 @@ class _Check:
     def _check_file(self, crc: str) -> None:
         info = self._info
         if self._report.num_bytes != info.num_bytes:
-            self.add(f"has {self._report.num_bytes} bytes, the manifest says {info.num_bytes}")
+            self.add(f"has {count_of(self._report.num_bytes, 'byte')}, the manifest says {info.num_bytes:,}")
         elif crc != info.crc32c and not self._damaged:
             # Else the damaged records say it already.
             others = [other.file for other in self._manifest.shards if other.crc32c == crc]
             swapped = f"; that is the CRC32C of {others[0]}" if others else ""
             self.add(f"every record is whole, but the file's CRC32C is {crc}, the manifest says {info.crc32c}{swapped}")
         if self._ended and len(self._begins) != info.num_examples:
-            self.add(f"has {len(self._begins)} records, the manifest says {info.num_examples}")
+            self.add(f"has {count_of(len(self._begins), 'record')}, the manifest says {info.num_examples:,}")
 
     def _beside(self, name: str, parse: Callable[..., NDArray[Numbers]], crc: str | None) -> NDArray[Numbers] | None:
         """Returns the numbers in a file beside the shard; None where there is none, or not the one that is listed."""

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.audit import key_log, seen, tables
+from pipeline.audit import budget, key_log, seen, tables
 from pipeline.audit.claims import check_all
 from pipeline.audit.contract import Contract
 from pipeline.audit.key_log import Header
@@ -41,6 +41,9 @@ def run(config: AuditConfig) -> None:
     header = seen.first_header(logs) if logs else None
     source = _source(config, header)
     topologies = _topologies(config, source.spec.global_batch_size, header)
+    if config.exhaustive:
+        for topology in topologies:
+            budget.check_memory(source.order, topology)
     print("\n".join(tables.heading(source, config.epoch, topologies[0])), flush=True)
     is_complete = _prove(config, source, topologies)
     readings = [Reading(source, config.epoch, topology) for topology in topologies]

@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from pipeline.audit.reading import Reading
-from pipeline.audit.tables import scale_of
-from pipeline.commands.text import count_of
+from pipeline.commands.text import count_of, scale_of, size_of
 
 _MOST_SHARDS = 300  # told apart: stripes as thin as pixels would show a pattern that is not there
 _MOST_NAMED = 12  # shards with a name
@@ -34,8 +33,9 @@ def draw(reading: Reading, png: str) -> None:
     _draw_shards(shards, reading, scale)
     streams = _draw_workers(main, reading, scale)
     edges = np.arange(reading.topology.workers + 1) - 0.5
-    total.stairs(reading.worker_bytes / scale, edges, orientation="horizontal", fill=True, color=_BLUE)
-    total.set_xlabel(f"{unit} that a worker reads")
+    each, of_each = scale_of(int(reading.worker_bytes.max()))
+    total.stairs(reading.worker_bytes / each, edges, orientation="horizontal", fill=True, color=_BLUE)
+    total.set_xlabel(f"{of_each} that a worker reads")
     total.tick_params(labelbottom=True)
     _draw_times(times, reading, scale)
     times.set_xlabel(f"{unit} of the split, in the order in which this epoch lays its shards")
@@ -43,19 +43,19 @@ def draw(reading: Reading, png: str) -> None:
     legend.set_axis_off()
     bar = legend.inset_axes((0.05, 0.2, 0.9, 0.25))
     figure.colorbar(streams, cax=bar, orientation="horizontal", label="stream", ticks=MaxNLocator(integer=True))
-    figure.suptitle(_title(reading, scale, unit), x=0.01, ha="left", fontsize=12)
+    figure.suptitle(_title(reading), x=0.01, ha="left", fontsize=12)
     figure.savefig(png)
 
 
-def _title(reading: Reading, scale: int, unit: str) -> str:
+def _title(reading: Reading) -> str:
     source = reading.source
     return (
         f"Who reads what in epoch {reading.epoch}: split {source.spec.split} of {source.manifest.dataset}, "
         f"{source.order.num_records:,} records, {reading.topology}\n"
         f"The epoch lays the shards end to end and cuts them into "
         f"{count_of(source.order.streams, 'stream')}; a worker reads the streams that have rows of its "
-        f"replicas:\n{reading.worker_bytes.mean() / scale:,.1f} {unit} of {reading.split_bytes / scale:,.1f} {unit} on "
-        f"average; together the workers read the split {reading.amplification:.2f} times"
+        f"replicas:\n{size_of(int(reading.worker_bytes.mean()))} of {size_of(reading.split_bytes)} on average; "
+        f"together the workers read the split {reading.amplification:.2f} times"
     )
 
 

@@ -42,9 +42,10 @@ def _check_order(source: ResolvedRequest, contract: Contract) -> str:
     rows = contract.steps_per_epoch * contract.global_batch_size
     dropped = contract.num_records - contract.records_fed
     return (
-        f"{count_of(len(contract.counts), 'shard')}, {contract.num_records:,} records; "
-        f"{contract.steps_per_epoch:,} steps of {contract.global_batch_size:,} rows: {contract.records_fed:,} real, "
-        f"{rows - contract.records_fed:,} padding" + (f", {dropped:,} records dropped" if dropped else "")
+        f"{count_of(len(contract.counts), 'shard')}, {count_of(contract.num_records, 'record')}; "
+        f"{count_of(contract.steps_per_epoch, 'step')} of {count_of(contract.global_batch_size, 'row')}: "
+        f"{contract.records_fed:,} real, {rows - contract.records_fed:,} padding"
+        + (f", {dropped:,} records dropped" if dropped else "")
     )
 
 

@@ -7,10 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from pipeline.audit.contract import Contract
 from pipeline.audit.topology import Topology
 from pipeline.order.arrays import NumpyArrays
-from pipeline.order.feed import make_feed
 from pipeline.order.laid_shards import LaidShards
 from pipeline.order.order import I64
 from pipeline.resolved import ResolvedRequest
@@ -103,15 +101,18 @@ class Reading:
     def windows_memory(self) -> I64:
         """Decoded bytes of the two largest windows of each of a worker's streams: int64 (W,)."""
         order = self.source.order
-        begin, end = make_feed(order, None, NumpyArrays()).window_bounds(np.arange(order.windows)[:, None])
-        largest = np.sort(end - begin, axis=0)[-_WINDOWS:].sum(axis=0)
+        least, larger = np.divmod(np.diff(order.stream_bounds()), order.windows)  # records; windows with one more
+        in_memory = min(_WINDOWS, order.windows)
+        largest = in_memory * least + np.minimum(larger, in_memory)
         sums = np.concatenate([[0], np.cumsum(largest)]) * self.source.spec.record_bytes
         return np.diff(sums[self.streams])[:, 0]
 
     @cached_property
     def padding(self) -> I64:
         """Rows of weight 0 of each worker in the epoch's last step: int64 (W,)."""
-        contract = Contract.of(self.source)
-        _, real = contract.batch(contract.steps_per_epoch - 1)
-        before = np.concatenate([[0], np.cumsum(~real)])
-        return np.diff(before[self.topology.worker_rows()])[:, 0]
+        order, width = self.source.order, self.source.order.rows_per_stream
+        left = np.diff(order.stream_bounds()) - (order.steps_per_epoch - 1) * width
+        real = np.append(np.clip(left, 0, width), width)  # of each stream's rows, which padding follows
+        stream, row = np.divmod(self.topology.worker_rows(), width)
+        before = np.concatenate([[0], np.cumsum(width - real)])[stream] + np.maximum(row - real[stream], 0)
+        return np.diff(before)[:, 0]

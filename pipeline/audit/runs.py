@@ -8,6 +8,7 @@ from itertools import zip_longest
 import numpy as np
 from tqdm import tqdm
 
+from pipeline.audit import budget
 from pipeline.audit.claims import Check, Fault
 from pipeline.audit.contract import Contract
 from pipeline.audit.replay import Fed, replay
@@ -16,10 +17,9 @@ from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import make_feed
 from pipeline.resolved import ResolvedRequest
 
-_BUDGET = 1 << 24  # records that are replayed, about 4 seconds; an epoch with no more is replayed as a whole
 _PLAN = 1 << 13  # records that take as long as a plan takes in any case
 _SHOW_AFTER = 2.0  # seconds until there is a bar
-_FEW = 8  # resumed runs, at least
+_FEW = 8  # resumed runs, at least; 2 where their windows or steps are very large
 _GOLDEN = 0.6180339887498949  # its multiples, modulo 1, are spread evenly
 
 
@@ -39,8 +39,14 @@ class Runs:
         self._feeds = [make_feed(order, topology.shard(w), arrays) for w in range(topology.workers)]
         self._windows = topology.workers * contract.windows
         streams = sum(len(feed.streams) for feed in self._feeds)
-        self._cost = streams * contract.num_records // contract.streams + self._windows * _PLAN
-        self.is_complete = exhaustive or self._cost <= _BUDGET
+        read, fed = (
+            streams * contract.num_records // contract.streams,
+            contract.steps_per_epoch * order.global_batch_size,
+        )
+        self._cost = max(read, fed) + self._windows * _PLAN
+        self._part = budget.part_size(order, topology)
+        self._few = max(2, min(_FEW, budget.BUDGET // self._part))
+        self.is_complete = exhaustive or max(self._cost, self._part) <= budget.BUDGET
 
     def checks(self, other: Topology | None = None) -> list[Check]:
         """Returns the checks of the runs.
@@ -77,9 +83,12 @@ class Runs:
             self._times = np.zeros(self._contract.num_records, np.uint8)
             self._real_rows = 0
             windows, rows = self._replay(self._whole_epoch(), self._windows)
-            resumed = f"; {self._replay(self._parts(_FEW), 2 * _FEW)[0]} again, in runs that resume at some step"
+            resumed = (
+                f"; {self._replay(self._parts(self._few), 2 * self._few)[0]} again, in runs that resume at some step"
+            )
             return f"all {windows:,} windows of the workers replayed, {rows:,} rows{resumed}"
-        count = max(_FEW, _BUDGET * self._windows // self._cost // 2)
+        budget.check_part(self._part)
+        count = max(self._few, budget.BUDGET * self._windows // self._cost // 2)
         windows, rows = self._replay(self._parts(count), 2 * count)
         what = "in runs that resume at steps spread over the epoch; --exhaustive replays all"
         return f"{windows:,} of {self._windows:,} windows of the workers replayed, {rows:,} rows, {what}"
@@ -97,7 +106,8 @@ class Runs:
     def _replay(self, plans: Iterator[Fed], count: int) -> tuple[int, int]:
         """Returns how many windows were replayed, and rows."""
         windows = rows = 0
-        for fed in tqdm(plans, total=count, unit=" windows", delay=_SHOW_AFTER, disable=None, leave=False):
+        delay = _SHOW_AFTER if self._part <= budget.BUDGET >> 3 else 0  # the first of them may take long
+        for fed in tqdm(plans, total=count, unit=" windows", delay=delay, disable=None, leave=False):
             windows, rows = windows + 1, rows + fed.records.size
         return windows, rows
 
@@ -121,8 +131,8 @@ class Runs:
     def _spread(self, count: int) -> Iterator[tuple[int, int]]:
         """Yields workers and steps at which their runs begin: the corners, and others between them."""
         workers, steps = len(self._feeds), self._contract.steps_per_epoch
-        corners = [(w, t) for w in (0, workers - 1) for t in (0, steps - 1)]
-        yield from dict.fromkeys(corners)
+        corners = [(0, 0), (workers - 1, steps - 1), (0, steps - 1), (workers - 1, 0)]
+        yield from dict.fromkeys(corners[:count])
         for i in range(1, count - len(corners) + 1):
             yield i * workers // count, int(i * _GOLDEN % 1 * steps)
 

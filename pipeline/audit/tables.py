@@ -9,15 +9,15 @@ import numpy as np
 from pipeline.audit.observed import Report
 from pipeline.audit.reading import Reading
 from pipeline.audit.topology import Topology
-from pipeline.commands.text import count_of, range_of, table
+from pipeline.commands.text import count_of, range_of, size_of, sizes_of, table
 from pipeline.order.order import Order
+from pipeline.order.sharing import sharing_note
 from pipeline.resolved import ResolvedRequest
 
 GIVEN = "given  the shards hold what the manifest says: beam_jobs.validate checks that"
 _MOST_WORKERS = 16  # listed, half of them from the end
 _MOST_FILES = 3  # of a worker, listed
 _MOST_EPOCHS = 20  # of a run, listed: the last
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def heading(source: ResolvedRequest, epoch: int, topology: Topology) -> list[str]:
@@ -42,18 +42,17 @@ def reading_lines(reading: Reading, list_all: bool) -> list[str]:
     if len(shown) < workers:
         hidden = f"{workers - len(shown):,} more: --list_all"
         rows.insert(half, [("worker", "..."), *[("", "")] * (len(rows[0]) - 2), ("shards", hidden)])
-    scale, unit = scale_of(reading.split_bytes)
-    memory_scale, memory_unit = scale_of(int(reading.memory.max()))
-    each = f"{range_of(reading.worker_bytes / scale, 1)} {unit}{', once per run' if _is_kept(reading) else ''}"
+    once = ", once per run" if _is_kept(reading) else ""
+    note = sharing_note(reading.source.spec, reading.source.order, workers)
     return [
         "",
         *table(rows, left=("shards",)),
         f"read amplification {reading.amplification:.2f}: all workers together read "
-        f"{reading.worker_bytes.sum() / scale:,.1f} {unit} of a split of {reading.split_bytes / scale:,.1f} {unit}; a "
-        f"worker reads {each}",
-        f"memory: 2 x shuffle_bytes x a worker's streams / K, at most {reading.memory.max() / memory_scale:,.1f} "
-        f"{memory_unit} of decoded images; the two largest windows of each stream take "
-        f"{reading.windows_memory.max() / memory_scale:,.1f} {memory_unit}",
+        f"{size_of(reading.worker_bytes.sum())} of a split of {size_of(reading.split_bytes)}; a "
+        f"worker reads {sizes_of(reading.worker_bytes)}{once}",
+        *([f"note: {note}"] if note else []),
+        f"memory: 2 x shuffle_bytes x a worker's streams / K, at most {size_of(reading.memory.max())} of decoded "
+        f"images; the two largest windows of each stream take {size_of(reading.windows_memory.max())}",
         f"padding: {int(reading.padding.sum()):,} of the last step's {reading.source.spec.global_batch_size:,} rows "
         f"have weight 0; a worker has {range_of(reading.padding)} of them",
     ]
@@ -61,28 +60,20 @@ def reading_lines(reading: Reading, list_all: bool) -> list[str]:
 
 def comparison_lines(readings: Sequence[Reading]) -> list[str]:
     """Returns how what is read differs between topologies."""
-    scale, unit = scale_of(readings[0].split_bytes)
-    memory_scale, memory_unit = scale_of(max(int(r.memory.max()) for r in readings))
     rows = [
         [
             ("topology", str(r.topology)),
             ("rows per replica", f"{r.topology.global_batch_size // r.topology.replicas:,}"),
             ("streams per worker", range_of(np.diff(r.streams)[:, 0])),
             ("shards per worker", range_of(np.diff(r.worker_shards)[:, 0])),
-            (f"{unit} per worker", range_of(r.worker_bytes / scale, 1)),
-            (f"{unit} in all", f"{r.worker_bytes.sum() / scale:,.1f}"),
+            ("read per worker", sizes_of(r.worker_bytes)),
+            ("read in all", size_of(r.worker_bytes.sum())),
             ("amplification", f"{r.amplification:.2f}"),
-            (f"memory {memory_unit} per worker", range_of(r.memory / memory_scale, 1)),
+            ("memory per worker", sizes_of(r.memory)),
         ]
         for r in readings
     ]
     return ["", *table(rows)]
-
-
-def scale_of(num_bytes: int) -> tuple[int, str]:
-    """Returns the unit to show so many bytes in: its bytes and its name."""
-    power = min(len(_UNITS) - 1, max(0, num_bytes.bit_length() - 1) // 10)
-    return 1 << 10 * power, _UNITS[power]
 
 
 def report_lines(report: Report, steps_per_epoch: int) -> list[str]:
@@ -106,9 +97,9 @@ def report_lines(report: Report, steps_per_epoch: int) -> list[str]:
 
 
 def verdict(order: Order, topology: Topology, is_complete: bool) -> str:
-    """Returns the line of a proof that holds; if not `is_complete`, of the windows that were replayed."""
+    """Returns the line of a proof that holds; if not `is_complete`, of what was checked of it."""
     if not is_complete:
-        return "no fault in the windows that were replayed; --exhaustive replays all of them and counts every record"
+        return "no fault in what was checked; --exhaustive replays every window and counts every record"
     seen = min(order.num_records, order.steps_per_epoch * order.global_batch_size)
     each = f"each of {seen:,} records" if seen == order.num_records else f"{seen:,} of {order.num_records:,} records"
     return (
@@ -118,8 +109,6 @@ def verdict(order: Order, topology: Topology, is_complete: bool) -> str:
 
 
 def _worker_row(reading: Reading, worker: int, list_all: bool) -> list[tuple[str, str]]:
-    scale, unit = scale_of(reading.split_bytes)
-    memory_scale, memory_unit = scale_of(int(reading.memory.max()))
     files = [name.split("-of-")[0] for name in reading.shards_of(worker)]
     listed = files if list_all else files[:_MOST_FILES]
     more = f" and {len(files) - len(listed):,} more" if len(files) > len(listed) else ""
@@ -128,9 +117,9 @@ def _worker_row(reading: Reading, worker: int, list_all: bool) -> list[tuple[str
         ("rows", _span(*reading.topology.worker_rows()[worker])),
         ("streams", _span(*reading.streams[worker])),
         ("records", f"{np.diff(reading.positions[worker])[0]:,}"),
-        (unit, f"{reading.worker_bytes[worker] / scale:,.1f}"),
+        ("reads", size_of(reading.worker_bytes[worker])),
         ("of the split", f"{reading.worker_bytes[worker] / reading.split_bytes:.1%}"),
-        (f"memory {memory_unit}", f"{reading.memory[worker] / memory_scale:,.1f}"),
+        ("memory", size_of(reading.memory[worker])),
         ("padding", f"{reading.padding[worker]:,}"),
         ("shards", f"{len(files):,}: {' '.join(listed)}{more}"),
     ]

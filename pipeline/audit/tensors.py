@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.audit import budget
 from pipeline.audit.claims import Check, Fault, NotCheckedError
 from pipeline.audit.topology import Topology
 from pipeline.commands import quiet
@@ -24,9 +25,11 @@ def tensor_check(order: Order, epoch: int, topology: Topology) -> Check:
 
 
 def _check(order: Order, epoch: int, topology: Topology) -> str:
-    windows, count = _some(order.windows, _WINDOWS), 0
     if importlib.util.find_spec("tensorflow") is None:
         raise NotCheckedError("TensorFlow is not installed here; only NumPy's plans were checked")
+    part = budget.part_size(order, topology)
+    budget.check_part(part)
+    windows, count = _some(order.windows, max(1, min(_WINDOWS, budget.BUDGET // 4 // part))), 0
     with quiet.loading():
         import tensorflow as tf  # noqa: PLC0415
 

@@ -12,6 +12,8 @@ from pipeline.errors import UsageError
 from pipeline.order.counts import check_replicas
 from pipeline.order.sharding import Shard
 
+_MOST = 1 << 20  # replicas
+
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
@@ -23,7 +25,7 @@ class Topology:
       global_batch_size: G.
 
     Raises:
-      UsageError: W does not divide R, or R does not divide G.
+      UsageError: W does not divide R, R does not divide G, or R is more than 1,048,576.
     """
 
     workers: int
@@ -33,6 +35,10 @@ class Topology:
     def __post_init__(self) -> None:
         if self.workers < 1 or self.replicas < 1:
             raise UsageError(f"workers={self.workers}, replicas={self.replicas}: must be 1 or more")
+        if self.replicas > _MOST:
+            raise UsageError(
+                f"{self.replicas:,} replicas on {self.workers:,} workers: the audit takes at most {_MOST:,}"
+            )
         if self.replicas % self.workers:
             raise UsageError(f"{self.replicas} replicas on {self.workers} workers: each must feed the same number")
         check_replicas(self.global_batch_size, self.replicas)

@@ -7,6 +7,7 @@ import tensorflow as tf
 from pipeline.batch.components import choose
 from pipeline.batch.dataset import Run, resident, windowed
 from pipeline.batch.decoded_split import load
+from pipeline.commands.text import size_of
 from pipeline.errors import UsageError
 from pipeline.order.feed import Feed, make_feed
 from pipeline.order.order import OrderSpec
@@ -46,6 +47,6 @@ def _check_memory(spec: OrderSpec, feed: Feed) -> None:
     if needed > limit:
         raise UsageError(
             f"shuffle_bytes={spec.shuffle_bytes}, {len(feed.streams)} of {spec.streams} streams: needs "
-            f"{needed >> 20:,} MiB on this worker, which has {limit >> 20:,} MiB; give a smaller shuffle_bytes "
+            f"{size_of(needed)} on this worker, which has {size_of(limit)}; give a smaller shuffle_bytes "
             "(another order), or more workers"
         )

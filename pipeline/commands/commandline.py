@@ -20,8 +20,8 @@ _Config = TypeVar("_Config")
 
 _EXTRA_OF = {
     "tensorflow": "train",
-    **dict.fromkeys(("apache_beam", "tensorflow_datasets", "array_record"), "convert"),
-    "sklearn": "demo",
+    **dict.fromkeys(("apache_beam", "pyarrow", "tensorflow_datasets", "array_record"), "convert"),
+    **dict.fromkeys(("matplotlib", "sklearn"), "demo"),
 }
 
 

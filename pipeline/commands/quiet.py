@@ -27,11 +27,9 @@ def loading() -> Iterator[None]:
     TF_CPP_MIN_LOG_LEVEL is set.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
     sys.stderr.flush()
     terminal = os.dup(2)
-    with tempfile.TemporaryFile() as held:
+    with tempfile.TemporaryFile() as held, logs():
         os.dup2(held.fileno(), 2)
         try:
             yield
@@ -39,8 +37,18 @@ def loading() -> Iterator[None]:
             sys.stderr.flush()
             os.dup2(terminal, 2)
             os.close(terminal)
-            logging.disable(disabled)
             held.seek(0)
             for line in held:
                 if not _HARMLESS.match(line):
                     os.write(2, line)
+
+
+@contextlib.contextmanager
+def logs() -> Iterator[None]:
+    """Context that drops log entries, up to warnings."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)

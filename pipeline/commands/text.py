@@ -1,13 +1,15 @@
-"""Text for people: numbers with their nouns, ranges, and aligned columns."""
+"""Text for people: numbers with their nouns, sizes, ranges, and aligned columns."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
-def count_of(number: int, noun: str) -> str:
-    """Returns a number with its noun: `1 worker`, `1,024 workers`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+def count_of(number: int, noun: str, plural: str = "") -> str:
+    """Returns a number with its noun: `1 worker`, `1,024 workers`; `plural` is for nouns that do not just add an s."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def range_of(values: Iterable[float], digits: int = 0) -> str:
@@ -15,6 +17,28 @@ def range_of(values: Iterable[float], digits: int = 0) -> str:
     ordered = sorted(values)
     low, high = (f"{value:,.{digits}f}" for value in (ordered[0], ordered[-1]))
     return low if low == high else f"{low} to {high}"
+
+
+def scale_of(num_bytes: int) -> tuple[int, str]:
+    """Returns the unit to show so many bytes in: its bytes and its name."""
+    power = min(len(_UNITS) - 1, max(0, int(num_bytes).bit_length() - 1) // 10)
+    return 1 << 10 * power, _UNITS[power]
+
+
+def size_of(num_bytes: int) -> str:
+    """Returns a number of bytes in the unit that fits it: `740 bytes`, `8.4 MiB`."""
+    scale, unit = scale_of(num_bytes)
+    return f"{num_bytes / scale:,.{0 if scale == 1 else 1}f} {unit}"
+
+
+def sizes_of(values: Iterable[int]) -> str:
+    """Returns the smallest and the largest of some numbers of bytes: `9.0 to 11.5 MiB`, or one where equal."""
+    ordered = sorted(values)
+    low, high = size_of(ordered[0]), size_of(ordered[-1])
+    if low == high:
+        return low
+    number, unit = low.split()
+    return f"{number if high.endswith(unit) else low} to {high}"
 
 
 def table(rows: Sequence[Sequence[tuple[str, str]]], left: Collection[str] = ()) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import tqdm
 
 from pipeline import manifest as manifests
-from pipeline.commands.text import count_of
+from pipeline.commands.text import count_of, size_of
 from pipeline.errors import DataError, UsageError
 from pipeline.index.choice import choose
 from pipeline.index.drafts import Drafts, drafts_in
@@ -50,7 +50,7 @@ def run(config: IndexConfig) -> None:
     print(f"{config.data_dir}: {count:,} records, all CRCs are correct, {time.monotonic() - began:.1f} s")
     for name, split in made.splits.items():
         records, files = count_of(split.num_examples, "record"), count_of(len(split.shards), "file")
-        print(f"  {name}: {records} in {files}, {split.num_bytes / (1 << 20):,.1f} MiB")
+        print(f"  {name}: {records} in {files}, {size_of(split.num_bytes)}")
     print(f"feed them: pipeline.input_fn({config.data_dir!r}, ..., parse=FUNCTION)")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.commands.text import range_of, table
+from pipeline.commands.text import range_of, size_of, table
 from pipeline.manifest import Feature, Manifest, SplitInfo
 from pipeline.manifest.manifest import IMAGE_FEATURES
 
@@ -60,7 +60,7 @@ def _split_row(name: str, split: SplitInfo) -> list[tuple[str, str]]:
         ("split", name),
         ("shards", f"{len(split.shards):,}"),
         ("examples", f"{split.num_examples:,}"),
-        ("MiB", f"{split.num_bytes / (1 << 20):,.1f}"),
+        ("size", size_of(split.num_bytes)),
         ("examples per shard", range_of(shard.num_examples for shard in split.shards)),
         ("rejects", f"{split.num_rejects:,}"),
     ]

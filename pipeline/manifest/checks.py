@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from pipeline.errors import DataError
 from pipeline.manifest import naming
-from pipeline.manifest.manifest import IMAGE_FEATURES, Feature, Manifest, ShardInfo, SplitInfo
+from pipeline.manifest.manifest import IMAGE_FEATURES, Feature, Manifest, ShardInfo, SplitInfo, rounded_up
 
 DTYPES = ("uint8", "int64", "float32", "string")
 ENCODINGS = ("raw", "png", "jpeg", "any")  # of images
@@ -108,9 +108,11 @@ def _of_images(name: str, split: SplitInfo, manifest: Manifest) -> Iterator[str]
     height, width, _ = manifest.features["image"].shape
     if labels > classes:
         yield f"split {name!r}: its label histogram has {labels} labels, but there are {classes} class_names"
+    is_one_size = None not in (height, width)
     for size in split.image_sizes:
-        sides = zip(size.split("x"), (height, width), strict=True)
-        if any(side is not None and int(found) != side for found, side in sides):
+        sides = zip(map(int, size.split("x")), (height, width), strict=True)
+        # Of more than 100 sizes, every side is rounded up, that which all images share too.
+        if any(side and found not in (side, side if is_one_size else rounded_up(side)) for found, side in sides):
             yield f"split {name!r}: image_sizes has {size}, but feature 'image' has the shape {(height, width)}"
 
 

@@ -7,7 +7,7 @@ import os
 from typing import Any, Protocol
 
 from pipeline.errors import DataError
-from pipeline.manifest import checks, naming
+from pipeline.manifest import checks, naming, seal
 from pipeline.manifest.from_json import from_json
 from pipeline.manifest.manifest import FORMAT_VERSION, Manifest
 from pipeline.manifest.storage import folder
@@ -23,7 +23,7 @@ def load(data_dir: str | os.PathLike[str] | RemoteFolder) -> Manifest:
     """Reads and checks `data_dir/manifest.json`.
 
     Raises:
-      DataError: there is no manifest, or it is of another version, cut or invalid.
+      DataError: there is no manifest, or it is of another version, cut, invalid or edited.
     """
     found = folder(data_dir) if isinstance(data_dir, str | os.PathLike) else data_dir
     path = found / naming.MANIFEST
@@ -47,15 +47,18 @@ def parse(text: str, file: str) -> Manifest:
       file: its path, for messages.
 
     Raises:
-      DataError: it is of another version, cut or invalid.
+      DataError: it is of another version, cut, invalid or edited.
     """
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file}: not valid JSON ({error}); convert the data again") from None
     _check_version(content, file)
-    manifest: Manifest = from_json(Manifest, content, f"{file}: not a valid manifest (convert the data again)")
+    plain = {name: value for name, value in content.items() if name != seal.KEY}
+    manifest: Manifest = from_json(Manifest, plain, f"{file}: not a valid manifest (convert the data again)")
     checks.check(manifest, file)
+    if problem := seal.problem(content):  # after what names the field
+        raise DataError(f"{file}: {problem}")
     return manifest
 
 

@@ -9,11 +9,16 @@ from collections import Counter
 from typing import Any
 
 from pipeline.errors import UsageError, unknown
-from pipeline.manifest import naming
+from pipeline.manifest import naming, seal
 from pipeline.manifest.from_json import OPTIONAL
 
 FORMAT_VERSION = 2
 IMAGE_FEATURES = {"image": "uint8", "label": "int64", "key": "string"}  # and their dtypes; all or none of them
+
+
+def rounded_up(side: int) -> int:
+    """Returns a side of an image, rounded up to 64 pixels."""
+    return -(-side // 64) * 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +80,7 @@ class SplitInfo:
     Attributes:
       shards: in order.
       label_histogram: count of each label, 0 and up.
-      image_sizes: {"<height>x<width>": images}.
+      image_sizes: {"<height>x<width>": images}; where these would be more than 100, with sides as `rounded_up` returns.
       num_rejects: the source's invalid rows, which are in no shard; `rejects.jsonl` lists them.
     """
 
@@ -175,11 +180,11 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """SHA-256, hexadecimal, of the file's bytes without `crcs_crc32c`: the identity of the data.
+        """SHA-256, hexadecimal, of the file's bytes without `crcs_crc32c` and the seal: the identity of the data.
 
         The same data has the same identity, whichever release converted it.
         """
-        return hashlib.sha256(self._to_bytes(with_crcs=False)).hexdigest()
+        return hashlib.sha256(_text(self._content(with_crcs=False))).hexdigest()
 
     def split(self, name: str) -> SplitInfo:
         """Returns a split.
@@ -193,12 +198,16 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Returns the file's bytes: the same for equal manifests."""
-        return self._to_bytes(with_crcs=True)
+        return _text(seal.sealed(self._content(with_crcs=True)))
 
-    def _to_bytes(self, with_crcs: bool) -> bytes:
+    def _content(self, with_crcs: bool) -> dict[str, Any]:
         content = dataclasses.asdict(self)
         for split in content["splits"].values():
             for shard in split["shards"]:
                 if not with_crcs or shard["crcs_crc32c"] is None:
                     del shard["crcs_crc32c"]
-        return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
+        return content
+
+
+def _text(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()

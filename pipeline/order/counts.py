@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -55,12 +56,17 @@ def check_streams(global_batch_size: int, streams: int) -> None:
     if global_batch_size < 1:
         raise UsageError(f"global_batch_size={global_batch_size}: must be 1 or more")
     if streams < 1 or global_batch_size % streams:
-        divisors = [k for k in range(1, global_batch_size + 1) if global_batch_size % k == 0]
-        near = sorted(sorted(divisors, key=lambda k: abs(k - streams))[:2])
+        near = sorted(sorted(divisors(global_batch_size), key=lambda k: (abs(k - streams), k))[:2])
         raise UsageError(
             f"streams={streams} does not divide global_batch_size={global_batch_size}; "
             f"nearest that work: {' and '.join(map(str, near))}"
         )
+
+
+def divisors(value: int) -> set[int]:
+    """Returns the divisors of a number; of one beyond 2^40 those up to 2^20, and what these leave."""
+    found = [k for k in range(1, min(math.isqrt(value), 1 << 20) + 1) if value % k == 0]
+    return {*found, *(value // k for k in found)}
 
 
 def _nearest_multiples(value: int, divisor: int) -> str:

@@ -16,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import UsageError, unknown
-from pipeline.order.counts import check_replicas, check_streams  # noqa: F401, both are imported from here
+from pipeline.order.counts import check_replicas, check_streams, divisors  # noqa: F401, two are imported from here
 
 ORDER_VERSION = 1
 MAX_STREAMS = 64  # more readers than this do not help one job; fewer divisors of G would be left
+STREAM_ROWS = 128  # of very large batches, which many workers share: each of them should have streams of its own
+STREAM_BYTES = 1 << 20  # 1 MiB, of its window: one request to an object store
 SHUFFLE_BYTES = 1 << 30  # 1 GiB: MNIST, CIFAR and the like fit and are shuffled as a whole
 REMAINDERS = ("pad", "drop")
 MAX_STEP = 1 << 62  # where an endless run ends
@@ -160,8 +162,14 @@ def checked_steps(split: str, num_records: int, global_batch_size: int, remainde
     return steps
 
 
-def default_streams(decoded_bytes: int, global_batch_size: int, shuffle_bytes: int) -> int:
-    """Returns K: 1 where the decoded split fits shuffle_bytes, else the largest divisor of G up to 64."""
-    if decoded_bytes <= shuffle_bytes:
+def default_streams(
+    num_records: int, record_bytes: int, num_shards: int, global_batch_size: int, shuffle_bytes: int
+) -> int:
+    """Returns K: 1 where the decoded split fits shuffle_bytes, else the largest divisor of G up to 64.
+
+    Of batches of more than 8,192 rows it is up to G / 128, as far as there are shards and each window has 1 MiB.
+    """
+    if num_records * record_bytes <= shuffle_bytes:
         return 1
-    return max(k for k in range(1, MAX_STREAMS + 1) if global_batch_size % k == 0)
+    most = min(global_batch_size // STREAM_ROWS, num_shards, shuffle_bytes // max(record_bytes, STREAM_BYTES))
+    return max(k for k in divisors(global_batch_size) if k <= max(most, MAX_STREAMS))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pathlib
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tests import forked
 from tests.engines import fetch
 from tests.engines.failing import FAILING_HOW, FAILING_STATE
 
-NUM_SHARDS = "--num_shards=train:4,test:1"
+DIGITS = ("--dataset=digits", "--num_shards=train:4,test:1")
 FAILING = ["-c", "from tests.engines import failing; failing.main()"]
 FLAGS = {
     "flink": ["--runner=FlinkRunner", "--flink_master=[local]", f"--flink_job_server_jar={fetch.job_server('flink')}"],
@@ -19,28 +21,30 @@ FLAGS = {
 }
 
 
-def start(out: pathlib.Path, *flags: str, how: str = "") -> forked.Process:
-    """Starts converting the digits to `out`, in a session of its own; `how` a source fails is as in `failing`."""
+def start(out: pathlib.Path, *flags: str, how: str = "", what: Sequence[str] = DIGITS) -> forked.Process:
+    """Starts a conversion to `out`, in a session of its own; `how` a source fails is as in `failing`."""
     state, temporary = out.parent / f"{out.name}-state", out.parent / f"{out.name}-tmp"
     state.mkdir(exist_ok=True)
     temporary.mkdir(exist_ok=True)
     program = FAILING if how else ["-m", "beam_jobs.convert"]
-    command = [*program, "--dataset=digits", f"--data_dir={out}", NUM_SHARDS, *flags]
+    command = [*program, *what, f"--data_dir={out}", *flags]
     variables = {"TMPDIR": str(temporary), FAILING_STATE: str(state), FAILING_HOW: how}
     return forked.Process(command, {"PYTHONPATH": str(forked.ROOT)} | variables)  # for Beam's workers, too
 
 
-def convert(out: pathlib.Path, *flags: str, how: str = "", code: int = 0) -> str:
+def convert(
+    out: pathlib.Path, *flags: str, how: str = "", code: int = 0, what: Sequence[str] = DIGITS, timeout: float = 240
+) -> str:
     """Converts, to the end; returns what it wrote to stderr."""
-    process = start(out, *flags, how=how)
-    _, stderr = process.communicate(timeout=240)
+    process = start(out, *flags, how=how, what=what)
+    _, stderr = process.communicate(timeout)
     assert process.returncode == code, stderr
     return stderr
 
 
 def said(stderr: str) -> list[str]:
     """Returns the lines of stderr, but for the note that finished shards are kept."""
-    return [line for line in stderr.splitlines() if not line.endswith(": rerun the same command to resume")]
+    return [line for line in stderr.splitlines() if not re.match(r"kept \d+ finished shards? in ", line)]
 
 
 def readings(out: pathlib.Path) -> list[str]:
@@ -82,5 +86,5 @@ def wait_for(condition: Callable[[], object], seconds: float) -> bool:
 
 
 def temporaries(out: pathlib.Path) -> list[str]:
-    """Returns what a conversion's job server has left among the temporary files."""
-    return [path.name for path in (out.parent / f"{out.name}-tmp").glob("stepfeed-*")]
+    """Returns the names of the temporary files that a conversion has left."""
+    return sorted(os.listdir(out.parent / f"{out.name}-tmp"))

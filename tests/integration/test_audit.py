@@ -57,6 +57,7 @@ def test_1024_workers_and_100_million_records_are_proved_from_the_manifest(large
     assert "windows of the workers replayed" in done.stdout
     assert "--exhaustive" in done.stdout.splitlines()[-1]  # not all of them: no record was counted
     assert f"read amplification {1024 // streams:.2f}: " in done.stdout
+    assert ("--streams=1024 (another order) reads it once" in done.stdout) == (streams == 64)
     assert "every global batch is the same on 64 workers, 512 replicas" in done.stdout
     assert png.stat().st_size > 10_000
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 
 import numpy as np
+import PIL.ExifTags
 import PIL.Image
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -81,6 +82,32 @@ def test_a_sorted_source_is_warned_of_and_two_passes_mend_it(tmp_path):
     for out in (one, two):
         assert json.loads((out / "rejects.jsonl").read_text(encoding="utf-8"))["row"] == 17
     assert f"{two}/rejects.jsonl" in printed
+
+
+def write_photos(folder):
+    """Writes 101 JPEGs of as many sizes, the largest 200x40, of classes 0 and 2; two are on their side, 40 wide."""
+    for number in range(101):
+        exif = PIL.Image.Exif()
+        exif[PIL.ExifTags.Base.Orientation] = 6 if number < 2 else 1
+        path = folder / f"{2 * (number % 2)}" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        PIL.Image.new("RGB", (40, 100 + number)).save(path, exif=exif)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_what_is_said_of_photos_of_many_sizes_is_true(passes, tmp_path):
+    write_photos(tmp_path / "photos")
+    source, out = f"--source={tmp_path / 'photos'}", tmp_path / "out"
+    printed = convert(out, source, f"--passes={passes}", "--num_shards=2", dataset="image_folder")
+    assert "  jpeg images, colour, of 101 sizes: 100x40, 101x40, 102x40 and 98 more, the largest 200x40\n" in printed
+    assert "warning: 2 image files with an EXIF orientation" in printed
+    page = (out / "card.html").read_text(encoding="utf-8")
+    assert "The images have 101 sizes, the largest 200 \u00d7 40; here, sides are rounded up" in page
+    assert "2 image files with an EXIF orientation" in page
+    printed = convert(tmp_path / "upright", source, "--image_encoding=png", dataset="image_folder")
+    assert "warning" not in printed
+    sizes = manifest.load(tmp_path / "upright").splits["train"].image_sizes
+    assert sizes == {"64x128": 2, "128x64": 27, "192x64": 64, "256x64": 8}
 
 
 @pytest.mark.skipif(not BROWSER, reason="Chromium is not installed")

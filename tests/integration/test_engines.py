@@ -118,6 +118,17 @@ def test_an_interrupted_conversion_ends_its_job(number, job_service, tmp_path):
     assert not list(out.glob("[!.]*"))
 
 
+def test_temporary_files_of_a_killed_conversion_go_with_the_next_one(tmp_path):
+    out = tmp_path / "out"
+    process = commands.start(out, how="hang")
+    assert commands.wait_for(lambda: commands.readings(out), 120)
+    process.kill()
+    process.wait(10)
+    assert len(commands.temporaries(out)) == 1
+    assert commands.convert(out) == ""
+    assert commands.temporaries(out) == []
+
+
 @pytest.mark.slow
 def test_a_job_server_that_is_not_there_is_named_in_time(tmp_path):
     (port,) = free_ports(1)
@@ -137,11 +148,16 @@ def test_a_job_server_that_is_not_there_is_named_in_time(tmp_path):
         (["--runner=PortableRunner"], "--job_endpoint is missing: host:port of the cluster's job server"),
         (["--runner=FlinkRunner", "--job_server_java_launcher=no-java"], "needs Java, but there is no 'no-java'"),
         (
+            ["--runner=FlinkRunner", "--job_server_java_launcher=true"],
+            "--flink_job_server_jar is missing: the jar of Beam's job server; make engines brings one",
+        ),
+        (["--runner=DataflowRunner"], "needs --project, --region, --temp_location"),
+        (
             ["--runner=SparkRunner", "--spark_job_server_jar=no.jar", "--job_server_java_launcher=true"],
             "--spark_job_server_jar=no.jar: no such file",
         ),
     ],
-    ids=["no endpoint", "no Java", "no jar"],
+    ids=["no endpoint", "no Java", "no jar named", "no Dataflow", "no jar"],
 )
 def test_what_a_runner_misses_is_said_before_anything_is_made(flags, text, tmp_path):
     stderr = commands.convert(tmp_path / "out", *flags, code=2)

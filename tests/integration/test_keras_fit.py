@@ -56,6 +56,18 @@ def test_fit_of_a_padded_batch_makes_the_exact_update(folder, name):
 
 
 @pytest.mark.parametrize("name", ["none", "mirrored x2"])
+def test_predictions_without_those_of_weight_0_are_the_examples_in_their_order(folder, name):
+    with strategies()[name].scope():
+        model = linear_model()
+    dataset = input_fn(folder, global_batch_size=8, training=False)
+    predictions = model.predict(dataset, verbose=0)
+    assert len(predictions) == 16
+    weights = np.concatenate([weights for _, _, weights in dataset.as_numpy_iterator()])
+    expected = model(images_of(0, 13, SHAPE))
+    np.testing.assert_allclose(predictions[weights != 0], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["none", "mirrored x2"])
 @pytest.mark.parametrize("size", [12, 64])
 def test_weighted_metrics_are_exact_over_a_padded_split(folder, name, size):
     with strategies()[name].scope():

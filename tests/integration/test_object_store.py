@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from beam_jobs import convert
+from beam_jobs.shards import manifest_writer
 from beam_jobs.storage.paths import RemotePath
 from beam_jobs.target import lease
 from pipeline import manifest
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, RerunError, TransientError, UsageError
+from tests.converting import convert_in_process
+from tests.loopback import free_ports
 
 
 def digits(data_dir: object, *flags: str) -> list[str]:
@@ -32,6 +38,31 @@ def test_same_bytes_as_in_a_folder(bucket: RemotePath, tmp_path: pathlib.Path) -
         assert (bucket / "there" / name).read_bytes() == (tmp_path / "here" / name).read_bytes(), name
 
 
+def keys(bucket: RemotePath) -> list[str]:
+    """Returns the keys of all objects, which a file system hides in part."""
+    with urllib.request.urlopen(f"{os.environ['AWS_ENDPOINT_URL']}/{bucket.name}?list-type=2") as answer:
+        return re.findall("<Key>(.*?)</Key>", answer.read().decode())
+
+
+def test_no_empty_object_stays_where_receipts_were(bucket: RemotePath) -> None:
+    convert_in_process(*digits(bucket / "there"))
+    assert [key for key in keys(bucket) if ".converting" in key] == []
+    system, path = (bucket / "there" / f".converting.tmp-{'0' * 16}")._system()
+    system.create_dir(path)  # as earlier releases left it
+    assert [key for key in keys(bucket) if ".converting" in key]
+    convert_in_process(*digits(bucket / "there"))
+    assert [key for key in keys(bucket) if ".converting" in key] == []
+
+
+def test_a_kill_while_a_small_file_is_written_leaves_no_upload(bucket: RemotePath) -> None:
+    system, path = (bucket / "x")._system()
+    with system.open_output_stream(path) as stream:
+        stream.write(bytes(9 << 20))  # 9 MiB
+        with urllib.request.urlopen(f"{os.environ['AWS_ENDPOINT_URL']}/{bucket.name}?uploads") as answer:
+            assert b"<Upload>" not in answer.read()
+    assert keys(bucket) == ["x"]
+
+
 def test_again_is_nothing_to_do_and_other_options_need_overwrite(
     bucket: RemotePath, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -42,7 +73,7 @@ def test_again_is_nothing_to_do_and_other_options_need_overwrite(
     with pytest.raises(UsageError, match="num_shards is test:2,train:5 there and train:1,test:1 here"):
         convert.main(other)
     convert.main([*other, "--overwrite"])
-    shards = [name for name in bucket.files(recursive=True) if ".tfrecord" in name]
+    shards = [name for name in bucket.files(recursive=True) if name.endswith(".tfrecord")]
     assert shards == ["test-00000-of-00001.tfrecord", "train-00000-of-00001.tfrecord"]
 
 
@@ -60,7 +91,7 @@ def test_killed_conversion_leaves_no_data_set_and_goes_on(bucket: RemotePath, tm
         manifest.load(bucket)
     finished = len([name for name in bucket.files(recursive=True) if name.endswith(".receipt.json")])
     assert finished < 62
-    with pytest.raises(UsageError, match="another conversion is writing there, or was killed less than 60 s ago"):
+    with pytest.raises(RerunError, match="another conversion is writing there, or was killed less than 60 s ago"):
         convert.main([*flags, f"--data_dir={bucket}"])
     with lease.held(bucket, lease_seconds=0.0):  # which has expired by then
         pass
@@ -71,8 +102,9 @@ def test_killed_conversion_leaves_no_data_set_and_goes_on(bucket: RemotePath, tm
 
 
 def test_two_conversions_at_once(bucket: RemotePath) -> None:
-    with lease.held(bucket), pytest.raises(UsageError, match="another conversion is writing there"):
+    with lease.held(bucket), pytest.raises(RerunError, match=r"is writing there, .* rerun the same command in \d+ s"):
         convert.main(digits(bucket))
+    assert RerunError.exit_code == 75
     convert.main(digits(bucket))
     assert manifest.load(bucket).splits["train"].num_examples == 1429
 
@@ -86,7 +118,7 @@ def test_of_two_that_begin_together_one_goes_on(bucket: RemotePath) -> None:
             with lease.held(bucket):
                 time.sleep(2.0)
                 return "goes on"
-        except UsageError as error:
+        except RerunError as error:
             return str(error)
 
     with ThreadPoolExecutor(2) as threads:
@@ -94,6 +126,32 @@ def test_of_two_that_begin_together_one_goes_on(bucket: RemotePath) -> None:
     assert found[0] == "goes on"
     assert "another conversion " in found[1]
     assert bucket.files() == []
+
+
+def test_a_failure_that_a_rerun_can_mend_says_so(
+    bucket: RemotePath, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advice = "rerun the same command to resume"
+
+    def fail(error: DataError) -> str:
+        def publish(*_: object, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(manifest_writer, "write_manifest", publish)
+        with pytest.raises(type(error)):
+            convert_in_process(*digits(bucket))
+        return capsys.readouterr().err
+
+    assert "kept 7 finished shards in " in fail(DataError("duplicate key"))
+    assert advice not in fail(DataError("duplicate key"))
+    assert advice in fail(TransientError("the network is gone"))
+
+
+def test_a_store_that_is_away_is_transient(bucket: RemotePath, monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = free_ports(1)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    with pytest.raises(TransientError, match=r"s3://away/x: cannot be read"):
+        RemotePath("s3://away/x?region=eu-west-3").exists()
 
 
 def test_a_bucket_that_is_not_there_is_one_line(endpoint: str, bucket: RemotePath) -> None:

@@ -5,7 +5,6 @@ import pathlib
 import re
 import subprocess
 import sys
-import time
 
 import pytest
 import tensorflow as tf
@@ -158,14 +157,15 @@ def test_multiworker_without_a_cluster_is_one_worker(train, monkeypatch):
         train("--strategy=multiworker", "--train_steps=2")
 
 
-def test_help_is_fast():
-    began = time.monotonic()
-    command = [sys.executable, "-m", "trainer.run", "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    seconds = time.monotonic() - began
+def test_help_loads_nothing_heavy():
+    loaded = "import sys; from trainer import run; run.main(['--help'])"
+    code = f"import atexit, sys; atexit.register(lambda: print(*sorted(sys.modules))); {loaded}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "--global_batch_size" in done.stdout
-    assert seconds < 1.5  # 0.4 s on an idle machine; others may be using this one
+    assert not {"tensorflow", "keras", "pyarrow", "apache_beam"} & set(done.stdout.splitlines()[-1].split())
 
 
 def test_without_tensorflow_nothing_is_made(monkeypatch, tmp_path):

@@ -12,12 +12,13 @@ import pytest
 
 from beam_jobs import validate
 from pipeline.errors import PipelineError
+from pipeline.manifest import naming
 from tests import forked
 from tests.validated import KINDS, edit, examples_of, rewrite_shard, write
 
 ROOT = pathlib.Path(__file__).parents[2]
 BUNDLES = "--runner=apache_beam.runners.direct.direct_runner.BundleBasedDirectRunner"
-OK = r".*: 22 records in 4 shards, \d+ bytes read, .* records/s"
+OK = r".*: 22 records in 4 shards, [\d,]+ bytes read, .* records/s"
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_a_data_set_as_it_was_written_is_said_to_be_so(kind, deep, tmp_path, run
     assert (code, error) == (0, "")
     assert lines[0] == f"{tmp_path}: checking 22 records in 4 shards"
     assert re.fullmatch(OK, lines[1])
-    assert f" {sum(split.num_bytes for split in made.splits.values())} bytes read" in lines[1]
+    assert f" {sum(split.num_bytes for split in made.splits.values()):,} bytes read" in lines[1]
     assert ("pixels looked at" in lines[1]) == bool(deep)
     assert len(lines) == 2
 
@@ -71,7 +72,7 @@ def test_every_runner_finds_the_same(how, tmp_path, run):
     assert lines[1:-1] == other_lines[1:-1]
     assert lines[1] == "test-00000-of-00001.tfrecord: cannot be read: No such file or directory"
     assert lines[2].startswith("train-00001-of-00003.tfrecord, record 0, byte offset 0: ")
-    assert re.fullmatch(r"2 problems in 2 of 4 shards: 18 records in 4 shards, \d+ bytes read, .*", lines[3])
+    assert re.fullmatch(r"2 problems in 2 of 4 shards: 18 records in 4 shards, [\d,]+ bytes read, .*", lines[3])
 
 
 def damage(path, position):
@@ -113,16 +114,50 @@ def test_totals_that_are_not_of_the_shards_are_found(tmp_path, run):
 
     edit(tmp_path, change)
     code, lines, error = run(tmp_path)
-    assert (code, error) == (1, f"{tmp_path}: 1 problem in the manifest's totals")
+    assert (code, error) == (1, f"{tmp_path}: 1 problem in the other files")
     assert lines[1] == (
         "manifest.json: split 'train': label_histogram says 4 examples of label 0, there are 5; "
         "5 examples of label 1, there are 4"
     )
     code, lines, error = run(tmp_path, "--deep")
-    assert error == f"{tmp_path}: 3 problems in the manifest's totals"
+    assert error == f"{tmp_path}: 3 problems in the other files"
     found = sorted(lines[1:4])
     assert re.fullmatch(r"manifest.json: image_mean says [\d., ]+, the pixels' is [\d., ]+", found[0])
     assert found[1].endswith("image_sizes says 7 examples of 4x5, there are 6; 5 examples of 6x5, there are 6")
+
+
+@pytest.mark.parametrize("name", naming.TFDS_FILES)
+def test_what_tensorflow_datasets_reads_is_compared_with_the_manifest(name, tmp_path, run):
+    write(tmp_path)
+    path = tmp_path / name
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-2])
+    code, lines, error = run(tmp_path)
+    assert (code, error) == (1, f"{tmp_path}: 1 problem in the other files")
+    assert lines[1].startswith(f"{name}: was edited: ")
+    path.unlink()
+    code, lines, _ = run(tmp_path)
+    assert code == 1
+    assert lines[1].startswith(f"{name}: is missing; ")
+    path.write_bytes(whole)
+    assert run(tmp_path)[0] == 0
+
+
+def test_files_of_tensorflow_datasets_that_describe_another_data_set_are_found(tmp_path, run):
+    write(tmp_path, "gzip")  # which it cannot read
+    (tmp_path / "features.json").write_text("{}")
+    code, lines, _ = run(tmp_path)
+    assert code == 1
+    assert lines[1].startswith("features.json: does not belong to this data set; ")
+
+
+def test_an_edited_manifest_is_not_validated(tmp_path, run):
+    write(tmp_path)
+    path = tmp_path / naming.MANIFEST
+    path.write_text(path.read_text().replace("class 1", "class one"))
+    code, lines, error = run(tmp_path)
+    assert (code, lines) == (1, [])
+    assert error.startswith(f"{path}: was edited: ")
 
 
 def test_totals_are_not_compared_where_a_record_could_not_be_read(tmp_path, run):
@@ -209,7 +244,7 @@ def test_ctrl_c_ends_it_with_one_line(mode, tmp_path):
     write(tmp_path, "raw", (1,) * 3000)
     flags = [f"--direct_running_mode={mode}", "--direct_num_workers=2"]
     done = forked.Process(["-m", "beam_jobs.validate", tmp_path, *flags], {"PYTHONPATH": str(ROOT)})
-    assert "checking 3004 records in 3001 shards" in done.stdout.readline()
+    assert "checking 3,004 records in 3,001 shards" in done.stdout.readline()
     time.sleep(1)
     done.send_signal(signal.SIGINT)
     _, err = done.communicate(timeout=30)

@@ -138,6 +138,7 @@ def tmp(tmp_path_factory):
     """A folder of data sets, whole and damaged."""
     folder = tmp_path_factory.mktemp("wording")
     write_dataset(folder / "made", (11, 9))
+    validated.write_tfds_files(folder / "made")
     validated.write(folder / "valid")
     for name in ("corrupt", "cut", "missing", "bad_manifest"):
         shutil.copytree(folder / "made", folder / name)

@@ -3,7 +3,6 @@
 import dataclasses
 import gzip
 import io
-import json
 import shutil
 
 import crc32c
@@ -18,7 +17,7 @@ from pipeline.errors import DataError
 from pipeline.manifest import naming
 from pipeline.records import framing, walk
 from tests.converting import convert_in_process
-from tests.datasets import Kind, write_dataset
+from tests.datasets import Kind, edit_manifest, write_dataset
 
 SHAPE, FIRST = (8, 6, 3), 2  # the record of the first shard that changes places with the next one
 KINDS = {"raw": Kind(), "png": Kind("png"), "offsets": Kind(unequal_keys=True), "gzip": Kind(compression="GZIP")}
@@ -161,8 +160,7 @@ def test_validate_compares_the_list_with_the_records(tmp_path, capsys):
 
 def test_images_that_are_not_what_the_manifest_says_are_named_when_the_input_is_made(tmp_path):
     write_dataset(tmp_path, (12, 12), SHAPE)
-    path = tmp_path / naming.MANIFEST
-    path.write_text(path.read_text().replace('"encoding": "raw"', '"encoding": "png"'))
+    edit_manifest(tmp_path, lambda content: content["features"]["image"].update(encoding="png"))
     for more in ({}, {"shuffle_bytes": 1 << 30}, {"portable": True}):
         with pytest.raises(DataError, match="train-00000-of-00002.tfrecord, record 0: its image is no PNG or JPEG"):
             input_fn(tmp_path, **WINDOWS | more)
@@ -176,10 +174,8 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path):
     path.write_bytes(b"".join(map(framing.frame, changed)))
     crcs = b"".join(framing.frame(record)[-4:] for record in changed)
     (tmp_path / naming.crcs_name(path.name)).write_bytes(crcs)
-    content = json.loads((tmp_path / naming.MANIFEST).read_text())
-    shard = content["splits"]["train"]["shards"][1]
-    shard |= {"crc32c": f"{crc32c.crc32c(path.read_bytes()):08x}", "crcs_crc32c": f"{crc32c.crc32c(crcs):08x}"}
-    (tmp_path / naming.MANIFEST).write_text(json.dumps(content))
+    changes = {"crc32c": f"{crc32c.crc32c(path.read_bytes()):08x}", "crcs_crc32c": f"{crc32c.crc32c(crcs):08x}"}
+    edit_manifest(tmp_path, lambda content: content["splits"]["train"]["shards"][1].update(changes))
     with pytest.raises(DataError, match=f"{path.name}, record 5: its image cannot be decoded: .*; convert") as caught:
         input_fn(tmp_path, **WINDOWS | {"shuffle_bytes": 1 << 30})
     assert "\n" not in str(caught.value)

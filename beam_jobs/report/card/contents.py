@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from beam_jobs.examples.images import BadImageError
+from beam_jobs.report import image_facts
 from beam_jobs.report.card import pictures
 from beam_jobs.report.card.pictures import Picture
 from beam_jobs.report.card.samples import Samples
+from beam_jobs.report.image_facts import ImageFacts
 from beam_jobs.report.summary import by_size
+from pipeline.commands.text import count_of
 from pipeline.manifest import Feature, Manifest
 
 _MANY_CLASSES = 40
@@ -26,7 +29,7 @@ def shape(feature: Feature) -> str:
 def encoding(feature: Feature) -> str:
     """Returns how a feature is encoded; how many classes it has, if it is a label."""
     if feature.class_names:
-        return f"{len(feature.class_names):,} classes"
+        return count_of(len(feature.class_names), "class", "classes")
     names = {None: "", "png": "PNG", "jpeg": "JPEG", "any": "PNG and JPEG"}
     return names.get(feature.encoding, str(feature.encoding))
 
@@ -54,15 +57,14 @@ def labels(made: Manifest) -> dict[str, Any]:
     return {"count": count, "profile": profile, "rows": rows, "most": _MANY_CLASSES}
 
 
-def sizes(made: Manifest) -> dict[str, Any]:
-    """Returns a histogram of the images' sizes."""
+def sizes(made: Manifest, images: ImageFacts) -> dict[str, Any]:
+    """Returns how many sizes the images have, and a histogram, in which many sizes are rounded up."""
     counts = made.image_sizes
-    rows = [{"size": size.replace("x", " \u00d7 "), "part": n / counts[0][1], "count": n} for size, n in counts]
-    sides = [int(side) for size, _ in counts for side in size.split("x")]
     return {
-        "count": len(counts),
-        "rows": rows,
-        "are_rounded": len(counts) > 1 and all(side % 64 == 0 for side in sides),
+        "count": len(images.sizes),
+        "largest": images.largest.replace("x", " \u00d7 ") if images.sizes else "",
+        "rows": [{"size": size.replace("x", " \u00d7 "), "part": n / counts[0][1], "count": n} for size, n in counts],
+        "are_rounded": images.sizes != image_facts.of_manifest(made).sizes,
     }
 
 

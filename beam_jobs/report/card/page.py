@@ -9,14 +9,15 @@ from typing import Any
 
 import jinja2
 
-from beam_jobs.report import mixing
+from beam_jobs.report import notices
 from beam_jobs.report.card import contents
 from beam_jobs.report.card import samples as card_samples
-from beam_jobs.report.summary import by_size, size_text
+from beam_jobs.report.image_facts import ImageFacts
+from beam_jobs.report.summary import by_size
 from beam_jobs.storage import write
 from beam_jobs.storage.paths import StoragePath
 from pipeline import manifest
-from pipeline.commands.text import count_of
+from pipeline.commands.text import count_of, size_of
 from pipeline.manifest import Manifest, naming
 
 _JOINERS = "\u200c\u200d"  # not printable by Python's rule, but parts of words (Persian, Hindi) and emoji
@@ -25,13 +26,13 @@ _LONGEST = 20_000  # characters of one text
 _USER, _QUERY = re.compile(r"(?<=://)[^/@\s]+@"), re.compile(r"(?<=\?).+", re.DOTALL)
 
 
-def write_card(folder: StoragePath, command: str, arguments: Sequence[str]) -> str | None:
+def write_card(folder: StoragePath, command: str, arguments: Sequence[str], images: ImageFacts) -> str | None:
     """Writes the card beside a manifest; returns None, or why there is none: the data set is whole without it.
 
     The command is the module that was run, with its arguments as they were given.
     """
     try:
-        page = make_card(folder, manifest.load(folder), command_line(command, arguments))
+        page = make_card(folder, manifest.load(folder), command_line(command, arguments), images)
         write.publish(folder / naming.CARD, page.encode(errors="backslashreplace"))
     except Exception as error:  # whatever it is: hours of conversion are worth more than a page
         reason = str(error).replace(f"{folder}/", "")  # of files that will have moved
@@ -45,7 +46,7 @@ def command_line(command: str, arguments: Sequence[str]) -> str:
     return " \\\n    ".join([f"python -m {command}", *quoted])
 
 
-def make_card(folder: StoragePath, made: Manifest, command: str) -> str:
+def make_card(folder: StoragePath, made: Manifest, command: str, images: ImageFacts) -> str:
     """Returns the page of the data set that a command made, with samples from the shards in its folder.
 
     Raises:
@@ -64,17 +65,17 @@ def make_card(folder: StoragePath, made: Manifest, command: str) -> str:
         "encoding": contents.encoding,
         "number": "{:,}".format,
         "shape": contents.shape,
-        "size": size_text,
+        "size": size_of,
     }
     return environment.get_template("card.html.jinja").render(
         made=made,
         command=command,
         splits=by_size(made),
         rejects=any(split.num_rejects for split in made.splits.values()),
-        warning=mixing.warning(made),
+        notices=notices.notices(made, images),
         samples=contents.figures(made, card_samples.take(folder, made)),
         labels=contents.labels(made),
-        sizes=contents.sizes(made),
+        sizes=contents.sizes(made, images),
     )
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from beam_jobs.examples import images
 from beam_jobs.examples.images import BadImageError
+from pipeline.commands.text import count_of
 
 _LARGEST = 160  # pixels on the longer side: sharp on a screen of two pixels per CSS pixel
 _QUALITY = 82  # of a thumbnail
@@ -39,7 +40,7 @@ def of_pixels(data: bytes, shape: tuple[int, int, int], most_bytes: int) -> Pict
       BadImageError: `data` does not have the bytes of that shape.
     """
     if len(data) != math.prod(shape):
-        raise BadImageError(f"{len(data)} bytes are not an image of shape {shape}")
+        raise BadImageError(f"{count_of(len(data), 'byte')} cannot be an image of shape {shape}")
     array = np.frombuffer(data, np.uint8).reshape(shape)
     return Picture(_uri(array[..., :3] if shape[2] >= 3 else array[..., :1], most_bytes), *shape[:2])
 

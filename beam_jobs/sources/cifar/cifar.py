@@ -22,6 +22,7 @@ from beam_jobs.sources.cifar.layout import CHANNELS, LABELS, LAYOUTS, PIXELS, SI
 from beam_jobs.sources.row_files import RowFile
 from beam_jobs.sources.streams import KnownFile
 from beam_jobs.storage.paths import LocalPath
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 from pipeline.manifest import Feature
 
@@ -46,13 +47,15 @@ class CifarSource(Source):
         images = np.empty((len(rows), _PLANE, CHANNELS), np.uint8)
         labels = np.empty((len(rows), count), np.int64)
         scratch = np.empty((min(_AT_ONCE, len(rows)), count + PIXELS), np.uint8)
+        files, own = base.locate(self.parts[split].counts, rows)
+        order = np.lexsort((rows, np.arange(len(rows)) // _AT_ONCE))  # each part in the order of the files
         with contextlib.ExitStack() as stack:
-            handles = [stack.enter_context(batch.opened()) for batch in self.batches[split]]
+            handles = [stack.enter_context(batch.opened()).fileno() for batch in self.batches[split]]
+            descriptors, offsets = np.array(handles)[files[order]], own[order] * scratch.shape[1]
             for start in range(0, len(rows), _AT_ONCE):
                 part = slice(start, start + _AT_ONCE)
                 records = scratch[: len(rows[part])]
-                for number, at, own in base.by_part(self.parts[split].counts, rows[part]):
-                    row_files.gather(handles[number], 0, own, records, at)
+                row_files.fill(records, order[part] - start, descriptors[part].tolist(), offsets[part].tolist())
                 labels[part] = records[:, :count]
                 for channel in range(CHANNELS):  # three times as fast as a transposed copy
                     begin = count + channel * _PLANE
@@ -149,7 +152,9 @@ def _checked(
         records = _unpickled(handle, where, labels) if layout.is_pickled else handle
         size = streams.size(records)
     if not size or size % length:
-        raise DataError(f"{where}: has {size} bytes, not a whole number of {length}-byte records; get the file again")
+        raise DataError(
+            f"{where}: has {count_of(size, 'byte')}, not a whole number of {length}-byte records; get the file again"
+        )
     rows = RowFile(known.path, known.stamp, file, (size // length, length), unpack=unpack)
     rows.keep(records)
     rows.check_labels([(label.feature.replace("_", " "), 0, len(label.class_names) - 1) for label in labels])
@@ -170,11 +175,11 @@ def _unpickled(handle: IO[bytes], where: str, labels: tuple[Label, ...]) -> IO[b
         pixels = array.values() if isinstance(array, pickled.Array) else np.empty(0, np.uint8)
     except (ValueError, TypeError):
         raise DataError(
-            f"{where}: its data has {len(array.data)} bytes, not those of its shape; get the file again"
+            f"{where}: its data has {count_of(len(array.data), 'byte')}, not those of its shape; get the file again"
         ) from None
     if pixels.shape != expected or any(len(column) != len(pixels) for column in columns):
-        lengths = " and ".join(str(len(column)) for column in columns)
-        raise DataError(f"{where}: its data is {pixels.shape} for {lengths} labels; must be uint8 {expected}")
+        lengths = " and ".join(count_of(len(column), "label") for column in columns)
+        raise DataError(f"{where}: its data is {pixels.shape} for {lengths}; must be uint8 {expected}")
     blocks = (slice(start, start + _ROWS) for start in range(0, len(pixels), _ROWS))
     labels_of_rows = np.stack(columns, axis=1)
     return streams.spool(np.concatenate([labels_of_rows[rows], pixels[rows]], axis=1).tobytes() for rows in blocks)

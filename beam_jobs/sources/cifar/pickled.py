@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs.sources import streams
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 
 MAX_FILE = 256 << 20  # 256 MiB: one and a half times CIFAR-100's train
@@ -58,7 +59,7 @@ def load(handle: IO[bytes], where: str) -> Any:
     """
     size = streams.size(handle)
     if size > MAX_FILE:
-        raise DataError(f"{where}: has {size} bytes; a file of this data set has at most {MAX_FILE}")
+        raise DataError(f"{where}: has {count_of(size, 'byte')}; a file of this data set has at most {MAX_FILE}")
     with _Counted(io.FileIO(os.dup(handle.fileno()))) as stream:
         stream.seek(0)
         try:

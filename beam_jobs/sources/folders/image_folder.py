@@ -17,6 +17,7 @@ from beam_jobs.sources.digest import Advance
 from beam_jobs.sources.folders import listing as folder_listing
 from beam_jobs.sources.folders.listing import Images, Listing, text
 from beam_jobs.storage.paths import LocalPath
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import SourceFile
 from pipeline.order import hashing
@@ -36,10 +37,12 @@ class ImageFolderSource(Source):
     Attributes:
       folder: its absolute path.
       listing_digest: the digest that every listing must have.
+      follow_links: as `folder_listing.scan` takes it.
     """
 
     folder: str
     listing_digest: str
+    follow_links: bool = False
 
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
         """Returns hashes of the images' paths; see `base.Source.hashes`."""
@@ -58,7 +61,7 @@ class ImageFolderSource(Source):
         for position, row in enumerate(rows.tolist()):
             size = int(images.sizes[row])
             if size > MAX_FILE:
-                bad[position] = f"has {size} bytes, above {MAX_FILE}, the most that an image file can be"
+                bad[position] = f"has {count_of(size, 'byte')}, above {MAX_FILE:,}, the most that an image file can be"
                 found.append(b"")
             else:
                 path = os.path.join(os.fsencode(self.folder), images.path(row))
@@ -70,7 +73,7 @@ class ImageFolderSource(Source):
         with _lock:
             listing = _listings.get((self.folder, self.listing_digest))
             if listing is None:
-                listing = folder_listing.scan(os.fsencode(self.folder))
+                listing = folder_listing.scan(os.fsencode(self.folder), self.follow_links)
                 if listing.digest != self.listing_digest:
                     raise streams.changed(self.folder)
                 _keep(self.folder, listing)
@@ -90,11 +93,9 @@ def open_source(options: SourceOptions) -> ImageFolderSource:
     if not os.path.isdir(folder):
         problem = "is not a folder" if os.path.exists(folder) else "no such folder"
         raise DataError(f"{folder}: {problem}; --source of image_folder has one folder of images per class")
-    listing = folder_listing.scan(os.fsencode(folder))
+    listing = folder_listing.scan(os.fsencode(folder), options.follow_links)
     if listing.ignored:
-        count, extensions = listing.ignored.total(), folder_listing.listed(listing.ignored)
-        files = "1 file of an unsupported format" if count == 1 else f"{count} files of unsupported formats"
-        print(f"{folder}: skipped {files} ({extensions})", file=sys.stderr, flush=True)
+        print(f"{folder}: {folder_listing.skipped(listing.ignored)}", file=sys.stderr, flush=True)
     with _lock:
         _keep(folder, listing)
     return ImageFolderSource(
@@ -104,6 +105,7 @@ def open_source(options: SourceOptions) -> ImageFolderSource:
         splits={split: len(images) for split, images in listing.splits.items()},
         folder=folder,
         listing_digest=listing.digest,
+        follow_links=options.follow_links,
     )
 
 

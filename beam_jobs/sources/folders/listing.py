@@ -1,7 +1,7 @@
 """The images below a folder, by split and class; a digest tells whether another process lists the same.
 
 Paths are bytes, as a file's name need not be valid text. Links to files of the same folder are followed; other links,
-and links to folders, are refused, so that only what the user named is read.
+and links to folders, are refused unless the user says to follow them, so that only what the user named is read.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from beam_jobs.sources import streams
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 
 EXTENSIONS = frozenset((b".png", b".jpg", b".jpeg", b".bmp", b".gif", b".webp"))
@@ -82,14 +83,19 @@ class Listing:
         return digest.hexdigest()
 
 
-def scan(root: bytes) -> Listing:
+def scan(root: bytes, follow_links: bool = False) -> Listing:
     """Lists a folder that has one folder per class, or one folder per split with one folder per class each.
 
+    Args:
+      root: the folder.
+      follow_links: whether to follow links that lead out of it, and links to folders.
+
     Raises:
-      DataError: it has neither; a class has no image; an image is in no class, is not a regular file, or is a link that
-        leads out of the folder; the name of a class is not valid UTF-8; a folder cannot be read.
+      DataError: it has neither; a class has no image; an image is in no class or is not a regular file; a link is not
+        to be followed, or leads to a folder that it lies in; the name of a class is not valid UTF-8; a folder cannot be
+        read.
     """
-    return _Scan(root).listing()
+    return _Scan(root, follow_links).listing()
 
 
 def text(path: bytes) -> str:
@@ -104,9 +110,10 @@ class _Scan:
       ignored: {extension: number of files of unsupported formats}.
     """
 
-    def __init__(self, root: bytes) -> None:
-        self._root = root
+    def __init__(self, root: bytes, follow_links: bool) -> None:
+        self._root, self._follows_links = root, follow_links
         self._real_root = os.path.join(os.path.realpath(root), b"")
+        self._refused: dict[bytes, str] = {}  # the problem of each link that is not to be followed
         self.ignored: collections.Counter[bytes] = collections.Counter()
 
     def listing(self) -> Listing:
@@ -114,14 +121,16 @@ class _Scan:
         classes = {split: self._class_folders(folder) for split, folder in folders.items()}
         names = sorted(set().union(*classes.values()))
         if not names:
+            self._check_links()
             raise DataError(f"{text(self._root)}: has no class folders; images are expected as class/file.png")
         splits = {split: self._images(folder, names, classes[split]) for split, folder in folders.items()}
+        self._check_links()
         self._check_not_empty(names, splits)
         class_names = tuple(name.decode() for name in names)
         return Listing(class_names, splits, folders, self.ignored)
 
     def _split_folders(self) -> dict[str, bytes]:
-        names = [entry.name for entry in _entries(self._root) if _is_folder(entry)]
+        names = [entry.name for entry in _entries(self._root) if self._is_folder(entry)]
         known = [name for name in names if name.lower() in _SPLITS]
         if not known or (len(known) < len(names) and len(known) == 1):
             return {"train": b""}
@@ -144,7 +153,7 @@ class _Scan:
     def _class_folders(self, folder: bytes) -> set[bytes]:
         names = set()
         for entry in _entries(os.path.join(self._root, folder)):
-            if _is_folder(entry):
+            if self._is_folder(entry):
                 try:
                     entry.name.decode()
                 except UnicodeDecodeError:
@@ -168,30 +177,46 @@ class _Scan:
 
     def _walk(self, folder: bytes) -> Iterator[tuple[bytes, int, int]]:
         """Yields (path, size, time of the last change) of the images in a folder, at any depth."""
-        folders = [folder]
+        folders = [(folder, frozenset((os.path.realpath(self._root),)))]
         while folders:
-            for entry in _entries(folders.pop()):
-                if _is_folder(entry):
-                    folders.append(entry.path)
+            place, above = folders.pop()
+            real = os.path.realpath(place)
+            if real in above:
+                raise DataError(f"{text(place)}: is a link to a folder that it lies in; remove it")
+            for entry in _entries(place):
+                if self._is_folder(entry):
+                    folders.append((entry.path, above | {real}))
                 elif self._is_image(entry):
                     yield (entry.path, *self._status(entry))
 
+    def _is_folder(self, entry: os.DirEntry[bytes]) -> bool:
+        if entry.is_symlink() and entry.is_dir() and not self._follows_links:
+            self._refused[entry.path] = "is a link to a folder, which is not followed; put the folder there"
+            return False
+        return entry.is_dir()
+
     def _is_image(self, entry: os.DirEntry[bytes]) -> bool:
+        if entry.path in self._refused:
+            return False
         extension = os.path.splitext(entry.name)[1].lower()
         if extension not in EXTENSIONS:
             self.ignored[extension] += 1
         return extension in EXTENSIONS
 
     def _status(self, entry: os.DirEntry[bytes]) -> tuple[int, int]:
-        if entry.is_symlink() and not os.path.realpath(entry.path).startswith(self._real_root):
-            raise DataError(
-                f"{text(entry.path)}: is a link that leads out of the folder, which is not followed; copy the file"
-            )
+        leads_out = entry.is_symlink() and not os.path.realpath(entry.path).startswith(self._real_root)
+        if leads_out and not self._follows_links:
+            self._refused[entry.path] = "is a link that leads out of the folder, which is not followed; copy the file"
         with streams.errors_of(text(entry.path)):
             status = entry.stat()
         if not stat.S_ISREG(status.st_mode):
             raise DataError(f"{text(entry.path)}: is not a regular file")
         return status.st_size, status.st_mtime_ns
+
+    def _check_links(self) -> None:
+        for path, problem in self._refused.items():
+            more = f" ({count_of(len(self._refused), 'such link')})" if len(self._refused) > 1 else ""
+            raise DataError(f"{text(path)}: {problem}, or give --follow_links{more}")
 
     def _check_not_empty(self, names: Sequence[bytes], splits: dict[str, Images]) -> None:
         present = set(np.concatenate([images.labels for images in splits.values()]).tolist())
@@ -199,7 +224,7 @@ class _Scan:
         empty += [f"split {split!r}" for split, images in splits.items() if not len(images)]
         if empty:
             known = ", ".join(f"*{extension.decode()}" for extension in sorted(EXTENSIONS))
-            others = f"; skipped {self.ignored.total()} files ({listed(self.ignored)})" if self.ignored else ""
+            others = f"; {skipped(self.ignored)}" if self.ignored else ""
             raise DataError(f"{text(self._root)}: {empty[0]} has no image{others}; images are {known}")
 
 
@@ -208,12 +233,8 @@ def _entries(folder: bytes) -> list[os.DirEntry[bytes]]:
         return sorted((entry for entry in found if not entry.name.startswith(_HIDDEN)), key=lambda entry: entry.name)
 
 
-def _is_folder(entry: os.DirEntry[bytes]) -> bool:
-    if entry.is_symlink() and entry.is_dir():
-        raise DataError(f"{text(entry.path)}: is a link to a folder, which is not followed; put the folder there")
-    return entry.is_dir(follow_symlinks=False)
-
-
-def listed(ignored: collections.Counter[bytes]) -> str:
-    """Returns the most frequent extensions, for messages."""
-    return ", ".join(text(extension) or "without extension" for extension, _ in ignored.most_common(5))
+def skipped(ignored: collections.Counter[bytes]) -> str:
+    """Returns how many files were skipped, and the most frequent of their extensions, for messages."""
+    extensions = ", ".join(text(extension) or "without extension" for extension, _ in ignored.most_common(5))
+    formats = "unsupported format" if len(ignored) == 1 else "unsupported formats"
+    return f"skipped {count_of(ignored.total(), 'file')}: {formats} ({extensions})"

@@ -11,7 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from beam_jobs.sources.streams import KnownFile
+from beam_jobs.storage.errors import kind_of
 from beam_jobs.storage.paths import StoragePath
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 
 MAX_GROUP_BYTES = 1 << 30  # 1 GiB: shards read whole row groups, and two shards read one at their boundary
@@ -88,7 +90,8 @@ class OpenFile:
                 yield batch
         if read != rows:
             raise DataError(
-                f"{self.path}: row group {group}: has {read} rows, but its footer says {rows}; get the file again"
+                f"{self.path}: row group {group}: has {count_of(read, 'row')}, but its footer says "
+                f"{rows:,}; get the file again"
             )
 
     def rows(self, group: int, columns: Sequence[str]) -> int:
@@ -105,7 +108,8 @@ class OpenFile:
         size = self._num_bytes(group, columns)
         if size > MAX_GROUP_BYTES:
             raise DataError(
-                f"{self.path}: row group {group}: has {size} bytes, above {MAX_GROUP_BYTES}; write the file with "
+                f"{self.path}: row group {group}: has {count_of(size, 'byte')}, above "
+                f"{MAX_GROUP_BYTES:,}; write the file with "
                 "smaller row groups: pyarrow.parquet.write_table(table, path, row_group_size=1000)"
             )
         return rows
@@ -136,4 +140,4 @@ def one_line(what: str) -> Iterator[None]:
         raise
     except Exception as error:  # corrupt files raise pyarrow's kinds, OSError, UnicodeDecodeError, OverflowError, ...
         text = " ".join(str(error).split())
-        raise DataError(f"{what} ({text[:_MOST_TEXT] or type(error).__name__})") from None
+        raise kind_of(error)(f"{what} ({text[:_MOST_TEXT] or type(error).__name__})") from None

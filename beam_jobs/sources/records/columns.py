@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from beam_jobs.sources.base import Block
 from beam_jobs.sources.builder import BlockBuilder
+from pipeline.commands.text import count_of
 from pipeline.manifest import Feature
 from pipeline.records import example_proto
 
@@ -24,11 +25,12 @@ class Columns:
     """The names that the features have in the records.
 
     Attributes:
-      image, label: of bytes; of one int64.
+      image, label: of bytes; of one int64, or of bytes if `has_text_labels`.
       key: of bytes or one int64; "" if records have none.
       image_shape: (height, width, channels) of raw pixels; None if images are encoded.
       sizes: the features with height, width and channels of raw pixels, if there are any.
       extra: the kept features.
+      has_text_labels: whether labels are the names of classes.
     """
 
     image: str
@@ -37,16 +39,26 @@ class Columns:
     image_shape: tuple[int, int, int] | None = None
     sizes: tuple[str, ...] = ()
     extra: dict[str, Feature] = dataclasses.field(default_factory=dict)
+    has_text_labels: bool = False
 
-    def block(self, records: Sequence[bytes], keys: NDArray[np.bytes_] | None) -> Block:
-        """Returns the block of serialized Examples; `keys` are for records that have none."""
+    def block(
+        self, records: Sequence[bytes], keys: NDArray[np.bytes_] | None, class_names: Sequence[str] = ()
+    ) -> Block:
+        """Returns the block of serialized Examples.
+
+        Args:
+          records: the Examples.
+          keys: their keys if they hold none.
+          class_names: of all classes, if labels are their names.
+        """
+        numbers = {name.encode(): label for label, name in enumerate(class_names)} if self.has_text_labels else {}
         builder = BlockBuilder(len(records), self.extra, self.image_shape, keys)
         names = (self.image, self.label, *([self.key] if self.key else []), *self.sizes, *self.extra)
         for row, record in enumerate(records):
             try:
                 features = example_proto.decode(record, names)
                 builder.images[row] = self._image(features)
-                builder.labels[row] = _one(features, self.label, "int64")
+                builder.labels[row] = self._label(features, numbers)
                 if self.key:
                     builder.keys[row] = self._key(features)
                 for name, feature in self.extra.items():
@@ -65,8 +77,19 @@ class Columns:
                 raise ValueError(f"the image is {_text(shape)}; the first is {_text(self.image_shape)}")
         if len(image) != math.prod(self.image_shape):
             size = math.prod(self.image_shape)
-            raise ValueError(f"the image has {len(image)} bytes; {_text(self.image_shape)} pixels are {size}")
+            raise ValueError(
+                f"the image has {count_of(len(image), 'byte')}; {_text(self.image_shape)} pixels are {size:,}"
+            )
         return np.frombuffer(image, np.uint8).reshape(self.image_shape)
+
+    def _label(self, features: dict[str, Any], numbers: Mapping[bytes, int]) -> int:
+        if not self.has_text_labels:
+            return int(_one(features, self.label, "int64"))
+        text: bytes = _one(features, self.label, "bytes")
+        if text not in numbers:
+            problem = f"is {text.decode(errors='backslashreplace')!r}, which names no class" if text else "is empty"
+            raise ValueError(f"feature {self.label!r} {problem}")
+        return numbers[text]
 
     def _key(self, features: dict[str, Any]) -> bytes:
         value = _one(features, self.key, "bytes or int64")
@@ -90,7 +113,7 @@ def _one(features: dict[str, Any], name: str, kinds: str) -> Any:
     if kind(values) not in kinds:
         raise ValueError(f"feature {name!r} holds {kind(values)}, not {kinds}")
     if len(values) != 1:
-        raise ValueError(f"feature {name!r} has {len(values)} values, not 1")
+        raise ValueError(f"feature {name!r} has {count_of(len(values), 'value')}, not 1")
     return values[0]
 
 
@@ -107,7 +130,7 @@ def _kept(features: dict[str, Any], name: str, feature: Feature) -> Any:
         return values
     shape = [size for size in feature.shape if size is not None]
     if len(values) != math.prod(shape):
-        raise ValueError(f"feature {name!r} has {len(values)} values, not {_text(shape)}")
+        raise ValueError(f"feature {name!r} has {count_of(len(values), 'value')}, not {_text(shape)}")
     return values.reshape(shape)
 
 

@@ -9,23 +9,24 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from beam_jobs.sources import digest, listing, streams
+from beam_jobs.sources import digest, labels_file, listing, streams
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.listing import SPLIT_OF_WORD
 from beam_jobs.sources.records import files as record_files
 from beam_jobs.sources.records import rows as record_rows
 from beam_jobs.sources.records import schema as record_schema
 from beam_jobs.sources.records import stream as record_stream
+from beam_jobs.sources.records.columns import Columns, kind
 from beam_jobs.sources.records.files import RecordFile
 from beam_jobs.sources.records.rows import RecordSource
 from beam_jobs.sources.seen_labels import SeenLabels
 from beam_jobs.storage import paths as storage
 from beam_jobs.storage.paths import StoragePath
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 from pipeline.records import example_proto
 
-LABELS = "labels.txt"  # class names, one per line; or `<label feature>.labels.txt`, TFDS's name for it
 MAX_CLASSES = 1 << 20
 _RECORD_FILE = re.compile(r"[^._].*(\.tfrec.*|-\d{5,}-of-\d{5,})", re.IGNORECASE)
 _BESIDE = (
@@ -42,8 +43,8 @@ _BESIDE = (
 def open_files(options: SourceOptions) -> RecordSource:
     """Opens, walks and digests the files of `options.source`.
 
-    Classes are named by `labels.txt` next to the files. Without it, every record is read for the highest label, and the
-    classes are "0", "1" and so on; this takes about as long as the files' digests.
+    Classes are named by `labels.txt` next to the files. Without it, every record is read for its label: the classes are
+    the texts that occur, sorted, or "0", "1" and so on to the highest number.
 
     Raises:
       UsageError: a flag does not fit the first record, or is missing.
@@ -51,11 +52,12 @@ def open_files(options: SourceOptions) -> RecordSource:
     """
     root, paths = _find(options.source)
     columns = record_schema.infer(*_first_records(paths), options)
-    names = _class_names(root / f"{columns.label}.{LABELS}") or _class_names(root / LABELS)
+    beside = (root / f"{columns.label}.{labels_file.LABELS}", root / labels_file.LABELS)  # the first is TFDS's name
+    names = next(filter(None, map(labels_file.read, beside)), ())
     seen = SeenLabels(f"feature {columns.label!r}", MAX_CLASSES, "name another with --feature_map=label:NAME")
 
     def see_label(record: bytes, path: StoragePath) -> None:
-        seen.add(_labels_of(record, columns.label), path)
+        seen.add(_labels_of(record, columns), path)
 
     indexed, entries = _index(root, paths, None if names else see_label)
     return record_rows.make(
@@ -73,6 +75,7 @@ def _find(source: str) -> tuple[StoragePath, list[StoragePath]]:
     """Returns the folder that contains all files of a source, and the files, sorted by path."""
     wanted = "file like *.tfrecord* or *-00000-of-00001; name the files with a glob"
     root, names = listing.find(source, _is_records, False, wanted, "--source of tfrecord is a folder, a file or a glob")
+    listing.check_packed_once(root, names)
     if not root.is_remote:
         names.sort(key=lambda name: name.split("/"))
     common = os.path.commonpath([os.path.dirname(name) for name in names])
@@ -98,11 +101,12 @@ def _index(
     return list(files), tuple(sorted(entries, key=lambda entry: entry.file))
 
 
-def _labels_of(record: bytes, feature: str) -> list[int]:
+def _labels_of(record: bytes, columns: Columns) -> list[int | str]:
     """Returns the label of a record; nothing for an invalid one, which is left to the reader of rows."""
-    with contextlib.suppress(ValueError):
-        values = example_proto.decode(record, (feature,)).get(feature, [])
-        return [int(values[0])] if not isinstance(values, list) and len(values) == 1 else []
+    with contextlib.suppress(ValueError):  # UnicodeDecodeError is one
+        values = example_proto.decode(record, (columns.label,)).get(columns.label, [])
+        if len(values) == 1 and kind(values) == ("bytes" if columns.has_text_labels else "int64"):
+            return [values[0].decode() if columns.has_text_labels else int(values[0])]
     return []
 
 
@@ -119,21 +123,8 @@ def _first_records(paths: Sequence[StoragePath]) -> tuple[list[dict[str, Any]], 
         walk.close()  # type: ignore[attr-defined]
         if decoded := [features for features in decoded if features]:  # an empty record parses too
             return decoded, str(path)
-    what = f"none of their first {seen} records is a tf.train.Example" if seen else "there is no record in it"
-    raise DataError(f"{paths[0].parent}: {len(paths)} TFRecord files, but {what}")
-
-
-def _class_names(path: StoragePath) -> tuple[str, ...]:
-    if not path.exists():
-        return ()
-    with streams.errors_of(path):
-        try:
-            names = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines())
-        except UnicodeDecodeError:
-            raise DataError(f"{path}: is not UTF-8 text") from None
-    if not names or not all(names):
-        raise DataError(f"{path}: must have the name of a class in every line; it has {len(names)} lines")
-    return names
+    what = f"of {count_of(seen, 'record')} read, none is a tf.train.Example" if seen else "there is no record in it"
+    raise DataError(f"{paths[0].parent}: {count_of(len(paths), 'TFRecord file')}, but {what}")
 
 
 def _by_split(files: Sequence[RecordFile]) -> dict[str, tuple[RecordFile, ...]]:

@@ -54,7 +54,7 @@ class RecordSource(Source):
             block = _as_matrix(records, columns.image_shape)
             if block is not None:
                 return block
-        return columns.block(records, None if columns.key else files.keys(rows))
+        return columns.block(records, None if columns.key else files.keys(rows), self.class_names)
 
 
 def make(

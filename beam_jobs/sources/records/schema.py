@@ -8,6 +8,7 @@ from typing import Any
 
 from beam_jobs.sources.base import OWN_FEATURES, SourceOptions
 from beam_jobs.sources.records.columns import DTYPES, Columns, kind
+from pipeline.commands.text import count_of
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest import Feature
 
@@ -30,7 +31,7 @@ def infer(records: Sequence[Mapping[str, Any]], file: str, options: SourceOption
     first = records[0]
     names = _names(first, file, options.feature_map)
     listed = _listed(first)
-    for ours, wanted in (("image", ("bytes",)), ("label", ("int64",)), ("key", ("bytes", "int64"))):
+    for ours, wanted in (("image", ("bytes",)), ("label", ("int64", "bytes")), ("key", ("bytes", "int64"))):
         if ours in names and (kind(first[names[ours]]) not in wanted or len(first[names[ours]]) != 1):
             raise UsageError(
                 f"--feature_map={ours}:{names[ours]}: {file}: must be one value of {' or '.join(wanted)}; the first "
@@ -38,7 +39,8 @@ def infer(records: Sequence[Mapping[str, Any]], file: str, options: SourceOption
             )
     shape, sizes = _image_shape(first, names["image"], file, options.image_shape)
     extra = {name: _feature(records, name, file) for name in options.keep_columns}
-    return Columns(names["image"], names["label"], names.get("key", ""), shape, sizes, extra)
+    is_text = kind(first[names["label"]]) == "bytes"
+    return Columns(names["image"], names["label"], names.get("key", ""), shape, sizes, extra, is_text)
 
 
 def _names(first: Mapping[str, Any], file: str, feature_map: Sequence[tuple[str, str]]) -> dict[str, str]:
@@ -78,14 +80,17 @@ def _image_shape(
     sizes = next((names for names in _SIZES if all(_is_size(first.get(size)) for size in names)), ())
     if given is None and not sizes:
         raise UsageError(
-            f"--image_shape=HxWxC is missing: {file}: feature {name!r} holds {len(image)} bytes that begin with "
+            f"--image_shape=HxWxC is missing: {file}: feature {name!r} holds "
+            f"{count_of(len(image), 'byte')} beginning with "
             f"0x{image[:4].hex()}: no PNG or JPEG file, so they must be raw pixels"
         )
     shape = given or tuple(int(first[size][0]) for size in sizes)
     if math.prod(shape) != len(image):
         text = "x".join(map(str, shape))
         origin = f"--image_shape={text}" if given else f"{', '.join(sizes)} say {text}"
-        raise UsageError(f"{origin}: {file}: are {math.prod(shape)} bytes; the first image has {len(image)}")
+        raise UsageError(
+            f"{origin}: {file}: must have {count_of(math.prod(shape), 'byte')}; the first image has {len(image):,}"
+        )
     return (shape[0], shape[1], shape[2]), () if given else sizes
 
 

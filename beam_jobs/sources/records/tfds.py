@@ -1,31 +1,34 @@
 """Data sets that TensorFlow Datasets (TFDS) has prepared: `tfds:NAME`, in its formats tfrecord and array_record.
 
 Their files hold `tf.train.Example`s whose images are PNG or JPEG files, so they are read like other records, without
-TensorFlow or TFDS's decoding; TFDS only says where the files are and what the features are called. Only an image and a
-class label are taken. Nothing is downloaded or prepared.
+TensorFlow or TFDS's decoding; TFDS only says where the files are and what the features are called. An image and a class
+label are taken, and other features if --keep_columns names them. Nothing is downloaded or prepared.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
+import pathlib
+import re
 from collections.abc import Iterable
 from typing import Any
-
-import numpy as np
 
 from beam_jobs.sources import TFDS_PREFIX, digest
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.records import files as record_files
 from beam_jobs.sources.records import rows as record_rows
-from beam_jobs.sources.records.columns import Columns
+from beam_jobs.sources.records import tfds_features
 from beam_jobs.sources.records.files import ARRAY_RECORD, RecordFile
 from beam_jobs.sources.records.rows import RecordSource
 from beam_jobs.storage.paths import LocalPath
 from pipeline.commands import commandline
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import naming
 
 _INFO = "dataset_info.json"
+_MOST_LISTED = 8
 
 
 def open_source(options: SourceOptions) -> RecordSource:
@@ -36,20 +39,21 @@ def open_source(options: SourceOptions) -> RecordSource:
         (default: TFDS's own), or the folder of the data set itself, with `dataset_info.json`.
 
     Raises:
-      UsageError: the name is missing, or TFDS is not installed.
+      UsageError: the name is missing, TFDS is not installed, or a feature cannot be kept.
       DataError: it is not prepared there, has no image or class label, has another format, or a file is corrupt.
     """
     commandline.require("tensorflow_datasets")
     builder = _builder(options.dataset.removeprefix(TFDS_PREFIX), options.source)
     root = LocalPath(str(builder.data_dir))
-    image, label = _features(builder.info.features, root)
+    features = builder.info.features
+    columns = tfds_features.choose(features, root, options.keep_columns)
     records = _records(builder.info.splits.values(), builder.info.file_format.value, root)
     paths = [LocalPath(str(file.path)) for files in records.values() for file in files]
     return record_rows.make(
         dataset=options.dataset,
-        class_names=tuple(builder.info.features[label].names),
+        class_names=tuple(features[columns.label].names),
         root=root,
-        columns=Columns(image, label),
+        columns=columns,
         records=records,
         files=digest.describe(sorted((path.name_in(root), path) for path in paths)),
     )
@@ -70,37 +74,35 @@ def _builder(name: str, data_dir: str) -> Any:
             return read_only_builder.builder_from_directory(data_dir)
         return read_only_builder.builder_from_files(name, data_dir=data_dir or None)
     except registered.DatasetNotFoundError:
-        build = f"tfds build {name}" + (f" --data_dir={data_dir}" if data_dir else "")
-        raise DataError(
-            f"{where}: TensorFlow Datasets has prepared no {name!r} there (in format tfrecord or array_record, with "
-            f"features.json); prepare it with: {build}"
-        ) from None
+        raise _not_prepared(name, where, data_dir) from None
     except Exception as error:  # its parsers of names, JSON and versions raise a dozen types
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(f"{where}: TFDS cannot open {name!r}: {reason}") from None
 
 
-def _features(features: Any, root: LocalPath) -> tuple[str, str]:
-    """Returns the names of the image and of the label."""
+def _not_prepared(name: str, where: str, data_dir: str) -> DataError:
+    """Returns the error for a data set that is not in a folder: what is there, the nearest name, how to prepare it."""
     import tensorflow_datasets as tfds  # noqa: PLC0415
 
-    found = []
-    for usual, kind in (("image", tfds.features.Image), ("label", tfds.features.ClassLabel)):
-        names = [name for name, feature in features.items() if isinstance(feature, kind)]
-        if usual not in names and len(names) != 1:
-            held = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in sorted(features.items()))
-            problem = f"{len(names)} features" if names else "no feature"
-            raise DataError(
-                f"{root}: has {problem} of type {kind.__name__}, and none is named {usual!r}; it has {held}"
-            )
-        found.append(usual if usual in names else names[0])
-    image, label = found
-    dtype = np.dtype(features[image].np_dtype)
-    if dtype != np.uint8:
-        raise DataError(f"{root}: its images are of dtype {dtype}; they must be uint8")
-    if features[label].names is None:
-        raise DataError(f"{root}: its ClassLabel {label!r} does not say how many classes there are")
-    return image, label
+    present = _prepared(where)
+    own, known = re.split("[/:]", name)[0], {*present, *tfds.list_builders(with_community_datasets=False)}
+    near = [] if own in known else difflib.get_close_matches(own, sorted(known), n=1)
+    if near and near[0] in present:
+        advice = f"did you mean {TFDS_PREFIX}{near[0]}?"
+    else:
+        build = f"tfds build {near[0] if near else name}" + (f" --data_dir={data_dir}" if data_dir else "")
+        advice = (f"did you mean {near[0]!r}? " if near else "") + f"prepare it with: {build}"
+    listed = ", ".join(present[:_MOST_LISTED]) + (", ..." if len(present) > _MOST_LISTED else "")
+    return DataError(
+        f"{where}: TensorFlow Datasets has prepared no {name!r} there (in format tfrecord or array_record, with "
+        f"features.json), but {listed or 'nothing'}; {advice}"
+    )
+
+
+def _prepared(folder: str) -> list[str]:
+    """Returns the names of the data sets in TFDS's data_dir, where they lie as NAME/VERSION or NAME/CONFIG/VERSION."""
+    infos = (path for depth in ("*/*", "*/*/*") for path in pathlib.Path(folder).glob(f"{depth}/{_INFO}"))
+    return sorted({path.relative_to(folder).parts[0] for path in infos})
 
 
 def _records(splits: Iterable[Any], file_format: str, root: LocalPath) -> dict[str, tuple[RecordFile, ...]]:
@@ -126,5 +128,8 @@ def _records(splits: Iterable[Any], file_format: str, root: LocalPath) -> dict[s
 def _file(path: LocalPath, count: int, file_format: str) -> RecordFile:
     file = record_files.index(path) if file_format == "tfrecord" else record_files.index_array_record(path)
     if file.num_records != count:
-        raise DataError(f"{path}: has {file.num_records} records, but {_INFO} says {count}; prepare the data set again")
+        raise DataError(
+            f"{path}: has {count_of(file.num_records, 'record')}, but {_INFO} says {count:,}; "
+            f"prepare the data set again"
+        )
     return file

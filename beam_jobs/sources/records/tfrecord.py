@@ -12,6 +12,7 @@ from beam_jobs.sources.records.rows import RecordSource
 from beam_jobs.storage import paths
 from beam_jobs.storage.paths import LocalPath, RemotePath
 from pipeline import manifest
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Manifest, ShardInfo, SourceFile, naming
 
@@ -67,7 +68,9 @@ def _shard(folder: LocalPath | RemotePath, made: Manifest, shard: ShardInfo) -> 
     path = folder / shard.file
     stamp = streams.stamp(path)
     if stamp[0] != shard.num_bytes:
-        raise DataError(f"{path}: {stamp[0]} bytes, but the manifest says {shard.num_bytes}; convert it again")
+        raise DataError(
+            f"{path}: {count_of(stamp[0], 'byte')}, but the manifest says {shard.num_bytes:,}; convert it again"
+        )
     if made.compression:
         return RecordFile(path, stamp, shard.num_examples, made.compression.lower())
     offsets = None

@@ -26,6 +26,7 @@ OTHERS = {
     "source": "elsewhere",
     "num_shards": "3",
     "seed": 7,
+    "follow_links": True,  # which files these are, the digests say
     "data_dir": "other",
     "max_shard_bytes": 1 << 21,
     "max_rejects": 3,

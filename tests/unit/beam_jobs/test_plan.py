@@ -66,8 +66,8 @@ def test_a_plan_is_cheap_to_ship(two, plan_of):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"num_shards": "test:21"}, "--num_shards: 21 shards for the 20 examples of split 'test'; at most 20"),
-        ({"num_shards": "51"}, "--num_shards: 51 shards for the 50 examples of split 'train'; at most 50"),
+        ({"num_shards": "test:21"}, "--num_shards: 21 shards for 20 examples of split 'test'; at most 20"),
+        ({"num_shards": "51"}, "--num_shards: 51 shards for 50 examples of split 'train'; at most 50"),
         ({"num_shards": "trian:2"}, "--num_shards: split: unknown 'trian'; did you mean 'train'"),
         ({"split": "a:0.5,b:0.5", "num_shards": "train:2"}, "--num_shards: split: unknown 'train'"),
     ],

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import io
-import json
 import multiprocessing
 import pathlib
 import pickle
@@ -14,7 +13,7 @@ import pipeline
 from pipeline import RandomAccess
 from pipeline.errors import DataError, UsageError
 from pipeline.records import walk
-from tests.datasets import Kind, encoded, extra_of, image_of, key_of, to_memory, write_dataset
+from tests.datasets import Kind, edit_manifest, encoded, extra_of, image_of, key_of, to_memory, write_dataset
 
 COUNTS = (5, 0, 4, 3)
 SHAPE = (8, 6, 3)
@@ -187,12 +186,14 @@ def test_a_corrupt_record_is_named_and_the_others_are_read(tmp_path, kind):
 )
 def test_an_example_that_is_not_what_the_manifest_says_is_named(tmp_path, encoding, name, feature, facts):
     write_dataset(tmp_path, (3,), kind=Kind(encoding))
-    content = json.loads((tmp_path / "manifest.json").read_text())
-    old = content["features"].get(name, {"encoding": None, "class_names": []})
-    content["features"][name] = old | feature
-    for split in content["splits"].values():
-        split["image_sizes"] = {}
-    (tmp_path / "manifest.json").write_text(json.dumps(content))
+
+    def change(content):
+        old = content["features"].get(name, {"encoding": None, "class_names": []})
+        content["features"][name] = old | feature
+        for split in content["splits"].values():
+            split["image_sizes"] = {}
+
+    edit_manifest(tmp_path, change)
     examples = RandomAccess(tmp_path)
     with pytest.raises(DataError) as caught:
         examples[1]

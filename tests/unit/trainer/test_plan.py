@@ -1,4 +1,5 @@
 import dataclasses
+import re
 
 import pytest
 
@@ -38,6 +39,17 @@ def test_numbers(remainder, steps, last_step, decay, data_dir, config_of):
     evaluation, spec = made.evaluation, made.training.spec
     assert (evaluation.order.num_records, evaluation.order.steps_per_epoch, made.may_skip) == (33, 2, 0)
     assert (spec.seed, spec.streams, spec.training) == (0, 1, True)
+
+
+def test_workers_that_share_streams_are_told_what_it_costs(data_dir, config_of):
+    four = Cluster(tuple(f"{name}:1" for name in "abcd"), 0)
+    for flags, note in (
+        ({"streams": 2, "shuffle_bytes": 320}, "4 workers with --streams=2 read the split 2.00 times .* --streams=4 "),
+        ({"streams": 4, "shuffle_bytes": 320}, None),
+        ({}, None),  # in memory
+    ):
+        made = plan.make(config_of(data_dir=data_dir, global_batch_size=20, **flags), four)
+        assert (note is None and made.note is None) or re.search(note, made.note), made.note
 
 
 def test_every_worker_may_skip_corrupt_records(data_dir, config_of):

@@ -5,7 +5,7 @@ import tensorflow  # noqa: F401, so that tests/conftest.py makes four devices of
 
 from pipeline.errors import UsageError
 from tests.datasets import Kind, write_dataset
-from trainer import run
+from trainer import plan, run
 
 RESIZED = ("--resize=32x32", "--model=lenet")
 
@@ -37,6 +37,12 @@ def test_images_of_several_sizes(encoding, flags, train):
     assert lines[1].startswith("step 7, loss = ")
     assert lines[-2].endswith("(4 examples)")
     assert "step 7 to 9" in train(encoding, "--train_steps=9", *flags)[0]
+
+
+def test_the_note_on_shared_streams_follows_the_first_line(train, monkeypatch):
+    monkeypatch.setattr(plan, "sharing_note", lambda *_: "four workers")
+    lines = train("png", *RESIZED, "--train_steps=1", "--eval_split=none")
+    assert lines[1] == "note: four workers"
 
 
 def test_another_size_is_another_model(train):

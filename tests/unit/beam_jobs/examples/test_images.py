@@ -9,7 +9,9 @@ import warnings
 import zlib
 
 import numpy as np
+import PIL.ExifTags
 import PIL.Image
+import PIL.ImageOps
 import pytest
 
 from beam_jobs.examples import images
@@ -114,6 +116,37 @@ def test_a_jpeg_of_a_camera_with_more_images_after_the_first_is_kept_as_jpeg(pix
     opened = images.open_file(data)
     assert images.KEPT_FORMATS[opened.format] == "jpeg"
     assert (images.pixels(opened) == decoded(file_of(first, "JPEG", quality=95))).all()
+
+
+def with_orientation(image, kind, value, **options):
+    """Returns a file that says how its image must be turned."""
+    exif = PIL.Image.Exif()
+    exif[PIL.ExifTags.Base.Orientation] = value
+    return file_of(image, kind, exif=exif, **options)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("value", range(1, 9))
+def test_an_image_is_turned_upright_as_pillow_does_it(kind, value, colour):
+    data = with_orientation(colour, kind, value)
+    expected = np.asarray(PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(data))))
+    opened = images.open_file(data)
+    assert images.orientation(opened) == value
+    assert images.upright_size(opened) == expected.shape[:2]
+    assert (images.pixels(opened, upright=True) == expected).all()
+    assert images.pixels(images.open_file(data)).shape == colour.shape  # as TensorFlow decodes it
+    assert images.pixels(images.open_file(data), 1, upright=True).shape == (*expected.shape[:2], 1)
+
+
+@pytest.mark.parametrize("value", [0, 9, 65535])
+def test_an_orientation_that_there_is_not_is_none(value, colour):
+    assert images.orientation(images.open_file(with_orientation(colour, "JPEG", value))) == 1
+
+
+def test_damaged_exif_data_is_no_orientation(colour):
+    opened = images.open_file(file_of(colour, "JPEG", exif=b"Exif\0\0MM\0*\0\0\xff\xff\0"))
+    assert images.orientation(opened) == 1
+    assert images.pixels(opened, upright=True).shape == colour.shape
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 import io
 
 import numpy as np
+import PIL.ExifTags
 import PIL.Image
+import PIL.ImageOps
 import pytest
 
 from beam_jobs.examples import images
@@ -37,6 +39,45 @@ def test_source_keeps_the_bytes_of_png_and_jpeg(pixels):
     shown = np.concatenate([image.reshape(-1, 3) for image in decoded(files)]).astype(object)
     assert made.sums.sums == shown.sum(axis=0).tolist()
     assert made.sums.squares == (shown**2).sum(axis=0).tolist()
+
+
+def turned(array, value, kind="PNG"):
+    exif = PIL.Image.Exif()
+    exif[PIL.ExifTags.Base.Orientation] = value
+    return file_of(array, kind, exif=exif)
+
+
+def test_files_that_are_kept_keep_their_orientation_and_are_counted(pixels):
+    files = [turned(image, value) for image, value in zip(pixels(4, (7, 9, 3)), (1, 6, 3, 6), strict=True)]
+    made = recode(block_of(files), SOURCE)
+    assert made.images == files
+    assert made.sizes == {(7, 9, 3): 4}  # as decoders of TensorFlow see them
+    assert made.turned == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        (ImageOptions("raw", 3, shape=(9, 7, 3)), "PNG"),
+        (ImageOptions("png", 3), "PNG"),
+        (SOURCE, "WEBP"),
+        (ImageOptions("raw", 3, (18, 14), (18, 14, 3)), "PNG"),
+    ],
+    ids=["raw", "png", "source", "resize"],
+)
+def test_images_that_are_decoded_are_stored_upright(options, kind, pixels):
+    image = np.repeat(pixels(1, (7, 9, 1))[0] // 255, 3, axis=2)
+    image[:3, :4] = 255  # the upper left corner
+    data = turned(image, 6, kind)
+    made = recode(block_of([data]), options)
+    (found,) = made.images if options.encoding == "raw" else decoded(made.images)
+    size = options.size or (9, 7)
+    expected = PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(data))).resize(
+        size[::-1], PIL.Image.Resampling.BILINEAR
+    )
+    assert (found == np.asarray(expected)).all()
+    assert made.sizes == {(*size, 3): 1}
+    assert made.turned == 0
 
 
 @pytest.mark.parametrize(("kind", "options"), [("BMP", {}), ("WEBP", {"lossless": True})])

@@ -1,4 +1,8 @@
+import io
+
 import numpy as np
+import PIL.ExifTags
+import PIL.Image
 import pytest
 
 from beam_jobs.examples import images
@@ -66,3 +70,12 @@ def test_parts_in_any_order_join_to_the_whole(step, as_files, pixels):
     assert made.rows.extra["b"] == whole.rows.extra["b"]
     assert made.recoded.sums == whole.recoded.sums
     assert (made.recoded.sizes, made.recoded.formats) == (whole.recoded.sizes, whole.recoded.formats)
+
+
+def test_images_with_an_orientation_are_counted_over_the_parts(pixels):
+    exif = PIL.Image.Exif()
+    exif[PIL.ExifTags.Base.Orientation] = 3
+    stream = io.BytesIO()
+    PIL.Image.fromarray(pixels(1)[0]).save(stream, "PNG", exif=exif)
+    part = select(block([stream.getvalue()], [0]), 10, ImageOptions("source", 3))
+    assert joined([(np.array([row]), part) for row in (1, 0)]).recoded.turned == 2

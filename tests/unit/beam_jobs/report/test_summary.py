@@ -1,10 +1,14 @@
 import dataclasses
 import re
+from collections import Counter
 
 import pytest
 
+from beam_jobs.report.image_facts import ImageFacts
 from beam_jobs.report.summary import summary
 from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo
+
+NAMES = tuple(map(str, range(31)))
 
 
 def split(name, examples, rejects=0, sizes=None):
@@ -96,7 +100,36 @@ def test_images_that_differ_are_described_by_their_most_common_sizes():
     sizes = {"100x80": 3, "80x100": 5, "9x10": 1, "10x10": 1}
     manifest = made((None, None, 3), "any", "GZIP", train=split("train", 10, sizes=sizes))
     line = summary(manifest, "out", 1.0, 1.0).splitlines()[2]
-    assert re.search(r"png and jpeg .*4 sizes: 80x100, 100x80, 9x10 and 1 more.*GZIP", line)
+    assert re.search(r"png and jpeg .*4 sizes: 80x100, 100x80, 9x10 and 1 more, the largest 100x80.*GZIP", line)
+
+
+def test_of_very_many_sizes_it_says_how_many_and_the_largest():
+    images = ImageFacts(Counter({(i, 9): 1 for i in range(1, 200)} | {(480, 640): 7}))
+    manifest = made((None, None, 3), "jpeg", train=split("train", 206, sizes={"64x64": 199, "512x640": 7}))
+    line = summary(manifest, "out", 1.0, 1.0, images=images).splitlines()[2]
+    assert line == "  jpeg images, colour, of 200 sizes: 480x640, 1x9, 2x9 and 197 more, the largest 480x640"
+
+
+def test_labels_with_gaps_are_a_warning():
+    def warnings(*histograms, names="abcdef"):
+        splits = {f"s{i}": dataclasses.replace(split("s", 1), label_histogram=h) for i, h in enumerate(histograms)}
+        manifest = dataclasses.replace(made(**splits), class_names=tuple(names))
+        return [line for line in summary(manifest, "out", 1.0, 1.0).splitlines() if line.startswith("warning: no ")]
+
+    (line,) = warnings((5, 5, 0, 0, 0, 5), names="012345")
+    assert line.startswith("warning: no example has label 2, 3, 4, although labels go up to 5: ")
+    (line,) = warnings((0, 5, 0), (0, 0, 1))
+    assert line.startswith("warning: no example has label 0 (a), although labels go up to 2 (c): ")
+    assert warnings((1, 0), (0, 1)) == []
+    assert warnings((1, 1, 0)) == []  # a class without examples after the last is no gap
+    (line,) = warnings((0,) * 30 + (1,), names=NAMES)
+    assert " 9 and 20 more, although labels go up to 30: " in line
+
+
+def test_images_that_are_stored_turned_are_a_warning():
+    images = ImageFacts(Counter({(8, 6): 3}), turned=1)
+    text = summary(made((8, 6, 3), "jpeg"), "out", 1.0, 1.0, images=images)
+    assert re.search("^warning: 1 image file with an EXIF orientation.* --image_encoding=raw, png or jpeg$", text, re.M)
 
 
 def test_classes_that_are_not_mixed_are_a_warning():

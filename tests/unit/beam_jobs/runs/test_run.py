@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from beam_jobs.runs.run import MainThreadOnly, as_one_line
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, TransientError, UsageError
 
 
 def caused(error, cause):
@@ -39,9 +39,10 @@ OURS = DataError("/x/train: cannot be written: No space left on device")
             "/x: first",
         ),
         (RuntimeError("Traceback\npipeline.errors.UsageError: --flag: no"), UsageError, "--flag: no"),
+        (RuntimeError("Traceback\npipeline.errors.TransientError: no room"), TransientError, "no room"),
         (RuntimeError("Traceback\npipeline.errors.OtherError: text"), DataError, "text"),
         (ValueError("first\n\n  last  \n"), DataError, "Beam: ValueError: last"),
-        (RuntimeError("Channel closed prematurely."), DataError, WORKER_DIED),
+        (RuntimeError("Channel closed prematurely."), TransientError, WORKER_DIED),
         (RuntimeError(), DataError, "Beam: RuntimeError: no message"),
     ],
 )

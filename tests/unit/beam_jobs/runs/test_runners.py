@@ -1,3 +1,5 @@
+import contextlib
+import importlib.util
 import os
 
 import apache_beam as beam
@@ -39,8 +41,8 @@ def test_one_core_is_one_process(monkeypatch):
 
 
 @pytest.mark.parametrize(("flags", "count"), [([], 1), (["--direct_num_workers=3"], 3)])
-def test_the_in_process_runner_deals_among_its_workers(flags, count):
-    runner, _ = runners.make_runner(PipelineOptions(flags))
+def test_the_in_process_runner_deals_among_its_workers(flags, count, tmp_path):
+    runner, _ = runners.make_runner(PipelineOptions(flags), tmp_path)
     assert runners.workers(beam.Pipeline(runner, PipelineOptions(flags))) == count
 
 
@@ -71,8 +73,36 @@ def test_flags_of_beam_pass_through():
         (["--runner=os.NoRunner"], "--runner=os.NoRunner: cannot be loaded"),
         (["--direct_num_workers=-1"], "--direct_num_workers=-1: must be 0"),
         (["--runner=PortableRunner"], "--runner=PortableRunner: --job_endpoint is missing"),
+        (
+            ["--runner=FlinkRunner", "--job_server_java_launcher=true"],
+            "--runner=FlinkRunner: --flink_job_server_jar is missing: .*mvn .*:beam-runners-flink-1.19-job-server:2",
+        ),
+        (
+            ["--runner=FlinkRunner", "--flink_submit_uber_jar", "--flink_master=localhost:1"],
+            "--flink_job_server_jar is missing",
+        ),
+        (
+            ["--runner=SparkRunner", "--job_server_java_launcher=true"],
+            "--runner=SparkRunner: --spark_job_server_jar is missing: .*mvn .*:beam-runners-spark-3-job-server:2",
+        ),
+        (
+            ["--runner=DataflowRunner"],
+            "--runner=DataflowRunner: needs --project, --region, --temp_location; docs/clusters.md",
+        ),
+        pytest.param(
+            ["--runner=DataflowRunner", "--project=own-one", "--region=europe-west1", "--temp_location=gs://own/tmp"],
+            r"--runner=DataflowRunner: needs Google's libraries: pip install 'apache-beam\[gcp\]==2",
+            marks=pytest.mark.skipif(importlib.util.find_spec("apitools") is not None, reason="they are installed"),
+        ),
     ],
 )
 def test_flags_that_cannot_work_are_an_error_with_the_nearest(flags, message):
     with pytest.raises(UsageError, match=message):
         runners.parse(flags, ["--overwrite", "--seed"])
+
+
+@pytest.mark.parametrize("flags", [[], ["--project=own-one", "--region=europe-west1", "--temp_location=gs://own/tmp"]])
+def test_what_dataflow_misses_is_said_once(flags, caplog):
+    with contextlib.suppress(UsageError):
+        runners.parse(["--runner=DataflowRunner", *flags], [])
+    assert caplog.messages == []

@@ -1,7 +1,10 @@
 import dataclasses
+import errno
 import gzip
+import itertools
 import os
 import re
+import threading
 
 import crc32c
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 from beam_jobs.examples import images
 from beam_jobs.shards import reader, receipts, writer
 from beam_jobs.shards.receipts import Reject
+from beam_jobs.storage import write
 from pipeline.errors import DataError
 from pipeline.records import example_proto
 from tests.converting import write_shard
@@ -79,11 +83,17 @@ def test_rejects_are_told_with_their_place_and_the_rest_is_written(plan_of, pixe
     plan = plan_of({"train": content}, max_rejects=1)
     receipt = write_shard(plan, "train", 0)
     assert receipt.num_rejects == 2
-    assert set(receipt.rejects) == {Reject("a", 3, "label 50 is not in 0..9"), Reject("b", 7, "no label")}
+    assert receipt.rejects == (Reject("a", 3, "label 50 is not in 0..9"), Reject("b", 7, "no label"))
     keys = {example["key"][0] for example in decoded(tmp_path / "out", plan.file_name("train", 0))}
     assert len(keys) == receipt.info.num_examples == 28
     assert b"a#03" not in keys
     assert b"b#07" not in keys
+
+
+def test_of_very_many_rejects_the_first_in_the_source_are_listed(plan_of, pixels, monkeypatch):
+    monkeypatch.setattr(writer, "_MORE_REJECTS", 3)
+    plan = plan_of({"train": Content(pixels(40), bad=dict.fromkeys(range(1, 40), "bad"))})
+    assert [reject.row for reject in write_shard(plan, "train", 0).rejects] == [1, 2, 3]
 
 
 def test_a_shard_of_rejects_only_is_an_empty_file(plan_of, pixels, tmp_path):
@@ -140,12 +150,37 @@ def test_a_shard_over_the_bound_is_an_error_that_says_what_would_do(plan_of, pix
     with pytest.raises(DataError) as error:
         write_shard(plan, "train", 0)
     found = re.fullmatch(
-        r"train-00000-of-00001.tfrecord: would have (\d+) bytes, over --max_shard_bytes=2097152; "
+        r"train-00000-of-00001.tfrecord: would have ([\d,]+) bytes, over --max_shard_bytes=2097152; "
         r"give a larger one, or more --num_shards \((\d+)\)",
         str(error.value),
     )
-    assert int(found[1]) > 8 * 750_000
+    assert int(found[1].replace(",", "")) > 8 * 750_000
     assert int(found[2]) == 3
+
+
+def test_no_sync_delays_the_next_shard(plan_of, pixels, monkeypatch):
+    waiting = []
+    monkeypatch.setattr(os, "fsync", lambda _: waiting.append(threading.current_thread()))
+    plan = plan_of({"train": Content(pixels(20))}, num_shards="2")
+    assert len(list(writer.write_shards(plan, plan.elements))) == 2
+    assert len(waiting) == 4  # shards, and the CRCs of their records
+    assert threading.current_thread() not in waiting
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_shard_whose_other_file_cannot_be_written_leaves_nothing(number, plan_of, pixels, tmp_path, monkeypatch):
+    calls, real = itertools.count(1), os.fsync
+
+    def fail(descriptor):
+        if next(calls) == number:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    plan = plan_of({"train": Content(pixels(20))})
+    with pytest.raises(DataError, match="No space left on device"):
+        write_shard(plan, "train", 0)
+    assert not any(write.is_temporary(name) for name in os.listdir(tmp_path / "out"))
 
 
 def test_a_source_that_fails_leaves_the_shards_before_whole(made, plan_of, pixels, tmp_path):

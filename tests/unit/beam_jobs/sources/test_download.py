@@ -124,7 +124,7 @@ ALTERED = {"/a.gz": b"a" * 200_000}
 @pytest.mark.parametrize(
     ("fault", "fact"),
     [
-        (lambda server: server.files.update(ALTERED), "200000 bytes with SHA-256"),
+        (lambda server: server.files.update(ALTERED), "200,000 bytes with SHA-256"),
         (lambda server: server.cut.add("/a.gz"), "100000 more expected"),
         (lambda server: server.stalled.add("/a.gz"), "timed out"),
         (lambda server: server.statuses.update({"/a.gz": 404}), "HTTP 404"),

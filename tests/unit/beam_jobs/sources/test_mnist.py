@@ -52,6 +52,13 @@ def test_gzip_or_not_is_the_same_source(mnist_folder):
     assert plain.read("test", rows).keys.tolist() == packed.read("test", rows).keys.tolist()
 
 
+def test_a_file_that_is_there_packed_and_unpacked_is_refused(mnist_folder):
+    folder = mnist_folder()
+    (folder / f"{LABELS}.gz").write_bytes(gzip.compress((folder / LABELS).read_bytes()))
+    with pytest.raises(DataError, match=f"source: holds both {LABELS} and {LABELS}.gz"):
+        opened(folder)
+
+
 def edit(name, function):
     def apply(folder):
         (folder / name).write_bytes(function((folder / name).read_bytes()))
@@ -84,10 +91,10 @@ BAD = [
     ("wrong magic", edit(IMAGES, lambda data: b"\0\0\x0d" + data[3:]), "0x00000d03.* 0x00000803"),
     ("labels for images", edit(IMAGES, lambda data: b"\0\0\x08\x01" + data[4:]), "0x00000801.* images"),
     ("short header", edit(IMAGES, lambda data: data[:10]), "10 of 16 bytes"),
-    ("one byte short", edit(IMAGES, lambda data: data[:-1]), "50x28x28 = 39200 bytes.* 39199"),
-    ("one byte long", edit(IMAGES, lambda data: data + b"x"), "50x28x28 = 39200 bytes.* more"),
-    ("no image", edit(IMAGES, lambda data: data[:4] + bytes(4) + data[8:16]), "0x28x28 values"),
-    ("huge header", edit(IMAGES, lambda data: data[:4] + b"\xff" * 12), "4294967295x4294967295x4294967295 values"),
+    ("one byte short", edit(IMAGES, lambda data: data[:-1]), "50x28x28 = 39,200 bytes.* 39199"),
+    ("one byte long", edit(IMAGES, lambda data: data + b"x"), "50x28x28 = 39,200 bytes.* more"),
+    ("no image", edit(IMAGES, lambda data: data[:4] + bytes(4) + data[8:16]), "0x28x28; .* values"),
+    ("huge header", edit(IMAGES, lambda data: data[:4] + b"\xff" * 12), "4294967295x4294967295x4294967295; .* values"),
     ("large header", edit(IMAGES, lambda data: data[:4] + b"\0\x7f\xff\xff" + data[8:]), "39200"),
     ("other size", edit(IMAGES, lambda data: data[:11] + b"\x0e" + data[12:15] + b"\x38" + data[16:]), "14x56.* 28x28"),
     ("counts differ", edit(LABELS, lambda data: data[:4] + b"\0\0\0\x31" + data[8:-1]), "50 images.* 49 labels"),
@@ -96,7 +103,7 @@ BAD = [
     ("gzip without its end", replace_by_gzip(lambda data: data[:-8]), f"{IMAGES}.gz: .* cut short"),
     ("gzip corrupt", replace_by_gzip(lambda data: flip(data, -6)), f"{IMAGES}.gz: .* corrupt"),
     ("gzip corrupt inside", replace_by_gzip(lambda data: flip(data, 5000)), f"{IMAGES}.gz: "),
-    ("bomb", edit(IMAGES, lambda data: gzip.compress(data + bytes(100 << 20), compresslevel=1)), "39200.* more"),
+    ("bomb", edit(IMAGES, lambda data: gzip.compress(data + bytes(100 << 20), compresslevel=1)), "39,200.* more"),
 ]
 
 

@@ -168,5 +168,5 @@ def test_rows_without_chunks_among_chunks_are_chunks_of_one(source):
 
 
 def test_a_split_without_a_row_is_an_error(source):
-    with pytest.raises(UsageError, match=re.escape("--split: b:1e-06 gets none of the 10 rows; give it more")):
+    with pytest.raises(UsageError, match=re.escape("--split: b:1e-06 gets none of 10 rows; give it more")):
         resplit(source({"train": 10}), {"a": 0.999999, "b": 0.000001})

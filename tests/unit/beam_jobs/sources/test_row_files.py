@@ -27,11 +27,18 @@ def test_rows_come_in_the_order_asked_for(length, start, monkeypatch):
         out = np.zeros((len(rows), length), np.uint8)
         row_files.gather(handle, start, rows, out)
         assert (out == values[rows]).all()
-    at = np.array([5, 0, 3])
-    out = np.zeros((6, length), np.uint8)
-    row_files.gather(handle, start, np.array([9, 2, 2]), out, at)
-    assert (out[at] == values[[9, 2, 2]]).all()
+
+
+def test_rows_of_several_files_go_to_their_places():
+    values = np.random.default_rng(0).integers(1, 256, (2, 10, 7), np.uint8)
+    one, other = (streams.spool([each.tobytes()]) for each in values)
+    out = np.zeros((6, 7), np.uint8)
+    handles = [other.fileno(), one.fileno(), one.fileno()]
+    row_files.fill(out, np.array([5, 0, 3]), handles, [9 * 7, 2 * 7, 2 * 7])
+    assert (out[[5, 0, 3]] == values[[1, 0, 0], [9, 2, 2]]).all()
     assert not out[[1, 2, 4]].any()
+    with pytest.raises(EOFError):
+        row_files.fill(out, np.array([0, 1]), [one.fileno()] * 2, [0, 9 * 7 + 1])
 
 
 @pytest.mark.parametrize("length", [7, 3073])

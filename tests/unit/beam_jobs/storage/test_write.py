@@ -40,7 +40,7 @@ except Exception as error:
     done = subprocess.run(
         [sys.executable, "-c", program, str(path)], preexec_fn=limit, capture_output=True, text=True, check=True
     )
-    assert done.stdout == f"DataError {path}: cannot be written: File too large\n"
+    assert done.stdout == f"TransientError {path}: cannot be written: File too large\n"
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["manifest.json"]
 

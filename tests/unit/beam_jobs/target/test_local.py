@@ -75,7 +75,7 @@ def test_a_full_disk_is_seen_before_anything_is_written(plan_of, pixels, tmp_pat
     for passes, num_bytes in ((1, 5 * 10**17), (2, 10**18)):  # the first pass lies beside the second
         huge = dataclasses.replace(plan, sample=sample, config=dataclasses.replace(plan.config, passes=passes))
         opened = LocalTarget(tmp_path / "out").opened(huge, None)
-        with pytest.raises(DataError, match=rf"out: the data set takes {num_bytes} bytes, .* \d+ free"), opened:
+        with pytest.raises(DataError, match=rf"out: the data set takes {num_bytes:,} bytes, .* [\d,]+ free"), opened:
             pass
     assert not list((tmp_path / "out").iterdir())
 

@@ -1,6 +1,5 @@
 """A folder that holds a data set already: the command recognises it, names every difference and finds damage."""
 
-import json
 import os
 import shutil
 
@@ -10,6 +9,7 @@ from beam_jobs.examples import images
 from beam_jobs.target import present
 from pipeline.errors import DataError
 from pipeline.manifest import naming
+from tests.datasets import edit_manifest
 from tests.made_source import Content
 
 
@@ -123,9 +123,7 @@ def test_overwrite_removes_what_the_manifest_lists_and_nothing_else(data_set, co
 def test_overwrite_never_removes_a_file_that_is_no_shard(data_set):
     _, out, again = data_set
     (out / "notes.txt").write_bytes(b"mine")
-    changed = json.loads((out / "manifest.json").read_text())
-    changed["splits"]["test"]["shards"][0]["file"] = "notes.txt"
-    (out / "manifest.json").write_text(json.dumps(changed))
+    edit_manifest(out, lambda content: content["splits"]["test"]["shards"][0].update(file="notes.txt"))
     assert again("--overwrite").code == 0
     assert (out / "notes.txt").read_bytes() == b"mine"
 

@@ -9,7 +9,7 @@ from beam_jobs.examples import images
 from beam_jobs.shards import manifest_writer, receipts, writer
 from beam_jobs.target import staging
 from pipeline import manifest
-from pipeline.errors import DataError
+from pipeline.errors import DataError, TransientError
 from pipeline.manifest import naming
 from tests.converting import write_shard
 from tests.made_source import Content
@@ -180,8 +180,16 @@ def test_an_inner_folder_without_a_finished_shard_goes_and_errors_name_the_outer
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), DataError("no room"), RuntimeError("x")])
-def test_finished_shards_are_kept_and_a_line_says_so(error, plan_of, pixels, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (KeyboardInterrupt(), ": rerun the same command to resume"),
+        (TransientError("no room"), ": rerun the same command to resume"),
+        (DataError("duplicate key"), ""),
+        (RuntimeError("x"), ""),
+    ],
+)
+def test_finished_shards_are_kept_and_a_line_says_so(error, advice, plan_of, pixels, tmp_path, capsys):
     plan = plan_of({"train": Content(pixels(20))}, out="shards", num_shards="4")
     for shard in range(3):
         write_shard(plan, "train", shard)
@@ -196,7 +204,7 @@ def test_finished_shards_are_kept_and_a_line_says_so(error, plan_of, pixels, tmp
     with pytest.raises(type(error)):
         fails()
     folder = tmp_path / "out" / FOLDER
-    note = f"kept 3 finished shards in {folder}: rerun the same command to resume\n"
+    note = f"kept 3 finished shards in {folder}{advice}\n"
     assert capsys.readouterr().err == note
     assert len(list(folder.iterdir())) == 9
     found = receipts.in_folder(folder)

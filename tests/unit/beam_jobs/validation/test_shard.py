@@ -106,7 +106,7 @@ def test_what_lies_behind_a_gzip_stream_is_found(folder, kind):
     path = folder / FILES[kind]
     data = path.read_bytes()
     path.write_bytes(data + b"more")
-    assert check(folder)[0][-1] == f"{path.name}: has {len(data) + 4} bytes, the manifest says {len(data)}"
+    assert check(folder)[0][-1] == f"{path.name}: has {len(data) + 4:,} bytes, the manifest says {len(data):,}"
 
 
 @pytest.mark.parametrize("kind", ["raw", "png"], indirect=True)
@@ -118,14 +118,14 @@ def test_a_cut_shard_says_where_it_ends(folder, kind, cut):
     lines, report = check(folder)
     has, needs = size - cut - starts[4], size - starts[4]
     assert re.match(rf"{path.name}, record 4, byte offset {starts[4]}: .*{has} of {needs} bytes", lines[0])
-    assert re.match(rf"{path.name}: .*{size - cut} bytes.*{size}", lines[1])
+    assert re.match(rf"{path.name}: .*{size - cut:,} bytes.*{size:,}", lines[1])
     assert len(lines) == 2
     assert not report.is_whole
     os.truncate(path, starts[3] + 5)
     assert re.search(rf"byte offset {starts[3]}: .*5 of 12 bytes", check(folder)[0][0])
     os.truncate(path, starts[3])
     assert check(folder)[0] == [
-        f"{path.name}: has {starts[3]} bytes, the manifest says {size}",
+        f"{path.name}: has {starts[3]:,} bytes, the manifest says {size:,}",
         f"{path.name}: has 3 records, the manifest says 5",
     ]
 
@@ -164,7 +164,7 @@ def test_an_offsets_file_is_checked_byte_by_byte_and_against_the_records(folder,
         path.write_bytes(damaged)
         assert re.fullmatch(rf"{path.name}: .*CRC32C.* [0-9a-f]{{8}}.* [0-9a-f]{{8}}", check(folder)[0][0])
     path.write_bytes(whole[:-1])
-    assert re.fullmatch(rf"{path.name}: .*{len(whole) - 1} bytes.*5 records.*48", "".join(check(folder)[0]))
+    assert re.fullmatch(rf"{path.name}: .*{len(whole) - 1:,} bytes.*5 records.*48", "".join(check(folder)[0]))
     path.unlink()
     assert check(folder)[0] == [f"{path.name}: cannot be read: No such file or directory"]
 

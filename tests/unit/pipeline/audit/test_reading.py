@@ -12,9 +12,10 @@ from pipeline.audit import picture, tables
 from pipeline.audit.contract import Contract
 from pipeline.audit.reading import Reading
 from pipeline.audit.topology import Topology
+from pipeline.commands.text import size_of
 from pipeline.request import Request
 from pipeline.resolved import resolve
-from tests.datasets import write_dataset
+from tests.datasets import edit_manifest, write_dataset
 
 
 def reading_of(folder, topology, counts=(30, 0, 25, 44), epoch=0, split="train", **changes):
@@ -54,6 +55,18 @@ def test_amplification_is_the_number_of_workers_that_share_a_stream(tmp_path):
         assert reading.amplification == times
 
 
+def test_the_table_names_the_streams_that_are_read_once(tmp_path):
+    for streams, workers, named in ((4, 12, 12), (4, 6, 6), (4, 4, None), (12, 4, None)):
+        reading = reading_of(tmp_path, Topology(workers, workers, 12), streams=streams)
+        notes = [line for line in tables.reading_lines(reading, list_all=False) if line.startswith("note: ")]
+        assert len(notes) == (named is not None)
+        if named:
+            assert f"{workers} workers with --streams={streams} read the split {reading.amplification:.2f} " in notes[0]
+            assert f"--streams={named} (another order) reads it once" in notes[0]
+            better = reading_of(tmp_path, reading.topology, streams=named)
+            assert better.amplification == 1
+
+
 def test_memory_is_what_the_design_promises(tmp_path):
     reading = reading_of(tmp_path, Topology(2, 4, 12))
     assert reading.memory.tolist() == [2 * 240 * 2 // 4] * 2
@@ -71,14 +84,13 @@ def test_padding_is_counted_by_worker(tmp_path):
 
 
 def test_bytes_of_records_of_unequal_length_are_shares_of_the_file(tmp_path):
-    import json
-
     write_dataset(tmp_path, (30, 20), (2, 3, 1))
-    path = tmp_path / "manifest.json"
-    content = json.loads(path.read_text())
-    for shard, size in zip(content["splits"]["train"]["shards"], (3001, 1999), strict=True):
-        shard.update(stride=None, num_bytes=size)
-    path.write_text(json.dumps(content))
+
+    def change(content):
+        for shard, size in zip(content["splits"]["train"]["shards"], (3001, 1999), strict=True):
+            shard.update(stride=None, num_bytes=size)
+
+    edit_manifest(tmp_path, change)
     reading = reading_of(tmp_path, Topology(4, 4, 12))
     assert reading.split_bytes == 5000
     assert reading.worker_bytes.sum() == 5000
@@ -95,18 +107,17 @@ def test_the_table_shows_the_first_and_the_last_of_many_workers(tmp_path):
     assert len(every) == 24
 
 
-@pytest.mark.parametrize(
-    ("num_bytes", "unit"),
-    [
-        (0, (1, "bytes")),
-        (1023, (1, "bytes")),
-        (1024, (1024, "KiB")),
-        (5 << 30, (1 << 30, "GiB")),
-        (1 << 60, (1 << 40, "TiB")),
-    ],
-)
-def test_units_fit_the_number(num_bytes, unit):
-    assert tables.scale_of(num_bytes) == unit
+def test_what_a_worker_reads_of_a_huge_split_is_in_its_own_unit(tmp_path):
+    topology = Topology(1024, 1024, 1024)
+    reading = reading_of(tmp_path, topology, (2048, 2048), streams=1024, global_batch_size=1024, shuffle_bytes=1 << 20)
+    lines = tables.reading_lines(reading, list_all=False)
+    each = reading.split_bytes // 1024
+    assert (
+        f"read amplification 1.00: all workers together read {size_of(reading.split_bytes)} of a split of" in lines[-3]
+    )
+    assert lines[-3].endswith(f"; a worker reads {each} bytes")
+    assert lines[2].split()[4:6] == [str(each), "bytes"]
+    assert "at most 2.0 KiB of decoded images; the two largest windows of each stream take 24 bytes" in lines[-2]
 
 
 def colours_of(path: pathlib.Path) -> np.ndarray:

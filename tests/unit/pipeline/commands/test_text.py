@@ -1,10 +1,12 @@
+import numpy as np
 import pytest
 
-from pipeline.commands.text import count_of, range_of, table
+from pipeline.commands.text import count_of, range_of, scale_of, size_of, sizes_of, table
 
 
 def test_numbers_have_their_noun():
     assert [count_of(n, "shard") for n in (0, 1, 1024)] == ["0 shards", "1 shard", "1,024 shards"]
+    assert [count_of(n, "class", "classes") for n in (0, 1, 2)] == ["0 classes", "1 class", "2 classes"]
 
 
 @pytest.mark.parametrize(
@@ -12,6 +14,27 @@ def test_numbers_have_their_noun():
 )
 def test_a_range_of_one_value_is_the_value(values, digits, text):
     assert range_of(values, digits) == text
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "unit", "text"),
+    [
+        (0, (1, "bytes"), "0 bytes"),
+        (1023, (1, "bytes"), "1,023 bytes"),
+        (1024, (1024, "KiB"), "1.0 KiB"),
+        (np.int64(5 << 30), (1 << 30, "GiB"), "5.0 GiB"),
+        (1 << 60, (1 << 40, "TiB"), "1,048,576.0 TiB"),
+    ],
+)
+def test_a_size_is_in_the_unit_that_fits_it(num_bytes, unit, text):
+    assert scale_of(num_bytes) == unit
+    assert size_of(num_bytes) == text
+
+
+def test_a_range_of_sizes_names_each_unit_once():
+    assert sizes_of([5 << 20, 9 << 20]) == "5.0 to 9.0 MiB"
+    assert sizes_of([3 << 10, 9 << 20, 5 << 20]) == "3.0 KiB to 9.0 MiB"
+    assert sizes_of([1 << 20, (1 << 20) + 9]) == "1.0 MiB"
 
 
 def test_columns_are_aligned():

@@ -19,10 +19,10 @@ def test_tables_show_counts_bytes_and_labels(folder, capsys):
     inspect.main([str(folder)])
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[0].startswith("made: 16 examples, image 8x6x3 uint8 raw, 3 classes, pixel mean 1")
-    assert "split shards examples MiB examples per shard rejects" in lines
-    assert "train 4 12 0.0 0 to 5 0" in lines
-    assert "test 1 4 0.0 4 0" in lines
+    assert "split shards examples size examples per shard rejects" in lines
     size = (folder / "train-00000-of-00004.tfrecord").stat().st_size
+    assert f"train 4 12 {size * 12 / 5 / 1024:.1f} KiB 0 to 5 0" in lines
+    assert f"test 1 4 {(folder / 'test-00000-of-00001.tfrecord').stat().st_size} bytes 4 0" in lines
     assert any(line.startswith(f"train-00000-of-00004.tfrecord 5 {size:,} ") for line in lines)
     assert "0 class 0 2 4" in lines
     assert "2 class 2 1 4" in lines
@@ -87,7 +87,7 @@ def test_images_that_differ_in_size_are_shown_with_their_sizes(folder, capsys):
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[0].startswith("made: 16 examples, image ?x?x3 uint8 jpeg, 3 classes, pixel mean 1")
     assert lines[1:3] == ["other features: box (? float32)", "shards compressed with GZIP"]
-    assert "train 4 12 0.0 0 to 5 1,234" in lines
+    assert "train 4 12 2.6 KiB 0 to 5 1,234" in lines
     assert lines[-5:] == ["height x width test train", "8x6 3 8", "10x6 0 3", "6x6 0 1", "9x9 1 0"]
 
 

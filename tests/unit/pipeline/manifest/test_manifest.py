@@ -1,24 +1,19 @@
 import dataclasses
+import hashlib
 import json
+import re
 
 import pytest
 
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
-from tests.datasets import write_dataset
+from tests.datasets import edit_manifest, write_dataset
 
 
 @pytest.fixture
 def folder(tmp_path):
     write_dataset(tmp_path)
     return tmp_path
-
-
-def edit(folder, change):
-    path = folder / "manifest.json"
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
 
 
 def test_a_manifest_reads_back_as_it_was_written(folder):
@@ -37,6 +32,54 @@ def test_a_manifest_reads_back_as_it_was_written(folder):
     assert (read, read.digest) == (other, other.digest)
     assert one.digest != other.digest
     assert len(read.shards) == 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("class 1", "class one"),
+        ('"seed": 0', '"seed": 1'),
+        ('"made"', '"mode"'),
+        ('"num_rejects": 0', '"num_rejects": 9'),
+        ('"content_sha256": "', '"content_sha256": "0'),
+    ],
+)
+def test_an_edited_manifest_is_refused_in_one_line(folder, old, new):
+    path = folder / "manifest.json"
+    text = path.read_text()
+    path.write_text(text.replace(old, new))
+    with pytest.raises(DataError) as caught:
+        manifests.load(folder)
+    assert re.fullmatch(
+        rf"{path}: was edited: the SHA-256 of its content is [0-9a-f]{{12}}\.\.\., but its content_sha256 is "
+        r"[0-9a-f]{12}\.\.\.; restore it, or convert or index the data again; to keep the edit, remove content_sha256",
+        str(caught.value),
+    )
+    path.write_text(text)
+    manifests.load(folder)
+
+
+def test_a_manifest_without_a_seal_may_be_edited_and_an_indented_one_is_the_same(folder):
+    path = folder / "manifest.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content, indent=4))
+    before = manifests.load(folder)
+    del content["content_sha256"]
+    path.write_text(json.dumps(content))
+    assert manifests.load(folder) == before
+    assert manifests.load(folder).digest == before.digest
+    path.write_text(json.dumps(content | {"class_names": ["a", "b", "c"]}))
+    assert manifests.load(folder).class_names == ("a", "b", "c")
+
+
+def test_the_identity_of_the_data_is_that_of_a_manifest_without_crcs_and_seal(folder):
+    content = json.loads((folder / "manifest.json").read_text())
+    del content["content_sha256"]
+    for split in content["splits"].values():
+        for one in split["shards"]:
+            one.pop("crcs_crc32c", None)
+    text = json.dumps(content, indent=1, sort_keys=True) + "\n"
+    assert manifests.load(folder).digest == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_no_manifest_says_how_to_make_one(tmp_path):
@@ -130,7 +173,7 @@ def feature(**fields):
     ],
 )
 def test_what_cannot_be_is_named(folder, change, message):
-    edit(folder, change)
+    edit_manifest(folder, change)
     with pytest.raises(DataError, match=message):
         manifests.load(folder)
 
@@ -148,10 +191,19 @@ def test_an_unknown_split_suggests_the_nearest(folder):
 
 
 def test_images_that_differ_in_size_have_no_shape(folder):
-    edit(folder, lambda c: c["features"]["image"].update(encoding="any", shape=[None, None, None]))
-    edit(folder, lambda c: c["splits"]["train"].update(image_sizes={"8x6": 7, "16x6": 5}, num_rejects=2))
+    edit_manifest(folder, lambda c: c["features"]["image"].update(encoding="any", shape=[None, None, None]))
+    edit_manifest(folder, lambda c: c["splits"]["train"].update(image_sizes={"8x6": 7, "16x6": 5}, num_rejects=2))
     made = manifests.load(folder)
     assert made.features["image"].shape == (None, None, None)
     assert (made.splits["train"].image_sizes, made.splits["train"].num_rejects) == ({"8x6": 7, "16x6": 5}, 2)
     with pytest.raises(UsageError, match="^made: .*--resize=HxW"):
         _ = made.image_shape
+
+
+def test_very_many_sizes_are_rounded_up_also_along_the_side_that_all_images_share(folder):
+    edit_manifest(folder, lambda c: c["features"]["image"].update(encoding="png", shape=[None, 6, 3]))
+    edit_manifest(folder, lambda c: c["splits"]["train"].update(image_sizes={"64x64": 7, "128x64": 5}))
+    assert manifests.load(folder).splits["train"].image_sizes == {"64x64": 7, "128x64": 5}
+    edit_manifest(folder, lambda c: c["splits"]["train"].update(image_sizes={"64x128": 12}))
+    with pytest.raises(DataError, match=r"image_sizes has 64x128, but .*\(None, 6\)"):
+        manifests.load(folder)

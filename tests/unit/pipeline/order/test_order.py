@@ -237,12 +237,28 @@ def test_make_order_refuses_what_cannot_work(changes, counts, message):
         make_order(spec(**changes), counts, 10)
 
 
+@pytest.mark.parametrize(
+    ("size", "streams", "near"),
+    [
+        (10, 3, "1 and 2"),
+        (10, 4, "2 and 5"),
+        (12, 0, "1 and 2"),
+        (10**9, 3, "2 and 4"),
+        (10**9, 10**10, "500000000 and 1000000000"),
+    ],
+)
+def test_streams_must_divide_the_batch_however_large_it_is(size, streams, near):
+    with pytest.raises(UsageError, match=f"streams={streams} does not divide .*={size}; nearest that work: {near}$"):
+        orders.check_streams(size, streams)
+
+
 @pytest.mark.parametrize(("size", "replicas", "near"), [(10, 4, "8 and 12"), (3, 4, "4"), (7, 2, "6 and 8")])
 def test_replicas_must_divide_the_batch(size, replicas, near):
     with pytest.raises(UsageError, match=f"{size} is not divisible by {replicas} replicas; nearest that work: {near}"):
         orders.check_replicas(size, replicas)
 
 
+@pytest.mark.parametrize("shards", [1, 10_000])
 @pytest.mark.parametrize(
     ("decoded", "size", "shuffle", "streams"),
     [
@@ -252,10 +268,30 @@ def test_replicas_must_divide_the_batch(size, replicas, near):
         (101, 130, 100, 26),
         (101, 67, 100, 1),
         (101, 7, 100, 7),
+        ((1 << 30) + 1, 4096, 1 << 30, 64),
+        ((1 << 30) + 1, 8192, 1 << 30, 64),
     ],
 )
-def test_default_streams_follow_from_data_and_batch_only(decoded, size, shuffle, streams):
-    assert orders.default_streams(decoded, size, shuffle) == streams
+def test_default_streams_follow_from_data_and_batch_only(decoded, size, shuffle, streams, shards):
+    assert orders.default_streams(decoded, 1, shards, size, shuffle) == streams
+
+
+@pytest.mark.parametrize(
+    ("record", "shards", "size", "shuffle", "streams"),
+    [
+        (3072, 10_000, 16_384, 1 << 30, 128),
+        (3072, 10_000, 65_536, 1 << 30, 512),
+        (3072, 10_000, 96 * 1000, 1 << 30, 750),
+        (3072, 10_000, 1 << 20, 1 << 30, 1024),  # windows of 1 MiB
+        (3072, 200, 65_536, 1 << 30, 128),
+        (3072, 8, 65_536, 1 << 30, 64),
+        (8 << 20, 10_000, 65_536, 1 << 30, 128),
+        (64 << 20, 10_000, 65_536, 1 << 30, 64),  # as before, where even one record does not fit
+        (3072, 10_000, 16_411, 1 << 30, 1),  # a prime
+    ],
+)
+def test_very_large_batches_have_more_streams(record, shards, size, shuffle, streams):
+    assert orders.default_streams(10**9, record, shards, size, shuffle) == streams
 
 
 def test_contexts_and_shards_agree():

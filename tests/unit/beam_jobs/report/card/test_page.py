@@ -5,15 +5,18 @@ import dataclasses
 import html.parser
 import io
 import subprocess
+from collections import Counter
 
 import numpy as np
 import PIL.Image
 import pytest
 
 from beam_jobs.examples.statistics import entropy, label_histogram
+from beam_jobs.report import image_facts
 from beam_jobs.report.card import contents
 from beam_jobs.report.card import page as card
 from beam_jobs.report.card import samples as card_samples
+from beam_jobs.report.image_facts import ImageFacts
 from pipeline.manifest import Feature, Manifest, SourceFile, SplitInfo, naming
 from pipeline.records import example_proto, framing
 from tests.datasets import encoded, images_of, write_shard
@@ -88,8 +91,12 @@ def raw_rows(count, classes=2, first=0):
     return [(images[i].tobytes(), (first + i) % classes, f"k{first + i}".encode()) for i in range(count)]
 
 
-def page_of(folder, made, command="python -m x"):
-    return Page(card.make_card(folder, made, command))
+def make_card(folder, made, command, images=None):
+    return card.make_card(folder, made, command, images or image_facts.of_manifest(made))
+
+
+def page_of(folder, made, command="python -m x", images=None):
+    return Page(make_card(folder, made, command, images))
 
 
 def test_it_shows_what_the_manifest_says(tmp_path):
@@ -109,13 +116,13 @@ def test_it_shows_what_the_manifest_says(tmp_path):
         assert expected in text
     assert page.attributes("html") == [{"lang": "en"}]
     assert not [p for p in page.attributes("p") if p.get("class") == "warning"]
-    assert card.make_card(tmp_path, made, "x") == card.make_card(tmp_path, made, "x")
+    assert make_card(tmp_path, made, "x") == make_card(tmp_path, made, "x")
 
 
 def test_nothing_in_it_is_fetched_or_run(tmp_path):
     made = write_data(tmp_path, [raw_rows(30)])
     made = dataclasses.replace(made, source=(SourceFile("https://example.org/a.zip", 1, "00" * 32),))
-    text = card.make_card(tmp_path, made, "python -m x --source=https://example.org/a.zip")
+    text = make_card(tmp_path, made, "python -m x --source=https://example.org/a.zip")
     page = Page(text)
     for tag, attributes in page.tags:
         assert tag not in {"script", "link", "iframe", "object", "embed", "base", "form", "a", "image", "use"}
@@ -138,7 +145,7 @@ def test_names_of_any_kind_are_text(tmp_path):
         options=dict.fromkeys(HOSTILE, HOSTILE[1]) | {"seed": HOSTILE, "num_shards": {HOSTILE[0]: HOSTILE[2]}},
         features=made.features | {name: Feature(name, (), None) for name in HOSTILE},
     )
-    text = card.make_card(tmp_path, made, card.command_line("beam_jobs.convert", HOSTILE))
+    text = make_card(tmp_path, made, card.command_line("beam_jobs.convert", HOSTILE))
     text.encode()
     page = Page(text)
     assert {tag for tag, _ in page.tags} == {tag for tag, _ in harmless.tags}
@@ -152,7 +159,7 @@ def test_names_of_any_kind_are_text(tmp_path):
 
 def test_very_long_text_is_cut(tmp_path):
     made = write_data(tmp_path, [raw_rows(10)])
-    text = card.make_card(tmp_path, made, "x" * 10**6)
+    text = make_card(tmp_path, made, "x" * 10**6)
     assert len(text) < 50_000
     assert "(1,000,000 characters)" in text
 
@@ -223,7 +230,7 @@ def test_images_that_cannot_be_decoded_are_counted(tmp_path):
 
 def test_large_images_do_not_make_a_large_page(tmp_path):
     rows = [(encoded(images_of(i, 1, (300, 300, 3))[0], "jpeg"), i % 20, b"k") for i in range(100)]
-    text = card.make_card(tmp_path, write_data(tmp_path, [rows], (None, None, 3), "jpeg", NUMBERS[:20]), "x")
+    text = make_card(tmp_path, write_data(tmp_path, [rows], (None, None, 3), "jpeg", NUMBERS[:20]), "x")
     assert len(Page(text).attributes("img")) == 100
     assert len(text) < 2_000_000
 
@@ -251,7 +258,7 @@ def test_many_classes_shards_files_and_sizes_are_abridged(tmp_path):
         splits={"train": SplitInfo(shards, tuple(range(300, 1300)), sizes)},
         source=tuple(SourceFile(f"{i}.parquet", 1, "") for i in range(1000)),
     )
-    page = card.make_card(tmp_path, made, "x")
+    page = make_card(tmp_path, made, "x")
     text = Page(page).words()
     for shown in ("class 999", "class 980", "class 4", "train-00019-of-00500", "500 files", "19.parquet", "50 sizes"):
         assert f" {shown}" in text
@@ -260,6 +267,28 @@ def test_many_classes_shards_files_and_sizes_are_abridged(tmp_path):
     for rest in ("975 classes between", "460 more shards", "960 more files", "38 other sizes, 741 images"):
         assert rest in text
     assert len(page) < 100_000
+
+
+def test_of_images_of_very_many_sizes_it_says_how_many_and_the_largest(tmp_path):
+    made = write_data(tmp_path, [raw_rows(50)])
+    split = dataclasses.replace(made.splits["train"], image_sizes={"64x64": 49, "512x640": 1})
+    png = made.features | {"image": Feature("uint8", (None, None, 1), "png")}
+    made = dataclasses.replace(made, features=png, splits={"train": split})
+    images = ImageFacts(Counter({(i, 9): 1 for i in range(10, 59)} | {(480, 640): 1}))
+    text = page_of(tmp_path, made, images=images).words()
+    assert " 50 sizes, PNG" in text
+    assert (
+        "The images have 50 sizes, the largest 480 \u00d7 640; here, sides are rounded up to a multiple of 64." in text
+    )
+    assert " 64 \u00d7 64 49 " in text
+
+
+def test_what_should_be_known_of_it_is_on_top(tmp_path):
+    made = write_data(tmp_path, [[(bytes(64), label, b"k%d" % label) for label in (0, 1, 5)]], classes="012345")
+    page = page_of(tmp_path, made, images=ImageFacts(Counter({(8, 8): 3}), turned=2))
+    assert len([p for p in page.attributes("p") if p.get("class") == "warning"]) == 2
+    assert "Warning: no example has label 2, 3, 4, although labels go up to 5" in page.words()
+    assert "Warning: 2 image files with an EXIF orientation" in page.words()
 
 
 def test_bars_are_as_long_as_their_counts(tmp_path):
@@ -299,7 +328,7 @@ def test_the_command_can_be_pasted_and_holds_no_secret():
 def test_a_failure_is_a_reason_and_no_error(tmp_path, damage, why, suffix):
     made = write_data(tmp_path, [raw_rows(40)], suffix=suffix)
     damage(tmp_path / made.splits["train"].shards[0].file)
-    note = card.write_card(tmp_path, "beam_jobs.convert", [])
+    note = card.write_card(tmp_path, "beam_jobs.convert", [], ImageFacts(Counter()))
     assert why in note
     assert str(tmp_path) not in note
     assert not (tmp_path / naming.CARD).is_file()

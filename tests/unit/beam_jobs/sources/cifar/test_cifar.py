@@ -93,7 +93,7 @@ def write(name, data):
 
 BAD = [
     ("missing batch", lambda f: (f / "data_batch_3.bin").unlink(), "data_batch_3.bin"),
-    ("size", write("data_batch_3.bin", bytes(3074)), "data_batch_3.bin: .*3074 bytes.* 3073-byte"),
+    ("size", write("data_batch_3.bin", bytes(3074)), "data_batch_3.bin: .*3,074 bytes.* 3073-byte"),
     ("empty", write("test_batch.bin", b""), "test_batch.bin: .* 0 bytes"),
     ("label", write("test_batch.bin", bytes(3073) + b"\x0a" + bytes(3072)), "test_batch.bin: row 1: label 10 .*0..9"),
 ]
@@ -140,7 +140,7 @@ def test_a_link_is_no_file_and_a_file_may_not_come_twice(cifar_folder, tmp_path)
 
 def test_a_member_that_is_too_large_is_refused_before_it_is_read(cifar_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(archive, "MAX_FILE", 3073 * 11)
-    with pytest.raises(DataError, match=r"'cifar-10-batches-bin/data_batch_1.bin' of 36876 bytes"):
+    with pytest.raises(DataError, match=r"'cifar-10-batches-bin/data_batch_1.bin' of 36,876 bytes"):
         opened(pack(tmp_path / "cifar.tar.gz", cifar_folder()[0]))
 
 
@@ -386,7 +386,7 @@ def test_a_bad_zip_leaves_no_file(tmp_path, monkeypatch):
             archive.unzip(LocalPath(path), "gzip", ["x.gz"], tmp_path / "out")
     path.write_bytes(whole)
     monkeypatch.setattr(archive, "MAX_FILE", 4999)
-    with pytest.raises(DataError, match="'gzip/x.gz' of 5000 bytes"):
+    with pytest.raises(DataError, match="'gzip/x.gz' of 5,000 bytes"):
         archive.unzip(LocalPath(path), "gzip", ["x.gz"], tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
 

@@ -35,8 +35,8 @@ def fill(root, content=None):
     return root
 
 
-def opened(root):
-    return open_source(SourceOptions("image_folder", str(root)))
+def opened(root, **options):
+    return open_source(SourceOptions("image_folder", str(root), **options))
 
 
 def everything(source, split="train"):
@@ -124,16 +124,20 @@ def test_files_that_are_no_images_are_left_out_with_one_line(tmp_path, capsys):
     assert source.splits == {"train": 6}
     error = capsys.readouterr().err
     assert error.startswith(f"{tmp_path}: ")
-    assert " 3 files" in error
-    assert ".txt, without extension" in error
+    assert error.endswith(": skipped 3 files: unsupported formats (.txt, without extension)\n")
     assert error.count("\n") == 1
+    for name in others:
+        (tmp_path / name).unlink()
+    opened(fill(tmp_path, {"cat/notes.txt": b""}))
+    assert capsys.readouterr().err.endswith(": skipped 1 file: unsupported format (.txt)\n")
 
 
 REFUSED = [
     ({}, "class/file.png"),
     ({"1.png": b"x", "cat/1.png": b"x"}, r"1\.png: "),
     ({"train/1.png": b"x", "test/cat/1.png": b"x"}, r"train/1\.png: "),
-    ({"cat/1.png": b"x", "dog/1.tiff": b"x"}, r"'dog'.* 1 .*\(\.tiff\)"),
+    ({"cat/1.png": b"x", "dog/1.tiff": b"x"}, r"'dog'.*skipped 1 file: unsupported format \(\.tiff\)"),
+    ({"big\ncat/1.png": b"x"}, r"class 0, 'big\\ncat', holds a line break"),
     ({"train/cat/1.png": b"x", "val/dog/1.txt": b"x"}, "'dog'"),
     ({"train/cat/1.png": b"x", "val/cat/1.txt": b"x"}, "'validation'"),
     ({"train/cat/1.png": b"x", "test/cat/1.png": b"x", "extra/cat/1.png": b"x"}, "'extra'"),
@@ -160,6 +164,11 @@ def test_sources_that_are_no_folder(tmp_path):
         opened(tmp_path / "file")
 
 
+def forget(monkeypatch):
+    """Puts the process into the state of a worker that has listed nothing yet."""
+    monkeypatch.setattr(image_folder, "_listings", {})
+
+
 def test_links_lead_to_files_of_the_folder_alone(tmp_path):
     root, outside = fill(tmp_path / "root"), fill(tmp_path / "outside")
     link = root / "eel" / "link.png"
@@ -177,9 +186,40 @@ def test_links_lead_to_files_of_the_folder_alone(tmp_path):
         with pytest.raises(DataError, match=message):
             opened(root)
     link.unlink()
+    link.symlink_to(outside / "cat" / "2.png")
+    (root / "more").symlink_to(outside / "cat")
+    with pytest.raises(DataError, match=r"more: is a link to a folder.*, or give --follow_links \(2 such links\)$"):
+        opened(root)
+    (root / "more").unlink()
+    link.unlink()
     os.mkfifo(link)
     with pytest.raises(DataError, match=r"link\.png: is not a regular file"):
         opened(root)
+
+
+def test_links_that_lead_elsewhere_are_followed_with_the_flag(tmp_path, monkeypatch):
+    root, outside = tmp_path / "root", fill(tmp_path / "outside")
+    fill(root, {"cat/1.png": CONTENT["cat/2.png"]})
+    (root / "cat" / "2.png").symlink_to(outside / "dog" / "1.bmp")
+    (root / "dog").symlink_to(outside / "dog")
+    (root / "cat" / "sub").symlink_to(outside / "cat" / "sub")
+    source = opened(root, follow_links=True)
+    forget(monkeypatch)
+    block = everything(pickle.loads(pickle.dumps(source)))
+    assert block.keys == [b"cat/1.png", b"cat/2.png", b"cat/sub/deep/a.jpg", b"dog/1.bmp", b"dog/b.GIF"]
+    assert block.images[1] == block.images[3] == CONTENT["dog/1.bmp"]
+    (root / "cat" / "gone.png").symlink_to(outside / "gone")
+    with pytest.raises(DataError, match=r"gone\.png: no such file"):
+        opened(root, follow_links=True)
+    (root / "cat" / "gone.png").unlink()
+    (outside / "cat" / "sub" / "back").symlink_to(root / "cat")
+    with pytest.raises(DataError, match="sub/back: is a link to a folder that it lies in"):
+        opened(root, follow_links=True)
+
+
+def test_only_folders_of_images_have_links_to_follow():
+    with pytest.raises(UsageError, match="--follow_links: does not apply to --dataset=digits, only to image_folder"):
+        open_source(SourceOptions("digits", follow_links=True))
 
 
 def test_a_folder_that_is_named_through_a_link_is_read(tmp_path):
@@ -187,11 +227,6 @@ def test_a_folder_that_is_named_through_a_link_is_read(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "real")
     (tmp_path / "real" / "eel" / "inner.png").symlink_to("x.webp")
     assert opened(tmp_path / "link").splits == {"train": 7}
-
-
-def forget(monkeypatch):
-    """Puts the process into the state of a worker that has listed nothing yet."""
-    monkeypatch.setattr(image_folder, "_listings", {})
 
 
 def test_a_worker_lists_the_folder_again_and_finds_the_same(tmp_path, monkeypatch):
@@ -240,4 +275,4 @@ def test_a_file_too_large_for_an_image_is_a_bad_row_and_is_not_read(tmp_path, mo
     block = source.read("train", np.array([6, 5]))
     assert block.images == [CONTENT["eel/x.webp"], b""]
     assert list(block.bad) == [1]
-    assert "1001 bytes" in block.bad[1]
+    assert "1,001 bytes" in block.bad[1]

@@ -11,6 +11,7 @@ from beam_jobs.convert import main
 from beam_jobs.examples import images
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError, UsageError
+from pipeline.manifest import Feature
 
 NAMES = ("circle", "square", "star")
 
@@ -29,6 +30,10 @@ class TinyShapes(tfds.core.GeneratorBasedBuilder):
             "image": tfds.features.Image(shape=(8, 6, 3)),
             "label": tfds.features.ClassLabel(names=NAMES),
             "name": tfds.features.Text(),
+            "kind": tfds.features.ClassLabel(names=("even", "odd")),
+            "box": tfds.features.BBoxFeature(),
+            "sizes": {"all": tfds.features.Sequence(np.int32), "mean": tfds.features.Scalar(np.float64)},
+            "words": tfds.features.Sequence(tfds.features.Text()),
         }
         return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
@@ -37,7 +42,18 @@ class TinyShapes(tfds.core.GeneratorBasedBuilder):
 
     def _generate_examples(self, start, stop):
         for row in range(start, stop):
-            yield row, {"image": pixels_of(row), "label": row % 3, "name": str(row)}
+            yield (
+                row,
+                {
+                    "image": pixels_of(row),
+                    "label": row % 3,
+                    "name": str(row),
+                    "kind": row % 2,
+                    "box": tfds.features.BBox(0.0, 0.0, 0.5, row / 100),
+                    "sizes": {"all": list(range(row % 4)), "mean": row / 2},
+                    "words": ["a"],
+                },
+            )
 
 
 class TextOnly(TinyShapes):
@@ -72,8 +88,8 @@ def as_tfrecord(tmp_path_factory):
     return folder, prepare(TinyShapes, folder, "tfrecord")
 
 
-def opened(folder, name="tiny_shapes"):
-    return sources.open_source(SourceOptions(f"tfds:{name}", str(folder)))
+def opened(folder, name="tiny_shapes", **options):
+    return sources.open_source(SourceOptions(f"tfds:{name}", str(folder), **options))
 
 
 @pytest.mark.parametrize("name", ["tiny_shapes", "tiny_shapes:1.0.0", "tiny_shapes:1.*.*"])
@@ -119,6 +135,56 @@ def test_the_command_converts_it(prepared, tmp_path):
     block = source.read("test", np.arange(10))
     found = {image.tobytes(): label for image, label in zip(block.images, block.labels.tolist(), strict=True)}
     assert found == {pixels_of(row).tobytes(): row % 3 for row in range(20, 30)}
+
+
+def test_other_features_are_kept(prepared):
+    source = opened(prepared, keep_columns=("name", "kind", "box", "sizes/all", "sizes/mean"))
+    assert source.features == {
+        "name": Feature("string"),
+        "kind": Feature("int64", class_names=("even", "odd")),
+        "box": Feature("float32", (4,)),
+        "sizes/all": Feature("int64", (None,)),
+        "sizes/mean": Feature("float32"),
+    }
+    block = source.read("test", np.array([7, 2]))
+    assert block.bad == {}
+    rows = [int(name) for name in block.extra["name"]]
+    assert block.labels.tolist() == [row % 3 for row in rows]
+    assert block.extra["kind"].tolist() == [row % 2 for row in rows]
+    assert np.allclose(block.extra["box"], [(0, 0, 0.5, row / 100) for row in rows])
+    assert [list(sizes) for sizes in block.extra["sizes/all"]] == [list(range(row % 4)) for row in rows]
+    assert block.extra["sizes/mean"].tolist() == [row / 2 for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nam", r"unknown 'nam'; did you mean 'name'\? known: box, kind, name, sizes/all, sizes/mean, words"),
+        ("label", "--keep_columns=label: every converted record"),
+        ("words", r"--keep_columns=words: .* of shape \(None,\); numbers .* can be kept"),
+    ],
+)
+def test_what_cannot_be_kept(as_tfrecord, name, message):
+    with pytest.raises(UsageError, match=message):
+        opened(as_tfrecord[0], keep_columns=(name,))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tiny_shape", r"no 'tiny_shape' there .*, but tiny_shapes; did you mean tfds:tiny_shapes\?$"),
+        ("minst", r"no 'minst' .*; did you mean 'mnist'\? prepare it with: tfds build mnist --data_dir="),
+        ("qqqqqqqq", "no 'qqqqqqqq' .*; prepare it with: tfds build qqqqqqqq --data_dir="),
+    ],
+)
+def test_a_name_that_is_nearly_known_gets_a_suggestion(as_tfrecord, name, message):
+    with pytest.raises(DataError, match=message):
+        opened(as_tfrecord[0], name)
+
+
+def test_a_folder_with_nothing_prepared_says_so(tmp_path):
+    with pytest.raises(DataError, match=", but nothing; prepare it with: tfds build mnist --data_dir="):
+        opened(tmp_path, "mnist")
 
 
 def test_the_folder_of_the_data_set_can_be_named_itself(as_tfrecord):

@@ -58,7 +58,7 @@ def write_ours(folder, examples, image, extra=None, compression="", counts=(4, 0
     histogram = np.bincount([each["label"] for each in examples], minlength=3)
     made = Manifest(
         dataset="made",
-        class_names=("a", "b", "c"),
+        class_names=tuple(f"class {label}" for label in range(len(histogram))),
         features={"image": image, "label": Feature("int64"), "key": Feature("string"), **(extra or {})},
         splits={"train": SplitInfo(tuple(shards), tuple(histogram.tolist()))},
         image_mean=(1.0, 2.0, 3.0),
@@ -320,6 +320,30 @@ class TestForeign:
         with pytest.raises(DataError, match=r"a.tfrecord, record 1, byte offset \d+: the record's CRC is wrong"):
             opened(tmp_path).read("train", np.array([1]))
 
+    def test_labels_that_are_texts_name_the_classes(self, tmp_path):
+        labels = [b"dog", b"cat", b"", "Bär".encode(), b"dog", b"\xff", 3]
+        path = write(tmp_path / "a.tfrecord", [{"image": png(pixels_of(0)), "label": label} for label in labels])
+        source = opened(path)
+        assert source.class_names == ("Bär", "cat", "dog")
+        block = pickle.loads(pickle.dumps(source)).read("train", np.arange(7))
+        assert block.labels[[0, 1, 3, 4]].tolist() == [2, 1, 0, 2]
+        assert block.bad == {
+            2: "feature 'label' is empty",
+            5: r"feature 'label' is '\\xff', which names no class",
+            6: "feature 'label' holds int64, not bytes",
+        }
+        (tmp_path / "labels.txt").write_text("dog\ncat\n")
+        source = opened(path)
+        assert source.class_names == ("dog", "cat")
+        block = source.read("train", np.array([4, 3]))
+        assert block.labels[0] == 0
+        assert block.bad == {1: "feature 'label' is 'Bär', which names no class"}
+
+    def test_a_text_among_labels_that_are_numbers_names_no_class(self, tmp_path):
+        labels = [1, b"dog", 0]
+        path = write(tmp_path / "a.tfrecord", [{"image": png(pixels_of(0)), "label": label} for label in labels])
+        assert opened(path).class_names == ("0", "1")
+
     def test_a_glob_takes_files_of_many_folders(self, tmp_path):
         for part in ("one", "two"):
             write(tmp_path / part / "train.rec", [{"image": png(pixels_of(0)), "label": 0}])
@@ -337,12 +361,12 @@ class TestForeignErrors:
                 r"label:nothing: .*height \(1 int64\), image \(1 bytes\), of \(2",
             ),
             ({"feature_map": (("image", "of"),)}, "--feature_map must name the label"),
-            ({"feature_map": (("label", "of"),)}, r"label:of: .*must be one value of int64; the first record has"),
+            ({"feature_map": (("label", "of"),)}, r"label:of: .*must be one value of int64 or bytes; "),
             ({"feature_map": (("lable", "of"),)}, "--feature_map: unknown 'lable'; did you mean 'label'"),
-            ({"feature_map": (("label", "height"),)}, r"--image_shape=HxWxC is missing: .* holds 60 bytes that begin"),
+            ({"feature_map": (("label", "height"),)}, r"--image_shape=HxWxC is missing: .* holds 60 bytes beginning"),
             (
                 {"feature_map": (("label", "height"),), "image_shape": (4, 5, 1)},
-                "--image_shape=4x5x1: .*: are 20 bytes; the first image has 60",
+                "--image_shape=4x5x1: .*: must have 20 bytes; the first image has 60",
             ),
             (
                 {"feature_map": (("label", "height"),), "image_shape": (4, 5, 3), "keep_columns": ("nothing",)},
@@ -363,9 +387,9 @@ class TestForeignErrors:
     @pytest.mark.parametrize(
         ("name", "data", "message"),
         [
-            ("a.tfrecord", b"", "a.tfrecord|1 TFRecord files, but there is no record in it"),
+            ("a.tfrecord", b"", "a.tfrecord|1 TFRecord file, but there is no record in it"),
             ("a.tfrecord", b"PK\3\4 and so on.", "a.tfrecord: begins with 0x504b0304.*: neither a TFRecord's header"),
-            ("a.tfrecord", framing.frame(b"\xff no"), "none of their first 1 records is a tf.train.Example"),
+            ("a.tfrecord", framing.frame(b"\xff no"), "of 1 record read, none is a tf.train.Example"),
             ("a.csv", b"a,b", r"holds no file like \*\.tfrecord\*"),
         ],
     )
@@ -424,15 +448,23 @@ class TestForeignErrors:
     def test_what_lies_beside_records_is_left_out(self, tmp_path):
         write_ours(tmp_path / "made", PNGS, PNG_IMAGE, PNG_EXTRA)
         (tmp_path / "made" / naming.MANIFEST).unlink()  # so these are anybody's records
-        assert {path.suffix for path in (tmp_path / "made").iterdir()} == {".tfrecord", ".offsets"}
+        assert {path.suffix for path in (tmp_path / "made").iterdir()} == {".tfrecord", ".offsets", ".crcs"}
         source = opened(tmp_path / "made", feature_map=(("key", "key"),))
         assert source.splits == {"train": 7}
         assert list(source.read("train", np.array([6])).keys) == [b"key of 6"]
 
+    def test_a_file_that_is_there_packed_and_unpacked_is_refused(self, tmp_path):
+        records = [{"image": png(pixels_of(0)), "label": 0}]
+        write(tmp_path / "train.tfrecord", records)
+        write(tmp_path / "train.tfrecord.gz", records, gzip.compress)
+        with pytest.raises(DataError, match=f"{tmp_path}: holds both train.tfrecord and train.tfrecord.gz"):
+            opened(tmp_path)
+        assert opened(tmp_path / "train.tfrecord.gz").splits == {"train": 1}
+
     def test_an_empty_split_is_told(self, tmp_path):
         write(tmp_path / "train.tfrecord", [{"image": png(pixels_of(0)), "label": 0}])
         write(tmp_path / "test.tfrecord", [])
-        with pytest.raises(DataError, match=r"split 'test' has no row; leave its 1 files \(test\.tfrecord\) out"):
+        with pytest.raises(DataError, match=r"split 'test' has no row; leave out 1 file \(test\.tfrecord\)"):
             opened(tmp_path)
 
     def test_a_source_must_be_named(self):

@@ -1,0 +1,122 @@
+"""The clusters and job servers that Beam's flags name, and whether they are there: checked before any work."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import urllib.parse
+
+import grpc
+from apache_beam.options.pipeline_options import (
+    FlinkRunnerOptions,
+    JobServerOptions,
+    PipelineOptions,
+    SparkRunnerOptions,
+)
+from apache_beam.runners.portability.flink_runner import MAGIC_HOST_NAMES, FlinkRunner
+from apache_beam.runners.portability.portable_runner import PortableRunner
+from apache_beam.runners.portability.spark_runner import SparkRunner
+from apache_beam.utils.subprocess_server import JavaJarServer
+from apache_beam.version import __version__ as beam_version
+
+from pipeline.errors import UsageError
+
+_ANSWER_SECONDS = 10.0  # for what should be running already
+_SPARK = "spark://"
+_JARS = {"FlinkRunner": "beam-runners-flink-1.19-job-server", "SparkRunner": "beam-runners-spark-3-job-server"}
+
+
+def java_engine(runner: PortableRunner) -> str | None:
+    """Returns `flink` or `spark`, the prefix of a runner's flags, if its job server is written in Java."""
+    return "flink" if isinstance(runner, FlinkRunner) else "spark" if isinstance(runner, SparkRunner) else None
+
+
+def flink_cluster(runner: PortableRunner, options: PipelineOptions) -> str | None:
+    """Returns the URL of the Flink cluster that the runner submits its job to; None for an embedded one."""
+    master = options.view_as(FlinkRunnerOptions).flink_master
+    if not isinstance(runner, FlinkRunner) or master in MAGIC_HOST_NAMES:
+        return None
+    return str(FlinkRunner.add_http_scheme(master)).rstrip("/")
+
+
+def check_java(runner: PortableRunner, options: PipelineOptions) -> None:
+    """Checks that the job server can be started.
+
+    Raises:
+      UsageError: there is no Java.
+    """
+    launcher = options.view_as(JobServerOptions).job_server_java_launcher
+    if not shutil.which(launcher):
+        raise UsageError(
+            f"--runner={type(runner).__name__}: needs Java, but there is no {launcher!r}; install Java 11 or 17, or "
+            "give --job_server_java_launcher=PATH, or --job_endpoint=HOST:PORT of a running job server"
+        )
+
+
+def check_jar(runner: PortableRunner, options: PipelineOptions) -> None:
+    """Checks that the job server's jar is there, for a runner that has one.
+
+    Raises:
+      UsageError: no flag names it, or the file is missing. Beam would try to download one, which hangs behind a proxy,
+        and which need not exist: the version of Flink that it takes by itself is the newest.
+    """
+    flag, name = f"{java_engine(runner)}_job_server_jar", type(runner).__name__
+    jar = options.get_all_options()[flag]
+    if not jar:
+        artifact = _JARS[name]
+        if not os.path.exists(os.path.join(JavaJarServer.JAR_CACHE, f"{artifact}-{beam_version}.jar")):
+            raise UsageError(
+                f"--runner={name}: --{flag} is missing: the jar of Beam's job server; make engines brings one (in a "
+                f"checkout), or mvn dependency:copy -Dartifact=org.apache.beam:{artifact}:{beam_version} "
+                "-DoutputDirectory=. (docs/clusters.md)"
+            )
+    elif not urllib.parse.urlparse(jar).scheme and not os.path.isfile(jar):
+        raise UsageError(f"--{flag}={jar}: no such file; docs/clusters.md says where to get it")
+
+
+def check_cluster(runner: PortableRunner, options: PipelineOptions) -> None:
+    """Checks that the cluster which the flags name answers; an embedded one need not.
+
+    Raises:
+      UsageError: none of its addresses does.
+    """
+    if url := flink_cluster(runner, options):
+        flag, what, addresses = "flink_master", "Flink's REST interface", [url]
+    elif isinstance(runner, SparkRunner) and not options.get_all_options()["spark_submit_uber_jar"]:
+        master = options.view_as(SparkRunnerOptions).spark_master_url
+        is_cluster = master.startswith(_SPARK)
+        flag, what = "spark_master_url", "Spark's master"
+        addresses = [f"{_SPARK}{each}" for each in master.removeprefix(_SPARK).split(",")] if is_cluster else []
+    else:
+        return
+    problems = [problem for address in addresses if (problem := _cannot_connect(address))]
+    if problems and len(problems) == len(addresses):
+        given = options.get_all_options()[flag]
+        raise UsageError(f"--{flag}={given}: nothing answers: {problems[0]}; it must be HOST:PORT of {what}")
+
+
+def _cannot_connect(url: str) -> str | None:
+    parts = urllib.parse.urlsplit(url)
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname or "", port), _ANSWER_SECONDS).close()
+    except (OSError, ValueError) as error:
+        return f"{parts.netloc}: {(error.strerror if isinstance(error, OSError) else None) or error}"
+    return None
+
+
+def check_endpoint(endpoint: str, seconds: float = _ANSWER_SECONDS) -> None:
+    """Checks that a job server answers.
+
+    Raises:
+      UsageError: none does within `seconds`.
+    """
+    with grpc.insecure_channel(endpoint) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=seconds)
+        except grpc.FutureTimeoutError:
+            raise UsageError(
+                f"--job_endpoint={endpoint}: no job server answers ({seconds:.0f} s); "
+                "it must be HOST:PORT of a running one"
+            ) from None

@@ -1,0 +1,96 @@
+"""`--virtual_replicas`: the same checkpoint to the bit on any topology, and over a run that changes its own."""
+
+import re
+
+import pytest
+import tensorflow as tf
+
+from tests.datasets import write_dataset
+from tests.runs import finish, start, start_workers
+
+STEPS = 8  # of 3 per epoch, whose last has 6 rows of padding
+FLAGS = ("--global_batch_size=24", "--virtual_replicas=12", "--steps_per_loop=2", "--log_every=2")
+SMALL = (*FLAGS, "--model=lenet", "--distort=shift(pixels=1)")
+DEEP = (*FLAGS, "--model=resnet20", "--dropout=0.3", "--distort=pad_crop_flip(pad=2)")
+TUTORIAL = (*FLAGS, "--model=cifar10_cnn", "--distort=cifar10_tutorial(crop=12)")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data")
+    write_dataset(path, (40, 26), (16, 16, 3), test_counts=(20,))
+    return path
+
+
+def train(data, model_dir, topology, *flags):
+    """Trains on `w2` (two workers), `m3` (three replicas of one process) or `one`; returns the chief's output."""
+    kind, count = topology.rstrip("0123456789"), int(topology.lstrip("owmne") or 1)
+    if kind == "w":
+        outputs = finish(*start_workers(data, [model_dir] * count, *flags))
+    elif kind == "m":
+        outputs = finish(start(data, model_dir, "--strategy=mirrored", f"--num_replicas={count}", *flags))
+    else:
+        outputs = finish(start(data, model_dir, *flags))
+    assert {code for code, _, _ in outputs} == {0}, outputs
+    return outputs[0][1]
+
+
+def values(model_dir, step=STEPS):
+    """Returns all that a checkpoint holds, as bytes: weights, slots, moving statistics, steps, the record."""
+    reader = tf.train.load_checkpoint(str(model_dir / f"ckpt-{step}"))
+    stored = {
+        name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if "save_counter" not in name
+    }
+    return {name: value if isinstance(value, bytes) else value.tobytes() for name, value in stored.items()}
+
+
+def results(output):
+    """Returns the lines of losses and accuracies, without the rates."""
+    return [line.split(" (")[0] for line in output.splitlines() if "loss =" in line or "accuracy =" in line]
+
+
+def check(data, folder, flags, topologies):
+    outputs = {t: train(data, folder / t, t, *flags, f"--train_steps={STEPS}") for t in topologies}
+    first, *others = topologies
+    expected = values(folder / first)
+    assert len(expected) > 8
+    for topology in others:
+        assert values(folder / topology) == expected, topology
+        assert results(outputs[topology]) == results(outputs[first])
+
+
+def test_the_checkpoint_is_the_same_on_any_topology_and_when_the_run_changes_its_own(data, tmp_path):
+    check(data, tmp_path, SMALL, ("one", "m3", "w2"))
+    changing = tmp_path / "changing"
+    for step, topology in ((2, "w2"), (5, "m4"), (STEPS, "one")):
+        train(data, changing, topology, *SMALL, f"--train_steps={step}")
+    assert values(changing) == values(tmp_path / "one")
+    [(code, _, error)] = finish(start(data, changing, *SMALL, "--virtual_replicas=6", "--train_steps=20"))
+    assert code == 2
+    assert "has virtual_replicas 12, this run has 6" in error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags", [DEEP, TUTORIAL, (*DEEP, "--optimizer=adam")], ids=["resnet20", "cifar10_cnn", "adam"]
+)
+def test_every_model_is_the_same_on_every_topology(data, tmp_path, flags):
+    check(data, tmp_path, flags, ("one", "m2", "m3", "m4", "m6", "m12", "w2", "w3", "w4"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--virtual_replicas=5"],
+            "virtual_replicas=5: must be a multiple of the 1 replicas .*nearest that work: 4 and 6",
+        ),
+        (["--virtual_replicas=4", "--strategy=mirrored", "--num_replicas=3"], "a multiple of the 3 replicas.* 3 and 6"),
+        (["--virtual_replicas=4", "--strategy=central_storage"], "--strategy=central_storage: the order of its sums"),
+        (["--virtual_replicas=0"], "--virtual_replicas=0: must be 1 or more"),
+    ],
+)
+def test_what_cannot_work_is_said_at_once(data, tmp_path, flags, message):
+    [(code, _, error)] = finish(start(data, tmp_path / "run", "--global_batch_size=24", *flags))
+    assert code == 2
+    assert re.search(message, error)
