@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import pathlib
 import re
@@ -10,9 +11,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 
+from benchmarks import watcher
 from pipeline.errors import DataError
 
 _SUMMARY = re.compile(r"([\d,]+) examples/s \(")
@@ -58,19 +59,22 @@ def run(module: str, arguments: Sequence[str]) -> Run:
       DataError: it failed; with its last line.
     """
     os.sync()
-    began = time.perf_counter()
-    with subprocess.Popen(
-        [sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+    reading, writing = os.pipe()
+    command = [sys.executable, "-I", "-S", watcher.__file__, str(writing), sys.executable, "-m", module, *arguments]
+    with (
+        open(reading) as taken,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, pass_fds=[writing]
+        ) as process,
+    ):
+        os.close(writing)
         try:
             output = process.stdout.read() if process.stdout else ""
-            _, status, usage = os.wait4(process.pid, 0)
+            found = json.loads(taken.read() or '{"code": -1}')
         except KeyboardInterrupt:
             process.send_signal(signal.SIGINT)
             process.wait()
             raise
-        wall = time.perf_counter() - began
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
+    if found.pop("code"):
         raise DataError(f"{module} failed: {(output.strip().splitlines() or ['no output'])[-1]}")
-    return Run(output, wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss << 10)
+    return Run(output, **found)

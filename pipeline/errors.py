@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 EXIT_DATA = 1
 EXIT_USAGE = 2
 EXIT_RERUN = 75  # EX_TEMPFAIL of sysexits.h: not finished; rerun the same command
-_MOST_LISTED = 16  # names in one line
+_MOST_LISTED = 20  # names in one line
 
 
 class PipelineError(Exception):

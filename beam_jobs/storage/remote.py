@@ -208,7 +208,7 @@ def _root(url: str) -> tuple[fs.FileSystem, str]:
     if isinstance(system, fs.S3FileSystem):  # by default it retries for long, and may wait forever
         _, (options, *_) = system.__reduce__()
         attempts = fs.AwsStandardS3RetryStrategy(max_attempts=_S3_ATTEMPTS)
-        # Delayed: up to 10 MiB are one request, not a multipart upload, which a kill leaves and pyarrow cannot list.
+        # Delayed: under 10 MiB are one request, not a multipart upload, which a kill leaves and pyarrow cannot list.
         options |= {**_S3_LIMITS, "retry_strategy": attempts, "allow_delayed_open": True}
         system = fs.S3FileSystem(**options)
     elif isinstance(system, fs.GcsFileSystem):  # by default it retries for 15 minutes, in which no signal is answered

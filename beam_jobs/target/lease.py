@@ -42,6 +42,7 @@ def held(
     thread = threading.Thread(target=_renew, args=(lease, mine, ended, renew_seconds), daemon=True, name="lease")
     thread.start()
     try:
+        _remove_clocks(data_dir, lease_seconds)
         yield
     finally:
         ended.set()
@@ -70,6 +71,15 @@ def _take(lease: RemotePath, mine: bytes, lease_seconds: float) -> None:
         raise RerunError(
             f"--data_dir={data_dir}: another conversion began there at the same time; rerun this one after it has ended"
         )
+
+
+def _remove_clocks(data_dir: RemotePath, lease_seconds: float) -> None:
+    """Removes the clocks of conversions that were killed while they took the lease."""
+    now = _written(data_dir / _LEASE)
+    for clock in (data_dir / name for name in data_dir.files() if name.startswith(f"{_LEASE}-")):
+        written = _written(clock)
+        if now is not None and written is not None and now - written >= lease_seconds * 1e9:
+            clock.remove()
 
 
 def _written(lease: RemotePath) -> int | None:

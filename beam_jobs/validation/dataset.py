@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from beam_jobs.examples.statistics import moments
 from beam_jobs.shards import reader, tfds_info
@@ -78,7 +80,18 @@ def _tfds_problem(path: StoragePath, made: bytes | None) -> str | None:
         return f"cannot be read: {error.strerror or error}"
     if made is None:
         return "does not belong to this data set; TensorFlow Datasets would read it"
-    return None if found == made else "was edited: it is not what the manifest says; TensorFlow Datasets would read it"
+    if found == made or (path.name == tfds_info.DATASET_INFO and _in_one_order(found) == _in_one_order(made)):
+        return None
+    return "was edited: it is not what the manifest says; TensorFlow Datasets would read it"
+
+
+def _in_one_order(dataset_info: bytes) -> Any:
+    """Returns the content with splits by name: a conversion writes them in its own order, the manifest sorted."""
+    try:
+        content = json.loads(dataset_info)
+        return content | {"splits": sorted(content["splits"], key=lambda split: str(split["name"]))}
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _split_problems(split: SplitInfo, shards: Sequence[ShardReport]) -> Iterator[str]:

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from benchmarks import commands, sources, tfds_cifar
+from pipeline.errors import DataError
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -38,6 +39,19 @@ def test_a_run_says_what_it_took(tmp_path):
     assert 0 < done.writing < done.wall
     assert 50 << 20 < done.peak < 4 << 30
     assert done.cpu > 0.1
+
+
+def test_the_peak_of_a_run_is_its_own_whatever_the_benchmark_holds():
+    held = b"x" * (500 << 20)
+    least = commands.run("timeit", ["-n1", "-r1", "pass"]).peak
+    more = commands.run("timeit", ["-n1", "-r1", "x = b'x' * (300 << 20)"]).peak
+    assert 5 << 20 < least < 60 << 20 < len(held)
+    assert 295 << 20 < more - least < 310 << 20
+
+
+def test_a_run_that_fails_is_an_error_with_its_last_line():
+    with pytest.raises(DataError, match="timeit failed: NameError: name 'nothing' is not defined"):
+        commands.run("timeit", ["-n1", "-r1", "nothing"])
 
 
 def test_tfds_is_given_the_rows_of_the_files(tmp_path):

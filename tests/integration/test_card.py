@@ -129,3 +129,24 @@ def test_a_browser_shows_it_light_or_dark_as_the_reader_likes(digits, tmp_path, 
     assert low <= np.median(pixels) < high  # the page
     assert ((pixels[..., 2] - pixels[..., 0]) > 80).sum() > 20_000  # blue: the bars
     assert (pixels.max(axis=2) == 0).sum() > 50_000  # black: around the digits
+
+
+@pytest.mark.skipif(not BROWSER, reason="Chromium is not installed")
+@pytest.mark.parametrize("width", [360, 1200])
+def test_no_table_is_cut_on_a_phone(digits, tmp_path, width):
+    page = (digits[0] / "card.html").read_text(encoding="utf-8")
+    page = re.sub('<meta http-equiv="Content-Security-Policy".*?>', "", page)  # which forbids the script
+    script = f"""
+    document.documentElement.style.width = "{width}px";  // a window has 500 or more
+    document.title = [...document.querySelectorAll(".wide, body")].map(e => e.scrollWidth - e.clientWidth).join(" ");
+    """
+    (tmp_path / "card.html").write_text(page.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", f"--user-data-dir={tmp_path / 'user'}"]
+    done = subprocess.run(
+        [BROWSER, *flags, f"--window-size={width},2000", (tmp_path / "card.html").as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert re.search("<title>(.*?)</title>", done.stdout)[1] == "0 0 0 0 0 0 0"  # pixels that do not fit

@@ -109,6 +109,17 @@ def test_two_conversions_at_once(bucket: RemotePath) -> None:
     assert manifest.load(bucket).splits["train"].num_examples == 1429
 
 
+def test_what_a_kill_left_while_it_took_the_lease_is_removed_a_minute_later(bucket: RemotePath) -> None:
+    clock = bucket / ".converting.lease-0123456789abcdef"
+    clock.write_bytes(b"0123456789abcdef")
+    with lease.held(bucket):  # another conversion may be about to look at it
+        pass
+    assert bucket.files() == [clock.name]
+    with lease.held(bucket, lease_seconds=0.0):
+        pass
+    assert bucket.files() == []
+
+
 def test_of_two_that_begin_together_one_goes_on(bucket: RemotePath) -> None:
     began = threading.Barrier(2)
 
