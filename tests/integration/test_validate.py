@@ -224,7 +224,7 @@ def test_the_report_is_json(tmp_path, run):
     ("arguments", "code", "message"),
     [
         (["{made}/manifest.json"], 1, "cannot be read|no manifest"),
-        ([], 2, "required: DATA_DIR"),
+        ([], 2, "DATA_DIR is missing"),
         (["{made}", "more"], 2, "unexpected argument 'more'"),
         (["{made}", "--runner=FnApiRuner"], 2, "did you mean 'FnApiRunner'"),
         (["{made}", "--report=ftp://x"], 2, "must be a local path, or one of"),
