@@ -90,16 +90,9 @@ class RowFile(KnownFile):
         Raises:
           DataError: a label is out of bounds; the message names the first.
         """
-        row, length = 0, math.prod(self.shape[1:])
         with self.opened() as handle:
-            for block in streams.scan(handle, self.start, self.start + math.prod(self.shape), length):
-                values = np.frombuffer(block, np.uint8).reshape(-1, length)
-                for column, (name, low, high) in enumerate(bounds):
-                    wrong = np.flatnonzero((values[:, column] < low) | (values[:, column] > high))
-                    if len(wrong):
-                        value = values[wrong[0], column]
-                        raise DataError(f"{self.where}: row {row + wrong[0]}: {name} {value} is not in {low}..{high}")
-                row += len(values)
+            for _ in with_labels_checked(handle, self.where, self.start, self.shape, bounds):
+                pass
 
     def highest(self) -> int:
         """Returns the highest value of all."""
@@ -126,6 +119,33 @@ class RowFile(KnownFile):
 
 
 _kept: dict[tuple[StoragePath, SourceFile], tuple[IO[bytes], tuple[int, int]]] = {}
+
+
+def with_labels_checked(
+    handle: IO[bytes], where: str, start: int, shape: Sequence[int], bounds: Sequence[tuple[str, int, int]]
+) -> Iterator[bytes]:
+    """Yields the bytes of an open file's rows, in blocks of rows whose labels are within their bounds.
+
+    Args:
+      handle: the open file.
+      where: its name in errors.
+      start: the byte where row 0 begins.
+      shape: (rows, ...).
+      bounds: (name, lowest, highest) of each of a row's first bytes.
+
+    Raises:
+      DataError: a label is out of bounds; the message names the first.
+    """
+    row, length = 0, math.prod(shape[1:])
+    for block in streams.scan(handle, start, start + math.prod(shape), length):
+        values = np.frombuffer(block, np.uint8).reshape(-1, length)
+        for column, (name, low, high) in enumerate(bounds):
+            wrong = np.flatnonzero((values[:, column] < low) | (values[:, column] > high))
+            if len(wrong):
+                value = values[wrong[0], column]
+                raise DataError(f"{where}: row {row + wrong[0]}: {name} {value} is not in {low}..{high}")
+        row += len(values)
+        yield block
 
 
 def gather(handle: IO[bytes], start: int, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> None:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import hashlib
+import os
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
 import numpy as np
@@ -24,7 +27,7 @@ from beam_jobs.sources.streams import KnownFile
 from beam_jobs.storage.paths import LocalPath
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError
-from pipeline.manifest import Feature
+from pipeline.manifest import Feature, SourceFile
 
 _PLANE = SIDE * SIDE
 _AT_ONCE = 256  # rows, which stay in a core's cache between reading and transposing
@@ -109,16 +112,14 @@ def _find(path: LocalPath, dataset: str) -> tuple[Layout, list[RowFile]]:
         archived = KnownFile(path, streams.stamp(path))
         handles = archive.unpack(path, members)
         layout = _choose(path, dataset, handles)
-        return layout, [_checked(archived, handles[layout.folder, n], n, layout, dataset, unpack) for n in layout.names]
+        opened = [(archived, handles[layout.folder, name]) for name in layout.names]
+        return layout, _all_checked(opened, layout, dataset, unpack)
     candidates = [(member, place) for member in members for place in (path / member[1], path.joinpath(*member))]
     places = {member: place for member, place in candidates if place.exists()}  # the inner folder's come last, and stay
-    layout, found = _choose(path, dataset, places), []
-    for name in layout.names:
-        place = places[layout.folder, name]
-        known = KnownFile(place, streams.stamp(place))
-        again = unpack if layout.is_pickled else None
-        found.append(_checked(known, streams.open_plain(place), name, layout, dataset, again))
-    return layout, found
+    layout = _choose(path, dataset, places)
+    chosen = [places[layout.folder, name] for name in layout.names]
+    opened = [(KnownFile(place, streams.stamp(place)), streams.open_plain(place)) for place in chosen]
+    return layout, _all_checked(opened, layout, dataset, unpack if layout.is_pickled else None)
 
 
 def _choose(path: LocalPath, dataset: str, present: Collection[tuple[str, str]]) -> Layout:
@@ -140,25 +141,44 @@ def _choose(path: LocalPath, dataset: str, present: Collection[tuple[str, str]])
     return best
 
 
+def _all_checked(
+    opened: list[tuple[KnownFile, IO[bytes]]], layout: Layout, dataset: str, unpack: Callable[[], object] | None
+) -> list[RowFile]:
+    """Returns the layout's files, kept open, once all are checked, on all cores; a pickle at a time is in memory."""
+
+    def check(known: KnownFile, handle: IO[bytes], name: str) -> tuple[RowFile, IO[bytes]]:
+        return _checked(known, handle, name, layout, dataset, unpack)
+
+    with ThreadPoolExecutor(1 if layout.is_pickled else os.cpu_count()) as pool:
+        found = list(pool.map(check, *zip(*opened, strict=True), layout.names))
+    for rows, records in found:
+        rows.keep(records)  # not in those threads: where a file is unpacked again, this one has the lock
+    return [rows for rows, _ in found]
+
+
 def _checked(
     known: KnownFile, handle: IO[bytes], name: str, layout: Layout, dataset: str, unpack: Callable[[], object] | None
-) -> RowFile:
-    """Returns a file, kept open, after checking that its records are whole and their labels in range."""
+) -> tuple[RowFile, IO[bytes]]:
+    """Returns a file, and what its rows are read from; its records are whole and their labels in range."""
     labels = LABELS[dataset]
     length = len(labels) + PIXELS
     where = str(known.path) if known.path.name == name else f"{known.path}: {name}"
+    bounds = [(label.feature.replace("_", " "), 0, len(label.class_names) - 1) for label in labels]
     with streams.errors_of(known.path):
-        file = streams.describe(name, handle)
         records = _unpickled(handle, where, labels) if layout.is_pickled else handle
         size = streams.size(records)
     if not size or size % length:
         raise DataError(
             f"{where}: has {count_of(size, 'byte')}, not a whole number of {length}-byte records; get the file again"
         )
-    rows = RowFile(known.path, known.stamp, file, (size // length, length), unpack=unpack)
-    rows.keep(records)
-    rows.check_labels([(label.feature.replace("_", " "), 0, len(label.class_names) - 1) for label in labels])
-    return rows
+    shape = (size // length, length)
+    sha256 = hashlib.sha256()
+    with streams.errors_of(known.path):
+        for block in row_files.with_labels_checked(records, where, 0, shape, bounds):
+            if not layout.is_pickled:  # of which the pickle itself is digested
+                sha256.update(block)
+        file = streams.describe(name, handle) if layout.is_pickled else SourceFile(name, size, sha256.hexdigest())
+    return RowFile(known.path, known.stamp, file, shape, unpack=unpack), records
 
 
 def _unpickled(handle: IO[bytes], where: str, labels: tuple[Label, ...]) -> IO[bytes]:
