@@ -328,17 +328,19 @@ def test_ctrl_c_while_modules_are_loaded_is_one_line(module, tmp_path):
     ],
 )
 def test_a_full_disk_in_a_worker_is_one_line(mode, mnist_folder, tmp_path, refused):
-    def limit():  # as a full disk: no file can grow over 20,000 bytes; a shard of train takes 43,850
+    def limit():  # as a full disk: no file over 12,000 bytes; a shard of train takes 6,139, that of test 17,540
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000))
 
     out = tmp_path / "out"
     workers = "1" if mode == "in_memory" else "2"
-    more = [f"--direct_running_mode={mode}", f"--direct_num_workers={workers}"]
+    more = ["--num_shards=train:8,test:1", f"--direct_running_mode={mode}", f"--direct_num_workers={workers}"]
     command = [sys.executable, "-m", "beam_jobs.convert", *flags(mnist_folder(), out, *more)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, preexec_fn=limit)
     outcome = types.SimpleNamespace(code=done.returncode, err=done.stderr)
-    refused(outcome, 1, out / "train-00000-of-00001.tfrecord: cannot be written: File too large", data_dir=out)
+    refused(outcome, 1, out / "test-00000-of-00001.tfrecord: cannot be written: File too large", data_dir=out)
+    (folder,) = out.glob(".converting.tmp-*")
+    assert re.match(rf"kept [1-8] finished shards? in {folder}: rerun the same command to resume\n", done.stderr)
 
 
 @pytest.mark.parametrize(
