@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.commands.text import range_of, size_of, table
+from pipeline.commands.text import count_of, range_of, size_of, table
 from pipeline.manifest import Feature, Manifest, SplitInfo
-from pipeline.manifest.manifest import IMAGE_FEATURES
+from pipeline.manifest.manifest import IMAGE_FEATURES, rounded_up
 
 _MOST_SIZES = 20  # of images, listed
 
@@ -83,5 +83,8 @@ def _size_lines(made: Manifest) -> list[str]:
         [("height x width", size), *((n, f"{s.image_sizes.get(size, 0):,}") for n, s in made.splits.items())]
         for size in sizes[:_MOST_SIZES]
     ]
-    more = [f"and {len(sizes) - _MOST_SIZES} more sizes"] if len(sizes) > _MOST_SIZES else []
+    more = [f"and {count_of(len(sizes) - _MOST_SIZES, 'more size')}"] if len(sizes) > _MOST_SIZES else []
+    sides = {int(side) for size in sizes for side in size.split("x")}
+    if all(side == rounded_up(side) for side in sides):
+        more.append("of a split with more than 100 sizes, sides are rounded up to a multiple of 64")
     return ["", *table(rows), *more]

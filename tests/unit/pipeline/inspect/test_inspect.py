@@ -91,6 +91,16 @@ def test_images_that_differ_in_size_are_shown_with_their_sizes(folder, capsys):
     assert lines[-5:] == ["height x width test train", "8x6 3 8", "10x6 0 3", "6x6 0 1", "9x9 1 0"]
 
 
+def test_sizes_that_may_be_rounded_up_are_said_to_be(tmp_path, capsys):
+    write_dataset(tmp_path, (12,), test_counts=(4,))
+    edit(tmp_path, lambda content: content["features"]["image"].update(encoding="any", shape=[None, None, 3]))
+    for split, count in (("train", 12), ("test", 4)):
+        edit(tmp_path, lambda c, split=split, count=count: c["splits"][split].update(image_sizes={"64x128": count}))
+    inspect.main([str(tmp_path)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "of a split with more than 100 sizes, sides are rounded up to a multiple of 64"
+
+
 def test_of_many_sizes_the_most_frequent_are_shown(tmp_path, capsys):
     write_dataset(tmp_path, (60,), test_counts=(4,))
     sizes = {f"{side}x{side}": 1 for side in range(1, 31)} | {"100x100": 30}
