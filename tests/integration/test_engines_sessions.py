@@ -141,3 +141,17 @@ def test_the_job_ends_with_the_command(session, number, tmp_path):
         assert process.returncode == 128 + number
         assert commands.said(process.stderr.read()) == ["beam_jobs.convert: interrupted"]
         assert commands.temporaries(out) == []
+
+
+def test_a_master_that_dies_ends_the_command_in_one_line(session, tmp_path):
+    if session.engine == "spark":
+        pytest.skip("an application of Spark continues without the master")
+    out = tmp_path / "out"
+    process = begin(session, out, "hang")
+    session.kill("master")
+    _, stderr = process.communicate(SECONDS)
+    assert process.returncode == 1
+    (line,) = commands.said(stderr)
+    assert line.startswith("beam_jobs.convert: ")
+    assert not list(out.glob("[!.]*"))
+    assert commands.temporaries(out) == []
