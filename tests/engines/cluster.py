@@ -222,7 +222,7 @@ class Spark(Cluster):
         """As those of the job for a standalone master."""
         replaced = {
             "HOST:7077": f"localhost:{self._port}",
-            "beam-runners-spark-3-job-server-2.77.0.jar": str(fetch.job_server("spark")),
+            "beam-runners-spark-3-job-server-2.77.0.jar": str(uber.uber_jar("spark")),
             "localhost:50000": f"localhost:{self.pool}",
         }
         return manual.command("--spark_master_url=spark:", replaced)[3:]
