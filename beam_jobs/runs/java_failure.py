@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from pipeline import errors
+
 _FRAME = re.compile(r"^\s*(?:at [\w.$/<>]+\(.*\)|\.\.\. \d+ .*)$", re.MULTILINE)
 _CAUSE = re.compile(r"^\s*Caused by: (.*\S)", re.MULTILINE)
 _PYTHON = re.compile(r"Traceback .*?:$(.*?)^\s+at [\w.$/]+\(", re.MULTILINE | re.DOTALL)  # a worker's own error
@@ -16,16 +18,16 @@ _LOST = re.compile(
 )
 
 
-def as_line(text: str) -> str | None:
+def as_error(text: str) -> errors.DataError | None:
     """Returns what a text with traces says, in one line, and what to do; None if it has none."""
     cause = root_cause(text)
     if not cause:
         return None
     if _LOST.search(cause):
-        return (
+        return errors.TransientError(
             f"the cluster lost a worker ({cause}); run the same command again (docs/clusters.md: when a machine dies)"
         )
-    return f"the job failed on the cluster: {cause}"
+    return errors.DataError(f"the job failed on the cluster: {cause}")
 
 
 def root_cause(text: str) -> str | None:

@@ -7,10 +7,12 @@ import pathlib
 import re
 import sys
 import threading
+import urllib.parse
 from typing import Any, TextIO
 
 import apache_beam as beam
 import grpc
+import requests
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineResult
 
@@ -123,14 +125,24 @@ def as_one_line(failure: BaseException) -> errors.PipelineError:
             kind = getattr(errors, match[1], errors.DataError)
             return kind(match[2]) if issubclass(kind, errors.PipelineError) else errors.DataError(match[2])
         error = error.__cause__ or error.__context__
+    if lost := _what_is_gone(failure):
+        return errors.TransientError(lost)
+    if on_cluster := java_failure.as_error(str(failure)):
+        return on_cluster
+    lines = [line.strip() for line in str(failure).splitlines() if line.strip()] or ["no message"]
+    return errors.DataError(f"Beam: {type(failure).__name__}: {lines[-1]}")
+
+
+def _what_is_gone(failure: BaseException) -> str | None:
+    """Returns which process is lost, if that is why a run failed."""
     if _WORKER_DIED in str(failure):
-        return errors.TransientError(
-            "a worker process died (out of memory?); run again with fewer --direct_num_workers"
-        )
+        return "a worker process died (out of memory?); run again with fewer --direct_num_workers"
     if isinstance(failure, grpc.FutureTimeoutError):
-        return errors.TransientError("the runner's job server does not answer")
+        return "the runner's job server does not answer"
     if isinstance(failure, grpc.RpcError):
         reason = failure.details() if isinstance(failure, grpc.Call) else str(failure)
-        return errors.TransientError(f"the runner's job server is gone or failed: {' '.join(str(reason).split())}")
-    lines = [line.strip() for line in str(failure).splitlines() if line.strip()] or ["no message"]
-    return errors.DataError(java_failure.as_line(str(failure)) or f"Beam: {type(failure).__name__}: {lines[-1]}")
+        return f"the runner's job server is gone or failed: {' '.join(str(reason).split())}"
+    if isinstance(failure, requests.ConnectionError):  # that is how an uber jar's job is watched
+        address = urllib.parse.urlsplit(str(failure.request.url)).netloc if failure.request else "the given address"
+        return f"Flink does not answer any more at {address}; run the same command again once it does"
+    return None

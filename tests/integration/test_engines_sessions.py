@@ -152,6 +152,6 @@ def test_a_master_that_dies_ends_the_command_in_one_line(session, tmp_path):
     _, stderr = process.communicate(SECONDS)
     assert process.returncode == 1
     (line,) = commands.said(stderr)
-    assert line.startswith("beam_jobs.convert: ")
+    assert line.startswith("beam_jobs.convert: Flink does not answer any more at localhost:")
     assert not list(out.glob("[!.]*"))
     assert commands.temporaries(out) == []

@@ -1,6 +1,7 @@
 import pytest
 
 from beam_jobs.runs.run import as_one_line
+from pipeline.errors import TransientError
 
 # As they come from Flink 1.19 and Spark 3.5 on a cluster, less most of the frames.
 POOL_KILLED_FLINK = """\
@@ -82,4 +83,6 @@ Pipeline job-1 failed in state FAILED: java.lang.IllegalStateException: no such 
     ids=["pool, Flink", "pool, Spark", "task manager", "Python", "other", "not Java"],
 )
 def test_a_failure_on_a_cluster_is_one_line(text, line):
-    assert str(as_one_line(RuntimeError(text))) == line
+    error = as_one_line(RuntimeError(text))
+    assert str(error) == line
+    assert isinstance(error, TransientError) is line.startswith("the cluster lost a worker")

@@ -4,6 +4,7 @@ import threading
 
 import grpc
 import pytest
+import requests
 
 from beam_jobs.runs.run import MainThreadOnly, as_one_line
 from pipeline.errors import DataError, TransientError, UsageError
@@ -59,6 +60,14 @@ def test_a_job_server_that_is_lost_is_named():
     assert text.startswith("the runner's job server is gone or failed: failed to connect to all addresses")
     assert "\n" not in text
     assert str(as_one_line(grpc.FutureTimeoutError())) == "the runner's job server does not answer"
+
+
+def test_a_job_manager_that_is_lost_is_named():
+    with pytest.raises(requests.ConnectionError) as caught:
+        requests.get("http://127.0.0.1:1/v1/jobs", timeout=5)
+    error = as_one_line(caught.value)
+    assert type(error) is TransientError
+    assert str(error) == "Flink does not answer any more at 127.0.0.1:1; run the same command again once it does"
 
 
 def test_only_the_main_thread_is_heard(monkeypatch):
