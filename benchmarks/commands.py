@@ -17,7 +17,7 @@ from benchmarks import watcher
 from pipeline.errors import DataError
 
 _SUMMARY = re.compile(r"([\d,]+) examples/s \(")
-_EXAMPLES = re.compile(r": (\d+) examples to (\d+) shards")
+_EXAMPLES = re.compile(r": ([\d,]+) examples? to [\d,]+ shards?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Run:
         rate, count = _SUMMARY.search(self.output), _EXAMPLES.search(self.output)
         if not rate or not count:
             raise DataError(f"a conversion printed no rate: {self.output[-200:]!r}")
-        return int(count[1]) / int(rate[1].replace(",", ""))
+        return int(count[1].replace(",", "")) / int(rate[1].replace(",", ""))
 
 
 def convert(dataset: str, source: pathlib.Path, data_dir: pathlib.Path, *flags: str) -> Run:
