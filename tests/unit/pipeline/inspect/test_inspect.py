@@ -1,12 +1,10 @@
-import json
-
 import numpy as np
 import pytest
 from PIL import Image
 
 from pipeline.errors import DataError, UsageError
 from pipeline.inspect import __main__ as inspect
-from tests.datasets import images_of, write_dataset
+from tests.datasets import edit_manifest, images_of, write_dataset
 
 
 @pytest.fixture
@@ -59,13 +57,6 @@ def test_wrong_flags_are_one_clear_error(folder, arguments, error, message):
         inspect.main([str(folder), *arguments])
 
 
-def edit(folder, change):
-    path = folder / "manifest.json"
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-
-
 def no_stride(content):
     for split in content["splits"].values():
         for shard in split["shards"]:
@@ -80,9 +71,9 @@ def encoded(content):
 
 
 def test_images_that_differ_in_size_are_shown_with_their_sizes(folder, capsys):
-    edit(folder, no_stride)
-    edit(folder, encoded)
-    edit(folder, lambda content: content.update(compression="GZIP"))
+    edit_manifest(folder, no_stride)
+    edit_manifest(folder, encoded)
+    edit_manifest(folder, lambda content: content.update(compression="GZIP"))
     inspect.main([str(folder)])
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[0].startswith("made: 16 examples, image ?x?x3 uint8 jpeg, 3 classes, pixel mean 1")
@@ -93,9 +84,11 @@ def test_images_that_differ_in_size_are_shown_with_their_sizes(folder, capsys):
 
 def test_sizes_that_may_be_rounded_up_are_said_to_be(tmp_path, capsys):
     write_dataset(tmp_path, (12,), test_counts=(4,))
-    edit(tmp_path, lambda content: content["features"]["image"].update(encoding="any", shape=[None, None, 3]))
+    edit_manifest(tmp_path, lambda content: content["features"]["image"].update(encoding="any", shape=[None, None, 3]))
     for split, count in (("train", 12), ("test", 4)):
-        edit(tmp_path, lambda c, split=split, count=count: c["splits"][split].update(image_sizes={"64x128": count}))
+        edit_manifest(
+            tmp_path, lambda c, split=split, count=count: c["splits"][split].update(image_sizes={"64x128": count})
+        )
     inspect.main([str(tmp_path)])
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "of a split with more than 100 sizes, sides are rounded up to a multiple of 64"
@@ -104,8 +97,8 @@ def test_sizes_that_may_be_rounded_up_are_said_to_be(tmp_path, capsys):
 def test_of_many_sizes_the_most_frequent_are_shown(tmp_path, capsys):
     write_dataset(tmp_path, (60,), test_counts=(4,))
     sizes = {f"{side}x{side}": 1 for side in range(1, 31)} | {"100x100": 30}
-    edit(tmp_path, lambda content: content["features"]["image"].update(encoding="any", shape=[None, None, 3]))
-    edit(tmp_path, lambda content: content["splits"]["train"].update(image_sizes=sizes))
+    edit_manifest(tmp_path, lambda content: content["features"]["image"].update(encoding="any", shape=[None, None, 3]))
+    edit_manifest(tmp_path, lambda content: content["splits"]["train"].update(image_sizes=sizes))
     inspect.main([str(tmp_path)])
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     table = lines[lines.index("height x width test train") :]
