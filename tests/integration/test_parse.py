@@ -268,7 +268,7 @@ def test_inspect_and_audit_and_validate_work(folder, capsys):
     inspect.main([str(folder)])
     out = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert out[0].startswith(f"texts: {COUNT} examples, ")
-    assert "train 3 41 0.0 0 to 24 0" in out
+    assert "train 3 41 2.1 KiB 0 to 24 0" in out
     assert not any(line.startswith("label") for line in out)
     audit.main([str(folder), f"--global_batch_size={SIZE}", "--workers=4", "--exhaustive", "--shuffle_bytes=500"])
     assert f"proof holds: each of {COUNT} records once per epoch" in capsys.readouterr().out
