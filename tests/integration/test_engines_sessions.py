@@ -11,7 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.engines import cluster, commands, fetch
+from tests.engines import commands, fetch
+from tests.engines.flink_cluster import Flink
+from tests.engines.spark_cluster import Spark
 from tests.forked import ROOT
 
 MNIST = ROOT.parent / "shared" / "data" / "mnist"
@@ -25,7 +27,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", params=[cluster.Flink, cluster.Spark], ids=lambda kind: kind.engine)
+@pytest.fixture(scope="module", params=[Flink, Spark], ids=lambda kind: kind.engine)
 def session(request, tmp_path_factory):
     """A cluster, one at a time."""
     jar = fetch.job_server(request.param.engine)
