@@ -142,7 +142,7 @@ def test_a_damaged_shard_is_one_line(digits, tmp_path):
     data.mkdir()
     for path in digits.iterdir():
         (data / path.name).write_bytes(path.read_bytes())
-    shard = next(data.glob("train-*"))
+    shard = next(data.glob("train-*.tfrecord"))
     shard.write_bytes(shard.read_bytes()[:-10])
     with pytest.raises(PipelineError, match=shard.name):
         run.main([f"--data_dir={data}", f"--model_dir={tmp_path / 'model'}", "--train_steps=5"])
