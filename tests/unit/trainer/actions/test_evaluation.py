@@ -19,7 +19,7 @@ def make_evaluator(make_stepper, batch, tmp_path):
     batches = stepper.strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(batch).repeat(3))
 
     def make(num_examples=9, may_skip=0, stop=lambda: False):
-        request = Request("", "test", global_batch_size=8, training=False)
+        request = Request("data", "test", global_batch_size=8, training=False)
         split = SimpleNamespace(request=request, order=SimpleNamespace(num_records=num_examples, steps_per_epoch=3))
         return Evaluator(stepper, batches, split, may_skip, 2, stop, Output(tmp_path))
 
