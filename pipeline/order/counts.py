@@ -42,12 +42,13 @@ def check_replicas(global_batch_size: int, num_replicas: int) -> None:
 
 def check_virtual_replicas(global_batch_size: int, virtual_replicas: int, num_replicas: int) -> None:
     """Raises UsageError where R does not divide V, or V does not divide G, naming them and the nearest V that work."""
-    if virtual_replicas < 1 or global_batch_size % virtual_replicas or virtual_replicas % num_replicas:
-        working = [v for v in range(num_replicas, global_batch_size + 1, num_replicas) if global_batch_size % v == 0]
+    virtual_replicas = whole_number("virtual_replicas", virtual_replicas, 1)
+    if global_batch_size % virtual_replicas or virtual_replicas % num_replicas:
+        working = (num_replicas * each for each in divisors(global_batch_size // num_replicas))
         near = sorted(sorted(working, key=lambda v: abs(v - virtual_replicas))[:2])
         raise UsageError(
-            f"virtual_replicas={virtual_replicas}: must be a multiple of the {num_replicas} replicas that divides "
-            f"global_batch_size={global_batch_size}; nearest that work: {' and '.join(map(str, near))}"
+            f"virtual_replicas={virtual_replicas}: must divide global_batch_size={global_batch_size} and be a multiple "
+            f"of the number of replicas, {num_replicas}; nearest that work: {' and '.join(map(str, near))}"
         )
 
 

@@ -64,22 +64,23 @@ class RecordsReader:
             return list(self._gzip.read(segment, start, stop))
         ends = self.sidecars.offsets(segment)
         found: list[bytes | None] = []
-        crcs: list[int] = []  # as the frames store them
+        crcs: list[NDArray[np.uint32]] = []  # as the frames store them
         crc = 0
         with self.shards.opened(segment) as file:
             for first, last in self.shards.runs(segment, start, stop, _TASK):
                 block = file.read_at(int(ends[first]), int(ends[last] - ends[first]))
                 crc = crc32c.crc32c(block, crc)
-                parts = [end - ends[first] for end in ends[first : last + 1].tolist()]
-                frames = [block[begin:end] for begin, end in itertools.pairwise(parts)]
-                found += [self._unframed(segment, first + i, int(ends[first + i]), f) for i, f in enumerate(frames)]
-                crcs += [int.from_bytes(frame[-framing.FOOTER :], "little") for frame in frames]
+                begins = ends[first : last + 1] - ends[first]
+                for number, (begin, end) in enumerate(itertools.pairwise(begins.tolist()), first):
+                    found.append(self._unframed(segment, number, int(ends[number]), block[begin:end]))
+                crcs.append(_stored_crcs(block, begins[1:]))
         whole = [i for i, record in enumerate(found) if record is not None]
         if len(whole) == self.shards.segments[segment].shard.num_examples:
             self.shards.check_crc(segment, crc)
-        else:
-            numbers = [start + i for i in whole]
-            self.sidecars.check_crcs(segment, numbers, [crcs[i] for i in whole], lambda i: int(ends[numbers[i]]))
+        elif whole:
+            numbers = start + np.array(whole, np.int64)
+            stored = np.concatenate(crcs)[whole]
+            self.sidecars.check_crcs(segment, numbers, stored, lambda i: int(ends[numbers[i]]))
         return found
 
     def probe(self) -> None:
@@ -98,3 +99,10 @@ class RecordsReader:
             self.shards.corrupt(segment, number, offset, fault.text)
             return None
         return bytes(frame[framing.HEADER : -framing.FOOTER])
+
+
+def _stored_crcs(block: memoryview, ends: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """Returns the CRCs that frames hold at their ends, uint32 (n,); any numbers for frames that are too short."""
+    at = np.maximum(ends - framing.FOOTER, 0)[:, None] + np.arange(framing.FOOTER)
+    stored: NDArray[np.uint8] = np.frombuffer(block, np.uint8)[np.minimum(at, len(block) - 1)]
+    return stored.view("<u4")[:, 0]

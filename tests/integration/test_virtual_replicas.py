@@ -83,9 +83,12 @@ def test_every_model_is_the_same_on_every_topology(data, tmp_path, flags):
     [
         (
             ["--virtual_replicas=5"],
-            "virtual_replicas=5: must be a multiple of the 1 replicas .*nearest that work: 4 and 6",
+            "virtual_replicas=5: must divide .*=24 .* nearest that work: 4 and 6",
         ),
-        (["--virtual_replicas=4", "--strategy=mirrored", "--num_replicas=3"], "a multiple of the 3 replicas.* 3 and 6"),
+        (
+            ["--virtual_replicas=4", "--strategy=mirrored", "--num_replicas=3"],
+            "multiple of the number of replicas, 3; .* 3 and 6",
+        ),
         (["--virtual_replicas=4", "--strategy=central_storage"], "--strategy=central_storage: the order of its sums"),
         (["--virtual_replicas=0"], "--virtual_replicas=0: must be 1 or more"),
     ],
