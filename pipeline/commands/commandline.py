@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import difflib
 import importlib.util
 import os
@@ -34,6 +36,10 @@ class _Parser(simple_parsing.ArgumentParser):
 
     given: Sequence[str] = ()  # what it parses
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.register("type", int, _whole_number)
+
     def error(self, message: str) -> NoReturn:
         if message.startswith(_REQUIRED):
             missing = message.removeprefix(_REQUIRED).split(", ")
@@ -42,7 +48,18 @@ class _Parser(simple_parsing.ArgumentParser):
                 if difflib.get_close_matches(name, missing):
                     raise errors.unknown("flag", name, missing)
             message = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; see --help"
-        raise errors.UsageError(" ".join(message.split()))
+        raise errors.UsageError(" ".join(message.removeprefix("argument ").split()))
+
+
+def _whole_number(text: str) -> int:
+    """Returns the number that a text such as 1000 or 1e3 gives."""
+    with contextlib.suppress(ValueError):
+        return int(text)
+    with contextlib.suppress(ValueError):
+        number = float(text)
+        if number.is_integer():
+            return int(number)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, such as 1000 or 1e3")
 
 
 def parse(

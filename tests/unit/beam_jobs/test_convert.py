@@ -256,7 +256,7 @@ def test_the_manifest_says_nothing_of_this_machine(mnist_folder, tmp_path, conve
     [
         (["--dataset=minst"], "--dataset: unknown 'minst'; did you mean 'mnist'?"),
         (["--overwite"], "did you mean '--overwrite'?"),
-        (["--seed=x"], "argument --seed: invalid int value: 'x'"),
+        (["--seed=x"], "--seed: 'x' is not a whole number"),
         (["--runner=FnApiRuner"], "did you mean 'FnApiRunner'?"),
         (["--direct_num_workers=-1"], "--direct_num_workers=-1: must be 0"),
         (["--runner=PortableRunner"], "--runner=PortableRunner: --job_endpoint is missing"),
