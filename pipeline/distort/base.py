@@ -127,3 +127,14 @@ def check_bounds(name: str, value: float, least: float, most: float) -> None:
     """Raises UsageError where an argument is not within its bounds."""
     if not least <= value <= most:
         raise UsageError(f"distort: {name}={value}: must be in {least}..{most}")
+
+
+def check_fits(
+    recipe: str, argument: str, value: int, least: int, most: int, image_shape: tuple[int, int, int]
+) -> None:
+    """Raises UsageError where an argument of a recipe is not within the bounds that the images set."""
+    if not least <= value <= most:
+        height, width, _ = image_shape
+        raise UsageError(
+            f"distort: {recipe}({argument}={value}): must be in {least}..{most} for images of {height}x{width}"
+        )

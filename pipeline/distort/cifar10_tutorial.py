@@ -13,8 +13,7 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
 from pipeline.distort import geometry
-from pipeline.distort.base import ImageStatistics, Recipe, check_bounds
-from pipeline.errors import UsageError
+from pipeline.distort.base import ImageStatistics, Recipe, check_bounds, check_fits
 from pipeline.order import hashing_tf
 
 _TOP, _LEFT, _FLIP, _BRIGHTNESS, _CONTRAST = range(5)  # draws; changing them changes what a seed gives
@@ -46,10 +45,7 @@ class Cifar10Tutorial(Recipe):
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
         """Raises UsageError where the crop is larger than the images."""
-        if not 1 <= self.crop <= min(image_shape[:2]):
-            raise UsageError(
-                f"distort: cifar10_tutorial(crop={self.crop}): must be in 1..{min(image_shape[:2])}, the images' size"
-            )
+        check_fits("cifar10_tutorial", "crop", self.crop, 1, min(image_shape[:2]), image_shape)
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """See `Recipe.distort`."""

@@ -7,7 +7,7 @@ import dataclasses
 import tensorflow as tf
 
 from pipeline.distort import geometry
-from pipeline.distort.base import ImageStatistics, Recipe, check_bounds
+from pipeline.distort.base import ImageStatistics, Recipe, check_bounds, check_fits
 from pipeline.order import hashing_tf
 
 _TOP, _LEFT, _FLIP = range(3)  # draws
@@ -29,6 +29,10 @@ class Shift(Recipe):
 
     def __post_init__(self) -> None:
         check_bounds("pixels", self.pixels, 0, 64)
+
+    def check(self, image_shape: tuple[int, int, int]) -> None:
+        """Raises UsageError where a shift may leave nothing of an image."""
+        check_fits("shift", "pixels", self.pixels, 0, min(image_shape[:2]) - 1, image_shape)
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """See `Recipe.distort`; the images' shape."""
@@ -57,6 +61,10 @@ class PadCropFlip(Recipe):
 
     def __post_init__(self) -> None:
         check_bounds("pad", self.pad, 0, 64)
+
+    def check(self, image_shape: tuple[int, int, int]) -> None:
+        """Raises UsageError where a crop may hold nothing of an image."""
+        check_fits("pad_crop_flip", "pad", self.pad, 0, min(image_shape[:2]) - 1, image_shape)
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """See `Recipe.distort`; float32 of the images' shape."""

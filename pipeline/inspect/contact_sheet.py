@@ -17,17 +17,20 @@ _CAPTION = 16
 _GAP = 6
 _COLUMNS = 8
 _IMAGES = 32
+_TINY = 4  # pixels on a side: pad_crop_flip would leave nothing of such images
 _INK = (40, 40, 40)
 
 
 def default_recipe(manifest: Manifest) -> str:
     """Returns the recipe that fits the data: `shift` for grey images (digits), else `cifar10_tutorial`.
 
-    Images that differ in size are cropped to one size.
+    Images that differ in size are cropped to one size; tiny ones are left as they are.
     """
     if None in manifest.features["image"].shape:
         return f"random_resized_crop(size={_TILE})"
     height, width, channels = manifest.image_shape
+    if min(height, width) <= _TINY:
+        return "none"
     if channels == 1:
         return "shift"
     return "cifar10_tutorial" if min(height, width) >= 24 else "pad_crop_flip"

@@ -177,6 +177,7 @@ def test_the_users_own_function_may_branch_on_tensors(folder, what):
         ({"remainder": "padd"}, "'padd'.*'pad'"),
         ({"weights": "mask2"}, "'mask2'.*'mask'"),
         ({"distort": "shfit"}, "'shfit'.*'shift'"),
+        ({"distort": "shift(pixels=6)"}, r"distort: shift\(pixels=6\): must be in 0\.\.5 for images of 8x6"),
         ({"split": "tets"}, "'tets'.*'test'"),
         ({"streams": 3}, "streams=3 .*global_batch_size=8.* 2 and 4"),
         ({"start_step": -1}, "start_step=-1"),

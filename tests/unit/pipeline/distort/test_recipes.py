@@ -1,5 +1,7 @@
 """Each recipe against its definition in float64 NumPy, draw by draw."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -102,8 +104,22 @@ def test_shift_is_its_steps(images, keys):
 def test_output_spec_tells_shape_and_dtype_without_data():
     assert output_spec(make_recipe("cifar10_tutorial"), (32, 32, 3)) == tf.TensorSpec((1, 24, 24, 3), tf.float32)
     assert output_spec(make_recipe("none"), (9, 8, 1)) == tf.TensorSpec((1, 9, 8, 1), tf.uint8)
-    with pytest.raises(UsageError, match=r"crop=24\).*1\.\.20"):
-        output_spec(make_recipe("cifar10_tutorial"), (20, 32, 3))
+
+
+@pytest.mark.parametrize(
+    ("text", "bounds"),
+    [
+        ("cifar10_tutorial(crop=21)", "1..20"),
+        ("cifar10_tutorial(crop=0)", "1..20"),
+        ("shift(pixels=20)", "0..19"),
+        ("pad_crop_flip(pad=20)", "0..19"),
+    ],
+)
+def test_what_leaves_nothing_of_an_image_or_exceeds_it_is_refused(text, bounds):
+    with pytest.raises(UsageError, match=f"^{re.escape(f'distort: {text}: must be in {bounds} for images of 20x32')}$"):
+        output_spec(make_recipe(text), (20, 32, 3))
+    last = int(bounds.split("..")[1])
+    make_recipe(re.sub(r"\d+\)", f"{last})", text)).check((20, 32, 3))
 
 
 @pytest.mark.parametrize(

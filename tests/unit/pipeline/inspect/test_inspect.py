@@ -44,6 +44,13 @@ def test_the_contact_sheet_shows_the_first_batch_as_stored_and_distorted(folder,
     assert not np.array_equal(tile, below)
 
 
+@pytest.mark.parametrize(("side", "recipe"), [(4, "none"), (5, "pad_crop_flip"), (24, "cifar10_tutorial")])
+def test_the_recipe_of_the_contact_sheet_fits_the_images(side, recipe, tmp_path, capsys):
+    write_dataset(tmp_path / "made", (3,), (side, side, 3), (1,))
+    inspect.main([str(tmp_path / "made"), f"--png={tmp_path / 'sheet.png'}"])
+    assert f"as stored and by {recipe}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
