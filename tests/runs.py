@@ -14,6 +14,7 @@ from tests import forked
 from tests.loopback import free_ports
 
 Path = str | os.PathLike[str]
+RECORD_KEY = "record/.ATTRIBUTES/py_state"  # part of the format: what resumes a run reads it
 
 
 def start(data_dir: Path, model_dir: Path, *flags: str, tf_config: str | None = None) -> forked.Process:
@@ -47,19 +48,24 @@ def wait_for_step(process: forked.Process, step: int) -> None:
 
 
 def checkpoint_bytes(model_dir: Path, step: int) -> dict[str, bytes]:
-    """Returns every tensor of a checkpoint as bytes, but for the count of saves."""
+    """Returns every tensor of a checkpoint as bytes, and its record without the flags of the run."""
     reader = tf.train.load_checkpoint(str(pathlib.Path(model_dir) / f"ckpt-{step}"))
-    names = reader.get_variable_to_shape_map()
-    values = {name: reader.get_tensor(name) for name in names if not name.startswith(("save_counter", "_"))}
-    return {name: value if isinstance(value, bytes) else value.tobytes() for name, value in values.items()}
+    values = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if name[0] != "_"}
+    record = json.loads(values.pop(RECORD_KEY))
+    assert record.pop("config")
+    stored = {name: value.tobytes() for name, value in values.items()}
+    return {**stored, RECORD_KEY: json.dumps(record, sort_keys=True).encode()}
 
 
 def scalars(folder: pathlib.Path) -> dict[tuple[str, int], float]:
-    """Returns {(tag, step): value} of TensorBoard's files in a folder."""
+    """Returns {(tag, step): value} of the files in a folder as TensorBoard shows them: each process's start purges."""
     found = {}
-    for path in folder.glob("events.*"):
-        for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        for i, record in enumerate(tf.data.TFRecordDataset(str(path)).as_numpy_iterator()):
             event = tf.compat.v1.Event.FromString(record)
+            assert (event.file_version == "brain.Event:2") == (i == 0)
+            if event.session_log.status == event.session_log.START:
+                found = {key: value for key, value in found.items() if key[1] < event.step}
             for value in event.summary.value:
                 assert value.metadata.plugin_data.plugin_name == "scalars"
                 found[value.tag, event.step] = float(tf.make_ndarray(value.tensor))

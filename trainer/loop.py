@@ -27,6 +27,7 @@ class Progress:
       accuracy: on the last batch.
       steps: updates that this process has made.
       seconds: that these took, without the actions.
+      start_up: that the first of them took, which is traced and compiled.
     """
 
     step: int
@@ -34,6 +35,20 @@ class Progress:
     accuracy: float
     steps: int
     seconds: float
+    start_up: float
+
+    def since(self, earlier: Progress | None) -> tuple[int, float]:
+        """Returns the updates since an earlier progress, and the seconds that they took.
+
+        Without an earlier one: all but the first, which takes longer, or the first where it is the only one.
+        """
+        if earlier is not None:
+            return self.steps - earlier.steps, self.seconds - earlier.seconds
+        return (self.steps - 1, self.seconds - self.start_up) if self.steps > 1 else (self.steps, self.seconds)
+
+
+class NotFiniteError(DataError):
+    """A loss or a weight is NaN or infinite."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +67,7 @@ def train(
     actions: Sequence[Action],
     stop: Callable[[], bool],
 ) -> bool:
-    """Trains from start_step to last_step, or until told to stop.
+    """Trains from start_step to last_step, or until told to stop. The first inner loop is of one update, timed apart.
 
     Args:
       inner_loop: makes so many updates.
@@ -66,22 +81,24 @@ def train(
       Whether `stop` ended it.
 
     Raises:
-      DataError: a loss or weight is NaN or infinite; the message names the step.
+      NotFiniteError: a loss or weight is NaN or infinite; the message names the step.
     """
-    step, seconds = start_step, 0.0
+    step, seconds, start_up = start_step, 0.0, 0.0
     while step < last_step:
-        steps = min(steps_per_loop, last_step - step, *(n - step % n for action in actions if (n := action.every)))
+        most = steps_per_loop if step > start_step else 1
+        steps = min(most, last_step - step, *(n - step % n for action in actions if (n := action.every)))
         began = time.perf_counter()
         result = inner_loop(steps)
         reached, loss, finite = int(result.step), float(result.loss), bool(result.finite)
         seconds += time.perf_counter() - began
+        start_up = start_up or seconds
         if not finite:
             weights = ", and a weight after it is NaN or infinite" if math.isfinite(loss) else ""
-            raise DataError(f"step {reached}: loss is {loss:.4g}{weights}; try a lower --learning_rate")
+            raise NotFiniteError(f"step {reached}: loss is {loss:.4g}{weights}")
         step += steps
         if reached != step:
             raise PipelineError(f"the inner loop ended at step {reached} instead of {step}")
-        progress = Progress(step, loss, float(result.accuracy), step - start_step, seconds)
+        progress = Progress(step, loss, float(result.accuracy), step - start_step, seconds, start_up)
         for action in actions:
             if action.every and step % action.every == 0:
                 action.do(progress)

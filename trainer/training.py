@@ -18,15 +18,16 @@ from pipeline.errors import RerunError
 from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest
 from trainer import loop
-from trainer.actions.checkpoints import Checkpoints
+from trainer.actions.checkpoints import Checkpoints, Restored
 from trainer.actions.evaluation import Evaluation, Evaluator
-from trainer.actions.output import Output, Report
+from trainer.actions.output import LogLine, Output
+from trainer.actions.scalars import Scalars, TrainScalars
 from trainer.cluster import failures, strategies
 from trainer.cluster.agreement import Agreement
 from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
-from trainer.loop import Action, InnerLoop, Progress
+from trainer.loop import Action, InnerLoop, NotFiniteError, Progress
 from trainer.plan import Plan
 from trainer.step import optimizers, state
 from trainer.step.replicas import Replicas
@@ -59,7 +60,7 @@ class _Run:
 
     def __init__(self, config: TrainConfig, plan: Plan, cluster: Cluster, interrupt: Interrupt) -> None:
         self.config, self.plan, self.cluster, self.interrupt = config, plan, cluster, interrupt
-        self.output = Output(pathlib.Path(config.run.model_dir) / LOGS, cluster.is_chief)
+        self.output = Output(cluster.rank)
         if cluster.size > 1:
             self.output.line(f"waiting for {cluster.size} workers: {', '.join(cluster.addresses)}")
         joins = config.run.strategy == "multiworker"  # waits for the others and lets no thread run meanwhile
@@ -71,47 +72,49 @@ class _Run:
         virtual = config.order.virtual_replicas
         replicas = VirtualReplicas(self.state, virtual, config.order.seed) if virtual else Replicas(self.state)
         self.stepper = Stepper(self.strategy, self.state, self.schedule, replicas)
-        self.checkpoints = Checkpoints(self.state, plan.training.spec, config, cluster, self.output)
+        steps_per_epoch = plan.training.order.steps_per_epoch
+        self.checkpoints = Checkpoints(self.state, plan.training.spec, steps_per_epoch, config, cluster, self.output)
 
     def run(self) -> Evaluation | None:
         """Restores, trains, evaluates."""
-        resumed_from = self.checkpoints.restore()
+        restored = self.checkpoints.restore()
         self.agreement.check_equal("the step to resume from", self.state.step)
-        self.output.line(self._start_line(resumed_from))
-        if self.plan.note:
-            self.output.line(f"note: {self.plan.note}")
-        evaluator = self._evaluator(self.plan.evaluation) if self.plan.evaluation else None
+        self._say_start(restored)
+        writes = self.cluster.is_chief and self.config.steps.summary_every > 0
+        scalars = Scalars(pathlib.Path(self.config.run.model_dir) / LOGS, self.state.step, writes)
+        evaluator = self._evaluator(self.plan.evaluation, scalars) if self.plan.evaluation else None
         if self.state.step < self.plan.last_step:
-            self._train(evaluator)
-        else:
-            self.output.line(f"nothing left to train: already at step {self.state.step} of {self.plan.last_step}")
+            self._train(evaluator, scalars)
         result = self._evaluate_at_end(evaluator) if evaluator else None
-        self.output.line(f"checkpoint: {self.checkpoints.newest}; logs: tensorboard --logdir={self.output.folder}")
+        self._say_end(scalars)
         self.agreement.wait()
         return result
 
-    def _train(self, evaluator: Evaluator | None) -> None:
+    def _train(self, evaluator: Evaluator | None, scalars: Scalars) -> None:
         start, last, flags = self.state.step, self.plan.last_step, self.config.steps
         with self._inner_loop(start) as inner_loop, self.interrupt.deferred():
-            actions = self._actions(evaluator)
-            stopped = loop.train(inner_loop, start, last, flags.steps_per_loop, actions, self._stop)
-            self.checkpoints.save()
+            actions = self._actions(evaluator, scalars)
+            try:
+                stopped = loop.train(inner_loop, start, last, flags.steps_per_loop, actions, self._stop)
+                self.checkpoints.save()
+            except NotFiniteError as error:
+                raise NotFiniteError(f"{error}; {self.checkpoints.way_back()}") from None
         if stopped:
             raise self._stopped("training")
 
-    def _actions(self, evaluator: Evaluator | None) -> list[Action]:
-        flags = self.config.steps
-        report = Report(self.config.order.global_batch_size, self.schedule, self.output)
-        actions = [
-            Action(flags.log_every, report),
-            Action(flags.checkpoint_every, lambda progress: self.checkpoints.save()),
-        ]
+    def _actions(self, evaluator: Evaluator | None, scalars: Scalars) -> list[Action]:
+        flags, rows = self.config.steps, self.config.order.global_batch_size
 
         def evaluate(progress: Progress) -> None:
             if evaluator and progress.step != self.plan.last_step and (result := evaluator.evaluate()):
                 self.output.line(f"step {progress.step}, {result}")
 
-        return [*actions, Action(flags.eval_every if evaluator else 0, evaluate)]
+        return [
+            Action(flags.log_every, LogLine(rows, self.output)),
+            Action(flags.summary_every, TrainScalars(rows, self.schedule, scalars)),
+            Action(flags.checkpoint_every, lambda progress: self.checkpoints.save()),
+            Action(flags.eval_every if evaluator else 0, evaluate),
+        ]
 
     @contextlib.contextmanager
     def _inner_loop(self, start: int) -> Iterator[InnerLoop]:
@@ -138,10 +141,10 @@ class _Run:
         self.output.line(str(result))
         return result
 
-    def _evaluator(self, split: ResolvedRequest) -> Evaluator:
+    def _evaluator(self, split: ResolvedRequest, scalars: Scalars) -> Evaluator:
         batches = self._distributed(split.request, self.config.order.prefetch)
         steps_per_loop = self.config.steps.steps_per_loop
-        return Evaluator(self.stepper, batches, split, self.plan.may_skip, steps_per_loop, self._stop, self.output)
+        return Evaluator(self.stepper, batches, split, self.plan.may_skip, steps_per_loop, self._stop, scalars)
 
     def _stop(self) -> bool:
         return self.agreement.on_any(self.interrupt.requested is not None)
@@ -153,12 +156,22 @@ class _Run:
             "rerun the same command to resume"
         )
 
-    def _start_line(self, resumed_from: str | None) -> str:
-        devices, replicas = strategies.device_names(self.strategy), self.strategy.num_replicas_in_sync
-        steps_per_epoch = self.plan.training.order.steps_per_epoch
-        return (
-            f"{self.config.run.strategy}: {count_of(replicas, 'replica')}, here {', '.join(devices)}; "
-            f"{self.config.learning.model} with {self.state.model.count_params():,} parameters; "
-            f"step {self.state.step} to {self.plan.last_step} of {self.config.order.global_batch_size} examples, "
-            f"{steps_per_epoch} per epoch; {f'resumed from {resumed_from}' if resumed_from else 'a new run'}"
-        )
+    def _say_start(self, restored: Restored | None) -> None:
+        step, last, order = self.state.step, self.plan.last_step, self.plan.training.order
+        replicas = count_of(self.strategy.num_replicas_in_sync, "replica")
+        here = f"here {', '.join(strategies.device_names(self.strategy))}"
+        part = f"step {step} to {last}" if step < last else f"already at step {step} of {last}"
+        size = f" of {order.global_batch_size} examples, {order.steps_per_epoch} per epoch" if step < last else ""
+        origin = f"resumed from {restored.path}" if restored else "a new run"
+        model = f"{self.config.learning.model} with {self.state.model.count_params():,} parameters"
+        self.output.line(f"{self.config.run.strategy}: {replicas}, {here}; {model}; {part}{size}; {origin}")
+        self.output.other_line(f"{here}; {part}; {origin}")
+        if restored and restored.changes:
+            self.output.line(f"changed since {restored.name}: {'; '.join(restored.changes)}")
+        if self.plan.note:
+            self.output.line(f"note: {self.plan.note}")
+
+    def _say_end(self, scalars: Scalars) -> None:
+        logs = f"; logs: tensorboard --logdir={scalars.folder}" if scalars.folder.exists() else ""
+        self.output.line(f"checkpoint: {self.checkpoints.newest}{logs}")
+        self.output.other_line(f"done at step {self.state.step}")

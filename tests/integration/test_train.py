@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from pipeline.errors import DataError, PipelineError, UsageError
+from tests.runs import scalars
 from trainer import run
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -51,9 +52,9 @@ def test_two_replicas_learn_the_digits(train, tmp_path):
 def test_what_is_trained_already_is_evaluated(train, tmp_path):
     first = train("--train_steps=10")
     again = train("--train_steps=10")
-    assert again[0].endswith(f"step 10 to 10 of 100 examples, 15 per epoch; resumed from {tmp_path}/ckpt-10")
-    assert "step 10 of 10" in again[1]
-    assert again[2:] == first[-2:]
+    assert again[0].endswith(f"; already at step 10 of 10; resumed from {tmp_path}/ckpt-10")
+    assert again[1:] == first[-2:]
+    assert "; already at step 10 of 5; " in train("--train_steps=5")[0]
 
 
 def test_an_epoch_counts_its_padded_step(train):
@@ -101,7 +102,9 @@ def test_resuming_in_two_runs_is_one_run(digits, tmp_path, capsys):
 def test_a_loss_that_is_not_finite_leaves_the_last_good_checkpoint(train, tmp_path):
     train("--train_steps=10", "--eval_split=none")
     before = {name: time_ for name, time_ in files(tmp_path).items() if name.startswith("ckpt")}
-    with pytest.raises(DataError, match=r"^step 1\d: loss is \S+.*; try a lower --learning_rate$") as caught:
+    with pytest.raises(
+        DataError, match=r"^step 1\d: loss is \S+.*; rerun with a lower --learning_rate .*/ckpt-10$"
+    ) as caught:
         train("--train_steps=200", "--learning_rate=1e18", "--checkpoint_every=100")
     assert caught.value.exit_code == 1
     assert {name: time_ for name, time_ in files(tmp_path).items() if name.startswith("ckpt")} == before
@@ -113,7 +116,58 @@ def test_another_order_is_refused_and_can_be_allowed(train):
         train("--train_steps=6", "--seed=1")
     with pytest.raises(UsageError, match=r"global_batch_size was 100, is 50"):
         train("--train_steps=6", "--global_batch_size=50")
-    assert "step 3 to 6" in train("--train_steps=6", "--seed=1", "--allow_order_change")[0]
+    lines = train("--train_steps=6", "--seed=1", "--allow_order_change")
+    assert "step 3 to 6" in lines[0]
+    assert lines[1] == "changed since ckpt-3: seed was 0, is 1"
+
+
+def test_what_a_resume_trains_with_differently_is_one_line(train):
+    train("--train_steps=3", "--eval_split=none")
+    changed = ("--learning_rate=0.01", "--distort=shift(pixels=2)", "--strategy=mirrored", "--log_every=1")
+    lines = train("--train_steps=4", *changed)
+    assert lines[1] == "changed since ckpt-3: --distort was none, is shift(pixels=2); --learning_rate was 0.05, is 0.01"
+    assert not any("changed" in line for line in train("--train_steps=5", *changed[:2]))
+
+
+def test_checkpoints_at_the_end_only(train, tmp_path):
+    train("--train_steps=40", "--checkpoint_every=0", "--eval_split=none")
+    assert [path.name for path in tmp_path.glob("*.index")] == ["ckpt-40.index"]
+
+
+def test_besides_the_newest_checkpoints_older_ones_are_kept(train, tmp_path):
+    train("--train_steps=50", "--checkpoint_every=1", "--max_to_keep=2", "--eval_split=none")
+    kept = sorted(int(path.stem.split("-")[1]) for path in tmp_path.glob("*.index"))
+    assert kept == [31, 46, 49, 50]  # 15 steps are an epoch
+
+
+def test_scalars_have_their_own_steps_and_each_split_its_tags(train, tmp_path):
+    logs = tmp_path / "logs"
+    train("--train_steps=20", "--log_every=0", "--summary_every=8", "--eval_every=10")
+    assert {step for tag, step in scalars(logs) if tag.startswith("train/")} == {8, 16}
+    train("--train_steps=20", "--eval_split=train[:100]")
+    evaluated = {(tag, step) for tag, step in scalars(logs) if tag.startswith("eval/")}
+    tests = {(f"eval/test/{what}", step) for what in ("accuracy", "loss") for step in (10, 20)}
+    assert evaluated == tests | {("eval/train[:100]/accuracy", 20), ("eval/train[:100]/loss", 20)}
+
+
+def test_without_scalars_there_are_no_logs(train, tmp_path):
+    lines = train("--train_steps=20", "--summary_every=0", "--eval_every=10")
+    assert lines[-1] == f"checkpoint: {tmp_path}/ckpt-20"
+    assert not (tmp_path / "logs").exists()
+
+
+def test_after_a_kill_and_a_resume_every_scalar_is_there_once(train, tmp_path):
+    flags = ("--checkpoint_every=25", "--eval_split=none")
+    train("--train_steps=60", "--summary_every=10", *flags)
+    for path in tmp_path.glob("ckpt-60.*"):  # as if killed before it was saved
+        path.unlink()
+    train("--train_steps=75", "--summary_every=35", *flags)
+    assert [step for tag, step in scalars(tmp_path / "logs") if tag == "train/loss"] == [10, 20, 30, 40, 50, 70]
+
+
+def test_a_distortion_that_leaves_nothing_of_the_images_is_refused(train):
+    with pytest.raises(UsageError, match=r"^distort: shift\(pixels=50\): must be in 0\.\.27 for images of 28x28$"):
+        train("--distort=shift(pixels=50)")
 
 
 @pytest.mark.parametrize("flag", ["--model=lenet", "--optimizer=adam"])

@@ -3,10 +3,9 @@
 import re
 
 import pytest
-import tensorflow as tf
 
 from tests.datasets import write_dataset
-from tests.runs import finish, start, start_workers
+from tests.runs import checkpoint_bytes, finish, start, start_workers
 
 STEPS = 8  # of 3 per epoch, whose last has 6 rows of padding
 FLAGS = ("--global_batch_size=24", "--virtual_replicas=12", "--steps_per_loop=2", "--log_every=2")
@@ -35,15 +34,6 @@ def train(data, model_dir, topology, *flags):
     return outputs[0][1]
 
 
-def values(model_dir, step=STEPS):
-    """Returns all that a checkpoint holds, as bytes: weights, slots, moving statistics, steps, the record."""
-    reader = tf.train.load_checkpoint(str(model_dir / f"ckpt-{step}"))
-    stored = {
-        name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if "save_counter" not in name
-    }
-    return {name: value if isinstance(value, bytes) else value.tobytes() for name, value in stored.items()}
-
-
 def results(output):
     """Returns the lines of losses and accuracies, without the rates."""
     return [line.split(" (")[0] for line in output.splitlines() if "loss =" in line or "accuracy =" in line]
@@ -52,10 +42,10 @@ def results(output):
 def check(data, folder, flags, topologies):
     outputs = {t: train(data, folder / t, t, *flags, f"--train_steps={STEPS}") for t in topologies}
     first, *others = topologies
-    expected = values(folder / first)
+    expected = checkpoint_bytes(folder / first, STEPS)
     assert len(expected) > 8
     for topology in others:
-        assert values(folder / topology) == expected, topology
+        assert checkpoint_bytes(folder / topology, STEPS) == expected, topology
         assert results(outputs[topology]) == results(outputs[first])
 
 
@@ -64,7 +54,7 @@ def test_the_checkpoint_is_the_same_on_any_topology_and_when_the_run_changes_its
     changing = tmp_path / "changing"
     for step, topology in ((2, "w2"), (5, "m4"), (STEPS, "one")):
         train(data, changing, topology, *SMALL, f"--train_steps={step}")
-    assert values(changing) == values(tmp_path / "one")
+    assert checkpoint_bytes(changing, STEPS) == checkpoint_bytes(tmp_path / "one", STEPS)
     [(code, _, error)] = finish(start(data, changing, *SMALL, "--virtual_replicas=6", "--train_steps=20"))
     assert code == 2
     assert "has virtual_replicas 12, this run has 6" in error

@@ -1,12 +1,11 @@
-"""Checkpoints: the state, and beside it what the state belongs to (model, optimizer, order of examples)."""
+"""Checkpoints: the state, and beside it what it belongs to: model, optimizer, order of examples, all flags."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
-import re
-import shutil
 import tempfile
 from typing import Any
 
@@ -14,12 +13,14 @@ import tensorflow as tf
 
 from pipeline.errors import DataError, UsageError
 from pipeline.order.order import OrderSpec
+from trainer.actions.checkpoint_files import PREFIX, CheckpointFiles
 from trainer.actions.output import Output
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
+from trainer.config.changes import changed_flags
+from trainer.loop import NotFiniteError
 from trainer.step.state import TrainState
 
-_PREFIX = "ckpt"
 _RECORD_KEY = "record/.ATTRIBUTES/py_state"  # where tf.train.Checkpoint(record=PythonState) puts it
 
 
@@ -37,6 +38,24 @@ class _Record(tf.train.experimental.PythonState):
         """Does nothing."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """A checkpoint that was restored.
+
+    Attributes:
+      path: of it.
+      changes: what has changed in the run since, of all that shapes the training: `--learning_rate was 0.05, is 0.01`.
+    """
+
+    path: str
+    changes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return os.path.basename(self.path)
+
+
 class Checkpoints:
     """Saves and restores the state of one run in its model_dir.
 
@@ -45,32 +64,35 @@ class Checkpoints:
     """
 
     def __init__(
-        self, state: TrainState, spec: OrderSpec, config: TrainConfig, cluster: Cluster, output: Output
+        self,
+        state: TrainState,
+        spec: OrderSpec,
+        steps_per_epoch: int,
+        config: TrainConfig,
+        cluster: Cluster,
+        output: Output,
     ) -> None:
         self._state, self._spec, self._config, self._output = state, spec, config, output
         self._folder = pathlib.Path(config.run.model_dir)
+        self._files = CheckpointFiles(self._folder, config.steps.max_to_keep, steps_per_epoch)
         self._checkpoint = tf.train.Checkpoint(
             model=state.model,
             optimizer=state.optimizer,
             global_step=state.global_step,
             record=_Record(json.dumps(self._record(), sort_keys=True)),
         )
-        self._manager = None
-        self._saved_step = 0
+        self._is_chief, self._saved_step = cluster.is_chief, 0
         if cluster.is_chief:
-            _tidy(self._folder)
-            self._manager = tf.train.CheckpointManager(
-                self._checkpoint, str(self._folder), max_to_keep=config.steps.max_to_keep, checkpoint_name=_PREFIX
-            )
+            self._files.tidy()
 
     @property
     def newest(self) -> str | None:
         """Path of the newest checkpoint in model_dir, or None."""
-        paths = _complete_checkpoints(self._folder)
+        paths = self._files.paths
         return paths[-1] if paths else None
 
-    def restore(self) -> str | None:
-        """Restores the newest checkpoint that can be read and returns its path; None where there is none.
+    def restore(self) -> Restored | None:
+        """Restores the newest checkpoint that can be read; None where there is none.
 
         A damaged one is skipped with a notice: from the one before it, the same steps lead to the same weights, so
         only time is lost. If all are damaged, that is an error, not a silent start from step 0.
@@ -79,16 +101,19 @@ class Checkpoints:
           UsageError: the checkpoint is of another model, optimizer, image shape or order of examples.
           DataError: none can be read.
         """
-        paths = _complete_checkpoints(self._folder)
+        paths = self._files.paths
         for path in reversed(paths):
             try:
-                self._check(path, _stored_record(path))
-                self._checkpoint.restore(path).assert_existing_objects_matched()
+                stored = _stored_record(path)
+                self._check(path, stored)
+                # Earlier versions stored a count of saves, too, which is expected to be left over.
+                self._checkpoint.read(path).assert_existing_objects_matched().expect_partial()
             except (tf.errors.OpError, IndexError) as error:  # IndexError: what the reader raises for a truncated file
                 self._output.line(f"skipped {path}, which is damaged: {str(error).splitlines()[0]}")
                 continue
             self._saved_step = self._state.step
-            return path
+            flags = changed_flags(stored.get("config", {}), self._config)
+            return Restored(path, (*self._order_changes(stored), *flags))
         if paths:
             raise DataError(
                 f"{self._folder}: none of its {len(paths)} checkpoints can be read, the newest is {paths[-1]}; "
@@ -100,22 +125,28 @@ class Checkpoints:
         """Saves the state, unless this step is saved already.
 
         Raises:
-          DataError: a weight is not finite; nothing is written.
+          NotFiniteError: a weight is not finite; nothing is written.
         """
         step = self._state.step
         if step == self._saved_step:
             return
         if not bool(self._state.is_finite()):
-            raise DataError(
-                f"step {step}: a weight is NaN or infinite, so it is not saved; "
-                f"the last good checkpoint is {self.newest or 'none'}; try a lower --learning_rate"
-            )
-        if self._manager:
-            self._manager.save(checkpoint_number=step)
+            raise NotFiniteError(f"step {step}: a weight is NaN or infinite, so it is not saved")
+        if self._is_chief:
+            self._files.add(step, self._checkpoint.write)
         else:
             with tempfile.TemporaryDirectory(prefix="trainer-worker-") as scratch:
-                self._checkpoint.write(os.path.join(scratch, _PREFIX))
+                self._checkpoint.write(os.path.join(scratch, PREFIX))
         self._saved_step = step
+
+    def way_back(self) -> str:
+        """Returns what the user can do after a loss or a weight that is not finite."""
+        paths = self._files.paths
+        if not paths:
+            return "try a lower --learning_rate"
+        oldest, newest = paths[0], paths[-1]
+        further = f"; to go back to {os.path.basename(oldest)}, delete the newer ones first" if len(paths) > 1 else ""
+        return f"rerun with a lower --learning_rate to resume from {newest}{further}"
 
     def _record(self) -> dict[str, Any]:
         _, *image_shape = self._state.model.input_shape
@@ -126,22 +157,26 @@ class Checkpoints:
             "num_classes": self._state.model.output_shape[-1],
             "virtual_replicas": self._config.order.virtual_replicas,
             "order": json.loads(self._spec.to_json()),
+            "config": dataclasses.asdict(self._config),
         }
 
     def _check(self, path: str, stored: dict[str, Any]) -> None:
         for name, here in self._record().items():
-            if name != "order" and stored.get(name) != here:
+            if name not in ("order", "config") and stored.get(name) != here:
                 raise UsageError(
                     f"{path} has {name} {stored.get(name)}, this run has {here}; "
                     "use the old one, or another --model_dir"
                 )
-        changed = self._spec.differences(stored.get("order", {}))
-        if changed and not self._config.order.allow_order_change:
-            fields = "; ".join(f"{name} was {_short(was)}, is {_short(now)}" for name, (now, was) in changed.items())
+        changes = self._order_changes(stored)
+        if changes and not self._config.order.allow_order_change:
             raise UsageError(
-                f"{path}: the order of examples has changed: {fields}; use the old values, or another --model_dir, "
-                "or accept the new order with --allow_order_change"
+                f"{path}: the order of examples has changed: {'; '.join(changes)}; use the old values, or another "
+                "--model_dir, or accept the new order with --allow_order_change"
             )
+
+    def _order_changes(self, stored: dict[str, Any]) -> list[str]:
+        changed = self._spec.differences(stored.get("order", {}))
+        return [f"{name} was {_short(was)}, is {_short(now)}" for name, (now, was) in changed.items()]
 
 
 def _stored_record(path: str) -> dict[str, Any]:
@@ -150,31 +185,6 @@ def _stored_record(path: str) -> dict[str, Any]:
         raise UsageError(f"{path} was not written by trainer.run; use another --model_dir")
     record: dict[str, Any] = json.loads(reader.get_tensor(_RECORD_KEY).decode())
     return record
-
-
-def _complete_checkpoints(folder: pathlib.Path) -> list[str]:
-    """Returns the checkpoints of a folder by step, oldest first.
-
-    From the files themselves: TensorFlow's `checkpoint` file is written after them, and if it is lost or truncated,
-    `tf.train.latest_checkpoint` finds none and training would start anew.
-    """
-    steps = [re.fullmatch(rf"{_PREFIX}-(\d+)\.index", path.name) for path in folder.glob(f"{_PREFIX}-*.index")]
-    return [str(folder / f"{_PREFIX}-{step}") for step in sorted(int(match[1]) for match in steps if match)]
-
-
-def _tidy(folder: pathlib.Path) -> None:
-    """Removes what a killed save left behind, and lists for CheckpointManager what is complete."""
-    for path in folder.glob(f"{_PREFIX}-*_temp"):
-        shutil.rmtree(path, ignore_errors=True)
-    listing, new = folder / "checkpoint", folder / "checkpoint.tmp"
-    listing.unlink(missing_ok=True)
-    paths = _complete_checkpoints(folder)
-    if paths:
-        names = [os.path.basename(path) for path in paths]
-        times = [os.path.getmtime(f"{path}.index") for path in paths]  # without times, it would never remove them
-        state = tf.compat.v1.train.generate_checkpoint_state_proto("/", names[-1], names, times, 0.0)
-        new.write_text(str(state), encoding="utf-8")
-        new.replace(listing)
 
 
 def _short(value: Any) -> str:

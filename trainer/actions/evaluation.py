@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from pipeline.errors import PipelineError
 from pipeline.resolved import ResolvedRequest
-from trainer.actions.output import Output
+from trainer.actions.scalars import Scalars
 from trainer.step.updates import Stepper
 
 
@@ -40,7 +40,7 @@ class Evaluator:
       may_skip: how many examples may be left out because their records are corrupt.
       steps_per_loop: batches between two looks at `stop`.
       stop: whether to give up, the same on all workers.
-      output: for the scalars.
+      scalars: where the results go, too.
     """
 
     stepper: Stepper
@@ -49,7 +49,7 @@ class Evaluator:
     may_skip: int
     steps_per_loop: int
     stop: Callable[[], bool]
-    output: Output
+    scalars: Scalars
 
     def evaluate(self) -> Evaluation | None:
         """Returns the result, also written as scalars of the state's step; None if it was stopped.
@@ -70,6 +70,6 @@ class Evaluator:
         if not 0 <= skipped <= self.may_skip or weight == 0:
             raise PipelineError(f"evaluation saw {weight} examples of {name!r}, which has {order.num_records}")
         result = Evaluation(name, int(weight), skipped, correct / weight, loss / weight)
-        scalars = {"eval/accuracy": result.accuracy, "eval/loss": result.loss}
-        self.output.scalars(self.stepper.state.step, scalars)
+        values = {f"eval/{name}/accuracy": result.accuracy, f"eval/{name}/loss": result.loss}
+        self.scalars.write(self.stepper.state.step, values)
         return result

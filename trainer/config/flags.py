@@ -124,14 +124,15 @@ class StepFlags:
     )
     steps_per_loop: int = 20  # steps inside one tf.function; a signal waits for the end of it
     log_every: int = 100  # steps between lines; 0: none
+    summary_every: int = 100  # steps between scalars for TensorBoard; 0: none, of evaluations neither
     eval_every: int = 0  # steps between evaluations; 0: only at the end
-    checkpoint_every: int = 1000  # steps between checkpoints; one is always saved at the end
-    max_to_keep: int = 5  # checkpoints kept
+    checkpoint_every: int = 1000  # steps between checkpoints; 0: only at the end, where one is always saved
+    max_to_keep: int = 5  # newest checkpoints kept, besides two that are an epoch apart
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
-        _check_least(self, 1, "train_steps", "epochs", "steps_per_loop", "checkpoint_every", "max_to_keep")
-        _check_least(self, 0, "log_every", "eval_every")
+        _check_least(self, 1, "train_steps", "epochs", "steps_per_loop", "max_to_keep")
+        _check_least(self, 0, "log_every", "summary_every", "eval_every", "checkpoint_every")
         if self.train_steps is not None and self.epochs is not None:
             raise UsageError(f"--train_steps={self.train_steps} and --epochs={self.epochs}: give one of them")
 

@@ -87,7 +87,7 @@ def make_checkpoints(tmp_path, spec, config_of):
         from trainer.actions.output import Output
 
         config = config_of(model_dir=tmp_path, **flags)
-        return Checkpoints(state, dataclasses.replace(spec, **(order or {})), config, cluster, Output(tmp_path))
+        return Checkpoints(state, dataclasses.replace(spec, **(order or {})), 10, config, cluster, Output(cluster.rank))
 
     return make
 

@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 from pipeline.audit.key_log import Header, KeyLogWriter
-from pipeline.errors import DataError, PipelineError
+from pipeline.errors import PipelineError
 from trainer import loop
-from trainer.loop import Action
+from trainer.loop import Action, NotFiniteError
 
 KEYS = [f"k{i}" for i in range(8)]
 
@@ -90,8 +90,9 @@ def recorder(name, every, log):
 @pytest.mark.parametrize(
     ("start", "lengths", "log"),
     [
-        (0, [4, 1, 4, 1, 2], [("log", 5), ("log", 10), ("save", 10)]),
-        (7, [3, 2], [("log", 10), ("save", 10)]),  # resumed, it stops at the same steps
+        (0, [1, 4, 4, 1, 2], [("log", 5), ("log", 10), ("save", 10)]),
+        (3, [1, 1, 4, 1, 2], [("log", 5), ("log", 10), ("save", 10)]),
+        (7, [1, 2, 2], [("log", 10), ("save", 10)]),  # resumed, it stops at the same steps
     ],
 )
 def test_actions_run_in_order_at_their_multiples(start, lengths, log):
@@ -109,13 +110,29 @@ def test_stop_is_asked_after_the_actions():
     assert sum(lengths) == 20
 
 
+def test_the_first_update_which_is_compiled_is_timed_apart(monkeypatch):
+    now, found = [0.0], []
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])
+    inner_loop, _ = counting(0)
+
+    def timed(steps):
+        now[0] += 0.5 * steps + (0 if found else 100.0)
+        found.append(steps)
+        return inner_loop(steps)
+
+    seen = []
+    loop.train(timed, 0, 20, 4, [Action(10, seen.append)], lambda: False)
+    assert [(p.steps, p.seconds, p.start_up) for p in seen] == [(10, 105.0, 100.5), (20, 110.0, 100.5)]
+    assert [seen[0].since(None), seen[1].since(seen[0])] == [(9, 4.5), (10, 5.0)]
+
+
 def test_a_bad_loss_ends_with_its_step():
     inner, _ = counting(0, bad_at=13)
-    with pytest.raises(DataError, match=r"step 13: .*nan.* --learning_rate"):
+    with pytest.raises(NotFiniteError, match=r"^step 13: loss is nan$"):
         loop.train(inner, 0, 100, 10, [], lambda: False)
 
 
 def test_the_step_has_to_advance_as_claimed():
     inner, _ = counting(-1)
-    with pytest.raises(PipelineError, match="step 9 instead of 10"):
+    with pytest.raises(PipelineError, match="step 0 instead of 1"):
         loop.train(inner, 0, 10, 10, [], lambda: False)

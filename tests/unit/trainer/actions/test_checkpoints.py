@@ -1,3 +1,4 @@
+import gc
 import json
 
 import numpy as np
@@ -5,7 +6,9 @@ import pytest
 import tensorflow as tf
 
 from pipeline.errors import DataError, UsageError
+from tests.runs import RECORD_KEY
 from trainer.cluster.tf_config import Cluster
+from trainer.loop import NotFiniteError
 
 
 @pytest.fixture
@@ -40,7 +43,9 @@ def test_nothing_to_restore(make_one, make_checkpoints, capsys):
 def test_everything_comes_back_on_other_replicas_too(saved, make_one, make_checkpoints, tmp_path):
     state = make_one()
     checkpoints = make_checkpoints(state)
-    assert checkpoints.restore() == checkpoints.newest == str(tmp_path / "ckpt-20")
+    restored = checkpoints.restore()
+    assert restored.path == checkpoints.newest == str(tmp_path / "ckpt-20")
+    assert (restored.name, restored.changes) == ("ckpt-20", ())
     assert state.step == 20
     old_variables = saved.model.variables + saved.optimizer.variables
     new_variables = state.model.variables + state.optimizer.variables
@@ -84,9 +89,24 @@ def test_poisoned_weights_are_not_saved(saved, make_checkpoints, make_one, value
     before = names(tmp_path)
     state.optimizer.variables[-1].assign(tf.fill(state.optimizer.variables[-1].shape, value))
     state.global_step.assign(30)
-    with pytest.raises(DataError, match=r"step 30: .*ckpt-20.*--learning_rate"):
+    with pytest.raises(NotFiniteError, match=r"^step 30: a weight is NaN or infinite, so it is not saved$"):
         checkpoints.save()
     assert names(tmp_path) == before
+
+
+def test_after_a_divergence_there_is_a_way_back(make_checkpoints, make_one, tmp_path):
+    state = make_one()
+    checkpoints = make_checkpoints(state)
+    assert checkpoints.way_back() == "try a lower --learning_rate"
+    lower = f"rerun with a lower --learning_rate to resume from {tmp_path}/ckpt"
+    for step, text in (
+        (10, f"{lower}-10"),
+        (20, f"{lower}-20; to go back to ckpt-10, delete the newer ones first"),
+        (30, f"{lower}-30; to go back to ckpt-10, delete the newer ones first"),
+    ):
+        state.global_step.assign(step)
+        checkpoints.save()
+        assert checkpoints.way_back() == text
 
 
 @pytest.mark.parametrize("damage", ["truncated data", "truncated index", "no data", "flipped data"])
@@ -102,7 +122,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_notice(damage, saved, make_check
         path = data if damage == "truncated data" else index
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     state = make_one()
-    assert make_checkpoints(state).restore() == str(tmp_path / "ckpt-10")
+    assert make_checkpoints(state).restore().path == str(tmp_path / "ckpt-10")
     assert (state.step, float(state.model.trainable_variables[1].numpy()[0])) == (10, 10.0)
     (notice,) = capsys.readouterr().out.splitlines()
     assert str(tmp_path / "ckpt-20") in notice
@@ -130,13 +150,65 @@ def test_another_order_names_the_fields_and_both_values(saved, make_checkpoints,
 def test_another_order_can_be_allowed_and_is_then_stored(saved, make_checkpoints, make_one, tmp_path):
     state = make_one()
     checkpoints = make_checkpoints(state, order={"seed": 3}, allow_order_change=True)
-    checkpoints.restore()
+    assert checkpoints.restore().changes == ("seed was 0, is 3",)
     state.global_step.assign(30)
     checkpoints.save()
-    key = "record/.ATTRIBUTES/py_state"  # part of the format: what resumes a run reads it
-    stored = json.loads(tf.train.load_checkpoint(str(tmp_path / "ckpt-30")).get_tensor(key))
-    assert stored["order"]["seed"] == 3
-    make_checkpoints(make_one(), order={"seed": 3}).restore()
+    assert record_of(tmp_path / "ckpt-30")["order"]["seed"] == 3
+    assert make_checkpoints(make_one(), order={"seed": 3}).restore().changes == ()
+
+
+def record_of(path):
+    return json.loads(tf.train.load_checkpoint(str(path)).get_tensor(RECORD_KEY))
+
+
+def test_all_flags_are_stored_and_those_that_shape_the_training_compared(saved, make_checkpoints, make_one, tmp_path):
+    flags = record_of(tmp_path / "ckpt-20")["config"]
+    assert set(flags) == {"data", "run", "learning", "order", "steps"}
+    assert (flags["learning"]["learning_rate"], flags["steps"]["log_every"]) == (0.05, 100)
+    checkpoints = make_checkpoints(make_one(), learning_rate=0.01, distort="shift(pixels=2)", log_every=7)
+    assert checkpoints.restore().changes == (
+        "--distort was none, is shift(pixels=2)",
+        "--learning_rate was 0.05, is 0.01",
+    )
+
+
+class Text(tf.train.experimental.PythonState):
+    def __init__(self, text):
+        super().__init__()
+        self.text = text
+
+    def serialize(self):
+        return self.text
+
+    def deserialize(self, string_value):
+        pass
+
+
+def test_a_checkpoint_of_an_earlier_version_is_resumed_without_a_word(
+    saved, make_checkpoints, make_one, tmp_path, caplog
+):
+    """It has a count of saves, and no flags."""
+    record = record_of(tmp_path / "ckpt-20")
+    del record["config"]
+    parts = {"model": saved.model, "optimizer": saved.optimizer, "global_step": saved.global_step}
+    old = tf.train.Checkpoint(**parts, record=Text(json.dumps(record)))
+    saved.global_step.assign(25)
+    tf.train.CheckpointManager(old, str(tmp_path), 5, checkpoint_name="ckpt").save(checkpoint_number=25)
+    assert tf.train.load_checkpoint(str(tmp_path / "ckpt-25")).has_tensor("save_counter/.ATTRIBUTES/VARIABLE_VALUE")
+    tf.get_logger().addHandler(caplog.handler)
+    try:
+        state = make_one()
+        checkpoints = make_checkpoints(state, learning_rate=0.01)
+        assert checkpoints.restore().changes == ()
+        assert state.step == 25
+        state.global_step.assign(30)
+        checkpoints.save()
+        assert make_checkpoints(make_one()).restore().changes == ("--learning_rate was 0.01, is 0.05",)
+        del state, checkpoints
+        gc.collect()
+    finally:
+        tf.get_logger().removeHandler(caplog.handler)
+    assert not [line for line in caplog.messages if "checkpoint" in line]
 
 
 @pytest.mark.parametrize("flags", [{"model": "lenet"}, {"optimizer": "adam"}])

@@ -8,7 +8,7 @@ from pipeline.errors import PipelineError
 from pipeline.request import Request
 from tests.runs import scalars
 from trainer.actions.evaluation import Evaluator
-from trainer.actions.output import Output
+from trainer.actions.scalars import Scalars
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def make_evaluator(make_stepper, batch, tmp_path):
     def make(num_examples=9, may_skip=0, stop=lambda: False):
         request = Request("data", "test", global_batch_size=8, training=False)
         split = SimpleNamespace(request=request, order=SimpleNamespace(num_records=num_examples, steps_per_epoch=3))
-        return Evaluator(stepper, batches, split, may_skip, 2, stop, Output(tmp_path))
+        return Evaluator(stepper, batches, split, may_skip, 2, stop, Scalars(tmp_path, 0))
 
     return make
 
@@ -36,8 +36,8 @@ def test_evaluation_is_over_the_whole_split(make_evaluator, batch, tmp_path):
     assert result.accuracy == pytest.approx(np.sum((np.argmax(logits, -1) == labels) * weights) / 3)
     assert result.loss == pytest.approx(np.sum(losses * weights) / 3, rel=1e-5)
     assert str(result) == f"test accuracy = {result.accuracy:.4f} (9 examples)"
-    assert scalars(tmp_path)["eval/accuracy", 15] == pytest.approx(result.accuracy)
-    assert scalars(tmp_path)["eval/loss", 15] == pytest.approx(result.loss)
+    assert scalars(tmp_path)["eval/test/accuracy", 15] == pytest.approx(result.accuracy)
+    assert scalars(tmp_path)["eval/test/loss", 15] == pytest.approx(result.loss)
     assert evaluator.evaluate() == result
 
 

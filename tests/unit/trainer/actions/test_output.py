@@ -1,32 +1,30 @@
-import pytest
-
-from tests.runs import scalars
-from trainer.actions.output import Output, Report
-from trainer.config.flags import LearningFlags
+from trainer.actions.output import LogLine, Output
 from trainer.loop import Progress
-from trainer.step import optimizers
 
 
-def test_the_tutorials_line_with_the_speed_since_the_last_one(tmp_path, capsys):
-    schedule = optimizers.schedule(LearningFlags(learning_rate=0.5, decay_factor=0.1), 20)
-    report = Report(100, schedule, Output(tmp_path))
-    report(Progress(step=30, loss=1.0, accuracy=0.5, steps=10, seconds=2.0))
-    report(Progress(step=50, loss=0.5, accuracy=0.75, steps=30, seconds=3.0))
+def test_the_tutorials_line_with_the_speed_since_the_last_one(capsys):
+    line = LogLine(100, Output())
+    line(Progress(step=30, loss=1.0, accuracy=0.5, steps=11, seconds=7.0, start_up=5.0))
+    line(Progress(step=50, loss=0.5, accuracy=0.75, steps=31, seconds=8.0, start_up=5.0))
     assert capsys.readouterr().out.splitlines() == [
         "step 30, loss = 1.00 (500.0 examples/sec; 0.200 sec/batch)",
         "step 50, loss = 0.50 (2000.0 examples/sec; 0.050 sec/batch)",
     ]
-    found = scalars(tmp_path)
-    assert found["train/loss", 50] == 0.5
-    assert found["train/accuracy", 50] == 0.75
-    assert found["train/examples_per_second", 50] == 2000.0
-    assert found["train/learning_rate", 30] == pytest.approx(0.05)  # of the update from step 29
-    assert found["train/learning_rate", 50] == pytest.approx(0.005)
 
 
-def test_workers_other_than_the_chief_write_nothing(tmp_path, capsys):
-    output = Output(tmp_path / "logs", is_chief=False)
-    output.line("hello")
-    output.scalars(1, {"loss": 1.0})
-    assert capsys.readouterr().out == ""
-    assert not (tmp_path / "logs").exists()
+def test_a_line_after_the_first_update_has_its_time(capsys):
+    line = LogLine(100, Output())
+    line(Progress(step=1, loss=1.0, accuracy=0.5, steps=1, seconds=5.0, start_up=5.0))
+    line(Progress(step=2, loss=0.5, accuracy=0.5, steps=2, seconds=5.5, start_up=5.0))
+    assert [text.split("(")[1] for text in capsys.readouterr().out.splitlines()] == [
+        "20.0 examples/sec; 5.000 sec/batch)",
+        "200.0 examples/sec; 0.500 sec/batch)",
+    ]
+
+
+def test_workers_other_than_the_chief_say_only_what_is_their_own(capsys):
+    for rank in (0, 1, 2):
+        output = Output(rank)
+        output.line("hello")
+        output.other_line("done at step 5")
+    assert capsys.readouterr().out.splitlines() == ["hello", "worker 1: done at step 5", "worker 2: done at step 5"]

@@ -23,7 +23,7 @@ def test_flags_and_their_defaults_stay():
         **{"virtual_replicas": None, "dropout": 0.0},
         **{"global_batch_size": 100, "streams": None, "shuffle_bytes": 1 << 30, "remainder": "pad", "prefetch": 2},
         **{"train_steps": None, "epochs": None, "steps_per_loop": 20, "max_to_keep": 5},
-        **{"log_every": 100, "checkpoint_every": 1000, "eval_every": 0},
+        **{"log_every": 100, "summary_every": 100, "checkpoint_every": 1000, "eval_every": 0},
     }
 
 
@@ -65,6 +65,9 @@ def test_last_step(flags, last_step):
         (["--train_steps=0"], ["--train_steps=0", "1 or more"]),
         (["--steps_per_loop=0"], ["--steps_per_loop=0", "1 or more"]),
         (["--on_corrupt=skp"], ["--on_corrupt", "'skp'", "'skip'"]),
+        (["--checkpoint_every=-1"], ["--checkpoint_every=-1", "0 or more"]),
+        (["--summary_every=-1"], ["--summary_every=-1", "0 or more"]),
+        (["--train_steps=1.5"], ["--train_steps", "'1.5'", "not a whole number"]),
         (["--max_corrupt=-1"], ["--max_corrupt=-1", "0 or more"]),
         (["--resize=32"], ["--resize='32'", "224x224"]),
         (["--seed=-1"], ["--seed=-1", "0 or more"]),
@@ -88,6 +91,13 @@ def test_bad_values_name_the_flag_the_value_and_the_bound(flags, facts):
 def test_paths_are_required():
     with pytest.raises(UsageError, match="--model_dir"):
         parse(["--data_dir=D"])
+
+
+def test_what_happens_every_so_many_steps_may_never_happen():
+    flags = [f"--{name}_every=0" for name in ("log", "summary", "eval", "checkpoint")]
+    steps = parse([*PATHS, *flags, "--train_steps=1e3"]).steps
+    assert (steps.log_every, steps.summary_every, steps.eval_every, steps.checkpoint_every) == (0, 0, 0, 0)
+    assert steps.train_steps == 1000
 
 
 def test_one_replica_on_one_device_is_fine():

@@ -1,0 +1,129 @@
+import itertools
+import os
+import pathlib
+import sys
+
+import pytest
+import tensorflow as tf
+
+from pipeline.errors import DataError
+from trainer.actions.checkpoint_files import CheckpointFiles, kept
+
+KILLED = 9
+
+
+def writer(step):
+    """Returns what writes the two files of a checkpoint, as TensorFlow names them."""
+
+    def write(path):
+        for suffix in (".data-00000-of-00001", ".index"):
+            pathlib.Path(path + suffix).write_text(f"step {step}")
+
+    return write
+
+
+def steps_of(folder):
+    """Returns the steps of the checkpoints; all have to be whole."""
+    paths = CheckpointFiles(folder, 1, 1).paths
+    for path in paths:
+        text = f"step {path.rsplit('-', 1)[1]}"
+        assert (
+            pathlib.Path(f"{path}.index").read_text() == pathlib.Path(f"{path}.data-00000-of-00001").read_text() == text
+        )
+    return [int(path.rsplit("-", 1)[1]) for path in paths]
+
+
+def kill_at(operation, work):
+    """Does some work in a child that ends at once where it is about to change a file for the n-th time."""
+    child = os.fork()
+    if not child:
+        countdown = itertools.count(operation, -1)
+
+        def hook(event, arguments):
+            changes = event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir") or (
+                event == "open" and arguments[1] == "w"
+            )
+            if changes and next(countdown) == 0:
+                os._exit(KILLED)
+
+        sys.addaudithook(hook)
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize("there", [(10, 20), (), (10, 20, 30)], ids=["two", "none", "the same step"])
+def test_killed_at_any_moment_it_leaves_whole_checkpoints_and_the_newest(there, tmp_path):
+    for operation in itertools.count():
+        folder = tmp_path / str(operation)
+        folder.mkdir()
+        files = CheckpointFiles(folder, max_to_keep=1, steps_per_epoch=15)
+        for step in there:
+            files.add(step, writer(step))
+        before, after = steps_of(folder), [10, 30] if there else [30]
+        code = kill_at(operation, lambda files=files: files.add(30, writer(30)))
+        assert steps_of(folder) in (before, sorted({*before, 30}), after)
+        assert code in (0, KILLED)
+        files.tidy()
+        left = [f"ckpt-{step}{suffix}" for step in steps_of(folder) for suffix in (".data-00000-of-00001", ".index")]
+        assert sorted(path.name for path in folder.iterdir()) == sorted([*left, *(["checkpoint"] if left else [])])
+        assert tf.train.latest_checkpoint(str(folder)) == (files.paths[-1] if left else None)
+        if code == 0:
+            assert steps_of(folder) == after
+            break
+    assert operation >= 6
+
+
+def test_a_killed_tidying_loses_nothing(tmp_path):
+    for operation in itertools.count():
+        folder = tmp_path / str(operation)
+        files = CheckpointFiles(folder, 3, 100)
+        (folder / "saving-abc").mkdir(parents=True)
+        (folder / "saving-abc" / "ckpt-30.index").write_text("")
+        (folder / "ckpt-5.data-00000-of-00001").write_text("")
+        files.add(10, writer(10))
+        code = kill_at(operation, files.tidy)
+        assert steps_of(folder) == [10]
+        if code == 0:
+            break
+        assert code == KILLED
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "checkpoint",
+        "ckpt-10.data-00000-of-00001",
+        "ckpt-10.index",
+    ]
+
+
+@pytest.mark.parametrize("max_to_keep", [1, 2, 5])
+@pytest.mark.parametrize("steps_per_epoch", [1, 7, 10, 24])
+@pytest.mark.parametrize("every", [1, 3, 4, 10, 11])
+def test_the_newest_are_kept_and_one_that_is_one_to_two_epochs_old(every, steps_per_epoch, max_to_keep):
+    steps, saved = [], []
+    for step in range(every, 300, every):
+        saved.append(step)
+        steps = kept([*steps, step], max_to_keep, steps_per_epoch)
+        assert steps[-max_to_keep:] == saved[-max_to_keep:]
+        assert len(steps) <= max_to_keep + 2
+        if step - every >= steps_per_epoch:
+            ages = [step - other for other in steps]
+            assert any(steps_per_epoch <= age < 2 * steps_per_epoch + every for age in ages), (step, steps)
+
+
+def test_a_newer_one_that_could_not_be_read_does_not_displace_what_is_saved(tmp_path):
+    files = CheckpointFiles(tmp_path, max_to_keep=1, steps_per_epoch=1000)
+    for step in (10, 20, 60):
+        files.add(step, writer(step))
+    files.add(30, writer(30))
+    assert steps_of(tmp_path) == [10, 30, 60]
+    assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "ckpt-30")
+    files.add(70, writer(70))
+    assert steps_of(tmp_path) == [10, 70]
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path):
+    files = CheckpointFiles(tmp_path / "gone", 1, 1)
+    with pytest.raises(DataError, match=r"gone/ckpt-5: cannot be saved: No such file or directory$"):
+        files.add(5, writer(5))

@@ -1,0 +1,90 @@
+"""Scalars for TensorBoard: written after a kill and a resume so that it shows every step once."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+import socket
+import time
+
+import tensorflow as tf
+
+from trainer.loop import Progress
+from trainer.step.optimizers import Schedule
+
+_VERSION = "brain.Event:2"  # of the files; from 2 on, TensorBoard heeds session logs
+
+
+class Scalars:
+    """A file of scalars, made with the first of them.
+
+    An events file is a TFRecord of Event messages. It begins with a session log that has TensorBoard forget what an
+    earlier process wrote of later steps than this one begins with. (`tf.summary` writes no session log, and its scalars
+    need the tensorboard package.)
+
+    Attributes:
+      folder: of the file.
+    """
+
+    def __init__(self, folder: str | pathlib.Path, start_step: int, writes: bool = True) -> None:
+        """Makes no file yet.
+
+        Args:
+          folder: to write to.
+          start_step: global step of the state that training begins with.
+          writes: False: nothing is written.
+        """
+        self.folder, self._start_step, self._writes = pathlib.Path(folder), start_step, writes
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Writes the values by tag, as of a global step."""
+        if self._writes:
+            scalars = [_scalar(tag, value) for tag, value in values.items()]
+            self._file.write(_event(step=step, summary=tf.compat.v1.Summary(value=scalars)))
+            self._file.flush()
+
+    @functools.cached_property
+    def _file(self) -> tf.io.TFRecordWriter:
+        tf.io.gfile.makedirs(self.folder)
+        seconds, fraction = divmod(time.time_ns(), 10**9)  # TensorBoard reads the files in the order of their names
+        name = f"events.out.tfevents.{seconds:010}.{fraction:09}.{socket.gethostname()}.{os.getpid()}.v2"
+        file = tf.io.TFRecordWriter(str(self.folder / name))
+        file.write(_event(file_version=_VERSION))
+        start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+        file.write(_event(step=self._start_step + 1, session_log=start))
+        return file
+
+
+def _event(**fields: object) -> bytes:
+    event: bytes = tf.compat.v1.Event(wall_time=time.time(), **fields).SerializeToString()
+    return event
+
+
+def _scalar(tag: str, value: float) -> tf.compat.v1.Summary.Value:
+    """Returns a scalar with the metadata that tensorboard/plugins/scalar/metadata.py gives it."""
+    metadata = tf.compat.v1.SummaryMetadata()
+    metadata.plugin_data.plugin_name = "scalars"
+    metadata.data_class = 1  # DATA_CLASS_SCALAR of tensorflow/core/framework/summary.proto
+    tensor = tf.make_tensor_proto(value, tf.float32)
+    return tf.compat.v1.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
+
+
+class TrainScalars:
+    """Writes the loss, and the speed since the last time, as in `LogLine`."""
+
+    def __init__(self, global_batch_size: int, schedule: Schedule, scalars: Scalars) -> None:
+        self._rows, self._schedule, self._scalars = global_batch_size, schedule, scalars
+        self._earlier: Progress | None = None
+
+    def __call__(self, progress: Progress) -> None:
+        """Writes the scalars of a step."""
+        steps, seconds = progress.since(self._earlier)
+        self._earlier = progress
+        values = {
+            "train/loss": progress.loss,
+            "train/accuracy": progress.accuracy,
+            "train/learning_rate": float(self._schedule(tf.constant(progress.step - 1, tf.int64))),
+            "train/examples_per_second": steps * self._rows / seconds,
+        }
+        self._scalars.write(progress.step, values)

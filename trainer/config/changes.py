@@ -1,0 +1,36 @@
+"""What a resumed run trains with that its checkpoint did not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from trainer.config.train_config import TrainConfig
+
+# These groups say where, how long and in which order a run trains. The first two do not shape it; a checkpoint compares
+# the order itself, which names what the flags come to.
+_OTHER_GROUPS = ("run", "steps", "order")
+_OTHER_FLAGS = ("data_dir", "train_split", "eval_split")  # the order names the data; an evaluation trains nothing
+
+
+def changed_flags(stored: dict[str, dict[str, Any]], config: TrainConfig) -> list[str]:
+    """Returns `--learning_rate was 0.05, is 0.01` for each flag that shapes the training and has changed.
+
+    Args:
+      stored: another run's flags by group, of this version or an earlier one; a flag that is not there is not compared.
+      config: this run's flags.
+    """
+    before = {name: value for flags in stored.values() for name, value in flags.items()}
+    here = json.loads(json.dumps(dataclasses.asdict(config)))
+    shaping = [flags for group, flags in here.items() if group not in _OTHER_GROUPS]
+    return [
+        f"--{name} was {_text(before[name])}, is {_text(value)}"
+        for flags in shaping
+        for name, value in flags.items()
+        if name not in _OTHER_FLAGS and name in before and before[name] != value
+    ]
+
+
+def _text(value: Any) -> str:
+    return "unset" if value is None else str(value)
