@@ -66,7 +66,5 @@ def scalars(folder: pathlib.Path) -> dict[tuple[str, int], float]:
             assert (event.file_version == "brain.Event:2") == (i == 0)
             if event.session_log.status == event.session_log.START:
                 found = {key: value for key, value in found.items() if key[1] < event.step}
-            for value in event.summary.value:
-                assert value.metadata.plugin_data.plugin_name == "scalars"
-                found[value.tag, event.step] = float(tf.make_ndarray(value.tensor))
+            found.update({(value.tag, event.step): value.simple_value for value in event.summary.value})
     return found

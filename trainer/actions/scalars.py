@@ -20,8 +20,7 @@ class Scalars:
     """A file of scalars, made with the first of them.
 
     An events file is a TFRecord of Event messages. It begins with a session log that has TensorBoard forget what an
-    earlier process wrote of later steps than this one begins with. (`tf.summary` writes no session log, and its scalars
-    need the tensorboard package.)
+    earlier process wrote of later steps than this one begins with; `tf.summary` writes none.
 
     Attributes:
       folder: of the file.
@@ -40,7 +39,8 @@ class Scalars:
     def write(self, step: int, values: dict[str, float]) -> None:
         """Writes the values by tag, as of a global step."""
         if self._writes:
-            scalars = [_scalar(tag, value) for tag, value in values.items()]
+            # As simple values, not tensors: TensorBoard shows both, and its EventAccumulator purges these alone.
+            scalars = [tf.compat.v1.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
             self._file.write(_event(step=step, summary=tf.compat.v1.Summary(value=scalars)))
             self._file.flush()
 
@@ -59,15 +59,6 @@ class Scalars:
 def _event(**fields: object) -> bytes:
     event: bytes = tf.compat.v1.Event(wall_time=time.time(), **fields).SerializeToString()
     return event
-
-
-def _scalar(tag: str, value: float) -> tf.compat.v1.Summary.Value:
-    """Returns a scalar with the metadata that tensorboard/plugins/scalar/metadata.py gives it."""
-    metadata = tf.compat.v1.SummaryMetadata()
-    metadata.plugin_data.plugin_name = "scalars"
-    metadata.data_class = 1  # DATA_CLASS_SCALAR of tensorflow/core/framework/summary.proto
-    tensor = tf.make_tensor_proto(value, tf.float32)
-    return tf.compat.v1.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
 
 
 class TrainScalars:

@@ -43,11 +43,15 @@ def test_after_a_resume_every_step_is_shown_once(tmp_path):
 
 
 def test_tensorboard_shows_that(tmp_path):
-    reader = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator", reason="needs tensorboard: pip install tensorboard"
+    package = "tensorboard.backend.event_processing"
+    public, own = (
+        pytest.importorskip(f"{package}.{name}", reason="needs tensorboard: pip install tensorboard")
+        for name in ("event_accumulator", "plugin_event_accumulator")
     )
     write_runs(tmp_path)
-    shown = reader.EventAccumulator(str(tmp_path)).Reload()
+    read = public.EventAccumulator(str(tmp_path)).Reload()
+    assert [(event.step, event.value) for event in read.Scalars("train/loss")] == list(EXPECTED.items())
+    shown = own.EventAccumulator(str(tmp_path)).Reload()
     found = [(event.step, event.tensor_proto.float_val[0]) for event in shown.Tensors("train/loss")]
     assert found == list(EXPECTED.items())
     assert not shown.Tensors("eval/test/accuracy")
