@@ -58,6 +58,7 @@ def _hidden(*packages: str) -> Iterator[None]:
 
 def _cluster(strategy: str) -> tf_config.Cluster:
     if strategy != "multiworker":
+        tf_config.check_alone(strategy)
         return tf_config.ALONE
     cluster = tf_config.from_environment()
     if cluster is None:

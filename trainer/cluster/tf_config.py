@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.errors import UsageError
 
 VARIABLE = "TF_CONFIG"
+_MAX_PORT = 65535
 _EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 
 
@@ -20,10 +21,12 @@ class Cluster:
     Attributes:
       addresses: `host:port` of each worker, the chief first.
       rank: of this process, 0..size-1; 0 is the chief, which writes.
+      chief_job: whether TF_CONFIG has the chief in a job of its own, and counts the workers without it.
     """
 
     addresses: tuple[str, ...] = ("localhost",)
     rank: int = 0
+    chief_job: bool = False
 
     @property
     def size(self) -> int:
@@ -34,6 +37,11 @@ class Cluster:
     def is_chief(self) -> bool:
         """Whether this process writes checkpoints, logs and lines."""
         return self.rank == 0
+
+    def name(self, rank: int) -> str:
+        """Returns how messages call a worker: `worker 1 (host1:2222)`, with the index that it has in TF_CONFIG."""
+        who = f"worker {rank - self.chief_job}" if rank else "the chief"
+        return f"{who} ({self.addresses[rank]})"
 
 
 ALONE = Cluster()
@@ -49,11 +57,31 @@ def from_environment() -> Cluster | None:
     return parse(text) if text else None
 
 
+def check_alone(strategy: str) -> None:
+    """Checks that the environment's TF_CONFIG does not name several tasks, for a strategy that knows only this one.
+
+    Raises:
+      UsageError: it does; each of them would train the whole job.
+    """
+    try:
+        content = json.loads(os.environ.get(VARIABLE, ""))
+    except ValueError:
+        return
+    jobs = content.get("cluster") if isinstance(content, dict) else None
+    tasks = [task for job in jobs.values() if isinstance(job, list) for task in job] if isinstance(jobs, dict) else []
+    if len(tasks) > 1:
+        raise UsageError(
+            f"{VARIABLE} names {len(tasks)} tasks, but with --strategy={strategy} each would train the whole job; "
+            f"use --strategy=multiworker, or unset {VARIABLE}"
+        )
+
+
 def parse(text: str) -> Cluster:
     """Returns the cluster of a TF_CONFIG text: jobs `chief` (one, optional) and `worker`.
 
     Raises:
-      UsageError: not JSON, no cluster or task, another kind of task, or an index outside the job.
+      UsageError: not JSON, no cluster or task, another kind of task, an index outside the job, or an address that is
+        not host:port or is there twice.
     """
     try:
         content = json.loads(text)
@@ -63,12 +91,14 @@ def parse(text: str) -> Cluster:
     for job, addresses in jobs.items():
         _check_job(job, addresses)
     chiefs, workers = jobs.get("chief", []), jobs.get("worker", [])
+    _check_different([*chiefs, *workers])
     kind, index = task.get("type"), _index(task.get("index"))
     if kind not in jobs:
         raise UsageError(f"{VARIABLE}: task type {kind!r}, but cluster has {', '.join(jobs)}")
     if not 0 <= index < len(jobs[kind]):
         raise UsageError(f"{VARIABLE}: task index {index}, but {kind} has {len(jobs[kind])} (0 and up)")
-    return Cluster((*chiefs, *workers), index + (len(chiefs) if kind == "worker" else 0))
+    rank = index + (len(chiefs) if kind == "worker" else 0)
+    return Cluster((*chiefs, *workers), rank, bool(chiefs))
 
 
 def _part(content: Any, name: str) -> dict[str, Any]:
@@ -84,10 +114,23 @@ def _check_job(job: str, addresses: Any) -> None:
     if not isinstance(addresses, list) or not addresses:
         raise UsageError(f"{VARIABLE}: {job!r} in cluster must be a list of host:port; it is {addresses!r}")
     for address in addresses:
-        if not isinstance(address, str) or not address.rpartition(":")[2].isdigit():
-            raise UsageError(f"{VARIABLE}: {job} {address!r} is not host:port")
+        _check_address(job, address)
     if job == "chief" and len(addresses) > 1:
         raise UsageError(f"{VARIABLE}: {len(addresses)} chiefs in cluster; at most one is allowed")
+
+
+def _check_address(job: str, address: Any) -> None:
+    host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+    if not host or not (port.isascii() and port.isdigit()):
+        raise UsageError(f"{VARIABLE}: {job} {address!r} is not host:port")
+    if not 1 <= int(port) <= _MAX_PORT:
+        raise UsageError(f"{VARIABLE}: {job} {address!r}: the port must be 1 to {_MAX_PORT}")
+
+
+def _check_different(addresses: list[str]) -> None:
+    for address in addresses:
+        if (times := addresses.count(address)) > 1:
+            raise UsageError(f"{VARIABLE}: {address!r} is listed {times} times; each worker needs its own host:port")
 
 
 def _index(value: Any) -> int:

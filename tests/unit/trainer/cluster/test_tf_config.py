@@ -46,6 +46,12 @@ def test_ranks(config, addresses, rank, chief):
         (text({"worker": "a:1"}, "worker", 0), "must be a list"),
         (text({"worker": []}, "worker", 0), "must be a list"),
         (text({"worker": ["a"]}, "worker", 0), "'a' is not host:port"),
+        (text({"worker": [":1"]}, "worker", 0), "':1' is not host:port"),
+        (text({"worker": ["a:²"]}, "worker", 0), "'a:²' is not host:port"),
+        (text({"worker": ["a:0"]}, "worker", 0), "'a:0': the port must be 1 to 65535"),
+        (text({"worker": ["a:1", "b:65536"]}, "worker", 0), "'b:65536': the port must be 1 to 65535"),
+        (text({"worker": ["a:1", "b:2", "a:1"]}, "worker", 0), "'a:1' is listed 2 times"),
+        (text({**TWO, "chief": ["b:2"]}, "worker", 0), "'b:2' is listed 2 times"),
     ],
 )
 def test_a_config_that_cannot_work_is_one_line(config, words):
@@ -63,3 +69,33 @@ def test_no_variable_no_cluster(monkeypatch):
     assert tf_config.from_environment() is None
     monkeypatch.setenv("TF_CONFIG", text(TWO, "worker", 1))
     assert tf_config.from_environment() == tf_config.Cluster(("a:1", "b:2"), 1)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "names"),
+    [
+        (TWO, ["the chief (a:1)", "worker 1 (b:2)"]),
+        ({**TWO, "chief": ["[::1]:3"]}, ["the chief ([::1]:3)", "worker 0 (a:1)", "worker 1 (b:2)"]),
+    ],
+)
+def test_workers_are_called_as_in_the_variable(jobs, names):
+    cluster = tf_config.parse(text(jobs, "worker", 1))
+    assert [cluster.name(rank) for rank in range(cluster.size)] == names
+
+
+@pytest.mark.parametrize(
+    ("config", "tasks"),
+    [
+        (text(TWO, "worker", 0), 2),
+        (text({"chief": ["a:1"], "ps": ["b:2", "c:3"]}, "ps", 0), 3),
+        *((config, 0) for config in ("", "{", "[]", "{}", '{"cluster": {}}', '{"cluster": {"worker": 1}}')),
+        (text({"worker": ["a:1"]}, "worker", 0), 1),
+    ],
+)
+def test_other_strategies_train_one_task_only(config, tasks, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", config)
+    if tasks < 2:
+        tf_config.check_alone("mirrored")
+    else:
+        with pytest.raises(UsageError, match=f"TF_CONFIG names {tasks} tasks.*--strategy=mirrored.*multiworker"):
+            tf_config.check_alone("mirrored")
