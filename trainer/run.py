@@ -13,7 +13,7 @@ from typing import NoReturn
 from pipeline.commands import commandline, quiet
 from trainer import config as configs
 from trainer import plan as plans
-from trainer.cluster import tf_config
+from trainer.cluster import lock, tf_config
 from trainer.cluster.interrupt import Interrupt
 
 COMMAND = "trainer.run"
@@ -33,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         plans.prepare_folder("--model_dir", config.run.model_dir)
     if config.run.log_keys:
         plans.prepare_folder("--log_keys", config.run.log_keys)
-    with Interrupt(COMMAND) as interrupt:
+    only_job = lock.held(config.run.model_dir) if cluster.is_chief else contextlib.nullcontext()
+    with only_job, Interrupt(COMMAND) as interrupt:
         with quiet.loading(), _hidden("matplotlib", "sklearn", "jax"):
             from trainer import training  # noqa: PLC0415, here because it loads TensorFlow
 

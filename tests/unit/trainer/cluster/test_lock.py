@@ -1,0 +1,61 @@
+import fcntl
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.errors import DataError, RerunError
+from trainer.cluster import lock
+
+ROOT = pathlib.Path(__file__).resolve().parents[4]
+HOLDER = """
+import sys, time
+from trainer.cluster import lock
+with lock.held(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    program = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_a_second_job_is_told_who_holds_the_folder_until_that_is_dead(tmp_path, holder):
+    who = rf"--model_dir={tmp_path}: process {holder.pid} on {re.escape(socket.gethostname())} is training there"
+    with pytest.raises(RerunError, match=who), lock.held(str(tmp_path)):
+        pass
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    with lock.held(str(tmp_path)):
+        assert f"process {os.getpid()} on " in (tmp_path / lock.FILE).read_text()
+
+
+def test_the_same_process_may_train_again(tmp_path):
+    for _ in range(2):
+        with lock.held(str(tmp_path)), pytest.raises(RerunError), lock.held(str(tmp_path)):
+            pass
+
+
+def test_a_file_system_that_cannot_lock_is_no_obstacle(tmp_path, monkeypatch):
+    def fails(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", fails)
+    with lock.held(str(tmp_path)):
+        pass
+
+
+def test_a_folder_that_is_gone(tmp_path):
+    with pytest.raises(DataError, match=r"\.trainer\.lock: cannot be opened: No such file"), lock.held(f"{tmp_path}/x"):
+        pass

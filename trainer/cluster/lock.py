@@ -1,0 +1,49 @@
+"""One job per model_dir: two would tidy away each other's saves, and one's weights would be lost."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pathlib
+import socket
+from collections.abc import Iterator
+
+from pipeline.errors import RerunError, named
+
+FILE = ".trainer.lock"  # in model_dir; holds who locked it last, and stays
+_MOST_BYTES = 1000  # of what it holds
+
+
+@contextlib.contextmanager
+def held(model_dir: str) -> Iterator[None]:
+    """Context in which no other job trains in model_dir. The system frees the lock of a process that is dead.
+
+    Raises:
+      RerunError: another job trains there. Its code is that of a rerun, since a launcher may start this job while the
+        end of the one before it is still under way.
+      DataError: the folder cannot be written to.
+    """
+    path = pathlib.Path(model_dir) / FILE
+    with named(path, "cannot be opened"):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        _lock(descriptor, model_dir)
+        with contextlib.suppress(OSError):  # a full disk: the lock holds without a name
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, model_dir: str) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, _MOST_BYTES, 0).decode(errors="replace").strip() or "another process"
+        raise RerunError(
+            f"--model_dir={model_dir}: {holder} is training there; wait until it ends, or use another --model_dir"
+        ) from None
+    except OSError:
+        pass  # some network file systems cannot lock: there, nothing keeps two jobs apart
