@@ -23,12 +23,16 @@ def start(data_dir: Path, model_dir: Path, *flags: str, tf_config: str | None = 
     return forked.Process(program, {"PYTHONUNBUFFERED": "1", "TF_CONFIG": tf_config})
 
 
+def tf_configs(count: int) -> list[str]:
+    """Returns the TF_CONFIG of each worker of a cluster on this machine."""
+    addresses = [f"localhost:{port}" for port in free_ports(count)]
+    tasks = [{"type": "worker", "index": index} for index in range(count)]
+    return [json.dumps({"cluster": {"worker": addresses}, "task": task}) for task in tasks]
+
+
 def start_workers(data_dir: Path, model_dirs: Sequence[Path], *flags: str) -> list[forked.Process]:
     """Starts a worker for each model_dir, with --strategy=multiworker."""
-    addresses = [f"localhost:{port}" for port in free_ports(len(model_dirs))]
-    tasks = [{"type": "worker", "index": index} for index in range(len(model_dirs))]
-    configs = [json.dumps({"cluster": {"worker": addresses}, "task": task}) for task in tasks]
-    flags = ("--strategy=multiworker", *flags)
+    flags, configs = ("--strategy=multiworker", *flags), tf_configs(len(model_dirs))
     return [start(data_dir, *one, *flags, tf_config=config) for *one, config in zip(model_dirs, configs, strict=True)]
 
 

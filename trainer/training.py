@@ -17,12 +17,12 @@ from pipeline.distribution.strategies import distribute_request
 from pipeline.errors import RerunError
 from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest
-from trainer import loop
+from trainer import description, loop
 from trainer.actions.checkpoints import Checkpoints, Restored
 from trainer.actions.evaluation import Evaluation, Evaluator
 from trainer.actions.output import LogLine, Output
 from trainer.actions.scalars import Scalars, TrainScalars
-from trainer.cluster import failures, strategies
+from trainer.cluster import failures, rendezvous, strategies
 from trainer.cluster.agreement import Agreement
 from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.tf_config import Cluster
@@ -51,6 +51,8 @@ def run(config: TrainConfig, plan: Plan, cluster: Cluster, interrupt: Interrupt)
     if config.run.deterministic:
         keras.utils.set_random_seed(config.order.seed)
         tf.config.experimental.enable_op_determinism()
+    if cluster.size > 1:
+        rendezvous.meet(cluster, description.of(config, plan), config.run.join_timeout)
     with failures.in_one_line(cluster.size):
         return _Run(config, plan, cluster, interrupt).run()
 
@@ -61,9 +63,7 @@ class _Run:
     def __init__(self, config: TrainConfig, plan: Plan, cluster: Cluster, interrupt: Interrupt) -> None:
         self.config, self.plan, self.cluster, self.interrupt = config, plan, cluster, interrupt
         self.output = Output(cluster.rank)
-        if cluster.size > 1:
-            self.output.line(f"waiting for {cluster.size} workers: {', '.join(cluster.addresses)}")
-        joins = config.run.strategy == "multiworker"  # waits for the others and lets no thread run meanwhile
+        joins = config.run.strategy == "multiworker"  # lets no thread run meanwhile
         with interrupt.left_to_the_system() if joins else contextlib.nullcontext():
             self.strategy = strategies.create(config.run, config.order.global_batch_size, cluster)
         self.agreement = Agreement(self.strategy, cluster)

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from pipeline.errors import UsageError
 from pipeline.order import order
+from trainer.cluster import joining
 from trainer.cluster.tf_config import Cluster
 from trainer.config.flags import RunFlags
 
@@ -20,11 +21,11 @@ def create(flags: RunFlags, global_batch_size: int, cluster: Cluster) -> tf.dist
 
     Raises:
       UsageError: there are fewer GPUs than replicas, or the replicas do not divide the global batch.
+      RerunError: another worker did not join.
     """
     if flags.strategy == "multiworker":
         order.check_replicas(global_batch_size, cluster.size * max(1, len(tf.config.list_physical_devices("GPU"))))
-        options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=flags.collective_timeout)
-        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+        return joining.join(cluster, flags.collective_timeout)
     devices = _devices(flags.num_replicas or (1 if flags.strategy == "one_device" else None))
     order.check_replicas(global_batch_size, len(devices))
     if flags.strategy == "one_device":

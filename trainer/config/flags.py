@@ -47,6 +47,7 @@ class RunFlags:
     model_dir: str  # folder of checkpoints and logs; a run resumes from the newest checkpoint in it
     strategy: str = "one_device"  # one_device, mirrored, multiworker (reads TF_CONFIG) or central_storage
     num_replicas: int | None = None  # the first N GPUs, else N logical CPUs (None: all GPUs, or one CPU)
+    join_timeout: float = 600.0  # seconds that a worker waits at the start until all are there
     collective_timeout: float = 120.0  # seconds after which a worker that does not answer counts as lost
     deterministic: bool = False  # op determinism of TensorFlow: slower, bit-identical where ops are not already
     log_keys: str | None = None  # folder for the keys of every row trained on, for pipeline.audit --observed; slower
@@ -55,7 +56,7 @@ class RunFlags:
         """Checks the values, alone and together."""
         _check_name("strategy", self.strategy, STRATEGIES)
         _check_least(self, 1, "num_replicas")
-        _check_positive(self, "collective_timeout")
+        _check_positive(self, "join_timeout", "collective_timeout")
         if self.num_replicas is not None and self.strategy == "multiworker":
             raise UsageError(
                 f"--num_replicas={self.num_replicas} with --strategy=multiworker: the replicas are the workers of "

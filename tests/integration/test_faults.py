@@ -1,0 +1,274 @@
+"""Every fault of docs/faults.md, with real processes and real signals: who ends, when, how, and with which line.
+
+`pytest -m "slow or not slow" -s tests/integration/test_faults.py` prints the seconds that the table there states.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from beam_jobs import convert
+from tests import forked
+from tests.runs import checkpoint_bytes, finish, start, start_workers, tf_configs, wait_for_step
+
+BOUND = 60  # seconds, on a loaded machine; docs/faults.md says how many these are on an idle one
+TIMEOUT = 5  # --collective_timeout
+STEPS = 100_000  # more than any of these runs makes
+RUN = (
+    "--global_batch_size=96",
+    "--checkpoint_every=20",
+    "--log_every=10",
+    "--steps_per_loop=5",
+    f"--collective_timeout={TIMEOUT}",
+)
+LONG = (f"--train_steps={STEPS}", *RUN)
+WORKER_1 = r"worker 1 \(localhost:\d+\)"
+LOST = r"lost another worker\b.+; rerun the same commands on all \d .*"
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    code: int | None
+    out: str
+    err: str
+
+    def is_one_line(self, code: int, pattern: str) -> bool:
+        assert (self.code, self.err.count("\n")) == (code, 1), self
+        assert re.fullmatch(f"trainer.run: {pattern}\n", self.err), self.err
+        return True
+
+
+def ends(*workers: forked.Process) -> list[End]:
+    """Returns how the workers end, and prints after how many seconds."""
+    began = time.monotonic()
+    outcomes = [End(*outcome) for outcome in finish(*workers)]
+    seconds = time.monotonic() - began
+    test = os.environ["PYTEST_CURRENT_TEST"].rpartition("::")[2].removesuffix(" (call)")
+    print(f"\n{test}: {seconds:.1f} s")
+    assert seconds < BOUND
+    return outcomes
+
+
+def start_each(data_dir, model_dir, *flags: Sequence[str]) -> list[forked.Process]:
+    """Starts a worker with each of these flags, besides those of a long run."""
+    return [
+        start(data_dir, model_dir, "--strategy=multiworker", *LONG, *of_this, tf_config=config)
+        for of_this, config in zip(flags, tf_configs(len(flags)), strict=True)
+    ]
+
+
+def wait_for_line(process: forked.Process, pattern: str) -> str:
+    for line in process.stdout:
+        if re.search(pattern, line):
+            return line
+    raise AssertionError(process.stderr.read())
+
+
+# At the start.
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_a_worker_that_never_comes(digits, tmp_path, absent):
+    flags = ("--strategy=multiworker", "--join_timeout=1", *LONG)
+    config = tf_configs(2)[1 - absent]
+    (end,) = ends(start(digits, tmp_path, *flags, tf_config=config))
+    name = WORKER_1 if absent else r"the chief \(localhost:\d+\)"
+    assert re.fullmatch(f"waiting for {name}\n", end.out)
+    assert end.is_one_line(75, rf"{name} did not come within 1 s \(--join_timeout\); .*")
+
+
+@pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGTERM), (1, signal.SIGINT)])
+def test_a_signal_ends_the_wait(digits, tmp_path, rank, number):
+    worker = start(digits, tmp_path, "--strategy=multiworker", *LONG, tf_config=tf_configs(2)[rank])
+    wait_for_line(worker, "waiting for ")
+    worker.send_signal(number)
+    assert ends(worker)[0].is_one_line(75, f"{number.name}: nothing to save; .*")
+
+
+@pytest.mark.parametrize(
+    ("others", "chiefs"),
+    [
+        ("--seed=1", "--seed=0"),
+        ("--global_batch_size=48", "--global_batch_size=96"),
+        ("--learning_rate=0.1", "--learning_rate=0.05"),
+    ],
+)
+def test_other_flags(digits, tmp_path, others, chiefs):
+    chief, other, third = ends(*start_each(digits, tmp_path, (), (others,), ()))
+    assert chief.is_one_line(2, f"{WORKER_1} has {others}, the chief has {chiefs}; start all workers with the same .*")
+    assert other.err == third.err == chief.err
+    assert (other.code, third.code) == (2, 2)
+    assert not list(tmp_path.glob("ckpt-*"))
+
+
+@pytest.mark.slow
+def test_other_data(digits, tmp_path):
+    convert.main(["--dataset=digits", f"--data_dir={tmp_path / 'other'}", "--num_shards=3"])
+    configs = tf_configs(2)
+    flags = ("--strategy=multiworker", *LONG)
+    workers = [
+        start(data, tmp_path / "model", *flags, tf_config=config)
+        for data, config in zip((digits, tmp_path / "other"), configs, strict=True)
+    ]
+    chief, other = ends(*workers)
+    assert chief.is_one_line(2, f"{WORKER_1} has a data set of digest .*, the chief has a data set of digest .*")
+    assert (other.code, other.err) == (2, chief.err)
+
+
+def test_a_port_in_use(digits, tmp_path):
+    config = tf_configs(2)[1]
+    port = int(re.findall(r"localhost:(\d+)", config)[1])
+    with socket.create_server(("localhost", port)):
+        (end,) = ends(start(digits, tmp_path, "--strategy=multiworker", *LONG, tf_config=config))
+    assert end.is_one_line(2, rf"port {port}, which TF_CONFIG gives to {WORKER_1}, is used by another process .*")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (r":\d+", ":70000", r"TF_CONFIG: worker 'localhost:70000': the port must be 1 to 65535"),
+        (r"localhost:\d+", "same:1", r"TF_CONFIG: 'same:1' is listed 2 times; .*"),
+    ],
+)
+def test_a_wrong_tf_config(digits, tmp_path, old, new, said):
+    config = re.sub(old, new, tf_configs(2)[1])
+    assert ends(start(digits, tmp_path, "--strategy=multiworker", *LONG, tf_config=config))[0].is_one_line(2, said)
+
+
+def test_several_workers_under_another_strategy(digits, tmp_path):
+    (end,) = ends(start(digits, tmp_path, "--strategy=mirrored", *LONG, tf_config=tf_configs(2)[1]))
+    assert end.is_one_line(2, r"TF_CONFIG names 2 tasks, but with --strategy=mirrored .*")
+
+
+def test_two_jobs_on_one_model_dir(digits, tmp_path):
+    first = start(digits, tmp_path, "--strategy=multiworker", *LONG, tf_config=tf_configs(2)[0])
+    wait_for_line(first, "waiting for ")
+    held = rf"--model_dir={tmp_path}: process {first.pid} on \S+ is training there; wait until it ends, .*"
+    assert ends(start(digits, tmp_path, "--train_steps=5"))[0].is_one_line(75, held)
+    first.kill()
+    finish(first)
+    assert ends(start(digits, tmp_path, "--train_steps=5"))[0].code == 0
+
+
+JOINS = """
+import os, sys, time
+from trainer import config, description, plan
+from trainer.cluster import rendezvous, tf_config
+parsed, cluster = config.parse(sys.argv[2:]), tf_config.from_environment()
+rendezvous.meet(cluster, description.of(parsed, plan.make(parsed, cluster)), 60)
+if sys.argv[1] == "hangs":
+    time.sleep(600)
+if sys.argv[1] == "dies after joining":
+    from trainer.cluster import strategies
+    strategies.create(parsed.run, parsed.order.global_batch_size, cluster)
+os._exit(9)
+"""
+
+
+@pytest.mark.parametrize(
+    ("victim", "what"),
+    [
+        (1, "dies"),
+        pytest.param(0, "dies", marks=pytest.mark.slow),
+        pytest.param(1, "hangs", marks=pytest.mark.slow),
+        pytest.param(0, "hangs", marks=pytest.mark.slow),
+        pytest.param(1, "dies after joining", marks=pytest.mark.slow),
+        pytest.param(0, "dies after joining", marks=pytest.mark.slow),
+    ],
+)
+def test_a_worker_that_dies_while_joining(digits, tmp_path, victim, what):
+    flags = [f"--data_dir={digits}", f"--model_dir={tmp_path}", "--strategy=multiworker", *LONG]
+    programs = [["-m", "trainer.run", *flags] for _ in range(3)]
+    programs[victim] = ["-c", JOINS, what, *flags]
+    workers = [
+        forked.Process(program, {"PYTHONUNBUFFERED": "1", "TF_CONFIG": config})
+        for program, config in zip(programs, tf_configs(3), strict=True)
+    ]
+    dies = workers.pop(victim)
+    for end in ends(*workers):
+        assert end.is_one_line(75, LOST)
+    dies.kill()
+    finish(dies)
+
+
+# In the middle.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(("workers", "victim"), [(2, 0), (2, 1), (3, 0), (3, 2)])
+def test_a_killed_or_stopped_worker(digits, tmp_path, workers, victim, number):
+    processes = start_workers(digits, [tmp_path] * workers, *LONG)
+    wait_for_step(processes[0], random.Random(victim).randrange(10, 200))
+    lost = processes.pop(victim)
+    lost.send_signal(number)
+    for end in ends(*processes):
+        assert end.is_one_line(75, LOST)
+    lost.kill()
+    finish(lost)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 2])
+def test_preemption_saves_one_step(digits, tmp_path, victim):
+    workers = start_workers(digits, [tmp_path] * 3, *LONG)
+    wait_for_step(workers[0], 30)
+    workers[victim].send_signal(signal.SIGTERM)
+    said = r"training stopped by (?:SIGTERM|another worker's signal): step (\d+) of 100000 is saved; .*"
+    outcomes = ends(*workers)
+    assert all(end.is_one_line(75, said) for end in outcomes)
+    (step,) = {re.search(said, end.err)[1] for end in outcomes}
+    assert checkpoint_bytes(tmp_path, int(step))
+
+
+# The disk.
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder)], check=False)
+    if mounted.returncode:
+        pytest.skip("may not mount a file system")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+FULL = r"the disk is full \(.*No space left on device.*\); make room, then rerun the same command to resume .*"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_disk(digits, small_disk, workers):
+    chief, *others = ends(*start_workers(digits, [small_disk] * workers, *LONG))
+    assert chief.is_one_line(1, FULL)
+    for other in others:
+        assert other.is_one_line(75, LOST)
+    (small_disk / "ckpt-20.index").stat()  # what was saved before is kept
+    assert len(list(small_disk.glob("*.index"))) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["removed", "a file"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_model_dir_that_is_gone(digits, tmp_path, workers, how):
+    folder = tmp_path / "model"
+    processes = start_workers(digits, [folder] * workers, *LONG)
+    wait_for_step(processes[0], 50)
+    folder.rename(tmp_path / "elsewhere")
+    if how == "a file":
+        folder.write_text("")
+    chief, *others = ends(*processes)
+    print(chief.err, [other.err for other in others])
+    assert chief.code == 1

@@ -1,0 +1,24 @@
+from trainer.cluster.difference import difference, is_description, shortened
+
+
+def test_long_lists_are_cut():
+    assert shortened(list("abcde")) == "a, b, c, d, e"
+    assert shortened(list("abcdefg")) == "a, b, c, d, e and 2 more"
+
+
+def test_workers_that_differ_in_the_same_way_are_named_together():
+    chief = [{"x": "x=1", "y": "y=1"}]
+    others = {"A": [{"x": "x=2", "y": "y=1"}], "B": chief, "C": [{"x": "x=2", "y": "y=1"}], "D": [{"x": "x=1"}]}
+    assert difference(chief, others) == "A, C have x=2, the chief has x=1; D has no y, the chief has y=1"
+    assert difference(chief, {"B": chief}) is None
+
+
+def test_only_the_first_part_that_differs_counts():
+    chief = [{"version": "v1"}, {"x": "x=1"}, {"order": "o"}]
+    assert difference(chief, {"A": [{"version": "v1"}, {"x": "x=2"}, {"order": "p"}]}) == "A has x=2, the chief has x=1"
+    assert difference(chief, {"A": chief[:2]}) == "A has no order, the chief has o"
+
+
+def test_what_came_from_outside_is_checked():
+    assert is_description([{"x": "1"}, {}])
+    assert not any(map(is_description, (None, {}, "x", [1], [{"x": 1}], [["x"]])))

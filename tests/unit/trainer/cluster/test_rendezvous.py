@@ -1,0 +1,229 @@
+"""Workers as threads, and what else may connect to the chief's port as sockets."""
+
+import concurrent.futures
+import contextlib
+import json
+import re
+import socket
+import time
+
+import pytest
+
+from pipeline.errors import PipelineError, RerunError, UsageError
+from tests.loopback import free_ports
+from trainer.cluster import messages, ports, rendezvous
+from trainer.cluster.tf_config import Cluster
+
+SAME = [{"version": "v1"}, {"--seed": "--seed=0", "--rate": "--rate=0.1"}]
+
+
+@pytest.fixture
+def addresses():
+    return tuple(f"localhost:{port}" for port in free_ports(3))
+
+
+@pytest.fixture
+def start(addresses):
+    """Returns a function that starts a worker; its future's result is None, or the error that ended it."""
+    pool = concurrent.futures.ThreadPoolExecutor()
+
+    def meet(rank, description, timeout, addresses):
+        try:
+            rendezvous.meet(Cluster(addresses, rank), description, timeout)
+        except PipelineError as error:
+            return error
+
+    def start(rank, description=SAME, timeout=20, addresses=addresses):
+        return pool.submit(meet, rank, description, timeout, addresses)
+
+    yield start
+    pool.shutdown()
+
+
+@pytest.fixture
+def connect(addresses):
+    """Returns a function that connects to the chief as soon as it listens, and sends bytes."""
+    with contextlib.ExitStack() as opened:
+
+        def connect(data):
+            deadline = time.monotonic() + 10
+            while True:
+                try:
+                    connection = socket.create_connection(ports.split(addresses[0]))
+                    break
+                except ConnectionRefusedError:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
+            opened.enter_context(connection).sendall(data)
+            return connection
+
+        yield connect
+
+
+def hello(addresses, rank):
+    jobs = {"TF_CONFIG": f"3 workers in TF_CONFIG ({', '.join(addresses)})"}
+    content = {"rank": rank, "name": f"worker {rank} ({addresses[rank]})", "description": [jobs, *SAME]}
+    return json.dumps(content).encode() + b"\n"
+
+
+def waited_for(connection):
+    return json.loads(connection.makefile().readline())["waiting"]
+
+
+def line(future):
+    return str(future.result(timeout=30))
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
+def test_equal_workers_go_on_again_and_again_on_the_same_ports(start, host):
+    if host == "[::1]" and not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6")
+    addresses = tuple(f"{host}:{port}" for port in free_ports(3))
+    for _ in range(10):
+        workers = [start(rank, addresses=addresses) for rank in (0, 1, 2)]
+        assert [worker.result(timeout=30) for worker in workers] == [None] * 3
+
+
+def test_the_ports_are_free_as_soon_as_a_worker_may_go_on(start, connect, addresses):
+    chief = start(0)
+    others = [connect(hello(addresses, rank)) for rank in (1, 2)]
+    assert '{"exit_code": 0, "error": ""}\n' in others[0].makefile()
+    ports.listen(Cluster(addresses, 0)).close()  # although the connections are still open
+    assert chief.result() is None
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        (
+            [SAME, [SAME[0], {"--seed": "--seed=1", "--rate": "--rate=0.1"}]],
+            r"worker 2 \(localhost:\d+\) has --seed=1, the chief has --seed=0; start all .*same flags",
+        ),
+        (
+            [[SAME[0], {"--seed": "--seed=1", "--rate": "--rate=1"}]] * 2,
+            r"worker 1 \(localhost:\d+\), worker 2 \(localhost:\d+\) have --seed=1, --rate=1, the chief has --seed=0, ",
+        ),
+        (  # the flags differ because the versions do
+            [[{"version": "v2"}, {"--new": "--new=1"}], SAME],
+            r"worker 1 \(localhost:\d+\) has v2, the chief has v1; ",
+        ),
+        ([[*SAME[:1], {**SAME[1], "--new": "--new=1"}], SAME], r".* has --new=1, the chief has no --new; "),
+        ([[], SAME], r".* has no version, the chief has v1; "),
+    ],
+)
+def test_who_differs_is_named_by_all_in_one_line(start, others, said):
+    workers = [start(0), *(start(rank, description) for rank, description in enumerate(others, 1))]
+    lines = {line(worker) for worker in workers}
+    assert len(lines) == 1
+    assert re.match(said, lines.pop())
+    assert all(isinstance(worker.result(), UsageError) for worker in workers)
+
+
+def test_another_cluster_is_named_before_all_are_there(start, addresses):
+    began = time.monotonic()
+    workers = [start(0, addresses=addresses[:2]), start(2)]
+    lines = {line(worker) for worker in workers}
+    assert len(lines) == 1
+    assert all(isinstance(worker.result(), UsageError) for worker in workers)
+    text = lines.pop()
+    assert f"worker 2 ({addresses[2]}) has 3 workers in TF_CONFIG ({', '.join(addresses)}), the chief has 2 " in text
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_who_does_not_come_in_time_is_named_by_all(start, addresses, absent, capfd, monkeypatch):
+    monkeypatch.setattr(rendezvous, "NOTICE_SECONDS", 0.2)
+    workers = [start(rank, timeout=1.5) for rank in (0, 1, 2) if rank != absent]
+    name = f"worker 1 ({addresses[1]})" if absent else f"the chief ({addresses[0]})"
+    for worker in workers:
+        assert isinstance(worker.result(timeout=30), RerunError)
+        assert line(worker).startswith(f"{name} did not come within 1.5 s (--join_timeout); ")
+    said = capfd.readouterr().out.splitlines()
+    assert set(said) == {f"waiting for {name}"}
+    assert len(said) >= 4  # each worker, more than once
+
+
+def test_a_host_without_an_address_is_waited_for_with_the_reason(start, capfd):
+    chief = ("nowhere.invalid:2222", "localhost:1")
+    worker = start(1, timeout=1.5, addresses=(chief[0], f"localhost:{free_ports(1)[0]}"))
+    assert "[" in line(worker)
+    assert "waiting for the chief (nowhere.invalid:2222) [" in capfd.readouterr().out
+
+
+def test_a_worker_that_leaves_is_waited_for_again(start, connect, addresses):
+    chief = start(0)
+    first = connect(hello(addresses, 1))
+    assert waited_for(first) == f"worker 2 ({addresses[2]})"
+    first.close()
+    time.sleep(0.2)
+    assert waited_for(connect(hello(addresses, 2))) == f"worker 1 ({addresses[1]})"
+    assert start(1).result(timeout=30) is None
+    assert chief.result(timeout=30) is None
+
+
+def test_a_chief_that_leaves_is_waited_for_again(start, addresses):
+    with socket.create_server(ports.split(addresses[0])) as gone:
+        workers = [start(1), start(2)]
+        for _ in workers:
+            gone.accept()[0].close()
+    workers.append(start(0))
+    assert [worker.result(timeout=30) for worker in workers] == [None] * 3
+
+
+def test_a_second_process_with_the_same_task_is_refused(start, connect, addresses):
+    chief = start(0)
+    first = connect(hello(addresses, 1))
+    assert waited_for(first) == f"worker 2 ({addresses[2]})"
+    second = start(1)
+    assert isinstance(second.result(timeout=30), UsageError)
+    assert f"worker 1 ({addresses[1]}) is there already, a process on 127.0.0.1; this one" in line(second)
+    first.close()
+    others = [start(1), start(2)]
+    assert [worker.result(timeout=30) for worker in (chief, *others)] == [None] * 3
+
+
+STRANGERS = [
+    b"",
+    b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"\xff\xfe\n",
+    b"[]\n",
+    b"[" * 500_000 + b"\n",
+    b'{"rank": 1}\n',
+    *(b'{"rank": %s, "name": "x", "description": []}\n' % rank for rank in (b"0", b"-1", b"true", b'"1"')),
+    b'{"rank": 1, "name": 1, "description": []}\n',
+    b'{"rank": 1, "name": "x", "description": {}}\n',
+    b'{"rank": 1, "name": "x", "description": [{"--seed": 1}]}\n',
+]
+
+
+def test_strangers_are_not_answered(start, connect, addresses, monkeypatch):
+    monkeypatch.setattr(rendezvous, "_ANSWER_SECONDS", 0.5)
+    chief = start(0)
+    strangers = [connect(data) for data in STRANGERS]
+    with contextlib.suppress(ConnectionError):
+        strangers.append(connect(b"x" * 10 * messages.MOST_BYTES))
+    for stranger in strangers:
+        with contextlib.suppress(ConnectionError):  # a reset: closed with bytes unread
+            assert stranger.recv(100) == b""
+    workers = [start(1), start(2)]
+    assert [worker.result(timeout=30) for worker in (chief, *workers)] == [None] * 3
+
+
+def test_a_worker_waits_where_another_program_has_the_chiefs_port(start, addresses):
+    with socket.create_server(ports.split(addresses[0])) as other:
+        worker = start(1, timeout=2)
+        connection, _ = other.accept()
+        with connection:
+            connection.sendall(b"\x00\x00\x12\x04\x00\x00\n")  # as a gRPC server begins
+        assert isinstance(worker.result(timeout=30), RerunError)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_port_in_use_is_named(start, addresses, rank):
+    port = ports.split(addresses[rank])[1]
+    with socket.create_server(("127.0.0.1", port)):
+        worker = start(rank, timeout=2)
+        assert isinstance(worker.result(timeout=30), UsageError)
+    assert f"port {port}, which TF_CONFIG gives to " in line(worker)
+    assert "used by another process" in line(worker)

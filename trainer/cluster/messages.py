@@ -1,0 +1,94 @@
+"""What workers say to each other when they meet: lines of JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import socket
+from typing import Any
+
+from pipeline.errors import PipelineError, RerunError, UsageError
+from trainer.cluster.difference import Description, is_description
+
+MOST_BYTES = 1 << 20  # 1 MiB, of a message
+NOT_OURS = (OSError, ValueError, LookupError)  # the other side is gone, or does not speak like this
+_ERRORS: dict[int, type[PipelineError]] = {error.exit_code: error for error in (UsageError, RerunError)}
+_SILENT_SECONDS, _QUESTIONS = 10, 3  # after which the other machine is asked for a sign of life, and how often
+
+
+@dataclasses.dataclass(frozen=True)
+class Hello:
+    """What a worker says first.
+
+    Attributes:
+      rank: in the cluster.
+      name: what messages call it.
+      description: what shapes its run.
+    """
+
+    rank: int
+    name: str
+    description: Description
+
+
+async def read_hello(reader: asyncio.StreamReader) -> Hello:
+    """Returns the first message of a worker. Raises one of NOT_OURS."""
+    message = await _read(reader)
+    rank, name, description = message["rank"], message["name"], message["description"]
+    if not (type(rank) is int and rank > 0 and isinstance(name, str) and is_description(description)):
+        raise ValueError("not from a worker")
+    return Hello(rank, name, description)
+
+
+async def read_answer(reader: asyncio.StreamReader) -> str | PipelineError | None:
+    """Returns for whom the chief waits; or the error that ends all workers; or None: they may go on.
+
+    Raises one of NOT_OURS.
+    """
+    message = await _read(reader)
+    if "waiting" in message:
+        return str(message["waiting"])
+    return _ERRORS[message["exit_code"]](message["error"]) if message["exit_code"] else None
+
+
+def write_hello(writer: asyncio.StreamWriter, hello: Hello) -> None:
+    """Sends who a worker is."""
+    _write(writer, dataclasses.asdict(hello))
+
+
+def write_waiting(writer: asyncio.StreamWriter, awaited: str) -> None:
+    """Sends for whom the chief waits."""
+    _write(writer, {"waiting": awaited})
+
+
+def write_end(writer: asyncio.StreamWriter, error: PipelineError | None) -> None:
+    """Sends that all may go on, or the error that ends the worker."""
+    _write(writer, {"exit_code": error.exit_code if error else 0, "error": str(error or "")})
+
+
+def expect_signs_of_life(writer: asyncio.StreamWriter) -> None:
+    """Has the system end the connection where the other machine is gone without a word."""
+    connection = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("KEEPIDLE", _SILENT_SECONDS), ("KEEPINTVL", _SILENT_SECONDS), ("KEEPCNT", _QUESTIONS)):
+        with contextlib.suppress(AttributeError, OSError):  # not every system has them
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"), value)
+
+
+async def _read(reader: asyncio.StreamReader) -> dict[str, Any]:
+    line = await reader.readline()  # ValueError: longer than a message may be
+    if not line:
+        raise ConnectionResetError
+    try:
+        message = json.loads(line)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(message, dict):
+        raise ValueError("not an object")
+    return message
+
+
+def _write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    writer.write(json.dumps(message).encode() + b"\n")

@@ -1,0 +1,55 @@
+"""What has to be equal on all workers of a job, in words: versions, flags and data, the order of examples."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import platform
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pipeline.commands.text import count_of
+from trainer.cluster.difference import Description
+from trainer.config import TrainConfig
+from trainer.plan import Plan
+
+_PACKAGE = "stepfeed"
+_OF_EACH_MACHINE = ("data_dir", "model_dir", "log_keys")  # the same folder may be mounted elsewhere
+
+
+def of(config: TrainConfig, plan: Plan) -> Description:
+    """Returns the description of a run, each part before those that may differ because of it."""
+    data = f"a data set of digest {plan.training.manifest.digest[:12]}"
+    gpus = count_of(len(tf.config.list_physical_devices("GPU")), "GPU")
+    order = f"an order of digest {plan.training.spec.digest[:12]}"
+    return [_versions(), {**_flags(config), "data": data, "GPUs": gpus}, {"order": order}]
+
+
+def _versions() -> dict[str, str]:
+    versions = {
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "TensorFlow": tf.__version__,
+        "Keras": keras.__version__,
+        "NumPy": np.__version__,
+        _PACKAGE: _installed(_PACKAGE),
+    }
+    return {name: f"{name} {version}" for name, version in versions.items()}
+
+
+def _installed(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "of no version"  # run from its sources
+
+
+def _flags(config: TrainConfig) -> dict[str, str]:
+    """Returns all flags but for paths, those that are added later, too."""
+    groups: dict[str, dict[str, Any]] = dataclasses.asdict(config)
+    values = {name: value for group in groups.values() for name, value in group.items()}
+    flags = {name: value for name, value in values.items() if name not in _OF_EACH_MACHINE}
+    words = {f"--{name}": f"no --{name}" if value is None else f"--{name}={value}" for name, value in flags.items()}
+    return {**words, "--log_keys": "--log_keys" if config.run.log_keys else "no --log_keys"}
