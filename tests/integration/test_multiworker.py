@@ -24,6 +24,7 @@ def uninterrupted(digits, tmp_path_factory):
     assert (other[0], other[2]) == (0, "")  # the chief alone reports what happens
     said = [line for line in other[1].splitlines() if not line.startswith("waiting for ")]
     assert said == ["worker 1: here CPU:0; step 0 to 120; a new run", "worker 1: done at step 120"]
+    assert len(list((folder / "logs").iterdir())) == 1
     assert "multiworker: 2 replicas, here CPU:0; mlp" in chief[1]
     assert re.search(r"test accuracy = 0\.\d{4} \(368 examples\)", chief[1])
     return checkpoint_bytes(folder, STEPS)

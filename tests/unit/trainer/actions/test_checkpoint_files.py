@@ -67,6 +67,7 @@ def test_killed_at_any_moment_it_leaves_whole_checkpoints_and_the_newest(there, 
         code = kill_at(operation, lambda files=files: files.add(30, writer(30)))
         assert steps_of(folder) in (before, sorted({*before, 30}), after)
         assert code in (0, KILLED)
+        assert not there or tf.train.latest_checkpoint(str(folder)) in files.paths
         files.tidy()
         left = [f"ckpt-{step}{suffix}" for step in steps_of(folder) for suffix in (".data-00000-of-00001", ".index")]
         assert sorted(path.name for path in folder.iterdir()) == sorted([*left, *(["checkpoint"] if left else [])])
@@ -127,3 +128,7 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path):
     files = CheckpointFiles(tmp_path / "gone", 1, 1)
     with pytest.raises(DataError, match=r"gone/ckpt-5: cannot be saved: No such file or directory$"):
         files.add(5, writer(5))
+    (tmp_path / "gone" / "checkpoint").mkdir(parents=True)
+    writer(5)(str(tmp_path / "gone" / "ckpt-5"))
+    with pytest.raises(DataError, match=r"gone: cannot be written to: Is a directory$"):
+        files.tidy()

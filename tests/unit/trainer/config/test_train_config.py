@@ -1,4 +1,5 @@
 import dataclasses
+import re
 
 import pytest
 
@@ -35,6 +36,16 @@ def test_defaults_are_those_of_the_named_model(flags):
     expected = {"global_batch_size": 128, "distort": "cifar10_tutorial", "optimizer": "sgd"} | given
     expected |= {"learning_rate": 0.1, "decay_factor": 0.1, "decay_epochs": 350.0}
     assert flat(config) == flat(parse(PATHS)) | {"model": "cifar10_cnn"} | expected
+
+
+def test_help_says_something_of_every_flag(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    said = dict(re.findall(r"^  --(\w+)(?: \[?\w+\]?|, --no\w+)?\s+(.*)$", capsys.readouterr().out, re.MULTILINE))
+    assert said.keys() - {"help"} == flat(parse(PATHS)).keys()
+    assert [name for name, text in said.items() if text.startswith(("(default", "--")) or not text] == []
+    assert said["epochs"].startswith("passes over the training split")
 
 
 def test_help_shows_the_defaults_of_the_named_model(capsys):
