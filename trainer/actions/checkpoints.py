@@ -144,8 +144,8 @@ class Checkpoints:
         paths = self._files.paths
         if not paths:
             return "try a lower --learning_rate"
-        oldest, newest = paths[0], paths[-1]
-        further = f"; to go back to {os.path.basename(oldest)}, delete the newer ones first" if len(paths) > 1 else ""
+        oldest, newest = os.path.basename(paths[0]), paths[-1]
+        further = f"; to go further back, as far as {oldest}, delete the newer ones" if len(paths) > 1 else ""
         return f"rerun with a lower --learning_rate to resume from {newest}{further}"
 
     def _record(self) -> dict[str, Any]:

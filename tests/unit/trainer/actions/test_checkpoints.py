@@ -101,8 +101,8 @@ def test_after_a_divergence_there_is_a_way_back(make_checkpoints, make_one, tmp_
     lower = f"rerun with a lower --learning_rate to resume from {tmp_path}/ckpt"
     for step, text in (
         (10, f"{lower}-10"),
-        (20, f"{lower}-20; to go back to ckpt-10, delete the newer ones first"),
-        (30, f"{lower}-30; to go back to ckpt-10, delete the newer ones first"),
+        (20, f"{lower}-20; to go further back, as far as ckpt-10, delete the newer ones"),
+        (30, f"{lower}-30; to go further back, as far as ckpt-10, delete the newer ones"),
     ):
         state.global_step.assign(step)
         checkpoints.save()
