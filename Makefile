@@ -58,6 +58,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.distributed_iterator
 	$(BIN)/python -m benchmarks.order_throughput
 	$(BIN)/python -m benchmarks.convert_throughput
+	$(BIN)/python -m benchmarks.topology
 
 clean:
 	rm -rf .venv demo pipeline/read/_unpack*.so

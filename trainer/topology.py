@@ -13,8 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import keras
 import tensorflow as tf
 
+from pipeline.errors import PipelineError
+
+_ALL_REDUCE = "_all_reduce_sum_gradients"  # of Keras' optimizers under tf.distribute
 _BITS = 62  # of the sum
 _EXPONENT, _EXPONENT_BIAS, _MANTISSA_BITS = 0xFF, 126, 23  # of float32: |x| < 2^(exponent - 126)
 _FLOAT64_BIAS, _FLOAT64_MANTISSA_BITS = 1023, 52
@@ -24,7 +28,7 @@ def sum_gradients(gradients: Sequence[tf.Tensor], num_summands: int) -> list[tf.
     """Returns the sum of gradients over all replicas and all that each has: the same bits however they are spread.
 
     To be called in a replica context (inside `strategy.run`), by all replicas with the same shapes; also without a
-    strategy. The result is what an optimizer that sums no more is to apply.
+    strategy. Apply the result with an optimizer that adds no more: `without_all_reduce`.
 
     Args:
       gradients: per variable, float32 (n, *shape): one for each of this replica's n virtual replicas.
@@ -37,6 +41,20 @@ def sum_gradients(gradients: Sequence[tf.Tensor], num_summands: int) -> list[tf.
     shift = _BITS - math.ceil(math.log2(max(2, num_summands)))
     total = _sum_over_replicas(_to_integers(gradients, exponents, shift))
     return _from_integers(total, exponents, shift, [gradient.shape[1:] for gradient in gradients])
+
+
+def without_all_reduce(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Returns the optimizer, which from now on takes gradients as they are: for those that `sum_gradients` returns.
+
+    Under a strategy, Keras' optimizers add up the gradients of all replicas before they apply them.
+
+    Raises:
+      PipelineError: this release of Keras does it in another way.
+    """
+    if not hasattr(optimizer, _ALL_REDUCE):
+        raise PipelineError(f"Keras {keras.__version__}: its optimizers have no {_ALL_REDUCE}; use another release")
+    optimizer.__dict__[_ALL_REDUCE] = list
+    return optimizer
 
 
 def _exponents(gradients: Sequence[tf.Tensor]) -> tf.Tensor:

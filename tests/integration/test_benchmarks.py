@@ -120,6 +120,18 @@ def test_distributed_iterators_are_measured_against_a_plain_one(cifar):
     assert sum(bool(re.search(r"mirrored x4, after .* of before x \d", line)) for line in lines) == 4
 
 
+@pytest.mark.slow
+def test_virtual_replicas_are_measured_against_the_classic_step(cifar):
+    flags = (f"--data_dir={cifar}", "--model=mlp", "--global_batch_size=16", "--rounds=1", "--seconds=0.05")
+    sent, *steps = lines_of(run(*flags, benchmark="topology"))
+    classic, virtual = (int(number.replace(",", "")) for number in re.findall(r"([\d,]+) bytes", sent))
+    parameters = 3072 * 500 + 500 + 500 * 10 + 10
+    assert 4 < classic / parameters < 12  # two workers, 4 bytes per gradient, some more for the protocol
+    assert 1.6 < virtual / classic < 2.4  # 8 bytes
+    assert [line.split(":")[0] for line in steps[::3]] == [f"mlp, 16 rows on {devices}" for devices in (4, 2, 1)]
+    assert sum(bool(re.search(rf"V = \d: .* ms; speed of classic, {RATIO}", line)) for line in steps) == 6
+
+
 @pytest.mark.parametrize(
     ("benchmark", "flag", "fact"),
     [
@@ -129,6 +141,7 @@ def test_distributed_iterators_are_measured_against_a_plain_one(cifar):
         ("windowed_throughput", "--only=reed", "'read'"),
         ("jpeg_throughput", "--size=0", "--size=0"),
         ("cold_start", "--step=-1", "--step=-1"),
+        ("topology", "--global_batch_size=7", "--global_batch_size=7"),
     ],
 )
 def test_a_wrong_flag_is_one_line(benchmark, flag, fact):

@@ -6,11 +6,13 @@ import json
 import re
 import signal
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from pipeline.audit import __main__ as audit
 from tests.datasets import key_of, write_dataset
-from tests.runs import finish, start_workers, wait_for_step
+from tests.runs import finish, start, start_workers, wait_for_step
 
 COUNTS = (23, 0, 41, 17, 30, 12, 40)  # 163 records
 BATCH, STREAMS, RECORD_BYTES = 12, 6, 144
@@ -144,3 +146,26 @@ def test_two_workers_killed_and_one_goes_on(tmp_path, capsys):
 def test_three_workers_then_two_then_four(tmp_path, capsys):
     stages = [Stage(3, signal.SIGTERM), Stage(2, signal.SIGKILL), Stage(4)]
     check_audit(play_all(stages, tmp_path, capsys))
+
+
+def test_a_run_that_changes_its_strategy(digits, tmp_path):
+    """Sums of floats depend on the number of replicas, in their last bits only: the batches are the same."""
+    stages = [
+        ("--strategy=mirrored", "--num_replicas=2"),
+        ("--strategy=central_storage", "--num_replicas=4"),
+        ("--strategy=one_device",),
+        ("--strategy=mirrored", "--num_replicas=4"),
+    ]
+    flags = ("--distort=shift(pixels=2)", "--eval_split=none", "--global_batch_size=64")
+    last = 10 * len(stages)
+    for step, stage in enumerate(stages, 1):
+        [(code, _, err)] = finish(start(digits, tmp_path / "changing", *stage, *flags, f"--train_steps={10 * step}"))
+        assert code == 0, err
+    [(code, _, err)] = finish(start(digits, tmp_path / "one", *flags, f"--train_steps={last}"))
+    assert code == 0, err
+    readers = [tf.train.load_checkpoint(str(tmp_path / name / f"ckpt-{last}")) for name in ("changing", "one")]
+    names = [name for name in readers[0].get_variable_to_shape_map() if name.startswith(("model", "optimizer"))]
+    assert len(names) > 8
+    for name in names:
+        changed, one = (reader.get_tensor(name) for reader in readers)
+        np.testing.assert_allclose(changed, one, atol=1e-5)

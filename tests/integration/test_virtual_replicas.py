@@ -1,11 +1,14 @@
 """`--virtual_replicas`: the same checkpoint to the bit on any topology, and over a run that changes its own."""
 
+import random
 import re
+import shutil
+import time
 
 import pytest
 
 from tests.datasets import write_dataset
-from tests.runs import checkpoint_bytes, finish, start, start_workers
+from tests.runs import checkpoint_bytes, finish, start, start_workers, wait_for_step
 
 STEPS = 8  # of 3 per epoch, whose last has 6 rows of padding
 FLAGS = ("--global_batch_size=24", "--virtual_replicas=12", "--steps_per_loop=2", "--log_every=2")
@@ -21,15 +24,19 @@ def data(tmp_path_factory):
     return path
 
 
-def train(data, model_dir, topology, *flags):
-    """Trains on `w2` (two workers), `m3` (three replicas of one process) or `one`; returns the chief's output."""
+def start_on(data, model_dir, topology, *flags):
+    """Starts the processes of `w2` (two workers), `m3` (three replicas of one process) or `one`."""
     kind, count = topology.rstrip("0123456789"), int(topology.lstrip("owmne") or 1)
     if kind == "w":
-        outputs = finish(*start_workers(data, [model_dir] * count, *flags))
-    elif kind == "m":
-        outputs = finish(start(data, model_dir, "--strategy=mirrored", f"--num_replicas={count}", *flags))
-    else:
-        outputs = finish(start(data, model_dir, *flags))
+        return start_workers(data, [model_dir] * count, *flags)
+    if kind == "m":
+        return [start(data, model_dir, "--strategy=mirrored", f"--num_replicas={count}", *flags)]
+    return [start(data, model_dir, *flags)]
+
+
+def train(data, model_dir, topology, *flags):
+    """Trains to the end and returns the chief's output."""
+    outputs = finish(*start_on(data, model_dir, topology, *flags))
     assert {code for code, _, _ in outputs} == {0}, outputs
     return outputs[0][1]
 
@@ -60,12 +67,50 @@ def test_the_checkpoint_is_the_same_on_any_topology_and_when_the_run_changes_its
     assert "has virtual_replicas 12, this run has 6" in error
 
 
+def test_skipped_records_keep_the_bits(data, tmp_path):
+    damaged = shutil.copytree(data, tmp_path / "damaged")
+    shards = sorted(damaged.glob("*train*.tfrecord*[0-9]"))
+    damage(shards[0], 0.4)
+    damage(shards[1], 0.7)
+    flags = (*SMALL, "--on_corrupt=skip")
+    check(damaged, tmp_path, flags, ("one", "m4", "w2"))
+    train(data, tmp_path / "whole", "one", *SMALL, f"--train_steps={STEPS}")
+    assert checkpoint_bytes(tmp_path / "one", STEPS) != checkpoint_bytes(tmp_path / "whole", STEPS)
+
+
+def damage(path, share):
+    """Flips a byte at this share of a file."""
+    content = bytearray(path.read_bytes())
+    content[int(len(content) * share)] ^= 1
+    path.write_bytes(content)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "flags", [DEEP, TUTORIAL, (*DEEP, "--optimizer=adam")], ids=["resnet20", "cifar10_cnn", "adam"]
-)
-def test_every_model_is_the_same_on_every_topology(data, tmp_path, flags):
-    check(data, tmp_path, flags, ("one", "m2", "m3", "m4", "m6", "m12", "w2", "w3", "w4"))
+def test_a_run_killed_ten_times_on_changing_topologies_ends_with_the_bits_of_an_undisturbed_one(data, tmp_path):
+    steps, draw = 90, random.Random(12)
+    flags = (*DEEP, f"--train_steps={steps}", "--checkpoint_every=3", "--collective_timeout=30")
+    train(data, tmp_path / "undisturbed", "one", *flags)
+    folder, topologies = tmp_path / "killed", ["one", "m2", "m4", "w2", "w3"] * 2
+    draw.shuffle(topologies)
+    for number, topology in enumerate(topologies, 1):
+        processes = start_on(data, folder, topology, *flags)
+        wait_for_step(processes[0], draw.randrange(number * 4, number * 8))
+        time.sleep(draw.uniform(0, 0.5))
+        victim = draw.choice(processes)
+        victim.kill()
+        codes = [code for code, _, _ in finish(*processes)]
+        assert victim.returncode == -9
+        assert set(codes) <= {-9, 75}, (topology, codes)
+    output = train(data, folder, "w2", *flags)
+    assert "resumed from" in output
+    assert checkpoint_bytes(folder, steps) == checkpoint_bytes(tmp_path / "undisturbed", steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("model", [DEEP, TUTORIAL], ids=["resnet20", "cifar10_cnn"])
+def test_every_model_is_the_same_on_every_topology(data, tmp_path, model, optimizer):
+    check(data, tmp_path, (*model, f"--optimizer={optimizer}"), ("one", "m2", "m3", "m4", "m6", "m12", "w2", "w3", "w4"))
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from pipeline.errors import PipelineError
 from pipeline.order import hashing_tf
 from pipeline.order.hashing import Domain
 from trainer.step.replicas import all_sum, weighted_sums
 from trainer.step.state import TrainState
-from trainer.topology import sum_gradients
+from trainer.topology import sum_gradients, without_all_reduce
 
-_ALL_REDUCE = "_all_reduce_sum_gradients"  # of Keras' optimizers under tf.distribute
 _HALF = 32  # bits of a key in each of the two numbers of a Keras seed
 
 
@@ -41,10 +38,7 @@ class VirtualReplicas:
 
     def __post_init__(self) -> None:
         """Has the optimizer take gradients as they are, instead of adding those of all replicas once more."""
-        optimizer = self.state.optimizer
-        if not hasattr(optimizer, _ALL_REDUCE):
-            raise PipelineError(f"Keras {keras.__version__}: its optimizers have no {_ALL_REDUCE}; use another release")
-        optimizer.__dict__[_ALL_REDUCE] = list
+        without_all_reduce(self.state.optimizer)
 
     def update(self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """See `ReplicaStep.update`; all arguments have one more axis at first, the replica's virtual ones."""
@@ -88,6 +82,8 @@ class VirtualReplicas:
 
     def _one_by_one(self, function: Any, rows: tuple[tf.Tensor, ...], shapes: list[Any]) -> list[tf.Tensor]:
         """Returns the results for each virtual replica, stacked; one at a time, which bounds the memory."""
+        if rows[0].shape[0] == 1:
+            return [value[None] for value in function(tuple(part[0] for part in rows))]
         specs = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
         stacked: list[tf.Tensor] = tf.map_fn(function, rows, fn_output_signature=specs, parallel_iterations=1)
         return stacked

@@ -55,6 +55,17 @@ def test_any_number_of_replicas_gives_the_same_bits_nearer_to_the_sum_than_float
         assert np.all(np.abs(one - exact(values)) <= bound + np.abs(exact(values)) * 2.0**-24)
 
 
+def test_two_gpus_add_integers_to_the_bits_of_one(parts):
+    """Through NCCL, which adds int64 as exactly as a CPU does."""
+    gpus = [f"GPU:{i}" for i in range(len(tf.config.list_physical_devices("GPU")))]
+    if len(gpus) < 2:
+        pytest.skip(f"needs two GPUs, this machine has {len(gpus)}")
+    alone = summed(parts, 0, None)
+    both = summed(parts, 2, lambda count: tf.distribute.MirroredStrategy(gpus[:count]))
+    for one, other in zip(alone, both, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
 def test_summands_in_any_order_and_of_any_magnitude_cancel(make_strategy):
     large = np.float32(3e38)
     values = np.array([large, 1.0, -large] + [0.5] * (V - 3), np.float32)

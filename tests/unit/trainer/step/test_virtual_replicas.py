@@ -81,6 +81,34 @@ def test_dropout_and_batch_norm_follow_the_virtual_replicas_and_the_seed(trained
         assert any(not np.allclose(a, b) for a, b in zip(one, other, strict=True))
 
 
+def test_every_virtual_replica_and_every_step_has_a_dropout_mask_of_its_own(make_strategy):
+    """From zero weights, one update of a feature's weight counts the virtual replicas whose mask kept the feature."""
+    features, unit = 64, 0.5 / V / (1 - 0.4)  # the gradient's share of a virtual replica: (1 - p) / V, scaled up
+
+    def kept(step, replicas):
+        strategy = make_strategy(replicas)
+        with strategy.scope():
+            dense = keras.layers.Dense(2, kernel_initializer="zeros")
+            model = keras.Sequential([keras.Input((features,)), keras.layers.Dropout(0.4, seed=0), dense])
+            sgd = optimizers.create(LearningFlags(optimizer="sgd"))
+            sgd.build(model.trainable_variables)
+            number = tf.Variable(step, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+        state = TrainState(model, sgd, number)
+        stepper = Stepper(strategy, state, lambda _: 1.0, VirtualReplicas(state, V, 0))
+        rows = (np.ones((1, V, 1, features), np.float32), np.zeros((1, V, 1), np.int64), np.ones((1, V, 1), np.float32))
+        batches = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(rows)))
+        stepper.train(batches, tf.constant(1, tf.int64))
+        counts = dense.kernel.numpy()[:, 0] / unit
+        np.testing.assert_allclose(counts, counts.round(), atol=1e-4)
+        return counts.round().tolist()
+
+    first = kept(0, 2)
+    assert min(first) + 3 < max(first) and set(first) - {0, V}  # neither 0 nor V everywhere, as with one mask for all
+    assert sum(first) / features == pytest.approx(0.6 * V, rel=0.1)
+    assert kept(0, 1) == first
+    assert kept(1, 1) != first
+
+
 def test_the_sum_of_the_parts_is_the_gradient_of_the_batch(make_strategy, batches):
     """Without dropout and BatchNorm, an update is that of plain gradient descent on all real rows."""
     strategy = make_strategy(2)

@@ -1,0 +1,179 @@
+"""What the same weights on any topology cost: steps with --virtual_replicas against the classic step, as ratios.
+
+    python -m benchmarks.topology [--model=cifar10_cnn] [--global_batch_size=128] [--only=steps,bytes]
+
+steps: one process, the same batch at every step, so that no input is measured. On 1, 2 and 4 devices (logical CPUs where
+there are no GPUs) each round measures the classic step, the step with V equal to the number of devices, and with V = 8.
+bytes: two worker processes; what they send per step, counted by the loopback device, so on a machine that sends nothing
+else meanwhile. A run of more steps less a run of fewer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+from benchmarks import inputs
+from benchmarks.rounds import Round, Take, alternate, ratio_text
+from pipeline.commands import commandline
+from pipeline.errors import DataError
+
+COMMAND = "benchmarks.topology"
+DEVICES = (1, 2, 4)
+MOST = 8  # the V that every number of devices divides
+PARTS = ("steps", "bytes")
+_IMAGES = 600
+_STEPS = 2  # of an inner loop
+_FEWER, _MORE = 20, 60  # steps of the two runs whose bytes are compared
+_LOOPBACK = pathlib.Path("/proc/net/dev")
+_SENT_BYTES = 8  # column after the interface's name
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkConfig:
+    """What is measured."""
+
+    only: str = ""  # parts to measure, separated by commas: steps, bytes; all of them by default
+    data_dir: str = ""  # a data set of images; default: random images of CIFAR-10's shape, made for the run
+    model: str = "cifar10_cnn"  # of trainer.run
+    global_batch_size: int = 128  # rows of a step over all devices
+    rounds: int = 7  # rounds of each step
+    seconds: float = 2.0  # length of a round
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        inputs.parts_of(self.only, PARTS)
+        inputs.check_least(self, global_batch_size=MOST, rounds=1, seconds=0.01)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the ratios."""
+    config = commandline.parse(COMMAND, "Measure what the same bits on any topology cost.", BenchmarkConfig, argv)
+    with inputs.data_set(config.data_dir, lambda folder: inputs.make_cifar(folder, _IMAGES)) as data_dir:
+        flags = [f"--data_dir={data_dir}", f"--model={config.model}", f"--global_batch_size={config.global_batch_size}"]
+        parts = inputs.parts_of(config.only, PARTS)
+        if "bytes" in parts:
+            report_bytes(flags)
+        if "steps" in parts:
+            inputs.load_tensorflow()
+            report_steps(config, flags)
+
+
+def report_steps(config: BenchmarkConfig, flags: list[str]) -> None:
+    """Prints, for each number of devices, the speed with V against the classic step."""
+    rows = config.global_batch_size
+    for devices in reversed(DEVICES):  # the CPU is split once
+        kinds = {"classic": None, f"V = {devices}": devices, f"V = {MOST}": MOST}
+        takes = {name: looper(flags, devices, virtual, rows) for name, virtual in kinds.items()}
+        rounds = alternate(takes, config.rounds, config.seconds)
+        classic = rounds.pop("classic")
+        print(f"{config.model}, {rows} rows on {devices}: classic {milliseconds(classic, rows):.1f} ms per step")
+        for name, mine in rounds.items():
+            ratios = [one.rate / two.rate for one, two in zip(mine, classic, strict=True)]
+            print(f"  {name}: {milliseconds(mine, rows):.1f} ms; speed of classic, {ratio_text(ratios)}", flush=True)
+
+
+def milliseconds(rounds: list[Round], rows: int) -> float:
+    """Returns the median duration of a step."""
+    return statistics.median(rows / one.rate * 1e3 for one in rounds)
+
+
+def looper(flags: list[str], devices: int, virtual: int | None, rows: int) -> Take:
+    """Returns a Take of inner loops over one batch on so many devices."""
+    from pipeline.distribution.strategies import distribute_request  # noqa: PLC0415
+    from trainer import config as configs  # noqa: PLC0415
+    from trainer import plan as plans  # noqa: PLC0415
+    from trainer.cluster import strategies, tf_config  # noqa: PLC0415
+    from trainer.step import optimizers, state  # noqa: PLC0415
+    from trainer.step.replicas import Replicas  # noqa: PLC0415
+    from trainer.step.updates import Stepper  # noqa: PLC0415
+    from trainer.step.virtual_replicas import VirtualReplicas  # noqa: PLC0415
+
+    strategy_flags = ["--strategy=mirrored", f"--num_replicas={devices}", "--model_dir=unused"]
+    virtual_flags = [f"--virtual_replicas={virtual}"] if virtual else []
+    config = configs.parse([*flags, *strategy_flags, *virtual_flags, "--eval_split=none"])
+    plan = plans.make(config, tf_config.ALONE)
+    strategy = strategies.create(config.run, rows, tf_config.ALONE)
+    trained = state.create(strategy, config, plan)
+    replicas = VirtualReplicas(trained, virtual, config.order.seed) if virtual else Replicas(trained)
+    stepper = Stepper(strategy, trained, optimizers.schedule(config.learning, plan.decay_steps), replicas)
+    batch = next(iter(distribute_request(strategy, plan.training.request, virtual_replicas=virtual)))
+    batches = itertools.repeat(batch)
+    steps = inputs.load_tensorflow().constant(_STEPS, "int64")
+
+    def take() -> tuple[int, float]:
+        int(stepper.train(batches, steps).step)
+        return _STEPS * rows, 0.0
+
+    take()
+    return take
+
+
+def report_bytes(flags: list[str]) -> None:
+    """Prints what two workers send per step, classic and with V = 2."""
+    classic, virtual = (bytes_per_step([*flags, *more]) for more in ([], ["--virtual_replicas=2"]))
+    print(f"two workers send per step: classic {classic:,.0f} bytes, V = 2 {virtual:,.0f} bytes", end=": ")
+    print(f"ratio {virtual / classic:.2f}", flush=True)
+
+
+def bytes_per_step(flags: list[str]) -> float:
+    """Returns the bytes that two workers together send per step."""
+    fewer, more = (bytes_of_run([*flags, f"--train_steps={steps}"]) for steps in (_FEWER, _MORE))
+    return (more - fewer) / (_MORE - _FEWER)
+
+
+def bytes_of_run(flags: list[str]) -> int:
+    """Returns the bytes that the loopback device carries while two workers train.
+
+    Raises:
+      DataError: a worker failed; with its last line.
+    """
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        command = [sys.executable, "-m", "trainer.run", "--strategy=multiworker", f"--model_dir={folder}", *flags]
+        began, workers = sent_bytes(), [start_worker(command, config) for config in cluster_of_two()]
+        outputs = [worker.communicate()[0] for worker in workers]
+        for worker, output in zip(workers, outputs, strict=True):
+            if worker.returncode:
+                raise DataError(f"trainer.run failed: {(output.strip().splitlines() or ['no output'])[-1]}")
+        return sent_bytes() - began
+
+
+def start_worker(command: list[str], tf_config: str) -> subprocess.Popen[str]:
+    """Starts a worker with its TF_CONFIG."""
+    environment = {**os.environ, "TF_CONFIG": tf_config}
+    return subprocess.Popen(
+        [*command, "--eval_split=none", "--log_every=0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+    )
+
+
+def cluster_of_two() -> list[str]:
+    """Returns the TF_CONFIG of each of two workers on free ports of this machine."""
+    with socket.socket() as one, socket.socket() as other:
+        for free in (one, other):
+            free.bind(("localhost", 0))
+        addresses = [f"localhost:{free.getsockname()[1]}" for free in (one, other)]
+    tasks = [{"type": "worker", "index": index} for index in range(2)]
+    return [json.dumps({"cluster": {"worker": addresses}, "task": task}) for task in tasks]
+
+
+def sent_bytes() -> int:
+    """Returns the bytes that the loopback device has sent so far."""
+    lines = dict(line.split(":", 1) for line in _LOOPBACK.read_text().splitlines() if ":" in line)
+    return int(next(numbers for name, numbers in lines.items() if name.strip() == "lo").split()[_SENT_BYTES])
+
+
+if __name__ == "__main__":
+    commandline.run(COMMAND, main)
