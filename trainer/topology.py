@@ -57,6 +57,7 @@ def without_all_reduce(optimizer: keras.optimizers.Optimizer) -> keras.optimizer
     return optimizer
 
 
+@tf.function(autograph=False, jit_compile=True)
 def _exponents(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns per variable the least e such that all its summands are below 2^e; int32 (variables,).
 
@@ -74,6 +75,7 @@ def _powers_of_two(powers: tf.Tensor) -> list[tf.Tensor]:
     return tf.unstack(tf.bitcast(bits, tf.float64))
 
 
+@tf.function(autograph=False, jit_compile=True)
 def _to_integers(gradients: Sequence[tf.Tensor], exponents: tf.Tensor, shift: int) -> tf.Tensor:
     """Returns the sums over this replica's summands, int64 (values of all variables,)."""
     scaled = [
@@ -83,6 +85,7 @@ def _to_integers(gradients: Sequence[tf.Tensor], exponents: tf.Tensor, shift: in
     return tf.concat([tf.reshape(tf.reduce_sum(tf.cast(values, tf.int64), axis=0), [-1]) for values in scaled], axis=0)
 
 
+@tf.function(autograph=False, jit_compile=True)
 def _from_integers(
     total: tf.Tensor, exponents: tf.Tensor, shift: int, shapes: Sequence[tf.TensorShape]
 ) -> list[tf.Tensor]:

@@ -75,6 +75,24 @@ def test_weights_slots_statistics_and_metrics_have_the_same_bits_on_any_number_o
             assert one.tobytes() == other.tobytes()
 
 
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize(("pixel", "weight", "finite"), [(np.inf, 1, False), (np.nan, 1, False), (1.0, 0, True)])
+def test_a_bad_row_ends_the_loop_and_a_step_of_padding_does_not(pixel, weight, finite, replicas, make_strategy):
+    strategy = make_strategy(replicas)
+    state = make_state(strategy, "sgd")
+    stepper = Stepper(strategy, state, lambda step: 0.1, VirtualReplicas(state, V, 0))
+    images = np.ones((3, V, ROWS, *SHAPE), np.float32)
+    images[1, 4, 1, 0, 0] = pixel
+    rows = (images, np.zeros((3, V, ROWS), np.int64), np.full((3, V, ROWS), weight, np.float32))
+    batches = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(rows)))
+    result = stepper.train(batches, tf.constant(3, tf.int64))
+    assert bool(result.finite) == finite
+    assert int(result.step) == (3 if finite else 2)
+    if finite:  # of no rows: the regularisation is all there is
+        assert float(result.loss) == pytest.approx(float(tf.add_n(state.model.losses)), rel=0.01)
+        assert float(result.accuracy) == 0.0
+
+
 def test_dropout_and_batch_norm_follow_the_virtual_replicas_and_the_seed(trained):
     one, _ = trained(1)
     for other, _ in (trained(1, seed=8), trained(1, count=V // 2)):
