@@ -2,8 +2,9 @@
 
     python -m benchmarks.topology [--model=cifar10_cnn] [--global_batch_size=128] [--only=steps,bytes]
 
-steps: one process, the same batch at every step, so that no input is measured. On 1, 2 and 4 devices (logical CPUs where
-there are no GPUs) each round measures the classic step, the step with V equal to the number of devices, and with V = 8.
+steps: one process, the same batch at every step, so that no input is measured. On 1, 2 and 4 devices (logical CPUs
+where there are no GPUs) each round measures the classic step, the step with V equal to the number of devices, and with
+V = 8.
 bytes: two worker processes; what they send per step, counted by the loopback device, so on a machine that sends nothing
 else meanwhile. A run of more steps less a run of fewer.
 """
@@ -78,8 +79,10 @@ def report_steps(config: BenchmarkConfig, flags: list[str]) -> None:
         classic = rounds.pop("classic")
         print(f"{config.model}, {rows} rows on {devices}: classic {milliseconds(classic, rows):.1f} ms per step")
         for name, mine in rounds.items():
-            ratios = [one.rate / two.rate for one, two in zip(mine, classic, strict=True)]
-            print(f"  {name}: {milliseconds(mine, rows):.1f} ms; speed of classic, {ratio_text(ratios)}", flush=True)
+            pairs = list(zip(mine, classic, strict=True))
+            speeds, loads = [one.rate / two.rate for one, two in pairs], [two.cpu / one.cpu for one, two in pairs]
+            line = f"  {name}: {milliseconds(mine, rows):.1f} ms; of the classic speed, {ratio_text(speeds)}"
+            print(f"{line}; by processor time, {ratio_text(loads)}", flush=True)
 
 
 def milliseconds(rounds: list[Round], rows: int) -> float:

@@ -1,7 +1,7 @@
 """A training loop of your own that ends with the same weights, to the bit, on any number of replicas.
 
-Each replica gets its virtual replicas stacked, computes their gradients one by one, and `sum_gradients` adds up those of
-all in fixed point. It prints a digest of the weights: the same for every --replicas.
+Each replica gets its virtual replicas stacked and computes their gradients one by one; `sum_gradients` adds up those
+of all replicas in fixed point. It prints a digest of the weights: the same for every --replicas.
 
     python examples/same_bits_loop.py --data_dir=demo/digits --steps=50 --replicas=3
 """

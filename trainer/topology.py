@@ -5,13 +5,16 @@ summands become integers first, whose sum does not: per variable, the largest ma
 are, gives an exponent e (a maximum is the same in any order); each becomes round(x * 2^(62 - ceil(log2 V) - e)) as
 int64, which has room for V of them. This is reproducible summation (Demmel and Nguyen, "Parallel reproducible
 summation", IEEE Transactions on Computers 64, 2015) with one bin. It is also more accurate than a float32 sum: each
-summand is off by 2^-(63 - ceil(log2 V)) of the largest at most.
+summand is off by 2^-(63 - ceil(log2 V)) of the largest at most. Magnitudes below 2^-126 count as 0: whether a kernel
+flushes those to 0 depends on its thread.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -21,7 +24,9 @@ from pipeline.errors import PipelineError
 _ALL_REDUCE = "_all_reduce_sum_gradients"  # of Keras' optimizers under tf.distribute
 _BITS = 62  # of the sum
 _EXPONENT, _EXPONENT_BIAS, _MANTISSA_BITS = 0xFF, 126, 23  # of float32: |x| < 2^(exponent - 126)
+_LEAST_NORMAL = -126  # 2^-126 is the least normal float32
 _FLOAT64_BIAS, _FLOAT64_MANTISSA_BITS = 1023, 52
+_WORTH_COMPILING = 1 << 18  # summands, on a CPU: from here on a step's gain repays the second that compiling takes
 
 
 def sum_gradients(gradients: Sequence[tf.Tensor], num_summands: int) -> list[tf.Tensor]:
@@ -37,10 +42,11 @@ def sum_gradients(gradients: Sequence[tf.Tensor], num_summands: int) -> list[tf.
     Returns:
       Per variable, float32 (*shape). NaN throughout a variable where one of its summands is NaN or infinite.
     """
-    exponents = _max_over_replicas(_exponents(gradients))
+    compiled = functools.partial(_compiled_where_it_pays, gradients)
     shift = _BITS - math.ceil(math.log2(max(2, num_summands)))
-    total = _sum_over_replicas(_to_integers(gradients, exponents, shift))
-    return _from_integers(total, exponents, shift, [gradient.shape[1:] for gradient in gradients])
+    exponents = tf.maximum(_max_over_replicas(compiled(_exponents)(gradients)), shift + _LEAST_NORMAL + 1)
+    total = _sum_over_replicas(compiled(_to_integers)(gradients, exponents, shift))
+    return compiled(_from_integers)(total, exponents, shift, [gradient.shape[1:] for gradient in gradients])
 
 
 def without_all_reduce(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
@@ -57,7 +63,23 @@ def without_all_reduce(optimizer: keras.optimizers.Optimizer) -> keras.optimizer
     return optimizer
 
 
-@tf.function(autograph=False, jit_compile=True)
+def _compiled_where_it_pays(gradients: Sequence[tf.Tensor], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function, compiled by XLA to one pass over the summands where there are many and replicas are CPUs.
+
+    All that is computed here is exact but for one rounding, so both ways give the same bits.
+    """
+    many = sum(gradient.shape.num_elements() for gradient in gradients) >= _WORTH_COMPILING
+    if not many or tf.config.list_logical_devices("GPU"):
+        return function
+    return _compiled(function)
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = tf.function(function, autograph=False, jit_compile=True)
+    return compiled
+
+
 def _exponents(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns per variable the least e such that all its summands are below 2^e; int32 (variables,).
 
@@ -65,8 +87,9 @@ def _exponents(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
     """
     # The bits of a float without its sign are in the order of the numbers, NaN and infinity above all.
     magnitudes = [tf.bitwise.bitwise_and(tf.bitcast(gradient, tf.int32), tf.int32.max) for gradient in gradients]
-    largest = tf.stack([tf.reduce_max(values) for values in magnitudes])
-    return tf.bitwise.right_shift(largest, _MANTISSA_BITS) - _EXPONENT_BIAS
+    fields = [tf.cast(tf.bitwise.right_shift(values, _MANTISSA_BITS), tf.float32) for values in magnitudes]
+    largest = tf.stack([tf.reduce_max(values) for values in fields])  # of float32: GPUs reduce no int32
+    return tf.cast(largest, tf.int32) - _EXPONENT_BIAS
 
 
 def _powers_of_two(powers: tf.Tensor) -> list[tf.Tensor]:
@@ -75,7 +98,6 @@ def _powers_of_two(powers: tf.Tensor) -> list[tf.Tensor]:
     return tf.unstack(tf.bitcast(bits, tf.float64))
 
 
-@tf.function(autograph=False, jit_compile=True)
 def _to_integers(gradients: Sequence[tf.Tensor], exponents: tf.Tensor, shift: int) -> tf.Tensor:
     """Returns the sums over this replica's summands, int64 (values of all variables,)."""
     scaled = [
@@ -85,7 +107,6 @@ def _to_integers(gradients: Sequence[tf.Tensor], exponents: tf.Tensor, shift: in
     return tf.concat([tf.reshape(tf.reduce_sum(tf.cast(values, tf.int64), axis=0), [-1]) for values in scaled], axis=0)
 
 
-@tf.function(autograph=False, jit_compile=True)
 def _from_integers(
     total: tf.Tensor, exponents: tf.Tensor, shift: int, shapes: Sequence[tf.TensorShape]
 ) -> list[tf.Tensor]:

@@ -69,7 +69,7 @@ def test_the_checkpoint_is_the_same_on_any_topology_and_when_the_run_changes_its
 
 def test_skipped_records_keep_the_bits(data, tmp_path):
     damaged = shutil.copytree(data, tmp_path / "damaged")
-    shards = sorted(damaged.glob("*train*.tfrecord*[0-9]"))
+    shards = sorted(damaged.glob("train-*.tfrecord"))
     damage(shards[0], 0.4)
     damage(shards[1], 0.7)
     flags = (*SMALL, "--on_corrupt=skip")
@@ -110,7 +110,9 @@ def test_a_run_killed_ten_times_on_changing_topologies_ends_with_the_bits_of_an_
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 @pytest.mark.parametrize("model", [DEEP, TUTORIAL], ids=["resnet20", "cifar10_cnn"])
 def test_every_model_is_the_same_on_every_topology(data, tmp_path, model, optimizer):
-    check(data, tmp_path, (*model, f"--optimizer={optimizer}"), ("one", "m2", "m3", "m4", "m6", "m12", "w2", "w3", "w4"))
+    check(
+        data, tmp_path, (*model, f"--optimizer={optimizer}"), ("one", "m2", "m3", "m4", "m6", "m12", "w2", "w3", "w4")
+    )
 
 
 @pytest.mark.parametrize(

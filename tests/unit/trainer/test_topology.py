@@ -72,9 +72,27 @@ def test_summands_in_any_order_and_of_any_magnitude_cancel(make_strategy):
     for order in (values, values[::-1].copy(), np.roll(values, 5)):
         [found] = summed([order], 2, make_strategy)
         assert found == 0.0  # what is far below the largest summand is rounded away, in every order alike
-    small = np.float32(2.0**-126)
-    [found] = summed([np.full(V, small)], 3, make_strategy)
-    assert found == V * small
+
+
+def test_what_is_below_the_normal_numbers_is_zero_whether_a_kernel_flushes_it_or_not(make_strategy):
+    least = np.float32(2.0**-125)
+    [small, smaller] = summed([np.full(V, least), np.full((V, 3), np.float32(2.0**-130))], 3, make_strategy)
+    assert small == V * least
+    assert smaller.tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("replicas", [0, 2])
+def test_many_summands_are_compiled_and_have_the_bits_of_few(replicas, make_strategy):
+    draw = np.random.default_rng(4)
+    large = (draw.normal(size=(V, 90, 300)) * 10 ** draw.uniform(-12, 3, (V, 90, 300))).astype(np.float32)
+    parts = [large, draw.normal(size=(V, 7)).astype(np.float32)]
+    top = np.abs(large).max()
+    for one, values in zip(summed(parts, replicas, make_strategy), parts, strict=True):
+        for begin in range(0, values.shape[1], 30):
+            part = values[:, begin : begin + 30].copy()
+            marked = np.concatenate([part.reshape(V, -1), np.full((V, 1), top if values is large else 0)], axis=1)
+            [other] = summed([marked.astype(np.float32)], replicas, make_strategy)
+            assert other[:-1].tobytes() == one[begin : begin + 30].tobytes()
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
