@@ -60,18 +60,6 @@ def test_stopped_by_a_signal_then_losing_the_chief_then_going_on(digits, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_killed_worker_ends_the_chief_with_one_line(digits, tmp_path):
-    workers = start_workers(digits, [tmp_path] * 2, *FLAGS)
-    wait_for_step(workers[0], 20)
-    workers[1].kill()
-    began = time.monotonic()
-    code, _, err = finish(*workers)[0]
-    assert time.monotonic() - began < 30
-    assert code == 75
-    assert re.fullmatch(LOST, err), err
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_both_killed_at_any_moment(seed, digits, tmp_path, uninterrupted):
     draw = random.Random(seed)
@@ -87,19 +75,6 @@ def test_both_killed_at_any_moment(seed, digits, tmp_path, uninterrupted):
         finish(*workers)
     assert [code for code, _, _ in finish(*start_workers(digits, [tmp_path] * 2, *FLAGS))] == [0, 0]
     assert checkpoint_bytes(tmp_path, STEPS) == uninterrupted
-
-
-@pytest.mark.slow
-def test_a_stopped_worker_is_given_up(digits, tmp_path):
-    workers = start_workers(digits, [tmp_path] * 2, *FLAGS)
-    wait_for_step(workers[0], 20)
-    workers[1].send_signal(signal.SIGSTOP)
-    code, _, err = finish(*workers[:1])[0]
-    workers[1].kill()
-    finish(*workers[1:])
-    assert code == 75
-    assert err.startswith("trainer.run: lost another worker")
-    assert err.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""TensorFlow's errors as one line and an exit code."""
+"""Errors of TensorFlow and the system as one line and an exit code."""
 
 from __future__ import annotations
 
@@ -24,39 +24,48 @@ _OWN = (
     tf.errors.ResourceExhaustedError,
     tf.errors.UnimplementedError,
 )
+_FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 _WHERE = re.compile(r"Graph execution error:|Detected at node|\s*File \"|\s*\[\[")
 
 
 @contextlib.contextmanager
 def in_one_line(num_workers: int) -> Iterator[None]:
-    """Turns TensorFlow's errors inside into PipelineErrors.
+    """Turns TensorFlow's and the system's errors inside into PipelineErrors.
 
     Raises:
       RerunError: in a job of several workers, one was lost.
-      DataError: all other errors of an op.
+      DataError: all other errors of an op, and of the system, such as a folder that is gone.
     """
     try:
         yield
     except tf.errors.OpError as error:
         raise translate(error, num_workers) from None
+    except PipelineError:
+        raise
+    except OSError as error:
+        reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise _disk_full(reason) if error.strerror in _FULL else DataError(reason) from None
 
 
 def translate(error: tf.errors.OpError, num_workers: int) -> PipelineError:
     """Returns the error that the user sees."""
     reason = first_line(error)
+    if any(words in error.message for words in _FULL):
+        return _disk_full(reason)
     if num_workers > 1 and not isinstance(error, _OWN):
         return RerunError(
             f"lost another worker ({reason}); rerun the same commands on all {num_workers} to resume from the last "
             "checkpoint"
         )
     if isinstance(error, tf.errors.ResourceExhaustedError):
-        if os.strerror(errno.ENOSPC) in error.message:
-            return DataError(
-                f"the disk is full ({reason}); make room, then rerun the same command to resume from the last "
-                "checkpoint"
-            )
         return DataError(f"out of memory ({reason}); try a smaller --global_batch_size")
     return DataError(reason)
+
+
+def _disk_full(reason: str) -> DataError:
+    return DataError(
+        f"the disk is full ({reason}); make room, then rerun the same command to resume from the last checkpoint"
+    )
 
 
 def first_line(error: tf.errors.OpError) -> str:

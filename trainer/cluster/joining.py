@@ -30,10 +30,10 @@ def join(cluster: Cluster, timeout: float) -> tf.distribute.Strategy:
     options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=timeout)
     try:
         return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-    except tf.errors.DeadlineExceededError:
+    except (tf.errors.DeadlineExceededError, tf.errors.UnavailableError):
         raise RerunError(
-            f"lost another worker: it was there, but did not join within {timeout:g} s (--collective_timeout); rerun "
-            f"the same commands on all {cluster.size} to resume from the last checkpoint"
+            f"lost another worker: it was there, but did not join (--collective_timeout={timeout:g}); rerun the same "
+            f"commands on all {cluster.size} to resume from the last checkpoint"
         ) from None
     except tf.errors.UnknownError as error:
         if _PORT_TAKEN in error.message:

@@ -1,3 +1,5 @@
+import errno
+
 import pytest
 import tensorflow as tf
 
@@ -43,9 +45,30 @@ def test_the_line_that_says_what_happened(kind, message, line):
         ("UnavailableError", "Socket closed", 1, DataError, "Socket closed"),  # alone, there is no worker to lose
         ("DataLossError", "corrupted record", 3, DataError, "corrupted record"),
         ("ResourceExhaustedError", "OOM when allocating tensor", 1, DataError, "OOM.*--global_batch_size"),
+        ("InternalError", FULL.replace("No space left on device", "Disk quota exceeded"), 3, DataError, "disk is full"),
         ("ResourceExhaustedError", FULL, 1, DataError, r"disk is full.*ckpt-10_temp((?!--global_batch_size).)*$"),
     ],
 )
 def test_tensorflows_errors_become_ours(kind, message, workers, error, facts):
     with pytest.raises(error, match=facts), failures.in_one_line(workers):
         raise getattr(tf.errors, kind)(None, None, message)
+
+
+@pytest.mark.parametrize(
+    ("error", "facts"),
+    [
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "/tmp/x"), "^/tmp/x: No such file or directory$"),
+        (OSError(errno.ENOSPC, "No space left on device", "/logs/events"), "disk is full .*/logs/events"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "disk is full .*quota"),
+    ],
+)
+def test_the_systems_errors_become_ours(error, facts):
+    with pytest.raises(DataError, match=facts), failures.in_one_line(1):
+        raise error
+
+
+def test_our_errors_stay():
+    with pytest.raises(RerunError), failures.in_one_line(1):
+        raise RerunError("stopped")
+    with pytest.raises(DataError, match="^as it was$"), failures.in_one_line(1):
+        raise DataError("as it was")
