@@ -53,9 +53,22 @@ async def read_answer(reader: asyncio.StreamReader) -> str | PipelineError | Non
     return _ERRORS[message["exit_code"]](message["error"]) if message["exit_code"] else None
 
 
+async def waits_no_longer(reader: asyncio.StreamReader) -> bool:
+    """Returns whether a worker ran out of time; False: it is gone without a word, and may come back."""
+    try:
+        return bool(await reader.read(1))
+    except OSError:
+        return False
+
+
 def write_hello(writer: asyncio.StreamWriter, hello: Hello) -> None:
     """Sends who a worker is."""
     _write(writer, dataclasses.asdict(hello))
+
+
+def write_waits_no_longer(writer: asyncio.StreamWriter) -> None:
+    """Sends that a worker ran out of time."""
+    writer.write(b"\n")
 
 
 def write_waiting(writer: asyncio.StreamWriter, awaited: str) -> None:

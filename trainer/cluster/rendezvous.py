@@ -26,7 +26,6 @@ _FIRST_NOTICE_SECONDS = 0.5
 _RETRY_SECONDS = 0.3
 _ANSWER_SECONDS = 10.0  # for a machine to answer, and for a worker to say who it is
 _ALIKE = "start all workers with the same flags, data and versions"
-_ALL = "rerun the same commands on all workers"
 
 _Outcome: TypeAlias = PipelineError | None  # what ends all workers; None: they may go on
 
@@ -47,8 +46,8 @@ def meet(cluster: Cluster, description: Description, timeout: float) -> None:
     jobs = {VARIABLE: f"{listed}{', the first as chief' if cluster.chief_job else ''}"}
     hello = Hello(cluster.rank, cluster.name(cluster.rank), [jobs, *description])
     with ports.listen(cluster) as port:  # a worker keeps its port until TensorFlow takes it
-        side = _Chief(cluster, hello, port) if cluster.is_chief else _Worker(cluster, hello)
-        outcome = asyncio.run(side.meet(timeout))
+        side = _Chief(cluster, hello, timeout, port) if cluster.is_chief else _Worker(cluster, hello, timeout)
+        outcome = asyncio.run(side.meet())
     if outcome:
         raise outcome
 
@@ -56,11 +55,11 @@ def meet(cluster: Cluster, description: Description, timeout: float) -> None:
 class _Chief:
     """The side that waits for all, compares and decides."""
 
-    def __init__(self, cluster: Cluster, hello: Hello, port: socket.socket) -> None:
-        self._cluster, self._mine, self._port = cluster, hello.description, port
+    def __init__(self, cluster: Cluster, hello: Hello, timeout: float, port: socket.socket) -> None:
+        self._cluster, self._mine, self._timeout, self._port = cluster, hello.description, timeout, port
         self._others: dict[int, tuple[Hello, asyncio.StreamWriter]] = {}  # by rank
 
-    async def meet(self, timeout: float) -> _Outcome:
+    async def meet(self) -> _Outcome:
         self._decision: asyncio.Future[_Outcome] = asyncio.get_running_loop().create_future()
         tasks = []  # that Python 3.11's start_server would make for a coroutine, but not cancel without a traceback
 
@@ -68,7 +67,7 @@ class _Chief:
             tasks.append(asyncio.create_task(self._serve(reader, writer)))
 
         server = await asyncio.start_server(serve, sock=self._port, limit=messages.MOST_BYTES)
-        outcome = await _decided(self._decision, timeout, self._absent)
+        outcome = await _decided(self._decision, self._timeout, self._absent)
         server.close()  # before a worker goes on, whose TensorFlow looks for the chief's on this port
         for _, writer in self._others.values():
             messages.write_end(writer, outcome)
@@ -88,8 +87,8 @@ class _Chief:
                 return
             self._others[hello.rank] = hello, writer
             self._changed()
-            with contextlib.suppress(OSError):
-                await reader.read(1)  # it has no more to say
+            if await messages.waits_no_longer(reader) and not self._decision.done():
+                self._decision.set_result(_late(self._absent(), self._timeout))  # it will not be there for the others
             del self._others[hello.rank]
             self._changed()
 
@@ -126,12 +125,13 @@ class _Chief:
 class _Worker:
     """The side that asks the chief."""
 
-    def __init__(self, cluster: Cluster, hello: Hello) -> None:
-        self._hello, self._chief, self._address = hello, cluster.name(0), ports.split(cluster.addresses[0])
+    def __init__(self, cluster: Cluster, hello: Hello, timeout: float) -> None:
+        self._hello, self._timeout = hello, timeout
+        self._chief, self._address = cluster.name(0), ports.split(cluster.addresses[0])
         self._awaited = self._chief
 
-    async def meet(self, timeout: float) -> _Outcome:
-        return await _decided(asyncio.create_task(self._ask()), timeout, lambda: self._awaited)
+    async def meet(self) -> _Outcome:
+        return await _decided(asyncio.create_task(self._ask()), self._timeout, lambda: self._awaited)
 
     async def _ask(self) -> _Outcome:
         while True:
@@ -149,9 +149,13 @@ class _Worker:
         with contextlib.closing(writer):
             messages.expect_signs_of_life(writer)
             messages.write_hello(writer, self._hello)
-            while isinstance(answer := await messages.read_answer(reader), str):
-                self._awaited = answer
-            return answer
+            try:
+                while isinstance(answer := await messages.read_answer(reader), str):
+                    self._awaited = answer
+                return answer
+            except asyncio.CancelledError:
+                messages.write_waits_no_longer(writer)
+                raise
 
 
 async def _decided(decision: asyncio.Future[_Outcome], timeout: float, awaited: Callable[[], str]) -> _Outcome:
@@ -163,6 +167,12 @@ async def _decided(decision: asyncio.Future[_Outcome], timeout: float, awaited: 
         if decision.done():
             return decision.result()
         if time() >= end:
-            return RerunError(f"{awaited()} did not come within {timeout:g} s (--join_timeout); {_ALL}")
+            return _late(awaited(), timeout)
         print(f"waiting for {awaited()}", flush=True)
         pause = NOTICE_SECONDS
+
+
+def _late(awaited: str, timeout: float) -> RerunError:
+    return RerunError(
+        f"{awaited} did not come within {timeout:g} s (--join_timeout); rerun the same commands on all workers"
+    )

@@ -37,8 +37,9 @@ def test_a_second_job_is_told_who_holds_the_folder_until_that_is_dead(tmp_path, 
         pass
     holder.send_signal(signal.SIGKILL)
     holder.wait()
+    (tmp_path / lock.FILE).write_text("a long name " * 9)
     with lock.held(str(tmp_path)):
-        assert f"process {os.getpid()} on " in (tmp_path / lock.FILE).read_text()
+        assert (tmp_path / lock.FILE).read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
 
 
 def test_the_same_process_may_train_again(tmp_path):

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import gc
 import json
 import re
 import socket
@@ -143,6 +144,14 @@ def test_who_does_not_come_in_time_is_named_by_all(start, addresses, absent, cap
     assert len(said) >= 4  # each worker, more than once
 
 
+def test_who_runs_out_of_time_first_ends_all_with_the_same_line(start, addresses):
+    began = time.monotonic()
+    workers = [start(0, timeout=20), start(2, timeout=1)]
+    for worker, timeout in zip(workers, (20, 1), strict=True):
+        assert line(worker).startswith(f"worker 1 ({addresses[1]}) did not come within {timeout} s (--join_timeout); ")
+    assert time.monotonic() - began < 10
+
+
 def test_a_host_without_an_address_is_waited_for_with_the_reason(start, capfd):
     chief = ("nowhere.invalid:2222", "localhost:1")
     worker = start(1, timeout=1.5, addresses=(chief[0], f"localhost:{free_ports(1)[0]}"))
@@ -197,7 +206,7 @@ STRANGERS = [
 ]
 
 
-def test_strangers_are_not_answered(start, connect, addresses, monkeypatch):
+def test_strangers_are_not_answered(start, connect, monkeypatch, caplog):
     monkeypatch.setattr(rendezvous, "_ANSWER_SECONDS", 0.5)
     chief = start(0)
     strangers = [connect(data) for data in STRANGERS]
@@ -208,6 +217,8 @@ def test_strangers_are_not_answered(start, connect, addresses, monkeypatch):
             assert stranger.recv(100) == b""
     workers = [start(1), start(2)]
     assert [worker.result(timeout=30) for worker in (chief, *workers)] == [None] * 3
+    gc.collect()  # asyncio logs exceptions that nobody caught
+    assert not caplog.records
 
 
 def test_a_worker_waits_where_another_program_has_the_chiefs_port(start, addresses):
