@@ -86,6 +86,7 @@ def damage(path, share):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_run_killed_ten_times_on_changing_topologies_ends_with_the_bits_of_an_undisturbed_one(data, tmp_path):
     steps, draw = 90, random.Random(12)
     flags = (*DEEP, f"--train_steps={steps}", "--checkpoint_every=3", "--collective_timeout=30")
@@ -107,6 +108,7 @@ def test_a_run_killed_ten_times_on_changing_topologies_ends_with_the_bits_of_an_
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 @pytest.mark.parametrize("model", [DEEP, TUTORIAL], ids=["resnet20", "cifar10_cnn"])
 def test_every_model_is_the_same_on_every_topology(data, tmp_path, model, optimizer):
