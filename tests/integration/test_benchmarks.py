@@ -126,7 +126,8 @@ def test_virtual_replicas_are_measured_against_the_classic_step(cifar):
     sent, *steps = lines_of(run(*flags, benchmark="topology"))
     assert re.fullmatch(r"two workers send per step: classic -?[\d,]+ bytes, V = 2 -?[\d,]+ bytes: ratio .*", sent)
     assert [line.split(":")[0] for line in steps[::3]] == [f"mlp, 16 rows on {devices}" for devices in (4, 2, 1)]
-    assert sum(bool(re.search(rf"V = \d: .* ms; of the classic speed, {RATIO}; by processor time, {RATIO}$", line)) for line in steps) == 6
+    measured = rf"  V = \d: .* ms; of the classic speed, {RATIO}; by processor time, {RATIO}"
+    assert sum(bool(re.fullmatch(measured, line)) for line in steps) == 6
 
 
 @pytest.mark.parametrize(
