@@ -65,14 +65,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         if "bytes" in parts:
             report_bytes(flags)
         if "steps" in parts:
-            inputs.load_tensorflow()
-            report_steps(config, flags)
+            gpus = inputs.load_tensorflow().config.list_physical_devices("GPU")
+            report_steps(config, flags, [count for count in DEVICES if not gpus or count <= len(gpus)])
 
 
-def report_steps(config: BenchmarkConfig, flags: list[str]) -> None:
+def report_steps(config: BenchmarkConfig, flags: list[str], counts: Sequence[int]) -> None:
     """Prints, for each number of devices, the speed with V against the classic step."""
     rows = config.global_batch_size
-    for devices in reversed(DEVICES):  # the CPU is split once
+    for devices in sorted(counts, reverse=True):  # the CPU is split once
         kinds = {"classic": None, f"V = {devices}": devices, f"V = {MOST}": MOST}
         takes = {name: looper(flags, devices, virtual, rows) for name, virtual in kinds.items()}
         rounds = alternate(takes, config.rounds, config.seconds)

@@ -3,14 +3,18 @@
 Each replica gets its virtual replicas stacked and computes their gradients one by one; `sum_gradients` adds up those
 of all replicas in fixed point. It prints a digest of the weights: the same for every --replicas.
 
+    python examples/same_bits_loop.py --data_dir=demo/digits --steps=50
     python examples/same_bits_loop.py --data_dir=demo/digits --steps=50 --replicas=3
+
+A model with BatchNorm or dropout needs more: each virtual replica has to begin with the same statistics and draw from a
+seed of its own (trainer/step/virtual_replicas.py does so).
 """
 
 import argparse
 import hashlib
 import sys
 
-from pipeline import distribute, manifest
+from pipeline import manifest
 from pipeline.errors import PipelineError
 
 VIRTUAL_REPLICAS = 12  # any number that --replicas divides
@@ -25,6 +29,7 @@ args = parser.parse_args()
 import keras  # after parsing, so that --help answers at once
 import tensorflow as tf
 
+from pipeline import distribute
 from trainer.topology import sum_gradients, without_all_reduce
 
 
@@ -38,6 +43,7 @@ def make_model() -> keras.Model:
 
 def main() -> None:
     """Trains for --steps and prints a digest of the weights."""
+    tf.config.threading.set_intra_op_parallelism_threads(8)  # kernels split their sums by it
     logical = [tf.config.LogicalDeviceConfiguration()] * args.replicas
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], logical)
     strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(args.replicas)])

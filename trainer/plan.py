@@ -44,9 +44,9 @@ def make(config: TrainConfig, cluster: Cluster) -> Plan:
       UsageError: the config does not fit the data.
     """
     replicas, virtual = max(config.run.num_replicas or 1, cluster.size), config.order.virtual_replicas
-    order.check_replicas(config.order.global_batch_size, replicas)
     if virtual is not None:
         check_virtual_replicas(config.order.global_batch_size, virtual, replicas)
+    order.check_replicas(config.order.global_batch_size, replicas)
     training = resolve(config.request(training=True))
     steps = training.order.steps_per_epoch
     decay_steps = max(1, int(config.learning.decay_epochs * steps))

@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 the data or a loss is bad; 2 a flag cannot work; 75 not do
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
@@ -63,6 +64,7 @@ def _cluster(strategy: str) -> tf_config.Cluster:
         return tf_config.ALONE
     cluster = tf_config.from_environment()
     if cluster is None:
+        os.environ.pop(tf_config.VARIABLE, None)  # it may be there and empty, which TensorFlow cannot read
         print(f"{tf_config.VARIABLE} is not set: --strategy=multiworker trains on this one worker", flush=True)
     return cluster or tf_config.ALONE
 

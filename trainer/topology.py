@@ -5,7 +5,7 @@ summands become integers first, whose sum does not: per variable, the largest ma
 are, gives an exponent e (a maximum is the same in any order); each becomes round(x * 2^(62 - ceil(log2 V) - e)) as
 int64, which has room for V of them. This is reproducible summation (Demmel and Nguyen, "Parallel reproducible
 summation", IEEE Transactions on Computers 64, 2015) with one bin. It is also more accurate than a float32 sum: each
-summand is off by 2^-(63 - ceil(log2 V)) of the largest at most. Magnitudes below 2^-126 count as 0: whether a kernel
+summand is off by 2^-(62 - ceil(log2 V)) of the largest at most. Magnitudes below 2^-126 count as 0: whether a kernel
 flushes those to 0 depends on its thread.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, UsageError
 
 _ALL_REDUCE = "_all_reduce_sum_gradients"  # of Keras' optimizers under tf.distribute
 _BITS = 62  # of the sum
@@ -39,14 +39,30 @@ def sum_gradients(gradients: Sequence[tf.Tensor], num_summands: int) -> list[tf.
       gradients: per variable, float32 (n, *shape): one for each of this replica's n virtual replicas.
       num_summands: V, all virtual replicas of all replicas; below 2^38.
 
+    Raises:
+      UsageError: the summands of all replicas are not num_summands, or not float32.
+
     Returns:
       Per variable, float32 (*shape). NaN throughout a variable where one of its summands is NaN or infinite.
     """
+    _check(gradients, num_summands)
     compiled = functools.partial(_compiled_where_it_pays, gradients)
     shift = _BITS - math.ceil(math.log2(max(2, num_summands)))
     exponents = tf.maximum(_max_over_replicas(compiled(_exponents)(gradients)), shift + _LEAST_NORMAL + 1)
     total = _sum_over_replicas(compiled(_to_integers)(gradients, exponents, shift))
     return compiled(_from_integers)(total, exponents, shift, [gradient.shape[1:] for gradient in gradients])
+
+
+def _check(gradients: Sequence[tf.Tensor], num_summands: int) -> None:
+    replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+    for gradient in gradients:
+        if not tf.is_tensor(gradient) or gradient.dtype != tf.float32:
+            raise UsageError(f"gradients: each must be a float32 tensor, one of them is {gradient!r}")
+        if gradient.shape.rank == 0 or gradient.shape[0] * replicas != num_summands:
+            raise UsageError(
+                f"num_summands={num_summands}: a gradient of shape {tuple(gradient.shape)} on each of "
+                f"{replicas} replicas has another number of summands"
+            )
 
 
 def without_all_reduce(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:

@@ -51,6 +51,8 @@ def run(config: TrainConfig, plan: Plan, cluster: Cluster, interrupt: Interrupt)
     if config.run.deterministic:
         keras.utils.set_random_seed(config.order.seed)
         tf.config.experimental.enable_op_determinism()
+    if config.order.virtual_replicas:
+        tf.config.threading.set_intra_op_parallelism_threads(config.order.cpu_threads)
     if cluster.size > 1:
         rendezvous.meet(cluster, description.of(config, plan), config.run.join_timeout)
     with failures.in_one_line(cluster.size):

@@ -112,7 +112,16 @@ def parse_known(
     parser.add_arguments(kind, "config", default=default)
     parser.given = [_with_home(token) for token in (sys.argv[1:] if argv is None else argv)]
     known, rest = parser.parse_known_args(parser.given)
+    _check_values_given(parser)
     return known.config, rest, [option for option in parser._option_string_actions if option.startswith("--")]
+
+
+def _check_values_given(parser: _Parser) -> None:
+    """Refuses a flag without its value: argparse takes one whose value may be None as if it were not given."""
+    for token, following in zip(parser.given, [*parser.given[1:], "--"], strict=True):
+        action = parser._option_string_actions.get(token)
+        if isinstance(action, argparse._StoreAction) and action.nargs == "?" and following.startswith("--"):
+            raise errors.UsageError(f"{token}: expected a value, as in {token}=VALUE")
 
 
 def _with_home(token: str) -> str:

@@ -109,6 +109,21 @@ def test_other_flags(digits, tmp_path, others, chiefs):
     assert not list(tmp_path.glob("ckpt-*"))
 
 
+def test_other_versions(digits, tmp_path):
+    """The second worker finds another release of this package first on its path."""
+    (tmp_path / "stepfeed-0.0.1.dist-info").mkdir()
+    (tmp_path / "stepfeed-0.0.1.dist-info" / "METADATA").write_text("Name: stepfeed\nVersion: 0.0.1\n")
+    command = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from trainer import run; run.entry_point()"
+    configs = tf_configs(2)
+    flags = ("--strategy=multiworker", *LONG)
+    chief = start(digits, tmp_path / "model", *flags, tf_config=configs[0])
+    folders = (f"--data_dir={digits}", f"--model_dir={tmp_path / 'model'}")
+    other = forked.Process(["-c", command, *folders, *flags], {"TF_CONFIG": configs[1], "PYTHONUNBUFFERED": "1"})
+    one, two = ends(chief, other)
+    assert one.is_one_line(2, f"{WORKER_1} has stepfeed 0.0.1, the chief has stepfeed .*; start all workers with .*")
+    assert (two.code, two.err) == (2, one.err)
+
+
 @pytest.mark.slow
 def test_other_data(digits, tmp_path):
     convert.main(["--dataset=digits", f"--data_dir={tmp_path / 'other'}", "--num_shards=3"])
@@ -286,6 +301,16 @@ def test_a_full_disk(digits, small_disk, workers):
 
 
 @pytest.mark.slow
+def test_a_disk_that_becomes_read_only(digits, small_disk):
+    processes = start_workers(digits, [small_disk] * 2, *LONG)
+    wait_for_step(processes[0], 30)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    chief, other = ends(*processes)
+    assert chief.is_one_line(1, rf"{small_disk}/.*Read-only file system.*")
+    assert other.is_one_line(75, LOST)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("now", ["nothing", "a file"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_model_dir_that_is_gone(digits, tmp_path, workers, now):
@@ -296,6 +321,7 @@ def test_a_model_dir_that_is_gone(digits, tmp_path, workers, now):
     if now == "a file":
         folder.write_text("")
     chief, *others = ends(*processes)
-    assert chief.is_one_line(1, rf"{folder}/.*(?:No such file or directory|Not a directory).*")
+    assert chief.is_one_line(1, f"--model_dir={folder}: was moved, removed or replaced during this run; .*")
+    assert not folder.is_dir()  # it was not made anew
     assert all(other.is_one_line(75, LOST) for other in others)
     assert list((tmp_path / "elsewhere").glob("ckpt-*.index"))

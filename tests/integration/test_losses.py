@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from tests.runs import finish, start, start_workers
+from tests.runs import finish, scalars, start, start_workers
 
 STEPS = 50
-FLAGS = ["--distort=shift", "--global_batch_size=64", f"--train_steps={STEPS}", "--log_every=1"]
+FLAGS = ["--distort=shift", "--global_batch_size=64", f"--train_steps={STEPS}", "--log_every=1", "--summary_every=1"]
 MLP = ["--model=mlp", "--optimizer=sgd", "--learning_rate=0.1"]
 LENET = ["--model=lenet"]
 
@@ -20,14 +19,9 @@ def losses(digits, model_dir, model, strategy, count):
     else:
         workers = [start(digits, model_dir, *flags, f"--strategy={strategy}", f"--num_replicas={count}")]
     assert [(code, err) for code, _, err in finish(*workers)] == [(0, "")] * len(workers)
-    (events,) = (model_dir / "logs").glob("events*")
-    logged = {}
-    for event in tf.compat.v1.train.summary_iterator(str(events)):
-        for value in event.summary.value:
-            if value.tag == "train/loss":
-                logged[event.step] = tf.make_ndarray(value.tensor)
+    logged = {step: value for (tag, step), value in scalars(model_dir / "logs").items() if tag == "train/loss"}
     assert sorted(logged) == list(range(1, STEPS + 1))
-    return np.array([logged[step] for step in sorted(logged)])
+    return np.array([logged[step] for step in sorted(logged)], np.float32)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import re
@@ -13,6 +15,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from pipeline import errors
+from pipeline.errors import DataError
 
 PREFIX = "ckpt"
 _SCRATCH = "saving-"  # prefix of the folder in which a checkpoint is written
@@ -20,9 +23,10 @@ _SCRATCH = "saving-"  # prefix of the folder in which a checkpoint is written
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointFiles:
-    """The checkpoints in a folder. A kill at any moment leaves each of them whole or not there.
+    """The checkpoints in a folder. A kill at any moment leaves each of them complete or absent.
 
-    A checkpoint is there when its index is: that file comes last and goes first. `tidy` removes what a kill leaves.
+    A checkpoint is complete once its index exists: that file is added last and removed first. `tidy` removes what a
+    kill leaves.
 
     Attributes:
       folder: of the files.
@@ -48,31 +52,74 @@ class CheckpointFiles:
         Newer ones are there only where they could not be read. They stay until training has passed them.
 
         Raises:
-          DataError: the disk is full, or the folder cannot be written to.
+          DataError: the disk is full, or the folder cannot be written to, or is not the one it was.
         """
         name = f"{PREFIX}-{step}"
         with errors.named(self._path(step), "cannot be saved"):
+            self._check_folder()
             with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=self.folder) as scratch:
-                write(os.path.join(scratch, name))
+                try:
+                    write(os.path.join(scratch, name))
+                finally:
+                    self._check_folder()  # TensorFlow makes the folders that it misses
                 written = pathlib.Path(scratch).glob(f"{name}.*")
                 for path in sorted(written, key=lambda path: path.suffix == ".index"):
                     path.replace(self.folder / path.name)
+            self._check_folder()
             steps = [other for other in self._steps() if other <= step]
             keep = kept(steps, self.max_to_keep, self.steps_per_epoch)
             self._list(keep)
             for old in set(steps) - set(keep):
                 self._remove(old)
 
-    def tidy(self) -> None:
-        """Removes what a killed save or removal left behind, and lists what is complete."""
+    def tidy(self) -> list[str]:
+        """Removes what a killed save or removal left behind, and lists what is complete.
+
+        Returns:
+          The checkpoints that were listed and have lost their index, which no kill does; their data stay for now.
+
+        Raises:
+          DataError: all that were listed are lost, or the folder cannot be written to.
+        """
+        self._check_folder()  # from now on it has to be this one
         # TensorFlow itself writes to ..._temp, as did earlier versions in this folder.
         for folder in (*self.folder.glob(f"{_SCRATCH}*"), *self.folder.glob(f"{PREFIX}-*_temp")):
             shutil.rmtree(folder, ignore_errors=True)
         with errors.named(self.folder, "cannot be written to"):
+            steps, listed = self._steps(), self._listed()
+            if listed and not steps:
+                raise DataError(
+                    f"{self.folder}: lists {', '.join(listed)} in its file `checkpoint`, but no .index file is there; "
+                    "restore them from a backup, or remove that file to start anew"
+                )
+            lost = []
             for path in self.folder.glob(f"{PREFIX}-*.data-*"):
                 if not path.with_suffix(".index").exists():
-                    path.unlink()
-            self._list(self._steps())
+                    if path.stem in listed:
+                        lost.append(str(path.with_suffix("")))
+                    else:
+                        path.unlink()
+            self._list(steps)
+        return lost
+
+    def _check_folder(self) -> None:
+        """Raises DataError where the folder is no longer the one in which this process began."""
+        try:
+            now = self.folder.stat()
+        except OSError:
+            now = None
+        if now is None or (now.st_dev, now.st_ino) != self._identity:
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()  # empty: TensorFlow made it anew
+            raise DataError(
+                f"--model_dir={self.folder}: was moved, removed or replaced during this run; put it back, then rerun "
+                "the same command to resume"
+            )
+
+    @functools.cached_property
+    def _identity(self) -> tuple[int, int]:
+        found = self.folder.stat()
+        return found.st_dev, found.st_ino
 
     def _steps(self) -> list[int]:
         found = [re.fullmatch(rf"{PREFIX}-(\d+)\.index", path.name) for path in self.folder.glob(f"{PREFIX}-*.index")]
@@ -85,6 +132,12 @@ class CheckpointFiles:
         pathlib.Path(f"{self._path(step)}.index").unlink()
         for path in self.folder.glob(f"{PREFIX}-{step}.data-*"):
             path.unlink()
+
+    def _listed(self) -> list[str]:
+        """Returns the names in the list, which is written after a save and before a removal: all were complete."""
+        listing = self.folder / "checkpoint"
+        text = listing.read_text(encoding="utf-8", errors="replace") if listing.is_file() else ""
+        return re.findall(r'^all_model_checkpoint_paths: "([^"]*)"', text, re.MULTILINE)
 
     def _list(self, steps: Sequence[int]) -> None:
         """Writes the list that `tf.train.latest_checkpoint` reads; without absolute paths, so the folder can move."""
@@ -101,8 +154,8 @@ class CheckpointFiles:
 def kept(steps: Sequence[int], max_to_keep: int, steps_per_epoch: int) -> list[int]:
     """Returns which of some steps, ascending, to keep: the newest, and two that are an epoch or more apart.
 
-    The older of the two is an epoch old at least, two at most: from before a slow divergence that the newest have seen.
-    The other one takes its place.
+    The older of the two is at least an epoch old, and about two at most where checkpoints are frequent: from before a
+    slow divergence that the newest have seen. The other one takes its place.
     """
     apart = [steps[0]]
     for step in steps:

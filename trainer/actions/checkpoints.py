@@ -15,6 +15,7 @@ from pipeline.errors import DataError, UsageError
 from pipeline.order.order import OrderSpec
 from trainer.actions.checkpoint_files import PREFIX, CheckpointFiles
 from trainer.actions.output import Output
+from trainer.cluster.failures import first_line
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
 from trainer.config.changes import changed_flags
@@ -44,7 +45,7 @@ class Restored:
 
     Attributes:
       path: of it.
-      changes: what has changed in the run since, of all that shapes the training: `--learning_rate was 0.05, is 0.01`.
+      changes: which training options have changed since: `--learning_rate was 0.05, is 0.01`.
     """
 
     path: str
@@ -83,7 +84,8 @@ class Checkpoints:
         )
         self._is_chief, self._saved_step = cluster.is_chief, 0
         if cluster.is_chief:
-            self._files.tidy()
+            for path in self._files.tidy():
+                self._output.line(f"skipped {path}, which is damaged: its .index file is missing")
 
     @property
     def newest(self) -> str | None:
@@ -109,7 +111,8 @@ class Checkpoints:
                 # Earlier versions stored a count of saves, too, which is expected to be left over.
                 self._checkpoint.read(path).assert_existing_objects_matched().expect_partial()
             except (tf.errors.OpError, IndexError) as error:  # IndexError: what the reader raises for a truncated file
-                self._output.line(f"skipped {path}, which is damaged: {str(error).splitlines()[0]}")
+                reason = first_line(error) if isinstance(error, tf.errors.OpError) else str(error).splitlines()[0]
+                self._output.line(f"skipped {path}, which is damaged: {reason}")
                 continue
             self._saved_step = self._state.step
             flags = changed_flags(stored.get("config", {}), self._config)
@@ -155,17 +158,24 @@ class Checkpoints:
             "optimizer": self._config.learning.optimizer,
             "image_shape": image_shape,
             "num_classes": self._state.model.output_shape[-1],
-            "virtual_replicas": self._config.order.virtual_replicas,
+            **self._same_bits(),
             "order": json.loads(self._spec.to_json()),
             "config": dataclasses.asdict(self._config),
         }
 
+    def _same_bits(self) -> dict[str, Any]:
+        """Returns the flags that the bits of the sums depend on."""
+        order = self._config.order
+        threads = {"--cpu_threads": order.cpu_threads} if order.virtual_replicas else {}
+        return {"--virtual_replicas": order.virtual_replicas, **threads}
+
     def _check(self, path: str, stored: dict[str, Any]) -> None:
         for name, here in self._record().items():
-            if name not in ("order", "config") and stored.get(name) != here:
+            was = stored.get(name, stored.get(name.removeprefix("--")))  # without -- in earlier versions
+            if name not in ("order", "config") and was != here:
+                before, now = ("unset" if value is None else value for value in (was, here))
                 raise UsageError(
-                    f"{path} has {name} {stored.get(name)}, this run has {here}; "
-                    "use the old one, or another --model_dir"
+                    f"{path} has {name} {before}, this run has {now}; use the old one, or another --model_dir"
                 )
         changes = self._order_changes(stored)
         if changes and not self._config.order.allow_order_change:

@@ -1,4 +1,4 @@
-"""What a worker has otherwise than the chief, in words."""
+"""How a worker's run differs from the chief's, in words."""
 
 from __future__ import annotations
 

@@ -37,7 +37,9 @@ def join(cluster: Cluster, timeout: float) -> tf.distribute.Strategy:
         ) from None
     except tf.errors.UnknownError as error:
         if _PORT_TAKEN in error.message:
-            raise ports.unusable(cluster, "was taken by another process") from None
+            raise ports.unusable(
+                cluster, "was taken by another process; end that process or use another port"
+            ) from None
         raise
 
 

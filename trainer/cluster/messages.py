@@ -13,7 +13,7 @@ from pipeline.errors import PipelineError, RerunError, UsageError
 from trainer.cluster.difference import Description, is_description
 
 MOST_BYTES = 1 << 20  # 1 MiB, of a message
-NOT_OURS = (OSError, ValueError, LookupError)  # the other side is gone, or does not speak like this
+NOT_OURS = (OSError, TypeError, ValueError, LookupError)  # the other side is gone, or does not speak like this
 _ERRORS: dict[int, type[PipelineError]] = {error.exit_code: error for error in (UsageError, RerunError)}
 _SILENT_SECONDS, _QUESTIONS = 10, 3  # after which the other machine is asked for a sign of life, and how often
 

@@ -34,10 +34,10 @@ def unusable(cluster: Cluster, reason: str) -> UsageError:
     """Returns the error for this worker's port."""
     address = cluster.addresses[cluster.rank]
     port, name = split(address)[1], cluster.name(cluster.rank)
-    return UsageError(f"port {port}, which {VARIABLE} gives to {name}, {reason}; end that process or use another port")
+    return UsageError(f"port {port}, which {VARIABLE} gives to {name}, {reason}")
 
 
 def _reason(error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return "is used by another process on this machine"
-    return f"cannot be used: {error.strerror or error}"
+        return "is used by another process on this machine; end that process or use another port"
+    return f"cannot be used: {error.strerror or error}; use another port"

@@ -114,11 +114,13 @@ class _Chief:
         ranks = (rank for rank in range(1, self._cluster.size) if rank not in self._others)
         return shortened([self._cluster.name(rank) for rank in ranks])
 
-    def _taken(self, hello: Hello, writer: asyncio.StreamWriter) -> UsageError:
-        peers = (one.get_extra_info("peername")[0] for one in (writer, self._others[hello.rank][1]))
+    def _taken(self, hello: Hello, writer: asyncio.StreamWriter) -> RerunError:
+        """Returns the error for a second process; a restart helps where the first one's machine is gone."""
+        peers = ((one.get_extra_info("peername") or "?")[0] for one in (writer, self._others[hello.rank][1]))
         here, there = (peer.removeprefix("::ffff:") for peer in peers)  # an IPv4 address as IPv6 has it
-        return UsageError(
-            f"{hello.name} is there already, a process on {there}; this one, on {here}, has the same task in {VARIABLE}"
+        return RerunError(
+            f"{hello.name} is there already, a process on {there}; this one, on {here}, has the same task in "
+            f"{VARIABLE}; give each process a task of its own, or try again in a minute if the other machine is gone"
         )
 
 

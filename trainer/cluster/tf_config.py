@@ -121,7 +121,7 @@ def _check_job(job: str, addresses: Any) -> None:
 
 def _check_address(job: str, address: Any) -> None:
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
-    if not host or not (port.isascii() and port.isdigit()):
+    if not host or "/" in host or not (port.isascii() and port.isdigit()):
         raise UsageError(f"{VARIABLE}: {job} {address!r} is not host:port")
     if not 1 <= int(port) <= _MAX_PORT:
         raise UsageError(f"{VARIABLE}: {job} {address!r}: the port must be 1 to {_MAX_PORT}")

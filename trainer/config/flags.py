@@ -48,7 +48,7 @@ class RunFlags:
     strategy: str = "one_device"  # one_device, mirrored, multiworker (reads TF_CONFIG) or central_storage
     num_replicas: int | None = None  # the first N GPUs, else N logical CPUs (None: all GPUs, or one CPU)
     join_timeout: float = 600.0  # seconds that a worker waits at the start until all are there
-    collective_timeout: float = 120.0  # seconds after which a worker that does not answer counts as lost
+    collective_timeout: float = 120.0  # seconds at most until a worker that does not answer counts as lost
     deterministic: bool = False  # op determinism of TensorFlow: slower, bit-identical where ops are not already
     log_keys: str | None = None  # folder for the keys of every row trained on, for pipeline.audit --observed; slower
 
@@ -99,6 +99,7 @@ class OrderFlags:
 
     global_batch_size: int = 100  # rows of a step over all replicas
     virtual_replicas: int | None = None  # V: the same weights, to the bit, on any number of replicas that divides V
+    cpu_threads: int = 8  # of an operation on CPUs under --virtual_replicas: kernels split sums by it, not by the cores
     seed: int = 0  # of the weights, the order and the distortions
     streams: int | None = None  # K of the order (None: 1 where the decoded split fits --shuffle_bytes)
     shuffle_bytes: int = order.SHUFFLE_BYTES  # decoded bytes that are shuffled together, over all streams
@@ -109,7 +110,7 @@ class OrderFlags:
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
         _check_name("remainder", self.remainder, order.REMAINDERS)
-        _check_least(self, 1, "global_batch_size", "virtual_replicas", "streams", "shuffle_bytes")
+        _check_least(self, 1, "global_batch_size", "virtual_replicas", "cpu_threads", "streams", "shuffle_bytes")
         _check_least(self, 0, "seed", "prefetch")
         if self.streams is not None:
             order.check_streams(self.global_batch_size, self.streams)

@@ -29,8 +29,8 @@ class TrainConfig:
         """Checks values of several groups together."""
         if self.order.virtual_replicas is not None and self.run.strategy == "central_storage":
             raise UsageError(
-                f"--virtual_replicas={self.order.virtual_replicas} with --strategy=central_storage: the order of its "
-                "sums is not fixed; use one_device, mirrored or multiworker"
+                f"--virtual_replicas={self.order.virtual_replicas} with --strategy=central_storage: is not supported; "
+                "use one_device, mirrored or multiworker"
             )
 
     def request(self, training: bool) -> Request:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from pipeline.errors import UsageError
 from trainer.topology import sum_gradients
 
 V = 12
@@ -93,6 +94,19 @@ def test_many_summands_are_compiled_and_have_the_bits_of_few(replicas, make_stra
             marked = np.concatenate([part.reshape(V, -1), np.full((V, 1), top if values is large else 0)], axis=1)
             [other] = summed([marked.astype(np.float32)], replicas, make_strategy)
             assert other[:-1].tobytes() == one[begin : begin + 30].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("values", "count", "facts"),
+    [
+        (np.ones((6, 2), np.float32), 12, r"num_summands=12: .* shape \(6, 2\) on each of 1 replicas"),
+        (np.ones((6, 2), np.float32), 1, "num_summands=1: "),
+        (np.ones((6, 2), np.float64), 6, "float32"),
+    ],
+)
+def test_other_summands_than_said_are_refused(values, count, facts):
+    with pytest.raises(UsageError, match=facts):
+        sum_gradients([tf.constant(values)], count)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

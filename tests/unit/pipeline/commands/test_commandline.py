@@ -55,6 +55,8 @@ def test_a_tilde_is_the_home_folder(argv, monkeypatch):
         (["--data_dir=a", "--step=3"], "'--steps'"),  # no abbreviations: they break when a flag is added
         (["--data_dir=a", "--steps=x"], "^--steps: 'x' "),
         (["--data_dir=a", "7"], "'7'"),
+        (["--data_dir=a", "--most"], "^--most: expected a value, as in --most=VALUE"),
+        (["--data_dir=a", "--most", "--steps=3"], "^--most: expected a value"),
         (["--datadir=a"], "'--datadir'; did you mean '--data_dir'"),
         (["--steps=3"], "--data_dir is missing; see --help"),
         (["--data_dir=s3:/bucket/a"], "--data_dir=s3:/bucket/a: not a URL; write --data_dir=s3://bucket/a"),

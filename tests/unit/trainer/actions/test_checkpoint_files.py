@@ -78,6 +78,56 @@ def test_killed_at_any_moment_it_leaves_whole_checkpoints_and_the_newest(there, 
     assert operation >= 6
 
 
+def test_a_checkpoint_that_lost_its_index_is_returned_and_its_data_stay(tmp_path):
+    files = CheckpointFiles(tmp_path, 3, 100)
+    for step in (10, 20):
+        files.add(step, writer(step))
+    (tmp_path / "ckpt-20.index").unlink()
+    assert files.tidy() == [str(tmp_path / "ckpt-20")]
+    assert steps_of(tmp_path) == [10]
+    assert (tmp_path / "ckpt-20.data-00000-of-00001").exists()
+
+
+@pytest.mark.parametrize("files_left", ["data", "nothing"])
+def test_a_list_of_which_nothing_is_left_is_an_error(files_left, tmp_path):
+    files = CheckpointFiles(tmp_path, 3, 100)
+    files.add(10, writer(10))
+    for path in tmp_path.glob("ckpt-10.index" if files_left == "data" else "ckpt-*"):
+        path.unlink()
+    left = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(DataError, match=r"lists ckpt-10 in its file `checkpoint`, but no \.index file is there"):
+        files.tidy()
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+    (tmp_path / "checkpoint").unlink()
+    assert files.tidy() == []
+
+
+@pytest.mark.parametrize("moment", ["before", "while writing", "replaced"])
+def test_a_folder_that_is_moved_is_not_made_anew(moment, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    files = CheckpointFiles(folder, 3, 100)
+    files.add(10, writer(10))
+
+    def move():
+        folder.rename(tmp_path / "moved")
+        if moment == "replaced":
+            folder.mkdir()
+
+    def write(path):
+        if moment != "before":
+            move()
+        pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)  # as TensorFlow does
+        writer(20)(path)
+
+    if moment == "before":
+        move()
+    with pytest.raises(DataError, match=f"--model_dir={folder}: was moved, removed or replaced"):
+        files.add(20, write)
+    assert not list(folder.glob("ckpt-*"))
+    assert steps_of(tmp_path / "moved") == [10]
+
+
 def test_a_killed_tidying_loses_nothing(tmp_path):
     for operation in itertools.count():
         folder = tmp_path / str(operation)
@@ -125,10 +175,8 @@ def test_a_newer_one_that_could_not_be_read_does_not_displace_what_is_saved(tmp_
 
 
 def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path):
-    files = CheckpointFiles(tmp_path / "gone", 1, 1)
-    with pytest.raises(DataError, match=r"gone/ckpt-5: cannot be saved: No such file or directory$"):
-        files.add(5, writer(5))
-    (tmp_path / "gone" / "checkpoint").mkdir(parents=True)
-    writer(5)(str(tmp_path / "gone" / "ckpt-5"))
-    with pytest.raises(DataError, match=r"gone: cannot be written to: Is a directory$"):
+    files = CheckpointFiles(tmp_path / "model", 1, 1)
+    (tmp_path / "model" / "checkpoint").mkdir(parents=True)
+    writer(5)(str(tmp_path / "model" / "ckpt-5"))
+    with pytest.raises(DataError, match=r"model: cannot be written to: Is a directory$"):
         files.tidy()

@@ -184,7 +184,7 @@ def test_a_second_process_with_the_same_task_is_refused(start, connect, addresse
     first = connect(hello(addresses, 1))
     assert waited_for(first) == f"worker 2 ({addresses[2]})"
     second = start(1)
-    assert isinstance(second.result(timeout=30), UsageError)
+    assert isinstance(second.result(timeout=30), RerunError)
     assert f"worker 1 ({addresses[1]}) is there already, a process on 127.0.0.1; this one" in line(second)
     first.close()
     others = [start(1), start(2)]

@@ -22,7 +22,7 @@ def test_flags_and_their_defaults_stay():
         **{"join_timeout": 600.0},
         **{"model": "mlp", "optimizer": "momentum", "learning_rate": 0.05, "decay_factor": 0.99, "decay_epochs": 1.0},
         **{"momentum": 0.9, "seed": 0, "deterministic": False, "allow_order_change": False},
-        **{"virtual_replicas": None, "dropout": 0.0},
+        **{"virtual_replicas": None, "cpu_threads": 8, "dropout": 0.0},
         **{"global_batch_size": 100, "streams": None, "shuffle_bytes": 1 << 30, "remainder": "pad", "prefetch": 2},
         **{"train_steps": None, "epochs": None, "steps_per_loop": 20, "max_to_keep": 5},
         **{"log_every": 100, "summary_every": 100, "checkpoint_every": 1000, "eval_every": 0},

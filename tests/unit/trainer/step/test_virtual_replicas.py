@@ -93,6 +93,31 @@ def test_a_bad_row_ends_the_loop_and_a_step_of_padding_does_not(pixel, weight, f
         assert float(result.accuracy) == 0.0
 
 
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_slots_that_fade_to_nothing_keep_the_bits(optimizer, make_strategy):
+    """After a first gradient the weights of a pixel get none: its moments decay through all denormal numbers."""
+    found = []
+    for replicas in (1, 2):
+        strategy = make_strategy(replicas)
+        with strategy.scope():
+            dense = keras.layers.Dense(2, kernel_initializer="zeros")
+            model = keras.Sequential([keras.Input((4,)), dense])
+            chosen = optimizers.create(LearningFlags(optimizer=optimizer))
+            chosen.build(model.trainable_variables)
+            step = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+        state = TrainState(model, chosen, step)
+        stepper = Stepper(strategy, state, lambda _: 0.01, VirtualReplicas(state, 2, 0))
+        rows = np.ones((2, 1, 4), np.float32) * np.array([1, 1e-3, 1e-12, 0.5], np.float32)
+        first, later = rows.copy(), rows * np.array([0, 0, 0, 1], np.float32)
+        labels, weights = np.array([[0], [1]]), np.array([[[1.0]], [[0.25]]], np.float32)[:, :, 0]
+        once = tf.data.Dataset.from_tensors((first, labels, weights))
+        more = tf.data.Dataset.from_tensors((later, labels, weights)).repeat()
+        batches = iter(strategy.experimental_distribute_dataset(once.concatenate(more)))
+        stepper.train(batches, tf.constant(1_200, tf.int64))
+        found.append([v.numpy().tobytes() for v in (*model.variables, *chosen.variables)])
+    assert found[0] == found[1]
+
+
 def test_dropout_and_batch_norm_follow_the_virtual_replicas_and_the_seed(trained):
     one, _ = trained(1)
     for other, _ in (trained(1, seed=8), trained(1, count=V // 2)):
