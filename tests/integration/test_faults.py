@@ -238,7 +238,7 @@ def test_killed_at_any_moment_of_the_start(digits, tmp_path, seed):
 @pytest.mark.parametrize(("workers", "victim"), [(2, 0), (2, 1), (3, 0), (3, 2)])
 def test_a_killed_worker(digits, tmp_path, workers, victim):
     processes = start_workers(digits, [tmp_path] * workers, *LONG)
-    wait_for_step(processes[0], random.randrange(10, 200))
+    wait_for_step(processes[0], random.Random(os.environ["PYTEST_CURRENT_TEST"]).randrange(10, 200))
     lost = processes.pop(victim)
     lost.kill()
     for end in ends(*processes):
@@ -251,7 +251,7 @@ def test_a_killed_worker(digits, tmp_path, workers, victim):
 @pytest.mark.parametrize(("workers", "victim"), [(2, 0), (2, 1), (3, 2)])
 def test_a_stopped_worker_is_given_up_and_gives_up(digits, tmp_path, workers, victim, timeout):
     processes = start_workers(digits, [tmp_path] * workers, f"--collective_timeout={timeout}", *LONG)
-    wait_for_step(processes[0], random.randrange(10, 200))
+    wait_for_step(processes[0], random.Random(os.environ["PYTEST_CURRENT_TEST"]).randrange(10, 200))
     stopped = processes.pop(victim)
     stopped.send_signal(signal.SIGSTOP)
     for end in ends(*processes):

@@ -25,7 +25,7 @@ class Output:
 class LogLine:
     """Reports the loss, and the speed since the last line; the first speed is since the second update of this process.
 
-    That leaves out tracing and compiling, which the first update waits for.
+    That leaves out tracing and compiling, which the first update waits for; a line of that update alone includes them.
     """
 
     def __init__(self, global_batch_size: int, output: Output) -> None:

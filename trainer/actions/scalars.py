@@ -1,4 +1,7 @@
-"""Scalars for TensorBoard: written after a kill and a resume so that it shows every step once."""
+"""Scalars for TensorBoard, written after a kill and a resume so that it shows every step of the training once.
+
+An evaluation that a finished run makes again adds its point again, with the same step and value.
+"""
 
 from __future__ import annotations
 
