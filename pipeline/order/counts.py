@@ -41,8 +41,15 @@ def check_replicas(global_batch_size: int, num_replicas: int) -> None:
 
 
 def check_virtual_replicas(global_batch_size: int, virtual_replicas: int, num_replicas: int) -> None:
-    """Raises UsageError where R does not divide V, or V does not divide G, naming them and the nearest V that work."""
+    """Raises UsageError where R does not divide V, or V does not divide G, naming them and the nearest that work."""
     virtual_replicas = whole_number("virtual_replicas", virtual_replicas, 1)
+    if global_batch_size % num_replicas:  # no V works
+        common = divisors(math.gcd(virtual_replicas, global_batch_size))
+        counts = sorted(sorted(common, key=lambda r: abs(r - num_replicas))[:2])
+        raise UsageError(
+            f"virtual_replicas={virtual_replicas}: the number of replicas, {num_replicas}, must divide it and "
+            f"global_batch_size={global_batch_size}; nearest that work: {' and '.join(map(str, counts))}"
+        )
     if global_batch_size % virtual_replicas or virtual_replicas % num_replicas:
         working = (num_replicas * each for each in divisors(global_batch_size // num_replicas))
         near = sorted(sorted(working, key=lambda v: abs(v - virtual_replicas))[:2])

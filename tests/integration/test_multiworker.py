@@ -95,8 +95,11 @@ def test_a_wrong_cluster_is_one_line(digits, tmp_path):
     assert re.match(r"trainer.run: TF_CONFIG: .*\b3\b.*\b1\b", err)
 
 
-def test_without_a_cluster_one_worker_trains(digits, tmp_path):
-    ((code, out, err),) = finish(start(digits, tmp_path, "--strategy=multiworker", "--train_steps=5"))
+@pytest.mark.parametrize("tf_config", [None, ""], ids=["unset", "empty"])
+def test_without_a_cluster_one_worker_trains(tf_config, digits, tmp_path):
+    ((code, out, err),) = finish(
+        start(digits, tmp_path, "--strategy=multiworker", "--train_steps=5", tf_config=tf_config)
+    )
     assert (code, err) == (0, "")
     assert out.startswith("TF_CONFIG is not set")
     assert "multiworker: 1 replica, " in out

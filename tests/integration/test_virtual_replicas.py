@@ -85,6 +85,9 @@ def test_the_checkpoint_is_the_same_on_any_topology_and_when_the_run_changes_its
     [(code, _, error)] = finish(start(data, changing, *SMALL, "--virtual_replicas=6", "--train_steps=20"))
     assert code == 2
     assert "has --virtual_replicas 12, this run has 6; use the old one" in error
+    [(code, _, error)] = finish(start(data, changing, *SMALL, "--cpu_threads=4", "--train_steps=20"))
+    assert code == 2
+    assert "has --cpu_threads 8, this run has 4; use the old one" in error
 
 
 def test_skipped_records_keep_the_bits(data, damaged, tmp_path):
@@ -137,6 +140,11 @@ def test_every_model_is_the_same_on_every_topology(damaged, tmp_path, model, opt
             "multiple of the number of replicas, 3; .* 3 and 6",
         ),
         (["--virtual_replicas=4", "--strategy=central_storage"], "with --strategy=central_storage: is not supported"),
+        (
+            ["--virtual_replicas=12", "--strategy=mirrored", "--num_replicas=5"],
+            "virtual_replicas=12: the number of replicas, 5, must divide it and .*=24; nearest that work: 4 and 6",
+        ),
+        (["--virtual_replicas"], "--virtual_replicas: expected a value"),
         (["--virtual_replicas=0"], "--virtual_replicas=0: must be 1 or more"),
     ],
 )

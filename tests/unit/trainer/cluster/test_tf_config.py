@@ -47,6 +47,7 @@ def test_ranks(config, addresses, rank, chief):
         (text({"worker": []}, "worker", 0), "must be a list"),
         (text({"worker": ["a"]}, "worker", 0), "'a' is not host:port"),
         (text({"worker": [":1"]}, "worker", 0), "':1' is not host:port"),
+        (text({"worker": ["http://a:1"]}, "worker", 0), "'http://a:1' is not host:port"),
         (text({"worker": ["a:²"]}, "worker", 0), "'a:²' is not host:port"),
         (text({"worker": ["a:0"]}, "worker", 0), "'a:0': the port must be 1 to 65535"),
         (text({"worker": ["a:1", "b:65536"]}, "worker", 0), "'b:65536': the port must be 1 to 65535"),
