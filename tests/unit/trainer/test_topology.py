@@ -80,6 +80,8 @@ def test_what_is_below_the_normal_numbers_is_zero_whether_a_kernel_flushes_it_or
     [small, smaller] = summed([np.full(V, least), np.full((V, 3), np.float32(2.0**-130))], 3, make_strategy)
     assert small == V * least
     assert smaller.tolist() == [0.0] * 3
+    [found] = summed([np.full(V, 1.25 * 2.0**-126, np.float32)], 2, make_strategy)
+    assert found == V * 2.0**-125  # the least unit, to which all are rounded
 
 
 @pytest.mark.parametrize("replicas", [0, 2])

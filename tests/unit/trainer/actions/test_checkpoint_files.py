@@ -88,6 +88,17 @@ def test_a_checkpoint_that_lost_its_index_is_returned_and_its_data_stay(tmp_path
     assert (tmp_path / "ckpt-20.data-00000-of-00001").exists()
 
 
+def test_a_folder_that_is_replaced_before_the_first_save_is_noticed(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    files = CheckpointFiles(folder, 3, 100)
+    files.tidy()
+    folder.rename(tmp_path / "moved")
+    folder.mkdir()
+    with pytest.raises(DataError, match="was moved, removed or replaced"):
+        files.add(10, writer(10))
+
+
 @pytest.mark.parametrize("files_left", ["data", "nothing"])
 def test_a_list_of_which_nothing_is_left_is_an_error(files_left, tmp_path):
     files = CheckpointFiles(tmp_path, 3, 100)
