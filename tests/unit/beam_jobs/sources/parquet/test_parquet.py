@@ -456,7 +456,7 @@ def test_a_source_of_many_files_pickles_small_and_reads_elsewhere(tmp_path):
         write(tmp_path / f"{number:05d}.parquet")
     source = opened(tmp_path)
     data = pickle.dumps(source)
-    assert len(data) < 1500 + 200 * 200
+    assert len(data) < 1500 + 200 * 250  # Python 3.12 repeats parts of the paths
     assert pickle.loads(data).read("train", np.arange(2000)).images == IMAGES * 200
 
 
