@@ -35,9 +35,9 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11,<3.14",
-    packages=find_packages(include=["pipeline*", "trainer*", "beam_jobs*"]),
+    packages=find_packages(include=["stepfeed*", "pipeline*", "trainer*", "beam_jobs*"]),
     package_data={
-        **{name: ["py.typed"] for name in ("pipeline", "trainer", "beam_jobs")},
+        **{name: ["py.typed"] for name in ("stepfeed", "pipeline", "trainer", "beam_jobs")},
         "pipeline.read": ["*.pyi"],
         "beam_jobs.report.card": ["*.jinja", "*.css"],
     },

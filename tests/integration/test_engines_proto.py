@@ -94,7 +94,7 @@ def shipped(tmp_path_factory):
     checkout, out = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("shipped")
     for name in ("setup.py", "README.md", "pyproject.toml"):
         shutil.copy(ROOT / name, checkout)
-    for name in ("pipeline", "beam_jobs", "trainer"):
+    for name in ("stepfeed", "pipeline", "beam_jobs", "trainer"):
         shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "setup.py", "--quiet", "sdist", f"--dist-dir={out}"]
     subprocess.run(command, cwd=checkout, check=True, capture_output=True)

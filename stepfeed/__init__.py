@@ -1,0 +1,46 @@
+"""The public names of `pipeline`, for programs that may have a `pipeline.py` beside them.
+
+    from stepfeed import input_fn
+
+It does what `from pipeline import input_fn` does, but where another file or folder has the name of our package, the
+error says so. Names are loaded on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from stepfeed import shadowed
+
+if TYPE_CHECKING:
+    from pipeline import (
+        RandomAccess,
+        Shard,
+        StepIterator,
+        distribute,
+        input_fn,
+        order_spec,
+        skipped_records,
+        steps_per_epoch,
+        uniform,
+    )
+
+__all__ = [
+    "RandomAccess",
+    "Shard",
+    "StepIterator",
+    "distribute",
+    "input_fn",
+    "order_spec",
+    "skipped_records",
+    "steps_per_epoch",
+    "uniform",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'stepfeed' has no attribute {name!r}")
+    shadowed.check("pipeline")
+    return getattr(importlib.import_module("pipeline"), name)
