@@ -24,7 +24,7 @@ args = parser.parse_args()
 import keras  # after parsing, so that --help answers at once
 import tensorflow as tf
 
-from pipeline import distribute
+from pipeline import InputMeter, distribute
 
 
 def make_strategy() -> tf.distribute.Strategy:
@@ -81,12 +81,13 @@ def main() -> None:
     def train_step(batch: tuple) -> tf.Tensor:
         return strategy.reduce("SUM", strategy.run(update, batch), axis=None)
 
-    batches = distribute(strategy, **what, start_step=int(step), distort="shift", weights="mean")
+    batches = InputMeter(distribute(strategy, **what, start_step=int(step), distort="shift", weights="mean"))
     for number, batch in zip(range(int(step), args.steps), batches, strict=False):
         print(f"step {number}: loss {train_step(batch):.9g}", flush=True)
         step.assign(number + 1)
         if (number + 1) % 10 == 0 or number + 1 == args.steps:
             manager.save(checkpoint_number=number + 1)
+    print(batches)  # how much of the time the loop waited for its input
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipeline.distribution.strategies import distribute
     from pipeline.input import input_fn, order_spec, steps_per_epoch
+    from pipeline.meter.input_meter import InputMeter
     from pipeline.order.hashing_tf import uniform
     from pipeline.order.sharding import Shard
     from pipeline.random_access import RandomAccess
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pipeline.step_iterator import StepIterator
 
 _HOME = {
+    "InputMeter": "pipeline.meter.input_meter",
     "RandomAccess": "pipeline.random_access",
     "Shard": "pipeline.order.sharding",
     "StepIterator": "pipeline.step_iterator",
@@ -32,6 +34,7 @@ _HOME = {
 }
 
 __all__ = [
+    "InputMeter",
     "RandomAccess",
     "Shard",
     "StepIterator",
