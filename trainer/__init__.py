@@ -1,4 +1,27 @@
-"""Training on one device or many: `python -m trainer.run`. Importing the package costs nothing.
+"""Training on one device or many: `python -m trainer.run`, or from Python.
 
-The flow: config -> plan -> cluster -> models -> step -> loop -> actions; `training` composes them.
+    from trainer import Task, TrainConfig, train
+
+The flow: config -> plan -> cluster -> task, models -> step -> loop -> actions; `training` composes them. Names are
+loaded on first use, so that importing the package costs nothing.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainer.config import TrainConfig
+    from trainer.run import train
+    from trainer.task.base import Task
+
+_HOME = {"Task": "trainer.task.base", "TrainConfig": "trainer.config", "train": "trainer.run"}
+
+__all__ = ["Task", "TrainConfig", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'trainer' has no attribute {name!r}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.errors import DataError, PipelineError
 
@@ -14,7 +14,14 @@ if TYPE_CHECKING:
     from pipeline.audit.key_log import KeyLogWriter
     from trainer.step.updates import LoopResult, Stepper
 
-InnerLoop: TypeAlias = "Callable[[int], LoopResult]"  # makes so many updates
+NORM, HISTOGRAMS = "norm", "histograms"  # what an action may need of a step
+
+
+class InnerLoop(Protocol):
+    """Makes updates."""
+
+    def __call__(self, steps: int, needs: frozenset[str]) -> LoopResult:
+        """Makes so many updates, the last of which tells what is needed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,19 +30,26 @@ class Progress:
 
     Attributes:
       step: global step.
-      loss: of the last update.
-      accuracy: on the last batch.
+      values: of the last update: `total_loss`, `regularization`, `loss`, and the metrics.
       steps: updates that this process has made.
       seconds: that these took, without the actions.
+      waited: of these, seconds of waiting for batches.
       start_up: that the first of them took, which is traced and compiled.
+      result: of the inner loop.
     """
 
     step: int
-    loss: float
-    accuracy: float
+    values: Mapping[str, float]
     steps: int
     seconds: float
+    waited: float
     start_up: float
+    result: LoopResult
+
+    @property
+    def loss(self) -> float:
+        """The loss of the last update, regularisation included."""
+        return self.values["total_loss"]
 
     def since(self, earlier: Progress | None) -> tuple[int, float]:
         """Returns the updates since an earlier progress, and the seconds that they took.
@@ -53,10 +67,46 @@ class NotFiniteError(DataError):
 
 @dataclasses.dataclass(frozen=True)
 class Action:
-    """Something to do at every multiple of `every` steps (0: never)."""
+    """Something to do at some steps.
+
+    Attributes:
+      every: at every multiple of so many steps; 0: never.
+      do: what.
+      seconds: also after the inner loop that follows so many seconds without it; 0: never.
+      at: also at these steps.
+      needs: what it needs of the step: NORM, HISTOGRAMS.
+    """
 
     every: int
     do: Callable[[Progress], None]
+    seconds: float = 0.0
+    at: tuple[int, ...] = ()
+    needs: frozenset[str] = frozenset()
+
+    def next_after(self, step: int) -> float:
+        """Returns the next step at which it is due, infinity if there is none."""
+        periodic = step - step % self.every + self.every if self.every else math.inf
+        return min([periodic, *(at for at in self.at if at > step)])
+
+    def is_due(self, step: int) -> bool:
+        """Whether a step is one of its steps."""
+        return bool(self.every and step % self.every == 0) or step in self.at
+
+
+class _Clocks:
+    """Which actions are due by the clock."""
+
+    def __init__(self, actions: Sequence[Action]) -> None:
+        self._actions = actions
+        self._done = [time.monotonic()] * len(actions)
+
+    def due(self) -> list[int]:
+        now = time.monotonic()
+        clocks = zip(self._actions, self._done, strict=True)
+        return [i for i, (action, done) in enumerate(clocks) if action.seconds and now - done >= action.seconds]
+
+    def done(self, number: int) -> None:
+        self._done[number] = time.monotonic()
 
 
 def train(
@@ -65,7 +115,8 @@ def train(
     last_step: int,
     steps_per_loop: int,
     actions: Sequence[Action],
-    stop: Callable[[], bool],
+    agree: Callable[[Sequence[int]], tuple[bool, set[int]]],
+    value_names: Callable[[], Sequence[str]],
 ) -> bool:
     """Trains from start_step to last_step, or until told to stop. The first inner loop is of one update, timed apart.
 
@@ -75,49 +126,84 @@ def train(
       last_step: global step at the end.
       steps_per_loop: most updates of an inner loop.
       actions: in the order in which they are done.
-      stop: asked after every inner loop and its actions; must answer the same on all workers.
+      agree: asked after every inner loop and its actions, with the numbers of the actions that are due by this
+        worker's clock; returns whether to stop, and those that are due by any worker's clock: the same on all workers.
+      value_names: of the values of a loop's result.
 
     Returns:
-      Whether `stop` ended it.
+      Whether `agree` ended it.
 
     Raises:
       NotFiniteError: a loss or weight is NaN or infinite; the message names the step.
     """
-    step, seconds, start_up = start_step, 0.0, 0.0
+    progress, clocks, by_clock = None, _Clocks(actions), set[int]()
+    step = start_step
     while step < last_step:
-        most = steps_per_loop if step > start_step else 1
-        steps = min(most, last_step - step, *(n - step % n for action in actions if (n := action.every)))
-        began = time.perf_counter()
-        result = inner_loop(steps)
-        reached, loss, finite = int(result.step), float(result.loss), bool(result.finite)
-        seconds += time.perf_counter() - began
-        start_up = start_up or seconds
-        if not finite:
-            weights = ", and a weight after it is NaN or infinite" if math.isfinite(loss) else ""
-            raise NotFiniteError(f"step {reached}: loss is {loss:.4g}{weights}")
-        step += steps
-        if reached != step:
-            raise PipelineError(f"the inner loop ended at step {reached} instead of {step}")
-        progress = Progress(step, loss, float(result.accuracy), step - start_step, seconds, start_up)
-        for action in actions:
-            if action.every and step % action.every == 0:
-                action.do(progress)
-        if stop():
+        most = steps_per_loop if progress else 1
+        end = int(min(step + most, last_step, *(action.next_after(step) for action in actions)))
+        due = [i for i, action in enumerate(actions) if action.is_due(end) or i in by_clock]
+        needs = frozenset[str]().union(*(actions[i].needs for i in due))
+        progress = _progress(inner_loop, end - step, needs, progress, value_names)
+        step = end
+        if progress.step != end:
+            raise PipelineError(f"the inner loop ended at step {progress.step} instead of {end}")
+        for i in due:
+            actions[i].do(progress)
+            clocks.done(i)
+        stopped, by_clock = agree(clocks.due())
+        if stopped:
             return True
     return False
 
 
-def logged(stepper: Stepper, batches: Iterator[Any], log: KeyLogWriter, first_replica: int) -> InnerLoop:
+def _progress(
+    inner_loop: InnerLoop,
+    steps: int,
+    needs: frozenset[str],
+    before: Progress | None,
+    value_names: Callable[[], Sequence[str]],
+) -> Progress:
+    """Makes so many updates."""
+    began = time.perf_counter()
+    result = inner_loop(steps, needs)
+    reached, numbers, finite = int(result.step), result.values.numpy().tolist(), bool(result.finite)
+    seconds, waited = time.perf_counter() - began, float(result.waited)
+    values = dict(zip(value_names(), numbers, strict=True))
+    if not finite:
+        loss = values["total_loss"]
+        weights = ", and a weight after it is NaN or infinite" if math.isfinite(loss) else ""
+        raise NotFiniteError(f"step {reached}: loss is {loss:.4g}{weights}")
+    if before is None:
+        return Progress(reached, values, steps, seconds, waited, seconds, result)
+    return Progress(
+        reached,
+        values,
+        before.steps + steps,
+        before.seconds + seconds,
+        before.waited + waited,
+        before.start_up,
+        result,
+    )
+
+
+def logged(
+    stepper: Stepper,
+    batches: Iterator[Any],
+    wanted: Callable[[frozenset[str]], Any],
+    log: KeyLogWriter,
+    first_replica: int,
+) -> InnerLoop:
     """Returns a loop of updates one by one, which logs the keys of each and then writes the log to its file.
 
     Batches are ({"image": ..., "key": ...}, labels, weights), from the state's step on; the log is this worker's, whose
-    replicas are numbered from `first_replica`.
+    replicas are numbered from `first_replica`; `wanted` makes tensors of what a step is to tell.
     """
 
-    def inner_loop(steps: int) -> LoopResult:
-        for _ in range(steps):
+    def inner_loop(steps: int, needs: frozenset[str]) -> LoopResult:
+        for number in range(steps):
             step = stepper.state.step
-            result, keys, weights = stepper.train_one(batches)
+            here = needs if number == steps - 1 else frozenset[str]()
+            result, keys, weights = stepper.train_one(batches, wanted(here))
             for i, (rows, real) in enumerate(zip(keys, weights, strict=True)):
                 log.append(
                     step, first_replica + i, rows.numpy().reshape(-1).tolist(), real.numpy().reshape(-1).tolist()

@@ -10,6 +10,7 @@ from pipeline.errors import DataError, UsageError
 from pipeline.order import order
 from pipeline.order.counts import check_virtual_replicas
 from pipeline.order.sharing import sharing_note
+from pipeline.request import Request, UserParse
 from pipeline.resolved import ResolvedRequest, resolve
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
@@ -22,7 +23,6 @@ class Plan:
     Attributes:
       training: the request for training data, with the data set and the order.
       last_step: global step at which training ends.
-      decay_steps: after which the learning rate changes, at least 1.
       evaluation: the request for one pass over the split to evaluate on; None if the config asks for none.
       may_skip: how many of its examples may be left out because their records are corrupt.
       note: how often the workers read the data together, where that is more than once per epoch.
@@ -30,14 +30,18 @@ class Plan:
 
     training: ResolvedRequest
     last_step: int
-    decay_steps: int
     evaluation: ResolvedRequest | None
     may_skip: int
     note: str | None = None
 
 
-def make(config: TrainConfig, cluster: Cluster) -> Plan:
+def make(config: TrainConfig, cluster: Cluster, parse: UserParse | None = None) -> Plan:
     """Returns the plan of a run.
+
+    Args:
+      config: of the run.
+      cluster: that runs it.
+      parse: makes features and labels of serialized records; None: the data are images.
 
     Raises:
       DataError: no valid data set.
@@ -47,18 +51,35 @@ def make(config: TrainConfig, cluster: Cluster) -> Plan:
     if virtual is not None:
         check_virtual_replicas(config.order.global_batch_size, virtual, replicas)
     order.check_replicas(config.order.global_batch_size, replicas)
-    training = resolve(config.request(training=True))
-    steps = training.order.steps_per_epoch
-    decay_steps = max(1, int(config.learning.decay_epochs * steps))
-    evaluation = _evaluation(config) if config.data.evaluates else None
+    training = resolve(_request(config, parse, training=True))
+    evaluation = _evaluation(config, parse) if config.data.evaluates else None
     may_skip = config.data.max_corrupt * cluster.size if config.data.on_corrupt == "skip" else 0
     note = sharing_note(training.spec, training.order, cluster.size)
-    return Plan(training, config.last_step(steps), decay_steps, evaluation, may_skip, note)
+    return Plan(training, config.last_step(training.order.steps_per_epoch), evaluation, may_skip, note)
 
 
-def _evaluation(config: TrainConfig) -> ResolvedRequest:
+def _request(config: TrainConfig, parse: UserParse | None, training: bool) -> Request:
+    """Returns the request for the training split, or for one padded pass over the evaluation split."""
+    return Request(
+        config.data.data_dir,
+        config.data.train_split if training else config.data.eval_split,
+        training=training,
+        global_batch_size=config.order.global_batch_size,
+        seed=config.order.seed,
+        streams=config.order.streams,
+        shuffle_bytes=config.order.shuffle_bytes,
+        remainder=config.order.remainder if training else "pad",
+        parse=parse,
+        distort=None if parse and config.data.distort == "none" else config.data.distort,
+        resize=config.data.resize,
+        on_corrupt=config.data.on_corrupt,
+        max_corrupt=config.data.max_corrupt,
+    )
+
+
+def _evaluation(config: TrainConfig, parse: UserParse | None) -> ResolvedRequest:
     try:
-        return resolve(config.request(training=False))
+        return resolve(_request(config, parse, training=False))
     except UsageError as error:
         flag = f"--eval_split={config.data.eval_split}"
         raise UsageError(f"{flag}: {error}; --eval_split=none trains without evaluation") from None

@@ -6,16 +6,23 @@ Exit codes: 0 done; 1 the data or a loss is bad; 2 a flag cannot work; 75 not do
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pipeline.commands import commandline, quiet
+from pipeline.errors import UsageError
 from trainer import config as configs
 from trainer import plan as plans
 from trainer.cluster import lock, tf_config
 from trainer.cluster.interrupt import Interrupt
+from trainer.config import TrainConfig, loading
+
+if TYPE_CHECKING:
+    from trainer.actions.evaluation import Evaluation
+    from trainer.task.base import Task
 
 COMMAND = "trainer.run"
 
@@ -28,18 +35,67 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     config = configs.parse(argv)
     commandline.require("tensorflow")
+    train(config)
+
+
+def train(
+    config: TrainConfig, *, model: Callable[..., Any] | None = None, task: type[Task] | None = None
+) -> Evaluation | None:
+    """Trains, evaluates, and resumes where it stopped: `trainer.run` from Python.
+
+    To be called before TensorFlow's devices are used, from the main thread, on every worker.
+
+    Args:
+      config: such as `TrainConfig.of(data_dir="mnist", model_dir="run", model="lenet")`.
+      model: a function that returns a Keras model, instead of `config.model.model`; see `trainer.models.build`.
+      task: a subclass of Task, instead of `config.model.task`.
+
+    Returns:
+      The last evaluation, or None if the config asks for none.
+
+    Raises:
+      PipelineError: whatever a user can cause; its `exit_code` is that of the command.
+    """
+    config = _with_code(config, model, task)
     cluster = _cluster(config.run.strategy)
-    plan = plans.make(config, cluster)
+    task = task or _task(config.model.task)
+    plan = plans.make(config, cluster, task.parse if task else None)
     if cluster.is_chief:
         plans.prepare_folder("--model_dir", config.run.model_dir)
     if config.run.log_keys:
         plans.prepare_folder("--log_keys", config.run.log_keys)
     only_job = lock.held(config.run.model_dir) if cluster.is_chief else contextlib.nullcontext()
     with only_job, Interrupt(COMMAND) as interrupt:
-        with quiet.loading(), _hidden("matplotlib", "sklearn", "jax"):
+        with _loading():
             from trainer import training  # noqa: PLC0415, here because it loads TensorFlow
 
-        training.run(config, plan, cluster, interrupt)
+        return training.run(config, plan, cluster, interrupt, task)
+
+
+def _with_code(config: TrainConfig, model: Any, task: Any) -> TrainConfig:
+    """Returns the config with the names of a function and a class that were given as such."""
+    given = {"model": model, "task": task}
+    names: dict[str, Any] = {flag: loading.name_of(flag, code) for flag, code in given.items() if code is not None}
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, **names)) if names else config
+
+
+def _task(name: str | None) -> type[Task] | None:
+    """Returns a user's class, whose module may load TensorFlow."""
+    if name is None:
+        return None
+    with _loading():
+        from trainer.task.base import Task  # noqa: PLC0415, here because it loads TensorFlow
+
+        found = loading.load("--task", name)
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise UsageError(f"--task={name}: must be a subclass of trainer.Task, it is {found!r}")
+    return found
+
+
+@contextlib.contextmanager
+def _loading() -> Iterator[None]:
+    with quiet.loading(), _hidden("matplotlib", "sklearn", "jax"):
+        yield
 
 
 @contextlib.contextmanager

@@ -6,11 +6,11 @@ uint64 key per example, so that a record is distorted alike on any replica, host
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import importlib
 from typing import TYPE_CHECKING
 
+from pipeline.commands.call import parse_call
 from pipeline.errors import UsageError, unknown
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def make_recipe(text: str, flag: str = "distort") -> Recipe:
     Raises:
       UsageError: no such recipe or argument (the nearest is suggested), or a value out of its bounds.
     """
-    name, arguments = _parse(text, flag)
+    name, arguments = parse_call(text, flag, "a recipe")
     if name not in RECIPES:
         raise unknown(flag, name, RECIPES)
     module, class_name = RECIPES[name]
@@ -59,18 +59,3 @@ def make_recipe(text: str, flag: str = "distort") -> Recipe:
 def crops(text: str) -> bool:
     """Says whether the recipe that `text` names is one of `CROPPING`; loads none."""
     return text.partition("(")[0].strip() in CROPPING
-
-
-def _parse(text: str, flag: str) -> tuple[str, dict[str, object]]:
-    problem = UsageError(f"{flag}: {text!r} is not a recipe; write a name or name(argument=value)")
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-        if isinstance(tree, ast.Constant) and tree.value is None:  # Python reads `None`, people mean `none`
-            return "none", {}
-        if isinstance(tree, ast.Name):
-            return tree.id, {}
-        if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name) or tree.args:
-            raise problem
-        return tree.func.id, {str(k.arg): ast.literal_eval(k.value) for k in tree.keywords}
-    except (SyntaxError, ValueError):
-        raise problem from None

@@ -77,9 +77,7 @@ class Checkpoints:
         self._folder = pathlib.Path(config.run.model_dir)
         self._files = CheckpointFiles(self._folder, config.steps.max_to_keep, steps_per_epoch)
         self._checkpoint = tf.train.Checkpoint(
-            model=state.model,
-            optimizer=state.optimizer,
-            global_step=state.global_step,
+            **state.trackable(),
             record=_Record(json.dumps(self._record(), sort_keys=True)),
         )
         self._is_chief, self._saved_step = cluster.is_chief, 0
@@ -152,12 +150,16 @@ class Checkpoints:
         return f"rerun with a lower --learning_rate to resume from {newest}{further}"
 
     def _record(self) -> dict[str, Any]:
-        _, *image_shape = self._state.model.input_shape
+        config, data = self._config, self._state.task.data
+        shape = getattr(data.features, "shape", None)
+        scaling = " with loss scaling" if config.model.precision == "float16" else ""
+        compiled = self._state.schedule is None
         return {
-            "model": self._config.learning.model,
-            "optimizer": self._config.learning.optimizer,
-            "image_shape": image_shape,
-            "num_classes": self._state.model.output_shape[-1],
+            "model": config.model.task or config.model.model,
+            "optimizer": "that of the model" if compiled else config.optimizer.optimizer.partition("(")[0] + scaling,
+            "image_shape": None if shape is None else shape[1:].as_list(),
+            "num_classes": len(data.class_names),
+            "--ema": None if config.optimizer.ema is None else "set",
             **self._same_bits(),
             "order": json.loads(self._spec.to_json()),
             "config": dataclasses.asdict(self._config),

@@ -4,29 +4,47 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import tensorflow as tf
 
 from pipeline.errors import PipelineError
 from pipeline.resolved import ResolvedRequest
-from trainer.actions.scalars import Scalars
 from trainer.step.updates import Stepper
+from trainer.task.sums import WEIGHT
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Accuracy and mean cross-entropy over `num_examples` examples of a split; corrupt ones were skipped."""
+    """Means over the examples of a split.
+
+    Attributes:
+      split: its name.
+      num_examples: of which it is the mean: all but corrupt ones that were skipped.
+      num_skipped: of these.
+      loss: without regularisation.
+      metrics: by name, such as `accuracy`.
+      averaged: whether the weights were the average over the steps.
+    """
 
     split: str
     num_examples: int
     num_skipped: int
-    accuracy: float
     loss: float
+    metrics: dict[str, float]
+    averaged: bool = False
+
+    @property
+    def accuracy(self) -> float:
+        """The metric of classification."""
+        return self.metrics["accuracy"]
 
     def __str__(self) -> str:
         """The line that ends a run."""
+        values = ", ".join(f"{name} = {value:.4f}" for name, value in (self.metrics or {"loss": self.loss}).items())
         skipped = f"; {self.num_skipped} corrupt left out" if self.num_skipped else ""
-        return f"{self.split} accuracy = {self.accuracy:.4f} ({self.num_examples} examples{skipped})"
+        averaged = "; averaged weights" if self.averaged else ""
+        return f"{self.split} {values} ({self.num_examples} examples{skipped}{averaged})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,36 +58,36 @@ class Evaluator:
       may_skip: how many examples may be left out because their records are corrupt.
       steps_per_loop: batches between two looks at `stop`.
       stop: whether to give up, the same on all workers.
-      scalars: where the results go, too.
+      write: where the results go, too: a global step and values by tag.
     """
 
     stepper: Stepper
-    batches: Iterable[tuple[tf.Tensor, ...]]
+    batches: Iterable[tuple[Any, ...]]
     split: ResolvedRequest
     may_skip: int
     steps_per_loop: int
     stop: Callable[[], bool]
-    scalars: Scalars
+    write: Callable[[int, dict[str, float]], None]
 
     def evaluate(self) -> Evaluation | None:
-        """Returns the result, also written as scalars of the state's step; None if it was stopped.
+        """Returns the result, also written as values of the state's step; None if it was stopped.
 
         Raises:
           PipelineError: the weights do not sum to the split's number of examples.
         """
-        order, name = self.split.order, self.split.request.split
-        iterator, sums = iter(self.batches), [0.0, 0.0, 0.0]
+        order, name, state = self.split.order, self.split.request.split, self.stepper.state
+        iterator, totals = iter(self.batches), dict[str, tf.Tensor]()
         for begin in range(0, order.steps_per_epoch, self.steps_per_loop):
             if self.stop():
                 return None
             steps = min(self.steps_per_loop, order.steps_per_epoch - begin)
-            more = self.stepper.evaluate(iterator, tf.constant(steps, tf.int64))
-            sums = [total + float(value) for total, value in zip(sums, more, strict=True)]
-        weight, loss, correct = sums
+            sums = self.stepper.evaluate(iterator, tf.constant(steps, tf.int64))
+            totals = {key: value + totals.get(key, 0.0) for key, value in sums.items()}
+        weight = float(totals[WEIGHT])
         skipped = order.num_records - int(weight)
         if not 0 <= skipped <= self.may_skip or weight == 0:
             raise PipelineError(f"evaluation saw {weight} examples of {name!r}, which has {order.num_records}")
-        result = Evaluation(name, int(weight), skipped, correct / weight, loss / weight)
-        values = {f"eval/{name}/accuracy": result.accuracy, f"eval/{name}/loss": result.loss}
-        self.scalars.write(self.stepper.state.step, values)
-        return result
+        values = {key: float(value) for key, value in state.measure.results(totals).items()}
+        self.write(state.step, {f"eval/{name}/{key}": value for key, value in values.items()})
+        loss = values.pop("loss")
+        return Evaluation(name, int(weight), skipped, loss, values, averaged=state.averages is not None)

@@ -10,11 +10,11 @@ import os
 import pathlib
 import socket
 import time
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from trainer.loop import Progress
-from trainer.step.optimizers import Schedule
 
 _VERSION = "brain.Event:2"  # of the files; from 2 on, TensorBoard heeds session logs
 
@@ -65,20 +65,25 @@ def _event(**fields: object) -> bytes:
 
 
 class TrainScalars:
-    """Writes the loss, and the speed since the last time, as in `LogLine`."""
+    """Gives the values of a step, and the speed since the last time, as in `LogLine`, to `write`."""
 
-    def __init__(self, global_batch_size: int, schedule: Schedule, scalars: Scalars) -> None:
-        self._rows, self._schedule, self._scalars = global_batch_size, schedule, scalars
+    def __init__(
+        self,
+        global_batch_size: int,
+        rate: Callable[[tf.Tensor], tf.Tensor],
+        write: Callable[[int, dict[str, float]], None],
+    ) -> None:
+        self._rows, self._rate, self._write = global_batch_size, rate, write
         self._earlier: Progress | None = None
 
     def __call__(self, progress: Progress) -> None:
-        """Writes the scalars of a step."""
+        """Writes the scalars of a step; needs its NORM."""
         steps, seconds = progress.since(self._earlier)
         self._earlier = progress
         values = {
-            "train/loss": progress.loss,
-            "train/accuracy": progress.accuracy,
-            "train/learning_rate": float(self._schedule(tf.constant(progress.step - 1, tf.int64))),
+            **{f"train/{name}": value for name, value in progress.values.items()},
+            "train/learning_rate": float(self._rate(tf.constant(progress.step - 1, tf.int64))),
+            "train/gradient_norm": float(progress.result.norm),
             "train/examples_per_second": steps * self._rows / seconds,
         }
-        self._scalars.write(progress.step, values)
+        self._write(progress.step, values)

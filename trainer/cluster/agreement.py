@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import tensorflow as tf
 
 from pipeline.errors import DataError
 from trainer.cluster.tf_config import Cluster
+
+_MOST_NUMBERS = 62  # in an int64, summed over local replicas
 
 
 class Agreement:
@@ -20,6 +24,11 @@ class Agreement:
     def on_any(self, flag: bool) -> bool:
         """Returns whether the flag is set on any worker."""
         return any(self._gather(int(flag)))
+
+    def union(self, numbers: Iterable[int]) -> set[int]:
+        """Returns the numbers, 0 to 61, that any worker gives."""
+        masks = self._gather(sum(1 << number for number in set(numbers)))
+        return {number for number in range(_MOST_NUMBERS) if any(mask >> number & 1 for mask in masks)}
 
     def wait(self) -> None:
         """Waits for all workers: if one left early, above all the chief, it would cost the others seconds."""

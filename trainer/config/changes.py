@@ -6,6 +6,7 @@ import dataclasses
 import json
 from typing import Any
 
+from trainer.config.flags.optimizer import ENDING
 from trainer.config.train_config import TrainConfig
 
 # These groups say where, how long and in which order a run trains. The first two do not shape it; a checkpoint compares
@@ -24,6 +25,8 @@ def changed_flags(stored: dict[str, dict[str, Any]], config: TrainConfig) -> lis
     before = {name: value for flags in stored.values() for name, value in flags.items()}
     here = json.loads(json.dumps(dataclasses.asdict(config)))
     shaping = [flags for group, flags in here.items() if group not in _OTHER_GROUPS]
+    if config.optimizer.schedule in ENDING:
+        shaping.append({name: here["steps"][name] for name in ("train_steps", "epochs")})
     return [
         f"--{name} was {_text(before[name])}, is {_text(value)}"
         for flags in shaping

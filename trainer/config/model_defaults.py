@@ -22,12 +22,13 @@ MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
         "distort": "cifar10_tutorial",
     },
     # ResNet-20 (He et al. 2016, 4.2): batch 128, momentum 0.9, crops of padded images and flips, 64,000 steps (182
-    # epochs). The paper divides the rate by 10 at 50% and 75%; our staircase does so at 50% and at the end.
+    # epochs), the rate divided by 10 after 32,000 and 48,000.
     "resnet20": {
         "global_batch_size": 128,
         "learning_rate": 0.1,
+        "schedule": "piecewise",
         "decay_factor": 0.1,
-        "decay_epochs": 91.0,
+        "decay_at": "91,136.5",
         "distort": "pad_crop_flip",
     },
 }

@@ -1,18 +1,30 @@
-"""The whole config of a run, from the command line."""
+"""The whole config of a run: from the command line, a file, or keywords."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import sys
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from pipeline.commands import commandline
 from pipeline.errors import UsageError, unknown
-from pipeline.request import Request
-from trainer.config.flags import DataFlags, LearningFlags, OrderFlags, RunFlags, StepFlags
+from trainer.config import file
+from trainer.config.flags.data import DataFlags
+from trainer.config.flags.model import ModelFlags
+from trainer.config.flags.optimizer import OptimizerFlags
+from trainer.config.flags.order import OrderFlags
+from trainer.config.flags.run import RunFlags
+from trainer.config.flags.steps import StepFlags
 from trainer.config.model_defaults import DEFAULT_EPOCHS, MODEL_DEFAULTS
+
+_DESCRIPTION = (
+    "Trains a model on one device or many; resumes where it stopped. --config=FILE.yaml takes flags from a file, which "
+    "those of the command line override; --dump_config prints them all, as such a file, and ends."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +33,8 @@ class TrainConfig:
 
     data: DataFlags
     run: RunFlags
-    learning: LearningFlags
+    model: ModelFlags
+    optimizer: OptimizerFlags
     order: OrderFlags
     steps: StepFlags
 
@@ -33,26 +46,40 @@ class TrainConfig:
                 "use one_device, mirrored or multiworker"
             )
 
-    def request(self, training: bool) -> Request:
-        """Returns the request for the training split, or for one padded pass over the evaluation split."""
-        return Request(
-            self.data.data_dir,
-            self.data.train_split if training else self.data.eval_split,
-            training=training,
-            global_batch_size=self.order.global_batch_size,
-            seed=self.order.seed,
-            streams=self.order.streams,
-            shuffle_bytes=self.order.shuffle_bytes,
-            remainder=self.order.remainder if training else "pad",
-            distort=self.data.distort,
-            resize=self.data.resize,
-            on_corrupt=self.data.on_corrupt,
-            max_corrupt=self.data.max_corrupt,
+    @classmethod
+    def of(cls, **flags: Any) -> TrainConfig:
+        """Returns the config of some flags: `TrainConfig.of(data_dir="mnist", model_dir="run", model="lenet")`.
+
+        Args:
+          **flags: by name, without the dashes; data_dir and model_dir are required.
+
+        Raises:
+          UsageError: an unknown flag, a missing one, or a value that cannot work.
+        """
+        for name in flags:
+            if name not in _groups_of_flags():
+                raise unknown("flag", name, _groups_of_flags())
+        values = {**MODEL_DEFAULTS.get(flags.get("model", ModelFlags.model), {}), **flags}
+        for name in ("data_dir", "model_dir"):
+            if name not in values:
+                raise UsageError(f"{name}: is missing")
+        return cls(
+            **{
+                name: kind(
+                    **{field.name: values[field.name] for field in dataclasses.fields(kind) if field.name in values}
+                )
+                for name, kind in _groups().items()
+            }
         )
+
+    def flags(self) -> Iterator[tuple[str, Any]]:
+        """Yields the name and the value of every flag."""
+        for group in _groups():
+            yield from dataclasses.asdict(getattr(self, group)).items()
 
     def last_step(self, steps_per_epoch: int) -> int:
         """Returns the global step at which training ends, given T."""
-        epochs = self.steps.epochs or DEFAULT_EPOCHS[self.learning.model]
+        epochs = self.steps.epochs or DEFAULT_EPOCHS.get(self.model.model, DEFAULT_EPOCHS[ModelFlags.model])
         return self.steps.train_steps or epochs * steps_per_epoch
 
 
@@ -61,21 +88,39 @@ def parse(argv: Sequence[str] | None) -> TrainConfig:
 
     Raises:
       UsageError: an unknown flag or a value that cannot work.
+      SystemExit: after --help and --dump_config.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments, dumps = file.taken_out(sys.argv[1:] if argv is None else argv, _groups_of_flags())
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--model", nargs="?")
-    model = first.parse_known_args(arguments)[0].model or LearningFlags.model
-    description = "Trains an image model on one device or many; resumes where it stopped."
-    if model not in MODEL_DEFAULTS:
+    model = first.parse_known_args(arguments)[0].model or ModelFlags.model
+    if model not in MODEL_DEFAULTS and ":" not in model:
         raise unknown("--model", model, MODEL_DEFAULTS)
-    flags = {**MODEL_DEFAULTS[model], "model": model}
-    defaults = {
+    config = commandline.parse("trainer.run", _DESCRIPTION, TrainConfig, arguments, _defaults(model))
+    if dumps:
+        print(file.text_of(dataclasses.asdict(config)), end="", flush=True)
+        sys.exit(0)
+    return config
+
+
+def _defaults(model: str) -> dict[str, dict[str, Any]]:
+    flags = {**MODEL_DEFAULTS.get(model, {}), "model": model}
+    return {
         name: {
             field.name: flags.get(field.name, field.default)
             for field in dataclasses.fields(group)
             if field.name in flags or field.default is not dataclasses.MISSING
         }
-        for name, group in typing.get_type_hints(TrainConfig).items()
+        for name, group in _groups().items()
     }
-    return commandline.parse("trainer.run", description, TrainConfig, arguments, defaults)
+
+
+@functools.cache
+def _groups() -> Mapping[str, Any]:
+    return typing.get_type_hints(TrainConfig)
+
+
+@functools.cache
+def _groups_of_flags() -> dict[str, str]:
+    """Returns the group of each flag, by its name."""
+    return {field.name: name for name, kind in _groups().items() for field in dataclasses.fields(kind)}

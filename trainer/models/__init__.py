@@ -1,43 +1,73 @@
-"""The models by name. A model is a module with `build(image_shape, image_dtype, num_classes)`."""
+"""The models by name. A built-in one is a module with `build(image_shape, image_dtype, num_classes)`."""
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import UsageError
+from pipeline.errors import PipelineError, UsageError
+from trainer.config.flags.model import ModelFlags
+from trainer.config.loading import load
 from trainer.config.model_defaults import WITH_DROPOUT
 
 if TYPE_CHECKING:
     import keras
+    import tensorflow as tf
 
 
-def build(
-    name: str, image_shape: tuple[int, int, int], image_dtype: str, num_classes: int, seed: int, dropout: float = 0.0
-) -> keras.Model:
-    """Returns a model from images to logits (batch, num_classes), float32.
+def build(flags: ModelFlags, images: tf.TensorSpec, num_classes: int, seed: int) -> keras.Model:
+    """Returns a model from images to logits (batch, num_classes), or a user's model, which may be compiled.
 
-    uint8 images are scaled to [0, 1] inside the model. The same arguments give the same weights.
+    uint8 images are scaled to [0, 1] inside the built-in models. The same arguments give the same weights.
 
     Args:
-      name: one of `trainer.config.model_defaults.MODEL_DEFAULTS`.
-      image_shape: (height, width, channels) after distortion.
-      image_dtype: `uint8` or `float32`.
+      flags: the model, and its dropout.
+      images: uint8 or float32 (None, height, width, channels), after distortion.
       num_classes: width of the logits.
       seed: of the initial weights.
-      dropout: of a model that has any.
 
     Raises:
-      UsageError: the model cannot take images of this shape.
+      UsageError: the model cannot take such images, or the user's function fails.
     """
     import keras  # noqa: PLC0415  # seconds; callers that only read this module's documentation do not pay them
 
     keras.utils.set_random_seed(seed)
+    shape = tuple(images.shape[1:])
+    if ":" in flags.model:
+        return _of_user(flags.model, load("--model", flags.model), shape, num_classes)
+    options = {"dropout": flags.dropout} if flags.model in WITH_DROPOUT else {}
     try:
-        model: keras.Model = importlib.import_module(f"trainer.models.{name}").build(
-            image_shape, image_dtype, num_classes, **({"dropout": dropout} if name in WITH_DROPOUT else {})
+        model: keras.Model = importlib.import_module(f"trainer.models.{flags.model}").build(
+            shape, images.dtype.name, num_classes, **options
         )
     except ValueError as error:
-        shape = "x".join(map(str, image_shape))
-        raise UsageError(f"--model={name} cannot take images of {shape}: {str(error).splitlines()[0]}") from None
+        size, reason = "x".join(map(str, shape)), str(error).splitlines()[0]
+        raise UsageError(f"--model={flags.model} cannot take images of {size}: {reason}") from None
+    return model
+
+
+def _of_user(name: str, function: Callable[..., Any], shape: tuple[int, ...], num_classes: int) -> keras.Model:
+    """Returns what a user's function gives: called without arguments, or with the shape and the number of classes."""
+    import keras  # noqa: PLC0415
+
+    if not callable(function):
+        raise UsageError(f"--model={name}: must be a function that returns a Keras model; it is {function!r}")
+    required = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+    required = [p for p in required if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if len(required) not in (0, 2):
+        raise UsageError(
+            f"--model={name}: must take no arguments, or the images' shape and the number of classes; it takes "
+            f"{', '.join(p.name for p in required)}"
+        )
+    try:
+        model = function(shape, num_classes) if required else function()
+    except PipelineError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise UsageError(f"--model={name}: the function fails: {type(error).__name__}: {reason}") from error
+    if not isinstance(model, keras.Model):
+        raise UsageError(f"--model={name}: must return a Keras model, returned {model!r}")
     return model

@@ -1,27 +1,45 @@
-"""What a replica computes in a step: its gradients, applied as the sum over all replicas, and the sums of the metrics.
+"""What a replica computes in a step: its part of the gradients and of the sums, added up over all replicas.
 
-Loss and accuracy are sum(w * x) / sum(w) over all replicas. Keras optimizers SUM the gradients of the replicas, so each
-replica's loss is its part of that sum over the sum of all weights, plus 1 / R of the regularisation.
+Loss and metrics are sum(w * x) / sum(w) over all rows. Each replica's loss is its part of that sum over the sum of all
+weights, plus 1 / R of the regularisation, so that the sum of all gradients is that of the mean loss.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
+from trainer.step.apply import Update
+from trainer.step.forward import Forward
+from trainer.step.gradients import Gradients
 from trainer.step.state import TrainState
+from trainer.task.sums import Sums
+
+
+class StepResult(NamedTuple):
+    """What a step gives, equal on all replicas.
+
+    Attributes:
+      sums: of the measure over all rows of the batch, before the update.
+      penalty: the regularisation, float32 scalar.
+      gradients: per trainable variable, summed, before they are clipped.
+    """
+
+    sums: Sums
+    penalty: tf.Tensor
+    gradients: list[tf.Tensor]
 
 
 class ReplicaStep(Protocol):
-    """The part of a step that `strategy.run` runs; results are equal on all replicas."""
+    """The part of a step that `strategy.run` runs."""
 
-    def update(self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Makes one update; returns the loss, regularisation included, and the accuracy before it, float32."""
+    def update(self, features: Any, labels: Any, weights: tf.Tensor) -> StepResult:
+        """Makes one update."""
 
-    def sums(self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        """Returns the sums of w, w * cross-entropy and w * correct over all rows of a batch, float32 (3,)."""
+    def sums(self, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
+        """Returns the measure's sums over all rows of an evaluation batch."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,35 +48,40 @@ class Replicas:
 
     Attributes:
       state: what is trained.
+      compute: the gradients; its units are the replicas.
+      update_weights: applies them.
     """
 
     state: TrainState
+    compute: Gradients
+    update_weights: Update
 
-    def update(self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `ReplicaStep.update`; images (rows, height, width, channels), labels and weights (rows,)."""
-        variables = self.state.model.trainable_variables
-        with tf.GradientTape() as tape:
-            sums = weighted_sums(self.state.model(images, training=True), labels, weights)
-            total = all_sum(tf.stop_gradient(sums))
-            penalty = tf.add_n([tf.constant(0.0), *self.state.model.losses])
-            weight = tf.maximum(total[0], 1.0)  # 0 where all rows of the step are skipped corrupt records
-            replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-            loss = sums[1] / weight + penalty / replicas
-        self.state.optimizer.apply(tape.gradient(loss, variables), variables)
-        return total[1] / weight + penalty, total[2] / weight
+    def update(self, features: Any, labels: Any, weights: tf.Tensor) -> StepResult:
+        """See `ReplicaStep.update`; features (rows, ...), labels and weights (rows,)."""
+        unit = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int64)
+        weight = tf.maximum(all_sum(tf.reduce_sum(weights)), 1.0)  # 0 where all rows are skipped corrupt records
+        computed = self.compute.of(unit, weight, self.compute.read(), (features, labels, weights))
+        gradients, state, sums, penalty = all_sum(tuple(computed))
+        self.compute.assign_state(state)
+        return StepResult(sums, penalty, self.update_weights.apply(gradients))
 
-    def sums(self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    def sums(self, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
         """See `ReplicaStep.sums`."""
-        return all_sum(weighted_sums(self.state.model(images, training=False), labels, weights))
+        return all_sum(evaluation_sums(self.state, self.compute, features, labels, weights))
 
 
-def weighted_sums(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Returns the sums of w, w * cross-entropy and w * correct over rows, float32 (3,)."""
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-    correct = tf.cast(tf.equal(tf.argmax(logits, axis=-1), labels), tf.float32)
-    return tf.stack([tf.reduce_sum(weights), tf.reduce_sum(weights * losses), tf.reduce_sum(weights * correct)])
+def evaluation_sums(state: TrainState, compute: Gradients, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
+    """Returns the sums over a replica's rows, with the average of the weights where there is one."""
+    trainable, fixed = compute.read()
+    if state.averages:
+        trainable = [tf.convert_to_tensor(value) for value in state.averages.values]
+    return state.measure.evaluation_sums(Forward(state.model, trainable, fixed), features, labels, weights)
 
 
-def all_sum(value: tf.Tensor) -> tf.Tensor:
-    """Returns the sum over all replicas, on each of them."""
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
+def all_sum(value: Any) -> Any:
+    """Returns the sum over all replicas, on each of them, of a tensor or of each in a structure."""
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1:
+        return value
+    flat = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.nest.flatten(value))
+    return tf.nest.pack_sequence_as(value, flat)

@@ -1,39 +1,60 @@
-"""What training changes and a checkpoint holds: model, optimizer, global step."""
+"""What training changes and a checkpoint holds: model, optimizer, average of the weights, global step."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from pipeline.distort.base import output_spec
-from pipeline.distort.cropping import CroppingRecipe
-from pipeline.distort.recipes import make_recipe
-from trainer import models
+from pipeline.errors import UsageError
 from trainer.config import TrainConfig
-from trainer.plan import Plan
+from trainer.config.flags.optimizer import OptimizerFlags
 from trainer.step import optimizers
+from trainer.step.averages import Averages
+from trainer.step.forward import check_state
+from trainer.step.schedules import Schedule
+from trainer.task.base import Task
+from trainer.task.compiled import CompiledMeasure
+from trainer.task.sums import Measure, RowMeasure
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainState:
-    """The variables of a run.
+    """The variables of a run, and what is computed with them.
 
     Attributes:
-      model: images -> logits.
+      task: whose model it is.
+      model: features -> outputs.
+      measure: the loss and the metrics.
       optimizer: built, so that a checkpoint finds its variables.
       global_step: int64 variable, updates so far.
+      schedule: global step -> learning rate, which the optimizer is given before each update; None: it has its own.
+      averages: of the weights; None: not kept.
     """
 
+    task: Task
     model: keras.Model
+    measure: Measure
     optimizer: keras.optimizers.Optimizer
     global_step: tf.Variable
+    schedule: Schedule | None
+    averages: Averages | None = None
 
     @property
     def step(self) -> int:
         """The global step as a number."""
         return int(self.global_step.numpy())
+
+    def loss_scale(self) -> tf.Tensor | None:
+        """Returns what the loss is multiplied by before it is differentiated, float32 scalar; None: by nothing."""
+        scale = getattr(self.optimizer, "dynamic_scale", None)
+        return None if scale is None else tf.convert_to_tensor(scale.value)
+
+    def rate(self, step: tf.Tensor) -> tf.Tensor:
+        """Returns the learning rate of the update that follows a global step, int64 scalar; float32 scalar."""
+        return self.schedule(step) if self.schedule else tf.convert_to_tensor(self.optimizer.learning_rate)
 
     def has_finite_weights(self) -> tf.Tensor:
         """Returns whether the sum of all squared weights is finite, bool scalar; cheap enough for every step."""
@@ -45,37 +66,61 @@ class TrainState:
         variables = [v.value for v in (*self.model.variables, *self.optimizer.variables) if v.dtype.startswith("float")]
         return tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in variables])
 
+    def trackable(self) -> dict[str, Any]:
+        """Returns what a checkpoint stores, by name."""
+        stored = {"model": self.model, "optimizer": self.optimizer, "global_step": self.global_step}
+        return {**stored, "averages": self.averages} if self.averages else stored
 
-def create(strategy: tf.distribute.Strategy, config: TrainConfig, plan: Plan) -> TrainState:
+
+def create(strategy: tf.distribute.Strategy, config: TrainConfig, task: Task, schedule: Schedule) -> TrainState:
     """Returns the state at step 0, its variables on the strategy's devices.
 
     Args:
       strategy: in whose scope the variables are made.
       config: of the run.
-      plan: for the shape of the data.
+      task: builds the model.
+      schedule: of a model that its author has not compiled.
 
     Raises:
-      UsageError: the model or the distortion cannot take such images.
+      UsageError: the model cannot take the data, or a flag contradicts it.
     """
-    images = _image_spec(config, plan)
-    _, height, width, channels = images.shape
-    dropout = config.learning.dropout
-    classes, seed = len(plan.training.manifest.class_names), config.order.seed
+    keras.config.set_dtype_policy(_policy(config.model.precision))
     with strategy.scope():
-        model = models.build(
-            config.learning.model, (height, width, channels), images.dtype.name, classes, seed, dropout
-        )
-        optimizer = optimizers.create(config.learning)
-        optimizer.build(model.trainable_variables)
+        model = task.build_model()
+        _check_model(model, task)
+        flag = f"--task={config.model.task}" if config.model.task else f"--model={config.model.model}"
+        if model.compiled:
+            _check_optimizer_flags(flag, config.optimizer)
+            measure: Measure = CompiledMeasure(model, task.data.labels, flag)
+            optimizer, own_schedule = model.optimizer, None
+        else:
+            measure, own_schedule = RowMeasure(task), schedule
+            optimizer = optimizers.create(config.optimizer, config.model.precision)
+        optimizers.build(optimizer, model.trainable_variables)
         step = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="global_step")
-    return TrainState(model, optimizer, step)
+        averages = Averages(model, config.optimizer.ema) if config.optimizer.ema else None
+    return TrainState(task, model, measure, optimizer, step, own_schedule, averages)
 
 
-def _image_spec(config: TrainConfig, plan: Plan) -> tf.TensorSpec:
-    """Returns the shape (1, height, width, channels) and dtype of the images that the model gets."""
-    recipe = make_recipe(config.data.distort, "--distort")
-    shape = plan.training.image_shape
-    if isinstance(recipe, CroppingRecipe):
-        shape = (*recipe.crop(training=True).size, plan.training.manifest.features["image"].shape[2] or 3)
-    assert shape is not None
-    return output_spec(recipe, shape)
+def _policy(precision: str) -> str:
+    return precision if precision == "float32" else f"mixed_{precision}"
+
+
+def _check_model(model: Any, task: Task) -> None:
+    name = type(task).__name__
+    if not isinstance(model, keras.Model):
+        raise UsageError(f"{name}.build_model: must return a Keras model, returned {model!r}")
+    if not model.built:
+        raise UsageError(f"{name}.build_model: the model is not built; give it a keras.Input")
+    check_state(model)
+
+
+def _check_optimizer_flags(flag: str, given: OptimizerFlags) -> None:
+    """Refuses flags that a compiled model's own optimizer would ignore."""
+    for field in dataclasses.fields(OptimizerFlags):
+        value = getattr(given, field.name)
+        if value != field.default and field.name not in ("ema", "clip_norm"):
+            raise UsageError(
+                f"--{field.name}={value}: {flag} is compiled with an optimizer of its own; leave the flag out, or do "
+                "not compile the model"
+            )

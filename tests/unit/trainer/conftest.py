@@ -42,38 +42,38 @@ def make_strategy(config_of):
 
 
 @pytest.fixture
-def make_state():
-    """Returns a function that makes a small mlp's state on a strategy."""
+def make_state(config_of):
+    """Returns a function that makes a state on a strategy: of a small mlp, or of the model that `build` returns."""
 
-    def make(strategy, optimizer="sgd", seed=0):
+    def make(strategy, optimizer="sgd", seed=0, build=None, rate=0.5, labels=None, **flags):
         import tensorflow as tf
 
-        from trainer import models
-        from trainer.config.flags import LearningFlags
-        from trainer.step import optimizers
-        from trainer.step.state import TrainState
+        from trainer.step import state
+        from trainer.task.base import DataSpec, Task
 
-        with strategy.scope():
-            model = models.build("mlp", IMAGE_SHAPE, "float32", CLASSES, seed)
-            chosen = optimizers.create(LearningFlags(optimizer=optimizer))
-            chosen.build(model.trainable_variables)
-            step = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
-        return TrainState(model, chosen, step)
+        class Given(Task):
+            def build_model(self):
+                return build() if build else super().build_model()
+
+        config = config_of(optimizer=optimizer, seed=seed, **flags)
+        images = tf.TensorSpec([None, *IMAGE_SHAPE], tf.float32)
+        spec = DataSpec(images, labels or tf.TensorSpec([None], tf.int64), tuple(map(str, range(CLASSES))))
+        return state.create(strategy, config, Given(config, spec), lambda step: tf.constant(rate))
 
     return make
 
 
 @pytest.fixture
-def make_stepper(make_strategy, make_state):
-    """Returns a function that makes a stepper of a small mlp on so many replicas."""
+def make_stepper(make_strategy, make_state, config_of):
+    """Returns a function that makes a stepper on so many replicas, of `make_state`'s state; flags as of the command."""
 
-    def make(replicas=1, optimizer="sgd", schedule=lambda step: 0.5, name="mirrored"):
-        from trainer.step.replicas import Replicas
-        from trainer.step.updates import Stepper
+    def make(replicas=1, optimizer="sgd", name="mirrored", **options):
+        from trainer.step import compose
 
+        flags = {key: value for key, value in options.items() if key not in ("build", "rate", "labels")}
         strategy = make_strategy(replicas, name)
-        state = make_state(strategy, optimizer)
-        return Stepper(strategy, state, schedule, Replicas(state))
+        state = make_state(strategy, optimizer, **options)
+        return compose.stepper(strategy, state, config_of(optimizer=optimizer, **flags))
 
     return make
 

@@ -5,34 +5,32 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.config.flags import LearningFlags
-from trainer.step import optimizers
-from trainer.step.state import TrainState
-from trainer.step.updates import Stepper
-from trainer.step.virtual_replicas import VirtualReplicas
+from trainer.step.updates import Wanted
 
 V, ROWS, CLASSES = 12, 2, 5
 SHAPE = (6, 5, 2)
 
 
-def make_state(strategy, optimizer):
+def build():
     keras.utils.set_random_seed(3)
-    with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.Input(SHAPE),
-                keras.layers.Conv2D(4, 3, kernel_regularizer=keras.regularizers.L2(0.01)),
-                keras.layers.BatchNormalization(momentum=0.5),
-                keras.layers.ReLU(),
-                keras.layers.Flatten(),
-                keras.layers.Dropout(0.4),
-                keras.layers.Dense(CLASSES),
-            ]
-        )
-        chosen = optimizers.create(LearningFlags(optimizer=optimizer))
-        chosen.build(model.trainable_variables)
-        step = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
-    return TrainState(model, chosen, step)
+    return keras.Sequential(
+        [
+            keras.Input(SHAPE),
+            keras.layers.Conv2D(4, 3, kernel_regularizer=keras.regularizers.L2(0.01)),
+            keras.layers.BatchNormalization(momentum=0.5),
+            keras.layers.ReLU(),
+            keras.layers.Flatten(),
+            keras.layers.Dropout(0.4),
+            keras.layers.Dense(CLASSES),
+        ]
+    )
+
+
+def train(stepper, batches, steps=1):
+    """Returns the result of some updates, and its values by name."""
+    iterator = iter(stepper.strategy.experimental_distribute_dataset(batches))
+    result = stepper.train(iterator, tf.constant(steps, tf.int64), Wanted.of())
+    return result, dict(zip(stepper.value_names, result.values.numpy().tolist(), strict=True))
 
 
 @pytest.fixture
@@ -46,20 +44,23 @@ def batches():
 
 
 @pytest.fixture
-def trained(make_strategy, batches):
-    """Returns a function that makes three updates; returns all variables, and the results of the steps."""
+def trained(make_stepper, batches):
+    """Returns a function that makes three updates; returns all variables, and what the steps tell."""
 
-    def trained(replicas, optimizer="momentum", seed=7, count=V):
-        strategy = make_strategy(replicas)
-        state = make_state(strategy, optimizer)
-        stepper = Stepper(strategy, state, lambda step: 0.1, VirtualReplicas(state, count, seed))
+    def trained(replicas, optimizer="momentum", seed=7, count=V, **flags):
+        given = {"build": build, "rate": 0.1, "seed": seed, "virtual_replicas": count, "global_batch_size": 24, **flags}
+        stepper = make_stepper(replicas, optimizer, **given)
+        state, strategy = stepper.state, stepper.strategy
         images, *others = (values.reshape(3, count, -1, *values.shape[3:]) for values in batches)
         dataset = tf.data.Dataset.from_tensor_slices((images, *others))
         iterator = iter(strategy.experimental_distribute_dataset(dataset))
-        results = [[float(v) for v in stepper.train(iterator, tf.constant(1, tf.int64))] for _ in range(3)]
+        one, wanted = tf.constant(1, tf.int64), Wanted.of(("norm", "histograms"))
+        results = [stepper.train(iterator, one, wanted)._replace(waited=tf.constant(0.0)) for _ in range(3)]
         again = iter(strategy.experimental_distribute_dataset(dataset))
-        results.append([float(v) for v in stepper.evaluate(again, tf.constant(3, tf.int64))])
-        return [v.numpy() for v in (*state.model.variables, *state.optimizer.variables)], results
+        sums = stepper.evaluate(again, tf.constant(3, tf.int64))
+        told = [value.numpy().tolist() for value in tf.nest.flatten([results, sums])]
+        averages = state.averages.values if state.averages else []
+        return [v.numpy() for v in (*state.model.variables, *state.optimizer.variables, *averages)], told
 
     return trained
 
@@ -77,44 +78,35 @@ def test_weights_slots_statistics_and_metrics_have_the_same_bits_on_any_number_o
 
 @pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize(("pixel", "weight", "finite"), [(np.inf, 1, False), (np.nan, 1, False), (1.0, 0, True)])
-def test_a_bad_row_ends_the_loop_and_a_step_of_padding_does_not(pixel, weight, finite, replicas, make_strategy):
-    strategy = make_strategy(replicas)
-    state = make_state(strategy, "sgd")
-    stepper = Stepper(strategy, state, lambda step: 0.1, VirtualReplicas(state, V, 0))
+def test_a_bad_row_ends_the_loop_and_a_step_of_padding_does_not(pixel, weight, finite, replicas, make_stepper):
+    stepper = make_stepper(replicas, build=build, rate=0.1, virtual_replicas=V, global_batch_size=24)
     images = np.ones((3, V, ROWS, *SHAPE), np.float32)
     images[1, 4, 1, 0, 0] = pixel
     rows = (images, np.zeros((3, V, ROWS), np.int64), np.full((3, V, ROWS), weight, np.float32))
-    batches = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(rows)))
-    result = stepper.train(batches, tf.constant(3, tf.int64))
+    result, values = train(stepper, tf.data.Dataset.from_tensor_slices(rows), steps=3)
     assert bool(result.finite) == finite
     assert int(result.step) == (3 if finite else 2)
     if finite:  # of no rows: the regularisation is all there is
-        assert float(result.loss) == pytest.approx(float(tf.add_n(state.model.losses)), rel=0.01)
-        assert float(result.accuracy) == 0.0
+        assert values["total_loss"] == pytest.approx(float(tf.add_n(stepper.state.model.losses)), rel=0.01)
+        assert values["accuracy"] == 0.0
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
-def test_slots_that_fade_to_nothing_keep_the_bits(optimizer, make_strategy):
+def test_slots_that_fade_to_nothing_keep_the_bits(optimizer, make_stepper):
     """After a first gradient the weights of a pixel get none: its moments decay through all denormal numbers."""
     found = []
     for replicas in (1, 2):
-        strategy = make_strategy(replicas)
-        with strategy.scope():
-            dense = keras.layers.Dense(2, kernel_initializer="zeros")
-            model = keras.Sequential([keras.Input((4,)), dense])
-            chosen = optimizers.create(LearningFlags(optimizer=optimizer))
-            chosen.build(model.trainable_variables)
-            step = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
-        state = TrainState(model, chosen, step)
-        stepper = Stepper(strategy, state, lambda _: 0.01, VirtualReplicas(state, 2, 0))
+        dense = lambda: [keras.Input((4,)), keras.layers.Dense(2, kernel_initializer="zeros")]  # noqa: E731
+        made = {"build": lambda: keras.Sequential(dense()), "rate": 0.01}  # noqa: B023
+        stepper = make_stepper(replicas, optimizer, virtual_replicas=2, global_batch_size=2, **made)
+        state = stepper.state
         rows = np.ones((2, 1, 4), np.float32) * np.array([1, 1e-3, 1e-12, 0.5], np.float32)
         first, later = rows.copy(), rows * np.array([0, 0, 0, 1], np.float32)
         labels, weights = np.array([[0], [1]]), np.array([[[1.0]], [[0.25]]], np.float32)[:, :, 0]
         once = tf.data.Dataset.from_tensors((first, labels, weights))
         more = tf.data.Dataset.from_tensors((later, labels, weights)).repeat()
-        batches = iter(strategy.experimental_distribute_dataset(once.concatenate(more)))
-        stepper.train(batches, tf.constant(1_200, tf.int64))
-        found.append([v.numpy().tobytes() for v in (*model.variables, *chosen.variables)])
+        train(stepper, once.concatenate(more), steps=1_200)
+        found.append([v.numpy().tobytes() for v in (*state.model.variables, *state.optimizer.variables)])
     assert found[0] == found[1]
 
 
@@ -124,23 +116,18 @@ def test_dropout_and_batch_norm_follow_the_virtual_replicas_and_the_seed(trained
         assert any(not np.allclose(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_every_virtual_replica_and_every_step_has_a_dropout_mask_of_its_own(make_strategy):
+def test_every_virtual_replica_and_every_step_has_a_dropout_mask_of_its_own(make_stepper):
     """From zero weights, one update of a feature's weight counts the virtual replicas whose mask kept the feature."""
     features, unit = 64, 0.5 / V / (1 - 0.4)  # the gradient's share of a virtual replica: (1 - p) / V, scaled up
 
     def kept(step, replicas):
-        strategy = make_strategy(replicas)
-        with strategy.scope():
-            dense = keras.layers.Dense(2, kernel_initializer="zeros")
-            model = keras.Sequential([keras.Input((features,)), keras.layers.Dropout(0.4, seed=0), dense])
-            sgd = optimizers.create(LearningFlags(optimizer="sgd"))
-            sgd.build(model.trainable_variables)
-            number = tf.Variable(step, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
-        state = TrainState(model, sgd, number)
-        stepper = Stepper(strategy, state, lambda _: 1.0, VirtualReplicas(state, V, 0))
+        dense = keras.layers.Dense(2, kernel_initializer="zeros")
+        layers = [keras.Input((features,)), keras.layers.Dropout(0.4, seed=0), dense]
+        made = {"build": lambda: keras.Sequential(layers), "rate": 1.0}
+        stepper = make_stepper(replicas, virtual_replicas=V, global_batch_size=V, **made)
+        stepper.state.global_step.assign(step)
         rows = (np.ones((1, V, 1, features), np.float32), np.zeros((1, V, 1), np.int64), np.ones((1, V, 1), np.float32))
-        batches = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(rows)))
-        stepper.train(batches, tf.constant(1, tf.int64))
+        train(stepper, tf.data.Dataset.from_tensor_slices(rows))
         counts = dense.kernel.numpy()[:, 0] / unit
         np.testing.assert_allclose(counts, counts.round(), atol=1e-4)
         return counts.round().tolist()
@@ -152,16 +139,16 @@ def test_every_virtual_replica_and_every_step_has_a_dropout_mask_of_its_own(make
     assert kept(1, 1) != first
 
 
-def test_the_sum_of_the_parts_is_the_gradient_of_the_batch(make_strategy, batches):
+def test_the_sum_of_the_parts_is_the_gradient_of_the_batch(make_stepper, batches):
     """Without dropout and BatchNorm, an update is that of plain gradient descent on all real rows."""
-    strategy = make_strategy(2)
-    keras.utils.set_random_seed(3)
-    with strategy.scope():
+
+    def build():
+        keras.utils.set_random_seed(3)
         regularised = keras.layers.Dense(CLASSES, kernel_regularizer=keras.regularizers.L2(0.01))
-        model = keras.Sequential([keras.Input(SHAPE), keras.layers.Flatten(), regularised])
-        sgd = optimizers.create(LearningFlags(optimizer="sgd"))
-        sgd.build(model.trainable_variables)
-        step = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+        return keras.Sequential([keras.Input(SHAPE), keras.layers.Flatten(), regularised])
+
+    stepper = make_stepper(2, build=build, rate=0.5, virtual_replicas=V, global_batch_size=24)
+    model = stepper.state.model
     images, labels, weights = (values[2:] for values in batches)
     rows, real = images.reshape(-1, *SHAPE), weights.reshape(-1)
     with tf.GradientTape() as tape:
@@ -169,10 +156,7 @@ def test_the_sum_of_the_parts_is_the_gradient_of_the_batch(make_strategy, batche
         loss = tf.reduce_sum(losses * real) / real.sum() + tf.add_n(model.losses)
     sources = [v.value for v in model.trainable_variables]
     expected = [v.numpy() - 0.5 * g.numpy() for v, g in zip(sources, tape.gradient(loss, sources), strict=True)]
-    state = TrainState(model, sgd, step)
-    stepper = Stepper(strategy, state, lambda _: 0.5, VirtualReplicas(state, V, 0))
-    dataset = tf.data.Dataset.from_tensor_slices((images, labels, weights))
-    result = stepper.train(iter(strategy.experimental_distribute_dataset(dataset)), tf.constant(1, tf.int64))
-    assert float(result.loss) == pytest.approx(float(loss), rel=1e-5)
+    _, values = train(stepper, tf.data.Dataset.from_tensor_slices((images, labels, weights)))
+    assert values["total_loss"] == pytest.approx(float(loss), rel=1e-5)
     for variable, value in zip(model.trainable_variables, expected, strict=True):
         np.testing.assert_allclose(variable.numpy(), value, atol=2e-6)

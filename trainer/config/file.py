@@ -1,0 +1,71 @@
+"""A config as a YAML file: flags by name, in groups or not."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import yaml
+
+from pipeline.errors import UsageError, unknown
+
+
+def taken_out(arguments: Sequence[str], names: Collection[str]) -> tuple[list[str], bool]:
+    """Returns the arguments with those of the file that --config names before them, so that later ones override them.
+
+    Args:
+      arguments: of the command line.
+      names: of all flags.
+
+    Returns:
+      The arguments without --config and --dump_config, and whether --dump_config was among them.
+
+    Raises:
+      UsageError: the file cannot be read, or has something other than flags.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config", nargs="?", const="")
+    parser.add_argument("--dump_config", action="store_true")
+    found, rest = parser.parse_known_args(list(arguments))
+    if found.config == "":
+        raise UsageError("--config: expected a value, as in --config=FILE.yaml")
+    if found.config is None:
+        return rest, found.dump_config
+    return [*_flags(pathlib.Path(found.config).expanduser(), names), *rest], found.dump_config
+
+
+def text_of(groups: dict[str, dict[str, Any]]) -> str:
+    """Returns flags by group as the text of such a file; those that are unset are left out."""
+    values = {
+        group: {name: value for name, value in flags.items() if value is not None} for group, flags in groups.items()
+    }
+    text: str = yaml.safe_dump(values, sort_keys=False)
+    return text
+
+
+def _flags(path: pathlib.Path, names: Collection[str]) -> Iterator[str]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config={path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    except yaml.YAMLError as error:
+        raise UsageError(f"--config={path}: is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UsageError(f"--config={path}: must hold flags, as in 'learning_rate: 0.1'; got {type(content).__name__}")
+    for name, value in content.items():
+        yield from _flag(path, str(name), value, names)
+
+
+def _flag(path: pathlib.Path, name: str, value: Any, names: Collection[str]) -> Iterator[str]:
+    if isinstance(value, dict) and name not in names:
+        for inner, part in value.items():
+            yield from _flag(path, str(inner), part, names)
+        return
+    if name not in names:
+        raise unknown(f"--config={path}: flag", name, names)
+    if isinstance(value, dict):
+        raise UsageError(f"--config={path}: {name}: must be a value, got {value}")
+    if value is not None:
+        yield f"--{name}={','.join(map(str, value)) if isinstance(value, list) else value}"

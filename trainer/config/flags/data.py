@@ -1,0 +1,33 @@
+"""What is trained and evaluated on."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pipeline.read import corruption
+from pipeline.request import parse_size
+from trainer.config.flags.checks import check_least, check_name
+
+
+@dataclasses.dataclass(frozen=True)
+class DataFlags:
+    """What is trained and evaluated on."""
+
+    data_dir: str  # folder of the data set, made by beam_jobs.convert
+    train_split: str = "train"  # what to train on; slices such as train[1000:] work
+    eval_split: str = "test"  # what to evaluate on; 'none' for no evaluation
+    resize: str | None = None  # stretch every image to HxW, such as 32x32, before it is distorted
+    distort: str = "none"  # a recipe, such as cifar10_tutorial, shift(pixels=2) or random_resized_crop(size=32)
+    on_corrupt: str = "raise"  # a corrupt record: raise an error that names it, or skip it (its row gets weight 0)
+    max_corrupt: int = corruption.MAX_CORRUPT  # records that each worker may skip
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        check_name("on_corrupt", self.on_corrupt, corruption.POLICIES)
+        parse_size(self.resize, "--resize")
+        check_least(self, 0, "max_corrupt")
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is a split to evaluate on."""
+        return self.eval_split not in ("", "none")

@@ -1,0 +1,71 @@
+"""The model as a pure function of its variables, for one replica or virtual replica."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from pipeline.errors import UsageError
+from pipeline.order import hashing_tf
+from pipeline.order.hashing import Domain
+
+_HALF = 32  # bits of a key in each of the two numbers of a Keras seed
+_SEED_NAME = "seed_generator_state"  # of Keras' variables
+
+
+class Forward:
+    """Calls a model with given values of its variables, and keeps what the calls change.
+
+    Attributes:
+      state: values of `model.non_trainable_variables`, after the last call.
+      losses: regularisation terms of the last call.
+    """
+
+    def __init__(self, model: keras.Model, trainable: list[tf.Tensor], state: list[tf.Tensor]) -> None:
+        self._model, self._trainable, self.state = model, trainable, state
+        self.losses: list[tf.Tensor] = []
+
+    def __call__(self, features: Any, training: bool = False) -> Any:
+        """Returns the model's outputs, float32 where the model computes in less."""
+        outputs, self.state, self.losses = self._model.stateless_call(
+            self._trainable, self.state, _as_input(self._model, features), training=training, return_losses=True
+        )
+        return tf.nest.map_structure(lambda value: tf.cast(value, tf.float32) if _is_low(value) else value, outputs)
+
+
+def _is_low(value: tf.Tensor) -> bool:
+    return value.dtype in (tf.float16, tf.bfloat16)
+
+
+def _as_input(model: keras.Model, features: Any) -> Any:
+    """Returns the features; pixels as the model's floats where it takes no uint8, in 0..255."""
+    wanted = model.inputs[0].dtype if getattr(model, "inputs", None) else None
+    if not tf.is_tensor(features) or features.dtype != tf.uint8 or wanted in (None, "uint8"):
+        return features
+    return tf.cast(features, wanted)
+
+
+def check_state(model: keras.Model) -> None:
+    """Raises UsageError where the model keeps a state that could not be resumed or averaged."""
+    for variable in model.non_trainable_variables:
+        if not variable.dtype.startswith(("float", "bfloat")) and variable.name != _SEED_NAME:
+            raise UsageError(
+                f"the model's variable {variable.path} is {variable.dtype}: state that is not trained must be "
+                "floating-point, which is averaged over the replicas, or the seed of a layer of Keras"
+            )
+
+
+def seeded(model: keras.Model, state: list[tf.Tensor], *key: Any) -> list[tf.Tensor]:
+    """Returns the state with seeds that are a hash of integers: no dropout depends on how often it was called."""
+
+    def seed(index: int, value: tf.Tensor) -> tf.Tensor:
+        if value.dtype.is_floating:
+            return value
+        hashed = hashing_tf.derive_key(Domain.MODEL, key[0], index, *key[1:])
+        low = tf.bitwise.bitwise_and(hashed, tf.constant((1 << _HALF) - 1, tf.uint64))
+        high = tf.bitwise.right_shift(hashed, tf.constant(_HALF, tf.uint64))
+        return tf.cast(tf.stack([high, low]), value.dtype)
+
+    return [seed(index, value) for index, value in enumerate(state)]

@@ -1,0 +1,87 @@
+"""A model that its author has compiled: its own loss and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from pipeline.errors import UsageError
+from trainer.task.base import Model
+from trainer.task.sums import LOSS, WEIGHT, Sums
+
+_SEPARATOR = "/"  # between a metric's name and the number of its state
+
+
+class CompiledMeasure:
+    """The loss and the metrics of `model.compile`, summed exactly over all rows.
+
+    A loss is the weighted mean over rows. The state of a metric is a sum over rows, as that of all metrics of Keras, so
+    AUC, precision or IoU are those of the whole batch or split.
+    """
+
+    def __init__(self, model: keras.Model, labels: Any, flag: str) -> None:
+        """Builds the metrics.
+
+        Args:
+          model: compiled.
+          labels: TensorSpec of them.
+          flag: what the model was given as, for messages.
+
+        Raises:
+          UsageError: it is not compiled with one loss of one output.
+        """
+        if not isinstance(model.loss, str | keras.Loss) and not callable(model.loss):
+            raise UsageError(f"{flag}: compiled with loss={model.loss!r}; one loss of one output is supported")
+        self._loss = keras.losses.get(model.loss)
+        reduction = getattr(self._loss, "reduction", "sum_over_batch_size")
+        if reduction != "sum_over_batch_size":
+            raise UsageError(f"{flag}: its loss has reduction={reduction!r}; the trainer takes means over rows")
+        outputs = keras.KerasTensor((1, *model.output_shape[1:]), "float32")
+        expected = keras.KerasTensor((1, *labels.shape[1:]), labels.dtype.name)
+        self._metrics = {metric.name: metric for metric in _metrics(model, expected, outputs)}
+
+    def train_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
+        """See `Measure.train_sums`."""
+        return self._sums(labels, model(features, training=True), weights)
+
+    def evaluation_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
+        """See `Measure.evaluation_sums`."""
+        return self._sums(labels, model(features, training=False), weights)
+
+    def results(self, sums: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """See `Measure.results`."""
+        found = {LOSS: sums[LOSS] / tf.maximum(sums[WEIGHT], 1.0)}
+        for name, metric in self._metrics.items():
+            state = [tf.cast(sums[_key(name, i)], v.dtype) for i, v in enumerate(metric.variables)]
+            found[name] = tf.cast(metric.stateless_result(state), tf.float32)
+        return found
+
+    def _sums(self, labels: Any, outputs: tf.Tensor, weights: tf.Tensor) -> Sums:
+        rows = tf.cast(tf.shape(weights)[0], tf.float32)
+        if isinstance(self._loss, keras.Loss):
+            loss = self._loss(labels, outputs, sample_weight=weights) * rows
+        else:
+            each = tf.cast(self._loss(labels, outputs), tf.float32)
+            loss = tf.reduce_sum(weights * tf.reduce_mean(tf.reshape(each, [tf.shape(weights)[0], -1]), axis=1))
+        sums = {WEIGHT: tf.reduce_sum(weights), LOSS: tf.cast(loss, tf.float32)}
+        for name, metric in self._metrics.items():
+            zeros = [tf.zeros(v.shape, v.dtype) for v in metric.variables]
+            state = metric.stateless_update_state(zeros, labels, tf.stop_gradient(outputs), sample_weight=weights)
+            sums.update({_key(name, i): tf.cast(value, tf.float32) for i, value in enumerate(state)})
+        return sums
+
+
+def _key(metric: str, number: int) -> str:
+    return f"{metric}{_SEPARATOR}{number}"
+
+
+def _metrics(model: keras.Model, labels: keras.KerasTensor, outputs: keras.KerasTensor) -> list[keras.Metric]:
+    """Returns the metrics that the model was compiled with; `accuracy` becomes that of such labels and outputs."""
+    compiled = getattr(model, "_compile_metrics", None)  # public nowhere
+    if compiled is None:
+        return []
+    compiled.build(labels, outputs)
+    return list(compiled.metrics)

@@ -1,0 +1,49 @@
+"""What the rows of a run's batches are, before any is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from pipeline import user_function
+from pipeline.distort.base import output_spec
+from pipeline.distort.cropping import CroppingRecipe
+from pipeline.distort.recipes import make_recipe
+from pipeline.errors import UsageError
+from pipeline.resolved import ResolvedRequest
+from trainer.task.base import DataSpec
+
+
+def of(training: ResolvedRequest) -> DataSpec:
+    """Returns the specification of the batches of a request.
+
+    Raises:
+      UsageError: the user's `parse` does not return (features, labels).
+    """
+    classes = tuple(training.manifest.class_names)
+    parse = training.request.parse
+    if parse is not None:
+        return _parsed(parse, classes)
+    images = _images(training)
+    return DataSpec(tf.TensorSpec([None, *images.shape[1:]], images.dtype), tf.TensorSpec([None], tf.int64), classes)
+
+
+def _images(training: ResolvedRequest) -> tf.TensorSpec:
+    recipe = make_recipe(str(training.request.distort or "none"), "--distort")
+    shape = training.image_shape
+    if isinstance(recipe, CroppingRecipe):
+        shape = (*recipe.crop(training=True).size, training.manifest.features["image"].shape[2] or 3)
+    assert shape is not None
+    return output_spec(recipe, shape)
+
+
+def _parsed(parse: Any, classes: tuple[str, ...]) -> DataSpec:
+    with tf.Graph().as_default():
+        given = user_function.call("Task.parse", user_function.as_given(parse), tf.zeros([1], tf.string))
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise UsageError(f"Task.parse: must return (features, labels), returned {given!r}")
+    features, labels = tf.nest.map_structure(
+        lambda value: tf.TensorSpec([None, *value.shape[1:]], value.dtype), tuple(given)
+    )
+    return DataSpec(features, labels, classes)
