@@ -15,6 +15,7 @@ from stepfeed import shadowed
 
 if TYPE_CHECKING:
     from pipeline import (
+        InputMeter,
         RandomAccess,
         Shard,
         StepIterator,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "InputMeter",
     "RandomAccess",
     "Shard",
     "StepIterator",
