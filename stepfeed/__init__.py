@@ -1,4 +1,4 @@
-"""The public names of `pipeline`, for programs that may have a `pipeline.py` beside them.
+"""The public names of `pipeline` and `trainer`, for programs that may have a `pipeline.py` beside them.
 
     from stepfeed import input_fn
 
@@ -26,17 +26,23 @@ if TYPE_CHECKING:
         steps_per_epoch,
         uniform,
     )
+    from trainer import Task, TrainConfig, train
+
+_TRAINER = ("Task", "TrainConfig", "train")
 
 __all__ = [
     "InputMeter",
     "RandomAccess",
     "Shard",
     "StepIterator",
+    "Task",
+    "TrainConfig",
     "distribute",
     "input_fn",
     "order_spec",
     "skipped_records",
     "steps_per_epoch",
+    "train",
     "uniform",
 ]
 
@@ -45,4 +51,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'stepfeed' has no attribute {name!r}")
     shadowed.check("pipeline")
-    return getattr(importlib.import_module("pipeline"), name)
+    if name not in _TRAINER:
+        return getattr(importlib.import_module("pipeline"), name)
+    shadowed.check("trainer")  # which imports pipeline, too
+    return getattr(importlib.import_module("trainer"), name)

@@ -51,15 +51,21 @@ def make(config: TrainConfig, cluster: Cluster, parse: UserParse | None = None) 
     if virtual is not None:
         check_virtual_replicas(config.order.global_batch_size, virtual, replicas)
     order.check_replicas(config.order.global_batch_size, replicas)
-    training = resolve(_request(config, parse, training=True))
+    training = resolve(request_of(config, parse, training=True))
     evaluation = _evaluation(config, parse) if config.data.evaluates else None
     may_skip = config.data.max_corrupt * cluster.size if config.data.on_corrupt == "skip" else 0
     note = sharing_note(training.spec, training.order, cluster.size)
     return Plan(training, config.last_step(training.order.steps_per_epoch), evaluation, may_skip, note)
 
 
-def _request(config: TrainConfig, parse: UserParse | None, training: bool) -> Request:
-    """Returns the request for the training split, or for one padded pass over the evaluation split."""
+def request_of(config: TrainConfig, parse: UserParse | None, training: bool) -> Request:
+    """Returns the request for the training split, or for one padded pass over the evaluation split.
+
+    Args:
+      config: of the run.
+      parse: as in `make`.
+      training: which of the two.
+    """
     return Request(
         config.data.data_dir,
         config.data.train_split if training else config.data.eval_split,
@@ -79,7 +85,7 @@ def _request(config: TrainConfig, parse: UserParse | None, training: bool) -> Re
 
 def _evaluation(config: TrainConfig, parse: UserParse | None) -> ResolvedRequest:
     try:
-        return resolve(_request(config, parse, training=False))
+        return resolve(request_of(config, parse, training=False))
     except UsageError as error:
         flag = f"--eval_split={config.data.eval_split}"
         raise UsageError(f"{flag}: {error}; --eval_split=none trains without evaluation") from None

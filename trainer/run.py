@@ -8,13 +8,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pipeline.commands import commandline, quiet
-from pipeline.errors import UsageError
+from pipeline.commands import commandline
 from trainer import config as configs
+from trainer import heavy
 from trainer import plan as plans
 from trainer.cluster import lock, tf_config
 from trainer.cluster.interrupt import Interrupt
@@ -58,7 +57,7 @@ def train(
     """
     config = _with_code(config, model, task)
     cluster = _cluster(config.run.strategy)
-    task = task or _task(config.model.task)
+    task = task or heavy.load_task(config.model.task)
     plan = plans.make(config, cluster, task.parse if task else None)
     if cluster.is_chief:
         plans.prepare_folder("--model_dir", config.run.model_dir)
@@ -66,7 +65,7 @@ def train(
         plans.prepare_folder("--log_keys", config.run.log_keys)
     only_job = lock.held(config.run.model_dir) if cluster.is_chief else contextlib.nullcontext()
     with only_job, Interrupt(COMMAND) as interrupt:
-        with _loading():
+        with heavy.loading():
             from trainer import training  # noqa: PLC0415, here because it loads TensorFlow
 
         return training.run(config, plan, cluster, interrupt, task)
@@ -77,41 +76,6 @@ def _with_code(config: TrainConfig, model: Any, task: Any) -> TrainConfig:
     given = {"model": model, "task": task}
     names: dict[str, Any] = {flag: loading.name_of(flag, code) for flag, code in given.items() if code is not None}
     return dataclasses.replace(config, model=dataclasses.replace(config.model, **names)) if names else config
-
-
-def _task(name: str | None) -> type[Task] | None:
-    """Returns a user's class, whose module may load TensorFlow."""
-    if name is None:
-        return None
-    with _loading():
-        from trainer.task.base import Task  # noqa: PLC0415, here because it loads TensorFlow
-
-        found = loading.load("--task", name)
-    if not (isinstance(found, type) and issubclass(found, Task)):
-        raise UsageError(f"--task={name}: must be a subclass of trainer.Task, it is {found!r}")
-    return found
-
-
-@contextlib.contextmanager
-def _loading() -> Iterator[None]:
-    with quiet.loading(), _hidden("matplotlib", "sklearn", "jax"):
-        yield
-
-
-@contextlib.contextmanager
-def _hidden(*packages: str) -> Iterator[None]:
-    """Context in which packages seem not to be installed, unless they are loaded already.
-
-    Keras loads matplotlib and sklearn when it finds them, for plots and wrappers that training does not use: 2.8 of the
-    9.4 seconds of processor time that TensorFlow and Keras take to load. TensorFlow Lite loads jax: 1 second.
-    """
-    hidden = [package for package in packages if package not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: Python raises ImportError
-    try:
-        yield
-    finally:
-        for package in hidden:
-            del sys.modules[package]
 
 
 def _cluster(strategy: str) -> tf_config.Cluster:

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from pipeline import errors
 from pipeline.errors import DataError
+from trainer.stored.files import PREFIX, path_of, steps_in
 
-PREFIX = "ckpt"
 _SCRATCH = "saving-"  # prefix of the folder in which a checkpoint is written
 
 
@@ -122,11 +122,10 @@ class CheckpointFiles:
         return found.st_dev, found.st_ino
 
     def _steps(self) -> list[int]:
-        found = [re.fullmatch(rf"{PREFIX}-(\d+)\.index", path.name) for path in self.folder.glob(f"{PREFIX}-*.index")]
-        return sorted(int(match[1]) for match in found if match)
+        return steps_in(self.folder)
 
     def _path(self, step: int) -> str:
-        return str(self.folder / f"{PREFIX}-{step}")
+        return str(path_of(self.folder, step))
 
     def _remove(self, step: int) -> None:
         pathlib.Path(f"{self._path(step)}.index").unlink()

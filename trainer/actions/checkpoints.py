@@ -13,20 +13,19 @@ import tensorflow as tf
 
 from pipeline.errors import DataError, UsageError
 from pipeline.order.order import OrderSpec
-from trainer.actions.checkpoint_files import PREFIX, CheckpointFiles
+from trainer.actions.checkpoint_files import CheckpointFiles
 from trainer.actions.output import Output
-from trainer.cluster.failures import first_line
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
 from trainer.config.changes import changed_flags
 from trainer.loop import NotFiniteError
 from trainer.step.state import TrainState
-
-_RECORD_KEY = "record/.ATTRIBUTES/py_state"  # where tf.train.Checkpoint(record=PythonState) puts it
+from trainer.stored import record
+from trainer.stored.files import PREFIX
 
 
 class _Record(tf.train.experimental.PythonState):
-    """A text in the checkpoint: written with it, but read before it is restored, by `_stored_record`."""
+    """A text in the checkpoint: written with it, but read before it is restored, by `trainer.stored.record`."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -104,13 +103,13 @@ class Checkpoints:
         paths = self._files.paths
         for path in reversed(paths):
             try:
-                stored = _stored_record(path)
+                stored = record.read(pathlib.Path(path)).content
                 self._check(path, stored)
-                # Earlier versions stored a count of saves, too, which is expected to be left over.
-                self._checkpoint.read(path).assert_existing_objects_matched().expect_partial()
-            except (tf.errors.OpError, IndexError) as error:  # IndexError: what the reader raises for a truncated file
-                reason = first_line(error) if isinstance(error, tf.errors.OpError) else str(error).splitlines()[0]
-                self._output.line(f"skipped {path}, which is damaged: {reason}")
+                with record.readable(pathlib.Path(path)):
+                    # Earlier versions stored a count of saves, too, which is expected to be left over.
+                    self._checkpoint.read(path).assert_existing_objects_matched().expect_partial()
+            except record.UnreadableError as error:
+                self._output.line(f"skipped {path}, which is damaged: {error.reason}")
                 continue
             self._saved_step = self._state.step
             flags = changed_flags(stored.get("config", {}), self._config)
@@ -189,14 +188,6 @@ class Checkpoints:
     def _order_changes(self, stored: dict[str, Any]) -> list[str]:
         changed = self._spec.differences(stored.get("order", {}))
         return [f"{name} was {_short(was)}, is {_short(now)}" for name, (now, was) in changed.items()]
-
-
-def _stored_record(path: str) -> dict[str, Any]:
-    reader = tf.train.load_checkpoint(path)
-    if not reader.has_tensor(_RECORD_KEY):
-        raise UsageError(f"{path} was not written by trainer.run; use another --model_dir")
-    record: dict[str, Any] = json.loads(reader.get_tensor(_RECORD_KEY).decode())
-    return record
 
 
 def _short(value: Any) -> str:

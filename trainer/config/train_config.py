@@ -72,6 +72,20 @@ class TrainConfig:
             }
         )
 
+    @classmethod
+    def of_stored(cls, groups: Mapping[str, Mapping[str, Any]], **flags: Any) -> TrainConfig:
+        """Returns the config of flags by group, as a checkpoint holds them, without those that this version lacks.
+
+        Args:
+          groups: of this version or an earlier one.
+          **flags: other values of some flags.
+
+        Raises:
+          UsageError: a value cannot work.
+        """
+        stored = {name: value for group in groups.values() for name, value in group.items()}
+        return cls.of(**{name: v for name, v in {**stored, **flags}.items() if name in _groups_of_flags()})
+
     def flags(self) -> Iterator[tuple[str, Any]]:
         """Yields the name and the value of every flag."""
         for group in _groups():

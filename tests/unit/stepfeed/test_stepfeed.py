@@ -8,6 +8,7 @@ import pytest
 
 import pipeline
 import stepfeed
+import trainer
 from tests.forked import ROOT
 
 PROGRAM = "from stepfeed import input_fn\nprint(input_fn.__module__)\n"
@@ -41,12 +42,13 @@ def last_line(done):
 
 
 def test_it_has_all_public_names_and_loads_no_more_than_they_need(run):
-    assert set(stepfeed.__all__) == set(pipeline.__all__)
-    assert all(getattr(stepfeed, name) is getattr(pipeline, name) for name in stepfeed.__all__)
+    assert set(stepfeed.__all__) == set(pipeline.__all__) | set(trainer.__all__)
+    assert all(getattr(stepfeed, name) is getattr(pipeline, name) for name in pipeline.__all__)
+    assert all(getattr(stepfeed, name) is getattr(trainer, name) for name in trainer.__all__)
     with pytest.raises(AttributeError, match="'stepfeed' has no attribute 'inputfn'"):
         _ = stepfeed.inputfn
-    done = run("-c", "import sys, stepfeed; print('pipeline' in sys.modules, 'tensorflow' in sys.modules)")
-    assert done.stdout.split() == ["False", "False"]
+    done = run("-c", "import sys, stepfeed; print({'pipeline', 'trainer', 'tensorflow'} & set(sys.modules))")
+    assert done.stdout == "set()\n"
 
 
 def test_without_a_file_of_that_name_it_is_the_same_import(run):
@@ -92,6 +94,19 @@ def test_what_the_line_advises_works(run):
 
 def test_a_trainer_of_the_users_is_no_matter_to_the_input(run):
     assert run("train.py", train=f"import trainer\n{PROGRAM}", trainer=THEIRS).stdout == "pipeline.input\n"
+
+
+@pytest.mark.parametrize("name", ["pipeline", "trainer"])
+def test_to_train_both_must_be_ours(run, tmp_path, name):
+    done = run("mine.py", mine="from stepfeed import TrainConfig, train", **{name: THEIRS})
+    assert f"its package '{name}', but {tmp_path}/{name}.py has the same name" in last_line(done)
+
+
+def test_the_readme_quotes_the_lines(run, tmp_path):
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    for program in (PROGRAM, "from pipeline import input_fn"):
+        said = last_line(run("train.py", train=program, pipeline=THEIRS))
+        assert said.replace(str(tmp_path), "/home/me/project") in readme
 
 
 def test_a_folder_without_init_counts_where_it_comes_first(run, tmp_path):

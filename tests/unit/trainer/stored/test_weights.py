@@ -1,0 +1,114 @@
+import pathlib
+
+import numpy as np
+import pytest
+
+from pipeline.errors import UsageError
+from trainer.cluster.tf_config import ALONE
+from trainer.stored import record, weights
+from trainer.stored.record import UnreadableError
+
+
+@pytest.fixture
+def stored(make_strategy, make_state, make_checkpoints, tmp_path):
+    """Returns a function that stores a state with step 7, weights 1, 2, 3, ... and averages -1, -2, -3, ..."""
+
+    def store(ema=None, **flags):
+        state = make_state(make_strategy(2), ema=ema)
+        state.global_step.assign(7)
+        for number, variable in enumerate(state.model.trainable_variables, 1):
+            variable.assign(np.full(variable.shape, number))
+        for number, average in enumerate(state.averages.values if state.averages else [], 1):
+            average.assign(np.full(average.shape, -number))
+        make_checkpoints(state, ALONE, ema=ema, **flags).save()
+        return state.model, tmp_path / "ckpt-7"
+
+    return store
+
+
+def firsts(model):
+    return [float(variable.numpy().flat[0]) for variable in model.trainable_variables]
+
+
+def fresh(make_state, make_strategy, **flags):
+    return make_state(make_strategy(1, "one_device"), **flags).model
+
+
+def test_a_model_gets_the_weights_or_their_average(stored, make_state, make_strategy):
+    _, path = stored(ema=0.9)
+    model, found = fresh(make_state, make_strategy), record.read(path)
+    assert (found.step, found.averaged, found.content["num_classes"]) == (7, True, 5)
+    weights.load(found, model, averaged=False)
+    assert firsts(model) == [1, 2, 3, 4]
+    weights.load(found, model, averaged=True)
+    assert firsts(model) == [-1, -2, -3, -4]
+    assert [weights.choose(found, kind) for kind in (None, "raw", "ema")] == [True, False, True]
+
+
+def test_without_an_average_the_weights_are_those_of_the_step(stored):
+    _, path = stored()
+    found = record.read(path)
+    assert [weights.choose(found, kind) for kind in (None, "raw")] == [False, False]
+    with pytest.raises(UsageError, match=f"--weights=ema: {path} has no average, as the run had no --ema"):
+        weights.choose(found, "ema")
+
+
+def test_the_flags_are_those_of_the_run_on_one_device(stored):
+    _, path = stored(strategy="mirrored", num_replicas=2, learning_rate=0.125, global_batch_size=24)
+    config = record.read(path).config(data_dir="elsewhere")
+    assert (config.run.strategy, config.run.num_replicas) == ("one_device", None)
+    assert (config.optimizer.learning_rate, config.order.global_batch_size) == (0.125, 24)
+    assert config.data.data_dir == "elsewhere"
+
+
+def test_flags_of_an_earlier_version_are_known_by_their_names(stored):
+    _, path = stored()
+    found = record.read(path)
+    found.content["config"] = {"learning": {"model": "lenet", "gone": 1}, "run": {"model_dir": "M", "data_dir": "D"}}
+    assert found.config().model.model == "lenet"
+    del found.content["config"]
+    with pytest.raises(UsageError, match="ckpt-7: lacks the flags of its run"):
+        found.config()
+
+
+def test_another_model_is_refused(stored, make_state, make_strategy):
+    import keras
+
+    _, path = stored()
+    other = keras.Sequential([keras.Input((4, 3, 1)), keras.layers.Conv2D(2, 3), keras.layers.Dense(3)])
+    with pytest.raises(UsageError, match="ckpt-7: its weights are not those of this model"):
+        weights.load(record.read(path), other, averaged=False)
+
+
+def cut(path):
+    data = path.with_name(f"{path.name}.data-00000-of-00001")
+    data.write_bytes(data.read_bytes()[:100])
+
+
+def removed(path):
+    for file in path.parent.glob(f"{path.name}.*"):
+        file.unlink()
+
+
+def cut_index(path):
+    index = path.with_name(f"{path.name}.index")
+    index.write_bytes(index.read_bytes()[:40])
+
+
+@pytest.mark.parametrize("damage", [cut, removed, cut_index])
+def test_a_damaged_or_removed_checkpoint_is_named(stored, damage, make_state, make_strategy):
+    _, path = stored()
+    model, found = fresh(make_state, make_strategy), record.read(path)
+    damage(path)
+    with pytest.raises(UnreadableError, match=f"^{path}: cannot be read: ."):
+        weights.load(found, model, averaged=False)
+    with pytest.raises(UnreadableError, match=f"^{path}: cannot be read: ."):
+        record.read(path)
+
+
+def test_a_checkpoint_of_another_program_is_refused(tmp_path):
+    import tensorflow as tf
+
+    tf.train.Checkpoint(x=tf.Variable(1)).write(str(tmp_path / "ckpt-1"))
+    with pytest.raises(UsageError, match="ckpt-1 was not written by trainer.run"):
+        record.read(pathlib.Path(tmp_path / "ckpt-1"))
