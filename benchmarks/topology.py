@@ -96,25 +96,25 @@ def looper(flags: list[str], devices: int, virtual: int | None, rows: int) -> Ta
     from trainer import config as configs  # noqa: PLC0415
     from trainer import plan as plans  # noqa: PLC0415
     from trainer.cluster import strategies, tf_config  # noqa: PLC0415
-    from trainer.step import optimizers, state  # noqa: PLC0415
-    from trainer.step.replicas import Replicas  # noqa: PLC0415
-    from trainer.step.updates import Stepper  # noqa: PLC0415
-    from trainer.step.virtual_replicas import VirtualReplicas  # noqa: PLC0415
+    from trainer.step import compose, schedules, state  # noqa: PLC0415
+    from trainer.step.updates import Wanted  # noqa: PLC0415
+    from trainer.task import data_spec  # noqa: PLC0415
+    from trainer.task.base import Task  # noqa: PLC0415
 
     strategy_flags = ["--strategy=mirrored", f"--num_replicas={devices}", "--model_dir=unused"]
     virtual_flags = [f"--virtual_replicas={virtual}"] if virtual else []
     config = configs.parse([*flags, *strategy_flags, *virtual_flags, "--eval_split=none"])
     plan = plans.make(config, tf_config.ALONE)
     strategy = strategies.create(config.run, rows, tf_config.ALONE)
-    trained = state.create(strategy, config, plan)
-    replicas = VirtualReplicas(trained, virtual, config.order.seed) if virtual else Replicas(trained)
-    stepper = Stepper(strategy, trained, optimizers.schedule(config.learning, plan.decay_steps), replicas)
+    schedule = schedules.create(config.optimizer, plan.training.order.steps_per_epoch, plan.last_step)
+    trained = state.create(strategy, config, Task(config, data_spec.of(plan.training)), schedule)
+    stepper = compose.stepper(strategy, trained, config)
     batch = next(iter(distribute_request(strategy, plan.training.request, virtual_replicas=virtual)))
     batches = itertools.repeat(batch)
     steps = inputs.load_tensorflow().constant(_STEPS, "int64")
 
     def take() -> tuple[int, float]:
-        int(stepper.train(batches, steps).step)
+        int(stepper.train(batches, steps, Wanted.of()).step)
         return _STEPS * rows, 0.0
 
     take()

@@ -58,7 +58,9 @@ def make_state(config_of):
         config = config_of(optimizer=optimizer, seed=seed, **flags)
         images = tf.TensorSpec([None, *IMAGE_SHAPE], tf.float32)
         spec = DataSpec(images, labels or tf.TensorSpec([None], tf.int64), tuple(map(str, range(CLASSES))))
-        return state.create(strategy, config, Given(config, spec), lambda step: tf.constant(rate))
+        return state.create(
+            strategy, config, Given(config, spec), rate if callable(rate) else lambda step: tf.constant(rate)
+        )
 
     return make
 

@@ -10,6 +10,7 @@ from pipeline.audit.key_log import Header, KeyLogWriter
 from pipeline.errors import PipelineError
 from trainer import loop
 from trainer.loop import Action, NotFiniteError
+from trainer.step.updates import Wanted
 
 KEYS = [f"k{i}" for i in range(8)]
 
@@ -43,9 +44,11 @@ def test_logged_or_not_the_updates_are_the_same(replicas, make_stepper, batch, l
     plain, logged = make_stepper(replicas, "momentum"), make_stepper(replicas, "momentum")
     for stepper in (plain, logged):
         stepper.state.global_step.assign(40)
-    expected = plain.train(iterator_of(plain, batch), tf.constant(3, tf.int64))
-    result = loop.logged(logged, iterator_of(logged, with_keys(batch)), log, first_replica=2)(3)
-    assert [value.numpy() for value in result] == [value.numpy() for value in expected]
+    expected = plain.train(iterator_of(plain, batch), tf.constant(3, tf.int64), Wanted.of(["norm"]))
+    inner_loop = loop.logged(logged, iterator_of(logged, with_keys(batch)), Wanted.of, log, first_replica=2)
+    result = inner_loop(3, frozenset({"norm"}))
+    assert result.values.numpy().tolist() == expected.values.numpy().tolist()
+    assert float(result.norm) == float(expected.norm) > 0
     assert (int(result.step), bool(result.finite)) == (43, True)
     for one, other in zip(plain.state.model.variables, logged.state.model.variables, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
@@ -64,7 +67,7 @@ def test_a_bad_step_is_the_last(make_stepper, batch, log, tmp_path):
     bad[1, 0, 0, 0] = np.nan
     stepper = make_stepper(2)
     batches = iterator_of(stepper, with_keys(batch), with_keys((bad, labels, weights)))
-    result = loop.logged(stepper, batches, log, 0)(5)
+    result = loop.logged(stepper, batches, Wanted.of, log, 0)(5, frozenset())
     assert (int(result.step), bool(result.finite)) == (2, False)
     assert [line["step"] for line in lines_of(tmp_path)] == [0, 0, 1, 1]
 
@@ -73,14 +76,19 @@ def counting(start, bad_at=None):
     """Returns an inner loop that only counts, and the lengths that it is asked for."""
     lengths = []
 
-    def inner(steps):
+    def inner(steps, needs):
+        del needs
         lengths.append(steps)
         step = start + sum(lengths)
         if bad_at is not None and step >= bad_at:
-            return SimpleNamespace(step=bad_at, loss=math.nan, accuracy=0.0, finite=False)
-        return SimpleNamespace(step=step, loss=0.5, accuracy=0.9, finite=True)
+            return SimpleNamespace(step=bad_at, values=tf.constant([math.nan]), finite=False, waited=0.0)
+        return SimpleNamespace(step=step, values=tf.constant([0.5]), finite=True, waited=0.25)
 
     return inner, lengths
+
+
+def train(inner, start, last, steps_per_loop, actions, agree=lambda due: (False, set())):
+    return loop.train(inner, start, last, steps_per_loop, actions, agree, lambda: ["total_loss"])
 
 
 def recorder(name, every, log):
@@ -99,14 +107,14 @@ def test_actions_run_in_order_at_their_multiples(start, lengths, log):
     done = []
     inner, asked = counting(start)
     actions = [recorder("log", 5, done), recorder("save", 10, done), recorder("never", 0, done)]
-    assert loop.train(inner, start, 12, 4, actions, lambda: False) is False
+    assert train(inner, start, 12, 4, actions) is False
     assert (asked, done) == (lengths, log)
 
 
 def test_stop_is_asked_after_the_actions():
     log = []
     inner, lengths = counting(0)
-    assert loop.train(inner, 0, 100, 10, [recorder("log", 10, log)], lambda: len(log) == 2) is True
+    assert train(inner, 0, 100, 10, [recorder("log", 10, log)], lambda due: (len(log) == 2, set())) is True
     assert sum(lengths) == 20
 
 
@@ -115,13 +123,13 @@ def test_the_first_update_which_is_compiled_is_timed_apart(monkeypatch):
     monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])
     inner_loop, _ = counting(0)
 
-    def timed(steps):
+    def timed(steps, needs):
         now[0] += 0.5 * steps + (0 if found else 100.0)
         found.append(steps)
-        return inner_loop(steps)
+        return inner_loop(steps, needs)
 
     seen = []
-    loop.train(timed, 0, 20, 4, [Action(10, seen.append)], lambda: False)
+    train(timed, 0, 20, 4, [Action(10, seen.append)])
     assert [(p.steps, p.seconds, p.start_up) for p in seen] == [(10, 105.0, 100.5), (20, 110.0, 100.5)]
     assert [seen[0].since(None), seen[1].since(seen[0])] == [(9, 4.5), (10, 5.0)]
 
@@ -129,10 +137,40 @@ def test_the_first_update_which_is_compiled_is_timed_apart(monkeypatch):
 def test_a_bad_loss_ends_with_its_step():
     inner, _ = counting(0, bad_at=13)
     with pytest.raises(NotFiniteError, match=r"^step 13: loss is nan$"):
-        loop.train(inner, 0, 100, 10, [], lambda: False)
+        train(inner, 0, 100, 10, [])
 
 
 def test_the_step_has_to_advance_as_claimed():
     inner, _ = counting(-1)
     with pytest.raises(PipelineError, match="step 0 instead of 1"):
-        loop.train(inner, 0, 10, 10, [], lambda: False)
+        train(inner, 0, 10, 10, [])
+
+
+def test_a_step_tells_only_what_an_action_at_it_needs():
+    asked = []
+
+    def inner(steps, needs):
+        asked.append((steps, sorted(needs)))
+        return SimpleNamespace(step=sum(n for n, _ in asked), values=tf.constant([0.5]), finite=True, waited=0.0)
+
+    norm = Action(4, lambda progress: None, needs=frozenset({"norm"}))
+    more = Action(0, lambda progress: None, at=(2, 8), needs=frozenset({"histograms"}))
+    train(inner, 0, 9, 20, [norm, more])
+    assert asked == [(1, []), (1, ["histograms"]), (2, ["norm"]), (4, ["histograms", "norm"]), (1, [])]
+
+
+def test_an_action_is_due_by_the_clock_of_any_worker_one_loop_later(monkeypatch):
+    now, done = [0.0], []
+    monkeypatch.setattr(loop.time, "monotonic", lambda: now[0])
+    inner_loop, _ = counting(0)
+
+    def timed(steps, needs):
+        now[0] += steps  # a second each
+        return inner_loop(steps, needs)
+
+    actions = [recorder("never", 0, done), Action(0, lambda p: done.append(("save", p.step)), seconds=5.0)]
+    train(timed, 0, 20, 2, actions, lambda due: (False, set(due)))
+    assert done == [("save", 7), ("save", 15)]  # 5 s after the start, after step 7
+    done.clear()
+    train(counting(0)[0], 0, 9, 2, actions, lambda due: (False, {0}))  # another worker's clock
+    assert done == [("never", step) for step in (3, 5, 7, 9)]

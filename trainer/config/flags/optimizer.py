@@ -38,9 +38,7 @@ class OptimizerFlags:
     """sgd, momentum, nesterov; adam, adamw, lion, rmsprop, ... as in Keras, with arguments: 'adam(beta_2=0.95)'"""
     learning_rate: float = 0.05  # at its highest
     momentum: float = 0.9  # of --optimizer=momentum and nesterov
-    schedule: str = (
-        "exponential"  # of the learning rate: exponential (a staircase), piecewise, cosine, linear, constant
-    )
+    schedule: str = "exponential"  # of the rate: exponential (a staircase), piecewise, cosine, linear or constant
     decay_factor: float = 0.99  # exponential, piecewise: the rate is multiplied by this at each stair
     decay_epochs: float = 1.0  # exponential: epochs of a stair
     decay_at: str = ""  # piecewise: the epochs at which a stair begins, such as 91,136.5

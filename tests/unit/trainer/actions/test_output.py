@@ -1,11 +1,19 @@
+from types import SimpleNamespace
+
 from trainer.actions.output import LogLine, Output
 from trainer.loop import Progress
+
+RESULT = SimpleNamespace(norm=2.5)
+
+
+def progress(step, loss, accuracy, steps, seconds, start_up):
+    return Progress(step, {"total_loss": loss, "accuracy": accuracy}, steps, seconds, 0.0, start_up, RESULT)
 
 
 def test_the_tutorials_line_with_the_speed_since_the_last_one(capsys):
     line = LogLine(100, Output())
-    line(Progress(step=30, loss=1.0, accuracy=0.5, steps=11, seconds=7.0, start_up=5.0))
-    line(Progress(step=50, loss=0.5, accuracy=0.75, steps=31, seconds=8.0, start_up=5.0))
+    line(progress(30, 1.0, 0.5, 11, 7.0, 5.0))
+    line(progress(50, 0.5, 0.75, 31, 8.0, 5.0))
     assert capsys.readouterr().out.splitlines() == [
         "step 30, loss = 1.00 (500.0 examples/sec; 0.200 sec/batch)",
         "step 50, loss = 0.50 (2000.0 examples/sec; 0.050 sec/batch)",
@@ -14,8 +22,8 @@ def test_the_tutorials_line_with_the_speed_since_the_last_one(capsys):
 
 def test_a_line_after_the_first_update_has_its_time(capsys):
     line = LogLine(100, Output())
-    line(Progress(step=1, loss=1.0, accuracy=0.5, steps=1, seconds=5.0, start_up=5.0))
-    line(Progress(step=2, loss=0.5, accuracy=0.5, steps=2, seconds=5.5, start_up=5.0))
+    line(progress(1, 1.0, 0.5, 1, 5.0, 5.0))
+    line(progress(2, 0.5, 0.5, 2, 5.5, 5.0))
     assert [text.split("(")[1] for text in capsys.readouterr().out.splitlines()] == [
         "20.0 examples/sec; 5.000 sec/batch)",
         "200.0 examples/sec; 0.500 sec/batch)",

@@ -1,25 +1,34 @@
+from types import SimpleNamespace
+
 import pytest
 
 from tests.runs import scalars
 from trainer.actions.scalars import Scalars, TrainScalars
-from trainer.config.flags import LearningFlags
+from trainer.config.flags.optimizer import OptimizerFlags
 from trainer.loop import Progress
-from trainer.step import optimizers
+from trainer.step import schedules
+
+RESULT = SimpleNamespace(norm=2.5)
+
+
+def progress(step, loss, accuracy, steps, seconds, start_up):
+    return Progress(step, {"total_loss": loss, "accuracy": accuracy}, steps, seconds, 0.0, start_up, RESULT)
 
 
 def test_the_scalars_of_training_with_the_speed_since_the_last_ones(tmp_path):
-    schedule = optimizers.schedule(LearningFlags(learning_rate=0.5, decay_factor=0.1), 20)
-    write = TrainScalars(100, schedule, Scalars(tmp_path, 0))
-    write(Progress(step=30, loss=1.0, accuracy=0.5, steps=11, seconds=7.0, start_up=5.0))
-    write(Progress(step=50, loss=0.5, accuracy=0.75, steps=31, seconds=8.0, start_up=5.0))
+    rate = schedules.create(OptimizerFlags(learning_rate=0.5, decay_factor=0.1), 20, 60)
+    write = TrainScalars(100, rate, Scalars(tmp_path, 0).write)
+    write(progress(30, 1.0, 0.5, 11, 7.0, 5.0))
+    write(progress(50, 0.5, 0.75, 31, 8.0, 5.0))
     found = scalars(tmp_path)
-    assert found["train/loss", 50] == 0.5
+    assert found["train/total_loss", 50] == 0.5
     assert found["train/accuracy", 50] == 0.75
     assert found["train/examples_per_second", 30] == 500.0
     assert found["train/examples_per_second", 50] == 2000.0
     assert found["train/learning_rate", 30] == pytest.approx(0.05)  # of the update from step 29
     assert found["train/learning_rate", 50] == pytest.approx(0.005)
-    assert len(found) == 8
+    assert found["train/gradient_norm", 50] == 2.5
+    assert len(found) == 10
 
 
 def write_runs(folder):

@@ -4,6 +4,7 @@ import json
 import pytest
 
 from trainer.config.changes import changed_flags
+from trainer.config.flags.optimizer import OptimizerFlags
 
 
 @pytest.fixture
@@ -29,6 +30,11 @@ def test_where_how_long_and_in_which_order_it_runs_is_not(stored, config_of):
     assert changed_flags(stored, config_of(**elsewhere, **longer, **order)) == []
 
 
+def test_where_a_schedule_ends_is_named_if_it_shapes_the_rate(config_of):
+    stored = json.loads(json.dumps(dataclasses.asdict(config_of(schedule="cosine", epochs=3))))
+    assert changed_flags(stored, config_of(schedule="cosine", epochs=5)) == ["--epochs was 3, is 5"]
+
+
 @dataclasses.dataclass(frozen=True)
 class MoreFlags:
     smoothing: float = 0.5
@@ -37,13 +43,14 @@ class MoreFlags:
 def test_a_later_flag_is_compared_once_it_is_stored(stored, config_of, monkeypatch):
     @dataclasses.dataclass(frozen=True)
     class Later:
-        learning: MoreFlags = MoreFlags()
+        model: MoreFlags = MoreFlags()
         ema: MoreFlags = MoreFlags()
+        optimizer: OptimizerFlags = dataclasses.field(default_factory=OptimizerFlags)
 
     assert changed_flags(stored, Later()) == []
-    stored["learning"]["smoothing"] = 0.25
+    stored["model"]["smoothing"] = 0.25
     assert "--smoothing was 0.25, is 0.5" in changed_flags(stored, Later())
-    del stored["learning"]["smoothing"]
+    del stored["model"]["smoothing"]
     stored["ema"] = {"smoothing": None}
     assert "--smoothing was unset, is 0.5" in changed_flags(stored, Later())
 

@@ -4,7 +4,12 @@ import tensorflow as tf
 
 from pipeline.errors import UsageError
 from trainer import models
+from trainer.config.flags.model import ModelFlags
 from trainer.models import layers
+
+
+def build(name, shape, dtype, classes, seed):
+    return models.build(ModelFlags(model=name), tf.TensorSpec([None, *shape], dtype), classes, seed)
 
 
 @pytest.mark.parametrize(
@@ -16,7 +21,7 @@ from trainer.models import layers
     ],
 )
 def test_parameters(name, shape, parameters):
-    model = models.build(name, shape, "uint8", 10, seed=0)
+    model = build(name, shape, "uint8", 10, seed=0)
     assert model.count_params() == parameters
     logits = model(np.zeros((3, *shape), np.uint8))
     assert logits.shape == (3, 10)
@@ -25,26 +30,26 @@ def test_parameters(name, shape, parameters):
 
 def test_images_too_small_for_lenet_are_one_line():
     with pytest.raises(UsageError, match=r"--model=lenet .*8x8x1.* 12 pixels"):
-        models.build("lenet", (8, 8, 1), "uint8", 10, seed=0)
+        build("lenet", (8, 8, 1), "uint8", 10, seed=0)
 
 
 @pytest.mark.parametrize("name", ["mlp", "lenet", "cifar10_cnn"])
 def test_images_of_any_shape_whose_bytes_are_scaled_and_floats_are_not(name):
     pixels = np.random.default_rng(0).integers(0, 256, (2, 13, 17, 2)).astype(np.uint8)
-    raw, floats = (models.build(name, (13, 17, 2), dtype, 7, seed=3) for dtype in ("uint8", "float32"))
+    raw, floats = (build(name, (13, 17, 2), dtype, 7, seed=3) for dtype in ("uint8", "float32"))
     assert raw(pixels).shape == (2, 7)
     np.testing.assert_allclose(raw(pixels), floats(pixels.astype(np.float32) / 255), atol=1e-5)
 
 
 def test_the_seed_is_the_weights():
-    one, same, other = (models.build("mlp", (4, 4, 1), "uint8", 10, seed) for seed in (5, 5, 6))
+    one, same, other = (build("mlp", (4, 4, 1), "uint8", 10, seed) for seed in (5, 5, 6))
     for a, b in zip(one.get_weights(), same.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
     assert not np.array_equal(one.get_weights()[0], other.get_weights()[0])
 
 
 def test_initial_values_of_the_tutorial():
-    model = models.build("cifar10_cnn", (24, 24, 3), "float32", 10, seed=0)
+    model = build("cifar10_cnn", (24, 24, 3), "float32", 10, seed=0)
     kernels, biases = model.get_weights()[::2], model.get_weights()[1::2]
     cut = 0.88  # the standard deviation of a normal that is cut at two
     for kernel, stddev in zip(kernels, [5e-2, 5e-2, 0.04, 0.04, 1 / 192], strict=True):
@@ -54,20 +59,20 @@ def test_initial_values_of_the_tutorial():
 
 
 def test_order_of_the_tutorial():
-    names = [type(layer).__name__ for layer in models.build("cifar10_cnn", (24, 24, 3), "float32", 10, 0).layers]
+    names = [type(layer).__name__ for layer in build("cifar10_cnn", (24, 24, 3), "float32", 10, 0).layers]
     block = ["Conv2D", "MaxPooling2D", "LocalResponseNorm", "Conv2D", "LocalResponseNorm", "MaxPooling2D"]
     assert names == ["ScalePixels", *block, "Flatten", "Dense", "Dense", "Dense"]
 
 
 def test_weight_decay_is_of_the_two_local_layers_in_l2_loss_form():
-    model = models.build("cifar10_cnn", (24, 24, 3), "float32", 10, seed=0)
+    model = build("cifar10_cnn", (24, 24, 3), "float32", 10, seed=0)
     local3, local4 = model.get_weights()[4], model.get_weights()[6]
     expected = 0.004 * (np.sum(local3**2) + np.sum(local4**2)) / 2
     assert float(sum(model.losses)) == pytest.approx(expected, rel=1e-4)
 
 
 def test_mlp_penalty_is_the_books():
-    model = models.build("mlp", (28, 28, 1), "float32", 10, seed=0)
+    model = build("mlp", (28, 28, 1), "float32", 10, seed=0)
     expected = 1e-4 * sum(float(tf.nn.l2_loss(w)) for w in model.get_weights()[::2])
     assert float(sum(model.losses)) == pytest.approx(expected, rel=1e-4)
 

@@ -7,6 +7,8 @@ from tests.datasets import Kind, write_dataset
 from trainer import plan
 from trainer.cluster.tf_config import ALONE
 from trainer.step import state
+from trainer.task import data_spec
+from trainer.task.base import Task
 
 
 @pytest.fixture
@@ -49,7 +51,8 @@ def test_velocities_count_when_saving(made):
 def test_the_model_takes_what_the_input_gives(model, distort, resize, stored, inputs, dtype, tmp_path, config_of):
     write_dataset(tmp_path, (8,), (28, 28, 1), kind=stored)
     config = config_of(model=model, data_dir=tmp_path, distort=distort, resize=resize, global_batch_size=4)
-    made = state.create(tf.distribute.OneDeviceStrategy("/cpu:0"), config, plan.make(config, ALONE))
+    task = Task(config, data_spec.of(plan.make(config, ALONE).training))
+    made = state.create(tf.distribute.OneDeviceStrategy("/cpu:0"), config, task, lambda step: 0.1)
     arguments = {"global_batch_size": 4, "training": True, "distort": distort, "resize": resize}
     images = input_fn(tmp_path, **arguments).element_spec[0]
     assert made.model.input_shape == (None, *inputs) == (None, *images.shape[1:])

@@ -2,6 +2,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from trainer.step.updates import Wanted
+
 RATE = 0.5  # of the steppers
 
 
@@ -9,8 +11,10 @@ def endless(stepper, batch):
     return iter(stepper.strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(batch).repeat()))
 
 
-def steps(n):
-    return tf.constant(n, tf.int64)
+def train(stepper, iterator, steps, *wanted):
+    """Returns the result of some updates, and its values by name."""
+    result = stepper.train(iterator, tf.constant(steps, tf.int64), Wanted.of(wanted))
+    return result, dict(zip(stepper.value_names, result.values.numpy().tolist(), strict=True))
 
 
 def expected_update(state, images, labels):
@@ -33,10 +37,10 @@ def test_a_padded_batch_gives_the_gradient_of_its_real_rows(replicas, real, make
     correct = np.argmax(reference.model(images), -1) == labels
     weights = weights if real else 0 * weights
     stepper = make_stepper(replicas)
-    result = stepper.train(endless(stepper, (images, labels, weights)), steps(1))
+    result, values = train(stepper, endless(stepper, (images, labels, weights)), 1)
     assert (int(result.step), bool(result.finite)) == (1, True)
-    assert float(result.loss) == pytest.approx(loss, rel=1e-5)
-    assert float(result.accuracy) == pytest.approx(np.sum(correct * weights) / 3, rel=1e-6)
+    assert values["total_loss"] == pytest.approx(loss, rel=1e-5)
+    assert values["accuracy"] == pytest.approx(np.sum(correct * weights) / 3, rel=1e-6)
     for variable, value in zip(stepper.state.model.trainable_variables, expected, strict=True):
         np.testing.assert_allclose(variable.numpy(), value, atol=2e-6)
 
@@ -45,18 +49,18 @@ def test_evaluation_sums_over_batches(make_stepper, batch):
     images, labels, weights = batch
     stepper = make_stepper(2)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, stepper.state.model(images)).numpy()
-    sums = stepper.evaluate(endless(stepper, batch), steps(3))
-    assert float(sums.weight) == 9.0
-    assert float(sums.loss) == pytest.approx(3 * np.sum(losses * weights), rel=1e-5)
+    sums = stepper.evaluate(endless(stepper, batch), tf.constant(3, tf.int64))
+    assert float(sums["weight"]) == 9.0
+    assert float(sums["loss"]) == pytest.approx(3 * np.sum(losses * weights), rel=1e-5)
     assert stepper.state.step == 0
 
 
 def test_loops_of_any_length_give_the_same_weights_with_one_trace(make_stepper, batch):
     results = []
     for lengths in ([6], [1, 2, 3]):
-        stepper = make_stepper(2, "adam", lambda step: 0.01 / tf.cast(1 + step, tf.float32))
+        stepper = make_stepper(2, "adam", rate=lambda step: 0.01 / tf.cast(1 + step, tf.float32))
         for n in lengths:
-            stepper.train(endless(stepper, batch), steps(n))
+            train(stepper, endless(stepper, batch), n, *(("norm", "histograms") if n == 2 else ()))
         assert stepper.train.experimental_get_tracing_count() == 1
         assert stepper.state.step == 6
         results.append([v.numpy() for v in stepper.state.model.variables])
@@ -65,10 +69,10 @@ def test_loops_of_any_length_give_the_same_weights_with_one_trace(make_stepper, 
 
 
 def test_the_learning_rate_follows_the_global_step(make_stepper, batch):
-    stepper = make_stepper(schedule=lambda step: tf.where(step < 8, 0.4, 0.2))
+    stepper = make_stepper(rate=lambda step: tf.where(step < 8, 0.4, 0.2))
     stepper.state.global_step.assign(7)
     for rate in (0.4, 0.2):
-        stepper.train(endless(stepper, batch), steps(1))
+        train(stepper, endless(stepper, batch), 1)
         assert float(stepper.state.optimizer.learning_rate.numpy()) == pytest.approx(rate)
 
 
@@ -81,9 +85,9 @@ def test_the_first_bad_step_ends_the_loop(replicas, value, bad_loss, make_steppe
         (np.stack([images, images, bad, images]), np.stack([labels] * 4), np.stack([weights] * 4))
     )
     stepper = make_stepper(replicas)
-    result = stepper.train(iter(stepper.strategy.experimental_distribute_dataset(batches)), steps(4))
+    result, values = train(stepper, iter(stepper.strategy.experimental_distribute_dataset(batches)), 4)
     assert (int(result.step), stepper.state.step, bool(result.finite)) == (3, 3, False)
-    assert np.isfinite(result.loss) == (not bad_loss)
+    assert np.isfinite(values["total_loss"]) == (not bad_loss)
 
 
 def test_all_topologies_compute_the_same(make_stepper, batch):
@@ -92,6 +96,6 @@ def test_all_topologies_compute_the_same(make_stepper, batch):
     for replicas, name in ((1, "mirrored"), (2, "mirrored"), (4, "mirrored"), (2, "central_storage")):
         stepper = make_stepper(replicas, name=name)
         iterator = endless(stepper, (images, labels, np.ones(8, np.float32)))
-        losses.append([float(stepper.train(iterator, steps(10)).loss) for _ in range(5)])
+        losses.append([train(stepper, iterator, 10)[1]["total_loss"] for _ in range(5)])
     for other in losses[1:]:
         np.testing.assert_allclose(losses[0], other, rtol=1e-4)
