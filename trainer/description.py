@@ -17,7 +17,7 @@ from trainer.config import TrainConfig
 from trainer.plan import Plan
 
 _PACKAGE = "stepfeed"
-_OF_EACH_MACHINE = ("data_dir", "model_dir", "log_keys")  # the same folder may be mounted elsewhere
+_OF_EACH_MACHINE = ("data_dir", "model_dir", "log_keys", "metrics_jsonl")  # the same folder may be mounted elsewhere
 
 
 def of(config: TrainConfig, plan: Plan) -> Description:

@@ -12,9 +12,8 @@ from pipeline.errors import DataError, PipelineError
 
 if TYPE_CHECKING:
     from pipeline.audit.key_log import KeyLogWriter
-    from trainer.step.updates import LoopResult, Stepper
-
-NORM, HISTOGRAMS = "norm", "histograms"  # what an action may need of a step
+    from trainer.step.results import LoopResult
+    from trainer.step.updates import Stepper
 
 
 class InnerLoop(Protocol):
@@ -36,6 +35,7 @@ class Progress:
       waited: of these, seconds of waiting for batches.
       start_up: that the first of them took, which is traced and compiled.
       result: of the inner loop.
+      start_wait: seconds that the first of the updates waited for its batch.
     """
 
     step: int
@@ -45,6 +45,7 @@ class Progress:
     waited: float
     start_up: float
     result: LoopResult
+    start_wait: float = 0.0
 
     @property
     def loss(self) -> float:
@@ -60,6 +61,12 @@ class Progress:
             return self.steps - earlier.steps, self.seconds - earlier.seconds
         return (self.steps - 1, self.seconds - self.start_up) if self.steps > 1 else (self.steps, self.seconds)
 
+    def waited_since(self, earlier: Progress | None) -> float:
+        """Returns the seconds of waiting for batches in the time that `since` gives."""
+        if earlier is not None:
+            return self.waited - earlier.waited
+        return self.waited - (self.start_wait if self.steps > 1 else 0.0)
+
 
 class NotFiniteError(DataError):
     """A loss or a weight is NaN or infinite."""
@@ -74,7 +81,7 @@ class Action:
       do: what.
       seconds: also after the inner loop that follows so many seconds without it; 0: never.
       at: also at these steps.
-      needs: what it needs of the step: NORM, HISTOGRAMS.
+      needs: what it needs of the step, see `trainer.step.results`.
     """
 
     every: int
@@ -117,6 +124,7 @@ def train(
     actions: Sequence[Action],
     agree: Callable[[Sequence[int]], tuple[bool, set[int]]],
     value_names: Callable[[], Sequence[str]],
+    watch: Callable[[Progress], None] | None = None,
 ) -> bool:
     """Trains from start_step to last_step, or until told to stop. The first inner loop is of one update, timed apart.
 
@@ -129,6 +137,7 @@ def train(
       agree: asked after every inner loop and its actions, with the numbers of the actions that are due by this
         worker's clock; returns whether to stop, and those that are due by any worker's clock: the same on all workers.
       value_names: of the values of a loop's result.
+      watch: told of every inner loop, before the actions.
 
     Returns:
       Whether `agree` ended it.
@@ -147,6 +156,8 @@ def train(
         step = end
         if progress.step != end:
             raise PipelineError(f"the inner loop ended at step {progress.step} instead of {end}")
+        if watch:
+            watch(progress)
         for i in due:
             actions[i].do(progress)
             clocks.done(i)
@@ -174,7 +185,7 @@ def _progress(
         weights = ", and a weight after it is NaN or infinite" if math.isfinite(loss) else ""
         raise NotFiniteError(f"step {reached}: loss is {loss:.4g}{weights}")
     if before is None:
-        return Progress(reached, values, steps, seconds, waited, seconds, result)
+        return Progress(reached, values, steps, seconds, waited, seconds, result, waited)
     return Progress(
         reached,
         values,
@@ -183,6 +194,7 @@ def _progress(
         before.waited + waited,
         before.start_up,
         result,
+        before.start_wait,
     )
 
 

@@ -18,19 +18,20 @@ from pipeline.errors import RerunError, UsageError
 from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest
 from trainer import description, loop
+from trainer.actions import compose as composed
 from trainer.actions.checkpoints import Checkpoints, Restored
 from trainer.actions.evaluation import Evaluation, Evaluator
-from trainer.actions.output import LogLine, Output
-from trainer.actions.scalars import Scalars, TrainScalars
+from trainer.actions.events import EventFile
+from trainer.actions.output import Output
 from trainer.cluster import failures, rendezvous, strategies
 from trainer.cluster.agreement import Agreement
 from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
-from trainer.loop import NORM, Action, InnerLoop, NotFiniteError, Progress
+from trainer.loop import Action, InnerLoop, NotFiniteError, Progress
 from trainer.plan import Plan
 from trainer.step import compose, schedules, state
-from trainer.step.updates import Wanted
+from trainer.step.results import Wanted
 from trainer.task import data_spec
 from trainer.task.base import Task
 
@@ -88,13 +89,14 @@ class _Run:
         if restored is None:
             self._initialize()
         self._say_start(restored)
-        writes = self.cluster.is_chief and self.config.steps.summary_every > 0
-        scalars = Scalars(pathlib.Path(self.config.run.model_dir) / LOGS, self.state.step, writes)
-        evaluator = self._evaluator(self.plan.evaluation, scalars) if self.plan.evaluation else None
+        steps = self.config.steps
+        writes = self.cluster.is_chief and bool(steps.summary_every or steps.summary_secs)
+        events = EventFile(pathlib.Path(self.config.run.model_dir) / LOGS, self.state.step, writes)
+        evaluator = self._evaluator(self.plan.evaluation, events) if self.plan.evaluation else None
         if self.state.step < self.plan.last_step:
-            self._train(evaluator, scalars)
+            self._train(evaluator, events)
         result = self._evaluate_at_end(evaluator) if evaluator else None
-        self._say_end(scalars)
+        self._say_end(events)
         if self.cluster.is_chief:
             self.task.after_train(self.state.model, result)
         self.agreement.wait()
@@ -106,11 +108,11 @@ class _Run:
         if self.state.averages:
             self.state.averages.reset()
 
-    def _train(self, evaluator: Evaluator | None, scalars: Scalars) -> None:
+    def _train(self, evaluator: Evaluator | None, events: EventFile) -> None:
         start, last, flags = self.state.step, self.plan.last_step, self.config.steps
         names = lambda: self.stepper.value_names  # noqa: E731
         with self._inner_loop(start) as inner_loop, self.interrupt.deferred():
-            actions = self._actions(evaluator, scalars)
+            actions = self._actions(evaluator, events)
             try:
                 stopped = loop.train(inner_loop, start, last, flags.steps_per_loop, actions, self._agree, names)
                 self.checkpoints.save()
@@ -119,24 +121,26 @@ class _Run:
         if stopped:
             raise self._stopped("training")
 
-    def _actions(self, evaluator: Evaluator | None, scalars: Scalars) -> list[Action]:
-        flags, rows = self.config.steps, self.config.order.global_batch_size
-
+    def _actions(self, evaluator: Evaluator | None, events: EventFile) -> list[Action]:
         def evaluate(progress: Progress) -> None:
             if evaluator and progress.step != self.plan.last_step and (result := evaluator.evaluate()):
                 self.output.line(f"step {progress.step}, {result}")
 
-        train_scalars = TrainScalars(rows, self.state.rate, self._write_to(scalars))
-        return [
-            Action(flags.log_every, LogLine(rows, self.output)),
-            Action(flags.summary_every, train_scalars, needs=frozenset({NORM})),
-            Action(flags.checkpoint_every, lambda progress: self.checkpoints.save()),
-            Action(flags.eval_every if evaluator else 0, evaluate),
-        ]
+        return composed.actions(
+            composed.Parts(
+                self.config,
+                self.stepper,
+                self.output,
+                events,
+                self._write_to(events),
+                evaluate if evaluator else None,
+                self.checkpoints.save,
+            )
+        )
 
-    def _write_to(self, scalars: Scalars) -> Callable[[int, dict[str, float]], None]:
+    def _write_to(self, events: EventFile) -> Callable[[int, dict[str, float]], None]:
         def write(step: int, values: dict[str, float]) -> None:
-            scalars.write(step, values)
+            events.scalars(step, values)
             if self.cluster.is_chief:
                 self.task.on_metrics(step, values)
 
@@ -174,9 +178,9 @@ class _Run:
         self.output.line(str(result))
         return result
 
-    def _evaluator(self, split: ResolvedRequest, scalars: Scalars) -> Evaluator:
+    def _evaluator(self, split: ResolvedRequest, events: EventFile) -> Evaluator:
         batches = self._distributed(split.request, self.config.order.prefetch)
-        steps_per_loop, write = self.config.steps.steps_per_loop, self._write_to(scalars)
+        steps_per_loop, write = self.config.steps.steps_per_loop, self._write_to(events)
         return Evaluator(self.stepper, batches, split, self.plan.may_skip, steps_per_loop, self._stop, write)
 
     def _agree(self, due: Sequence[int]) -> tuple[bool, set[int]]:
@@ -210,7 +214,7 @@ class _Run:
         if self.plan.note:
             self.output.line(f"note: {self.plan.note}")
 
-    def _say_end(self, scalars: Scalars) -> None:
-        logs = f"; logs: tensorboard --logdir={scalars.folder}" if scalars.folder.exists() else ""
+    def _say_end(self, events: EventFile) -> None:
+        logs = f"; logs: tensorboard --logdir={events.folder}" if events.folder.exists() else ""
         self.output.line(f"checkpoint: {self.checkpoints.newest}{logs}")
         self.output.other_line(f"done at step {self.state.step}")

@@ -1,89 +1,71 @@
-"""Scalars for TensorBoard, written after a kill and a resume so that it shows every step of the training once.
-
-An evaluation that a finished run makes again adds its point again, with the same step and value.
-"""
+"""What is written of a step while training, by tag."""
 
 from __future__ import annotations
 
-import functools
-import os
-import pathlib
-import socket
-import time
 from collections.abc import Callable
 
 import tensorflow as tf
 
+from trainer.actions.events import EventFile
 from trainer.loop import Progress
+from trainer.step.results import AVERAGED
+from trainer.step.updates import Stepper
 
-_VERSION = "brain.Event:2"  # of the files; from 2 on, TensorBoard heeds session logs
-
-
-class Scalars:
-    """A file of scalars, made with the first of them.
-
-    An events file is a TFRecord of Event messages. It begins with a session log that has TensorBoard forget what an
-    earlier process wrote of later steps than this one begins with; `tf.summary` writes none.
-
-    Attributes:
-      folder: of the file.
-    """
-
-    def __init__(self, folder: str | pathlib.Path, start_step: int, writes: bool = True) -> None:
-        """Makes no file yet.
-
-        Args:
-          folder: to write to.
-          start_step: global step of the state that training begins with.
-          writes: False: nothing is written.
-        """
-        self.folder, self._start_step, self._writes = pathlib.Path(folder), start_step, writes
-
-    def write(self, step: int, values: dict[str, float]) -> None:
-        """Writes the values by tag, as of a global step."""
-        if self._writes:
-            # As simple values, not tensors: TensorBoard shows both, and its EventAccumulator purges these alone.
-            scalars = [tf.compat.v1.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-            self._file.write(_event(step=step, summary=tf.compat.v1.Summary(value=scalars)))
-            self._file.flush()
-
-    @functools.cached_property
-    def _file(self) -> tf.io.TFRecordWriter:
-        tf.io.gfile.makedirs(self.folder)
-        seconds, fraction = divmod(time.time_ns(), 10**9)  # TensorBoard reads the files in the order of their names
-        name = f"events.out.tfevents.{seconds:010}.{fraction:09}.{socket.gethostname()}.{os.getpid()}.v2"
-        file = tf.io.TFRecordWriter(str(self.folder / name))
-        file.write(_event(file_version=_VERSION))
-        start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
-        file.write(_event(step=self._start_step + 1, session_log=start))
-        return file
-
-
-def _event(**fields: object) -> bytes:
-    event: bytes = tf.compat.v1.Event(wall_time=time.time(), **fields).SerializeToString()
-    return event
+Write = Callable[[int, dict[str, float]], None]  # global step, values by tag
 
 
 class TrainScalars:
     """Gives the values of a step, and the speed since the last time, as in `LogLine`, to `write`."""
 
-    def __init__(
-        self,
-        global_batch_size: int,
-        rate: Callable[[tf.Tensor], tf.Tensor],
-        write: Callable[[int, dict[str, float]], None],
-    ) -> None:
+    def __init__(self, global_batch_size: int, rate: Callable[[tf.Tensor], tf.Tensor], write: Write) -> None:
         self._rows, self._rate, self._write = global_batch_size, rate, write
         self._earlier: Progress | None = None
 
     def __call__(self, progress: Progress) -> None:
         """Writes the scalars of a step; needs its NORM."""
-        steps, seconds = progress.since(self._earlier)
+        (steps, seconds), waited = progress.since(self._earlier), progress.waited_since(self._earlier)
         self._earlier = progress
+        averages = zip(AVERAGED, progress.result.averages.numpy().tolist(), strict=True)
         values = {
             **{f"train/{name}": value for name, value in progress.values.items()},
+            **{f"train/{name}_average": value for name, value in averages},
             "train/learning_rate": float(self._rate(tf.constant(progress.step - 1, tf.int64))),
             "train/gradient_norm": float(progress.result.norm),
             "train/examples_per_second": steps * self._rows / seconds,
+            "train/input_wait": waited / seconds,
         }
         self._write(progress.step, values)
+
+
+def write_graph(stepper: Stepper, file: EventFile) -> Callable[[Progress], None]:
+    """Returns an action that writes the graph of an update, once in a folder."""
+
+    def write(progress: Progress) -> None:
+        if file.is_first and stepper.graph is not None:
+            file.graph(stepper.graph)
+
+    return write
+
+
+def write_histograms(stepper: Stepper, file: EventFile) -> Callable[[Progress], None]:
+    """Returns an action that writes the histograms of all weights and their gradients; needs HISTOGRAMS."""
+    paths = [variable.path for variable in stepper.state.model.trainable_variables]
+    tags = [*(f"weights/{path}" for path in paths), *(f"gradients/{path}" for path in paths)]
+
+    def write(progress: Progress) -> None:
+        if file.writes:
+            rows = progress.result.histograms.numpy().tolist()
+            file.histograms(progress.step, dict(zip(tags, rows, strict=True)))
+
+    return write
+
+
+def write_images(file: EventFile) -> Callable[[Progress], None]:
+    """Returns an action that writes the first images of the last batch; needs IMAGES."""
+
+    def write(progress: Progress) -> None:
+        if file.writes:
+            images = progress.result.images.numpy()
+            file.images(progress.step, {f"images/{i}": image for i, image in enumerate(images)})
+
+    return write

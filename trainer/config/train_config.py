@@ -17,6 +17,7 @@ from trainer.config.flags.data import DataFlags
 from trainer.config.flags.model import ModelFlags
 from trainer.config.flags.optimizer import OptimizerFlags
 from trainer.config.flags.order import OrderFlags
+from trainer.config.flags.output import OutputFlags
 from trainer.config.flags.run import RunFlags
 from trainer.config.flags.steps import StepFlags
 from trainer.config.model_defaults import DEFAULT_EPOCHS, MODEL_DEFAULTS
@@ -37,6 +38,7 @@ class TrainConfig:
     optimizer: OptimizerFlags
     order: OrderFlags
     steps: StepFlags
+    output: OutputFlags
 
     def __post_init__(self) -> None:
         """Checks values of several groups together."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 BUCKETS = 30  # as TensorBoard's own
 COLUMNS = 4 + BUCKETS
+DECAY = 0.9  # of moving averages: that of the CIFAR-10 tutorial's losses (cifar10.py)
 
 
 def norm(gradients: Sequence[tf.Tensor], wanted: tf.Tensor) -> tf.Tensor:
@@ -22,11 +24,23 @@ def histograms(tensors: Sequence[Any], wanted: tf.Tensor) -> tf.Tensor:
     A row is the least value, the greatest, their sum and the sum of squares, then the counts in equal buckets between
     the first two.
     """
+    if not tensors:
+        return tf.zeros([0, COLUMNS])
     return tf.cond(
         wanted,
         lambda: tf.stack([_histogram(tf.convert_to_tensor(one)) for one in tensors]),
         lambda: tf.zeros([0, COLUMNS]),
     )
+
+
+def no_averages() -> tf.Variable:
+    """Returns a place for the moving averages of a run: NaN, until there is a first update."""
+    return tf.Variable([math.nan] * 3, trainable=False, dtype=tf.float32)
+
+
+def moved(averages: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """Returns moving averages after one more update with these values; they begin with the first of them."""
+    return tf.where(tf.math.is_nan(averages), values, DECAY * averages + (1 - DECAY) * values)
 
 
 def _histogram(tensor: tf.Tensor) -> tf.Tensor:

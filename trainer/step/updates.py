@@ -4,53 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from trainer.step import details
 from trainer.step.replicas import ReplicaStep, StepResult
+from trainer.step.results import AVERAGED, HISTOGRAMS, IMAGES, REGULARIZATION, TOTAL_LOSS, LoopResult, Wanted
 from trainer.step.state import TrainState
-from trainer.task.sums import Sums
+from trainer.task.sums import LOSS, Sums
 
 _MOST_IMAGES = 8  # of a step that shows them
-TOTAL_LOSS, REGULARIZATION = "total_loss", "regularization"
-
-
-class LoopResult(NamedTuple):
-    """Where an inner loop ended.
-
-    Attributes:
-      step: global step after the last update, int64 scalar.
-      values: of the last update, float32 (values,), named by `Stepper.value_names`.
-      finite: bool scalar; False: the loop ended early, since the last update's loss, or a weight after it, is NaN or
-        infinite (a NaN can pass through ReLU as 0 and show in the gradient only).
-      waited: seconds that the updates waited for their batches, float64 scalar.
-      norm: of the last update's summed gradients, float32 scalar; 0 unless it was wanted.
-      histograms: of the weights after the last update, then of its summed gradients, float32 (2 * variables,
-        details.COLUMNS); none unless they were wanted.
-      images: the first of the last batch, on the first local replica; none unless the stepper shows images.
-    """
-
-    step: tf.Tensor
-    values: tf.Tensor
-    finite: tf.Tensor
-    waited: tf.Tensor
-    norm: tf.Tensor
-    histograms: tf.Tensor
-    images: tf.Tensor
-
-
-class Wanted(NamedTuple):
-    """What the last update of a loop is to tell, bool scalars."""
-
-    norm: tf.Tensor
-    histograms: tf.Tensor
-
-    @classmethod
-    def of(cls, names: Collection[str] = ()) -> Wanted:
-        """Returns the flags of which the names are given."""
-        return cls(*(tf.constant(name in names) for name in cls._fields))
 
 
 @dataclasses.dataclass(eq=False)
@@ -61,16 +25,20 @@ class Stepper:
       strategy: whose replicas compute.
       state: created in the strategy's scope.
       replicas: what each replica does in a step.
-      shows_images: whether a loop's result has images of its last batch.
+      shows: `histograms`, `images`: which of these it can be asked for; the others are not even traced.
       value_names: of `LoopResult.values`, once an update has been traced: the total loss, the regularisation, the loss,
         the metrics.
+      averages: the last `LoopResult.averages`; NaN before the first update.
+      graph: of an update, once it has been traced.
     """
 
     strategy: tf.distribute.Strategy
     state: TrainState
     replicas: ReplicaStep
-    shows_images: bool = False
+    shows: Collection[str] = ()
     value_names: tuple[str, ...] = ()
+    averages: tf.Variable = dataclasses.field(default_factory=details.no_averages)
+    graph: tf.Graph | None = None
 
     @tf.function(autograph=False)
     def train(self, iterator: Iterator[tuple[Any, ...]], steps: tf.Tensor, wanted: Wanted) -> LoopResult:
@@ -84,7 +52,7 @@ class Stepper:
             with tf.control_dependencies(tf.nest.flatten(self._local(batch), expand_composites=True)):
                 waited = tf.timestamp() - began
             is_last = tf.equal(done + 1, steps)
-            result = self._update(batch, Wanted(*(tf.logical_and(is_last, some) for some in wanted)))
+            result = self._update(batch, Wanted(*(tf.logical_and(is_last, some) for some in wanted)), before.averages)
             return done + 1, result._replace(waited=before.waited + waited)
 
         _, result = tf.while_loop(
@@ -94,6 +62,7 @@ class Stepper:
             shape_invariants=(tf.TensorShape([]), self._shapes()),
             parallel_iterations=1,
         )
+        self.averages.assign(result.averages)
         return result
 
     @tf.function(autograph=False)
@@ -105,7 +74,8 @@ class Stepper:
           host memory, since GPUs have no strings.
         """
         features, labels, weights = next(iterator)
-        result = self._update((features["image"], labels, weights), wanted)
+        result = self._update((features["image"], labels, weights), wanted, self.averages.read_value())
+        self.averages.assign(result.averages)
         return result, self._local(features["key"]), self._local(weights)
 
     @tf.function(autograph=False)
@@ -128,8 +98,8 @@ class Stepper:
         sums: Sums = tf.nest.pack_sequence_as(structure[-1], shaped)
         return sums
 
-    def _update(self, batch: tuple[Any, ...], wanted: Wanted) -> LoopResult:
-        state, rows = self.state, self._rows(batch)
+    def _update(self, batch: tuple[Any, ...], wanted: Wanted, averages: tf.Tensor) -> LoopResult:
+        state, rows, self.graph = self.state, self._rows(batch), tf.compat.v1.get_default_graph()
         if state.schedule:
             state.optimizer.learning_rate = state.schedule(state.global_step.read_value())
         found: StepResult = self._first(self.strategy.run(self.replicas.update, rows))
@@ -138,7 +108,7 @@ class Stepper:
         if state.averages:
             state.averages.update(self.strategy, step)
         results = state.measure.results(found.sums)
-        values = {TOTAL_LOSS: results["loss"] + found.penalty, REGULARIZATION: found.penalty, **results}
+        values = {TOTAL_LOSS: results[LOSS] + found.penalty, REGULARIZATION: found.penalty, **results}
         self.value_names = tuple(values)
         variables = [v.value for v in state.model.trainable_variables]
         return LoopResult(
@@ -146,19 +116,27 @@ class Stepper:
             tf.stack(list(values.values())),
             tf.logical_and(tf.math.is_finite(values[TOTAL_LOSS]), state.has_finite_weights()),
             tf.constant(0.0, tf.float64),
+            details.moved(averages, tf.stack([values[name] for name in AVERAGED])),
             details.norm(found.gradients, wanted.norm),
-            details.histograms([*variables, *found.gradients], wanted.histograms),
-            self._local(rows[0])[0][:_MOST_IMAGES] if self.shows_images else self._nothing().images,
+            details.histograms([*variables, *found.gradients] if HISTOGRAMS in self.shows else [], wanted.histograms),
+            self._images(rows[0], wanted.images),
         )
+
+    def _images(self, features: Any, wanted: tf.Tensor) -> tf.Tensor:
+        none = self._nothing().images
+        if IMAGES not in self.shows:
+            return none
+        return tf.cond(wanted, lambda: self._local(features)[0][:_MOST_IMAGES], lambda: none)
 
     def _nothing(self) -> LoopResult:
         """Returns the result before the first update."""
-        images = self.state.task.data.features if self.shows_images else tf.TensorSpec([None])
+        images = self.state.task.data.features if IMAGES in self.shows else tf.TensorSpec([None])
         return LoopResult(
             self.state.global_step.read_value(),
             tf.zeros([0]),
             tf.constant(True),
             tf.constant(0.0, tf.float64),
+            self.averages.read_value(),
             tf.constant(0.0),
             tf.zeros([0, details.COLUMNS]),
             tf.zeros([0, *images.shape[1:]], images.dtype),

@@ -17,14 +17,17 @@ class StepFlags:
     """passes over the training split (neither: mlp 20, lenet 10, cifar10_cnn 100, resnet20 182)"""
     steps_per_loop: int = 20  # steps inside one tf.function; a signal waits for the end of it
     log_every: int = 100  # steps between lines; 0: none
-    summary_every: int = 100  # steps between scalars for TensorBoard; 0: no scalars, not even of evaluations
+    summary_every: int = 100  # steps between scalars for TensorBoard; 0: none, not even of evaluations
     eval_every: int = 0  # steps between evaluations; 0: only at the end
     checkpoint_every: int = 1000  # steps between checkpoints; 0: none but the one at the end
+    summary_secs: float = 0.0  # also scalars after so many seconds without; 0: by steps alone
+    checkpoint_secs: float = 0.0  # also a checkpoint after so many seconds without; 0: by steps alone
     max_to_keep: int = 5  # newest checkpoints kept, besides two that are an epoch apart
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
         check_least(self, 1, "train_steps", "epochs", "steps_per_loop", "max_to_keep")
         check_least(self, 0, "log_every", "summary_every", "eval_every", "checkpoint_every")
+        check_least(self, 0, "summary_secs", "checkpoint_secs")
         if self.train_steps is not None and self.epochs is not None:
             raise UsageError(f"--train_steps={self.train_steps} and --epochs={self.epochs}: give one of them")

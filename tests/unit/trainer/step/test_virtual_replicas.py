@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.step.updates import Wanted
+from trainer.step.results import Wanted
 
 V, ROWS, CLASSES = 12, 2, 5
 SHAPE = (6, 5, 2)
