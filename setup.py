@@ -66,6 +66,7 @@ setup(
             "stepfeed-train = trainer.run:entry_point",
             "stepfeed-inspect = pipeline.inspect.__main__:entry_point",
             "stepfeed-audit = pipeline.audit.__main__:entry_point",
+            "stepfeed-bench = pipeline.bench.__main__:entry_point",
             "stepfeed-index = pipeline.index.__main__:entry_point",
         ]
     },

@@ -39,14 +39,18 @@ class Batches:
           plan: of the window.
           number: int64 scalar.
         """
-        records, good = taken[window.RECORD_ID], taken.get(window.GOOD)
+        rest, records = self.weights(taken, plan, number), taken[window.RECORD_ID]
         taken = {name: column for name, column in taken.items() if name not in (window.RECORD_ID, window.GOOD)}
-        real = plan.real[number] if good is None else tf.logical_and(plan.real[number], good)
-        rest = self._rest(real, plan.real_rows[number], records, has_skipped=good is not None)
         examples = self.form.examples(taken, lambda: self._keys(plan.epoch, records))
         if self.recipe is None:
             return examples.images, *rest
         return self._x(examples, plan.epoch, records), examples.labels, *rest
+
+    def weights(self, taken: Columns, plan: WindowPlan, number: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the weights of element `number`, and its record ids if wanted; the arguments are as of `element`."""
+        good = taken.get(window.GOOD)
+        real = plan.real[number] if good is None else tf.logical_and(plan.real[number], good)
+        return self._rest(real, plan.real_rows[number], taken[window.RECORD_ID], has_skipped=good is not None)
 
     @property
     def are_stored(self) -> bool:

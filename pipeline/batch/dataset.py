@@ -56,12 +56,18 @@ class Run:
         return (self.last_step - self.first_step) * self.feed.local_replicas
 
     @tf.autograph.experimental.do_not_convert
-    def plans(self) -> tf.data.Dataset:
-        """Returns (plan, first) of every window that is read, in order; `first` is as in `_Window`."""
+    def plans(self, contiguous: bool = False) -> tf.data.Dataset:
+        """Returns (plan, first) of every window that is read, in order; `first` is as in `_Window`.
+
+        Args:
+          contiguous: whether records are read to where their elements need them.
+        """
 
         def plan_of(number: tf.Tensor) -> tuple[WindowPlan, tf.Tensor]:
             epoch, window = self.feed.epoch_and_window(number)
-            return self.feed.plan(epoch, window), self.feed.first_element(self.first_step, epoch, window)
+            plan = self.feed.plan(epoch, window)
+            plan = plan.with_contiguous_elements(self.feed.arrays) if contiguous else plan
+            return plan, self.feed.first_element(self.first_step, epoch, window)
 
         return tf.data.Dataset.range(*self.feed.window_numbers(self.first_step, self.last_step)).map(plan_of)
 
@@ -131,10 +137,7 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
         whole = tf.data.Dataset.from_tensor_slices(whole).skip(tf.maximum(first - plan.contiguous[0], 0))
         return one_by_one(first, plan.contiguous[0]).concatenate(whole).concatenate(one_by_one(stop, plan.num_elements))
 
-    plans = run.plans()
-    if reader.assigns_rows:
-        plans = plans.map(lambda plan, first: (plan.with_contiguous_elements(run.feed.arrays), first))
-    windows = plans.prefetch(1).map(load)
+    windows = run.plans(contiguous=reader.assigns_rows).prefetch(1).map(load)
     windows = windows.scan(empty_tail(windows.element_spec.columns), with_tail).prefetch(1)
     if batches.are_stored and reader.assigns_rows:
         return _finished(run, windows.flat_map(elements))

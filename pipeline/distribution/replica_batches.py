@@ -86,6 +86,12 @@ def in_host_memory(
         dataset = make_dataset(dataclasses.replace(request, shard=shard))
     if replicas == 1:
         return dataset.prefetch(1) if virtual_replicas else dataset
+    return between_replicas(strategy, dataset)
+
+
+def between_replicas(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> ReplicaBatches:
+    """Returns the elements of a dataset, each split between this worker's replicas."""
+    local = _local_replicas(strategy)
 
     @tf.autograph.experimental.do_not_convert
     def split(*batch: Any) -> tuple[Any, ...]:

@@ -45,8 +45,16 @@ class LocalReader(WindowReader):
 
     specs: dict[str, tf.TensorSpec]
 
-    def _arrays(self, pieces: np.ndarray, row_of: np.ndarray | None) -> dict[str, np.ndarray]:
-        """Returns the columns, and maybe others; `row_of` is None where the memory is not to be used again."""
+    def arrays(self, pieces: np.ndarray, row_of: np.ndarray | None) -> dict[str, np.ndarray]:
+        """Returns the columns, and maybe others, of pieces (p, 3).
+
+        Args:
+          pieces: as of `read`.
+          row_of: as of `read`; None: in the order of reading, and the memory is not to be used again.
+
+        Raises:
+          DataError: a shard is missing, changed or corrupt.
+        """
         raise NotImplementedError
 
     def load(self, pieces: np.ndarray) -> Columns:
@@ -55,15 +63,15 @@ class LocalReader(WindowReader):
         Raises:
           DataError: a shard is missing, changed or corrupt.
         """
-        arrays = self._arrays(pieces, None)
-        return {n: (as_tensor if n == "image" else tf.constant)(arrays[n]) for n in self.specs}
+        found = self.arrays(pieces, None)
+        return {n: (as_tensor if n == "image" else tf.constant)(found[n]) for n in self.specs}
 
     def read(self, pieces: tf.Tensor, row_of: tf.Tensor) -> Columns:
         """See `WindowReader.read`."""
 
         def read(pieces: np.ndarray, row_of: np.ndarray) -> list[np.ndarray]:
-            arrays = self._arrays(pieces, row_of)
-            return [arrays[name] for name in self.specs]
+            found = self.arrays(pieces, row_of)
+            return [found[name] for name in self.specs]
 
         tensors = call_numpy(read, [pieces, row_of], [spec.dtype for spec in self.specs.values()])
         for tensor, spec in zip(tensors, self.specs.values(), strict=True):
@@ -82,7 +90,8 @@ class RowColumns(LocalReader):
         self.specs |= {"key": tf.TensorSpec([None], tf.string)} if reader.with_keys else {}
         self.specs |= {"label": tf.TensorSpec([None], tf.int64), **_good(with_good)}
 
-    def _arrays(self, pieces: np.ndarray, row_of: np.ndarray | None) -> dict[str, np.ndarray]:
+    def arrays(self, pieces: np.ndarray, row_of: np.ndarray | None) -> dict[str, np.ndarray]:
+        """See `LocalReader.arrays`."""
         make_matrix = aligned_matrix if row_of is None else self._buffers.matrix
         rows = self._reader.read(pieces, row_of, make_matrix)
         keys = {} if rows.keys is None else {"key": rows.keys.astype(object)}
@@ -98,7 +107,8 @@ class RecordColumns(LocalReader):
         self._reader = reader
         self.specs = {"record": tf.TensorSpec([None], tf.string), **_good(with_good)}
 
-    def _arrays(self, pieces: np.ndarray, row_of: np.ndarray | None) -> dict[str, np.ndarray]:
+    def arrays(self, pieces: np.ndarray, row_of: np.ndarray | None) -> dict[str, np.ndarray]:
+        """See `LocalReader.arrays`."""
         del row_of
         found = self._reader.read(pieces)
         return {"record": found.records, GOOD: found.good}

@@ -112,6 +112,17 @@ CASES = {
         "no logs": "{tmp}/made --observed={tmp}/nothing",
         "an unknown flag": "{tmp}/made --worker=2 " + BATCH,
     },
+    "pipeline.bench": {
+        "nothing given": "",
+        "no manifest": "{tmp}/nothing",
+        "an unknown flag": "{tmp}/made --batch_size=8",
+        "no round": "{tmp}/made --rounds=0",
+        "no such split": "{tmp}/made --split=tset",
+        "an unknown recipe": "{tmp}/made --distort=shfit " + BATCH,
+        "replicas that do not divide": "{tmp}/made --replicas=3 " + BATCH,
+        "a missing shard": "{tmp}/missing " + BATCH,
+        "a corrupt record": "{tmp}/corrupt " + BATCH,
+    },
     "pipeline.index": {
         "files": "{tmp}/files --split=train:*.rec",
         "the same again": "{tmp}/files --split=train:*.rec",

@@ -1,0 +1,123 @@
+"""What the samples say: the cost of each stage, the rate from end to end, and what bounds it."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from pipeline.bench.rounds import Sample
+from pipeline.bench.stages import BATCHES, DEVICES, ORDER, READER, SECTIONS, Stage
+
+BUSY = 0.75  # of the cores, from which on they are what bounds an input
+TOGETHER = 0.7  # of the rate of the slowest section: an input that is slower is not bound by that section alone
+_MICRO = 1e6
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """A figure over the rounds: the median, the lowest and the highest."""
+
+    median: float
+    lowest: float
+    highest: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """Returns the spread of some values, one at least."""
+        ordered = sorted(values)
+        return cls(statistics.median(ordered), ordered[0], ordered[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a stage that occurs costs.
+
+    Attributes:
+      stage: the stage.
+      processor: microseconds of processor time per row, over all cores.
+      clock: microseconds that it adds, by the clock, to those of the stages before it in its section.
+      share: of the processor time of all stages that each epoch repeats, 0..1; 0 for one that is done once.
+    """
+
+    stage: Stage
+    processor: Spread
+    clock: Spread
+    share: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What was measured of an input.
+
+    Attributes:
+      stages: all of them, in order.
+      costs: by name, of those that occur.
+      sections: rows per second of each section by itself.
+      rate: rows per second from end to end.
+      processor: microseconds of processor time per row, of the whole process.
+      busy: share of the cores' time, 0..1.
+      bound: the stage that bounds the input.
+      is_processor_bound: whether it does so because the cores have no time left, for this process at least.
+    """
+
+    stages: Sequence[Stage]
+    costs: Mapping[str, Cost]
+    sections: Mapping[str, Spread]
+    rate: Spread
+    processor: Spread
+    busy: float
+    bound: str
+    is_processor_bound: bool
+
+
+def result_of(
+    stages: Sequence[Stage], samples: Mapping[str, Sequence[Sample]], whole: Sequence[Sample], cores: int
+) -> Result:
+    """Returns what the samples of the parts, and of the whole input, say."""
+    found = {stage.name: _cost(stage, samples) for stage in stages if stage.occurs}
+    total = sum(cost.processor.median for cost in found.values() if not cost.stage.once)
+    costs = {
+        name: cost if cost.stage.once else dataclasses.replace(cost, share=cost.processor.median / max(total, 1e-12))
+        for name, cost in found.items()
+    }
+    sections = {part: Spread.of(_rate(s) for s in samples[part]) for part in _repeated(stages, samples)}
+    busy = statistics.median(s.processor / s.seconds for s in whole) / cores
+    slowest = min(sections, key=lambda part: sections[part].median)
+    repeated = [cost for cost in costs.values() if not cost.stage.once]
+    within = [cost for cost in repeated if _section(cost.stage) == slowest] or repeated
+    rate = Spread.of(_rate(s) for s in whole)
+    by_processor = busy >= BUSY or rate.median < TOGETHER * sections[slowest].median
+    bound = max(repeated, key=lambda c: c.share) if by_processor else max(within, key=lambda c: c.clock.median)
+    return Result(
+        stages,
+        costs,
+        sections,
+        rate,
+        Spread.of(s.processor / s.rows * _MICRO for s in whole),
+        busy,
+        bound.stage.name,
+        by_processor,
+    )
+
+
+def _cost(stage: Stage, samples: Mapping[str, Sequence[Sample]]) -> Cost:
+    def spread(of: Callable[[Sample], float]) -> Spread:
+        terms = [[sign * of(s) / s.rows * _MICRO for s in samples[part]] for part, sign in stage.terms.items()]
+        return Spread.of(max(0.0, sum(values)) for values in zip(*terms, strict=True))
+
+    return Cost(stage, spread(lambda s: s.processor), spread(lambda s: s.seconds))
+
+
+def _repeated(stages: Sequence[Stage], samples: Mapping[str, Sequence[Sample]]) -> list[str]:
+    """Returns the sections that work in each epoch."""
+    reads_once = any(stage.once and stage.name == "read" for stage in stages)
+    return [part for part in SECTIONS if part in samples and not (part == READER and reads_once)]
+
+
+def _section(stage: Stage) -> str:
+    return {"read": READER, "check": READER, "order": ORDER, "copy to device": DEVICES}.get(stage.name, BATCHES)
+
+
+def _rate(sample: Sample) -> float:
+    return sample.rows / sample.seconds

@@ -1,0 +1,112 @@
+"""The result as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.bench.bars import Bars
+from pipeline.bench.result import BUSY, Result, Spread
+from pipeline.bench.stages import SECTIONS, Stage
+from pipeline.commands.text import count_of, table
+from pipeline.resolved import ResolvedRequest
+
+_MB, _MICRO = 1e6, 1e6
+_LAST = "share of the processor time"
+_SHARE = 5  # columns of a share in front of its bar
+_LEAST_BAR, _MOST_BAR = 10, 60
+
+
+def heading(resolved: ResolvedRequest, devices: Sequence[str]) -> list[str]:
+    """Returns what is timed."""
+    made, spec, order, request = resolved.manifest, resolved.spec, resolved.order, resolved.request
+    image = made.features["image"]
+    size = "x".join("?" if side is None else str(side) for side in image.shape)
+    stored = f"{size} {image.encoding}" + (f" in {made.compression}" if made.compression else "")
+    resized = f", resized to {request.size[0]}x{request.size[1]}" if request.size else ""
+    windows = f"{count_of(order.windows, 'window')} of {count_of(spec.streams, 'stream')}"
+    recipe = "undistorted" if request.distort in (None, "none") else f"distorted by {request.distort}"
+    return [
+        f"{made.dataset}, split {spec.split}: {count_of(order.num_records, 'image')} of {stored}{resized}",
+        f"{'training' if spec.training else 'evaluation'}, {'kept in memory' if order.windows == 1 else windows}; "
+        f"batches of {spec.global_batch_size:,}, {recipe}; {count_of(len(devices), 'replica')} on {', '.join(devices)}",
+    ]
+
+
+def stage_lines(result: Result, num_records: int) -> list[str]:
+    """Returns the table of the stages, with a bar for each that is done in every epoch."""
+    plain = table([_row(result, stage, num_records, "") for stage in result.stages], left=(_LAST,))
+    bars = Bars()
+    before = len(plain[0]) - len(_LAST) + _SHARE
+    width = min(_MOST_BAR, max(_LEAST_BAR, bars.columns - before - 1))
+    most = max((cost.share for cost in result.costs.values()), default=0.0) or 1.0
+    rows = []
+    for stage in result.stages:
+        cost = result.costs.get(stage.name)
+        bar = bars.bar(cost.share / most, width, stage.name == result.bound) if cost else ""
+        rows.append(_row(result, stage, num_records, bar))
+    notes = [f"{stage.name}: {stage.note}" for stage in result.stages if stage.occurs and stage.note]
+    return [*table(rows, left=(_LAST,)), *notes]
+
+
+def _row(result: Result, stage: Stage, num_records: int, bar: str) -> list[tuple[str, str]]:
+    cost = result.costs.get(stage.name)
+    if cost is None:
+        cells = ("-", "-", "-", "-", f"absent: {stage.note}")
+    else:
+        took, size = cost.processor.median, stage.row_bytes
+        rate = _MICRO / took if took else 0.0
+        once = f"once: {cost.clock.median * num_records / _MICRO:.2g} s"
+        cells = (
+            f"{took:,.3f}",
+            f"{cost.processor.lowest:,.3f} to {cost.processor.highest:,.3f}",
+            f"{rate:,.0f}" if took else "-",
+            f"{rate * size / _MB:,.1f}" if took and size else "-",
+            once if stage.once else f"{cost.share:4.0%} {bar}",
+        )
+    return list(
+        zip(("stage", "us/img", "lowest to highest", "img/s", "MB/s", _LAST), (stage.name, *cells), strict=True)
+    )
+
+
+def verdict_lines(result: Result, cores: int, source: str) -> list[str]:
+    """Returns the rates and what bounds them.
+
+    Args:
+      result: the figures.
+      cores: of this machine.
+      source: where the bytes came from.
+    """
+    total = sum(cost.processor.median for cost in result.costs.values() if not cost.stage.once)
+    sections = ", ".join(f"{SECTIONS[part]} {spread.median:,.0f}" for part, spread in result.sections.items())
+    handed_on = next(stage.row_bytes or 0.0 for stage in result.stages if stage.name == "batch")
+    return [
+        f"us/img is processor time over all cores, img/s and MB/s are those of one core; bytes come from {source}",
+        f"all stages of an epoch: {total:,.3f} us/img; from end to end {_spread(result.processor, 3)}",
+        f"by the clock, each alone: {sections} img/s",
+        f"from end to end: {_spread(result.rate)} img/s, {result.rate.median * handed_on / _MB:,.1f} MB/s; "
+        f"{result.busy * cores:.1f} of {count_of(cores, 'core')} busy",
+        f"bound by {reason(result)}",
+    ]
+
+
+def reason(result: Result) -> str:
+    """Returns the stage that bounds an input, and why it is that one."""
+    cost = result.costs[result.bound]
+    if result.is_processor_bound:
+        text = f"the processor: {result.bound} takes {cost.share:.0%} of its time"
+        if result.busy >= BUSY:
+            return text
+        return (
+            f"{text}; the cores are only {result.busy:.0%} busy, though each section alone is faster: other processes "
+            "use them, or the sections wait for each other"
+        )
+    slowest = min(result.sections, key=lambda part: result.sections[part].median)
+    return (
+        f"{result.bound}: {SECTIONS[slowest]} alone gives {result.sections[slowest].median:,.0f} img/s, "
+        f"with the cores {result.busy:.0%} busy"
+    )
+
+
+def _spread(spread: Spread, digits: int = 0) -> str:
+    median, low, high = (f"{v:,.{digits}f}" for v in (spread.median, spread.lowest, spread.highest))
+    return f"{median} ({low} to {high})"

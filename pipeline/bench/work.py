@@ -1,0 +1,67 @@
+"""The work of a part: taking elements of a dataset, decoding records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from pipeline.decode.forms import Form
+from pipeline.errors import DataError
+from pipeline.read.numpy_calls import message_of_input
+
+_DECODED_TOGETHER = 256  # as `decoded_split` does
+
+
+def decoding(form: Form, records: tf.Tensor) -> Callable[[int], int]:
+    """Returns a function that decodes images as a split that is kept is decoded, and returns how many.
+
+    Args:
+      form: of the records.
+      records: serialized, string (n,); each call decodes the next 256 of them, so many times.
+    """
+    count = min(_DECODED_TOGETHER, int(records.shape[0]))
+
+    @tf.function(autograph=False)
+    def decode(part: tf.Tensor) -> Any:
+        examples = form.examples({"record": part}, lambda: tf.zeros(tf.shape(part), tf.uint64))
+        return examples.images, examples.labels, examples.features
+
+    def take(times: int) -> int:
+        for i in range(times):
+            first = i * count % (int(records.shape[0]) - count + 1)
+            decode(records[first : first + count])
+        return times * count
+
+    return take
+
+
+def taking(batches: Any, rows_of: Callable[[Any], Any]) -> Callable[[int], int]:
+    """Returns a function that takes so many elements, in one `tf.function` as the trainer does, and returns their rows.
+
+    Args:
+      batches: a dataset, of a strategy or not; of endless length.
+      rows_of: returns the rows of an element, an int or an int64 scalar.
+    """
+    iterator = iter(batches)
+
+    @tf.function(autograph=False)
+    def advance(elements: Iterator[Any], count: tf.Tensor) -> tf.Tensor:
+        def body(done: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            element = next(elements)
+            with tf.control_dependencies(tf.nest.flatten(element, expand_composites=True)):
+                return done + 1, rows + rows_of(element)
+
+        zero = tf.constant(0, tf.int64)
+        return tf.while_loop(lambda done, _: done < count, body, (zero, zero), parallel_iterations=1)[1]
+
+    def take(count: int) -> int:
+        try:
+            return int(advance(iterator, tf.constant(count, tf.int64)))
+        except tf.errors.OpError as error:
+            if said := message_of_input(error.message):
+                raise DataError(said) from None
+            raise
+
+    return take

@@ -1,0 +1,97 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.bench import __main__ as bench
+from pipeline.errors import DataError, UsageError
+from tests.datasets import write_dataset
+
+SHORT = ["--global_batch_size=8", "--rounds=2", "--steps=2"]
+STAGES = ["read", "check", "decode", "order", "gather", "distort", "batch", "copy to device"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bench")
+    write_dataset(path, (20, 0, 33), (8, 6, 3))
+    return path
+
+
+def test_the_object_has_every_stage_and_adds_up(folder, capsys):
+    bench.main([str(folder), "--distort=shift", "--seed=3", "--json", *SHORT])
+    found = json.loads(capsys.readouterr().out)
+    assert [stage["stage"] for stage in found["stages"]] == STAGES
+    occurs = {stage["stage"]: stage["occurs"] for stage in found["stages"]}
+    assert occurs == {
+        **dict.fromkeys(("read", "check"), "once"),
+        **dict.fromkeys(("decode", "copy to device"), "absent"),
+        **dict.fromkeys(("order", "gather", "distort", "batch"), "each epoch"),
+    }
+    each = [stage for stage in found["stages"] if stage["occurs"] == "each epoch"]
+    assert sum(stage["share"] for stage in each) == pytest.approx(1)
+    for stage in each:
+        cost = stage["processor_us_per_image"]
+        assert 0 <= cost["lowest"] <= cost["median"] <= cost["highest"]
+    assert found["bound"]["stage"] in {stage["stage"] for stage in each}
+    assert found["images"] == 53
+    assert (found["spec"]["seed"], found["spec"]["global_batch_size"], found["distort"]) == (3, 8, "shift")
+    assert found["images_per_second"]["median"] > 0
+    assert set(found["sections"]) == {"planning", "making batches"}
+
+
+def test_the_table_has_a_bar_per_stage_and_what_bounds_the_input(folder, capsys):
+    bench.main([str(folder), "--shuffle_bytes=3000", "--streams=4", "--split=train[10:50]", *SHORT])
+    out, err = capsys.readouterr()
+    assert err == ""
+    lines = out.splitlines()
+    assert lines[0] == "made, split train[10:50]: 40 images of 8x6x3 raw"
+    assert lines[1].startswith("training, 2 windows of 4 streams; batches of 8, undistorted; 1 replica on CPU:0")
+    rows = {name: next(line for line in lines[2:] if line.startswith(f"{name} ")) for name in STAGES}
+    assert [name for name, row in rows.items() if " absent: " in row] == [
+        "decode",
+        "gather",
+        "distort",
+        "copy to device",
+    ]
+    assert all("%" in rows[name] for name in ("read", "check", "order", "batch"))
+    assert any("#" in row for row in rows.values())
+    assert lines[-1].startswith("bound by ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rounds=0"], "--rounds=0: must be 1 or more"),
+        (["--steps=0"], "--steps=0: must be 1 or more"),
+        (["--replicas=0"], "--replicas=0: must be 1 or more"),
+        (["--replicas=3"], "global_batch_size=8 is not divisible by 3 replicas"),
+        (["--streams=3"], "streams=3 does not divide global_batch_size=8"),
+        (["--distort=random_crop"], "rules out"),
+        (["--shuffle_bytes=100"], "shuffle_bytes=100"),
+    ],
+)
+def test_wrong_flags_are_one_clear_error(folder, arguments, message):
+    with pytest.raises(UsageError, match=message):
+        bench.main([str(folder), "--global_batch_size=8", *arguments])
+
+
+def test_a_corrupt_record_in_a_window_is_named(tmp_path):
+    write_dataset(tmp_path, (300,), (8, 6, 3))
+    path = tmp_path / "train-00000-of-00001.tfrecord"
+    data = bytearray(path.read_bytes())
+    data[len(data) - 30] ^= 255
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="train-00000-of-00001.tfrecord, record 299"):
+        bench.main([str(tmp_path), "--shuffle_bytes=8000", *SHORT])
+
+
+def test_help_loads_no_tensorflow():
+    code = (
+        "import sys\nfrom pipeline.bench import __main__\ntry:\n    __main__.main(['--help'])\n"
+        "except SystemExit:\n    print('LOADED', [m for m in ('tensorflow', 'keras') if m in sys.modules])"
+    )
+    helped = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert helped.stdout.endswith("LOADED []\n")
+    assert "--global_batch_size" in helped.stdout
