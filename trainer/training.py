@@ -21,7 +21,7 @@ from trainer import description, loop
 from trainer.actions import compose as composed
 from trainer.actions.checkpoints import Checkpoints, Restored
 from trainer.actions.evaluation import Evaluation, Evaluator
-from trainer.actions.events import EventFile
+from trainer.actions.events import LOGS, EventFile
 from trainer.actions.output import Output
 from trainer.cluster import failures, rendezvous, strategies
 from trainer.cluster.agreement import Agreement
@@ -35,7 +35,6 @@ from trainer.step.results import Wanted
 from trainer.task import data_spec
 from trainer.task.base import Task
 
-LOGS = "logs"  # folder of TensorBoard's files in model_dir
 _STOP = 0  # what workers agree on; numbers above it are those of actions
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -11,7 +11,7 @@ import tensorflow as tf
 from pipeline.errors import PipelineError
 from pipeline.resolved import ResolvedRequest
 from trainer.step.updates import Stepper
-from trainer.task.sums import WEIGHT
+from trainer.task.sums import LOSS, WEIGHT, Measure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +33,10 @@ class Evaluation:
     loss: float
     metrics: dict[str, float]
     averaged: bool = False
+
+    def scalars(self) -> dict[str, float]:
+        """Returns the means by their tags for TensorBoard."""
+        return {f"eval/{self.split}/{name}": value for name, value in {LOSS: self.loss, **self.metrics}.items()}
 
     @property
     def accuracy(self) -> float:
@@ -75,7 +79,7 @@ class Evaluator:
         Raises:
           PipelineError: the weights do not sum to the split's number of examples.
         """
-        order, name, state = self.split.order, self.split.request.split, self.stepper.state
+        order, state = self.split.order, self.stepper.state
         iterator, totals = iter(self.batches), dict[str, tf.Tensor]()
         for begin in range(0, order.steps_per_epoch, self.steps_per_loop):
             if self.stop():
@@ -83,11 +87,29 @@ class Evaluator:
             steps = min(self.steps_per_loop, order.steps_per_epoch - begin)
             sums = self.stepper.evaluate(iterator, tf.constant(steps, tf.int64))
             totals = {key: value + totals.get(key, 0.0) for key, value in sums.items()}
-        weight = float(totals[WEIGHT])
-        skipped = order.num_records - int(weight)
-        if not 0 <= skipped <= self.may_skip or weight == 0:
-            raise PipelineError(f"evaluation saw {weight} examples of {name!r}, which has {order.num_records}")
-        values = {key: float(value) for key, value in state.measure.results(totals).items()}
-        self.write(state.step, {f"eval/{name}/{key}": value for key, value in values.items()})
-        loss = values.pop("loss")
-        return Evaluation(name, int(weight), skipped, loss, values, averaged=state.averages is not None)
+        result = result_of(self.split, totals, state.measure, self.may_skip, averaged=state.averages is not None)
+        self.write(state.step, result.scalars())
+        return result
+
+
+def result_of(
+    split: ResolvedRequest, totals: Mapping[str, tf.Tensor], measure: Measure, may_skip: int, averaged: bool
+) -> Evaluation:
+    """Returns the means that follow from the measure's sums over a whole split.
+
+    Args:
+      split: what was read.
+      totals: float64.
+      measure: whose sums they are.
+      may_skip: how many examples may be left out because their records are corrupt.
+      averaged: whether the weights were the average over the steps.
+
+    Raises:
+      PipelineError: the weights do not sum to the split's number of examples.
+    """
+    order, name, weight = split.order, split.request.split, float(totals[WEIGHT])
+    skipped = order.num_records - int(weight)
+    if not 0 <= skipped <= may_skip or weight == 0:
+        raise PipelineError(f"evaluation saw {weight} examples of {name!r}, which has {order.num_records}")
+    values = {key: float(value) for key, value in measure.results(totals).items()}
+    return Evaluation(name, int(weight), skipped, values.pop(LOSS), values, averaged)

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from trainer.actions import pictures
 
+LOGS = "logs"  # folder of these files in model_dir
 _VERSION = "brain.Event:2"  # of the files; from 2 on, TensorBoard heeds session logs
 _PREFIX = "events.out.tfevents."
 

@@ -8,8 +8,6 @@ import tensorflow as tf
 from pipeline.errors import UsageError
 from trainer.stored.record import Record, readable
 
-KINDS = ("raw", "ema")
-
 
 def load(record: Record, model: keras.Model, averaged: bool) -> None:
     """Gives a model the weights of a checkpoint, and what else it keeps, such as the statistics of BatchNorm.

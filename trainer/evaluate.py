@@ -1,0 +1,48 @@
+"""`python -m trainer.evaluate`: what a trained model gets right and wrong, once or beside the run that trains it.
+
+Exit codes: 0 done; 1 the data or a checkpoint is bad; 2 a flag cannot work; 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from pipeline.commands import commandline
+from trainer import heavy
+from trainer import plan as plans
+from trainer.evaluation.flags import EvaluateConfig
+from trainer.stored import files
+
+COMMAND = "trainer.evaluate"
+_DESCRIPTION = (
+    "Evaluates a checkpoint of trainer.run on exactly the whole split: loss and metrics, precision and recall of each "
+    "class, the confusion matrix and the worst mistakes. It only reads the run's folder, but for --continuous, which "
+    "writes scalars for TensorBoard to logs/evaluate in it."
+)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the command.
+
+    Raises:
+      PipelineError: whatever a user can cause.
+    """
+    config = commandline.parse(COMMAND, _DESCRIPTION, EvaluateConfig, argv)
+    commandline.require("tensorflow")
+    found = [] if config.continuous else files.candidates(config.model_dir, config.checkpoint)
+    if config.output is not None:
+        plans.prepare_folder("--output", config.output)
+    with heavy.loading():
+        from trainer.evaluation import command  # noqa: PLC0415, here because it loads TensorFlow
+
+    command.run(config, found)
+
+
+def entry_point() -> NoReturn:
+    """The console script."""
+    commandline.run(COMMAND, main)
+
+
+if __name__ == "__main__":
+    entry_point()

@@ -1,0 +1,95 @@
+"""What `trainer.evaluate` does once its flags are checked."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from trainer.actions.events import LOGS, EventFile
+from trainer.cluster import failures
+from trainer.evaluation import outputs
+from trainer.evaluation.flags import EvaluateConfig
+from trainer.evaluation.following import follow
+from trainer.evaluation.judging import Judge, Judgement
+from trainer.stored.record import Record
+from trainer.trained import Trained, build, build_first
+
+_RUN = "evaluate"  # in TensorBoard, a run of its own: what is written beside a training would be taken for a part of it
+
+
+def run(config: EvaluateConfig, found: Sequence[pathlib.Path]) -> None:
+    """Evaluates the first checkpoint that can be read, or with --continuous all of them.
+
+    Args:
+      config: the flags.
+      found: the checkpoints to choose from; unused with --continuous.
+
+    Raises:
+      PipelineError: whatever a user can cause.
+    """
+    evaluation = _Evaluation(config)
+    with failures.in_one_line(1):
+        if config.continuous:
+            follow(config.model_dir, config.interval, evaluation.evaluate, evaluation.note)
+        else:
+            evaluation.evaluate_first(found)
+
+
+class _Evaluation:
+    """Evaluates checkpoints of one run, which share a model."""
+
+    def __init__(self, config: EvaluateConfig) -> None:
+        self._config = config
+        self._made: tuple[Trained, Judge] | None = None
+        self._events: EventFile | None = None
+
+    def evaluate_first(self, paths: Sequence[pathlib.Path]) -> None:
+        """Evaluates the first checkpoint that can be read."""
+        self._take(build_first(paths, self._config, self.note, **self._flags()))
+        self._evaluate()
+
+    def evaluate(self, found: Record) -> None:
+        """Evaluates a checkpoint.
+
+        Raises:
+          UnreadableError: it is damaged or was removed.
+        """
+        if self._made is None:
+            self._take(build(found, self._config, **self._flags()))
+        else:
+            self._made[0].take(found, self._config.weights)
+        self._evaluate()
+
+    def note(self, text: str) -> None:
+        """Prints a line that is no result."""
+        print(text, file=sys.stderr if self._config.json else sys.stdout, flush=True)
+
+    def _evaluate(self) -> None:
+        """Says and writes what was asked for."""
+        assert self._made is not None
+        trained, judge = self._made
+        judgement = judge.judge()
+        in_words = outputs.say_line if self._config.continuous else outputs.say
+        (outputs.say_json if self._config.json else in_words)(trained, judgement)
+        if self._config.output is not None:
+            self.note(f"written: {', '.join(outputs.write(trained, judgement, self._config.output))}")
+        if self._config.continuous:
+            self._write_events(trained, judgement)
+
+    def _write_events(self, trained: Trained, judgement: Judgement) -> None:
+        step, split = trained.record.step, judgement.evaluation.split
+        if self._events is None:
+            self._events = EventFile(pathlib.Path(self._config.model_dir) / LOGS / _RUN, step - 1)
+        self._events.scalars(step, judgement.evaluation.scalars())
+        drawn = outputs.pictures(trained, judgement)
+        self._events.images(step, {f"eval/{split}/{name}": np.asarray(image) for name, image in drawn.items()})
+
+    def _flags(self) -> dict[str, Any]:
+        return {"global_batch_size": self._config.batch_size}
+
+    def _take(self, trained: Trained) -> None:
+        self._made = trained, Judge(trained, self._config.mistakes)

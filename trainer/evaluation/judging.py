@@ -1,0 +1,114 @@
+"""Runs a model over exactly the whole of a split."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from pipeline.batch.compose import make_dataset
+from pipeline.random_access import RandomAccess
+from trainer.actions.evaluation import Evaluation, result_of
+from trainer.evaluation.report import Report
+from trainer.evaluation.tally import Tally
+from trainer.step.forward import Forward
+from trainer.task.outputs import classes_of, gives_probabilities
+from trainer.task.sums import Sums
+from trainer.trained import Trained
+
+_TINY = 1e-30  # of a probability, before its logarithm is taken
+
+Step = Callable[[Any, Any, tf.Tensor], tuple[Sums, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+    """What a model makes of a split.
+
+    Attributes:
+      evaluation: the loss and the metrics of its task.
+      report: of classes and mistakes; None: its outputs are not a number for each class.
+      images: of the mistakes in the report, as stored; as the model got them where records can only be read forward.
+    """
+
+    evaluation: Evaluation
+    report: Report | None
+    images: list[NDArray[np.generic]]
+
+
+class Judge:
+    """Judges a model, with whatever weights it has at the time."""
+
+    def __init__(self, trained: Trained, most_mistakes: int) -> None:
+        """Opens the split.
+
+        Args:
+          trained: the model and the split.
+          most_mistakes: to keep of a report.
+        """
+        self._trained, self._most = trained, most_mistakes
+        self._classes = classes_of(trained.model, trained.state.task.data)
+        manifest, request = trained.split.manifest, trained.split.request
+        self._has_keys = request.parse is None and "key" in manifest.features
+        features = ("key",) if self._has_keys else ()
+        self._batches = make_dataset(dataclasses.replace(request, features=features, record_ids=True))
+        self._step = _step(trained)
+
+    def judge(self) -> Judgement:
+        """Returns the judgement.
+
+        Raises:
+          DataError: a record is corrupt, or an output is not finite.
+          PipelineError: the rows are not exactly those of the split.
+        """
+        trained, totals = self._trained, dict[str, tf.Tensor]()
+        tally = None if self._classes is None else Tally(self._classes, self._most)
+        for *rows, weights, records in self._batches:
+            features, labels = rows if len(rows) == 2 else rows[0]
+            keys, features = (features["key"], features["image"]) if self._has_keys else (None, features)
+            sums, outputs = self._step(features, labels, weights)
+            totals = {name: tf.cast(value, tf.float64) + totals.get(name, 0.0) for name, value in sums.items()}
+            if tally:
+                real = weights.numpy() > 0
+                named = None if keys is None else keys.numpy()[real].tolist()
+                tally.add(records.numpy()[real], named, *(v.numpy()[real] for v in (labels, outputs, features)))
+        evaluation = result_of(
+            trained.split, totals, trained.state.measure, trained.may_skip, averaged=trained.averaged
+        )
+        if tally is None:
+            return Judgement(evaluation, None, [])
+        report = tally.report()
+        return Judgement(evaluation, report, self._stored_images(report) or tally.images())
+
+    def _stored_images(self, report: Report) -> list[NDArray[np.generic]]:
+        """Returns the images of the mistakes as stored; none where no record can be read alone."""
+        manifest, request = self._trained.split.manifest, self._trained.split.request
+        if manifest.compression or not manifest.has_images:
+            return []
+        examples = RandomAccess(request.data_dir, request.split)
+        return [examples[mistake.record]["image"] for mistake in report.mistakes]
+
+
+def _step(trained: Trained) -> Step:
+    """Returns a function of (features, labels, weights): the measure's sums, and the model's outputs as logits."""
+    model, measure = trained.model, trained.state.measure
+    as_probabilities = gives_probabilities(model)
+
+    @tf.function(autograph=False)
+    def step(features: Any, labels: Any, weights: tf.Tensor) -> tuple[Sums, Any]:
+        kinds = model.trainable_variables, model.non_trainable_variables
+        forward = Forward(model, *([tf.convert_to_tensor(v.value) for v in variables] for variables in kinds))
+        outputs: list[Any] = []
+
+        def call(features: Any, training: bool = False) -> Any:
+            outputs.append(forward(features, training=training))
+            return outputs[-1]
+
+        sums = measure.evaluation_sums(call, features, labels, weights)
+        return sums, tf.math.log(tf.maximum(outputs[-1], _TINY)) if as_probabilities else outputs[-1]
+
+    return step

@@ -1,0 +1,88 @@
+"""Where a judgement goes: lines, JSON, a folder with pictures."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+from PIL.Image import Image
+
+from pipeline.errors import named
+from trainer.evaluation import confusion, mistakes, tables
+from trainer.evaluation.judging import Judgement
+from trainer.trained import Trained
+
+def to_json(trained: Trained, judgement: Judgement) -> dict[str, Any]:
+    """Returns all of a judgement as what JSON can hold."""
+    evaluation, report = judgement.evaluation, judgement.report
+    return {
+        "checkpoint": str(trained.record.path),
+        "step": trained.record.step,
+        "weights": "ema" if trained.averaged else "raw",
+        "data_dir": trained.config.data.data_dir,
+        "split": evaluation.split,
+        "num_examples": evaluation.num_examples,
+        "num_skipped": evaluation.num_skipped,
+        "loss": evaluation.loss,
+        "metrics": evaluation.metrics,
+        "report": report and report.to_json(),
+    }
+
+
+def say(trained: Trained, judgement: Judgement) -> None:
+    """Prints a judgement, with its tables."""
+    print(trained)
+    print(judgement.evaluation, flush=True)
+    if judgement.report:
+        print("", *tables.summary(judgement.report), sep="\n", flush=True)
+
+
+def say_line(trained: Trained, judgement: Judgement) -> None:
+    """Prints a judgement as one line."""
+    print(f"step {trained.record.step}, {judgement.evaluation}", flush=True)
+
+
+def say_json(trained: Trained, judgement: Judgement) -> None:
+    """Prints a judgement as a line of JSON."""
+    print(json.dumps(to_json(trained, judgement)), flush=True)
+
+
+def write(trained: Trained, judgement: Judgement, folder: str) -> list[str]:
+    """Writes the report, and the pictures if it has classes; returns the files' paths.
+
+    Raises:
+      DataError: the folder cannot be written to.
+    """
+    into, text = pathlib.Path(folder), json.dumps(to_json(trained, judgement), indent=1)
+    writers: dict[str, Callable[[str], Any]] = {"report.json": lambda path: pathlib.Path(path).write_text(text)}
+    for name, picture in pictures(trained, judgement).items():
+        writers[f"{name}.png"] = functools.partial(picture.save, format="PNG")
+    with named(f"--output={folder}", "cannot be written to"):
+        for name, writer in writers.items():
+            _write_whole(into / name, writer)
+    return [str(into / name) for name in writers]
+
+
+def pictures(trained: Trained, judgement: Judgement) -> dict[str, Image]:
+    """Returns the pictures by name; none where there are no classes."""
+    report = judgement.report
+    if report is None:
+        return {}
+    title = f"{trained.split.manifest.dataset} {judgement.evaluation.split}: {trained}"
+    return {
+        "confusion": confusion.draw(report, title),
+        "mistakes": mistakes.draw(report, judgement.images, title),
+    }
+
+
+def _write_whole(path: pathlib.Path, write: Callable[[str], Any]) -> None:
+    """Writes a file under another name and renames it, so that a reader never sees a part of it."""
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as scratch:
+        new = os.path.join(scratch, path.name)
+        write(new)
+        os.replace(new, path)

@@ -1,0 +1,35 @@
+"""What a model's outputs say of classes."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from trainer.task.base import DataSpec
+
+
+def classes_of(model: keras.Model, data: DataSpec) -> tuple[str, ...] | None:
+    """Returns the names of the classes of which the outputs have one number each; None: they are something else.
+
+    Args:
+      model: built.
+      data: labels that are numbers of classes; where these have no names, the numbers are the names.
+    """
+    shape, labels = model.output_shape, data.labels
+    numbers = isinstance(labels, tf.TensorSpec) and labels.dtype.is_integer and labels.shape.rank == 1
+    if not numbers or not isinstance(shape, tuple) or len(shape) != 2 or not isinstance(shape[1], int):
+        return None
+    names = data.class_names or tuple(map(str, range(shape[1])))
+    return names if 2 <= shape[1] == len(names) else None
+
+
+def gives_probabilities(model: keras.Model) -> bool:
+    """Says whether the outputs are probabilities, not logits: by the last layer, or the loss it is compiled with."""
+    last = model.layers[-1] if model.layers else None
+    if isinstance(last, keras.layers.Softmax) or getattr(last, "activation", None) is keras.activations.softmax:
+        return True
+    if not model.compiled:
+        return False
+    loss = keras.losses.get(model.loss)
+    name = str(getattr(loss, "name", None) or getattr(loss, "__name__", ""))
+    return "crossentropy" in name and not getattr(loss, "from_logits", False)

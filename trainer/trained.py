@@ -1,0 +1,150 @@
+"""A trained model outside its run: its task, its weights of a checkpoint, and the split that it is judged by."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from pipeline.errors import DataError, UsageError
+from pipeline.resolved import ResolvedRequest, resolve
+from trainer import heavy, plan
+from trainer.config import TrainConfig
+from trainer.config.flags.checkpoint import CheckpointFlags
+from trainer.config.flags.optimizer import OptimizerFlags
+from trainer.step import state
+from trainer.step.state import TrainState
+from trainer.stored import record as records
+from trainer.stored import weights
+from trainer.stored.record import Record, UnreadableError
+from trainer.task import data_spec
+from trainer.task.base import Task
+
+
+@dataclasses.dataclass(eq=False)
+class Trained:
+    """A model that can take the weights of one checkpoint of its run after the other.
+
+    Attributes:
+      config: flags of the run, on one device, with the data and the split that were asked for.
+      state: with the task, the model and what measures it; not with averages, which the model takes as its weights.
+      split: one padded pass over the split.
+      may_skip: how many of its examples may be left out because their records are corrupt.
+      record: of the checkpoint whose weights the model has.
+      averaged: whether these are the average over the steps.
+    """
+
+    config: TrainConfig
+    state: TrainState
+    split: ResolvedRequest
+    may_skip: int
+    record: Record
+    averaged: bool = False
+
+    @property
+    def name(self) -> str:
+        """What was trained."""
+        return self.config.model.task or self.config.model.model
+
+    @property
+    def model(self) -> keras.Model:
+        """The model."""
+        return self.state.model
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """By class number."""
+        return self.state.task.data.class_names
+
+    def __str__(self) -> str:
+        """Its name and its checkpoint."""
+        averaged = ", averaged weights" if self.averaged else ""
+        return f"{self.name} at step {self.record.step}{averaged} ({self.record.path})"
+
+    def take(self, record: Record, kind: str | None) -> None:
+        """Gives the model the weights of another checkpoint of its run; `kind` as of `stored.weights.choose`.
+
+        Raises:
+          UnreadableError: it is damaged or was removed.
+          UsageError: it is of another model.
+        """
+        averaged = weights.choose(record, kind)
+        weights.load(record, self.model, averaged)
+        self.record, self.averaged = record, averaged
+
+
+def build_first(
+    paths: Sequence[pathlib.Path], flags: CheckpointFlags, say: Callable[[str], object], **others: Any
+) -> Trained:
+    """Returns the model of the first checkpoint that can be read, with its weights.
+
+    Args:
+      paths: one or more.
+      flags, **others: as of `build`.
+      say: takes a line on each checkpoint that is skipped.
+
+    Raises:
+      UnreadableError: none can be read.
+      DataError, UsageError: as `build`.
+    """
+    *rest, last = paths
+    for path in rest:
+        try:
+            return build(records.read(path), flags, **others)
+        except UnreadableError as error:
+            say(f"skipped {path}, which is damaged: {error.reason}")
+    return build(records.read(last), flags, **others)
+
+
+def build(record: Record, flags: CheckpointFlags, **others: Any) -> Trained:
+    """Returns the model of a checkpoint, with its weights.
+
+    Args:
+      record: of the checkpoint.
+      flags: the data, the split and the weights that are asked for.
+      **others: more flags of `trainer.run` that differ from those of the run.
+
+    Raises:
+      DataError: there is no data set, or the checkpoint cannot be read.
+      UsageError: the model does not fit the data, or cannot be built.
+    """
+    given = {"data_dir": flags.data_dir, "eval_split": flags.split, **others}
+    config = record.config(**{name: value for name, value in given.items() if value is not None})
+    if not config.data.evaluates:
+        raise UsageError(f"--split is missing: the run had --eval_split={config.data.eval_split}")
+    task_class = heavy.load_task(config.model.task) or Task
+    split = _resolved(config, task_class, flags)
+    task = task_class(config, data_spec.of(split))
+    _check_data(record, task, config.data.data_dir)
+    unused = dataclasses.replace(config, optimizer=OptimizerFlags())  # its variables stay as they are made
+    found = state.create(tf.distribute.get_strategy(), unused, task, lambda step: tf.constant(0.0))
+    may_skip = config.data.max_corrupt if config.data.on_corrupt == "skip" else 0
+    trained = Trained(config, found, split, may_skip, record)
+    trained.take(record, flags.weights)
+    return trained
+
+
+def _resolved(config: TrainConfig, task: type[Task], flags: CheckpointFlags) -> ResolvedRequest:
+    try:
+        return resolve(plan.request_of(config, task.parse, training=False))
+    except DataError as error:
+        if flags.data_dir is not None:
+            raise
+        raise DataError(f"{error}; the run's data: if they have moved, give --data_dir") from None
+    except UsageError as error:
+        raise UsageError(f"--split={config.data.eval_split}: {error}") from None
+
+
+def _check_data(record: Record, task: Task, data_dir: str) -> None:
+    """Raises UsageError where the data are not of the kind that the run was trained on."""
+    shape = getattr(task.data.features, "shape", None)
+    here = {"num_classes": len(task.data.class_names), "image_shape": shape and shape[1:].as_list()}
+    for name, value in here.items():
+        if name in record.content and record.content[name] != value:
+            raise UsageError(
+                f"--data_dir={data_dir}: has {name} {value}, but {record.path} was trained on {record.content[name]}"
+            )
