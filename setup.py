@@ -64,6 +64,7 @@ setup(
             "stepfeed-convert = beam_jobs.convert:entry_point",
             "stepfeed-validate = beam_jobs.validate:entry_point",
             "stepfeed-train = trainer.run:entry_point",
+            "stepfeed-evaluate = trainer.evaluate:entry_point",
             "stepfeed-inspect = pipeline.inspect.__main__:entry_point",
             "stepfeed-audit = pipeline.audit.__main__:entry_point",
             "stepfeed-bench = pipeline.bench.__main__:entry_point",

@@ -44,9 +44,9 @@ def draw(report: Report, images: Sequence[NDArray[np.generic]], title: str) -> I
 def _subtitle(report: Report, shown: int) -> str:
     if not shown:
         return f"no mistakes in {count_of(report.num_examples, 'example')}"
-    return (
-        f"the {shown} of {count_of(report.num_mistakes, 'mistake')} with the highest loss; red: prediction, blue: label"
-    )
+    total = count_of(report.num_mistakes, "mistake")
+    which = f"the {shown} worst of {total}" if shown < report.num_mistakes else f"{total}, the worst first"
+    return f"{which} (by loss); red: prediction, blue: label"
 
 
 def _caption(pen: ImageDraw.ImageDraw, report: Report, mistake: Mistake, left: int, top: int) -> None:

@@ -1,0 +1,225 @@
+"""`trainer.evaluate` of real runs on the digits: once, and beside a run that trains."""
+
+import json
+import re
+import shutil
+import signal
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests import forked, runs
+from tests.runs import finish, scalars
+
+MODELS = """
+import keras
+import tensorflow as tf
+import trainer
+
+
+def small(shape, classes):
+    return keras.Sequential([keras.Input(shape, dtype="uint8"), keras.layers.Rescaling(1 / 255), keras.layers.Flatten(),
+        keras.layers.Dense(classes)])
+
+
+def compiled():
+    model = keras.Sequential([keras.Input((28, 28, 1)), keras.layers.Rescaling(1 / 255), keras.layers.Flatten(),
+        keras.layers.Dense(10, activation="softmax")])
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+class Ink(trainer.Task):
+    \"\"\"Predicts how bright an image is: no classes.\"\"\"
+
+    def build_model(self):
+        return keras.Sequential([keras.Input((28, 28, 1)), keras.layers.Flatten(), keras.layers.Dense(1)])
+
+    def loss(self, labels, outputs):
+        return tf.square(outputs[:, 0] - tf.cast(labels, tf.float32))
+
+    def metrics(self, labels, outputs):
+        return {"near": tf.cast(tf.abs(outputs[:, 0] - tf.cast(labels, tf.float32)) < 2.0, tf.float32)}
+"""
+FLAGS = ("--distort=shift", "--global_batch_size=64", "--checkpoint_every=20", "--log_every=0")
+
+
+@pytest.fixture(scope="module")
+def trained(digits, tmp_path_factory):
+    """A run of 60 steps with averaged weights, and its last line but one."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    [(code, out, err)] = finish(
+        runs.start(digits, folder, "--model=lenet", "--train_steps=60", "--ema=0.9", "--eval_every=20", *FLAGS)
+    )
+    assert code == 0, err
+    return folder, out.splitlines()[-2]
+
+
+@pytest.fixture
+def copy(trained, tmp_path):
+    """A copy of the run, to damage."""
+    return shutil.copytree(trained[0], tmp_path / "run")
+
+
+def evaluate(*flags, cwd=None):
+    return forked.run(["-m", "trainer.evaluate", *map(str, flags)], **({"cwd": cwd} if cwd else {}))
+
+
+def json_of(*flags, cwd=None):
+    done = evaluate(*flags, "--json", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_it_says_what_the_run_says_and_more(trained, tmp_path):
+    folder, last = trained
+    done = evaluate(f"--model_dir={folder}", f"--output={tmp_path / 'out'}")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"lenet at step 60, averaged weights ({folder}/ckpt-60)"
+    assert lines[1] == last
+    assert re.match(r"test accuracy = 0\.\d{4} \(368 examples; averaged weights\)", last)
+    assert lines[3].split()[:4] == ["class", "examples", "precision", "recall"]
+    assert sum(int(line.split()[1]) for line in lines[4:14]) == 368
+    assert lines[-1] == "written: " + ", ".join(
+        f"{tmp_path}/out/{name}" for name in ("report.json", "confusion.png", "mistakes.png")
+    )
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert f"test accuracy = {report['metrics']['accuracy']:.4f}" in last
+    for name in ("confusion", "mistakes"):
+        assert np.asarray(Image.open(tmp_path / "out" / f"{name}.png").convert("RGB")).std() > 10
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "confusion.png",
+        "mistakes.png",
+        "report.json",
+    ]
+
+
+def test_raw_and_averaged_weights_of_any_checkpoint_in_any_batches(trained):
+    folder, _ = trained
+    averaged, again = (json_of(f"--model_dir={folder}", f"--batch_size={size}") for size in (64, 50))
+    raw = json_of(f"--model_dir={folder}", "--weights=raw")
+    earlier = json_of(f"--model_dir={folder}", "--checkpoint=20")
+    assert [found["weights"] for found in (averaged, raw, earlier)] == ["ema", "raw", "ema"]
+    assert [found["step"] for found in (averaged, raw, earlier)] == [60, 60, 20]
+    assert len({found["loss"] for found in (averaged, raw, earlier)}) == 3
+    assert (again["num_examples"], again["report"]["confusion"]) == (368, averaged["report"]["confusion"])
+    assert again["loss"] == pytest.approx(averaged["loss"], rel=1e-5)
+    assert averaged["report"]["loss"] == pytest.approx(averaged["loss"], rel=1e-5)
+    assert averaged["report"]["accuracy"] == pytest.approx(averaged["metrics"]["accuracy"])
+    assert scalars(folder / "logs")["eval/test/accuracy", 20] == pytest.approx(earlier["metrics"]["accuracy"])
+
+
+def test_a_split_without_some_classes_and_another_data_set(trained, digits, tmp_path):
+    found = json_of(f"--model_dir={trained[0]}", "--split=test[:5]", f"--data_dir={digits}")
+    assert (found["num_examples"], found["split"]) == (5, "test[:5]")
+    absent = [each for each in found["report"]["classes"] if not each["examples"]]
+    assert len(absent) >= 5
+    assert all(each["recall"] is None for each in absent)
+
+
+def test_mistakes_are_named_by_their_keys(trained, digits):
+    from pipeline import RandomAccess
+
+    found = json_of(f"--model_dir={trained[0]}", "--checkpoint=20", "--mistakes=3")["report"]["mistakes"]
+    assert len(found) == 3
+    assert [each["loss"] for each in found] == sorted((each["loss"] for each in found), reverse=True)
+    split = RandomAccess(digits, "test")
+    for each in found:
+        example = split[each["record"]]
+        assert (example["key"].decode(), example["label"]) == (each["key"], each["label"])
+
+
+@pytest.mark.parametrize("model", ["--model=models:small", "--model=models:compiled"])
+def test_a_model_of_the_users(model, digits, tmp_path):
+    (tmp_path / "models.py").write_text(MODELS)
+    flags = ["-m", "trainer.run", f"--data_dir={digits}", "--model_dir=run", model, "--train_steps=30"]
+    ran = forked.run(flags, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    found = json_of("--model_dir=run", cwd=tmp_path)
+    assert f"test accuracy = {found['metrics']['accuracy']:.4f}" in ran.stdout
+    assert found["report"]["accuracy"] == pytest.approx(found["metrics"]["accuracy"], abs=1e-6)
+    assert found["report"]["loss"] == pytest.approx(found["loss"], rel=1e-4)
+
+
+def test_a_task_without_classes_has_its_metrics_alone(digits, tmp_path):
+    (tmp_path / "models.py").write_text(MODELS)
+    flags = ["--task=models:Ink", "--distort=shift", "--train_steps=20", "--learning_rate=0.001"]
+    ran = forked.run(["-m", "trainer.run", f"--data_dir={digits}", "--model_dir=run", *flags], cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    done = evaluate("--model_dir=run", "--output=out", cwd=tmp_path)
+    assert done.stdout.splitlines() == [
+        "models:Ink at step 20 (run/ckpt-20)",
+        ran.stdout.splitlines()[-2],
+        "written: out/report.json",
+    ]
+    elsewhere = evaluate(f"--model_dir={tmp_path}/run")
+    assert elsewhere.returncode == 2
+    assert "--task=models:Ink: importing models fails" in elsewhere.stderr
+
+
+def damage(path):
+    data = path.with_name(f"{path.name}.data-00000-of-00001")
+    data.write_bytes(data.read_bytes()[: data.stat().st_size // 3])
+
+
+def test_a_damaged_checkpoint_is_skipped_unless_it_was_named(copy):
+    damage(copy / "ckpt-60")
+    done = evaluate(f"--model_dir={copy}")
+    assert done.returncode == 0, done.stderr
+    skipped, name, *_ = done.stdout.splitlines()
+    assert skipped.startswith(f"skipped {copy}/ckpt-60, which is damaged: ")
+    assert name == f"lenet at step 40, averaged weights ({copy}/ckpt-40)"
+    named = evaluate(f"--model_dir={copy}", "--checkpoint=60")
+    assert (named.returncode, named.stdout) == (1, "")
+    assert named.stderr.startswith(f"trainer.evaluate: {copy}/ckpt-60: cannot be read: ")
+    assert named.stderr.count("\n") == 1
+
+
+def test_data_that_have_moved_or_do_not_fit_are_said(copy, digits, tmp_path):
+    from tests.datasets import write_dataset
+
+    write_dataset(tmp_path / "other", classes=3)
+    other = evaluate(f"--model_dir={copy}", f"--data_dir={tmp_path / 'other'}")
+    assert (other.returncode, other.stderr) == (
+        2,
+        f"trainer.evaluate: --data_dir={tmp_path / 'other'}: has num_classes 3, but {copy}/ckpt-60 was trained on 10\n",
+    )
+    missing = evaluate(f"--model_dir={copy}", "--split=tset")
+    assert missing.returncode == 2
+    assert "--split=tset: " in missing.stderr
+    assert "did you mean 'test'" in missing.stderr
+
+
+def test_beside_a_run_each_checkpoint_is_evaluated_once(digits, tmp_path):
+    """It begins before the run, and both end by themselves."""
+    watch = forked.Process(
+        ["-m", "trainer.evaluate", f"--model_dir={tmp_path / 'run'}", "--continuous", "--interval=0.2"],
+        {"PYTHONUNBUFFERED": "1"},
+    )
+    assert watch.stdout.readline().startswith(f"waiting for checkpoints in {tmp_path / 'run'}, looking every 0.2 s")
+    flags = ("--model=lenet", "--train_steps=100", "--eval_every=20", "--max_to_keep=9", "--steps_per_loop=5", *FLAGS)
+    (code, _, err), (watch_code, watched, watch_err) = finish(runs.start(digits, tmp_path / "run", *flags), watch)
+    assert (code, err) == (0, "")
+    assert (watch_code, watch_err) == (0, "")
+    found = [re.match(r"step (\d+), test accuracy = (\S+) ", line) for line in watched.splitlines()]
+    assert [int(match[1]) for match in found if match] == [20, 40, 60, 80, 100]
+    own, beside = scalars(tmp_path / "run" / "logs"), scalars(tmp_path / "run" / "logs" / "evaluate")
+    assert {step for _, step in beside} == {20, 40, 60, 80, 100}
+    for (tag, step), value in beside.items():
+        assert own[tag, step] == pytest.approx(value, rel=1e-4)
+
+
+def test_ctrl_c_ends_it_in_one_line(copy):
+    for step in (40, 60):
+        for file in copy.glob(f"ckpt-{step}.*"):
+            file.unlink()
+    watch = forked.Process(["-m", "trainer.evaluate", f"--model_dir={copy}", "--continuous"], {"PYTHONUNBUFFERED": "1"})
+    assert watch.stdout.readline().startswith("step 20, test accuracy = ")
+    assert watch.stdout.readline().startswith(f"waiting for checkpoints in {copy} after step 20")
+    time.sleep(0.2)
+    watch.send_signal(signal.SIGINT)
+    [(code, out, err)] = finish(watch)
+    assert (code, out, err) == (130, "", "trainer.evaluate: interrupted\n")
