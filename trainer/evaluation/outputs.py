@@ -17,6 +17,7 @@ from trainer.evaluation import confusion, mistakes, tables
 from trainer.evaluation.judging import Judgement
 from trainer.trained import Trained
 
+
 def to_json(trained: Trained, judgement: Judgement) -> dict[str, Any]:
     """Returns all of a judgement as what JSON can hold."""
     evaluation, report = judgement.evaluation, judgement.report
