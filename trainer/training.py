@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import pathlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
 
-from pipeline.audit.key_log import SUFFIX, Header, KeyLogWriter
-from pipeline.commands.text import count_of
-from pipeline.distribution.strategies import distribute_request
-from pipeline.errors import RerunError, UsageError
-from pipeline.request import Request
-from pipeline.resolved import ResolvedRequest
+from pipeline.errors import RerunError
 from trainer import description, loop
+from trainer.actions import announcing
+from trainer.actions import best as bests
 from trainer.actions import compose as composed
-from trainer.actions.checkpoints import Checkpoints, Restored
+from trainer.actions.best import Best
+from trainer.actions.checkpoints import Checkpoints
 from trainer.actions.evaluation import Evaluation, Evaluator
-from trainer.actions.events import LOGS, EventFile
+from trainer.actions.evaluations import Evaluations
+from trainer.actions.feeding import Feed
+from trainer.actions.metrics import Metrics
 from trainer.actions.output import Output
+from trainer.actions.profile import Profiler
+from trainer.actions.ranking import Ranking
+from trainer.actions.remembered import LossAverages, Remembered
 from trainer.cluster import failures, rendezvous, strategies
 from trainer.cluster.agreement import Agreement
 from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
-from trainer.loop import Action, InnerLoop, NotFiniteError, Progress
+from trainer.loop import NotFiniteError
 from trainer.plan import Plan
 from trainer.step import compose, schedules, state
-from trainer.step.results import Wanted
 from trainer.task import data_spec
 from trainer.task.base import Task
 
@@ -79,7 +78,13 @@ class _Run:
         self.task = task(config, data_spec.of(plan.training))
         self.state = state.create(self.strategy, config, self.task, schedule)
         self.stepper = compose.stepper(self.strategy, self.state, config)
-        self.checkpoints = Checkpoints(self.state, plan.training.spec, steps_per_epoch, config, cluster, self.output)
+        flags, spec = config.steps, plan.training.spec
+        ranking = Ranking(flags.keep_best, flags.early_stopping, flags.best_metric, flags.best_mode)
+        remembered: dict[str, Remembered] = {"averages": LossAverages(self.stepper)}
+        remembered |= {bests.NAME: ranking} if flags.ranks else {}
+        self.checkpoints = Checkpoints(self.state, spec, steps_per_epoch, config, cluster, self.output, remembered)
+        self.best = Best(ranking, self.checkpoints, config.run.model_dir, cluster.is_chief) if flags.ranks else None
+        self.feed = Feed(config, plan, cluster, self.stepper)
 
     def run(self) -> Evaluation | None:
         """Restores or initializes, trains, evaluates."""
@@ -87,15 +92,15 @@ class _Run:
         self.agreement.check_equal("the step to resume from", self.state.step)
         if restored is None:
             self._initialize()
-        self._say_start(restored)
-        steps = self.config.steps
-        writes = self.cluster.is_chief and bool(steps.summary_every or steps.summary_secs)
-        events = EventFile(pathlib.Path(self.config.run.model_dir) / LOGS, self.state.step, writes)
-        evaluator = self._evaluator(self.plan.evaluation, events) if self.plan.evaluation else None
-        if self.state.step < self.plan.last_step:
-            self._train(evaluator, events)
-        result = self._evaluate_at_end(evaluator) if evaluator else None
-        self._say_end(events)
+        if self.best:
+            self.best.resume(self.state.step)
+        announcing.say_start(self.output, self.config, self.plan, self.stepper, restored)
+        self.metrics = Metrics(self.config, self.task, self.state.step, self.cluster.is_chief)
+        evaluations = self._evaluations()
+        if self.state.step < self.plan.last_step and not self._ends_early():
+            self._train(evaluations)
+        result = self._evaluate_at_end(evaluations) if evaluations else None
+        self._say_end()
         if self.cluster.is_chief:
             self.task.after_train(self.state.model, result)
         self.agreement.wait()
@@ -107,88 +112,67 @@ class _Run:
         if self.state.averages:
             self.state.averages.reset()
 
-    def _train(self, evaluator: Evaluator | None, events: EventFile) -> None:
+    def _train(self, evaluations: Evaluations | None) -> None:
         start, last, flags = self.state.step, self.plan.last_step, self.config.steps
         names = lambda: self.stepper.value_names  # noqa: E731
-        with self._inner_loop(start) as inner_loop, self.interrupt.deferred():
-            actions = self._actions(evaluator, events)
+        events = self.metrics.events
+        profiler = Profiler(self.config.output.profiled, events.folder, self.cluster.is_chief)
+        with self.feed.inner_loop(start) as inner_loop, self.interrupt.deferred(), profiler:
+            actions = [*composed.actions(self._parts(evaluations)), *profiler.actions()]
             try:
-                stopped = loop.train(inner_loop, start, last, flags.steps_per_loop, actions, self._agree, names)
-                self.checkpoints.save()
+                if evaluations and not evaluations.before(start, flags.eval_every):
+                    raise self._stopped("evaluation")
+                stopped = self._ends_early() or loop.train(
+                    inner_loop, start, last, flags.steps_per_loop, actions, self._agree, names
+                )
+                self._save()
             except NotFiniteError as error:
                 raise NotFiniteError(f"{error}; {self.checkpoints.way_back()}") from None
-        if stopped:
+        if stopped and not self._ends_early():
             raise self._stopped("training")
 
-    def _actions(self, evaluator: Evaluator | None, events: EventFile) -> list[Action]:
-        def evaluate(progress: Progress) -> None:
-            if evaluator and progress.step != self.plan.last_step and (result := evaluator.evaluate()):
-                self.output.line(f"step {progress.step}, {result}")
-
-        return composed.actions(
-            composed.Parts(
-                self.config,
-                self.stepper,
-                self.output,
-                events,
-                self._write_to(events),
-                evaluate if evaluator else None,
-                self.checkpoints.save,
-            )
+    def _parts(self, evaluations: Evaluations | None) -> composed.Parts:
+        return composed.Parts(
+            self.config,
+            self.stepper,
+            self.output,
+            self.metrics,
+            evaluations.during if evaluations else None,
+            self._save,
         )
 
-    def _write_to(self, events: EventFile) -> Callable[[int, dict[str, float]], None]:
-        def write(step: int, values: dict[str, float]) -> None:
-            events.scalars(step, values)
-            if self.cluster.is_chief:
-                self.task.on_metrics(step, values)
+    def _save(self) -> None:
+        self.checkpoints.save()
+        if self.best:
+            self.best.tidy(self.state.step)
 
-        return write
+    def _evaluations(self) -> Evaluations | None:
+        split = self.plan.evaluation
+        if split is None:
+            return None
+        batches, steps_per_loop = self.feed.batches(split.request), self.config.steps.steps_per_loop
+        may_skip, write = self.plan.may_skip, self.metrics.write
+        evaluator = Evaluator(self.stepper, batches, split, may_skip, steps_per_loop, self._stop, write)
+        return Evaluations(evaluator, self.best, self.output, self.plan.last_step)
 
-    @contextlib.contextmanager
-    def _inner_loop(self, start: int) -> Iterator[InnerLoop]:
-        rank, num_replicas = self.cluster.rank, self.strategy.num_replicas_in_sync
-        request = dataclasses.replace(self.plan.training.request, start_step=start)
-        if not self.config.run.log_keys:
-            batches = self._distributed(request, self.config.order.prefetch)
-            iterator = iter(batches)
-
-            def inner_loop(steps: int, needs: frozenset[str]) -> Any:
-                return self.stepper.train(iterator, tf.constant(steps, tf.int64), Wanted.of(needs))
-
-            yield inner_loop
-            return
-        if request.parse:
-            raise UsageError(f"--log_keys={self.config.run.log_keys}: not for a task with its own parse function")
-        path = pathlib.Path(self.config.run.log_keys) / f"worker-{rank:05d}{SUFFIX}"
-        with KeyLogWriter(path, Header.of(self.plan.training.spec, rank, self.cluster.size, num_replicas)) as log:
-            request = dataclasses.replace(request, features=("key",))
-            batches = self._distributed(request, prefetch=0)
-            first = rank * (num_replicas // self.cluster.size)
-            yield loop.logged(self.stepper, iter(batches), Wanted.of, log, first)
-
-    def _distributed(self, request: Request, prefetch: int) -> Any:
-        return distribute_request(self.strategy, request, prefetch, self.config.order.virtual_replicas)
-
-    def _evaluate_at_end(self, evaluator: Evaluator) -> Evaluation:
-        result = evaluator.evaluate()
+    def _evaluate_at_end(self, evaluations: Evaluations) -> Evaluation:
+        result = evaluations.at_end(self.state.step)
         if result is None:
             raise self._stopped("evaluation")
-        self.output.line(str(result))
+        if self.best:
+            self.best.tidy(self.state.step)
         return result
 
-    def _evaluator(self, split: ResolvedRequest, events: EventFile) -> Evaluator:
-        batches = self._distributed(split.request, self.config.order.prefetch)
-        steps_per_loop, write = self.config.steps.steps_per_loop, self._write_to(events)
-        return Evaluator(self.stepper, batches, split, self.plan.may_skip, steps_per_loop, self._stop, write)
+    def _ends_early(self) -> bool:
+        return self.best is not None and self.best.ranking.ended
 
     def _agree(self, due: Sequence[int]) -> tuple[bool, set[int]]:
         stop = [_STOP] if self.interrupt.requested is not None else []
         agreed = self.agreement.union([*stop, *(number + 1 for number in due)])
-        return _STOP in agreed, {number - 1 for number in agreed if number != _STOP}
+        return _STOP in agreed or self._ends_early(), {number - 1 for number in agreed if number != _STOP}
 
     def _stop(self) -> bool:
-        return self._agree([])[0]
+        return _STOP in self.agreement.union([_STOP] if self.interrupt.requested is not None else [])
 
     def _stopped(self, what: str) -> RerunError:
         signal = self.interrupt.requested.name if self.interrupt.requested else "another worker's signal"
@@ -197,23 +181,7 @@ class _Run:
             "rerun the same command to resume"
         )
 
-    def _say_start(self, restored: Restored | None) -> None:
-        step, last, order = self.state.step, self.plan.last_step, self.plan.training.order
-        replicas = count_of(self.strategy.num_replicas_in_sync, "replica")
-        here = f"here {', '.join(strategies.device_names(self.strategy))}"
-        part = f"step {step} to {last}" if step < last else f"already at step {step} of {last}"
-        size = f" of {order.global_batch_size} examples, {order.steps_per_epoch} per epoch" if step < last else ""
-        origin = f"resumed from {restored.path}" if restored else "a new run"
-        name = self.config.model.task or self.config.model.model
-        model = f"{name} with {self.state.model.count_params():,} parameters"
-        self.output.line(f"{self.config.run.strategy}: {replicas}, {here}; {model}; {part}{size}; {origin}")
-        self.output.other_line(f"{here}; {part}; {origin}")
-        if restored and restored.changes:
-            self.output.line(f"changed since {restored.name}: {'; '.join(restored.changes)}")
-        if self.plan.note:
-            self.output.line(f"note: {self.plan.note}")
-
-    def _say_end(self, events: EventFile) -> None:
-        logs = f"; logs: tensorboard --logdir={events.folder}" if events.folder.exists() else ""
-        self.output.line(f"checkpoint: {self.checkpoints.newest}{logs}")
-        self.output.other_line(f"done at step {self.state.step}")
+    def _say_end(self) -> None:
+        if self.best and self.best.ranking.ended and self.state.step < self.plan.last_step:
+            self.output.line(self.best.why_ended())
+        announcing.say_end(self.output, self.state.step, self.checkpoints.newest, self.best, self.metrics.events.folder)

@@ -7,15 +7,13 @@ import dataclasses
 import functools
 import os
 import pathlib
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 
-import tensorflow as tf
-
 from pipeline import errors
 from pipeline.errors import DataError
+from trainer.actions import checkpoint_list
 from trainer.stored.files import PREFIX, path_of, steps_in
 
 _SCRATCH = "saving-"  # prefix of the folder in which a checkpoint is written
@@ -44,7 +42,12 @@ class CheckpointFiles:
         From the files themselves: TensorFlow's `checkpoint` file is written after them, and if it is lost or truncated,
         `tf.train.latest_checkpoint` finds none and training would start anew.
         """
-        return [self._path(step) for step in self._steps()]
+        return [self._path(step) for step in self.steps]
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints, ascending."""
+        return steps_in(self.folder)
 
     def add(self, step: int, write: Callable[[str], object]) -> None:
         """Adds the checkpoint that `write` writes to the path it is given; then removes older ones that are not kept.
@@ -54,6 +57,12 @@ class CheckpointFiles:
         Raises:
           DataError: the disk is full, or the folder cannot be written to, or is not the one it was.
         """
+        self.write(step, write)
+        steps = [other for other in self.steps if other <= step]
+        self.keep(kept(steps, self.max_to_keep, self.steps_per_epoch), upto=step)
+
+    def write(self, step: int, write: Callable[[str], object]) -> None:
+        """Adds a checkpoint, as `add`; removes none."""
         name = f"{PREFIX}-{step}"
         with errors.named(self._path(step), "cannot be saved"):
             self._check_folder()
@@ -65,12 +74,19 @@ class CheckpointFiles:
                 written = pathlib.Path(scratch).glob(f"{name}.*")
                 for path in sorted(written, key=lambda path: path.suffix == ".index"):
                     path.replace(self.folder / path.name)
+
+    def keep(self, steps: Sequence[int], upto: int) -> None:
+        """Removes what is of other steps, up to one of them, and lists these in their order.
+
+        Raises:
+          DataError: as `add`.
+        """
+        with errors.named(self.folder, "cannot be written to"):
             self._check_folder()
-            steps = [other for other in self._steps() if other <= step]
-            keep = kept(steps, self.max_to_keep, self.steps_per_epoch)
-            self._list(keep)
-            for old in set(steps) - set(keep):
-                self._remove(old)
+            checkpoint_list.write(self.folder, steps)
+            for old in self.steps:
+                if old <= upto and old not in steps:
+                    self._remove(old)
 
     def tidy(self) -> list[str]:
         """Removes what a killed save or removal left behind, and lists what is complete.
@@ -86,7 +102,7 @@ class CheckpointFiles:
         for folder in (*self.folder.glob(f"{_SCRATCH}*"), *self.folder.glob(f"{PREFIX}-*_temp")):
             shutil.rmtree(folder, ignore_errors=True)
         with errors.named(self.folder, "cannot be written to"):
-            steps, listed = self._steps(), self._listed()
+            steps, listed = self.steps, checkpoint_list.read(self.folder)
             if listed and not steps:
                 raise DataError(
                     f"{self.folder}: lists {', '.join(listed)} in its file `checkpoint`, but no .index file is there; "
@@ -99,7 +115,7 @@ class CheckpointFiles:
                         lost.append(str(path.with_suffix("")))
                     else:
                         path.unlink()
-            self._list(steps)
+            checkpoint_list.write(self.folder, steps)
         return lost
 
     def _check_folder(self) -> None:
@@ -121,9 +137,6 @@ class CheckpointFiles:
         found = self.folder.stat()
         return found.st_dev, found.st_ino
 
-    def _steps(self) -> list[int]:
-        return steps_in(self.folder)
-
     def _path(self, step: int) -> str:
         return str(path_of(self.folder, step))
 
@@ -131,23 +144,6 @@ class CheckpointFiles:
         pathlib.Path(f"{self._path(step)}.index").unlink()
         for path in self.folder.glob(f"{PREFIX}-{step}.data-*"):
             path.unlink()
-
-    def _listed(self) -> list[str]:
-        """Returns the names in the list, which is written after a save and before a removal: all were complete."""
-        listing = self.folder / "checkpoint"
-        text = listing.read_text(encoding="utf-8", errors="replace") if listing.is_file() else ""
-        return re.findall(r'^all_model_checkpoint_paths: "([^"]*)"', text, re.MULTILINE)
-
-    def _list(self, steps: Sequence[int]) -> None:
-        """Writes the list that `tf.train.latest_checkpoint` reads; without absolute paths, so the folder can move."""
-        listing, new = self.folder / "checkpoint", self.folder / "checkpoint.tmp"
-        if not steps:
-            listing.unlink(missing_ok=True)
-            return
-        names = [f"{PREFIX}-{step}" for step in steps]
-        state = tf.compat.v1.train.generate_checkpoint_state_proto("/", names[-1], names)
-        new.write_text(str(state), encoding="utf-8")
-        new.replace(listing)
 
 
 def kept(steps: Sequence[int], max_to_keep: int, steps_per_epoch: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Checkpoints: the state, and beside it what it belongs to: model, optimizer, order of examples, all flags."""
+"""Checkpoints: the state, what it belongs to, and what a run has to remember besides."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import json
 import os
 import pathlib
 import tempfile
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError
 from pipeline.order.order import OrderSpec
 from trainer.actions.checkpoint_files import CheckpointFiles
+from trainer.actions.origin import Origin
 from trainer.actions.output import Output
+from trainer.actions.remembered import Remembered
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
-from trainer.config.changes import changed_flags
 from trainer.loop import NotFiniteError
 from trainer.step.state import TrainState
 from trainer.stored import record
@@ -27,12 +28,12 @@ from trainer.stored.files import PREFIX
 class _Record(tf.train.experimental.PythonState):
     """A text in the checkpoint: written with it, but read before it is restored, by `trainer.stored.record`."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: Callable[[], str]) -> None:
         super().__init__()
         self._text = text
 
     def serialize(self) -> str:
-        return self._text
+        return self._text()
 
     def deserialize(self, string_value: str) -> None:
         """Does nothing."""
@@ -71,14 +72,16 @@ class Checkpoints:
         config: TrainConfig,
         cluster: Cluster,
         output: Output,
+        remembered: Mapping[str, Remembered] | None = None,
     ) -> None:
-        self._state, self._spec, self._config, self._output = state, spec, config, output
+        self._state, self._output, self._origin = state, output, Origin(state, spec, config)
         self._folder = pathlib.Path(config.run.model_dir)
         self._files = CheckpointFiles(self._folder, config.steps.max_to_keep, steps_per_epoch)
         self._checkpoint = tf.train.Checkpoint(
             **state.trackable(),
-            record=_Record(json.dumps(self._record(), sort_keys=True)),
+            record=_Record(self._record_text),
         )
+        self._remembered = remembered or {}
         self._is_chief, self._saved_step = cluster.is_chief, 0
         if cluster.is_chief:
             for path in self._files.tidy():
@@ -104,7 +107,7 @@ class Checkpoints:
         for path in reversed(paths):
             try:
                 stored = record.read(pathlib.Path(path)).content
-                self._check(path, stored)
+                self._origin.check(path, stored)
                 with record.readable(pathlib.Path(path)):
                     # Earlier versions stored a count of saves, too, which is expected to be left over.
                     self._checkpoint.read(path).assert_existing_objects_matched().expect_partial()
@@ -112,8 +115,9 @@ class Checkpoints:
                 self._output.line(f"skipped {path}, which is damaged: {error.reason}")
                 continue
             self._saved_step = self._state.step
-            flags = changed_flags(stored.get("config", {}), self._config)
-            return Restored(path, (*self._order_changes(stored), *flags))
+            for name, part in self._remembered.items():
+                part.restore(stored.get("remembered", {}).get(name))
+            return Restored(path, self._origin.changes(stored))
         if paths:
             raise DataError(
                 f"{self._folder}: none of its {len(paths)} checkpoints can be read, the newest is {paths[-1]}; "
@@ -127,17 +131,27 @@ class Checkpoints:
         Raises:
           NotFiniteError: a weight is not finite; nothing is written.
         """
+        if self._state.step != self._saved_step:
+            self.write(self._files.add)
+            self._saved_step = self._state.step
+
+    def write(self, add: Callable[[int, Callable[[str], object]], None]) -> None:
+        """Writes the state; every worker has to call it.
+
+        Args:
+          add: of a folder's `CheckpointFiles`: adds what is written.
+
+        Raises:
+          NotFiniteError: a weight is not finite; nothing is written.
+        """
         step = self._state.step
-        if step == self._saved_step:
-            return
         if not bool(self._state.is_finite()):
             raise NotFiniteError(f"step {step}: a weight is NaN or infinite, so it is not saved")
         if self._is_chief:
-            self._files.add(step, self._checkpoint.write)
+            add(step, self._checkpoint.write)
         else:
             with tempfile.TemporaryDirectory(prefix="trainer-worker-") as scratch:
                 self._checkpoint.write(os.path.join(scratch, PREFIX))
-        self._saved_step = step
 
     def way_back(self) -> str:
         """Returns what the user can do after a loss or a weight that is not finite."""
@@ -148,48 +162,6 @@ class Checkpoints:
         further = f"; to go further back, as far as {oldest}, delete the newer ones" if len(paths) > 1 else ""
         return f"rerun with a lower --learning_rate to resume from {newest}{further}"
 
-    def _record(self) -> dict[str, Any]:
-        config, data = self._config, self._state.task.data
-        shape = getattr(data.features, "shape", None)
-        scaling = " with loss scaling" if config.model.precision == "float16" else ""
-        compiled = self._state.schedule is None
-        return {
-            "model": config.model.task or config.model.model,
-            "optimizer": "that of the model" if compiled else config.optimizer.optimizer.partition("(")[0] + scaling,
-            "image_shape": None if shape is None else shape[1:].as_list(),
-            "num_classes": len(data.class_names),
-            "--ema": None if config.optimizer.ema is None else "set",
-            **self._same_bits(),
-            "order": json.loads(self._spec.to_json()),
-            "config": dataclasses.asdict(self._config),
-        }
-
-    def _same_bits(self) -> dict[str, Any]:
-        """Returns the flags that the bits of the sums depend on."""
-        order = self._config.order
-        threads = {"--cpu_threads": order.cpu_threads} if order.virtual_replicas else {}
-        return {"--virtual_replicas": order.virtual_replicas, **threads}
-
-    def _check(self, path: str, stored: dict[str, Any]) -> None:
-        for name, here in self._record().items():
-            was = stored.get(name, stored.get(name.removeprefix("--")))  # without -- in earlier versions
-            if name not in ("order", "config") and was != here:
-                before, now = ("unset" if value is None else value for value in (was, here))
-                raise UsageError(
-                    f"{path} has {name} {before}, this run has {now}; use the old one, or another --model_dir"
-                )
-        changes = self._order_changes(stored)
-        if changes and not self._config.order.allow_order_change:
-            raise UsageError(
-                f"{path}: the order of examples has changed: {'; '.join(changes)}; use the old values, or another "
-                "--model_dir, or accept the new order with --allow_order_change"
-            )
-
-    def _order_changes(self, stored: dict[str, Any]) -> list[str]:
-        changed = self._spec.differences(stored.get("order", {}))
-        return [f"{name} was {_short(was)}, is {_short(now)}" for name, (now, was) in changed.items()]
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return f"{text[:12]}..." if len(text) == 64 else text  # a digest
+    def _record_text(self) -> str:
+        remembered = {name: part.stored() for name, part in self._remembered.items()}
+        return json.dumps({**self._origin.content(), "remembered": remembered}, sort_keys=True)

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable
 
 from trainer.actions import scalars
-from trainer.actions.events import EventFile
+from trainer.actions.metrics import Metrics
 from trainer.actions.output import LogLine, Output
-from trainer.actions.scalars import TrainScalars, Write
+from trainer.actions.scalars import TrainScalars
 from trainer.config import TrainConfig
 from trainer.loop import Action, Progress
 from trainer.step.results import HISTOGRAMS, IMAGES, NORM
@@ -23,8 +23,7 @@ class Parts:
       config: of the run.
       stepper: whose steps they follow.
       output: of lines.
-      events: for TensorBoard.
-      write: where scalars go.
+      metrics: where numbers go.
       evaluate: evaluates; None: the run does not.
       save: saves a checkpoint.
     """
@@ -32,8 +31,7 @@ class Parts:
     config: TrainConfig
     stepper: Stepper
     output: Output
-    events: EventFile
-    write: Write
+    metrics: Metrics
     evaluate: Callable[[Progress], None] | None
     save: Callable[[], None]
 
@@ -41,7 +39,7 @@ class Parts:
 def actions(parts: Parts) -> list[Action]:
     """Returns the actions in the order in which they are done: what a checkpoint remembers comes before it."""
     flags, rows = parts.config.steps, parts.config.order.global_batch_size
-    values = TrainScalars(rows, parts.stepper.state.rate, parts.write)
+    values = TrainScalars(rows, parts.stepper.state.rate, parts.metrics.write)
     return [
         Action(flags.log_every, LogLine(rows, parts.output)),
         Action(flags.summary_every, values, seconds=flags.summary_secs, needs=frozenset({NORM})),
@@ -53,7 +51,7 @@ def actions(parts: Parts) -> list[Action]:
 
 def _pictures(parts: Parts) -> list[Action]:
     """Returns what shows more than numbers; histograms and images also of the first step of a new run."""
-    stepper, events, flags = parts.stepper, parts.events, parts.config.output
+    stepper, events, flags = parts.stepper, parts.metrics.events, parts.config.output
     start = stepper.state.step
     found = [Action(0, scalars.write_graph(stepper, events), at=(start + 1,))]
     first = () if start else (1,)

@@ -48,6 +48,13 @@ class TrainConfig:
                 "use one_device, mirrored or multiworker"
             )
 
+        if self.steps.ranks and not self.data.evaluates:
+            flag = "keep_best" if self.steps.keep_best else "early_stopping"
+            raise UsageError(
+                f"--{flag}={getattr(self.steps, flag)} with --eval_split={self.data.eval_split or 'none'}: needs "
+                "evaluations to compare; give it a split"
+            )
+
     @classmethod
     def of(cls, **flags: Any) -> TrainConfig:
         """Returns the config of some flags: `TrainConfig.of(data_dir="mnist", model_dir="run", model="lenet")`.

@@ -1,0 +1,97 @@
+"""The best checkpoints and early stopping survive kills, on one device and with two workers: in real processes."""
+
+import json
+import random
+import subprocess
+
+import pytest
+import tensorflow as tf
+
+from tests.runs import RECORD_KEY, checkpoint_bytes, finish, start, start_workers
+
+# Losses go up and down at this rate. Training ends early; checkpoints, lines and evaluations are at unrelated steps.
+FLAGS = (
+    *("--model=mlp", "--global_batch_size=64", "--learning_rate=0.4", "--train_steps=400", "--steps_per_loop=4"),
+    *("--checkpoint_every=23", "--log_every=10", "--summary_every=15", "--eval_every=17"),
+    *("--keep_best=2", "--best_metric=loss", "--early_stopping=4"),
+)
+
+
+def best_of(folder):
+    """Returns what the best checkpoints hold, by step, and the list of them."""
+    steps = [int(path.stem.split("-")[1]) for path in (folder / "best").glob("ckpt-*.index")]
+    return {step: checkpoint_bytes(folder / "best", step) for step in steps}, (folder / "best/checkpoint").read_text()
+
+
+def last_of(folder):
+    return int(tf.train.latest_checkpoint(str(folder)).rpartition("-")[2])
+
+
+def lines_of(path):
+    """Returns the metrics by step and name, without what is measured in seconds."""
+    measured = ("time", "train/examples_per_second", "train/input_wait")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name not in measured} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(digits, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    ((code, out, err),) = finish(start(digits, folder, *FLAGS, f"--metrics_jsonl={folder}/m.jsonl"))
+    assert (code, err) == (0, "")
+    assert f"ended early at step {last_of(folder)}: loss has not been better than " in out
+    return folder
+
+
+def test_a_run_that_ends_early_keeps_its_best(undisturbed, digits):
+    best, listed = best_of(undisturbed)
+    ranking = json.loads(best[min(best)][RECORD_KEY])["remembered"]["ranking"]["best"]
+    losses = {
+        line["step"]: line["eval/test/loss"] for line in lines_of(undisturbed / "m.jsonl") if "eval/test/loss" in line
+    }
+    by_loss = sorted(losses, key=losses.get)
+    assert sorted(best) == sorted(by_loss[:2])
+    assert last_of(undisturbed) < 400
+    assert tf.train.latest_checkpoint(str(undisturbed / "best")).endswith(f"ckpt-{by_loss[0]}")
+    assert f'all_model_checkpoint_paths: "ckpt-{by_loss[1]}"' in listed
+    assert set(dict(ranking)) <= set(losses)
+
+
+def test_run_again_it_stays_as_it_is(undisturbed, digits):
+    before = best_of(undisturbed), last_of(undisturbed), lines_of(undisturbed / "m.jsonl")
+    ((code, out, _),) = finish(start(digits, undisturbed, *FLAGS, f"--metrics_jsonl={undisturbed}/m.jsonl"))
+    assert (code, out.count("\nstep ")) == (0, 0)
+    assert (best_of(undisturbed), last_of(undisturbed), lines_of(undisturbed / "m.jsonl")) == before
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_at_any_moment_it_ends_with_the_same(seed, undisturbed, digits, tmp_path):
+    draw, flags = random.Random(seed), (*FLAGS, f"--metrics_jsonl={tmp_path}/m.jsonl")
+    for _ in range(4):
+        process = start(digits, tmp_path, *flags)
+        process.stdout.readline()
+        try:
+            process.wait(timeout=draw.uniform(0, 2.5))
+        except subprocess.TimeoutExpired:
+            process.kill() if draw.random() < 0.6 else process.terminate()
+        finish(process)
+    ((code, _, err),) = finish(start(digits, tmp_path, *flags))
+    assert (code, err) == (0, "")
+    last = last_of(undisturbed)
+    assert last_of(tmp_path) == last
+    assert checkpoint_bytes(tmp_path, last) == checkpoint_bytes(undisturbed, last)
+    assert best_of(tmp_path) == best_of(undisturbed)
+    assert lines_of(tmp_path / "m.jsonl") == lines_of(undisturbed / "m.jsonl")
+
+
+def test_two_workers_keep_the_best_with_averaged_weights(digits, tmp_path):
+    flags = (*FLAGS, "--ema=0.9", "--train_steps=60")
+    first = finish(*start_workers(digits, [tmp_path] * 2, *flags))
+    assert [code for code, _, _ in first] == [0, 0], first
+    assert "; best: " in first[0][1]
+    assert "; averaged weights)" in first[0][1]
+    best, _ = best_of(tmp_path)
+    assert len(best) == 2
+    again = finish(*start_workers(digits, [tmp_path] * 2, *flags, "--train_steps=80"))
+    assert [code for code, _, _ in again] == [0, 0], again
+    assert "resumed from" in again[0][1]

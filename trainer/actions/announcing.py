@@ -1,0 +1,40 @@
+"""What a run says of itself at its beginning and its end."""
+
+from __future__ import annotations
+
+import pathlib
+
+from pipeline.commands.text import count_of
+from trainer.actions.best import Best
+from trainer.actions.checkpoints import Restored
+from trainer.actions.output import Output
+from trainer.cluster import strategies
+from trainer.config import TrainConfig
+from trainer.plan import Plan
+from trainer.step.updates import Stepper
+
+
+def say_start(output: Output, config: TrainConfig, plan: Plan, stepper: Stepper, restored: Restored | None) -> None:
+    """Says where the run computes, what it trains, from which step to which, and what has changed."""
+    step, last, order = stepper.state.step, plan.last_step, plan.training.order
+    replicas = count_of(stepper.strategy.num_replicas_in_sync, "replica")
+    here = f"here {', '.join(strategies.device_names(stepper.strategy))}"
+    part = f"step {step} to {last}" if step < last else f"already at step {step} of {last}"
+    size = f" of {order.global_batch_size} examples, {order.steps_per_epoch} per epoch" if step < last else ""
+    origin = f"resumed from {restored.path}" if restored else "a new run"
+    name = config.model.task or config.model.model
+    model = f"{name} with {stepper.state.model.count_params():,} parameters"
+    output.line(f"{config.run.strategy}: {replicas}, {here}; {model}; {part}{size}; {origin}")
+    output.other_line(f"{here}; {part}; {origin}")
+    if restored and restored.changes:
+        output.line(f"changed since {restored.name}: {'; '.join(restored.changes)}")
+    if plan.note:
+        output.line(f"note: {plan.note}")
+
+
+def say_end(output: Output, step: int, newest: str | None, best: Best | None, logs: pathlib.Path) -> None:
+    """Says where to find what the run has written."""
+    kept = f"; {best}" if best and best.ranking.best else ""
+    shown = f"; logs: tensorboard --logdir={logs}" if logs.exists() else ""
+    output.line(f"checkpoint: {newest}{kept}{shown}")
+    output.other_line(f"done at step {step}")

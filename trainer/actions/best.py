@@ -1,0 +1,76 @@
+"""The best checkpoints, in a folder beside the newest."""
+
+from __future__ import annotations
+
+import pathlib
+
+from pipeline.commands.text import count_of
+from trainer.actions.checkpoint_files import CheckpointFiles
+from trainer.actions.checkpoints import Checkpoints
+from trainer.actions.evaluation import Evaluation
+from trainer.actions.ranking import Ranking
+from trainer.stored import record
+from trainer.stored.files import BEST, path_of
+
+NAME = "ranking"  # in what checkpoints remember
+
+
+class Best:
+    """Ranks evaluations, and keeps the checkpoints of the best.
+
+    A best checkpoint is a whole one, and remembers the ranking that it is part of, as does the next one in model_dir.
+    One that is no longer among the best is removed only after that: whatever is killed, a run resumes with all that its
+    ranking names.
+
+    Attributes:
+      ranking: of the evaluations.
+      folder: of the checkpoints.
+    """
+
+    def __init__(self, ranking: Ranking, checkpoints: Checkpoints, model_dir: str, is_chief: bool) -> None:
+        self.ranking, self.folder = ranking, pathlib.Path(model_dir) / BEST
+        self._checkpoints, self._is_chief = checkpoints, is_chief
+        self._files = CheckpointFiles(self.folder, max_to_keep=ranking.keep, steps_per_epoch=1)
+        if ranking.keep and is_chief:
+            self.folder.mkdir(exist_ok=True)
+            self._files.tidy()
+
+    def resume(self, step: int) -> None:
+        """Completes the ranking that was restored with a step: that evaluation may have followed the checkpoint."""
+        if step in self._files.steps:
+            remembered = record.read(path_of(self.folder, step)).content.get("remembered", {})
+            self.ranking.restore(remembered.get(NAME))
+        self.tidy(step)
+
+    def is_missing(self, step: int, every: int) -> bool:
+        """Returns whether a signal has prevented the evaluation that was due at the step of a checkpoint."""
+        return bool(step and every and step % every == 0 and self.ranking.evaluated < step)
+
+    def add(self, step: int, evaluation: Evaluation) -> None:
+        """Ranks an evaluation of the state; saves the state where it is among the best."""
+        is_best = self.ranking.add(step, evaluation.loss, evaluation.metrics)
+        if is_best and step not in self._files.steps:
+            self._checkpoints.write(self._files.write)
+
+    def tidy(self, step: int) -> None:
+        """Removes what is no longer among the best; to be called once a checkpoint of this step remembers that."""
+        if self.ranking.keep and self._is_chief:
+            worst_first = [best for best in reversed(self.ranking.steps) if best in self._files.steps]
+            self._files.keep(worst_first, upto=step)
+
+    def why_ended(self) -> str:
+        """Returns the line of a run that ended early."""
+        ranking = self.ranking
+        evaluations = count_of(ranking.stale, "evaluation")
+        top = "" if ranking.top is None else f" than {ranking.top:.4f}"
+        return (
+            f"ended early at step {ranking.evaluated}: {ranking.metric} has not been better{top} in {evaluations} "
+            f"(--early_stopping={ranking.patience})"
+        )
+
+    def __str__(self) -> str:
+        """The best one, for the last line of a run."""
+        if not self.ranking.best:
+            return ""
+        step, value = self.ranking.best[0]
+        return f"best: {path_of(self.folder, step)} ({self.ranking.metric} = {value:.4f})"

@@ -1,0 +1,52 @@
+"""The evaluations of a run: when they are made, and what follows from them."""
+
+from __future__ import annotations
+
+from trainer.actions.best import Best
+from trainer.actions.evaluation import Evaluation, Evaluator
+from trainer.actions.output import Output
+from trainer.loop import Progress
+
+
+class Evaluations:
+    """Evaluates every so often, and at the end."""
+
+    def __init__(self, evaluator: Evaluator, best: Best | None, output: Output, last_step: int) -> None:
+        self._evaluator, self._best, self._output, self._last_step = evaluator, best, output, last_step
+        self._latest: tuple[int, Evaluation] | None = None
+
+    def during(self, progress: Progress) -> None:
+        """Evaluates between two steps; the evaluation of the last step is left to `at_end`."""
+        if progress.step != self._last_step:
+            self._evaluate(progress.step)
+
+    def before(self, start: int, every: int) -> bool:
+        """Makes up for the evaluation of the step to resume from, which a signal had ended, where they are ranked.
+
+        Returns:
+          Whether the run may go on: False if a signal has ended this one, too.
+        """
+        is_missing = self._best is not None and self._best.is_missing(start, every)
+        return not is_missing or self._evaluate(start)
+
+    def at_end(self, step: int) -> Evaluation | None:
+        """Returns the evaluation of the last state; None if it was stopped."""
+        ended_early = self._latest is not None and self._latest[0] == step
+        result = self._latest[1] if self._latest and ended_early else self._made(step)
+        if result:
+            self._output.line(str(result))
+        return result
+
+    def _evaluate(self, step: int) -> bool:
+        result = self._made(step)
+        if result:
+            self._output.line(f"step {step}, {result}")
+        return result is not None
+
+    def _made(self, step: int) -> Evaluation | None:
+        result = self._evaluator.evaluate()
+        if result:
+            self._latest = step, result
+            if self._best:
+                self._best.add(step, result)
+        return result
