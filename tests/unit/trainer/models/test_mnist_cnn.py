@@ -2,26 +2,24 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.errors import UsageError
-from trainer import models
 from trainer.models import mnist_cnn
 
 
 def test_parameters_of_the_tutorial():
-    model = models.build("mnist_cnn", (28, 28, 1), "uint8", 10, seed=0)
+    model = mnist_cnn.build((28, 28, 1), "uint8", 10)
     layers = [25 * 1 * 32 + 32, 25 * 32 * 64 + 64, 7 * 7 * 64 * 512 + 512, 512 * 10 + 10]
     assert model.count_params() == sum(layers) == 1_663_370
 
 
 def test_initial_values_of_the_tutorial():
-    values = models.build("mnist_cnn", (28, 28, 1), "uint8", 10, seed=0).get_weights()
+    values = mnist_cnn.build((28, 28, 1), "uint8", 10).get_weights()
     for kernel in values[::2]:
         assert np.std(kernel) == pytest.approx(0.088, rel=0.05)  # a normal of 0.1 that is cut at two
     assert [float(bias[0]) for bias in values[1::2]] == pytest.approx([0.0, 0.1, 0.1, 0.1])
 
 
 def test_weight_decay_is_of_the_dense_layers_and_their_biases_in_l2_loss_form():
-    model = models.build("mnist_cnn", (28, 28, 1), "float32", 10, seed=0)
+    model = mnist_cnn.build((28, 28, 1), "float32", 10)
     expected = 5e-4 * sum(float(tf.nn.l2_loss(value)) for value in model.get_weights()[4:])
     assert float(sum(model.losses)) == pytest.approx(expected, rel=1e-4)
 
@@ -35,11 +33,11 @@ def test_dropout_is_of_the_hidden_units_and_in_training_only():
 
 @pytest.mark.parametrize("shape", [(4, 4, 1), (13, 17, 2)])
 def test_images_of_other_shapes(shape):
-    logits = models.build("mnist_cnn", shape, "uint8", 7, seed=0)(np.zeros((2, *shape), np.uint8))
+    logits = mnist_cnn.build(shape, "uint8", 7)(np.zeros((2, *shape), np.uint8))
     assert logits.shape == (2, 7)
     assert logits.dtype == tf.float32
 
 
-def test_images_too_small_are_one_line():
-    with pytest.raises(UsageError, match=r"--model=mnist_cnn .*3x8x1.* 4 pixels"):
-        models.build("mnist_cnn", (3, 8, 1), "uint8", 10, seed=0)
+def test_images_too_small_are_refused():
+    with pytest.raises(ValueError, match="4 pixels"):
+        mnist_cnn.build((3, 8, 1), "uint8", 10)
