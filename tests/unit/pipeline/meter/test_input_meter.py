@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from pipeline import InputMeter, StepIterator, distribute, input_fn
 from pipeline.errors import UsageError
+from pipeline.read import memory
 from tests.datasets import Kind, write_dataset
 
 PAUSE = 0.05  # seconds, against some microseconds
@@ -172,7 +173,7 @@ def test_a_checkpoint_of_the_iterator_resumes_behind_the_meter(folder, tmp_path)
 
 
 def test_an_interval_is_the_difference_of_two_snapshots():
-    meter = InputMeter(slow([0.0, 0.0, PAUSE, PAUSE]))
+    meter = InputMeter(slow([0.0, PAUSE, PAUSE, PAUSE]))
     for _ in range(2):
         next(meter)
         time.sleep(PAUSE)
@@ -198,10 +199,21 @@ def test_an_error_passes_and_counts_nothing():
 
 
 def test_memory_is_that_of_the_process():
-    held = np.ones(64 << 20, np.uint8)
-    found = InputMeter([]).snapshot()
-    assert len(held) < found.resident_bytes <= found.peak_bytes
-    assert found.peak_bytes < 64 << 30
+    held = np.ones(256 << 20, np.uint8)
+    with_it = InputMeter([]).snapshot()
+    assert len(held) < with_it.resident_bytes <= with_it.peak_bytes < 64 << 30
+    size = len(held)
+    del held
+    without = InputMeter([]).snapshot()
+    assert without.resident_bytes < with_it.resident_bytes - size // 2
+    assert without.peak_bytes > with_it.resident_bytes - size // 2
+
+
+def test_a_system_without_proc_tells_the_peak(monkeypatch):
+    monkeypatch.setattr(memory, "_STATUS", "/nowhere")
+    used = memory.used()
+    assert used.resident == 0
+    assert 1 << 20 < used.peak < 64 << 30
 
 
 def test_the_line():
