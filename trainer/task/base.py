@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from trainer import models
 from trainer.config import TrainConfig
+from trainer.task import warm_start
 
 if TYPE_CHECKING:
     import keras
@@ -64,8 +65,10 @@ class Task:
     def initialize(self, model: keras.Model) -> None:
         """Gives the model of a new run its first weights, where they are not those that it was built with.
 
-        Called on every worker, in the strategy's scope; not when a run resumes. By default --initialize_from.
+        Called on every worker, in the strategy's scope; not when a run resumes. By default those of --initialize_from.
         """
+        if self.config.model.initialize_from:
+            warm_start.load(model, self.config.model.initialize_from)
 
     def train_step(self, model: Model, features: Any, labels: Any) -> Rows:
         """Returns losses and metrics of a replica's rows; the trainer differentiates the mean loss.
