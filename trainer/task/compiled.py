@@ -60,13 +60,13 @@ class CompiledMeasure:
         return found
 
     def _sums(self, labels: Any, outputs: tf.Tensor, weights: tf.Tensor) -> Sums:
-        rows = tf.cast(tf.shape(weights)[0], tf.float32)
-        if isinstance(self._loss, keras.Loss):
-            loss = self._loss(labels, outputs, sample_weight=weights) * rows
-        else:
-            each = tf.cast(self._loss(labels, outputs), tf.float32)
-            loss = tf.reduce_sum(weights * tf.reduce_mean(tf.reshape(each, [tf.shape(weights)[0], -1]), axis=1))
-        sums = {WEIGHT: tf.reduce_sum(weights), LOSS: tf.cast(loss, tf.float32)}
+        if outputs.shape[-1] == 1 and outputs.shape.rank == labels.shape.rank + 1:
+            labels = labels[..., None]  # as Keras does
+        # Not by calling the loss, which divides by the rows of the replica and by the replicas.
+        of_rows = self._loss.call if isinstance(self._loss, keras.Loss) else self._loss
+        each = tf.cast(of_rows(labels, outputs), tf.float32)
+        loss = tf.reduce_sum(weights * tf.reduce_mean(tf.reshape(each, [tf.shape(weights)[0], -1]), axis=1))
+        sums = {WEIGHT: tf.reduce_sum(weights), LOSS: loss}
         for name, metric in self._metrics.items():
             zeros = [tf.zeros(v.shape, v.dtype) for v in metric.variables]
             state = metric.stateless_update_state(zeros, labels, tf.stop_gradient(outputs), sample_weight=weights)
