@@ -17,23 +17,19 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-def build(flags: ModelFlags, images: tf.TensorSpec, num_classes: int, seed: int) -> keras.Model:
+def build(flags: ModelFlags, images: tf.TensorSpec, num_classes: int) -> keras.Model:
     """Returns a model from images to logits (batch, num_classes), or a user's model, which may be compiled.
 
-    uint8 images are scaled to [0, 1] inside the built-in models. The same arguments give the same weights.
+    uint8 images are scaled to [0, 1] inside the built-in models. The seed of Keras gives the weights.
 
     Args:
       flags: the model, and its dropout.
       images: uint8 or float32 (None, height, width, channels), after distortion.
       num_classes: width of the logits.
-      seed: of the initial weights.
 
     Raises:
       UsageError: the model cannot take such images, or the user's function fails.
     """
-    import keras  # noqa: PLC0415  # seconds; callers that only read this module's documentation do not pay them
-
-    keras.utils.set_random_seed(seed)
     shape = tuple(images.shape[1:])
     if ":" in flags.model:
         return _of_user(flags.model, load("--model", flags.model), shape, num_classes)
@@ -70,4 +66,22 @@ def _of_user(name: str, function: Callable[..., Any], shape: tuple[int, ...], nu
         raise UsageError(f"--model={name}: the function fails: {type(error).__name__}: {reason}") from error
     if not isinstance(model, keras.Model):
         raise UsageError(f"--model={name}: must return a Keras model, returned {model!r}")
+    if not model.compiled:
+        _check_logits(name, model, num_classes)
     return model
+
+
+def _check_logits(name: str, model: keras.Model, num_classes: int) -> None:
+    """Refuses a model that the cross-entropy of logits would not train."""
+    outputs = getattr(model, "output_shape", None)
+    if outputs != (None, num_classes):
+        raise UsageError(
+            f"--model={name}: its outputs have the shape {outputs}; logits of {num_classes} classes need "
+            f"{(None, num_classes)}; compile the model for another loss"
+        )
+    activation = getattr(model.layers[-1], "activation", None) if model.layers else None
+    if getattr(activation, "__name__", "") in ("softmax", "sigmoid"):
+        raise UsageError(
+            f"--model={name}: its last layer has the activation {activation.__name__}; leave it out, since the loss is "
+            "that of logits, or compile the model with a loss of probabilities"
+        )

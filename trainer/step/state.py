@@ -85,6 +85,7 @@ def create(strategy: tf.distribute.Strategy, config: TrainConfig, task: Task, sc
       UsageError: the model cannot take the data, or a flag contradicts it.
     """
     keras.config.set_dtype_policy(_policy(config.model.precision))
+    keras.utils.set_random_seed(config.order.seed)
     with strategy.scope():
         model = task.build_model()
         _check_model(model, task)

@@ -55,12 +55,12 @@ class Task:
         self.config, self.data = config, data
 
     def build_model(self) -> keras.Model:
-        """Returns the model; called once, in the strategy's scope. The seed of --seed has been set.
+        """Returns the model; called once, in the strategy's scope, after Keras' seed has been set to --seed.
 
         Raises:
           UsageError: it cannot take such images.
         """
-        return models.build(self.config.model, self.data.features, len(self.data.class_names), self.config.order.seed)
+        return models.build(self.config.model, self.data.features, len(self.data.class_names))
 
     def initialize(self, model: keras.Model) -> None:
         """Gives the model of a new run its first weights, where they are not those that it was built with.

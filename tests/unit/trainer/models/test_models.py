@@ -1,3 +1,4 @@
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,7 +10,8 @@ from trainer.models import layers
 
 
 def build(name, shape, dtype, classes, seed):
-    return models.build(ModelFlags(model=name), tf.TensorSpec([None, *shape], dtype), classes, seed)
+    keras.utils.set_random_seed(seed)
+    return models.build(ModelFlags(model=name), tf.TensorSpec([None, *shape], dtype), classes)
 
 
 @pytest.mark.parametrize(

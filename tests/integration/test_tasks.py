@@ -1,0 +1,197 @@
+"""Models and tasks of users, as real processes: on every strategy, killed and resumed, from Python."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests import forked
+from tests.runs import checkpoint_bytes, finish, tf_configs, wait_for_step
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+REGRESSION = ROOT / "examples" / "regression" / "diabetes.py"
+TOPOLOGIES = {
+    "one": ["--strategy=one_device"],
+    "m2": ["--strategy=mirrored", "--num_replicas=2"],
+    "c2": ["--strategy=central_storage", "--num_replicas=2"],
+    "w2": ["--strategy=multiworker"],
+}
+TASK = ("--task=diabetes:Diabetes", "--optimizer=adam", "--learning_rate=0.01", "--global_batch_size=32")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A folder with the example's project and its data."""
+    folder = tmp_path_factory.mktemp("project")
+    shutil.copy(REGRESSION, folder)
+    assert len(REGRESSION.read_text().splitlines()) < 40
+    readme = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    made, *_ = re.findall(r"^    cd examples/regression && (.*)$", readme, re.MULTILINE)
+    path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    subprocess.run(made, shell=True, cwd=folder, env=environment, check=True, timeout=120)
+    return folder
+
+
+def start(folder, *flags, tf_config=None):
+    return forked.Process(["-m", "trainer.run", *flags], {"PYTHONUNBUFFERED": "1", "TF_CONFIG": tf_config}, folder)
+
+
+def start_on(folder, topology, *flags):
+    """Starts all workers of a topology."""
+    configs = tf_configs(2) if topology == "w2" else [None]
+    return [start(folder, *TOPOLOGIES[topology], *flags, tf_config=config) for config in configs]
+
+
+def error_of(text):
+    match = re.search(r"mean_absolute_error = ([\d.]+) \(90 examples\)", text)
+    assert match, text
+    return float(match[1])
+
+
+def test_regression_learns_on_every_strategy_and_comes_to_the_same_bits(project):
+    saved = {}
+    for topology in TOPOLOGIES:
+        virtual = [] if topology == "c2" else ["--virtual_replicas=4"]
+        flags = ("--data_dir=diabetes", f"--model_dir=bits-{topology}", *TASK, "--train_steps=220", *virtual)
+        outputs = finish(*start_on(project, topology, *flags))
+        assert {code for code, _, _ in outputs} == {0}, outputs
+        assert error_of(outputs[0][1]) < 0.52  # 0.65 for the mean of the labels
+        saved[topology] = checkpoint_bytes(project / f"bits-{topology}", 220)
+    assert saved["one"] == saved["m2"] == saved["w2"]
+
+
+def test_a_task_is_killed_and_resumed_on_another_topology(project):
+    flags = ("--data_dir=diabetes", *TASK, "--virtual_replicas=4", "--train_steps=300", "--steps_per_loop=2")
+    often = ("--log_every=2", "--checkpoint_every=10", "--collective_timeout=30")
+    [(code, _, error)] = finish(*start_on(project, "one", *flags, "--model_dir=whole"))
+    assert code == 0, error
+    for number, topology in enumerate(("m2", "w2", "one")):
+        processes = start_on(project, topology, *flags, *often, "--model_dir=killed")
+        wait_for_step(processes[0], 60 + 60 * number)
+        processes[-1].kill()
+        finish(*processes)
+    [(code, out, error)] = finish(*start_on(project, "m2", *flags, "--model_dir=killed"))
+    assert code == 0, error
+    assert "resumed from" in out
+    assert checkpoint_bytes(project / "killed", 300) == checkpoint_bytes(project / "whole", 300)
+
+
+MINE = """
+import keras
+
+
+def compiled():
+    layers = [keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(32, "relu"), keras.layers.Dense(10)]
+    model = keras.Sequential(layers)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    metrics = ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(3)]
+    model.compile(keras.optimizers.Adam(0.003), loss, metrics=metrics)
+    return model
+
+
+def plain(image_shape, num_classes):
+    return keras.Sequential([keras.Input(image_shape), keras.layers.Flatten(), keras.layers.Dense(num_classes)])
+
+
+def softmax(image_shape, num_classes):
+    last = keras.layers.Dense(num_classes, "softmax")
+    return keras.Sequential([keras.Input(image_shape), keras.layers.Flatten(), last])
+
+
+def narrow(image_shape, num_classes):
+    return keras.Sequential([keras.Input(image_shape), keras.layers.Flatten(), keras.layers.Dense(3)])
+
+
+def wants_more(a, b, c):
+    pass
+
+
+def fails():
+    return 1 / 0
+
+
+def nothing():
+    return None
+"""
+FROM_PYTHON = """
+import sys
+
+sys.path.insert(0, ".")  # as of a script
+import mine
+from trainer import Task, TrainConfig, train
+
+config = TrainConfig.of(data_dir="digits", model_dir="python", train_steps=40, global_batch_size=50, resize="8x8")
+first = train(config, model=mine.compiled)
+print(f"{first.num_examples} {sorted(first.metrics)}")
+"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory, digits):
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "mine.py").write_text(MINE)
+    (folder / "broken.py").write_text("import no_such_package\n")
+    (folder / "digits").symlink_to(digits)
+    return folder
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_a_compiled_model_is_trained_by_its_own_optimizer_loss_and_metrics(topology, models):
+    """Keras' own fit does not work under MultiWorkerMirroredStrategy."""
+    flags = ("--data_dir=digits", f"--model_dir=compiled-{topology}", "--model=mine:compiled", "--train_steps=150")
+    outputs = finish(*start_on(models, topology, *flags, "--resize=8x8", "--global_batch_size=64"))
+    assert {code for code, _, _ in outputs} == {0}, outputs
+    match = re.search(r"test accuracy = ([\d.]+), sparse_top_k\w+ = ([\d.]+) \(368 examples\)", outputs[0][1])
+    assert 0.8 < float(match[1]) < float(match[2])
+
+
+def test_a_model_that_is_not_compiled_is_trained_as_the_flags_say(models):
+    flags = ("--data_dir=digits", "--model_dir=plain", "--model=mine:plain", "--distort=shift", "--train_steps=100")
+    [(code, out, error)] = finish(start(models, *flags, "--optimizer=adamw", "--learning_rate=0.01"))
+    assert code == 0, error
+    assert float(re.search(r"accuracy = ([\d.]+)", out)[1]) > 0.8
+
+
+def test_from_python_and_resumed_by_the_command(models):
+    [(code, out, error)] = finish(forked.Process(["-c", FROM_PYTHON], cwd=models))
+    assert code == 0, error
+    assert "368 ['accuracy', 'sparse_top_k_categorical_accuracy']" in out
+    same = (
+        "--data_dir=digits",
+        "--model_dir=python",
+        "--model=mine:compiled",
+        "--global_batch_size=50",
+        "--resize=8x8",
+    )
+    [(code, out, error)] = finish(start(models, *same, "--resize=8x8", "--train_steps=60"))
+    assert code == 0, error
+    assert "step 40 to 60" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "facts"),
+    [
+        (["--model=mine:compild"], ["--model=mine:compild", "has no 'compild'"]),
+        (["--model=theirs:model"], ["--model=theirs:model", "No module named 'theirs'"]),
+        (["--model=broken:model"], ["importing broken fails", "No module named 'no_such_package'"]),
+        (["--model=mine:wants_more"], ["--model=mine:wants_more", "it takes a, b, c"]),
+        (["--model=mine:fails"], ["--model=mine:fails", "ZeroDivisionError: division by zero"]),
+        (["--model=mine:nothing"], ["--model=mine:nothing", "must return a Keras model"]),
+        (["--model=mine:softmax"], ["--model=mine:softmax", "activation softmax"]),
+        (["--model=mine:narrow"], ["--model=mine:narrow", "(None, 3)", "10 classes"]),
+        (["--task=mine:compiled"], ["--task=mine:compiled", "subclass of trainer.Task"]),
+        (["--model=mine:compiled", "--resize=8x8", "--learning_rate=1"], ["--learning_rate=1.0", "is compiled"]),
+    ],
+)
+def test_what_cannot_work_is_one_line(flags, facts, models):
+    [(code, _, error)] = finish(start(models, "--data_dir=digits", "--model_dir=wrong", *flags))
+    assert code == 2, error
+    lines = [line for line in error.splitlines() if line]
+    assert len(lines) == 1, error
+    for fact in facts:
+        assert fact in error
