@@ -79,9 +79,9 @@ def _check_logits(name: str, model: keras.Model, num_classes: int) -> None:
             f"--model={name}: its outputs have the shape {outputs}; logits of {num_classes} classes need "
             f"{(None, num_classes)}; compile the model for another loss"
         )
-    activation = getattr(model.layers[-1], "activation", None) if model.layers else None
-    if getattr(activation, "__name__", "") in ("softmax", "sigmoid"):
+    activation = getattr(getattr(model.layers[-1], "activation", None), "__name__", "")
+    if activation in ("softmax", "sigmoid"):
         raise UsageError(
-            f"--model={name}: its last layer has the activation {activation.__name__}; leave it out, since the loss is "
+            f"--model={name}: its last layer has the activation {activation}; leave it out, since the loss is "
             "that of logits, or compile the model with a loss of probabilities"
         )
