@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -28,13 +29,17 @@ from trainer.cluster.agreement import Agreement
 from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
-from trainer.loop import NotFiniteError
+from trainer.loop import Action, NotFiniteError
 from trainer.plan import Plan
 from trainer.step import compose, schedules, state
 from trainer.task import data_spec
 from trainer.task.base import Task
+from trainer.timing import exchange, headspace
+from trainer.timing.advice import Facts
+from trainer.timing.verdict import Verdict
 
-_STOP = 0  # what workers agree on; numbers above it are those of actions
+_STOP = 0  # what workers agree on; numbers above it are 1 + those of actions
+_ANSWER = 0  # the number of the action that answers SIGUSR1
 
 
 def run(
@@ -85,6 +90,8 @@ class _Run:
         self.checkpoints = Checkpoints(self.state, spec, steps_per_epoch, config, cluster, self.output, remembered)
         self.best = Best(ranking, self.checkpoints, config.run.model_dir, cluster.is_chief) if flags.ranks else None
         self.feed = Feed(config, plan, cluster, self.stepper)
+        self.verdict = Verdict(config, self._facts())
+        self.constant: Any = None  # a batch, for the headspace
 
     def run(self) -> Evaluation | None:
         """Restores or initializes, trains, evaluates."""
@@ -103,6 +110,7 @@ class _Run:
         self._say_end()
         if self.cluster.is_chief:
             self.task.after_train(self.state.model, result)
+        self._judge()
         self.agreement.wait()
         return result
 
@@ -118,13 +126,16 @@ class _Run:
         events = self.metrics.events
         profiler = Profiler(self.config.output.profiled, events.folder, self.cluster.is_chief)
         with self.feed.inner_loop(start) as inner_loop, self.interrupt.deferred(), profiler:
-            actions = [*composed.actions(self._parts(evaluations)), *profiler.actions()]
+            answer = Action(0, lambda progress: self.output.line(f"step {progress.step}, {self.verdict.text()}"))
+            actions = [answer, *composed.actions(self._parts(evaluations)), *profiler.actions()]
             try:
                 if evaluations and not evaluations.before(start, flags.eval_every):
                     raise self._stopped("evaluation")
                 stopped = self._ends_early() or loop.train(
-                    inner_loop, start, last, flags.steps_per_loop, actions, self._agree, names
+                    inner_loop, start, last, flags.steps_per_loop, actions, self._agree, names, self.verdict.watch
                 )
+                if self.config.output.headspace:
+                    self.constant = next(self.feed.iterator)
                 self._save()
             except NotFiniteError as error:
                 raise NotFiniteError(f"{error}; {self.checkpoints.way_back()}") from None
@@ -168,7 +179,9 @@ class _Run:
 
     def _agree(self, due: Sequence[int]) -> tuple[bool, set[int]]:
         stop = [_STOP] if self.interrupt.requested is not None else []
-        agreed = self.agreement.union([*stop, *(number + 1 for number in due)])
+        asked = [_ANSWER] if self.interrupt.asked else []
+        self.interrupt.asked = False
+        agreed = self.agreement.union([*stop, *(number + 1 for number in (*asked, *due))])
         return _STOP in agreed or self._ends_early(), {number - 1 for number in agreed if number != _STOP}
 
     def _stop(self) -> bool:
@@ -180,6 +193,25 @@ class _Run:
             f"{what} stopped by {signal}: step {self.state.step} of {self.plan.last_step} is saved; "
             "rerun the same command to resume"
         )
+
+    def _facts(self) -> Facts:
+        image, parses = self.plan.training.manifest.features.get("image"), self.plan.training.request.parse is not None
+        gpus = len(tf.config.list_physical_devices("GPU"))
+        return Facts(self.strategy.num_replicas_in_sync, gpus, image.encoding if image else None, parses)
+
+    def _judge(self) -> None:
+        """Says what bounds the speed, after long runs and where --headspace asks for it."""
+        config, is_asked = self.config, self.constant is not None
+        if not self.agreement.on_any(is_asked or (self.cluster.is_chief and self.verdict.is_worth_telling)):
+            return
+        weights = self.state.model.trainable_variables
+        sent = tf.int64 if config.order.virtual_replicas else tf.float32
+        exchanged = exchange.seconds(self.strategy, weights, sent) if self.strategy.num_replicas_in_sync > 1 else None
+        constant = None
+        if is_asked:
+            steps, steps_per_loop = config.output.headspace, config.steps.steps_per_loop
+            constant = headspace.seconds_per_step(self.stepper, self.constant, steps, steps_per_loop)
+        self.output.line(self.verdict.text(exchanged, constant))
 
     def _say_end(self) -> None:
         if self.best and self.best.ranking.ended and self.state.step < self.plan.last_step:

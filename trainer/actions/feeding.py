@@ -23,7 +23,7 @@ from trainer.step.results import Wanted
 from trainer.step.updates import Stepper
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Feed:
     """Makes inputs for the replicas of a stepper.
 
@@ -32,12 +32,14 @@ class Feed:
       plan: with the requests.
       cluster: of which this is a worker.
       stepper: that the batches are for.
+      iterator: over the training batches, once there is an inner loop without a log of keys.
     """
 
     config: TrainConfig
     plan: Plan
     cluster: Cluster
     stepper: Stepper
+    iterator: Any = None
 
     def batches(self, request: Request, prefetch: int | None = None) -> Any:
         """Returns distributed batches; None: as many of them are ready as --prefetch says."""
@@ -57,7 +59,7 @@ class Feed:
             with self._logged(request) as inner_loop:
                 yield inner_loop
             return
-        iterator = iter(self.batches(request))
+        iterator = self.iterator = iter(self.batches(request))
         yield lambda steps, needs: self.stepper.train(iterator, tf.constant(steps, tf.int64), Wanted.of(needs))
 
     @contextlib.contextmanager

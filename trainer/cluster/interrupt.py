@@ -1,5 +1,7 @@
 """SIGTERM and SIGINT: the first asks for a checkpoint and an end, the second ends the process at once.
 
+SIGUSR1 asks how the run is doing.
+
 A Python handler runs only between bytecodes, and an inner loop or a hung collective is one long call into TensorFlow.
 So the numbers of the signals go through `signal.set_wakeup_fd` to a thread, which runs meanwhile.
 """
@@ -15,17 +17,20 @@ from collections.abc import Iterator
 from pipeline import errors
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+QUESTION = signal.SIGUSR1  # how the run is doing
 
 
 class Interrupt:
-    """Context in which the two signals are watched. To be entered in the main thread.
+    """Context in which the signals are watched. To be entered in the main thread.
 
     Attributes:
       requested: the signal that asked for the end, if any did.
+      asked: whether SIGUSR1 came; who answers sets it to False.
     """
 
     def __init__(self, command: str) -> None:
         self.requested: signal.Signals | None = None
+        self.asked = False
         self._command = command
         self._deferred = False
 
@@ -55,7 +60,7 @@ class Interrupt:
         self._stderr = os.dup(2)  # whatever file descriptor 2 is later
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
-        self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
+        self._handlers = {number: signal.getsignal(number) for number in (*SIGNALS, QUESTION)}
         self._listen()
         self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
@@ -69,13 +74,14 @@ class Interrupt:
         os.close(self._write)  # ends the thread
 
     def _listen(self) -> None:
-        for number in SIGNALS:
+        for number in (*SIGNALS, QUESTION):
             signal.signal(number, lambda number, frame: None)  # the thread does the work
 
     def _watch(self) -> None:
         while byte := os.read(self._read, 1):
             if byte[0] in SIGNALS:
                 self._receive(signal.Signals(byte[0]))
+            self.asked = self.asked or byte[0] == QUESTION
         os.close(self._read)
         os.close(self._stderr)
 

@@ -48,6 +48,11 @@ class TrainConfig:
                 "use one_device, mirrored or multiworker"
             )
 
+        if self.output.headspace and self.run.log_keys:
+            raise UsageError(
+                f"--headspace={self.output.headspace} with --log_keys={self.run.log_keys}: waiting for input is not "
+                "measured then; give one of them"
+            )
         if self.steps.ranks and not self.data.evaluates:
             flag = "keep_best" if self.steps.keep_best else "early_stopping"
             raise UsageError(

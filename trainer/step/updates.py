@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -44,13 +44,28 @@ class Stepper:
     def train(self, iterator: Iterator[tuple[Any, ...]], steps: tf.Tensor, wanted: Wanted) -> LoopResult:
         """Makes `steps` (int64 scalar, 1 or more) updates, or fewer where one is not finite."""
 
-        def one(done: tf.Tensor, before: LoopResult) -> tuple[tf.Tensor, LoopResult]:
+        def take(before: LoopResult) -> tuple[Any, tf.Tensor]:
             with tf.control_dependencies([before.finite]):  # the update before has ended
                 began = tf.timestamp()
             with tf.control_dependencies([began]):
                 batch = next(iterator)
             with tf.control_dependencies(tf.nest.flatten(self._local(batch), expand_composites=True)):
-                waited = tf.timestamp() - began
+                return batch, tf.timestamp() - began
+
+        return self._loop(take, steps, wanted)
+
+    @tf.function(autograph=False)
+    def repeat(self, batch: tuple[Any, ...], steps: tf.Tensor) -> tf.Tensor:
+        """Makes updates as `train`, all with one batch; returns the global step after them."""
+        return self._loop(lambda before: (batch, tf.constant(0.0, tf.float64)), steps, Wanted.of()).step
+
+    def _loop(
+        self, take: Callable[[LoopResult], tuple[Any, tf.Tensor]], steps: tf.Tensor, wanted: Wanted
+    ) -> LoopResult:
+        """Makes updates with what `take` gives after the one before: a batch, and the seconds that it waited."""
+
+        def one(done: tf.Tensor, before: LoopResult) -> tuple[tf.Tensor, LoopResult]:
+            batch, waited = take(before)
             is_last = tf.equal(done + 1, steps)
             result = self._update(batch, Wanted(*(tf.logical_and(is_last, some) for some in wanted)), before.averages)
             return done + 1, result._replace(waited=before.waited + waited)

@@ -1,0 +1,90 @@
+"""What bounds the speed of a run: in real processes with a slow input and a slow model."""
+
+import re
+import signal
+
+import pytest
+
+from tests import forked
+from tests.runs import checkpoint_bytes, finish, start, start_workers, wait_for_step
+
+TASKS = """
+import time
+
+import keras
+import tensorflow as tf
+
+from trainer import Task
+
+
+class Rows(Task):
+    @staticmethod
+    def parse(records):
+        features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
+        found = tf.io.parse_example(records, features)
+        pixels = tf.reshape(tf.io.decode_raw(found["image"], tf.uint8), [-1, 784])
+        return tf.cast(pixels, tf.float32) / 255.0, found["label"]
+
+    def build_model(self):
+        return keras.Sequential([keras.Input((784,)), keras.layers.Dense(10)])
+
+
+def later(records):
+    time.sleep(0.02)
+    return records
+
+
+class SlowInput(Rows):
+    @staticmethod
+    def parse(records):
+        return Rows.parse(tf.ensure_shape(tf.py_function(later, [records], tf.string), records.shape))
+
+
+class SlowModel(Rows):
+    def build_model(self):
+        wide = [keras.layers.Dense(4096, "relu") for _ in range(2)]
+        return keras.Sequential([keras.Input((784,)), *wide, keras.layers.Dense(10)])
+"""
+FLAGS = ("--global_batch_size=64", "--headspace=20", "--steps_per_loop=5", "--log_every=10", "--checkpoint_every=0")
+
+
+@pytest.mark.parametrize(("name", "bound"), [("SlowInput", "input-bound"), ("SlowModel", "compute-bound")])
+def test_the_bound_is_found(name, bound, digits, tmp_path):
+    (tmp_path / "verdict_tasks.py").write_text(TASKS)
+    task, places = f"--task=verdict_tasks:{name}", (f"--data_dir={digits}", f"--model_dir={tmp_path}/run")
+    done = forked.run(["-m", "trainer.run", *places, task, "--train_steps=40", *FLAGS], cwd=tmp_path)
+    out = done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
+    said = re.match(
+        r"(\S+): (\d+)% of [\d.]+ s waiting for input, (\d+)% computing; with one constant batch ([\d.]+) times as "
+        r"fast \([\d,]+ against [\d,]+ examples/sec\); may help: .*",
+        out.splitlines()[-1],
+    )
+    assert said[1] == bound, out
+    assert (float(said[4]) > 3) == (bound == "input-bound")
+
+
+def test_measuring_changes_nothing_that_is_saved(digits, tmp_path):
+    for folder, flags in (("plain", ()), ("measured", ("--headspace=30",))):
+        ((code, _, err),) = finish(start(digits, tmp_path / folder, "--train_steps=20", *flags))
+        assert (code, err) == (0, "")
+    assert checkpoint_bytes(tmp_path / "plain", 20) == checkpoint_bytes(tmp_path / "measured", 20)
+    again = finish(start(digits, tmp_path / "measured", "--train_steps=20", "--headspace=30"))
+    assert (again[0][0], "-bound" in again[0][1]) == (0, False)  # no step, no verdict
+
+
+@pytest.mark.slow
+def test_two_workers_also_tell_what_they_send(digits, tmp_path):
+    done = finish(*start_workers(digits, [tmp_path] * 2, "--train_steps=30", "--headspace=10"))
+    assert [code for code, _, _ in done] == [0, 0], done
+    assert re.search(r"-bound: \d+% of .* waiting for input, \d+% computing, \d+% communicating; with ", done[0][1])
+    assert "-bound" not in done[1][1]
+
+
+def test_a_signal_asks_without_disturbing_the_run(digits, tmp_path):
+    process = start(digits, tmp_path, "--train_steps=1000", "--log_every=20", "--steps_per_loop=5")
+    wait_for_step(process, 40)
+    process.send_signal(signal.SIGUSR1)
+    ((code, out, err),) = finish(process)
+    assert (code, err) == (0, "")
+    assert len(re.findall(r"^step \d+, \S+-bound: \d+% of [\d.]+ s waiting for input, ", out, re.MULTILINE)) == 1

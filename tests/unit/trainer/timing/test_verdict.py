@@ -1,0 +1,72 @@
+import pytest
+
+from trainer.loop import Progress
+from trainer.timing.advice import Facts
+from trainer.timing.verdict import Verdict
+
+ALONE = Facts(replicas=1, gpus=0, encoding="jpeg", parses=False)
+
+
+def progress(steps, seconds, waited):
+    return Progress(steps, {}, steps, seconds + 2.0, waited + 0.5, start_up=2.0, result=None, start_wait=0.5)
+
+
+def verdict_of(config, facts, *seen):
+    verdict = Verdict(config, facts)
+    for one in seen:
+        verdict.watch(one)
+    return verdict
+
+
+def test_what_may_help_a_run_that_waits_for_its_input(config_of):
+    config = config_of(distort="shift", prefetch=0, global_batch_size=100)
+    assert verdict_of(config, ALONE, progress(1001, 10.0, 6.2)).text() == (
+        "input-bound: 62% of 10.0 s waiting for input, 38% computing; may help: --prefetch=2, converting with "
+        "--image_encoding=raw, a simpler --distort than shift, more CPU cores, python -m pipeline.bench D shows which "
+        "stage is slow"
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "flags", "exchange", "helps"),
+    [
+        (ALONE, {}, None, "--jit_compile, more replicas"),
+        (ALONE, {"jit_compile": "true"}, None, "more replicas"),
+        (
+            Facts(1, 4, "raw", parses=False),
+            {},
+            None,
+            "--jit_compile, --precision=bfloat16, --strategy=mirrored on all 4 GPUs",
+        ),
+        (
+            Facts(2, 0, "raw", parses=False),
+            {"virtual_replicas": 4},
+            0.008,
+            "no --virtual_replicas, which sends twice the bytes, a larger --global_batch_size than 100, so that there "
+            "are fewer exchanges, fewer replicas",
+        ),
+    ],
+)
+def test_what_may_help_else(facts, flags, exchange, helps, config_of):
+    verdict = verdict_of(config_of(**flags), facts, progress(1001, 10.0, 0.1))
+    assert verdict.text(exchange).endswith(f"; may help: {helps}")
+
+
+def test_short_steps_need_more_rows(config_of):
+    text = verdict_of(config_of(), ALONE, progress(10001, 10.0, 0.1)).text()
+    assert "; may help: a larger --global_batch_size than 100, since a step is short, " in text
+
+
+def test_short_runs_are_judged_only_when_asked(config_of):
+    assert not verdict_of(config_of(), ALONE).is_worth_telling
+    assert not verdict_of(config_of(), ALONE, progress(1001, 4.9, 0.1)).is_worth_telling
+    assert verdict_of(config_of(), ALONE, progress(1001, 4.9, 0.1), progress(1011, 5.0, 0.1)).is_worth_telling
+
+
+def test_what_cannot_be_judged(config_of):
+    first = progress(1, 0.0, 0.0)
+    assert verdict_of(config_of(), ALONE, first).text() == (
+        "no verdict: there was no step but the first, which is compiled"
+    )
+    logged = verdict_of(config_of(log_keys="K"), ALONE, first)
+    assert logged.text() == "no verdict: with --log_keys, waiting for input is not measured"
