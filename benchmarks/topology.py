@@ -11,8 +11,8 @@ else meanwhile. A run of more steps less a run of fewer.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import itertools
 import json
 import os
 import pathlib
@@ -23,7 +23,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from benchmarks import inputs
+from benchmarks import inputs, loops
 from benchmarks.rounds import Round, Take, alternate, ratio_text
 from pipeline.commands import commandline
 from pipeline.errors import DataError
@@ -92,29 +92,15 @@ def milliseconds(rounds: list[Round], rows: int) -> float:
 
 def looper(flags: list[str], devices: int, virtual: int | None, rows: int) -> Take:
     """Returns a Take of inner loops over one batch on so many devices."""
-    from pipeline.distribution.strategies import distribute_request  # noqa: PLC0415
-    from trainer import config as configs  # noqa: PLC0415
-    from trainer import plan as plans  # noqa: PLC0415
-    from trainer.cluster import strategies, tf_config  # noqa: PLC0415
-    from trainer.step import compose, schedules, state  # noqa: PLC0415
-    from trainer.step.updates import Wanted  # noqa: PLC0415
-    from trainer.task import data_spec  # noqa: PLC0415
-    from trainer.task.base import Task  # noqa: PLC0415
+    from trainer.step.results import Wanted  # noqa: PLC0415
 
-    strategy_flags = ["--strategy=mirrored", f"--num_replicas={devices}", "--model_dir=unused"]
-    virtual_flags = [f"--virtual_replicas={virtual}"] if virtual else []
-    config = configs.parse([*flags, *strategy_flags, *virtual_flags, "--eval_split=none"])
-    plan = plans.make(config, tf_config.ALONE)
-    strategy = strategies.create(config.run, rows, tf_config.ALONE)
-    schedule = schedules.create(config.optimizer, plan.training.order.steps_per_epoch, plan.last_step)
-    trained = state.create(strategy, config, Task(config, data_spec.of(plan.training)), schedule)
-    stepper = compose.stepper(strategy, trained, config)
-    batch = next(iter(distribute_request(strategy, plan.training.request, virtual_replicas=virtual)))
-    batches = itertools.repeat(batch)
+    strategy_flags = ["--strategy=mirrored", f"--num_replicas={devices}", f"--global_batch_size={rows}"]
+    made = loops.make([*flags, *strategy_flags, *([f"--virtual_replicas={virtual}"] if virtual else [])])
+    batches = loops.batches(made, constant=True)
     steps = inputs.load_tensorflow().constant(_STEPS, "int64")
 
     def take() -> tuple[int, float]:
-        int(stepper.train(batches, steps, Wanted.of()).step)
+        int(made.stepper.train(batches, steps, Wanted.of()).step)
         return _STEPS * rows, 0.0
 
     take()
@@ -141,8 +127,16 @@ def bytes_of_run(flags: list[str]) -> int:
       DataError: a worker failed; with its last line.
     """
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        command = [sys.executable, "-m", "trainer.run", "--strategy=multiworker", f"--model_dir={folder}", *flags]
-        began, workers = sent_bytes(), [start_worker(command, config) for config in cluster_of_two()]
+        command = [
+            sys.executable,
+            "-m",
+            "trainer.run",
+            "--strategy=multiworker",
+            f"--model_dir={folder}",
+            "--log_every=0",
+            *flags,
+        ]
+        began, workers = sent_bytes(), [start_worker(command, config) for config in cluster_of(2)]
         outputs = [worker.communicate()[0] for worker in workers]
         for worker, output in zip(workers, outputs, strict=True):
             if worker.returncode:
@@ -154,7 +148,7 @@ def start_worker(command: list[str], tf_config: str) -> subprocess.Popen[str]:
     """Starts a worker with its TF_CONFIG."""
     environment = {**os.environ, "TF_CONFIG": tf_config}
     return subprocess.Popen(
-        [*command, "--eval_split=none", "--log_every=0"],
+        [*command, "--eval_split=none"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -162,13 +156,14 @@ def start_worker(command: list[str], tf_config: str) -> subprocess.Popen[str]:
     )
 
 
-def cluster_of_two() -> list[str]:
-    """Returns the TF_CONFIG of each of two workers on free ports of this machine."""
-    with socket.socket() as one, socket.socket() as other:
-        for free in (one, other):
+def cluster_of(count: int) -> list[str]:
+    """Returns the TF_CONFIG of each of so many workers on free ports of this machine."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for free in sockets:
             free.bind(("localhost", 0))
-        addresses = [f"localhost:{free.getsockname()[1]}" for free in (one, other)]
-    tasks = [{"type": "worker", "index": index} for index in range(2)]
+        addresses = [f"localhost:{free.getsockname()[1]}" for free in sockets]
+    tasks = [{"type": "worker", "index": index} for index in range(count)]
     return [json.dumps({"cluster": {"worker": addresses}, "task": task}) for task in tasks]
 
 

@@ -1,0 +1,136 @@
+"""Training loops to measure: this trainer's, with its input or one constant batch; a bare one; Keras' fit."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from benchmarks import inputs
+from benchmarks.input_throughput import one_by_one
+from benchmarks.rounds import Take
+
+_STEPS = 40  # of a take: two inner loops of the default length
+
+
+class Made(NamedTuple):
+    """The parts of a run: see `trainer.training`."""
+
+    config: Any
+    plan: Any
+    strategy: Any
+    stepper: Any
+
+
+def make(flags: Sequence[str]) -> Made:
+    """Returns the parts of the run that flags of `trainer.run` describe, without checkpoints."""
+    inputs.load_tensorflow()
+    from trainer import config as configs  # noqa: PLC0415
+    from trainer import plan as plans  # noqa: PLC0415
+    from trainer.cluster import strategies, tf_config  # noqa: PLC0415
+    from trainer.step import compose, schedules, state  # noqa: PLC0415
+    from trainer.task import data_spec  # noqa: PLC0415
+    from trainer.task.base import Task  # noqa: PLC0415
+
+    config = configs.parse([*flags, "--model_dir=unused", "--eval_split=none"])
+    plan = plans.make(config, tf_config.ALONE)
+    strategy = strategies.create(config.run, config.order.global_batch_size, tf_config.ALONE)
+    schedule = schedules.create(config.optimizer, plan.training.order.steps_per_epoch, plan.last_step)
+    trained = state.create(strategy, config, Task(config, data_spec.of(plan.training)), schedule)
+    return Made(config, plan, strategy, compose.stepper(strategy, trained, config))
+
+
+def batches(made: Made, constant: bool) -> Any:
+    """Returns an iterator of the run's batches, or of one of them again and again."""
+    from pipeline.distribution.strategies import distribute_request  # noqa: PLC0415
+
+    virtual = made.config.order.virtual_replicas
+    found = iter(distribute_request(made.strategy, made.plan.training.request, virtual_replicas=virtual))
+    return itertools.repeat(next(found)) if constant else found
+
+
+def ours(made: Made, constant: bool) -> Take:
+    """Returns a Take of the trainer's loop: inner loops, checks for finite numbers, log lines."""
+    from trainer import loop  # noqa: PLC0415
+    from trainer.actions.output import LogLine, Output  # noqa: PLC0415
+    from trainer.step.results import Wanted  # noqa: PLC0415
+
+    tf, rows, feed = inputs.load_tensorflow(), made.config.order.global_batch_size, batches(made, constant)
+    silent = Output(rank=-1)  # prints nothing, as neither the chief nor another worker
+
+    def inner_loop(steps: int, needs: frozenset[str]) -> Any:
+        return made.stepper.train(feed, tf.constant(steps, tf.int64), Wanted.of(needs))
+
+    def take() -> tuple[int, float]:
+        begin = made.stepper.state.step
+        actions = [loop.Action(made.config.steps.log_every, LogLine(rows, silent))]
+        most, names = made.config.steps.steps_per_loop, lambda: made.stepper.value_names
+        loop.train(inner_loop, begin, begin + _STEPS, most, actions, lambda due: (False, set()), names)
+        return _STEPS * rows, 0.0
+
+    take()
+    return take
+
+
+def bare(made: Made) -> Take:
+    """Returns a Take of what a user would write: one `tf.function` per step, in a Python loop, one constant batch."""
+    import keras  # noqa: PLC0415
+
+    from trainer import models  # noqa: PLC0415
+    from trainer.step import optimizers  # noqa: PLC0415
+
+    tf, (images, labels, _) = inputs.load_tensorflow(), next(batches(made, constant=True))
+    spec = made.stepper.state.task.data
+    model = models.build(made.config.model, spec.features, len(spec.class_names))
+    optimizer = optimizers.create(made.config.optimizer)
+    optimizer.learning_rate = made.config.optimizer.learning_rate
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    @tf.function
+    def step(images: Any, labels: Any) -> Any:
+        with tf.GradientTape() as tape:
+            total = loss(labels, model(images, training=True)) + tf.add_n([tf.constant(0.0), *model.losses])
+        optimizer.apply_gradients(
+            zip(tape.gradient(total, model.trainable_variables), model.trainable_variables, strict=True)
+        )
+        return total
+
+    def take() -> tuple[int, float]:
+        for _ in range(_STEPS):
+            total = step(images, labels)
+        float(total)
+        return _STEPS * len(labels), 0.0
+
+    take()
+    return take
+
+
+def fit(made: Made) -> Take:
+    """Returns a Take of Keras' `fit` under the run's strategy, fed by the one-by-one `tf.data` of the tutorials."""
+    import keras  # noqa: PLC0415
+
+    from trainer import models  # noqa: PLC0415
+
+    rows, spec = made.config.order.global_batch_size, made.stepper.state.task.data
+    distorted = made.config.data.distort != "none"
+    dataset = one_by_one(made.config.data.data_dir, rows, distorted)
+    with made.strategy.scope():
+        model = models.build(made.config.model, spec.features, len(spec.class_names))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(made.config.optimizer.learning_rate), loss, metrics=["accuracy"])
+    feed = iter(dataset)
+
+    def take() -> tuple[int, float]:
+        model.fit(feed if made.strategy.num_replicas_in_sync == 1 else dataset, steps_per_epoch=_STEPS, verbose=0)
+        return _STEPS * rows, 0.0
+
+    take()
+    return take
+
+
+CONTESTANTS: dict[str, Callable[[Made], Take]] = {
+    "ours": lambda made: ours(made, constant=False),
+    "constant": lambda made: ours(made, constant=True),
+    "bare": bare,
+    "fit": fit,
+}

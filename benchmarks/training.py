@@ -1,0 +1,129 @@
+"""What the trainer costs beside its model, and what it gains, as ratios of loops that run in turns.
+
+    python -m benchmarks.training [--only=input,loop,fit,distribution] [--models=mlp,cifar10_cnn] [--data_dir=DIR]
+
+input: this trainer's loop with its real input against the same loop with one constant batch.
+loop: this trainer's loop against a bare `tf.function` step in a Python `for`, both with one constant batch; ours has
+the check for finite weights at every step, the sums of the metrics, and log lines.
+fit: this trainer with its input against Keras' `fit` with the tutorials' one-by-one `tf.data`, on one device and on two
+replicas.
+distribution: mirrored on 1, 2 and 4 replicas and two workers against one device, with the same global batch: the
+devices share the cores, so this is what distribution itself costs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+
+from benchmarks import inputs, topology
+from benchmarks.contestant import alternate
+from benchmarks.rounds import Round, ratio_text
+from pipeline.commands import commandline
+from pipeline.errors import DataError
+
+COMMAND = "benchmarks.training"
+PARTS = ("input", "loop", "fit", "distribution")
+MODELS = ("mlp", "lenet", "cifar10_cnn", "fast_cifar")
+_IMAGES = 6_000
+_RATE = re.compile(r"^step \d+, .*\(([\d.]+) examples/sec", re.MULTILINE)
+_TOPOLOGIES = {
+    "mirrored 1": ["--strategy=mirrored", "--num_replicas=1"],
+    "mirrored 2": ["--strategy=mirrored", "--num_replicas=2"],
+    "mirrored 4": ["--strategy=mirrored", "--num_replicas=4"],
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkConfig:
+    """What is measured."""
+
+    only: str = ""  # parts to measure, separated by commas; all of them by default
+    models: str = "mlp,lenet,cifar10_cnn,fast_cifar"  # of trainer.run
+    data_dir: str = ""  # CIFAR-10 as converted; default: random images of its shape, made for the run
+    global_batch_size: int = 128  # rows of a step
+    rounds: int = 5  # rounds of each loop
+    seconds: float = 4.0  # length of a round
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        inputs.parts_of(self.only, PARTS)
+        inputs.check_least(self, global_batch_size=4, rounds=1, seconds=0.01)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the ratios."""
+    config = commandline.parse(COMMAND, "Measure the trainer against other loops.", BenchmarkConfig, argv)
+    with inputs.data_set(config.data_dir, lambda folder: inputs.make_cifar(folder, _IMAGES)) as data_dir:
+        flags = [f"--data_dir={data_dir}", f"--global_batch_size={config.global_batch_size}"]
+        for part in inputs.parts_of(config.only, PARTS):
+            for model in config.models.split(","):
+                measure(part, config, model, [*flags, f"--model={model}"])
+
+
+def measure(part: str, config: BenchmarkConfig, model: str, flags: list[str]) -> None:
+    """Prints the lines of one part for one model."""
+    if part == "input":
+        against(f"input, {model}", {"one constant batch": ("constant", flags)}, ("ours", flags), config)
+    elif part == "loop":
+        against(f"loop, {model}", {"a bare loop": ("bare", flags)}, ("constant", flags), config)
+    elif part == "fit":
+        for replicas in (1, 2):
+            strategy = [*flags, "--strategy=mirrored", f"--num_replicas={replicas}"]
+            against(f"fit, {model} on {replicas}", {"Keras' fit": ("fit", strategy)}, ("ours", strategy), config)
+    else:
+        distribution(config, model, flags)
+
+
+def against(
+    what: str, others: dict[str, tuple[str, list[str]]], mine: tuple[str, list[str]], config: BenchmarkConfig
+) -> None:
+    """Prints a line for each of the others: speed, and processor time, of mine as a share of theirs."""
+    found = alternate({"": mine, **others}, config.rounds, config.seconds)
+    for name in others:
+        line(what, found[""], found[name], name)
+
+
+def line(what: str, mine: list[Round], other: list[Round], name: str) -> None:
+    """Prints the rates and the ratios of the rounds."""
+    rates = [statistics.median(one.rate for one in rounds) for rounds in (mine, other)]
+    speeds = [a.rate / b.rate for a, b in zip(mine, other, strict=True)]
+    loads = [b.cpu / a.cpu for a, b in zip(mine, other, strict=True)]
+    text = f"{what}: {rates[0]:,.0f} img/s against {rates[1]:,.0f} of {name}: {ratio_text(speeds)}"
+    print(f"{text}; by processor time, {ratio_text(loads)}", flush=True)
+
+
+def distribution(config: BenchmarkConfig, model: str, flags: list[str]) -> None:
+    """Prints the speed of each topology as a share of one device's."""
+    kinds = {name: ("constant", [*flags, *more]) for name, more in _TOPOLOGIES.items()}
+    found = alternate({"": ("constant", [*flags, "--strategy=one_device"]), **kinds}, config.rounds, config.seconds)
+    for name in kinds:
+        line(f"distribution, {model}, {name}", found[name], found[""], "one device")
+    pairs = [[workers_rate(flags, count) for count in (2, 1)] for _ in range(config.rounds)]
+    ratios = ratio_text([two / one for two, one in pairs])
+    print(f"distribution, {model}: two workers against one: {ratios}", flush=True)
+
+
+def workers_rate(flags: list[str], count: int) -> float:
+    """Returns the median rate that the chief of so many workers logs, in img/s.
+
+    Raises:
+      DataError: a worker failed; with its last line.
+    """
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        run = ["--strategy=multiworker", f"--model_dir={folder}", "--train_steps=101", "--log_every=20"]
+        command = [sys.executable, "-m", "trainer.run", *flags, *run]
+        workers = [topology.start_worker(command, config) for config in topology.cluster_of(count)]
+        outputs = [worker.communicate()[0] for worker in workers]
+        for worker, output in zip(workers, outputs, strict=True):
+            if worker.returncode:
+                raise DataError(f"trainer.run failed: {(output.strip().splitlines() or ['no output'])[-1]}")
+        return statistics.median(map(float, _RATE.findall(outputs[0])))
+
+
+if __name__ == "__main__":
+    commandline.run(COMMAND, main)
