@@ -15,6 +15,7 @@ from pipeline.commands import commandline
 from trainer import config as configs
 from trainer import heavy
 from trainer import plan as plans
+from trainer.actions.live import LiveLine
 from trainer.cluster import lock, tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig, loading
@@ -57,7 +58,14 @@ def train(
     """
     config = _with_code(config, model, task)
     cluster = _cluster(config.run.strategy)
-    task = task or heavy.load_task(config.model.task)
+    with LiveLine(wanted=cluster.is_chief) as live:
+        return _train(config, cluster, task, live)
+
+
+def _train(config: TrainConfig, cluster: tf_config.Cluster, task: type[Task] | None, live: LiveLine) -> Any:
+    if config.model.task and task is None:
+        live.phase("loading TensorFlow")
+        task = heavy.load_task(config.model.task)
     plan = plans.make(config, cluster, task.parse if task else None)
     if cluster.is_chief:
         plans.prepare_folder("--model_dir", config.run.model_dir)
@@ -65,10 +73,13 @@ def train(
         plans.prepare_folder("--log_keys", config.run.log_keys)
     only_job = lock.held(config.run.model_dir) if cluster.is_chief else contextlib.nullcontext()
     with only_job, Interrupt(COMMAND) as interrupt:
+        live.phase("loading TensorFlow")
+        if config.output.log_device_placement:
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")  # where TensorFlow says it
         with heavy.loading():
             from trainer import training  # noqa: PLC0415, here because it loads TensorFlow
 
-        return training.run(config, plan, cluster, interrupt, task)
+        return training.run(config, plan, cluster, interrupt, task, live)
 
 
 def _with_code(config: TrainConfig, model: Any, task: Any) -> TrainConfig:

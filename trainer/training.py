@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
-
-import keras
-import tensorflow as tf
 
 from pipeline.errors import RerunError
 from trainer import description, loop
@@ -19,31 +15,36 @@ from trainer.actions.checkpoints import Checkpoints
 from trainer.actions.evaluation import Evaluation, Evaluator
 from trainer.actions.evaluations import Evaluations
 from trainer.actions.feeding import Feed
+from trainer.actions.live import LiveLine
 from trainer.actions.metrics import Metrics
 from trainer.actions.output import Output
 from trainer.actions.profile import Profiler
 from trainer.actions.ranking import Ranking
 from trainer.actions.remembered import LossAverages, Remembered
-from trainer.cluster import failures, rendezvous, strategies
+from trainer.actions.status import Status
+from trainer.cluster import failures, rendezvous, runtime, strategies
 from trainer.cluster.agreement import Agreement
 from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
-from trainer.loop import Action, NotFiniteError
+from trainer.loop import Action, NotFiniteError, Progress
 from trainer.plan import Plan
 from trainer.step import compose, schedules, state
 from trainer.task import data_spec
 from trainer.task.base import Task
-from trainer.timing import exchange, headspace
-from trainer.timing.advice import Facts
-from trainer.timing.verdict import Verdict
+from trainer.timing.judge import Judge
 
 _STOP = 0  # what workers agree on; numbers above it are 1 + those of actions
 _ANSWER = 0  # the number of the action that answers SIGUSR1
 
 
 def run(
-    config: TrainConfig, plan: Plan, cluster: Cluster, interrupt: Interrupt, task: type[Task] | None = None
+    config: TrainConfig,
+    plan: Plan,
+    cluster: Cluster,
+    interrupt: Interrupt,
+    task: type[Task] | None = None,
+    live: LiveLine | None = None,
 ) -> Evaluation | None:
     """Trains to the end of the plan and evaluates.
 
@@ -55,25 +56,30 @@ def run(
       DataError: a loss or weight is not finite, or the data cannot be read.
       UsageError: the config does not fit this machine or the checkpoint in model_dir.
     """
-    if config.run.deterministic:
-        keras.utils.set_random_seed(config.order.seed)
-        tf.config.experimental.enable_op_determinism()
-    if config.order.virtual_replicas:
-        tf.config.threading.set_intra_op_parallelism_threads(config.order.cpu_threads)
+    runtime.configure(config)
+    output = Output(cluster.rank, live)
     if cluster.size > 1:
+        output.live.phase("")
         rendezvous.meet(cluster, description.of(config, plan), config.run.join_timeout)
     with failures.in_one_line(cluster.size):
-        return _Run(config, plan, cluster, interrupt, task or Task).run()
+        return _Run(config, plan, cluster, interrupt, task or Task, output).run()
 
 
 class _Run:
     """The parts of a run, made in the order in which they need each other."""
 
     def __init__(
-        self, config: TrainConfig, plan: Plan, cluster: Cluster, interrupt: Interrupt, task: type[Task]
+        self,
+        config: TrainConfig,
+        plan: Plan,
+        cluster: Cluster,
+        interrupt: Interrupt,
+        task: type[Task],
+        output: Output,
     ) -> None:
         self.config, self.plan, self.cluster, self.interrupt = config, plan, cluster, interrupt
-        self.output = Output(cluster.rank)
+        self.output = output
+        output.live.phase("building the model")
         joins = config.run.strategy == "multiworker"  # lets no thread run meanwhile
         with interrupt.left_to_the_system() if joins else contextlib.nullcontext():
             self.strategy = strategies.create(config.run, config.order.global_batch_size, cluster)
@@ -90,8 +96,9 @@ class _Run:
         self.checkpoints = Checkpoints(self.state, spec, steps_per_epoch, config, cluster, self.output, remembered)
         self.best = Best(ranking, self.checkpoints, config.run.model_dir, cluster.is_chief) if flags.ranks else None
         self.feed = Feed(config, plan, cluster, self.stepper)
-        self.verdict = Verdict(config, self._facts())
-        self.constant: Any = None  # a batch, for the headspace
+        self.judge = Judge(config, plan, self.stepper)
+        unit = "img" if compose.are_images(self.task.data.features) else "rows"
+        self.status = Status(output.live, plan.last_step, steps_per_epoch, config.order.global_batch_size, unit)
 
     def run(self) -> Evaluation | None:
         """Restores or initializes, trains, evaluates."""
@@ -110,7 +117,7 @@ class _Run:
         self._say_end()
         if self.cluster.is_chief:
             self.task.after_train(self.state.model, result)
-        self._judge()
+        self._say_verdict()
         self.agreement.wait()
         return result
 
@@ -126,21 +133,29 @@ class _Run:
         events = self.metrics.events
         profiler = Profiler(self.config.output.profiled, events.folder, self.cluster.is_chief)
         with self.feed.inner_loop(start) as inner_loop, self.interrupt.deferred(), profiler:
-            answer = Action(0, lambda progress: self.output.line(f"step {progress.step}, {self.verdict.text()}"))
-            actions = [answer, *composed.actions(self._parts(evaluations)), *profiler.actions()]
+            actions = [Action(0, self._answer), *composed.actions(self._parts(evaluations)), *profiler.actions()]
+            self.output.live.phase("compiling the step")
             try:
                 if evaluations and not evaluations.before(start, flags.eval_every):
                     raise self._stopped("evaluation")
                 stopped = self._ends_early() or loop.train(
-                    inner_loop, start, last, flags.steps_per_loop, actions, self._agree, names, self.verdict.watch
+                    inner_loop, start, last, flags.steps_per_loop, actions, self._agree, names, self._watch
                 )
                 if self.config.output.headspace:
-                    self.constant = next(self.feed.iterator)
+                    self.judge.batch = next(self.feed.iterator)
                 self._save()
             except NotFiniteError as error:
                 raise NotFiniteError(f"{error}; {self.checkpoints.way_back()}") from None
         if stopped and not self._ends_early():
             raise self._stopped("training")
+
+    def _watch(self, progress: Progress) -> None:
+        """Is told of every inner loop."""
+        self.judge.verdict.watch(progress)
+        self.status.watch(progress)
+
+    def _answer(self, progress: Progress) -> None:
+        self.output.line(f"step {progress.step}, {self.judge.verdict.text()}")
 
     def _parts(self, evaluations: Evaluations | None) -> composed.Parts:
         return composed.Parts(
@@ -194,24 +209,12 @@ class _Run:
             "rerun the same command to resume"
         )
 
-    def _facts(self) -> Facts:
-        image, parses = self.plan.training.manifest.features.get("image"), self.plan.training.request.parse is not None
-        gpus = len(tf.config.list_physical_devices("GPU"))
-        return Facts(self.strategy.num_replicas_in_sync, gpus, image.encoding if image else None, parses)
-
-    def _judge(self) -> None:
+    def _say_verdict(self) -> None:
         """Says what bounds the speed, after long runs and where --headspace asks for it."""
-        config, is_asked = self.config, self.constant is not None
-        if not self.agreement.on_any(is_asked or (self.cluster.is_chief and self.verdict.is_worth_telling)):
-            return
-        weights = self.state.model.trainable_variables
-        sent = tf.int64 if config.order.virtual_replicas else tf.float32
-        exchanged = exchange.seconds(self.strategy, weights, sent) if self.strategy.num_replicas_in_sync > 1 else None
-        constant = None
-        if is_asked:
-            steps, steps_per_loop = config.output.headspace, config.steps.steps_per_loop
-            constant = headspace.seconds_per_step(self.stepper, self.constant, steps, steps_per_loop)
-        self.output.line(self.verdict.text(exchanged, constant))
+        is_asked = self.judge.batch is not None
+        if self.agreement.on_any(is_asked or (self.cluster.is_chief and self.judge.verdict.is_worth_telling)):
+            self.output.live.phase("measuring where the time goes")
+            self.output.line(self.judge.measured())
 
     def _say_end(self) -> None:
         if self.best and self.best.ranking.ended and self.state.step < self.plan.last_step:

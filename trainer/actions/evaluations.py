@@ -44,6 +44,7 @@ class Evaluations:
         return result is not None
 
     def _made(self, step: int) -> Evaluation | None:
+        self._output.live.phase("evaluating")
         result = self._evaluator.evaluate()
         if result:
             self._latest = step, result

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from trainer.actions.live import LiveLine
 from trainer.loop import Progress
 
 
 class Output:
-    """Lines on stdout: the chief's, and the few that every other worker says of itself, with its number."""
+    """Lines on stdout: the chief's, and the few that every other worker says of itself, with its number.
 
-    def __init__(self, rank: int = 0) -> None:
-        self._rank = rank
+    Attributes:
+      live: the line below them, on a terminal.
+    """
+
+    def __init__(self, rank: int = 0, live: LiveLine | None = None) -> None:
+        self._rank, self.live = rank, live or LiveLine(wanted=False)
 
     def line(self, text: str) -> None:
         """Prints a line of the chief."""
         if self._rank == 0:
-            print(text, flush=True)
+            with self.live.aside():
+                print(text, flush=True)
 
     def other_line(self, text: str) -> None:
         """Prints a line of each worker but the chief."""

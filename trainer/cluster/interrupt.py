@@ -93,5 +93,6 @@ class Interrupt:
         self.requested = number
 
     def _end(self, message: str, code: int) -> None:
-        os.write(self._stderr, f"{self._command}: {message}\n".encode())
+        clear = "\r\x1b[K" if os.isatty(self._stderr) else ""  # a live line, which nobody will remove
+        os.write(self._stderr, f"{clear}{self._command}: {message}\n".encode())
         os._exit(code)  # not sys.exit: this is not the main thread, which may be inside TensorFlow for long

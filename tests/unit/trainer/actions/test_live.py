@@ -1,0 +1,106 @@
+import pytest
+
+from tests.displays import terminal
+from trainer.actions import live, status
+from trainer.actions.live import LiveLine
+from trainer.actions.output import Output
+from trainer.actions.status import Status
+from trainer.loop import Progress
+
+CLEAR = "\r\x1b[K"
+
+
+def progress(step, seconds, waited=0.0):
+    values = {"total_loss": 0.25, "regularization": 0.0, "loss": 0.25, "accuracy": 0.875, "top5": 1.0, "third": 0.0}
+    return Progress(step, values, step, seconds, waited, start_up=0.5, result=None)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Returns a list whose only number is the time."""
+    now = [100.0]
+    for module in (live, status):
+        monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def drawn(text):
+    """Returns what was drawn, one after the other, without colours."""
+    return [one.replace("\x1b[32m", "").replace("\x1b[0m", "") for one in text.split(CLEAR)[1:]]
+
+
+def test_without_a_terminal_there_is_no_line(capfd):
+    with LiveLine() as line:
+        assert not line.is_on
+        assert not line.is_due
+        line.phase("loading")
+        Output(0, line).line("hello")
+    assert capfd.readouterr() == ("hello\n", "")
+
+
+@pytest.mark.parametrize(("wanted", "term"), [(False, "xterm"), (True, "dumb")])
+def test_neither_where_it_is_not_wanted(wanted, term, monkeypatch):
+    monkeypatch.setenv("TERM", term)
+    with terminal(80) as sent, LiveLine(wanted) as line:
+        line.phase("loading")
+        assert sent() == ""
+
+
+def test_other_lines_pass_by_and_the_end_removes_it(capsys):
+    with terminal(80) as sent:
+        with LiveLine() as line:
+            line.phase("loading")
+            line.phase("loading")
+            Output(0, line).line("hello")
+        assert sent() == f"{CLEAR}loading{CLEAR}{CLEAR}loading{CLEAR}"
+    assert capsys.readouterr().out == "hello\n"
+
+
+def test_what_takes_long_says_for_how_long(monkeypatch):
+    monkeypatch.setattr(live, "_TICK", 0.02)
+    with terminal(80) as sent, LiveLine() as line:
+        line.phase("loading")
+        line._phase = ("loading", line._phase[1] - 7.0)
+        line._closed.wait(0.2)
+        assert drawn(sent()) == ["loading", "loading, 7 s"]
+
+
+def test_progress_with_the_speed_of_the_last_seconds(clock):
+    with terminal(160) as sent, LiveLine() as line:
+        shown = Status(line, last_step=1000, steps_per_epoch=50, rows=64, unit="img")
+        shown.watch(progress(1, 0.5))
+        clock[0] += 0.05
+        shown.watch(progress(2, 0.55))  # too soon
+        clock[0] += 0.95
+        shown.watch(progress(101, 1.0, waited=0.125))
+        first, second = drawn(sent())
+    assert first.startswith("  0%|")
+    assert first.endswith("| step 1/1,000, epoch 0.0/20, loss 0.25, accuracy 0.875, top5 1.000")
+    assert second.startswith(" 10%|█")
+    assert "| step 101/1,000, epoch 2.0/20, loss 0.25, accuracy 0.875, top5 1.000, " in second
+    assert second.endswith(", 12,800 img/s, input wait 25%, 00:08 left")
+
+
+def test_the_window_moves(clock):
+    with terminal(160) as sent, LiveLine() as line:
+        shown = Status(line, last_step=10_000, steps_per_epoch=50, rows=1, unit="rows")
+        for second in range(30):  # 1 step per second, later 100
+            clock[0] += 1.0
+            shown.watch(progress(1 + second if second < 15 else 100 * second, 1.0 + second))
+        assert "100 rows/s" in drawn(sent())[-1]
+
+
+def test_it_fits_the_terminal(clock):
+    with terminal(60) as sent, LiveLine() as line:
+        Status(line, 1000, 50, 64, "img").watch(progress(500, 0.5))
+        assert len(drawn(sent())[0]) == 59
+
+
+@pytest.mark.parametrize(("variable", "coloured"), [(None, True), ("1", False), ("", True)])
+def test_colours_can_be_switched_off(variable, coloured, clock, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("NO_COLOR", variable)
+    with terminal(120) as sent, LiveLine() as line:
+        Status(line, 1000, 50, 64, "img").watch(progress(500, 0.5))
+        assert ("\x1b[32m" in sent()) == coloured

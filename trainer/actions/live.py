@@ -1,0 +1,94 @@
+"""One line at the bottom of a terminal that says how a run is doing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Self
+
+_BETWEEN = 0.1  # seconds from one drawing of progress to the next
+_TICK = 1.0  # seconds from one drawing of what takes long to the next
+_CLEAR = "\r\x1b[K"
+_COLUMNS = 80  # of a terminal that reports no size, as in some containers
+
+
+class LiveLine:
+    """A line on the terminal behind stderr; a context manager that removes it. Where there is none it does nothing.
+
+    It keeps a file descriptor of its own, and so is seen while stderr is held back.
+
+    Attributes:
+      is_on: whether there is such a terminal.
+    """
+
+    def __init__(self, wanted: bool = True) -> None:
+        """Shows nothing yet."""
+        self.is_on = wanted and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._terminal = os.dup(sys.stderr.fileno()) if self.is_on else -1
+        self._text, self._drawn = "", -_BETWEEN
+        self._phase: tuple[str, float] | None = None
+        self._lock, self._closed = threading.RLock(), threading.Event()
+        if self.is_on:
+            threading.Thread(target=self._tick, name="live line", daemon=True).start()
+
+    @property
+    def columns(self) -> int:
+        """The width that a text may have."""
+        return (os.get_terminal_size(self._terminal).columns or _COLUMNS) - 1
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last progress was shown long enough ago."""
+        return self.is_on and time.monotonic() >= self._drawn + _BETWEEN
+
+    def phase(self, text: str) -> None:
+        """Shows what a run is doing that takes long, and after a while for how long: `loading TensorFlow, 3 s`."""
+        with self._lock:
+            self._phase = text, time.monotonic()
+            self._draw(text)
+
+    def show(self, text: str) -> None:
+        """Shows progress."""
+        with self._lock:
+            self._phase, self._drawn = None, time.monotonic()
+            self._draw(text)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Context in which other lines may be printed."""
+        with self._lock:
+            text = self._text
+            self._draw("")
+            yield
+            self._draw(text)
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Removes the line."""
+        with self._lock:
+            self._draw("")
+            self._closed.set()
+            if self.is_on:
+                self.is_on = False
+                os.close(self._terminal)
+
+    def _draw(self, text: str) -> None:
+        if self.is_on and text != self._text:
+            self._text = text
+            with contextlib.suppress(OSError):  # the terminal is gone; the run goes on
+                os.write(self._terminal, f"{_CLEAR}{text}".encode())
+
+    def _tick(self) -> None:
+        while not self._closed.wait(_TICK):
+            with self._lock:
+                if self._phase and self._text:
+                    what, began = self._phase
+                    if (passed := int(time.monotonic() - began)) > 0:
+                        self._draw(f"{what}, {passed} s")

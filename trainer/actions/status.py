@@ -1,0 +1,94 @@
+"""The status of training as one line: how far it is, how well and how fast it goes, and how long it will take."""
+
+from __future__ import annotations
+
+import collections
+import os
+import sys
+import time
+from typing import NamedTuple
+
+import tqdm
+
+from trainer.actions.live import LiveLine
+from trainer.loop import Progress
+from trainer.step.results import REGULARIZATION, TOTAL_LOSS
+from trainer.task.sums import LOSS
+
+_WINDOW = 10.0  # seconds over which speeds are taken
+_METRICS = 2  # shown at most
+_FORMAT = "{percentage:3.0f}%|{bar}| {desc}"
+_COLOUR = "green"
+
+
+class _Moment(NamedTuple):
+    when: float
+    progress: Progress
+
+
+class Status:
+    """Shows the progress of training on a live line."""
+
+    def __init__(self, live: LiveLine, last_step: int, steps_per_epoch: int, rows: int, unit: str) -> None:
+        """Shows nothing yet.
+
+        Args:
+          live: to show it on.
+          last_step: at which training ends.
+          steps_per_epoch: T.
+          rows: of a step.
+          unit: of a row: `img`.
+        """
+        self._live, self._last_step, self._steps_per_epoch = live, last_step, steps_per_epoch
+        self._rows, self._unit = rows, unit
+        self._moments: collections.deque[_Moment] = collections.deque()
+
+    def watch(self, progress: Progress) -> None:
+        """Shows the progress after an inner loop, unless the last one was shown a moment ago."""
+        if self._live.is_due:
+            now = _Moment(time.monotonic(), progress)
+            self._moments.append(now)
+            while len(self._moments) > 2 and now.when - self._moments[1].when > _WINDOW:
+                self._moments.popleft()
+            self._live.show(self._drawn(progress))
+
+    def text(self, progress: Progress) -> str:
+        """Returns the status without its bar."""
+        step, metrics = (
+            progress.step,
+            [name for name in progress.values if name not in (TOTAL_LOSS, REGULARIZATION, LOSS)],
+        )
+        parts = [
+            f"step {step:,}/{self._last_step:,}",
+            f"epoch {step / self._steps_per_epoch:.1f}/{self._last_step / self._steps_per_epoch:.4g}",
+            f"loss {progress.loss:.2f}",
+            *(f"{name} {progress.values[name]:.3f}" for name in metrics[:_METRICS]),
+        ]
+        return ", ".join([*parts, *self._speeds(progress)])
+
+    def _speeds(self, progress: Progress) -> list[str]:
+        earliest = self._moments[0] if self._moments else None
+        if earliest is None or earliest.progress.steps == progress.steps:
+            return []
+        steps, seconds = progress.since(earliest.progress)
+        waited = progress.waited_since(earliest.progress)
+        passed = self._moments[-1].when - earliest.when  # with evaluations and checkpoints
+        left = (self._last_step - progress.step) * passed / steps
+        return [
+            f"{steps * self._rows / seconds:,.0f} {self._unit}/s",
+            f"input wait {waited / seconds:.0%}",
+            f"{tqdm.tqdm.format_interval(left)} left",
+        ]
+
+    def _drawn(self, progress: Progress) -> str:
+        encoding = getattr(sys.stderr, "encoding", None) or ""
+        return tqdm.tqdm.format_meter(
+            progress.step,
+            self._last_step,
+            elapsed=0,
+            ncols=self._live.columns,
+            prefix=self.text(progress),
+            ascii=not encoding.lower().startswith("utf"),
+            bar_format=_FORMAT,
+            colour=None if os.environ.get("NO_COLOR") else _COLOUR,
+        )
