@@ -52,12 +52,15 @@ def wait_for_step(process: forked.Process, step: int) -> None:
 
 
 def checkpoint_bytes(model_dir: Path, step: int) -> dict[str, bytes]:
-    """Returns every tensor of a checkpoint as bytes, and its record without the flags of the run."""
+    """Returns every tensor of a checkpoint as bytes, and its record, if it has one, without the flags of the run."""
     reader = tf.train.load_checkpoint(str(pathlib.Path(model_dir) / f"ckpt-{step}"))
     values = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if name[0] != "_"}
-    record = json.loads(values.pop(RECORD_KEY))
+    record = values.pop(RECORD_KEY, None)
+    stored = {name: value if isinstance(value, bytes) else value.tobytes() for name, value in values.items()}
+    if record is None:  # of a loop of one's own
+        return stored
+    record = json.loads(record)
     assert record.pop("config")
-    stored = {name: value.tobytes() for name, value in values.items()}
     return {**stored, RECORD_KEY: json.dumps(record, sort_keys=True).encode()}
 
 
