@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
+from pipeline import errors
 from pipeline.errors import DataError
 from pipeline.order.order import OrderSpec
 from trainer.actions.checkpoint_files import CheckpointFiles
@@ -18,7 +19,7 @@ from trainer.actions.origin import Origin
 from trainer.actions.output import Output
 from trainer.actions.remembered import Remembered
 from trainer.cluster.tf_config import Cluster
-from trainer.config import TrainConfig
+from trainer.config import TrainConfig, file
 from trainer.loop import NotFiniteError
 from trainer.step.state import TrainState
 from trainer.stored import record
@@ -133,6 +134,9 @@ class Checkpoints:
         """
         if self._state.step != self._saved_step:
             self.write(self._files.add)
+            if self._is_chief:
+                with errors.named(self._folder, "cannot be written to"):
+                    file.write(self._folder, dataclasses.asdict(self._origin.config))
             self._saved_step = self._state.step
 
     def write(self, add: Callable[[int, Callable[[str], object]], None]) -> None:

@@ -11,6 +11,8 @@ import yaml
 
 from pipeline.errors import UsageError, unknown
 
+NAME = "config.yaml"  # in model_dir
+
 
 def taken_out(arguments: Sequence[str], names: Collection[str]) -> tuple[list[str], bool]:
     """Returns the arguments with those of the file that --config names before them, so that later ones override them.
@@ -45,6 +47,13 @@ def text_of(groups: dict[str, dict[str, Any]]) -> str:
     return text
 
 
+def write(folder: pathlib.Path, groups: dict[str, dict[str, Any]]) -> None:
+    """Writes flags by group to `config.yaml` in a folder, as a whole."""
+    new = folder / f"{NAME}.tmp"
+    new.write_text(text_of(groups), encoding="utf-8")
+    new.replace(folder / NAME)
+
+
 def _flags(path: pathlib.Path, names: Collection[str]) -> Iterator[str]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -59,13 +68,11 @@ def _flags(path: pathlib.Path, names: Collection[str]) -> Iterator[str]:
 
 
 def _flag(path: pathlib.Path, name: str, value: Any, names: Collection[str]) -> Iterator[str]:
-    if isinstance(value, dict) and name not in names:
+    if isinstance(value, dict):  # a group, which may have the name of a flag
         for inner, part in value.items():
             yield from _flag(path, str(inner), part, names)
         return
     if name not in names:
         raise unknown(f"--config={path}: flag", name, names)
-    if isinstance(value, dict):
-        raise UsageError(f"--config={path}: {name}: must be a value, got {value}")
     if value is not None:
         yield f"--{name}={','.join(map(str, value)) if isinstance(value, list) else value}"
