@@ -23,7 +23,7 @@ def folder(tmp_path_factory, digits):
 
 
 def test_there_are_snippets():
-    assert len(SNIPPETS) == 4
+    assert len(SNIPPETS) == 5
 
 
 @pytest.mark.parametrize("number", range(4))
