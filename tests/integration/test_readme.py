@@ -26,7 +26,7 @@ def test_there_are_snippets():
     assert len(SNIPPETS) == 5
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(5))
 def test_snippets_run(folder, number):
     predicts = "model.predict" in SNIPPETS[number]
     more = "\nprint('predictions', predictions.shape, weights.shape)" if predicts else ""

@@ -128,6 +128,14 @@ def test_every_model_is_the_same_on_every_topology(damaged, tmp_path, model, opt
     check(damaged, tmp_path, (*model, f"--optimizer={optimizer}", "--on_corrupt=skip"), topologies)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("model", ["softmax_regression", "mnist_cnn", "fast_cifar", "resnet18"])
+def test_the_other_models_are_too_with_their_recipes(data, tmp_path, model):
+    recipe = ("--ema=0.99", "--label_smoothing=0.1", "--schedule=cosine", "--warmup_epochs=1", "--clip_norm=1")
+    check(data, tmp_path, (*FLAGS, f"--model={model}", *recipe), ("one", "c1", "m3", "w2"))
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -76,6 +76,28 @@ def test_weights_slots_statistics_and_metrics_have_the_same_bits_on_any_number_o
             assert one.tobytes() == other.tobytes()
 
 
+RECIPES = {
+    "averaged weights, clipped": {"ema": 0.9, "clip_norm": 0.5, "optimizer": "nesterov"},
+    "decay and smoothing": {"optimizer": "adamw", "weight_decay": 0.1, "label_smoothing": 0.1},
+    "matrices": {"optimizer": "muon", "weight_decay": 0.01},
+    "bfloat16": {"precision": "bfloat16", "ema": 0.9},
+    "float16": {"precision": "float16", "clip_norm": 0.5},
+    "XLA": {"jit_compile": True, "label_smoothing": 0.1},
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_has_the_same_bits(trained, recipe):
+    given = RECIPES[recipe]
+    flags = {"optimizer": "momentum", "rate": lambda step: 0.1 / tf.cast(step + 1, tf.float32), **given}
+    (variables, told), (others, others_told) = (trained(replicas, **flags) for replicas in (1, 3))
+    keras.config.set_dtype_policy("float32")
+    assert told == others_told
+    assert all(np.all(np.isfinite(one)) for one in variables)
+    for one, other in zip(variables, others, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
 @pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize(("pixel", "weight", "finite"), [(np.inf, 1, False), (np.nan, 1, False), (1.0, 0, True)])
 def test_a_bad_row_ends_the_loop_and_a_step_of_padding_does_not(pixel, weight, finite, replicas, make_stepper):
