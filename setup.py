@@ -15,6 +15,7 @@ CONVERT = [
     "jinja2>=3.1",
     "requests>=2.31",
 ]
+EXPORT = ["tf2onnx>=1.17", "onnx>=1.20", "onnxruntime>=1.20"]  # trainer.export --format=onnx
 DEMO = ["scikit-learn>=1.5", "matplotlib>=3.9"]
 TEST = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "filelock>=3.16", "syrupy>=4.7"]
 OTHER_READERS = ["tfrecord>=1.14.6", "google-crc32c>=1.6"]  # that the tests open shards with; CRCs for Beam's own
@@ -55,9 +56,10 @@ setup(
     extras_require={
         "train": TRAIN,
         "convert": CONVERT,
+        "export": EXPORT,
         "demo": DEMO,
         "dev": DEV,
-        "all": [*TRAIN, *CONVERT, *DEMO, *DEV],
+        "all": [*TRAIN, *CONVERT, *EXPORT, *DEMO, *DEV],
     },
     entry_points={
         "console_scripts": [
@@ -65,6 +67,7 @@ setup(
             "stepfeed-validate = beam_jobs.validate:entry_point",
             "stepfeed-train = trainer.run:entry_point",
             "stepfeed-evaluate = trainer.evaluate:entry_point",
+            "stepfeed-export = trainer.export:entry_point",
             "stepfeed-inspect = pipeline.inspect.__main__:entry_point",
             "stepfeed-audit = pipeline.audit.__main__:entry_point",
             "stepfeed-bench = pipeline.bench.__main__:entry_point",

@@ -1,0 +1,239 @@
+"""`trainer.export` of real runs: what is in the folder gives what the trained model gives, without our code."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+
+from pipeline import RandomAccess
+from tests import forked
+from tests.datasets import Kind, write_dataset
+
+ALL = ["saved_model", "keras", "stablehlo"]
+FILES = {"saved_model": "saved_model", "keras": "model.keras", "onnx": "model.onnx", "stablehlo": "model.stablehlo"}
+MODELS = """
+import keras
+
+
+class Doubled(keras.layers.Layer):
+    def call(self, values):
+        return values * 2
+
+
+@keras.saving.register_keras_serializable("mine")
+class Known(Doubled):
+    pass
+
+
+def mine(shape, classes):
+    return keras.Sequential([keras.Input(shape), Doubled(), keras.layers.Flatten(), keras.layers.Dense(classes)])
+
+
+def known(shape, classes):
+    return keras.Sequential([keras.Input(shape), Known(), keras.layers.Flatten(), keras.layers.Dense(classes)])
+
+
+def one(shape, classes):
+    model = keras.Sequential([keras.Input(shape), keras.layers.Flatten(), keras.layers.Dense(1, "sigmoid")])
+    model.compile("sgd", "binary_crossentropy")
+    return model
+"""
+
+
+def train(data_dir, model_dir, *flags, cwd=None):
+    more = {"cwd": cwd} if cwd else {}
+    program = ["-m", "trainer.run", f"--data_dir={data_dir}", f"--model_dir={model_dir}", "--log_every=0", *flags]
+    done = forked.run(program, **more)
+    assert done.returncode == 0, done.stderr
+    return model_dir
+
+
+def export(model_dir, output, *flags, cwd=None):
+    more = {"cwd": cwd} if cwd else {}
+    program = ["-m", "trainer.export", f"--model_dir={model_dir}", f"--output={output}", *flags]
+    return forked.run(program, **more)
+
+
+def compared(done):
+    """Returns {format: largest difference} as said."""
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if ": reloaded, on " in line]
+    return {line.split(":")[0]: float(line.split("largest difference ")[1].split()[0]) for line in lines}
+
+
+@pytest.fixture(scope="module")
+def trained(digits, tmp_path_factory):
+    flags = ("--model=lenet", "--distort=shift", "--train_steps=40", "--ema=0.9", "--checkpoint_every=20")
+    return train(digits, tmp_path_factory.mktemp("trained") / "run", *flags)
+
+
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported") / "out"
+    return folder, export(trained, folder, f"--format={','.join(ALL)}", "--stablehlo_batch=3")
+
+
+def run_elsewhere(program, cwd):
+    """Runs a program where none of our packages can be imported."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    head = "import sys\nsys.modules.update(dict.fromkeys(('pipeline', 'trainer', 'stepfeed')))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", head + program], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_what_it_says_and_writes(exported, trained):
+    folder, done = exported
+    differences = compared(done)
+    assert list(differences) == ALL
+    assert max(differences.values()) < 1e-5
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"lenet at step 40, averaged weights ({trained}/ckpt-40)"
+    assert lines[1] == "in: uint8 images of 28x28x1; out: probabilities, class and class_name of 10 classes"
+    assert lines[2].startswith("saved_model: reloaded, on 200 examples of test: largest difference ")
+    assert lines[-1] == f"exported: {', '.join(str(folder / FILES[name]) for name in ALL)}"
+    assert {path.name for path in folder.iterdir()} == {*(FILES[name] for name in ALL), "export.json"}
+    assert [path.name for path in folder.parent.iterdir()] == ["out"]
+    about = json.loads((folder / "export.json").read_text())
+    assert (about["step"], about["weights"], about["class_names"][3]) == (40, "ema", "3")
+    assert about["files"]["stablehlo"]["images"] == [3, 28, 28, 1]
+    assert about["files"]["keras"]["images"] == [None, 28, 28, 1]
+
+
+def test_a_program_without_our_code_serves_raw_images(exported, digits):
+    folder, _ = exported
+    split = RandomAccess(digits, "test")
+    images = np.stack([split[i]["image"] for i in range(50)])
+    np.save(folder / "images.npy", images)
+    program = """
+import keras, numpy as np, tensorflow as tf
+images = np.load("images.npy")
+model = tf.saved_model.load("saved_model")
+served = model.serve(images)
+kept = keras.saving.load_model("model.keras").predict(images, verbose=0)
+assert images.dtype == np.uint8
+np.testing.assert_allclose(served["probabilities"], kept["probabilities"], atol=1e-6)
+np.testing.assert_allclose(kept["probabilities"].sum(axis=1), 1, atol=1e-5)
+for found in (served, kept):
+    print(" ".join(name.decode() for name in np.asarray(found["class_name"]).tolist()))
+    assert np.array_equal(np.asarray(found["class"]), np.asarray(found["probabilities"]).argmax(axis=1))
+"""
+    first, second = run_elsewhere(program, folder).splitlines()
+    labels = [str(split[i]["label"]) for i in range(50)]
+    assert first == second
+    assert np.mean([one == other for one, other in zip(first.split(), labels, strict=True)]) > 0.5
+    assert (folder / "saved_model" / "assets.extra" / "class_names.txt").read_text().split() == [*"0123456789"]
+
+
+def test_no_file_names_the_machine_or_our_code(exported):
+    folder, _ = exported
+    with zipfile.ZipFile(folder / "model.keras") as file:
+        keras = file.read("config.json")
+    stablehlo = (folder / "model.stablehlo").read_bytes()
+    assert b"trainer" not in keras
+    assert b"site-packages" not in stablehlo
+    assert str(forked.ROOT).encode() not in stablehlo
+
+
+def test_raw_and_averaged_weights_differ(trained, tmp_path):
+    raw = export(trained, tmp_path / "raw", "--weights=raw", "--format=saved_model", "--checkpoint=20")
+    assert compared(raw)["saved_model"] < 1e-5
+    assert raw.stdout.startswith(f"lenet at step 20 ({trained}/ckpt-20)\n")
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "formats", "said"),
+    [
+        (Kind(), ("--model=cifar10_cnn", "--distort=cifar10_tutorial"), "keras,stablehlo", "uint8 images of 40x36x3"),
+        (
+            Kind("jpeg", varied=True),
+            ("--model=resnet20", "--distort=random_resized_crop(size=32)", "--precision=bfloat16"),
+            "saved_model",
+            "any size, fitted to 32x32",
+        ),
+        (
+            Kind("png", varied=True),
+            ("--model=lenet", "--distort=pad_crop_flip", "--resize=30x28"),
+            "saved_model,keras",
+            "any size, fitted to 30x28",
+        ),
+        (Kind("png", compression="GZIP"), ("--model=lenet",), "saved_model", "uint8 images of 40x36x3"),
+    ],
+    ids=["raw", "jpeg", "stretched", "gzip"],
+)
+def test_every_way_in_which_images_reach_a_model(kind, flags, formats, said, tmp_path):
+    write_dataset(tmp_path / "data", (20, 20), (40, 36, 3), (30,), kind=kind)
+    run = train(tmp_path / "data", tmp_path / "run", "--global_batch_size=20", "--train_steps=3", *flags)
+    done = export(run, tmp_path / "out", f"--format={formats}", "--stablehlo_batch=7")
+    assert max(compared(done).values()) < (0.02 if kind.encoding == "jpeg" else 1e-5)
+    assert said in done.stdout.splitlines()[1]
+    assert "on 30 examples of test" in done.stdout
+    about = json.loads((tmp_path / "out" / "export.json").read_text())["files"]
+    if "saved_model" in about:
+        assert about["saved_model"]["images"] == ([None, None, None, 3] if kind.varied else [None, 40, 36, 3])
+
+
+def test_layers_of_the_users(digits, tmp_path):
+    (tmp_path / "models.py").write_text(MODELS)
+    for name in ("mine", "known"):
+        train(digits, name, f"--model=models:{name}", "--train_steps=10", "--distort=shift", cwd=tmp_path)
+    assert list(compared(export("known", "out_known", "--format=keras", cwd=tmp_path))) == ["keras"]
+    refused = export("mine", "out_mine", "--format=keras", cwd=tmp_path)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("trainer.export: --format=keras: the file cannot be reloaded: ")
+    assert refused.stderr.endswith("a layer of your own needs @keras.saving.register_keras_serializable()\n")
+    assert refused.stderr.count("\n") == 1
+    assert not (tmp_path / "out_mine").exists()
+    assert list(tmp_path.glob(".out_mine*")) == []
+    assert list(compared(export("mine", "out_mine", "--format=saved_model", cwd=tmp_path))) == ["saved_model"]
+
+
+def test_outputs_that_are_no_classes_are_refused(digits, tmp_path):
+    (tmp_path / "models.py").write_text(MODELS)
+    train(digits, "run", "--model=models:one", "--train_steps=5", "--distort=shift", cwd=tmp_path)
+    done = export("run", "out", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "trainer.export: models:one: gives outputs of shape (None, 1), not one for each of the 10 classes; only such a "
+        "model can be exported\n",
+    )
+
+
+def test_what_is_there_is_not_touched(trained, tmp_path):
+    (tmp_path / "out").mkdir()
+    done = export(trained, tmp_path / "out")
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"trainer.export: --output={tmp_path / 'out'}: is there already; give a folder that is not\n",
+    )
+
+
+def test_a_file_that_gives_other_numbers_is_not_exported(trained, tmp_path):
+    done = export(trained, tmp_path / "out", "--tolerance=1e-12", "--format=keras")
+    assert done.returncode == 1
+    assert "more than --tolerance=1e-12; nothing is exported" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_onnx_in_bfloat16_is_refused(digits, tmp_path):
+    pytest.importorskip("onnxruntime", reason="needs pip install 'stepfeed[export]'")
+    run = train(digits, tmp_path / "run", "--train_steps=3", "--precision=bfloat16")
+    done = export(run, tmp_path / "out", "--format=onnx")
+    assert done.returncode == 2
+    assert "--format=onnx: the model computes in bfloat16" in done.stderr
+
+
+def test_onnx_gives_the_same_and_the_names(trained, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs pip install 'stepfeed[export]'")
+    pytest.importorskip("tf2onnx")
+    assert compared(export(trained, tmp_path / "out", "--format=onnx"))["onnx"] < 1e-5
+    session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"))
+    found = session.run(["class_name", "probabilities"], {"images": np.zeros((2, 28, 28, 1), np.uint8)})
+    assert [len(found[0]), found[1].shape] == [2, (2, 10)]
+    assert json.loads(session.get_modelmeta().custom_metadata_map["class_names"]) == [*"0123456789"]

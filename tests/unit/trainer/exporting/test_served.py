@@ -1,0 +1,36 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from pipeline.decode.images import ImageDecoder
+from pipeline.distort.recipes import make_recipe
+from pipeline.request import Request
+from tests.datasets import encoded
+from trainer.exporting.fitting import fitting_of
+from trainer.exporting.served import _told_apart
+
+
+def request(**options):
+    return Request("data", global_batch_size=1, training=False, **options)
+
+
+@pytest.mark.parametrize("shape", [(40, 36, 3), (20, 60, 3), (24, 24, 3), (5, 9, 3), (200, 100, 3)])
+@pytest.mark.parametrize(
+    ("distort", "resize"),
+    [("random_crop(size=24)", None), ("random_resized_crop(size=24)", None), ("none", "24x20"), ("none", "40x36")],
+)
+def test_images_are_fitted_as_the_input_decodes_them(shape, distort, resize):
+    image = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    fitting = fitting_of(request(distort=distort, resize=resize), make_recipe(distort), 3)
+    decoder = ImageDecoder("png", (None, None, 3), fitting.crop)
+    expected = decoder.decode(tf.constant([encoded(image, "png")]), lambda: tf.zeros(1, tf.uint64))
+    fitted = tf.function(fitting.fit, input_signature=[tf.TensorSpec((None, None, None, 3), tf.uint8)])
+    np.testing.assert_array_equal(fitted(np.stack([image, image]))[1], expected[0])
+
+
+def test_images_that_have_the_models_size_are_not_fitted():
+    assert fitting_of(request(distort="shift"), make_recipe("shift"), 1) is None
+
+
+def test_classes_of_one_name_are_told_apart_by_their_numbers():
+    assert _told_apart(["a", "b", "a"]) == ("a (0)", "b", "a (2)")

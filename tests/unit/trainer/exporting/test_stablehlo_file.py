@@ -1,0 +1,23 @@
+from trainer.exporting.formats.stablehlo_file import without_locations
+
+PROGRAM = """#loc1 = loc("lhs")
+#loc2 = loc("/home/me (old)/lib/ops.py":12:0)
+module @a attributes {mhlo.is_dynamic = false} {
+  func.func private @add(%arg0: tensor<f32> loc("l)hs"), %arg1: tensor<f32> loc("a \\"b\\" (")) -> tensor<f32> {
+    %0 = stablehlo.add %arg0, %arg1 : tensor<f32> loc(#loc2)
+    return %0 : tensor<f32> loc(fused[#loc1, "x"("/home/me/y.py":1:2 to :3)])
+  } loc(#loc)
+} loc(unknown)
+#loc3 = loc("z")
+"""
+
+
+def test_programs_lose_their_locations_and_nothing_else():
+    assert without_locations(PROGRAM) == (
+        "module @a attributes {mhlo.is_dynamic = false} {\n"
+        "  func.func private @add(%arg0: tensor<f32>, %arg1: tensor<f32>) -> tensor<f32> {\n"
+        "    %0 = stablehlo.add %arg0, %arg1 : tensor<f32>\n"
+        "    return %0 : tensor<f32>\n"
+        "  }\n"
+        "}\n"
+    )

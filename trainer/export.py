@@ -1,0 +1,46 @@
+"""`python -m trainer.export`: a trained model in files that take raw images and need none of our code.
+
+Exit codes: 0 done; 1 the data or a checkpoint is bad, or a file gives other numbers than the model; 2 a flag is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NoReturn
+
+from pipeline.commands import commandline
+from trainer import heavy
+from trainer.exporting.flags import FORMATS, ExportConfig
+from trainer.stored import files
+
+COMMAND = "trainer.export"
+_DESCRIPTION = (
+    "Exports a checkpoint of trainer.run, with the preprocessing inside: raw uint8 images in, probabilities and class "
+    "names out. Each file is reloaded in a process of its own, and compared with the trained model on real examples."
+)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the command.
+
+    Raises:
+      PipelineError: whatever a user can cause.
+    """
+    config = commandline.parse(COMMAND, _DESCRIPTION, ExportConfig, argv)
+    commandline.require("tensorflow", *(library for name in config.formats for library in FORMATS[name]))
+    found = files.candidates(config.model_dir, config.checkpoint)
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # one kind of device for both sides of the comparison, and any machine
+    with heavy.loading():
+        from trainer.exporting import command  # noqa: PLC0415, here because it loads TensorFlow
+
+    command.run(config, found)
+
+
+def entry_point() -> NoReturn:
+    """The console script."""
+    commandline.run(COMMAND, main)
+
+
+if __name__ == "__main__":
+    entry_point()

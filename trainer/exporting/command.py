@@ -1,0 +1,147 @@
+"""What `trainer.export` does once its flags are checked."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from pipeline.commands import quiet
+from pipeline.commands.text import count_of
+from pipeline.errors import DataError, UsageError, named
+from trainer.cluster import failures
+from trainer.exporting import comparison, records
+from trainer.exporting.flags import ExportConfig
+from trainer.exporting.served import Served, served
+from trainer.trained import Trained, build_first
+
+_MODULES = {"saved_model": "saved_model", "keras": "keras_file", "onnx": "onnx_file", "stablehlo": "stablehlo_file"}
+_TOLERANCE = 1e-4
+_ROUGH_TOLERANCE = 0.02  # of models that compute in less than float32, and of JPEGs that are decoded in part
+
+
+def run(config: ExportConfig, found: Sequence[pathlib.Path]) -> None:
+    """Exports the first checkpoint that can be read.
+
+    Args:
+      config: the flags.
+      found: the checkpoints to choose from.
+
+    Raises:
+      PipelineError: whatever a user can cause; nothing is left in --output then.
+    """
+    with failures.in_one_line(1):
+        trained = build_first(found, config, print)
+        _check(config, trained)
+        model = served(trained)
+        print(trained)
+        print(f"in: {_text(model)}; out: probabilities, class and class_name of {len(model.class_names)} classes")
+        output = pathlib.Path(config.output)
+        with named(f"--output={output}", "cannot be written"):
+            output.parent.mkdir(parents=True, exist_ok=True)
+            partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
+        try:
+            _write_all(config, trained, model, partial)
+            with named(f"--output={output}", "cannot be written"):
+                partial.chmod(0o777 & ~_umask())
+                partial.rename(output)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        print(f"exported: {', '.join(str(output / _module(name).FILE) for name in config.formats)}")
+
+
+def _write_all(config: ExportConfig, trained: Trained, model: Served, folder: pathlib.Path) -> None:
+    """Writes and compares each format, and the description of all."""
+    images = records.stored_images(trained, config.examples)
+    expected = records.trained_probabilities(trained, config.examples)
+    tolerance, differences = config.tolerance or _tolerance(trained, model), {}
+    for name in config.formats:
+        module = _module(name)
+        path = folder / module.FILE
+        with named(f"--output={config.output}", "cannot be written"), quiet.logs():
+            module.write(model, path, config.stablehlo_batch)
+        batches = comparison.batches_of(model, images, module.ANY_SIZE, _rows(config, name))
+        difference = comparison.largest_difference(name, path, batches, expected, model, _modules_of_user(trained))
+        if not difference <= tolerance:
+            raise DataError(
+                f"--format={name}: a probability of the reloaded file differs by {difference:.2g} from the trained "
+                f"model's, more than --tolerance={tolerance:g}; nothing is exported"
+            )
+        compared = f"reloaded, on {count_of(len(expected), 'example')} of {trained.split.request.split}"
+        print(f"{name}: {compared}: largest difference {difference:.2g} (allowed {tolerance:g})", flush=True)
+        differences[name] = difference
+    about = _about(config, trained, model, differences)
+    (folder / "export.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+def _tolerance(trained: Trained, model: Served) -> float:
+    """Returns how far the probabilities of a file may be from those of the model.
+
+    Where a recipe crops JPEGs, the input decodes that part of each alone, and at its border libjpeg interpolates
+    colours without their neighbours; an exported model gets an image that was decoded as a whole.
+    """
+    is_jpeg = trained.split.manifest.features["image"].encoding in ("jpeg", "any")
+    in_part = is_jpeg and model.fitting is not None and not trained.split.request.size
+    return _ROUGH_TOLERANCE if in_part or trained.config.model.precision != "float32" else _TOLERANCE
+
+
+def _check(config: ExportConfig, trained: Trained) -> None:
+    """Raises UsageError for what is known not to work."""
+    if "onnx" in config.formats and trained.config.model.precision == "bfloat16":
+        raise UsageError(
+            "--format=onnx: the model computes in bfloat16 (--precision), in which ONNX Runtime has no convolution; "
+            "leave onnx out, or train in float32 or float16"
+        )
+
+
+def _about(config: ExportConfig, trained: Trained, model: Served, differences: dict[str, float]) -> dict[str, Any]:
+    return {
+        "model": trained.name,
+        "step": trained.record.step,
+        "weights": "ema" if trained.averaged else "raw",
+        "dataset": trained.split.manifest.dataset,
+        "preprocessing": {"resize": trained.config.data.resize, "distort": trained.config.data.distort},
+        "class_names": list(model.class_names),
+        "files": {
+            name: {
+                "file": _module(name).FILE,
+                "images": model.spec(_module(name).ANY_SIZE, _rows(config, name)).shape.as_list(),
+                "largest_difference": difference,
+            }
+            for name, difference in differences.items()
+        },
+        "versions": {"tensorflow": tf.__version__, "keras": keras.__version__},
+    }
+
+
+def _rows(config: ExportConfig, name: str) -> int | None:
+    return config.stablehlo_batch if name == "stablehlo" else None
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"{__package__}.formats.{_MODULES[name]}")
+
+
+def _modules_of_user(trained: Trained) -> list[str]:
+    flags = trained.config.model
+    return [name.partition(":")[0] for name in (flags.model, flags.task) if name and ":" in name]
+
+
+def _text(model: Served) -> str:
+    height, width, channels = model.core_shape
+    fitted = f" of any size, fitted to {height}x{width}" if model.fitting else f" of {height}x{width}x{channels}"
+    return f"uint8 images{fitted}"
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,49 @@
+"""The flags of `trainer.export`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from pipeline.errors import UsageError, unknown
+from trainer.config.flags.checkpoint import CheckpointFlags
+from trainer.config.flags.checks import check_least, check_positive
+
+FORMATS = {  # with the libraries that each needs besides TensorFlow
+    "saved_model": (),
+    "keras": (),
+    "onnx": ("tf2onnx", "onnxruntime"),
+    "stablehlo": (),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Required:
+    output: str  # folder to make; one that is there is not touched
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportConfig(CheckpointFlags, _Required):
+    """What is exported, and how it is compared. Flags of the data that are not given are those of the run."""
+
+    format: str = "saved_model,keras"  # of saved_model, keras, onnx and stablehlo, with commas between
+    stablehlo_batch: int = 1  # images that the StableHLO program takes: its shapes are static
+    examples: int = 200  # of the split, on which each file is compared with the trained model
+    tolerance: float | None = None
+    """most that a probability may differ by (None: 1e-4; 0.02 if --precision is not float32, or JPEGs are cropped)"""
+
+    def __post_init__(self) -> None:
+        """Checks the values, alone and together."""
+        super().__post_init__()
+        check_least(self, 1, "stablehlo_batch", "examples")
+        check_positive(self, "tolerance")
+        for name in self.formats:
+            if name not in FORMATS:
+                raise unknown("--format", name, FORMATS)
+        if os.path.lexists(self.output):
+            raise UsageError(f"--output={self.output}: is there already; give a folder that is not")
+
+    @property
+    def formats(self) -> list[str]:
+        """The formats, each once, in the order in which they are given."""
+        return list(dict.fromkeys(name.strip() for name in self.format.split(",")))

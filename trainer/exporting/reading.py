@@ -1,0 +1,90 @@
+"""Reads an exported file in a process of its own, and writes what it gives for some images.
+
+    python -P reading.py FORMAT PATH IMAGES.npz ANSWERS.npz CLASSES [MODULE ...]
+
+It imports none of our code: that the file needs none is what it shows. The modules are the user's, whose layers a
+`.keras` file may have.
+"""
+
+# ruff: noqa: PLC0415  # each format needs another library
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+Batches = list[np.ndarray[Any, Any]]
+Answers = Iterator[dict[str, Any]]
+
+
+def saved_model(path: str, batches: Batches, classes: int) -> Answers:
+    """Yields the outputs of a SavedModel for each batch."""
+    import tensorflow as tf
+
+    del classes
+    signature = tf.saved_model.load(path).signatures["serving_default"]
+    for images in batches:
+        yield {name: value.numpy() for name, value in signature(images=tf.constant(images)).items()}
+
+
+def keras(path: str, batches: Batches, classes: int) -> Answers:
+    """Yields the outputs of a .keras file."""
+    from keras.saving import load_model
+
+    del classes
+    model = load_model(path, compile=False)
+    for images in batches:
+        yield {name: value.numpy() for name, value in model(images, training=False).items()}
+
+
+def onnx(path: str, batches: Batches, classes: int) -> Answers:
+    """Yields the outputs of an ONNX file."""
+    import onnxruntime
+
+    del classes
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    for images in batches:
+        yield dict(zip(names, session.run(names, {"images": images}), strict=True))
+
+
+def stablehlo(path: str, batches: Batches, classes: int) -> Answers:
+    """Yields the outputs of a StableHLO program, which XLA compiles and runs."""
+    import tensorflow as tf
+    from tensorflow.compiler.tf2xla.python import xla
+
+    with open(path, "rb") as file:
+        program = file.read()
+    for images in batches:
+        shapes, types = [(len(images), classes), (len(images),)], [tf.float32, tf.int64]
+        version = xla.call_module_maximum_supported_version()
+        found = xla.call_module(
+            [tf.constant(images)], version=version, module=program, Sout=shapes, Tout=types, platforms=["CPU"]
+        )
+        yield {"probabilities": found[0].numpy(), "class": found[1].numpy()}
+
+
+def main(kind: str, path: str, images: str, answers: str, classes: str, *modules: str) -> None:
+    """Reads the file."""
+    if modules:
+        sys.path.insert(0, os.getcwd())
+    for module in modules:
+        importlib.import_module(module)
+    with np.load(images) as stored:
+        batches = [stored[name] for name in stored.files]
+    read = {"saved_model": saved_model, "keras": keras, "onnx": onnx, "stablehlo": stablehlo}[kind]
+    found = list(read(path, batches, int(classes)))
+    joined = {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+    names = joined.pop("class_name", None)
+    if names is not None:
+        joined["class_name"] = np.array([n.decode() if isinstance(n, bytes) else n for n in names.tolist()])
+    np.savez(answers, **joined)  # type: ignore[arg-type]  # of allow_pickle, which is not among the names
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
