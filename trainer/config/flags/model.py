@@ -16,7 +16,7 @@ class ModelFlags:
     """What is trained, and how it computes."""
 
     model: str = "mlp"
-    """mlp, lenet, cifar10_cnn, resnet20; or my_package.module:function, which returns a Keras model"""
+    """a built-in one, such as lenet, resnet20, fast_cifar; or my_package.module:function, which makes one"""
     task: str | None = None  # my_package.module:Class, a subclass of trainer.Task: model, loss and metrics of your own
     initialize_from: str | None = None  # weights to begin with: a model_dir, a checkpoint in it, or a .weights.h5 file
     dropout: float = 0.0  # share of the features before the last layer that is dropped in training (resnet20)

@@ -15,8 +15,7 @@ class StepFlags:
     """How long to train, and what happens every so many steps."""
 
     train_steps: int | None = None  # global step to train to (or --epochs)
-    epochs: int | None = None
-    """passes over the training split (neither: mlp 20, lenet 10, cifar10_cnn 100, resnet20 182)"""
+    epochs: int | None = None  # passes over the training split (neither: as many as the model's paper or tutorial)
     steps_per_loop: int = 20  # steps inside one tf.function; a signal waits for the end of it
     log_every: int = 100  # steps between lines; 0: none
     summary_every: int = 100  # steps between scalars for TensorBoard; 0: none, not even of evaluations

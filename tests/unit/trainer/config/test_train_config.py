@@ -1,9 +1,11 @@
 import dataclasses
+import pathlib
 import re
 
 import pytest
 
 from pipeline.errors import UsageError
+from trainer import models
 from trainer.config import model_defaults, parse
 
 PATHS = ["--data_dir=D", "--model_dir=M"]
@@ -60,8 +62,12 @@ def test_help_shows_the_defaults_of_the_named_model(capsys):
     assert "(default: 350.0)" in capsys.readouterr().out
 
 
-def test_every_model_has_epochs():
-    assert model_defaults.DEFAULT_EPOCHS.keys() == model_defaults.MODEL_DEFAULTS.keys()
+def test_every_model_has_defaults_and_epochs():
+    folder = pathlib.Path(models.__file__).parent
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__", "layers"}
+    assert model_defaults.DEFAULT_EPOCHS.keys() == model_defaults.MODEL_DEFAULTS.keys() == modules
+    for name in modules:
+        assert parse([*PATHS, f"--model={name}"]).model.model == name
 
 
 @pytest.mark.parametrize(("flags", "last_step"), [([], 20 * 15), (["--epochs=3"], 45), (["--train_steps=7"], 7)])
