@@ -91,7 +91,7 @@ def build_first(
       UnreadableError: none can be read.
       DataError, UsageError: as `build`.
     """
-    *rest, last = paths
+    *rest, last = records.best_first(paths)
     for path in rest:
         try:
             return build(records.read(path), flags, **others)
@@ -136,7 +136,8 @@ def _resolved(config: TrainConfig, task: type[Task], flags: CheckpointFlags) -> 
             raise
         raise DataError(f"{error}; the run's data: if they have moved, give --data_dir") from None
     except UsageError as error:
-        raise UsageError(f"--split={config.data.eval_split}: {error}") from None
+        reason = str(error).removeprefix("split: ")
+        raise UsageError(f"--split={config.data.eval_split}: {reason}") from None
 
 
 def _check_data(record: Record, task: Task, data_dir: str) -> None:

@@ -40,7 +40,10 @@ def test_snippets_run(folder, number):
         assert done.stdout.count("(16, 28, 28, 1)") == 2
 
 
-@pytest.mark.parametrize("command", ["beam_jobs.convert", "pipeline.inspect", "pipeline.bench", "trainer.run"])
+@pytest.mark.parametrize(
+    "command",
+    ["beam_jobs.convert", "pipeline.inspect", "pipeline.bench", "trainer.run", "trainer.evaluate", "trainer.export"],
+)
 def test_every_flag_that_the_readme_gives_a_command_exists(command):
     helped = subprocess.run(
         [sys.executable, "-m", command, "--help"], cwd=ROOT, capture_output=True, text=True, check=True

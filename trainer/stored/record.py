@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,6 +14,7 @@ import tensorflow as tf
 from pipeline.errors import DataError, UsageError
 from trainer.cluster.failures import first_line
 from trainer.config import TrainConfig
+from trainer.stored.files import BEST, path_of
 
 KEY = "record/.ATTRIBUTES/py_state"  # where tf.train.Checkpoint(record=PythonState) puts it
 _STEP = "global_step/.ATTRIBUTES/VARIABLE_VALUE"
@@ -74,6 +75,22 @@ def read(path: pathlib.Path) -> Record:
         averaged = any(name.startswith(_AVERAGES) for name in reader.get_variable_to_shape_map())
         content = json.loads(reader.get_tensor(KEY).decode())
         return Record(path, int(reader.get_tensor(_STEP)), averaged, content)
+
+
+def best_first(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
+    """Returns the best checkpoints of a run, the best first; those that no ranking names, and all others, as given.
+
+    Args:
+      paths: the newest first; the newest of the best remembers the ranking of all.
+    """
+    if not paths or paths[0].parent.name != BEST:
+        return list(paths)
+    for path in paths:
+        with contextlib.suppress(UnreadableError):
+            ranking = read(path).content.get("remembered", {}).get("ranking") or {}
+            order = [path_of(path.parent, int(step)) for step, _ in ranking.get("best", [])]
+            return sorted(paths, key=lambda one: order.index(one) if one in order else len(order))
+    return list(paths)
 
 
 @contextlib.contextmanager

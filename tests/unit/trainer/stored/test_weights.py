@@ -112,3 +112,20 @@ def test_a_checkpoint_of_another_program_is_refused(tmp_path):
     tf.train.Checkpoint(x=tf.Variable(1)).write(str(tmp_path / "ckpt-1"))
     with pytest.raises(UsageError, match="ckpt-1 was not written by trainer.run"):
         record.read(pathlib.Path(tmp_path / "ckpt-1"))
+
+
+def test_best_means_that_which_the_newest_ranking_puts_first(tmp_path, monkeypatch):
+    paths = [tmp_path / "best" / f"ckpt-{step}" for step in (60, 40, 20)]
+    ranking = {"best": [[40, 0.9], [60, 0.8], [20, 0.7]]}
+
+    def read(path):
+        if path == paths[0]:
+            raise UnreadableError(path, "cut")
+        return record.Record(path, 40, False, {"remembered": {"ranking": ranking}})
+
+    monkeypatch.setattr(record, "read", read)
+    assert [path.name for path in record.best_first(paths)] == ["ckpt-40", "ckpt-60", "ckpt-20"]
+    ranking["best"] = [[20, 0.9]]
+    assert [path.name for path in record.best_first(paths)] == ["ckpt-20", "ckpt-60", "ckpt-40"]
+    newest = [tmp_path / "ckpt-9", tmp_path / "ckpt-3"]
+    assert record.best_first(newest) == newest
