@@ -43,7 +43,7 @@ class Task:
     none of its attention: the trainer takes weighted means over all rows of the global batch.
 
     Attributes:
-      parse: None: the data set's images and labels. A method `parse(self, records)`: from serialized records, string
+      parse: None: the data set's images and labels. A static method `parse(records)`: from serialized records, string
         (rows,), to (features, labels), for data that are not images.
       config: all flags.
       data: the rows that the model gets.
