@@ -150,18 +150,25 @@ def test_raw_and_averaged_weights_differ(trained, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "flags", "formats", "said"),
     [
-        (Kind(), ("--model=cifar10_cnn", "--distort=cifar10_tutorial"), "keras,stablehlo", "uint8 images of 40x36x3"),
+        pytest.param(
+            Kind(),
+            ("--model=cifar10_cnn", "--distort=cifar10_tutorial"),
+            "keras,stablehlo",
+            "uint8 images of 40x36x3",
+            marks=pytest.mark.slow,
+        ),
         (
             Kind("jpeg", varied=True),
             ("--model=resnet20", "--distort=random_resized_crop(size=32)", "--precision=bfloat16"),
             "saved_model",
             "any size, fitted to 32x32",
         ),
-        (
+        pytest.param(
             Kind("png", varied=True),
             ("--model=lenet", "--distort=pad_crop_flip", "--resize=30x28"),
             "saved_model,keras",
             "any size, fitted to 30x28",
+            marks=pytest.mark.slow,
         ),
         (Kind("png", compression="GZIP"), ("--model=lenet",), "saved_model", "uint8 images of 40x36x3"),
     ],

@@ -50,7 +50,8 @@ def test_folders_may_have_other_paths(described, tmp_path):
 def test_every_flag_is_compared(described, config_of):
     """Those that are added later, too."""
     flags = {f"--{name}" for group in dataclasses.asdict(config_of()).values() for name in group}
-    assert flags - {"--data_dir", "--model_dir", "--metrics_jsonl"} == {name for name in described()[1] if name.startswith("--")}
+    found = {name for name in described()[1] if name.startswith("--")}
+    assert flags - {"--data_dir", "--model_dir", "--metrics_jsonl"} == found
 
 
 def test_other_data(described, tmp_path):

@@ -81,9 +81,11 @@ def test_a_corrupt_record_in_a_window_is_named(tmp_path):
     write_dataset(tmp_path, (300,), (8, 6, 3))
     path = tmp_path / "train-00000-of-00001.tfrecord"
     data = bytearray(path.read_bytes())
-    data[len(data) - 30] ^= 255
+    stride = len(data) // 300
+    for record in range(50, 300):  # how far a short round reads depends on the machine
+        data[(record + 1) * stride - 30] ^= 255
     path.write_bytes(data)
-    with pytest.raises(DataError, match="train-00000-of-00001.tfrecord, record 299"):
+    with pytest.raises(DataError, match=r"train-00000-of-00001.tfrecord, record \d+"):
         bench.main([str(tmp_path), "--shuffle_bytes=8000", *SHORT])
 
 
