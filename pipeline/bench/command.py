@@ -10,7 +10,7 @@ from pipeline.bench.result import result_of
 from pipeline.commands import quiet
 from pipeline.order.order import SHUFFLE_BYTES
 from pipeline.request import Request
-from pipeline.resolved import resolve
+from pipeline.resolved import ResolvedRequest, resolve
 
 if TYPE_CHECKING:
     from pipeline.bench.__main__ import BenchConfig
@@ -28,8 +28,15 @@ def run(config: BenchConfig) -> None:
     resolved = resolve(_request(config))
     resolved.manifest.require_images()
     with quiet.loading():
-        from pipeline.bench import devices, parts  # noqa: PLC0415, here because they load TensorFlow
-        from pipeline.bench.subject import Subject  # noqa: PLC0415
+        from pipeline.bench.work import input_errors  # noqa: PLC0415, here because it loads TensorFlow
+
+    with input_errors():
+        _measure(config, resolved)
+
+
+def _measure(config: BenchConfig, resolved: ResolvedRequest) -> None:
+    from pipeline.bench import devices, parts  # noqa: PLC0415, here because they load TensorFlow
+    from pipeline.bench.subject import Subject  # noqa: PLC0415
 
     strategy = devices.strategy_of(config.replicas, config.global_batch_size)
     names = devices.names_of(strategy)

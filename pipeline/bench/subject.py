@@ -78,7 +78,8 @@ class Subject:
                 pieces, row_of = all_pieces(selection), None
             else:
                 plan = _plan(window, reader)
-                columns, batches = reader.read(plan.pieces, plan.slots), chosen
+                read = tf.function(reader.read, autograph=False)  # in a graph, whose errors carry the reader's words
+                columns, batches = read(plan.pieces, plan.slots), chosen
                 pieces, row_of = plan.pieces.numpy(), plan.slots.numpy()
         shards = Shards.found(resolved.request.data_dir, selection.segments, Corruption(str(resolved.request.data_dir)))
         reads = reading.limited(shards, pieces, row_of, bool(resolved.manifest.compression))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -57,11 +58,21 @@ def taking(batches: Any, rows_of: Callable[[Any], Any]) -> Callable[[int], int]:
         return tf.while_loop(lambda done, _: done < count, body, (zero, zero), parallel_iterations=1)[1]
 
     def take(count: int) -> int:
-        try:
-            return int(advance(iterator, tf.constant(count, tf.int64)))
-        except tf.errors.OpError as error:
-            if said := message_of_input(error.message):
-                raise DataError(said) from None
-            raise
+        return int(advance(iterator, tf.constant(count, tf.int64)))
 
     return take
+
+
+@contextlib.contextmanager
+def input_errors() -> Iterator[None]:
+    """Context that reads the input.
+
+    Raises:
+      DataError: a shard is missing, changed or corrupt.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if said := message_of_input(error.message):
+            raise DataError(said) from None
+        raise
