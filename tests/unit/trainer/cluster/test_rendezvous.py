@@ -139,9 +139,9 @@ def test_who_does_not_come_in_time_is_named_by_all(start, addresses, absent, cap
     for worker in workers:
         assert isinstance(worker.result(timeout=30), RerunError)
         assert line(worker).startswith(f"{name} did not come within 1.5 s (--join_timeout); ")
-    said = capfd.readouterr().out.splitlines()
-    assert set(said) == {f"waiting for {name}"}
-    assert len(said) >= 4  # each worker, more than once
+    said, expected = capfd.readouterr().out, f"waiting for {name}"
+    assert said.replace(expected, "").strip() == ""  # threads of one process print their lines into each other's
+    assert said.count(expected) >= 4  # each worker, more than once
 
 
 def test_who_runs_out_of_time_first_ends_all_with_the_same_line(start, addresses):
