@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from pipeline.input import input_fn
+from pipeline.inspect.pixels import as_rgb
 from pipeline.manifest import Manifest
 from pipeline.manifest.storage import PathLike
 
@@ -68,10 +69,4 @@ def _class_name(manifest: Manifest, label: int) -> str:
 
 def _tile(image: NDArray[np.generic]) -> Image.Image:
     """Returns one image (height, width, 1 or 3), uint8 or float, scaled to a tile."""
-    pixels = np.asarray(image)
-    if pixels.dtype != np.uint8:
-        low, high = float(pixels.min()), float(pixels.max())
-        pixels = ((pixels - low) * (255.0 / max(high - low, 1e-6))).astype(np.uint8)
-    if pixels.shape[2] != 3:
-        pixels = np.repeat(pixels[:, :, :1], 3, axis=2)
-    return Image.fromarray(pixels).resize((_TILE, _TILE), Image.Resampling.NEAREST)
+    return Image.fromarray(as_rgb(image)).resize((_TILE, _TILE), Image.Resampling.NEAREST)

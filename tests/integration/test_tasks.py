@@ -173,6 +173,22 @@ def test_from_python_and_resumed_by_the_command(models):
     assert "step 40 to 60" in out
 
 
+def test_the_average_of_the_weights_is_kept_from_the_start_or_not_at_all(models):
+    flags = ("--data_dir=digits", "--model_dir=averaged", "--model=mine:plain", "--resize=8x8")
+    [(code, _, error)] = finish(start(models, *flags, "--train_steps=3"))
+    assert code == 0, error
+    [(code, _, error)] = finish(start(models, *flags, "--train_steps=6", "--ema=0.9"))
+    assert code == 2
+    assert "has --ema unset, this run has set; use the old one" in error
+
+
+def test_keys_are_not_logged_of_data_that_a_task_parses(project):
+    flags = ("--data_dir=diabetes", "--model_dir=logged", *TASK, "--log_keys=keys", "--train_steps=3")
+    [(code, _, error)] = finish(start(project, *flags))
+    assert code == 2
+    assert "--log_keys=keys: not for a task with its own parse function" in error
+
+
 @pytest.mark.parametrize(
     ("flags", "facts"),
     [

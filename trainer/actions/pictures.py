@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from pipeline.inspect.pixels import as_pixels
 from trainer.step.details import BUCKETS
 
 
@@ -32,11 +33,7 @@ def image(pixels: tf.Tensor) -> Any:
 
     Floats, which may be standardized, are stretched to 0..255: the least is black, the greatest white.
     """
-    values = np.asarray(pixels)
-    if values.dtype != np.uint8:
-        values = values.astype(np.float32)
-        least, greatest = values.min(), values.max()
-        values = np.rint((values - least) * (255 / max(greatest - least, 1e-12))).astype(np.uint8)
+    values = as_pixels(np.asarray(pixels))
     height, width, channels = values.shape
     png = tf.io.encode_png(values).numpy()
     return tf.compat.v1.Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=png)

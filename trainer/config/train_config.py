@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import sys
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.commands import commandline
@@ -99,11 +99,6 @@ class TrainConfig:
         """
         stored = {name: value for group in groups.values() for name, value in group.items()}
         return cls.of(**{name: v for name, v in {**stored, **flags}.items() if name in _groups_of_flags()})
-
-    def flags(self) -> Iterator[tuple[str, Any]]:
-        """Yields the name and the value of every flag."""
-        for group in _groups():
-            yield from dataclasses.asdict(getattr(self, group)).items()
 
     def last_step(self, steps_per_epoch: int) -> int:
         """Returns the global step at which training ends, given T."""

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from pipeline.commands.text import count_of
+from pipeline.inspect.pixels import as_rgb
 from trainer.evaluation.drawing import FAINT, INK, RIGHT, WRONG, fitted, font
 from trainer.evaluation.report import Mistake, Report
 
@@ -73,12 +74,7 @@ def _percent(share: float) -> str:
 
 def _tile(image: NDArray[np.generic]) -> Image.Image:
     """Returns an image scaled to a tile, its shape kept; floats are stretched to black..white."""
-    pixels = np.asarray(image)
-    if pixels.dtype != np.uint8:
-        low, high = float(pixels.min()), float(pixels.max())
-        pixels = ((pixels - low) * (255.0 / max(high - low, 1e-6))).astype(np.uint8)
-    if pixels.shape[2] != 3:
-        pixels = np.repeat(pixels[:, :, :1], 3, axis=2)
+    pixels = as_rgb(image)
     scale = _TILE / max(pixels.shape[:2])
     size = max(1, round(pixels.shape[1] * scale)), max(1, round(pixels.shape[0] * scale))
     smooth = Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.NEAREST

@@ -91,7 +91,7 @@ def create(strategy: tf.distribute.Strategy, config: TrainConfig, task: Task, sc
         _check_model(model, task)
         flag = f"--task={config.model.task}" if config.model.task else f"--model={config.model.model}"
         if model.compiled:
-            _check_optimizer_flags(flag, config.optimizer)
+            _check_compiled(flag, model, config)
             measure: Measure = CompiledMeasure(model, task.data.labels, flag)
             optimizer, own_schedule = model.optimizer, None
         else:
@@ -116,12 +116,19 @@ def _check_model(model: Any, task: Task) -> None:
     check_state(model)
 
 
-def _check_optimizer_flags(flag: str, given: OptimizerFlags) -> None:
-    """Refuses flags that a compiled model's own optimizer would ignore."""
-    for field in dataclasses.fields(OptimizerFlags):
-        value = getattr(given, field.name)
-        if value != field.default and field.name not in ("ema", "clip_norm"):
-            raise UsageError(
-                f"--{field.name}={value}: {flag} is compiled with an optimizer of its own; leave the flag out, or do "
-                "not compile the model"
-            )
+def _check_compiled(flag: str, model: keras.Model, config: TrainConfig) -> None:
+    """Refuses what the training of a compiled model would ignore: flags of its optimizer and loss."""
+    of_optimizer = {field.name: field.default for field in dataclasses.fields(OptimizerFlags)}
+    for own, given, defaults in (
+        ("an optimizer", config.optimizer, {n: v for n, v in of_optimizer.items() if n not in ("ema", "clip_norm")}),
+        ("a loss", config.model, {"label_smoothing": 0.0}),
+    ):
+        for name, default in defaults.items():
+            if (value := getattr(given, name)) != default:
+                raise UsageError(
+                    f"--{name}={value}: {flag} is compiled with {own} of its own; leave the flag out, or do not "
+                    "compile the model"
+                )
+    weights = getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)  # public nowhere
+    if weights is not None:
+        raise UsageError(f"{flag}: compiled with loss_weights={weights}, which one loss of one output does not need")

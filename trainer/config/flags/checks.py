@@ -36,9 +36,3 @@ def check_share(flags: object, *names: str) -> None:
         value = getattr(flags, name)
         if not 0 <= value < 1:
             raise UsageError(f"--{name}={value}: must be 0 or more and less than 1")
-
-
-def check_alone(flag: str, value: object, also: str, other: object, why: str) -> None:
-    """Raises UsageError where both flags are set."""
-    if value not in (None, "") and other not in (None, ""):
-        raise UsageError(f"--{flag}={value} and --{also}={other}: {why}")

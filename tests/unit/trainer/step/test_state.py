@@ -1,8 +1,10 @@
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from pipeline import input_fn
+from pipeline.errors import UsageError
 from tests.datasets import Kind, write_dataset
 from trainer import plan
 from trainer.cluster.tf_config import ALONE
@@ -37,6 +39,38 @@ def test_velocities_count_when_saving(made):
     velocity.assign(tf.fill(velocity.shape, np.nan))
     assert not bool(made.is_finite())
     assert bool(made.has_finite_weights())
+
+
+def test_a_state_that_could_not_be_resumed_is_refused(make_strategy, make_state):
+    class Counting(keras.layers.Layer):
+        def build(self, shape):
+            self.count = self.add_weight(shape=(), dtype="int32", trainable=False, name="count", initializer="zeros")
+
+        def call(self, inputs):
+            return inputs
+
+    def build():
+        return keras.Sequential([keras.Input((4, 3, 1)), keras.layers.Flatten(), Counting(), keras.layers.Dense(5)])
+
+    with pytest.raises(UsageError, match="variable .*count is int32"):
+        make_state(make_strategy(), build=build)
+
+
+@pytest.mark.parametrize("build", [lambda: keras.Sequential, lambda: keras.Sequential([keras.layers.Dense(5)])])
+def test_what_is_no_built_model_is_refused(build, make_strategy, make_state):
+    with pytest.raises(UsageError, match="build_model: "):
+        make_state(make_strategy(), build=build)
+
+
+def test_the_seed_gives_the_weights_of_any_task(make_strategy, make_state):
+    def build():
+        return keras.Sequential([keras.Input((4, 3, 1)), keras.layers.Flatten(), keras.layers.Dense(5)])
+
+    one, same, other = (
+        make_state(make_strategy(), seed=seed, build=build).model.get_weights()[0] for seed in (3, 3, 4)
+    )
+    np.testing.assert_array_equal(one, same)
+    assert not np.array_equal(one, other)
 
 
 @pytest.mark.parametrize(

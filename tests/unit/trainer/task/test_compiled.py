@@ -107,6 +107,8 @@ def test_a_schedule_of_its_own_is_followed(make_stepper, rows):
         (compiled(["mse", "mse"]), {}, "one loss of one output"),
         (compiled(), {"learning_rate": 0.3}, "--learning_rate=0.3: .* compiled with an optimizer of its own"),
         (compiled(), {"weight_decay": 0.1}, "--weight_decay=0.1: "),
+        (compiled(), {"label_smoothing": 0.1}, "--label_smoothing=0.1: .* compiled with a loss of its own"),
+        (compiled(loss_weights=0.5), {}, "loss_weights=0.5"),
     ],
 )
 def test_what_cannot_work_is_one_line(build, flags, message, make_stepper):

@@ -1,0 +1,27 @@
+import pytest
+
+from pipeline.errors import UsageError
+from trainer.config.loading import load, name_of
+
+
+def named():
+    """Found by its name."""
+
+
+def test_what_has_a_name_is_found_by_it():
+    assert name_of("model", named).endswith("test_loading:named")
+    assert load("--model", "json:dumps").__name__ == "dumps"
+
+
+def test_what_is_local_to_a_function_is_refused():
+    def local():
+        pass
+
+    with pytest.raises(UsageError, match="must be defined at the top of a module"):
+        name_of("model", local)
+
+
+@pytest.mark.parametrize("text", [":dumps", "json:", "json:dumps.x"])
+def test_no_name(text):
+    with pytest.raises(UsageError, match=f"--model={text}: must be a module and a name in it"):
+        load("--model", text)
