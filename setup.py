@@ -5,7 +5,7 @@ import sysconfig
 
 from setuptools import Extension, find_packages, setup
 
-TRAIN = ["tensorflow>=2.20,<2.22", "keras>=3.12", "pyyaml>=6"]
+TRAIN = ["tensorflow>=2.20,<2.22", "keras>=3.12", "pyyaml>=6", "rich>=13.7"]
 # TFDS 4.9.10 imports importlib-resources to prepare a data set, without saying so in its own requirements.
 CONVERT = [
     "apache-beam>=2.77,<3",
@@ -66,6 +66,7 @@ setup(
             "stepfeed-convert = beam_jobs.convert:entry_point",
             "stepfeed-validate = beam_jobs.validate:entry_point",
             "stepfeed-train = trainer.run:entry_point",
+            "stepfeed-launch = trainer.launch:entry_point",
             "stepfeed-evaluate = trainer.evaluate:entry_point",
             "stepfeed-export = trainer.export:entry_point",
             "stepfeed-inspect = pipeline.inspect.__main__:entry_point",

@@ -119,7 +119,7 @@ def parse_known(
 
 def _check_values_given(parser: _Parser) -> None:
     """Refuses a flag without its value: argparse takes one whose value may be None as if it were not given."""
-    for token, following in zip(parser.given, [*parser.given[1:], "--"], strict=True):
+    for token, following in zip(parser.given, [*parser.given[1:], "--"], strict=False):
         action = parser._option_string_actions.get(token)
         if isinstance(action, argparse._StoreAction) and action.nargs == "?" and following.startswith("--"):
             raise errors.UsageError(f"{token}: expected a value, as in {token}=VALUE")

@@ -1,0 +1,58 @@
+"""`python -m trainer.launch`: a job of several processes of trainer.run, with restarts, here or on another scheduler.
+
+Exit codes: those of trainer.run; the job's is that of the process that failed first.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from pipeline.commands import commandline
+from pipeline.errors import UsageError
+from trainer.launching.flags import LaunchFlags
+from trainer.launching.job import Job
+
+COMMAND = "trainer.launch"
+_DESCRIPTION = (
+    "Starts a job of several processes of trainer.run, and starts again what fails: "
+    "trainer.launch --num_workers=2 -- <flags of trainer.run>. "
+    "--target=kubernetes and --target=slurm print what starts the same job there."
+)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the command.
+
+    Raises:
+      PipelineError: whatever a user can cause.
+      SystemExit: with the job's exit code, where it is not 0.
+    """
+    own, trainer_flags = _split(sys.argv[1:] if argv is None else argv)
+    flags = commandline.parse(COMMAND, _DESCRIPTION, LaunchFlags, own)
+    if trainer_flags is None:
+        raise UsageError(f"-- is missing: the flags of trainer.run follow it, as in {COMMAND} --num_workers=2 -- ...")
+    job = Job.of(flags, trainer_flags)
+    if flags.job.target == "local":
+        raise UsageError("--target=local: is not built yet")
+    target = importlib.import_module(f"trainer.launching.targets.{flags.job.target}")
+    print(target.render(job), end="", flush=True)
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Returns the arguments before and after `--`; None: there is no `--`."""
+    if "--" not in arguments:
+        return list(arguments), None
+    here = list(arguments).index("--")
+    return list(arguments[:here]), list(arguments[here + 1 :])
+
+
+def entry_point() -> NoReturn:
+    """The console script."""
+    commandline.run(COMMAND, main)
+
+
+if __name__ == "__main__":
+    entry_point()

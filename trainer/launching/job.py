@@ -1,0 +1,176 @@
+"""What any scheduler needs to know of a job: parsed and checked once, without TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+
+from pipeline.errors import UsageError
+from trainer import config as configs
+from trainer.config import TrainConfig
+from trainer.config.flags.checks import check_name
+from trainer.config.flags.run import STRATEGIES
+from trainer.launching import sizes
+from trainer.launching.flags import LaunchFlags
+
+MULTIWORKER, PARAMETER_SERVER = "multiworker", "parameter_server"
+# What says which process of the job one is, in a flag of trainer.run or a variable.
+_SET_HERE = ("job_name", "task_index", "task_id", "worker_hosts", "ps_hosts")
+_VARIABLE = "TF_CONFIG"
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Several processes of `trainer.run` with the same flags.
+
+    Attributes:
+      num_workers: processes that compute gradients; with --elastic, the most of them that can share a batch.
+      num_ps: parameter servers; 0: the workers keep the weights themselves.
+      strategy: the --strategy of trainer.run.
+      flags: of trainer.run, with --strategy, the same for each process.
+      config: what these flags mean.
+      model_dir: folder of the run.
+      gpus_per_worker: None: not said.
+      max_restarts: how often the scheduler may restart what failed.
+      restart_delay: seconds before the first restart.
+      silent_timeout: seconds without a sign of life after which a process counts as dead.
+      stop_timeout: seconds that a process needs at most to save and end after SIGTERM.
+      elastic: the fewest and the most workers; None: always `num_workers`.
+    """
+
+    num_workers: int
+    num_ps: int
+    strategy: str
+    flags: tuple[str, ...]
+    config: TrainConfig
+    model_dir: str
+    gpus_per_worker: int | None
+    max_restarts: int
+    restart_delay: float
+    silent_timeout: float
+    stop_timeout: float
+    elastic: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, flags: LaunchFlags, trainer_flags: Sequence[str]) -> Job:
+        """Returns the job of the launcher's flags and those of trainer.run.
+
+        Raises:
+          UsageError: a flag cannot work.
+          SystemExit: after --help and --dump_config among the flags of trainer.run.
+        """
+        _check_not_set_here(trainer_flags)
+        job, restarts = flags.job, flags.restarts
+        num_workers = _num_workers(job.num_workers, restarts.elastic_range)
+        given = _given_strategy(trainer_flags)
+        if given is not None:
+            check_name("strategy", given, (*STRATEGIES, PARAMETER_SERVER))
+        strategy = _strategy(num_workers, job.num_ps, given)
+        all_flags = (*_without_strategy(trainer_flags), f"--strategy={strategy}")
+        config = configs.parse(all_flags)
+        if restarts.elastic_range and strategy != MULTIWORKER:
+            raise UsageError(f"--elastic={restarts.elastic} with --strategy={strategy}: needs --strategy={MULTIWORKER}")
+        if strategy == MULTIWORKER:
+            num_workers = _sharing(config, num_workers, job.gpus_per_worker or 1, restarts.elastic_range)
+        return cls(
+            num_workers,
+            job.num_ps,
+            strategy,
+            all_flags,
+            config,
+            config.run.model_dir,
+            job.gpus_per_worker,
+            restarts.max_restarts,
+            restarts.restart_delay,
+            restarts.silent_timeout,
+            restarts.stop_timeout,
+            restarts.elastic_range,
+        )
+
+    @property
+    def roles(self) -> dict[str, int]:
+        """How many processes there are of each kind: `{"worker": 2}`, or `{"chief": 1, "worker": 2, "ps": 1}`."""
+        if self.strategy == PARAMETER_SERVER:
+            return {"chief": 1, "worker": self.num_workers, "ps": self.num_ps}
+        return {"worker": self.num_workers}
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What each process runs; TF_CONFIG tells it which one it is."""
+        return ("python", "-m", "trainer.run", *self.flags)
+
+
+def tf_config(addresses: Mapping[str, Sequence[str]], role: str, index: int) -> str:
+    """Returns the TF_CONFIG of a process.
+
+    Args:
+      addresses: host:port of each process, by role.
+      role: of this one.
+      index: of it among those of its role.
+    """
+    cluster = {name: list(hosts) for name, hosts in addresses.items()}
+    return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
+
+
+def _check_not_set_here(flags: Sequence[str]) -> None:
+    for token in flags:
+        name = token.partition("=")[0].lstrip("-")
+        if name in (*_SET_HERE, _VARIABLE):
+            raise UsageError(f"{token}: the launcher tells each process which one it is; leave {name} out")
+
+
+def _num_workers(given: int | None, elastic: tuple[int, int] | None) -> int:
+    if elastic is None:
+        return given or 1
+    least, most = elastic
+    if given not in (None, most):
+        raise UsageError(
+            f"--num_workers={given} with --elastic={least}:{most}: it starts with the most workers that it may have; "
+            f"leave --num_workers out, or give --elastic={min(least, given)}:{given}"
+        )
+    return most
+
+
+def _sharing(config: TrainConfig, num_workers: int, per_worker: int, elastic: tuple[int, int] | None) -> int:
+    """Returns the number of workers to start with, who can share a batch."""
+    counts = sizes.working(config.order, range(elastic[0], elastic[1] + 1), per_worker) if elastic else []
+    if not counts:
+        sizes.check(config.order, num_workers, per_worker)
+    return max(counts, default=num_workers)
+
+
+def _strategy(num_workers: int, num_ps: int, given: str | None) -> str:
+    """Returns the strategy that fits the processes."""
+    needed = PARAMETER_SERVER if num_ps else MULTIWORKER
+    if given in (None, needed):
+        return needed
+    if given == PARAMETER_SERVER:
+        raise UsageError(f"--strategy={given}: needs a parameter server; give --num_ps=1 or more, before --")
+    if num_ps:
+        raise UsageError(f"--strategy={given} with --num_ps={num_ps}: parameter servers need --strategy={needed}")
+    if num_workers > 1:
+        raise UsageError(
+            f"--strategy={given} with --num_workers={num_workers}: it knows only one process; leave --strategy out, or "
+            "give --num_workers=1"
+        )
+    return given
+
+
+def _given_strategy(flags: Sequence[str]) -> str | None:
+    """Returns the value of --strategy on the command line; that in a file of --config does not matter."""
+    given = None
+    for token, following in zip(flags, [*flags[1:], ""], strict=True):
+        if token == "--strategy":
+            given = following
+        elif token.startswith("--strategy="):
+            given = token.partition("=")[2]
+    return given
+
+
+def _without_strategy(flags: Sequence[str]) -> list[str]:
+    return [
+        token
+        for before, token in zip(["", *flags], flags, strict=False)
+        if before != "--strategy" and token != "--strategy" and not token.startswith("--strategy=")
+    ]
