@@ -1,4 +1,4 @@
-"""How many workers a job can have: their replicas divide the global batch, and the virtual replicas if there are any."""
+"""How many workers a job can have: their replicas divide the global batch, or the virtual replicas."""
 
 from __future__ import annotations
 
