@@ -15,6 +15,7 @@ from pipeline.commands import commandline
 from trainer import config as configs
 from trainer import heavy
 from trainer import plan as plans
+from trainer.actions.heartbeat import Heartbeat
 from trainer.actions.live import LiveLine
 from trainer.cluster import lock, tf_config
 from trainer.cluster.interrupt import Interrupt
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from trainer.task.base import Task
 
 COMMAND = "trainer.run"
+LOADING_SECONDS = 60.0  # at most, in which loading a library lets no other thread run
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -58,11 +60,16 @@ def train(
     """
     config = _with_code(config, model, task)
     cluster = _cluster(config.run.strategy)
-    with LiveLine(wanted=cluster.is_chief) as live:
-        return _train(config, cluster, task, live)
+    with (
+        Heartbeat.of_environment() as heartbeat,
+        LiveLine(wanted=cluster.is_chief, on_phase=heartbeat.phase) as live,
+    ):
+        return _train(config, cluster, task, live, heartbeat)
 
 
-def _train(config: TrainConfig, cluster: tf_config.Cluster, task: type[Task] | None, live: LiveLine) -> Any:
+def _train(
+    config: TrainConfig, cluster: tf_config.Cluster, task: type[Task] | None, live: LiveLine, heartbeat: Heartbeat
+) -> Any:
     if config.model.task and task is None:
         live.phase("loading TensorFlow")
         task = heavy.load_task(config.model.task)
@@ -74,12 +81,13 @@ def _train(config: TrainConfig, cluster: tf_config.Cluster, task: type[Task] | N
     only_job = lock.held(config.run.model_dir) if cluster.is_chief else contextlib.nullcontext()
     with only_job, Interrupt(COMMAND) as interrupt:
         live.phase("loading TensorFlow")
+        heartbeat.phase("loading TensorFlow", quiet=LOADING_SECONDS)
         if config.output.log_device_placement:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")  # where TensorFlow says it
         with heavy.loading():
             from trainer import training  # noqa: PLC0415, here because it loads TensorFlow
 
-        return training.run(config, plan, cluster, interrupt, task, live)
+        return training.run(config, plan, cluster, interrupt, task, live, heartbeat)
 
 
 def _with_code(config: TrainConfig, model: Any, task: Any) -> TrainConfig:

@@ -15,6 +15,7 @@ from trainer.actions.checkpoints import Checkpoints
 from trainer.actions.evaluation import Evaluation, Evaluator
 from trainer.actions.evaluations import Evaluations
 from trainer.actions.feeding import Feed
+from trainer.actions.heartbeat import Heartbeat
 from trainer.actions.live import LiveLine
 from trainer.actions.metrics import Metrics
 from trainer.actions.output import Output
@@ -45,6 +46,7 @@ def run(
     interrupt: Interrupt,
     task: type[Task] | None = None,
     live: LiveLine | None = None,
+    heartbeat: Heartbeat | None = None,
 ) -> Evaluation | None:
     """Trains to the end of the plan and evaluates.
 
@@ -57,12 +59,14 @@ def run(
       UsageError: the config does not fit this machine or the checkpoint in model_dir.
     """
     runtime.configure(config)
-    output = Output(cluster.rank, live)
+    output, heartbeat = Output(cluster.rank, live), heartbeat or Heartbeat()
+    heartbeat.job(plan.last_step, config.order.global_batch_size)
     if cluster.size > 1:
         output.live.phase("")
+        heartbeat.phase("waiting for all workers")
         rendezvous.meet(cluster, description.of(config, plan), config.run.join_timeout)
     with failures.in_one_line(cluster.size):
-        return _Run(config, plan, cluster, interrupt, task or Task, output).run()
+        return _Run(config, plan, cluster, interrupt, task or Task, output, heartbeat).run()
 
 
 class _Run:
@@ -76,13 +80,16 @@ class _Run:
         interrupt: Interrupt,
         task: type[Task],
         output: Output,
+        heartbeat: Heartbeat,
     ) -> None:
         self.config, self.plan, self.cluster, self.interrupt = config, plan, cluster, interrupt
-        self.output = output
+        self.output, self.heartbeat = output, heartbeat
         output.live.phase("building the model")
         joins = config.run.strategy == "multiworker"  # lets no thread run meanwhile
+        heartbeat.phase("joining the cluster" if joins else "", quiet=config.run.collective_timeout)
         with interrupt.left_to_the_system() if joins else contextlib.nullcontext():
             self.strategy = strategies.create(config.run, config.order.global_batch_size, cluster)
+        heartbeat.phase("building the model")
         self.agreement = Agreement(self.strategy, cluster)
         steps_per_epoch = plan.training.order.steps_per_epoch
         schedule = schedules.create(config.optimizer, steps_per_epoch, plan.last_step)
@@ -114,6 +121,7 @@ class _Run:
         if self.state.step < self.plan.last_step and not self._ends_early():
             self._train(evaluations)
         result = self._evaluate_at_end(evaluations) if evaluations else None
+        self.heartbeat.phase("finishing")
         self._say_end()
         if self.cluster.is_chief:
             self.task.after_train(self.state.model, result)
@@ -151,6 +159,7 @@ class _Run:
 
     def _watch(self, progress: Progress) -> None:
         """Is told of every inner loop."""
+        self.heartbeat.watch(progress)
         self.judge.verdict.watch(progress)
         self.status.watch(progress)
 
@@ -168,9 +177,10 @@ class _Run:
         )
 
     def _save(self) -> None:
-        self.checkpoints.save()
-        if self.best:
-            self.best.tidy(self.state.step)
+        with self.heartbeat.during("saving"):
+            self.checkpoints.save()
+            if self.best:
+                self.best.tidy(self.state.step)
 
     def _evaluations(self) -> Evaluations | None:
         split = self.plan.evaluation
@@ -200,6 +210,7 @@ class _Run:
         return _STOP in agreed or self._ends_early(), {number - 1 for number in agreed if number != _STOP}
 
     def _stop(self) -> bool:
+        self.heartbeat.evaluated()
         return _STOP in self.agreement.union([_STOP] if self.interrupt.requested is not None else [])
 
     def _stopped(self, what: str) -> RerunError:

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Self
 
 _BETWEEN = 0.1  # seconds from one drawing of progress to the next
@@ -25,8 +25,14 @@ class LiveLine:
       is_on: whether there is such a terminal.
     """
 
-    def __init__(self, wanted: bool = True) -> None:
-        """Shows nothing yet."""
+    def __init__(self, wanted: bool = True, on_phase: Callable[[str], None] | None = None) -> None:
+        """Shows nothing yet.
+
+        Args:
+          wanted: whether to show anything.
+          on_phase: told of every phase, shown or not.
+        """
+        self._on_phase = on_phase
         self.is_on = wanted and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._terminal = os.dup(sys.stderr.fileno()) if self.is_on else -1
         self._text, self._drawn = "", -_BETWEEN
@@ -47,6 +53,8 @@ class LiveLine:
 
     def phase(self, text: str) -> None:
         """Shows what a run is doing that takes long, and after a while for how long: `loading TensorFlow, 3 s`."""
+        if self._on_phase:
+            self._on_phase(text)
         with self._lock:
             self._phase = text, time.monotonic()
             self._draw(text)

@@ -1,0 +1,111 @@
+import json
+import time
+
+import pytest
+
+from trainer.actions import heartbeat
+from trainer.actions.heartbeat import Beat, Heartbeat
+from trainer.loop import Progress
+
+
+def progress(step, made, seconds, waited=0.0):
+    return Progress(step, {"total_loss": 0.5}, made, seconds, waited, start_up=1.0, result=None)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "beat.json"
+
+
+def written(path, predicate, seconds=5.0):
+    """Waits until a beat for which the predicate holds is in the file, and returns it."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if (beat := Beat.read(path)) and predicate(beat):
+            return beat
+        time.sleep(0.01)
+    raise AssertionError(f"after {seconds} s: {Beat.read(path)}")
+
+
+def test_without_a_launcher_nothing_is_written(monkeypatch, tmp_path):
+    monkeypatch.delenv(heartbeat.VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    with Heartbeat.of_environment() as beats:
+        beats.phase("loading")
+        beats.watch(progress(3, 1, 1.0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_thread_beats_while_nothing_is_achieved(monkeypatch, path):
+    monkeypatch.setenv(heartbeat.VARIABLE, str(path))
+    monkeypatch.setattr(heartbeat, "_BETWEEN", 0.01)
+    with Heartbeat.of_environment() as beats:
+        beats.phase("compiling the step")
+        first = written(path, lambda beat: beat.phase == "compiling the step")
+        later = written(path, lambda beat: beat.beats >= first.beats + 3)
+    assert (first.achieved, first.expects) == (later.achieved, "end")
+    assert later.time > first.time
+
+
+def test_the_first_step_is_written_at_once_and_then_about_one_beat_per_second(path):
+    with Heartbeat(str(path)) as beats:
+        beats.phase("compiling the step")
+        beats.job(last_step=100, rows=64)
+        beats.watch(progress(31, 1, 1.0))
+        first = Beat.read(path)
+        assert (first.phase, first.step, first.last_step, first.made) == ("training", 31, 100, 1)
+        for made in range(2, 1000):
+            beats.watch(progress(30 + made, made, 1.0 + made / 100))
+        assert Beat.read(path) == first
+    last = Beat.read(path)
+    assert (last.step, last.made, last.beats) == (1029, 999, first.beats + 1)
+    assert last.achieved == first.achieved + 998
+
+
+def test_speeds_are_those_of_the_last_beats(path):
+    with Heartbeat(str(path)) as beats:
+        beats.job(100, rows=64)
+        beats.watch(progress(1, 1, 1.0))
+        beats.watch(progress(11, 11, 3.0, waited=0.5))
+    beat = Beat.read(path)
+    assert beat.examples_per_second == 10 * 64 / 2.0
+    assert beat.input_wait == 0.25
+
+
+def test_what_shows_progress_is_another_thing_in_each_phase(path):
+    with Heartbeat(str(path)) as beats:
+        beats.phase("joining", quiet=120.0)
+        assert (Beat.read(path).expects, Beat.read(path).quiet) == ("end", 120.0)
+        beats.watch(progress(1, 1, 1.0))
+        assert (Beat.read(path).expects, Beat.read(path).quiet) == ("steps", 0.0)
+        time.sleep(0.05)
+        beats.watch(progress(2, 2, 1.0))
+        with beats.during("saving"):
+            assert beats._beat.expects == "end"
+            time.sleep(0.3)
+        assert (beats._beat.phase, beats._beat.expects) == ("training", "steps")
+        beats.watch(progress(3, 3, 1.0))
+        assert 0.05 <= beats._beat.slowest < 0.3  # saving is not part of it
+        beats.phase("evaluating")
+        beats.evaluated()
+        assert beats._beat.expects == "end"  # its first batches are compiled
+        beats.evaluated()
+        assert beats._beat.expects == "steps"
+
+
+def test_a_file_that_is_not_a_beat_is_none(path):
+    assert Beat.read(path) is None
+    path.write_text('{"pid": 1')
+    assert Beat.read(path) is None
+    path.write_text('{"pid": 1}')
+    assert Beat.read(path) is None
+    path.write_text(json.dumps({"pid": 1, "time": 2.0}))
+    assert Beat.read(path).phase == "starting"
+
+
+def test_a_beat_costs_little(path):
+    beats = Heartbeat(str(path))
+    began = time.process_time()
+    for made in range(1, 10_001):
+        beats.watch(progress(made, made, made / 100))
+    assert time.process_time() - began < 1.0  # 100 microseconds each, on a busy machine; 10 on an idle one

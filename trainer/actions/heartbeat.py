@@ -1,0 +1,187 @@
+"""Signs of life for a launcher: a small file, written again about once per second, that says how a process is doing.
+
+A thread writes it, so it also comes during long calls into TensorFlow. That a process lives does not mean that it gets
+on: the file counts what was achieved apart from the beats, and a hung collective beats without achieving anything.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Literal, Self, TypeAlias
+
+from trainer.loop import Progress
+
+VARIABLE = "STEPFEED_HEARTBEAT"  # names the file; not set: there is nobody to tell
+_BETWEEN = 1.0  # seconds from one beat to the next
+_SOON = 0.2  # seconds after which a new phase is written at once
+_WINDOW = 10  # beats over which speeds are taken
+
+Expected: TypeAlias = Literal["steps", "end", "nothing"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Beat:
+    """How a process is doing.
+
+    Attributes:
+      pid: of the process.
+      time: seconds since 1970 at which this was written.
+      beats: so many were written before.
+      phase: what it is doing: `loading TensorFlow`, `training`.
+      step: global step; None: not known yet.
+      last_step: at which training ends.
+      made: updates that this process has made.
+      achieved: how often something was done that shows progress: a new phase, steps, batches evaluated.
+      expects: what shows progress now: `steps` (or batches) soon, only the `end` of the phase, or `nothing`, since the
+        process serves others.
+      slowest: seconds between two achievements while steps are expected, at most so far.
+      quiet: seconds for which the beats themselves may stop in this phase, as where the interpreter's lock is held.
+      examples_per_second: of the whole job, over the last seconds.
+      input_wait: share of the time that steps waited for batches.
+    """
+
+    pid: int
+    time: float
+    beats: int = 0
+    phase: str = "starting"
+    step: int | None = None
+    last_step: int | None = None
+    made: int = 0
+    achieved: int = 0
+    expects: Expected = "end"
+    slowest: float = 0.0
+    quiet: float = 0.0
+    examples_per_second: float | None = None
+    input_wait: float | None = None
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Beat | None:
+        """Returns the content of a file; None where there is none yet."""
+        try:
+            content = json.loads(pathlib.Path(path).read_bytes())
+            return cls(**content)
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+class Heartbeat:
+    """Writes beats while it is entered, unless there is nobody to tell."""
+
+    def __init__(self, path: str | None = None) -> None:
+        """Writes nothing yet; None: it never will."""
+        self._path = path
+        self._beat = Beat(os.getpid(), time.time())
+        self._written, self._achieved_at = -math.inf, time.monotonic()
+        self._rows, self._evaluates = 0, False
+        self._seen: collections.deque[Progress] = collections.deque(maxlen=_WINDOW)
+        self._progress: Progress | None = None
+        self._lock, self._ended = threading.RLock(), threading.Event()
+
+    @classmethod
+    def of_environment(cls) -> Heartbeat:
+        """Returns one that writes to the file that the environment names."""
+        return cls(os.environ.get(VARIABLE) or None)
+
+    def job(self, last_step: int, rows: int) -> None:
+        """Takes note of the step at which training ends, and of the rows of a step."""
+        with self._lock:
+            self._rows = rows
+            self._beat = dataclasses.replace(self._beat, last_step=last_step)
+
+    def phase(self, name: str, expects: Expected = "end", quiet: float = 0.0) -> None:
+        """Takes note of what the process does from now on.
+
+        Args:
+          name: of it; empty: what it did before.
+          expects: what shows that it gets on.
+          quiet: seconds for which beats may fail to come.
+        """
+        if not name:
+            return
+        with self._lock:
+            self._evaluates = False
+            self._achieve(phase=name, expects=expects, quiet=quiet)
+            if time.monotonic() - self._written > _SOON or quiet:
+                self._write()
+
+    @contextlib.contextmanager
+    def during(self, name: str) -> Iterator[None]:
+        """Context of a phase within another one."""
+        before = self._beat
+        self.phase(name)
+        yield
+        self.phase(before.phase, before.expects, before.quiet)
+
+    def watch(self, progress: Progress) -> None:
+        """Takes note of an inner loop."""
+        with self._lock:
+            is_first, self._progress = self._progress is None, progress
+            if self._beat.expects == "steps":
+                slowest = max(self._beat.slowest, time.monotonic() - self._achieved_at)
+                self._beat = dataclasses.replace(self._beat, slowest=slowest)
+            self._achieve(phase="training", expects="steps", quiet=0.0, step=progress.step, made=progress.steps)
+            if is_first:  # even if it is killed at once, this was no failure at start-up
+                self._write()
+
+    def evaluated(self) -> None:
+        """Takes note that the next batches of an evaluation begin; the first ones are compiled, which may take long."""
+        with self._lock:
+            self._achieve(expects="steps" if self._evaluates else "end")
+            self._evaluates = True
+
+    def __enter__(self) -> Self:
+        """Begins to beat."""
+        if self._path:
+            self._write()
+            threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Writes how the process ended."""
+        with self._lock:
+            self._ended.set()
+            self._write()
+
+    def _achieve(self, **changes: Any) -> None:
+        self._achieved_at = time.monotonic()
+        self._beat = dataclasses.replace(self._beat, achieved=self._beat.achieved + 1, **changes)
+
+    def _run(self) -> None:
+        while not self._ended.wait(_BETWEEN):
+            with self._lock:
+                if not self._ended.is_set():
+                    self._write()
+
+    def _write(self) -> None:
+        if not self._path:
+            return
+        self._written = time.monotonic()
+        self._beat = dataclasses.replace(self._beat, time=time.time(), beats=self._beat.beats + 1, **self._speeds())
+        new = f"{self._path}.new"
+        with contextlib.suppress(OSError):  # a full disk: the launcher will say that it hears nothing
+            pathlib.Path(new).write_text(json.dumps(dataclasses.asdict(self._beat)), encoding="utf-8")
+            os.replace(new, self._path)
+
+    def _speeds(self) -> dict[str, Any]:
+        """Returns the speeds over the last beats."""
+        if self._progress is None:
+            return {}
+        self._seen.append(self._progress)
+        earliest = self._seen[0] if self._seen[0].steps < self._progress.steps else None
+        steps, seconds = self._progress.since(earliest)
+        waited = self._progress.waited_since(earliest)
+        if seconds <= 0:
+            return {}
+        return {
+            "examples_per_second": round(steps * self._rows / seconds, 1),
+            "input_wait": round(waited / seconds, 3),
+        }
