@@ -6,6 +6,7 @@ import dataclasses
 
 from pipeline.errors import UsageError
 from trainer.config.flags.checks import check_least, check_name, check_positive
+from trainer.launching.target_flags import Elsewhere, KubernetesFlags, ProcessFlags, SlurmFlags, check_local_only
 
 TARGETS = ("local", "kubernetes", "slurm")
 
@@ -59,3 +60,17 @@ class LaunchFlags:
 
     job: JobFlags
     restarts: RestartFlags
+    processes: ProcessFlags
+    kubernetes: KubernetesFlags
+    slurm: SlurmFlags
+
+    def __post_init__(self) -> None:
+        """Checks values of several groups together."""
+        self.elsewhere.check_meant_for(self.job.target)
+        if self.job.target != "local":
+            check_local_only(self.restarts, ("restart_delay", "silent_timeout", "elastic"), self.job.target)
+
+    @property
+    def elsewhere(self) -> Elsewhere:
+        """What another scheduler needs to know."""
+        return Elsewhere(self.processes, self.kubernetes, self.slurm)

@@ -13,6 +13,7 @@ from trainer.config.flags.checks import check_name
 from trainer.config.flags.run import STRATEGIES
 from trainer.launching import sizes
 from trainer.launching.flags import LaunchFlags
+from trainer.launching.target_flags import Elsewhere
 
 MULTIWORKER, PARAMETER_SERVER = "multiworker", "parameter_server"
 # What says which process of the job one is, in a flag of trainer.run or a variable.
@@ -37,6 +38,7 @@ class Job:
       silent_timeout: seconds without a sign of life after which a process counts as dead.
       stop_timeout: seconds that a process needs at most to save and end after SIGTERM.
       elastic: the fewest and the most workers; None: always `num_workers`.
+      elsewhere: what another scheduler needs to know.
     """
 
     num_workers: int
@@ -51,6 +53,7 @@ class Job:
     silent_timeout: float
     stop_timeout: float
     elastic: tuple[int, int] | None = None
+    elsewhere: Elsewhere = dataclasses.field(default_factory=Elsewhere)
 
     @classmethod
     def of(cls, flags: LaunchFlags, trainer_flags: Sequence[str]) -> Job:
@@ -86,6 +89,7 @@ class Job:
             restarts.silent_timeout,
             restarts.stop_timeout,
             restarts.elastic_range,
+            flags.elsewhere,
         )
 
     @property
