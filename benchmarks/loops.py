@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import queue
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -112,18 +114,35 @@ def fit(made: Made) -> Take:
     from trainer import models  # noqa: PLC0415
 
     rows, spec = made.config.order.global_batch_size, made.stepper.state.task.data
-    distorted = made.config.data.distort != "none"
-    dataset = one_by_one(made.config.data.data_dir, rows, distorted)
+    dataset = one_by_one(made.config.data.data_dir, rows, made.config.data.distort)
     with made.strategy.scope():
         model = models.build(made.config.model, spec.features, len(spec.class_names))
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.SGD(made.config.optimizer.learning_rate), loss, metrics=["accuracy"])
-    feed = iter(dataset)
+    go, done = queue.Queue[None](), queue.Queue[BaseException | None]()
+
+    class Turns(keras.callbacks.Callback):
+        """Makes an epoch of `fit` wait for its turn: one call, since each call would fill the shuffle buffer anew."""
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            go.get()
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            done.put(None)
+
+    def run() -> None:
+        try:
+            model.fit(dataset, epochs=1 << 30, steps_per_epoch=_STEPS, verbose=0, callbacks=[Turns()])
+        except BaseException as error:  # whoever waits raises it
+            done.put(error)
 
     def take() -> tuple[int, float]:
-        model.fit(feed if made.strategy.num_replicas_in_sync == 1 else dataset, steps_per_epoch=_STEPS, verbose=0)
+        go.put(None)
+        if error := done.get():
+            raise error
         return _STEPS * rows, 0.0
 
+    threading.Thread(target=run, daemon=True).start()
     take()
     return take
 

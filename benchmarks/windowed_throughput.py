@@ -101,7 +101,7 @@ def against_one_by_one(config: BenchmarkConfig) -> None:
 
     rows = config.global_batch_size
     for recipe in ("none", "cifar10_tutorial"):
-        theirs = _taking(one_by_one(config.data_dir, rows, recipe != "none"), rows)
+        theirs = _taking(one_by_one(config.data_dir, rows, recipe), rows)
         windows = batches(config, recipe, shuffle_bytes(config))
         compare(f"in windows, {recipe}", windows, {"one by one": theirs}, config.rounds, config.seconds)
 
