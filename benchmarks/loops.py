@@ -132,7 +132,7 @@ def fit(made: Made) -> Take:
 
     def run() -> None:
         try:
-            model.fit(dataset, epochs=1 << 30, steps_per_epoch=_STEPS, verbose=0, callbacks=[Turns()])
+            model.fit(dataset, epochs=1 << 30, steps_per_epoch=_STEPS, shuffle=False, verbose=0, callbacks=[Turns()])
         except BaseException as error:  # whoever waits raises it
             done.put(error)
 
