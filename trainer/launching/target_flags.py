@@ -13,6 +13,7 @@ KINDS = ("jobset", "trainjob", "tfjob")
 _MEMORY = re.compile(r"([1-9]\d*)([MGT])i")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d\d))?(?::(\d\d))?")
 _DNS_LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
+_CLAIM = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")  # it names the volume, too, where dots are not allowed
 _MOST_PORT = 65535
 
 
@@ -81,7 +82,7 @@ class KubernetesFlags:
 
     def _mount(self, text: str) -> Mount:
         claim, colon, path = text.partition(":")
-        if not (claim and colon and path.startswith("/") and path.strip("/")):
+        if not (_CLAIM.fullmatch(claim) and colon and path.startswith("/") and path.strip("/")):
             raise UsageError(
                 f"--volume={self.volume}: {text!r} is not CLAIM:/FOLDER, such as data:/data,runs:/runs for the "
                 "persistent volume claims data and runs"

@@ -1,0 +1,88 @@
+"""Kubernetes manifests against the models that the projects publish, and what a pod makes of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import types
+from typing import Any
+
+import kubernetes_validate
+
+Manifest = dict[str, Any]
+_REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
+
+
+def check_built_in(manifest: Manifest) -> None:
+    """Fails where a manifest of Kubernetes' own kinds does not fit their schema, unknown fields included."""
+    kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+
+
+def check_job(spec: Manifest) -> None:
+    """Fails where this is not what a Job is."""
+    check_built_in({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}, "spec": spec})
+
+
+def check_pod(spec: Manifest) -> None:
+    """Fails where this is not what a pod is."""
+    check_built_in({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec})
+
+
+def check_trainer_api(manifest: Manifest, model: str) -> None:
+    """Fails where a manifest does not fit a model of kubeflow-trainer-api, or has a field that it does not know."""
+    from kubeflow_trainer_api import models
+
+    read = getattr(models, model).from_dict(manifest)
+    assert read is not None
+    _check_known(manifest, read.to_dict())
+
+
+def check_tfjob(manifest: Manifest) -> None:
+    """Fails where a manifest does not fit the TFJob of kubeflow-training, or has a field that it does not know."""
+    from kubeflow import training
+    from kubernetes import client
+
+    names = vars(client.models)
+    names.update({name: value for name, value in vars(training).items() if name.startswith("KubeflowOrgV1")})
+    api = client.ApiClient()
+    read = api.deserialize(types.SimpleNamespace(data=json.dumps(manifest)), "KubeflowOrgV1TFJob")
+    _check_known(manifest, api.sanitize_for_serialization(read))
+
+
+def _check_known(given: Any, read: Any) -> None:
+    found = unknown(given, read)
+    assert not found, found
+
+
+def unknown(given: Any, read: Any, path: str = "") -> list[str]:
+    """Returns the paths of what was given and is not there, or is another value, after it was read."""
+    if isinstance(given, dict) and isinstance(read, dict):
+        missing = [f"{path}.{name}" for name in given if name not in read]
+        return missing + [line for k in given if k in read for line in unknown(given[k], read[k], f"{path}.{k}")]
+    if isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
+        return [line for i, pair in enumerate(zip(given, read, strict=True)) for line in unknown(*pair, f"{path}[{i}]")]
+    return [] if given == read else [f"{path}: {given!r} became {read!r}"]
+
+
+def environment(container: Manifest, annotations: dict[str, str]) -> dict[str, str]:
+    """Returns the variables of a container as the kubelet makes them: `$(NAME)` is one that stands before it.
+
+    Kubernetes' rule (third_party/forked/golang/expansion): what is not known stays, `$$` is one dollar.
+    """
+    found: dict[str, str] = {}
+    for variable in container["env"]:
+        if reference := variable.get("valueFrom"):
+            (key,) = re.fullmatch(r"metadata\.annotations\['(.+)'\]", reference["fieldRef"]["fieldPath"]).groups()
+            found[variable["name"]] = annotations[key]
+        else:
+            found[variable["name"]] = expanded(variable["value"], found)
+    return found
+
+
+def expanded(text: str, variables: dict[str, str]) -> str:
+    """Returns a text with the variables that it refers to."""
+
+    def value(match: re.Match[str]) -> str:
+        return "$" if match[0] == "$$" else variables.get(match[1], match[0])
+
+    return _REFERENCE.sub(value, text)

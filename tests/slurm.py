@@ -1,0 +1,116 @@
+"""Slurm's commands as stubs: srun starts real processes on this machine, as its manual and sources say."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+
+_SRUN = f"""#!{sys.executable}
+import os, signal, subprocess, sys
+
+words = sys.argv[1:]
+options = [word for word in words if words.index(word) < words.index("bash")]
+(count,) = [int(word.partition("=")[2]) for word in options if word.startswith("--ntasks=")]
+tasks = []
+
+def forces_termination(number, frame):  # src/srun/signals.c
+    for task in tasks:
+        os.killpg(task.pid, signal.SIGKILL)
+
+signal.signal(signal.SIGTERM, forces_termination)
+for rank in range(count):
+    environment = {{**os.environ, "SLURM_PROCID": str(rank)}}
+    tasks.append(subprocess.Popen(words[len(options):], env=environment, start_new_session=True))
+    with open(os.environ["STUB"] + "/tasks", "a") as file:
+        print(tasks[-1].pid, file=file, flush=True)
+codes = [task.wait() for task in tasks]
+sys.exit(max(code if code >= 0 else 128 - code for code in codes))
+"""
+_SCANCEL = """#!/bin/bash
+[ "$1" = --signal=TERM ] && [ "$2" = "$SLURM_JOB_ID" ] || exit 9
+while read -r task; do kill -TERM -- "-$task"; done < "$STUB/tasks"
+"""
+_SCONTROL = """#!/bin/bash
+case "$1 $2" in
+    "show hostnames") [ "$3" = "$SLURM_JOB_NODELIST" ] && printf '%s\\n' $STUB_HOSTS;;
+    "requeue $SLURM_JOB_ID") echo requeued >> "$STUB/requeued";;
+    *) exit 9;;
+esac
+"""
+JOB_ID = 4711
+TIMEOUT = 120.0  # seconds
+
+
+class Slurm:
+    """A job in a cluster of stubs.
+
+    Attributes:
+      folder: that the job was submitted in, where the stubs keep their notes.
+    """
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        (folder / "bin").mkdir(parents=True)
+        for name, text in (("srun", _SRUN), ("scancel", _SCANCEL), ("scontrol", _SCONTROL)):
+            self.command(name, text)
+
+    def command(self, name: str, text: str) -> None:
+        """Makes an executable that the job finds by its name."""
+        path = self.folder / "bin" / name
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def start(self, script: str, hosts: str = "n1 n2", **environment: str) -> subprocess.Popen[str]:
+        """Starts a batch script, as Slurm would after it was submitted or requeued."""
+        (self.folder / "job.sh").write_text(script)
+        (self.folder / "tasks").unlink(missing_ok=True)
+        (self.folder / "tasks").touch()
+        given = {"SLURM_JOB_ID": str(JOB_ID), "SLURM_JOB_NODELIST": "n[1-2]", "STUB": str(self.folder)}
+        path = f"{self.folder}/bin:{os.environ['PATH']}"
+        variables: Mapping[str, str] = {**os.environ, **given, "STUB_HOSTS": hosts, "PATH": path, **environment}
+        return subprocess.Popen(
+            ["bash", "job.sh"],
+            cwd=self.folder,
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, script: str, **environment: str) -> tuple[int, str]:
+        """Runs a batch script to its end; returns its exit code and output."""
+        process = self.start(script, **environment)
+        output, _ = process.communicate(timeout=TIMEOUT)
+        return process.returncode, output
+
+    def warn(self, process: subprocess.Popen[str]) -> None:
+        """Sends what Slurm sends before the time limit with --signal=B:USR1: to the script alone."""
+        os.kill(process.pid, signal.SIGUSR1)
+
+    def cancel(self, process: subprocess.Popen[str]) -> None:
+        """Sends what scancel sends: SIGTERM to the tasks and to the script."""
+        for task in self.tasks():
+            os.killpg(task, signal.SIGTERM)
+        os.kill(process.pid, signal.SIGTERM)
+
+    def tasks(self) -> list[int]:
+        """Returns the process groups of the tasks."""
+        return [int(line) for line in (self.folder / "tasks").read_text().split()]
+
+    def requeued(self) -> int:
+        """Returns how often the job was requeued."""
+        path = self.folder / "requeued"
+        return len(path.read_text().split()) if path.exists() else 0
+
+    def wait_for(self, *names: str) -> None:
+        """Waits until there are files of these names."""
+        end = time.monotonic() + TIMEOUT
+        while not all((self.folder / name).exists() for name in names):
+            assert time.monotonic() < end, names
+            time.sleep(0.05)

@@ -1,0 +1,30 @@
+"""Jobs as the launcher describes them, and a cluster of stubs with Slurm's commands."""
+
+import dataclasses
+
+import pytest
+
+from pipeline.commands import commandline
+from tests.slurm import Slurm
+from trainer.launching.flags import LaunchFlags
+from trainer.launching.job import Job
+
+KUBERNETES = ("--target=kubernetes", "--image=registry/stepfeed:1", "--volume=data:/data,runs:/runs")
+TRAINER = ("--data_dir=/data/mnist", "--model_dir=/runs/one", "--global_batch_size=24")
+
+
+@pytest.fixture
+def job_of():
+    """Returns a function that makes the job of the launcher's flags; with num_ps, an asynchronous one."""
+
+    def job_of(*flags, trainer=TRAINER, num_ps=0):
+        parsed = commandline.parse("trainer.launch", "", LaunchFlags, flags)
+        job = Job.of(parsed, trainer)
+        return dataclasses.replace(job, num_ps=num_ps, strategy="parameter_server") if num_ps else job
+
+    return job_of
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    return Slurm(tmp_path / "slurm")

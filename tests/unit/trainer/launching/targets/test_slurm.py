@@ -1,0 +1,192 @@
+"""The batch script, run with stubs of Slurm's commands, and of Python for what the processes do."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.errors import UsageError
+from trainer.cluster import tf_config
+from trainer.launching.targets import slurm as target
+
+SHELLCHECK = pathlib.Path(sys.executable).with_name("shellcheck")
+# A process that notes its TF_CONFIG and ends with the code of its rank, or waits for SIGTERM and ends with 75.
+PYTHON = """#!/bin/bash
+echo "${TF_CONFIG-not set}" > "$STUB/config-$SLURM_PROCID"
+echo started >> "$STUB/starts-$SLURM_PROCID"
+read -ra codes <<< "$CODES"
+if [ "${codes[SLURM_PROCID]}" = wait ]; then
+    trap 'echo saved >> "$STUB/saved-$SLURM_PROCID"; exit 75' TERM
+    touch "$STUB/waits-$SLURM_PROCID"
+    while :; do sleep 0.05; done
+fi
+if [ "$(wc -l < "$STUB/starts-$SLURM_PROCID")" -gt 2 ]; then exit 0; fi
+exit "${codes[SLURM_PROCID]}"
+"""
+
+
+@pytest.fixture
+def script_of(job_of, slurm):
+    slurm.command("python", PYTHON)
+
+    def script_of(*flags, workers=2, **options):
+        return target.render(job_of("--target=slurm", f"--num_workers={workers}", *flags, **options))
+
+    return script_of
+
+
+def options_of(script):
+    return [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
+
+
+def test_options_of_sbatch(script_of):
+    script = script_of(
+        *("--cpus=8", "--memory=16Gi", "--gpus_per_worker=1", "--tasks_per_node=2", "--time_limit=1-12"),
+        *(
+            "--partition=gpu",
+            "--account=ml",
+            "--name=mnist",
+            "--stop_timeout=90",
+            "--sbatch=--qos=high; --exclude=n1,n2",
+        ),
+        workers=4,
+    )
+    assert options_of(script) == [
+        *("--job-name=mnist", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=8", "--mem=32G"),
+        *("--gpus-per-task=1", "--time=1-12", "--partition=gpu", "--account=ml", "--signal=B:USR1@90"),
+        *("--output=mnist-%j.log", "--open-mode=append", "--requeue", "--qos=high", "--exclude=n1,n2"),
+    ]
+    assert "srun --ntasks=4 --ntasks-per-node=2 --distribution=block --cpus-per-task=8 " in script
+
+
+@pytest.mark.parametrize("num_ps", [0, 1])
+def test_it_is_a_valid_script(script_of, tmp_path, num_ps):
+    path = tmp_path / "script"
+    task = tmp_path / "task"
+    text = script_of("--setup=. venv/bin/activate", num_ps=num_ps)
+    path.write_text(text)
+    task.write_text(text.partition("\ntask='\n")[2].partition("\n'\n")[0])
+    for each in (path, task):
+        assert subprocess.run(["bash", "-n", each], check=False).returncode == 0
+        found = subprocess.run(
+            [SHELLCHECK, "-s", "bash", "-e", "SC1091,SC2153", each], check=False, capture_output=True, text=True
+        )
+        assert (found.returncode, found.stdout) == (0, "")
+
+
+def test_each_task_gets_its_task_index(script_of, slurm):
+    assert slurm.run(script_of(workers=3), hosts="n1 n2 n3", CODES="0 0 0")[0] == 0
+    port = 10000 + 4711
+    for rank in range(3):
+        cluster = tf_config.parse((slurm.folder / f"config-{rank}").read_text())
+        assert cluster == tf_config.Cluster((f"n1:{port}", f"n2:{port}", f"n3:{port}"), rank)
+
+
+def test_tasks_of_one_node_have_ports_of_their_own(script_of, slurm):
+    script = script_of("--tasks_per_node=2", "--port=3000", workers=4)
+    assert slurm.run(script, hosts="n1 n2", CODES="0 0 0 0")[0] == 0
+    cluster = tf_config.parse((slurm.folder / "config-3").read_text())
+    assert cluster == tf_config.Cluster(("n1:3000", "n1:3001", "n2:3000", "n2:3001"), 3)
+
+
+def test_roles_with_a_parameter_server(script_of, slurm):
+    assert slurm.run(script_of(num_ps=1), hosts="n1 n2 n3 n4", CODES="0 0 0 0")[0] == 0
+    found = [json.loads((slurm.folder / f"config-{rank}").read_text()) for rank in range(4)]
+    addresses = [f"n{number}:{10000 + 4711}" for number in (1, 2, 3, 4)]
+    jobs = {"chief": addresses[:1], "worker": addresses[1:3], "ps": addresses[3:]}
+    assert [content["cluster"] for content in found] == [jobs] * 4
+    tasks = [("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0)]
+    assert [(content["task"]["type"], content["task"]["index"]) for content in found] == tasks
+
+
+def test_one_process_has_no_cluster(script_of, slurm):
+    assert slurm.run(script_of(workers=1), CODES="0", TF_CONFIG="{}")[0] == 0
+    assert (slurm.folder / "config-0").read_text() == "not set\n"
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "requeued"),
+    [
+        ("0 0", 0, 0),
+        ("1 75", 1, 0),
+        ("75 2", 2, 0),
+        ("75 75", 75, 1),
+        ("137 75", 75, 1),
+        ("2 137", 2, 0),
+        ("3 0", 75, 1),
+    ],
+)
+def test_exit_codes(script_of, slurm, codes, code, requeued):
+    assert slurm.run(script_of(), CODES=codes)[0] == code
+    assert slurm.requeued() == requeued
+
+
+def test_restarts_end(script_of, slurm):
+    codes = []
+    script = script_of("--max_restarts=2")
+    for _ in range(3):
+        for path in slurm.folder.glob("starts-*"):
+            path.unlink()
+        codes.append(slurm.run(script, CODES="75 75"))
+    assert [code for code, _ in codes] == [75, 75, 75]
+    assert slurm.requeued() == 2
+    assert "no restart is left of 2 (--max_restarts)" in codes[2][1]
+
+
+def test_before_the_time_limit_the_tasks_save_and_the_job_is_requeued(script_of, slurm):
+    script = script_of("--max_restarts=0")
+    process = slurm.start(script, CODES="wait wait")
+    slurm.wait_for("waits-0", "waits-1")
+    slurm.warn(process)
+    process.communicate(timeout=60)
+    assert process.returncode == 75
+    for rank in range(2):
+        assert (slurm.folder / f"saved-{rank}").read_text() == "saved\n"  # once: a second signal ends without saving
+    assert slurm.requeued() == 1
+
+
+def test_a_cancelled_job_is_not_requeued(script_of, slurm):
+    process = slurm.start(script_of(), CODES="wait wait")
+    slurm.wait_for("waits-0", "waits-1")
+    slurm.cancel(process)
+    process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert (slurm.folder / "saved-1").read_text() == "saved\n"
+    assert slurm.requeued() == 0
+
+
+def test_an_asynchronous_worker_restarts_alone(script_of, slurm):
+    code, output = slurm.run(script_of(num_ps=1), hosts="n1 n2 n3 n4", CODES="0 0 137 0")
+    assert code == 0
+    assert [len((slurm.folder / f"starts-{rank}").read_text().split()) for rank in range(4)] == [1, 1, 3, 1]
+    assert "worker 1 ended with code 137; restart 1 of 10" in output
+    assert slurm.requeued() == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--tasks_per_node=3"], "--tasks_per_node=3: must divide the 2 processes of the job (2 worker)"),
+        (["--time_limit=1:00"], "--time_limit=1:00: must be more than the 120 s"),
+        (["--time_limit=2h"], "--time_limit=2h: must be minutes"),
+        (["--sbatch=qos=high"], "'qos=high' is not an option of sbatch"),
+        (["--stop_timeout=1e5"], "--stop_timeout=100000: must be 65535 or less"),
+        (["--image=x"], "--image=x with --target=slurm: is for --target=kubernetes"),
+        (["--elastic=1:4"], "--elastic=1:4 with --target=slurm: is for --target=local"),
+        (["--memory=10 GB"], "--memory=10 GB: must be a whole number and Mi, Gi or Ti"),
+        (["--gpus_per_worker=-1"], "--gpus_per_worker=-1: must be 0 or more"),
+    ],
+)
+def test_what_cannot_work(script_of, flags, words):
+    with pytest.raises(UsageError) as error:
+        script_of(*flags)
+    assert words in str(error.value)
+
+
+def test_a_folder_of_one_node_cannot_hold_a_run_of_several(job_of):
+    trainer = ("--data_dir=d", "--model_dir=/tmp/run", "--global_batch_size=24")
+    with pytest.raises(UsageError, match="--model_dir=/tmp/run: is a folder of each node alone; with 2 nodes"):
+        target.render(job_of("--target=slurm", "--num_workers=2", trainer=trainer))
+    assert target.render(job_of("--target=slurm", "--num_workers=2", "--tasks_per_node=2", trainer=trainer))

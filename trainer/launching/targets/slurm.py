@@ -1,0 +1,91 @@
+"""`--target=slurm`: a job as a script for sbatch."""
+
+from __future__ import annotations
+
+import math
+import shlex
+
+from pipeline.errors import UsageError
+from trainer.launching.job import PARAMETER_SERVER, Job
+from trainer.launching.target_flags import SlurmFlags
+from trainer.launching.targets import sbatch_script
+
+_OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm")
+_MOST_WARNING = 65535  # seconds that sbatch accepts in --signal
+
+
+def render(job: Job) -> str:
+    """Returns the script.
+
+    Raises:
+      UsageError: a flag is missing, or cannot work there.
+    """
+    flags = job.elsewhere.slurm
+    _check(job, flags)
+    per_node = flags.tasks_per_node or 1
+    roles = [role for role, count in job.roles.items() for _ in range(count)]
+    port = job.elsewhere.processes.port
+    return sbatch_script.fill(
+        OPTIONS="\n".join(f"#SBATCH {option}" for option in _options(job, flags, len(roles), per_node)),
+        SETUP=flags.setup or "",
+        COMMAND=shlex.join(job.command),
+        ROLES=" ".join(roles),
+        TASKS=str(len(roles)),
+        PORT=str(port) if port else f"$((10000 + SLURM_JOB_ID * {per_node} % 20000))",
+        PER_NODE=str(per_node),
+        RESTARTS=str(job.max_restarts),
+        ALONE="worker" if job.strategy == PARAMETER_SERVER else "none",
+        SRUN=_srun_options(job, len(roles), per_node),
+        NAME=job.elsewhere.processes.job_name,
+    )
+
+
+def _options(job: Job, flags: SlurmFlags, tasks: int, per_node: int) -> list[str]:
+    processes, (amount, unit) = job.elsewhere.processes, job.elsewhere.processes.memory_of
+    given = {
+        "job-name": processes.job_name,
+        "nodes": tasks // per_node,
+        "ntasks-per-node": per_node,
+        "cpus-per-task": processes.cpus,
+        "mem": f"{amount * per_node}{unit}" if amount else None,
+        "gpus-per-task": job.gpus_per_worker or None,
+        "time": flags.time_limit,
+        "partition": flags.partition,
+        "account": flags.account,
+        "signal": f"B:USR1@{math.ceil(job.stop_timeout)}",
+        "output": f"{processes.job_name}-%j.log",
+        "open-mode": "append",
+    }
+    options = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    return [*options, "--requeue", *flags.options]
+
+
+def _srun_options(job: Job, tasks: int, per_node: int) -> str:
+    cpus = job.elsewhere.processes.cpus
+    return " ".join(
+        [
+            f"--ntasks={tasks} --ntasks-per-node={per_node} --distribution=block",
+            *([f"--cpus-per-task={cpus}"] if cpus else []),  # which srun does not take from sbatch
+            "--kill-on-bad-exit=0 --wait=0",
+        ]
+    )
+
+
+def _check(job: Job, flags: SlurmFlags) -> None:
+    tasks, per_node = sum(job.roles.values()), flags.tasks_per_node or 1
+    if tasks % per_node:
+        kinds = ", ".join(f"{count} {role}" for role, count in job.roles.items())
+        raise UsageError(f"--tasks_per_node={per_node}: must divide the {tasks} processes of the job ({kinds})")
+    if tasks > per_node and job.model_dir.startswith(tuple(f"{folder}/" for folder in _OF_ONE_NODE)):
+        raise UsageError(
+            f"--model_dir={job.model_dir}: is a folder of each node alone; with {tasks // per_node} nodes it must be "
+            "on a file system that they share"
+        )
+    if job.stop_timeout > _MOST_WARNING:
+        raise UsageError(f"--stop_timeout={job.stop_timeout:g}: must be {_MOST_WARNING} or less with --target=slurm")
+    limit = flags.limit_seconds
+    if limit is not None and limit <= job.stop_timeout:
+        raise UsageError(
+            f"--time_limit={flags.time_limit}: must be more than the {job.stop_timeout:g} s (--stop_timeout) that are "
+            "kept for saving"
+        )
