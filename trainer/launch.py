@@ -14,6 +14,7 @@ from pipeline.commands import commandline
 from pipeline.errors import UsageError
 from trainer.launching.flags import LaunchFlags
 from trainer.launching.job import Job
+from trainer.launching.local import compose
 
 COMMAND = "trainer.launch"
 _DESCRIPTION = (
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     Raises:
       PipelineError: whatever a user can cause.
-      SystemExit: with the job's exit code, where it is not 0.
+        Its exit code is that of the job.
     """
     own, trainer_flags = _split(sys.argv[1:] if argv is None else argv)
     flags = commandline.parse(COMMAND, _DESCRIPTION, LaunchFlags, own)
@@ -36,7 +37,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UsageError(f"-- is missing: the flags of trainer.run follow it, as in {COMMAND} --num_workers=2 -- ...")
     job = Job.of(flags, trainer_flags)
     if flags.job.target == "local":
-        raise UsageError("--target=local: is not built yet")
+        commandline.require("tensorflow")
+        compose.run(job)
+        return
     target = importlib.import_module(f"trainer.launching.targets.{flags.job.target}")
     print(target.render(job), end="", flush=True)
 

@@ -60,7 +60,7 @@ def run(
     """
     runtime.configure(config)
     output, heartbeat = Output(cluster.rank, live), heartbeat or Heartbeat()
-    heartbeat.job(plan.last_step, config.order.global_batch_size)
+    heartbeat.job(plan.last_step, config.order.global_batch_size, config.steps.steps_per_loop)
     if cluster.size > 1:
         output.live.phase("")
         heartbeat.phase("waiting for all workers")

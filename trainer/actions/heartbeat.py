@@ -24,6 +24,7 @@ VARIABLE = "STEPFEED_HEARTBEAT"  # names the file; not set: there is nobody to t
 _BETWEEN = 1.0  # seconds from one beat to the next
 _SOON = 0.2  # seconds after which a new phase is written at once
 _WINDOW = 10  # beats over which speeds are taken
+_PATIENCE = 5.0  # times the slowest loop so far
 
 Expected: TypeAlias = Literal["steps", "end", "nothing"]
 
@@ -43,7 +44,7 @@ class Beat:
       achieved: how often something was done that shows progress: a new phase, steps, batches evaluated.
       expects: what shows progress now: `steps` (or batches) soon, only the `end` of the phase, or `nothing`, since the
         process serves others.
-      slowest: seconds between two achievements while steps are expected, at most so far.
+      patience: seconds that may pass until the next achievement, by what was seen so far, where steps are expected.
       quiet: seconds for which the beats themselves may stop in this phase, as where the interpreter's lock is held.
       examples_per_second: of the whole job, over the last seconds.
       input_wait: share of the time that steps waited for batches.
@@ -58,7 +59,7 @@ class Beat:
     made: int = 0
     achieved: int = 0
     expects: Expected = "end"
-    slowest: float = 0.0
+    patience: float = 0.0
     quiet: float = 0.0
     examples_per_second: float | None = None
     input_wait: float | None = None
@@ -81,7 +82,8 @@ class Heartbeat:
         self._path = path
         self._beat = Beat(os.getpid(), time.time())
         self._written, self._achieved_at = -math.inf, time.monotonic()
-        self._rows, self._evaluates = 0, False
+        self._rows, self._steps_per_loop = 0, 1
+        self._slowest, self._evaluates = 0.0, False
         self._seen: collections.deque[Progress] = collections.deque(maxlen=_WINDOW)
         self._progress: Progress | None = None
         self._lock, self._ended = threading.RLock(), threading.Event()
@@ -91,10 +93,10 @@ class Heartbeat:
         """Returns one that writes to the file that the environment names."""
         return cls(os.environ.get(VARIABLE) or None)
 
-    def job(self, last_step: int, rows: int) -> None:
-        """Takes note of the step at which training ends, and of the rows of a step."""
+    def job(self, last_step: int, rows: int, steps_per_loop: int = 1) -> None:
+        """Takes note of the step at which training ends, of the rows of a step, and of the most steps of a loop."""
         with self._lock:
-            self._rows = rows
+            self._rows, self._steps_per_loop = rows, steps_per_loop
             self._beat = dataclasses.replace(self._beat, last_step=last_step)
 
     def phase(self, name: str, expects: Expected = "end", quiet: float = 0.0) -> None:
@@ -126,16 +128,21 @@ class Heartbeat:
         with self._lock:
             is_first, self._progress = self._progress is None, progress
             if self._beat.expects == "steps":
-                slowest = max(self._beat.slowest, time.monotonic() - self._achieved_at)
-                self._beat = dataclasses.replace(self._beat, slowest=slowest)
-            self._achieve(phase="training", expects="steps", quiet=0.0, step=progress.step, made=progress.steps)
+                self._slowest = max(self._slowest, time.monotonic() - self._achieved_at)
+            # The first loop is one step, compiled; what a whole loop takes is not known after it.
+            patience = progress.start_up * self._steps_per_loop if is_first else _PATIENCE * self._slowest
+            step = {"step": progress.step, "made": progress.steps, "patience": round(patience, 3)}
+            self._achieve(phase="training", expects="steps", quiet=0.0, **step)
             if is_first:  # even if it is killed at once, this was no failure at start-up
                 self._write()
 
     def evaluated(self) -> None:
         """Takes note that the next batches of an evaluation begin; the first ones are compiled, which may take long."""
         with self._lock:
-            self._achieve(expects="steps" if self._evaluates else "end")
+            if self._evaluates:
+                self._slowest = max(self._slowest, time.monotonic() - self._achieved_at)
+            patience = round(_PATIENCE * self._slowest, 3)
+            self._achieve(expects="steps" if self._evaluates else "end", patience=patience)
             self._evaluates = True
 
     def __enter__(self) -> Self:

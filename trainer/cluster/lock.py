@@ -16,19 +16,24 @@ _MOST_BYTES = 1000  # of what it holds
 
 
 @contextlib.contextmanager
-def held(model_dir: str) -> Iterator[None]:
+def held(model_dir: str, folder: pathlib.Path | None = None, what: str = "is training") -> Iterator[None]:
     """Context in which no other job trains in model_dir. The system frees the lock of a process that is dead.
+
+    Args:
+      model_dir: folder of the job.
+      folder: that holds the lock; None: the same.
+      what: what the holder of a lock does there, for the error.
 
     Raises:
       RerunError: another job trains there. Its code is that of a rerun, since a launcher may start this job while the
         end of the one before it is still under way.
       DataError: the folder cannot be written to.
     """
-    path = pathlib.Path(model_dir) / FILE
+    path = (folder or pathlib.Path(model_dir)) / FILE
     with named(path, "cannot be opened"):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        _lock(descriptor, model_dir)
+        _lock(descriptor, model_dir, what)
         with contextlib.suppress(OSError):  # a full disk: the lock holds without a name
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
@@ -37,13 +42,13 @@ def held(model_dir: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, model_dir: str) -> None:
+def _lock(descriptor: int, model_dir: str, what: str) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = os.pread(descriptor, _MOST_BYTES, 0).decode(errors="replace").strip() or "another process"
         raise RerunError(
-            f"--model_dir={model_dir}: {holder} is training there; wait until it ends, or use another --model_dir"
+            f"--model_dir={model_dir}: {holder} {what} there; wait until it ends, or use another --model_dir"
         ) from None
     except OSError:
         pass  # some network file systems cannot lock: there, nothing keeps two jobs apart

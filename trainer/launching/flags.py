@@ -33,13 +33,14 @@ class RestartFlags:
 
     max_restarts: int = 10  # of the group, or of each asynchronous worker; 0: none
     restart_delay: float = 1.0  # seconds before the first restart; doubles with each one that made no progress
-    silent_timeout: float = 60.0  # seconds without a sign of life, or of steps, after which a process is killed
+    silent_timeout: float = 120.0  # seconds without a sign of life, or of steps, after which a process is killed
     stop_timeout: float = 120.0  # seconds that processes have to save and end before they are killed
+    regrow_delay: float = 60.0  # seconds before a lost worker is tried again; doubles with each time it is lost
     elastic: str | None = None  # MIN:MAX workers, such as 1:4: goes on with fewer when one cannot be restarted
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        check_least(self, 0, "max_restarts", "restart_delay")
+        check_least(self, 0, "max_restarts", "restart_delay", "regrow_delay")
         check_positive(self, "silent_timeout", "stop_timeout")
         self.elastic_range  # noqa: B018, it raises
 

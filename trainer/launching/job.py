@@ -16,6 +16,7 @@ from trainer.launching.flags import LaunchFlags
 from trainer.launching.target_flags import Elsewhere
 
 MULTIWORKER, PARAMETER_SERVER = "multiworker", "parameter_server"
+CLUSTERS = (MULTIWORKER, PARAMETER_SERVER)  # strategies of several processes, which TF_CONFIG tells of each other
 # What says which process of the job one is, in a flag of trainer.run or a variable.
 _SET_HERE = ("job_name", "task_index", "task_id", "worker_hosts", "ps_hosts")
 _VARIABLE = "TF_CONFIG"
@@ -37,6 +38,7 @@ class Job:
       restart_delay: seconds before the first restart.
       silent_timeout: seconds without a sign of life after which a process counts as dead.
       stop_timeout: seconds that a process needs at most to save and end after SIGTERM.
+      regrow_delay: seconds before a worker that was given up is tried again.
       elastic: the fewest and the most workers; None: always `num_workers`.
       elsewhere: what another scheduler needs to know.
     """
@@ -52,6 +54,7 @@ class Job:
     restart_delay: float
     silent_timeout: float
     stop_timeout: float
+    regrow_delay: float = 60.0
     elastic: tuple[int, int] | None = None
     elsewhere: Elsewhere = dataclasses.field(default_factory=Elsewhere)
 
@@ -88,6 +91,7 @@ class Job:
             restarts.restart_delay,
             restarts.silent_timeout,
             restarts.stop_timeout,
+            restarts.regrow_delay,
             restarts.elastic_range,
             flags.elsewhere,
         )

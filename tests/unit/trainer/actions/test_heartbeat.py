@@ -74,10 +74,12 @@ def test_speeds_are_those_of_the_last_beats(path):
 
 def test_what_shows_progress_is_another_thing_in_each_phase(path):
     with Heartbeat(str(path)) as beats:
+        beats.job(100, rows=64, steps_per_loop=20)
         beats.phase("joining", quiet=120.0)
         assert (Beat.read(path).expects, Beat.read(path).quiet) == ("end", 120.0)
         beats.watch(progress(1, 1, 1.0))
         assert (Beat.read(path).expects, Beat.read(path).quiet) == ("steps", 0.0)
+        assert Beat.read(path).patience == 20.0  # a loop of 20 steps, by the first one
         time.sleep(0.05)
         beats.watch(progress(2, 2, 1.0))
         with beats.during("saving"):
@@ -85,7 +87,7 @@ def test_what_shows_progress_is_another_thing_in_each_phase(path):
             time.sleep(0.3)
         assert (beats._beat.phase, beats._beat.expects) == ("training", "steps")
         beats.watch(progress(3, 3, 1.0))
-        assert 0.05 <= beats._beat.slowest < 0.3  # saving is not part of it
+        assert 5 * 0.05 <= beats._beat.patience < 5 * 0.3  # saving is not part of it
         beats.phase("evaluating")
         beats.evaluated()
         assert beats._beat.expects == "end"  # its first batches are compiled

@@ -1,0 +1,152 @@
+"""A group from its start to its end: done, failed, told to stop, or ended to make room for a larger one."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from pipeline.errors import EXIT_RERUN
+from trainer.launching.local import cause as causes
+from trainer.launching.local.asynchronous import Workers
+from trainer.launching.local.cause import Cause
+from trainer.launching.local.group import Group
+from trainer.launching.local.process import Process
+from trainer.launching.local.records import Records
+from trainer.launching.local.reporter import Reporter
+from trainer.launching.local.screen import Screen
+from trainer.launching.local.stopping import Stopping
+
+_TICK = 0.05  # seconds
+_GATHERED = 0.5  # seconds after the first failure in which others are seen that may have come before it
+_BROKEN = 5.0  # seconds that processes whose peer is gone have to end: they cannot save
+_PREEMPTED = 30.0  # seconds at most, where the first process ended with 75: the others may be saving
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a group ended.
+
+    Attributes:
+      kind: done; failed; stopped by a signal; or ended to grow.
+      cause: of a failure.
+    """
+
+    kind: Literal["done", "failed", "stopped", "grow"]
+    cause: Cause | None = None
+
+
+class Attempt:
+    """Watches a group."""
+
+    def __init__(
+        self,
+        group: Group,
+        workers: Workers,
+        records: Records,
+        reporter: Reporter,
+        screen: Screen,
+        stopping: Stopping,
+        stop_timeout: float,
+    ) -> None:
+        """Watches nothing yet.
+
+        Args:
+          group: that was started.
+          workers: looks after those that fail alone.
+          records: to write to.
+          reporter: to keep up to date.
+          screen: to show it on.
+          stopping: whether the user wants an end.
+          stop_timeout: seconds that processes have to save and end.
+        """
+        self._group, self._workers, self._records, self._reporter = group, workers, records, reporter
+        self._screen, self._stopping, self._stop_timeout = screen, stopping, stop_timeout
+
+    def run(self, may_grow: Callable[[], bool]) -> Outcome:
+        """Watches to the end, at which no process is left.
+
+        Args:
+          may_grow: whether a larger group could be started now.
+        """
+        while True:
+            ended = self._tick()
+            if self._stopping.is_asked:
+                return self._stopped()
+            if self._group.is_done:
+                self._end(self._group.running, _BROKEN)
+                return Outcome("done")
+            self._workers.look_after(ended)
+            if self._group.failed:
+                return self._failed()
+            self._group.kill_silent()
+            if self._group.has_stepped and may_grow():
+                return self._ended_to_grow()
+
+    def _tick(self) -> list[Process]:
+        """Looks after the group once; returns the processes that have ended."""
+        time.sleep(_TICK)
+        ended = self._group.poll()
+        self._records.watch()
+        self._reporter.tick()
+        return ended
+
+    def _failed(self) -> Outcome:
+        """Finds the cause, says it before all that followed from it, and ends the others."""
+        end = time.monotonic() + _GATHERED
+        while self._group.running and time.monotonic() < end:
+            self._tick()
+        first = causes.first(self._group.processes, self._group.failed)
+        if first.ending is None:
+            first.kill(f"gave no sign of life for {first.listener.unheard:.0f} s")
+        while first.ending is None:
+            self._tick()
+        cause = Cause.of(first, first.ending)
+        self._records.error = str(cause)
+        self._records.failed(cause.task, str(cause))
+        self._screen.say(str(cause))
+        for line in cause.context:
+            self._screen.say(f"  {line}")
+        self._screen.release()
+        grace = min(_PREEMPTED, self._stop_timeout) if cause.ending.code == EXIT_RERUN else _BROKEN
+        self._end(self._group.running, grace)
+        return Outcome("failed", cause)
+
+    def _stopped(self) -> Outcome:
+        """Lets the group save and end, as the user wants."""
+        number = self._stopping.received[0]
+        self._screen.say(f"{number.name}: the processes save and end; a second one kills them")
+        self._reporter.set("stopping")
+        return self._ended("stopped")
+
+    def _ended_to_grow(self) -> Outcome:
+        self._screen.say("a worker that was given up is tried again: the processes save and end, to start with more")
+        return self._ended("grow")
+
+    def _ended(self, kind: Literal["stopped", "grow"]) -> Outcome:
+        """Lets the group save and end: first those that lead it, who need the others to save."""
+        for part in (self._group.leading, self._group.serving):
+            self._end(part, self._stop_timeout)
+        if self._group.is_done:
+            return Outcome("done")
+        wrong = [
+            one
+            for one in self._group.leading
+            if one.ending and not one.ending.is_good and not one.ending.is_restartable
+        ]
+        if wrong and wrong[0].ending:
+            return Outcome("failed", Cause.of(wrong[0], wrong[0].ending))
+        return Outcome(kind)
+
+    def _end(self, processes: Sequence[Process], grace: float) -> None:
+        """Asks processes to end, and kills those that have not after `grace` seconds."""
+        for one in processes:
+            one.ask_to_end()
+        end = time.monotonic() + grace
+        while any(one.ending is None for one in processes):
+            self._tick()
+            is_late = time.monotonic() > end or self._stopping.is_urgent
+            for one in processes:
+                if is_late or one.listener.is_late:  # stopped, or dead in all but name: it will not end by itself
+                    one.kill()

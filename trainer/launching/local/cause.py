@@ -1,0 +1,77 @@
+"""Which of several processes failed first: the cause; the others followed, since they had lost it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pipeline.errors import EXIT_RERUN
+from trainer.launching.local.ending import Ending
+from trainer.launching.local.process import Process, Task
+
+LOST = "lost another worker"  # how the trainer's line begins, in trainer/cluster/failures.py
+
+
+@dataclasses.dataclass(frozen=True)
+class Cause:
+    """The failure that made a group fail.
+
+    Attributes:
+      task: whose process it was.
+      pid: of it.
+      ending: how it ended.
+      step: the last that it reported.
+      lines: the last ones of its stderr.
+    """
+
+    task: Task
+    pid: int
+    ending: Ending
+    step: int | None
+    lines: tuple[str, ...]
+
+    @classmethod
+    def of(cls, process: Process, ending: Ending) -> Cause:
+        """Returns the failure of a process."""
+        beat = process.listener.beat
+        return cls(process.task, process.pid, ending, beat.step if beat else None, tuple(process.err.last))
+
+    @property
+    def context(self) -> tuple[str, ...]:
+        """What its last lines tell beyond the one that stands for it."""
+        return self.lines if len(self.lines) > 1 or self.ending.code < 0 else ()
+
+    def __str__(self) -> str:
+        """One line, with the last one that the process wrote itself."""
+        step = "" if self.step is None or self.ending.silence else f" after step {self.step}"
+        said = f": {self.lines[-1]}" if self.lines and self.ending.code > 0 else ""
+        return f"{self.task.name} (process {self.pid}) {self.ending}{step}{said}"
+
+
+def first(processes: list[Process], failed: list[Process]) -> Process:
+    """Returns the process that failed first.
+
+    A process that lost a peer says so, and ends with 75. What it lost may have been killed, or ended with another code;
+    or, if it is stopped or hangs, it may still be there and miss its heartbeats.
+
+    Args:
+      processes: of the group.
+      failed: those that have ended with a failure, in the order in which that was seen.
+    """
+    own = [one for one in failed if not _followed(one)]
+    return min(own, key=_rank_of_ending, default=None) or _silent(processes) or failed[0]
+
+
+def _rank_of_ending(process: Process) -> bool:
+    assert process.ending is not None
+    return process.ending.code == EXIT_RERUN
+
+
+def _followed(process: Process) -> bool:
+    """Whether it ended since it lost another one."""
+    assert process.ending is not None
+    return process.ending.code == EXIT_RERUN and any(LOST in line for line in process.err.last)
+
+
+def _silent(processes: list[Process]) -> Process | None:
+    late = [one for one in processes if one.ending is None and one.listener.is_late]
+    return max(late, key=lambda one: one.listener.unheard, default=None)

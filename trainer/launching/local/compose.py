@@ -1,0 +1,134 @@
+"""`--target=local`: checks what can be checked beforehand, and runs the job on this machine."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from pipeline.commands.text import count_of
+from pipeline.errors import EXIT_RERUN, PipelineError, UsageError
+from trainer import plan as plans
+from trainer.cluster import lock, tf_config
+from trainer.cluster.tf_config import ALONE, Cluster
+from trainer.launching import sizes
+from trainer.launching.job import MULTIWORKER, Job
+from trainer.launching.local import gpus, process
+from trainer.launching.local.asynchronous import Workers
+from trainer.launching.local.attempt import Attempt
+from trainer.launching.local.group import Group
+from trainer.launching.local.guardian import Guardian
+from trainer.launching.local.layout import FOLDER, HOST, Layout
+from trainer.launching.local.ports import Ports
+from trainer.launching.local.records import Records
+from trainer.launching.local.report import FILE, State
+from trainer.launching.local.reporter import Reporter
+from trainer.launching.local.screen import Screen
+from trainer.launching.local.slots import Slots
+from trainer.launching.local.stopping import Stopping
+from trainer.launching.local.supervisor import Supervisor
+
+_ORPHANS = 20.0  # seconds that processes have to save where the launcher is gone
+
+
+def run(job: Job, program: Sequence[str] | None = None) -> None:
+    """Runs a job to its end.
+
+    Args:
+      job: to run.
+      program: what runs the trainer; for tests.
+
+    Raises:
+      UsageError: the job cannot run on this machine.
+      DataError: its data cannot be read.
+      RerunError: it was stopped, or another launcher has it: rerun the same command.
+      JobFailedError: it failed.
+    """
+    layout, counts = _checked(job, tuple(program or process.program()))
+    with lock.held(job.model_dir, layout.folder, "runs a job"), Stopping() as stopping:
+        screen = _screen()
+        try:
+            _run(layout, counts, screen, stopping)
+        finally:
+            screen.close()
+
+
+def _screen() -> Screen:
+    """Returns a live table where stderr is a terminal, else plain lines."""
+    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        from trainer.launching.local.table import TableScreen  # noqa: PLC0415, here because it loads rich
+
+        return TableScreen()
+    return Screen()
+
+
+def _checked(job: Job, program: tuple[str, ...]) -> tuple[Layout, list[int]]:
+    """Returns where the processes are to run, and how many workers there may be."""
+    if os.environ.get(tf_config.VARIABLE, "").strip():
+        raise UsageError(f"{tf_config.VARIABLE} is set, but the launcher gives each process its own; unset it")
+    found = gpus.found()
+    shares = gpus.divided(found, job.num_workers, job.gpus_per_worker)
+    counts = [job.num_workers]
+    if job.strategy == MULTIWORKER:
+        each = max(1, len(shares[0]))
+        least, most = job.elastic or (job.num_workers, job.num_workers)
+        counts = sizes.working(job.config.order, range(least, min(most, job.num_workers) + 1), each)
+        if job.num_workers not in counts:
+            sizes.check(job.config.order, job.num_workers, each)
+    if not job.config.model.task:  # whose data only TensorFlow can tell
+        plans.make(job.config, Cluster((HOST,) * job.num_workers) if job.strategy == MULTIWORKER else ALONE)
+    folder = pathlib.Path(job.model_dir, FOLDER)
+    plans.prepare_folder("--model_dir", job.model_dir)
+    for name in ("logs", "heartbeats"):
+        plans.prepare_folder("--model_dir", str(folder / name))
+    return Layout(job, (*program, *job.flags), tuple(shares), bool(found), folder), counts
+
+
+def _run(layout: Layout, counts: list[int], screen: Screen, stopping: Stopping) -> None:
+    job, records = layout.job, Records(layout)
+    slots = Slots(counts, job.max_restarts, job.regrow_delay)
+    reporter = Reporter(records, screen, layout.folder, lambda: slots.lost)
+    supervisor = Supervisor(job, slots, records, reporter, screen, stopping)
+    _say_start(layout, counts, screen)
+    with Ports() as ports, Guardian(min(_ORPHANS, job.stop_timeout)) as guardian, _reported(reporter):
+
+        def start(chosen: Sequence[int]) -> Group:
+            ports.free()
+            return Group(layout, chosen, ports, guardian, screen)
+
+        def attempt(group: Group) -> Attempt:
+            workers = Workers(job, group, records, screen)
+            return Attempt(group, workers, records, reporter, screen, stopping, job.stop_timeout)
+
+        supervisor.run(start, attempt)
+
+
+@contextmanager
+def _reported(reporter: Reporter) -> Iterator[None]:
+    """Context whose end is that of the job in its report."""
+    state: State = "failed"
+    code = 1
+    try:
+        yield
+        state, code = "done", 0
+    except PipelineError as error:
+        state, code = "stopped" if error.exit_code == EXIT_RERUN else "failed", error.exit_code
+        raise
+    finally:
+        reporter.set(state, code)
+
+
+def _say_start(layout: Layout, counts: list[int], screen: Screen) -> None:
+    job = layout.job
+    parts = [count_of(count, role) for role, count in job.roles.items()]
+    each = len(layout.shares[0])
+    devices = f"{count_of(each, 'GPU')} per worker" if each else "CPUs"
+    screen.say(f"{', '.join(parts)} on {devices}; logs in {layout.folder / 'logs'}; status in {layout.folder / FILE}")
+    if job.elastic:
+        skipped = [str(count) for count in range(job.elastic[0], job.elastic[1] + 1) if count not in counts]
+        if skipped:
+            what = "--virtual_replicas" if job.config.order.virtual_replicas else "--global_batch_size"
+            divided = sizes.divided(job.config.order)
+            screen.say(f"never {' or '.join(skipped)} workers, who cannot share {what}={divided}")

@@ -1,0 +1,97 @@
+"""A small process that ends a launcher's processes when the launcher itself is gone, killed with SIGKILL for example.
+
+It reads from a pipe which processes there are. The pipe ends with the launcher, whatever happens to it. The system then
+asks them to save and end (`process.py` has it send SIGTERM; twice would mean: without saving), and the guardian kills
+after a while what is left of their groups. It runs as a file of its own, with nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Self
+
+_POLL = 0.05  # seconds
+
+
+class Guardian:
+    """The launcher's side: a context manager that starts the guardian, and ends it once there is nobody to guard."""
+
+    def __init__(self, grace: float) -> None:
+        """Starts nothing yet.
+
+        Args:
+          grace: seconds that processes have to save and end.
+        """
+        self._grace = grace
+
+    def guard(self, pid: int) -> None:
+        """Guards a process, which leads a process group."""
+        self._tell(f"+{pid}")
+
+    def release(self, pid: int) -> None:
+        """Forgets a process, which has ended with its group."""
+        self._tell(f"-{pid}")
+
+    def _tell(self, line: str) -> None:
+        with contextlib.suppress(OSError):  # somebody killed the guardian; the job goes on without
+            os.write(self._pipe, f"{line}\n".encode())
+
+    def __enter__(self) -> Self:
+        """Starts the guardian, in a session of its own: what ends the launcher's does not end it."""
+        read, self._pipe = os.pipe()
+        # -I and -S: it starts in 10 ms, whatever the environment.
+        command = [sys.executable, "-I", "-S", __file__, str(self._grace)]
+        self._process = subprocess.Popen(command, stdin=read, start_new_session=True, cwd="/")
+        os.close(read)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Ends it."""
+        os.close(self._pipe)
+        self._process.wait()
+
+
+def _end(pids: set[int], grace: float) -> None:
+    """Ends process groups: SIGKILL after `grace` seconds for all who are left."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            if not sys.platform.startswith("linux"):
+                os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGCONT)  # a stopped one could not end
+    end = time.monotonic() + grace
+    while time.monotonic() < end and any(map(_is_running, pids)):
+        time.sleep(_POLL)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def _is_running(pid: int) -> bool:
+    """Whether a process runs; one that has ended, but that nobody has waited for, does not."""
+    try:
+        os.kill(pid, 0)
+        if not sys.platform.startswith("linux"):
+            return True
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
+
+
+def main() -> None:
+    """Guards until stdin ends, and then ends whom it guards."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    pids: set[int] = set()
+    for line in sys.stdin:
+        (pids.add if line[0] == "+" else pids.discard)(int(line[1:]))
+    _end(pids, float(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Starts a group, and starts it again when it fails, with fewer or more workers where that may be."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from pipeline.commands.text import count_of
+from pipeline.errors import PipelineError, RerunError
+from trainer.launching.job import Job
+from trainer.launching.local.attempt import Attempt, Outcome
+from trainer.launching.local.back_off import BackOff
+from trainer.launching.local.cause import Cause
+from trainer.launching.local.group import Group
+from trainer.launching.local.records import Records
+from trainer.launching.local.reporter import Reporter
+from trainer.launching.local.screen import Screen
+from trainer.launching.local.slots import Slots
+from trainer.launching.local.stopping import Stopping
+
+_TICK = 0.05  # seconds
+_KILLED = 128  # exit code of a shell for a signal, less the signal
+
+
+class JobFailedError(PipelineError):
+    """The job has failed; the exit code is that of the process that failed first."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Supervisor:
+    """Runs a job to its end."""
+
+    def __init__(
+        self,
+        job: Job,
+        slots: Slots,
+        records: Records,
+        reporter: Reporter,
+        screen: Screen,
+        stopping: Stopping,
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+          job: to run.
+          slots: of its workers.
+          records: of what happens.
+          reporter: to keep up to date.
+          screen: to show it on.
+          stopping: whether the user wants an end.
+        """
+        self._job, self._slots, self._records, self._reporter = job, slots, records, reporter
+        self._screen, self._stopping = screen, stopping
+        self._back_off = BackOff(job.restart_delay)
+        self._size = job.num_workers
+
+    def run(self, start: Callable[[Sequence[int]], Group], attempt: Callable[[Group], Attempt]) -> None:
+        """Runs the job.
+
+        Args:
+          start: starts a group whose workers have some slots.
+          attempt: watches it.
+
+        Raises:
+          RerunError: it was stopped; the same command resumes.
+          JobFailedError: it failed, and was not worth another start.
+        """
+        while True:
+            slots = self._slots.chosen(time.monotonic())
+            self._say_size(len(slots))
+            group = start(slots)
+            try:
+                self._records.started(group)
+                self._reporter.set("starting")
+                outcome = attempt(group).run(lambda: self._may_grow(group))  # noqa: B023, it is used here alone
+            finally:
+                group.close()
+            if outcome.kind == "done":
+                return
+            self._go_on(group, outcome)
+
+    def _may_grow(self, group: Group) -> bool:
+        """Takes note that the group makes steps, and says whether a larger one could start."""
+        self._slots.stepped(group.slots)
+        return self._job.elastic is not None and self._slots.can_grow(len(group.slots), time.monotonic())
+
+    def _say_size(self, size: int) -> None:
+        if size != self._size:
+            self._screen.say(f"going on with {count_of(size, 'worker')}")
+        self._size = size
+
+    def _go_on(self, group: Group, outcome: Outcome) -> None:
+        """Waits until the next start, unless there is none."""
+        if outcome.kind == "failed" and outcome.cause:
+            self._check_restartable(outcome.cause)
+            self._check_stopped()
+            self._check_restarts(group, outcome.cause)
+            self._wait(len(group.processes))
+        self._check_stopped()
+
+    def _check_restartable(self, cause: Cause) -> None:
+        if not cause.ending.is_restartable:
+            self._fail(cause, "")
+        if self._records.best is None:
+            self._fail(cause, "; not started again, since no step was made")
+
+    def _check_restarts(self, group: Group, cause: Cause) -> None:
+        """Raises JobFailedError where there may be no other start."""
+        most = self._job.max_restarts
+        if self._job.elastic is None:
+            if self._records.restarts >= most:
+                self._fail(cause, f"; not started again after {count_of(most, 'restart')} (--max_restarts)")
+            return
+        now, slot = time.monotonic(), cause.task.slot
+        if self._slots.failed(slot, not group.has_stepped, now):
+            self._screen.say(f"the place of {cause.task.name} (slot {slot}) is given up for now")
+        if not self._slots.can_grow(0, now):
+            self._fail(cause, f"; too few workers are left for --elastic={self._job.elastic[0]}:{self._job.elastic[1]}")
+
+    def _wait(self, count: int) -> None:
+        """Waits before a restart, less long where there was progress."""
+        seconds = self._back_off.next(self._records.best)
+        most = "" if self._job.elastic else f" of {self._job.max_restarts}"
+        what = "the process" if count == 1 else f"all {count} processes"
+        self._screen.say(f"starting {what} again in {seconds:g} s (restart {self._records.restarts + 1}{most})")
+        self._reporter.set("waiting")
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self._stopping.is_asked:
+            time.sleep(_TICK)
+            self._reporter.tick()
+
+    def _check_stopped(self) -> None:
+        """Raises an error where the user wants an end."""
+        if self._stopping.is_urgent:
+            number = self._stopping.received[1]
+            message = f"{number.name} again: killed, perhaps without saving; rerun the same command to resume"
+            raise JobFailedError(message, _KILLED + number)
+        if self._stopping.is_asked:
+            at = "before the first step" if self._records.best is None else f"after step {self._records.best}"
+            name = self._stopping.received[0].name
+            raise RerunError(f"stopped by {name} {at}; rerun the same command to resume")
+
+    def _fail(self, cause: Cause, why: str) -> NoReturn:
+        raise JobFailedError(f"{cause}{why}", cause.ending.exit_code)
