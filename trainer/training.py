@@ -16,6 +16,7 @@ from trainer.actions.evaluation import Evaluation, Evaluator
 from trainer.actions.evaluations import Evaluations
 from trainer.actions.feeding import Feed
 from trainer.actions.heartbeat import Heartbeat
+from trainer.actions.kubeflow import Reporter
 from trainer.actions.live import LiveLine
 from trainer.actions.metrics import Metrics
 from trainer.actions.output import Output
@@ -104,6 +105,7 @@ class _Run:
         self.best = Best(ranking, self.checkpoints, config.run.model_dir, cluster.is_chief) if flags.ranks else None
         self.feed = Feed(config, plan, cluster, self.stepper)
         self.judge = Judge(config, plan, self.stepper)
+        self.reporter = Reporter(plan.last_step, cluster.is_chief, output.line)
         unit = "img" if compose.are_images(self.task.data.features) else "rows"
         self.status = Status(output.live, plan.last_step, steps_per_epoch, config.order.global_batch_size, unit)
 
@@ -122,6 +124,7 @@ class _Run:
             self._train(evaluations)
         result = self._evaluate_at_end(evaluations) if evaluations else None
         self.heartbeat.phase("finishing")
+        self.reporter.end(self.state.step)
         self._say_end()
         if self.cluster.is_chief:
             self.task.after_train(self.state.model, result)
@@ -142,6 +145,7 @@ class _Run:
         profiler = Profiler(self.config.output.profiled, events.folder, self.cluster.is_chief)
         with self.feed.inner_loop(start) as inner_loop, self.interrupt.deferred(), profiler:
             actions = [Action(0, self._answer), *composed.actions(self._parts(evaluations)), *profiler.actions()]
+            actions.append(self.reporter.action())
             self.output.live.phase("compiling the step")
             try:
                 if evaluations and not evaluations.before(start, flags.eval_every):
@@ -160,6 +164,7 @@ class _Run:
     def _watch(self, progress: Progress) -> None:
         """Is told of every inner loop."""
         self.heartbeat.watch(progress)
+        self.reporter.watch(progress)
         self.judge.verdict.watch(progress)
         self.status.watch(progress)
 
@@ -187,7 +192,7 @@ class _Run:
         if split is None:
             return None
         batches, steps_per_loop = self.feed.batches(split.request), self.config.steps.steps_per_loop
-        may_skip, write = self.plan.may_skip, self.metrics.write
+        may_skip, write = self.plan.may_skip, self.reporter.also(self.metrics.write)
         evaluator = Evaluator(self.stepper, batches, split, may_skip, steps_per_loop, self._stop, write)
         return Evaluations(evaluator, self.best, self.output, self.plan.last_step)
 

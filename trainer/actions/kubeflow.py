@@ -1,0 +1,146 @@
+"""Tells Kubeflow Trainer how a TrainJob is doing, where its variables say how: progress, time left and metrics.
+
+`kubectl get trainjob` and Kubeflow's dashboard show it (proposal 2779 of kubeflow/trainer). Training never waits for
+the server, and goes on without it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import http.client
+import json
+import math
+import os
+import pathlib
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+
+from trainer.loop import Action, Progress
+
+URL, CA_CERT, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
+SECONDS = 10.0  # between two reports; Kubeflow asks for 5 at least
+_TIMEOUT = 5.0  # seconds
+_MOST_METRICS, _LONGEST = 256, 64  # that the server accepts, and characters of a name
+_MOST_SECONDS = 2**31 - 1
+
+_Status = dict[str, object]
+Write = Callable[[int, dict[str, float]], None]  # global step, values by tag
+
+
+class Reporter:
+    """Posts the status of a run; on the chief, where the variables are set. Elsewhere it does nothing."""
+
+    def __init__(self, last_step: int, is_chief: bool, say: Callable[[str], None]) -> None:
+        """Posts nothing yet.
+
+        Args:
+          last_step: at which training ends.
+          is_chief: whether this process reports.
+          say: prints a line, which a report that fails gets once.
+        """
+        self._last_step, self._say = last_step, say
+        self._on = is_chief and all(os.environ.get(name) for name in (URL, CA_CERT, TOKEN))
+        self._thread: threading.Thread | None = None
+        self._problem: str | None = None
+        self._said = False
+        self._began: tuple[float, int] | None = None  # when, and at which step
+        self._evaluated: dict[str, float] = {}
+
+    def action(self) -> Action:
+        """Returns what reports every few seconds; the same place in the list of actions on all workers."""
+        return Action(0, self.report, seconds=SECONDS if self._on else 0.0)
+
+    def watch(self, progress: Progress) -> None:
+        """Is told of every inner loop: the first one begins the time that is measured."""
+        self._began = self._began or (time.monotonic(), progress.step)
+
+    def also(self, write: Write) -> Write:
+        """Returns a function that writes the values of an evaluation, and remembers them for later reports."""
+
+        def both(step: int, values: dict[str, float]) -> None:
+            write(step, values)
+            self._evaluated.update(values)
+
+        return both
+
+    def report(self, progress: Progress) -> None:
+        """Posts where training is, in the background."""
+        if self._on and not (self._thread and self._thread.is_alive()):
+            self._say_problem()
+            content = status(
+                progress.step, self._last_step, self._left(progress.step), {**progress.values, **self._evaluated}
+            )
+            self._thread = threading.Thread(target=self._post, args=(content,), name="Kubeflow", daemon=True)
+            self._thread.start()
+
+    def end(self, step: int) -> None:
+        """Posts that a run is done, and waits for the answer for some seconds."""
+        if self._on:
+            if self._thread:
+                self._thread.join(_TIMEOUT)
+            self._post(status(self._last_step, self._last_step, 0.0, {**self._evaluated, "step": step}))
+            self._say_problem()
+
+    def _left(self, step: int) -> float | None:
+        """Returns the seconds that are left; None before anything is measured."""
+        if self._began is None or step <= self._began[1]:
+            return None
+        when, first = self._began
+        return (self._last_step - step) * (time.monotonic() - when) / (step - first)
+
+    def _post(self, content: _Status) -> None:
+        try:
+            post(content)
+        except urllib.error.HTTPError as error:
+            self._problem = f"HTTP {error.code} {error.reason}"
+        except (OSError, ValueError, http.client.HTTPException) as error:  # no such file, no connection, not a URL
+            self._problem = str(getattr(error, "reason", None) or error) or type(error).__name__
+
+    def _say_problem(self) -> None:
+        if self._problem and not self._said:
+            self._said = True
+            self._say(f"note: Kubeflow Trainer does not get the progress ({self._problem}); training goes on")
+
+
+def status(step: int, last_step: int, left: float | None, values: Mapping[str, float]) -> _Status:
+    """Returns a status as Kubeflow Trainer wants it.
+
+    Args:
+      step: global step.
+      last_step: at which training ends.
+      left: seconds; None: not known.
+      values: metrics by name.
+    """
+    finite = {name[:_LONGEST]: value for name, value in values.items() if math.isfinite(value)}
+    metrics = {"step": step, **finite}
+    return {
+        "progressPercentage": 100 * step // last_step if last_step else 100,
+        **({} if left is None else {"estimatedRemainingSeconds": min(round(left), _MOST_SECONDS)}),
+        "metrics": [{"name": name, "value": f"{value:.6g}"} for name, value in list(metrics.items())[:_MOST_METRICS]],
+        "lastUpdatedTime": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+
+
+def post(content: _Status) -> None:
+    """Posts a status to the server of the variables. Certificate and token are read anew, since they change.
+
+    Raises:
+      OSError: a file cannot be read, or the server not be reached.
+      HTTPError: it refuses.
+      HTTPException: it does not speak HTTP.
+      ValueError: the address or the token cannot be used.
+    """
+    url = os.environ[URL]
+    if not url.startswith("https://"):  # it would get the token
+        raise ValueError(f"{URL}={url}: not an https:// address")
+    token = pathlib.Path(os.environ[TOKEN]).read_text(encoding="ascii").strip()
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    body = json.dumps({"trainerStatus": content}).encode()
+    trusted = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=os.environ[CA_CERT]))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), trusted)  # it is in the cluster: no proxy
+    with opener.open(urllib.request.Request(url, body, headers, method="POST"), timeout=_TIMEOUT):
+        pass
