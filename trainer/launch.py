@@ -24,12 +24,15 @@ _DESCRIPTION = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None, program: Sequence[str] | None = None) -> None:
     """Runs the command.
 
+    Args:
+      argv: the arguments; None: the process's own.
+      program: what runs the trainer here; for tests.
+
     Raises:
-      PipelineError: whatever a user can cause.
-        Its exit code is that of the job.
+      PipelineError: whatever a user can cause; its exit code is that of the job.
     """
     own, trainer_flags = _split(sys.argv[1:] if argv is None else argv)
     flags = commandline.parse(COMMAND, _DESCRIPTION, LaunchFlags, own)
@@ -38,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     job = Job.of(flags, trainer_flags)
     if flags.job.target == "local":
         commandline.require("tensorflow")
-        compose.run(job)
+        compose.run(job, program)
         return
     target = importlib.import_module(f"trainer.launching.targets.{flags.job.target}")
     print(target.render(job), end="", flush=True)

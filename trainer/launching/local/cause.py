@@ -20,6 +20,7 @@ class Cause:
       pid: of it.
       ending: how it ended.
       step: the last that it reported.
+      at_start: whether the process had made no step.
       lines: the last ones of its stderr.
     """
 
@@ -27,13 +28,15 @@ class Cause:
     pid: int
     ending: Ending
     step: int | None
+    at_start: bool
     lines: tuple[str, ...]
 
     @classmethod
     def of(cls, process: Process, ending: Ending) -> Cause:
         """Returns the failure of a process."""
         beat = process.listener.beat
-        return cls(process.task, process.pid, ending, beat.step if beat else None, tuple(process.err.last))
+        step, at_start = beat.step if beat else None, not process.listener.has_stepped
+        return cls(process.task, process.pid, ending, step, at_start, tuple(process.err.last))
 
     @property
     def context(self) -> tuple[str, ...]:

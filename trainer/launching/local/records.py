@@ -53,17 +53,20 @@ class Records:
 
     def watch(self) -> None:
         """Takes note of the step."""
-        step = self._group.step if self._group and self._group.has_stepped else None
+        step = self._group.step if self._group and self.has_stepped else None
         if step is not None:
             self.best = max(step, self.best or 0)
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether the group has made a step."""
+        return self._group is not None and self._group.has_stepped
 
     def report(self, state: State, lost: Sequence[int], exit_code: int | None = None) -> JobReport:
         """Returns how the job is doing."""
         group, job = self._group, self._layout.job
         beats = [one.listener.beat for one in group.processes] if group else []
         self._last_step = next((beat.last_step for beat in beats if beat and beat.last_step), self._last_step)
-        if state == "starting" and group and group.has_stepped:
-            state = "training"
         return JobReport(
             VERSION,
             round(time.time(), 3),

@@ -42,6 +42,8 @@ class Reporter:
     def tick(self) -> None:
         """Reports how it goes, where that is due."""
         now = time.monotonic()
+        if self._state == "starting" and self._records.has_stepped:
+            self.set("training")
         if is_due := now - self._written >= _EVERY:
             self._written = now
         if is_due or self._screen.is_due:

@@ -81,11 +81,11 @@ class Supervisor:
                 group.close()
             if outcome.kind == "done":
                 return
-            self._go_on(group, outcome)
+            self._go_on(outcome)
 
     def _may_grow(self, group: Group) -> bool:
         """Takes note that the group makes steps, and says whether a larger one could start."""
-        self._slots.stepped(group.slots)
+        self._slots.stepped([one.task.slot for one in group.processes if one.listener.has_stepped])
         return self._job.elastic is not None and self._slots.can_grow(len(group.slots), time.monotonic())
 
     def _say_size(self, size: int) -> None:
@@ -93,13 +93,13 @@ class Supervisor:
             self._screen.say(f"going on with {count_of(size, 'worker')}")
         self._size = size
 
-    def _go_on(self, group: Group, outcome: Outcome) -> None:
+    def _go_on(self, outcome: Outcome) -> None:
         """Waits until the next start, unless there is none."""
         if outcome.kind == "failed" and outcome.cause:
             self._check_restartable(outcome.cause)
             self._check_stopped()
-            self._check_restarts(group, outcome.cause)
-            self._wait(len(group.processes))
+            self._check_restarts(outcome.cause)
+            self._wait()
         self._check_stopped()
 
     def _check_restartable(self, cause: Cause) -> None:
@@ -108,7 +108,7 @@ class Supervisor:
         if self._records.best is None:
             self._fail(cause, "; not started again, since no step was made")
 
-    def _check_restarts(self, group: Group, cause: Cause) -> None:
+    def _check_restarts(self, cause: Cause) -> None:
         """Raises JobFailedError where there may be no other start."""
         most = self._job.max_restarts
         if self._job.elastic is None:
@@ -116,16 +116,16 @@ class Supervisor:
                 self._fail(cause, f"; not started again after {count_of(most, 'restart')} (--max_restarts)")
             return
         now, slot = time.monotonic(), cause.task.slot
-        if self._slots.failed(slot, not group.has_stepped, now):
+        if self._slots.failed(slot, cause.at_start, now):
             self._screen.say(f"the place of {cause.task.name} (slot {slot}) is given up for now")
         if not self._slots.can_grow(0, now):
             self._fail(cause, f"; too few workers are left for --elastic={self._job.elastic[0]}:{self._job.elastic[1]}")
 
-    def _wait(self, count: int) -> None:
+    def _wait(self) -> None:
         """Waits before a restart, less long where there was progress."""
         seconds = self._back_off.next(self._records.best)
         most = "" if self._job.elastic else f" of {self._job.max_restarts}"
-        what = "the process" if count == 1 else f"all {count} processes"
+        what = "the process" if sum(self._job.roles.values()) == 1 else "all processes"
         self._screen.say(f"starting {what} again in {seconds:g} s (restart {self._records.restarts + 1}{most})")
         self._reporter.set("waiting")
         end = time.monotonic() + seconds

@@ -1,0 +1,93 @@
+"""Stands for `trainer.run` in tests of the launcher: it counts steps, beats, saves, and fails as it is told.
+
+$FAKE is a JSON object: for the name of a process, such as `worker 1`, a list of what its starts do, one by one:
+`{"do": "exit", "at": 3, "code": 75, "say": "..."}`; or `kill`, `stop`, `hang` at a step. At step 0 is at start-up. The
+starts that follow make all steps. While model_dir has a file `broken-gpu-N`, processes with GPU N die at start-up.
+Workers do not wait for each other.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+
+from trainer.actions.heartbeat import Heartbeat
+from trainer.loop import Progress
+
+PLAN = json.loads(os.environ.get("FAKE", "{}"))
+SECONDS = float(os.environ.get("FAKE_SECONDS", "0.02"))  # of a step
+
+
+def flag(name):
+    return next(a.partition("=")[2] for a in sys.argv if a.startswith(f"--{name}="))
+
+
+def read(path):
+    return int(path.read_text()) if path.exists() else 0
+
+
+def write(path, number):
+    path.with_suffix(".new").write_text(str(number))
+    path.with_suffix(".new").replace(path)
+
+
+def main():
+    task = json.loads(os.environ["TF_CONFIG"])["task"]
+    name = task["type"] if task["type"] == "chief" else f"{task['type']} {task['index']}"
+    folder, last = pathlib.Path(flag("model_dir")), int(flag("train_steps"))
+    starts = folder / f"starts-{name.replace(' ', '-')}"
+    number = read(starts)
+    write(starts, number + 1)
+    plan = PLAN.get(name, [])
+    action = plan[number] if number < len(plan) else {}
+    broken = folder / f"broken-gpu-{os.environ.get('CUDA_VISIBLE_DEVICES')}"
+    if broken.exists():
+        action = {"do": "kill", "at": 0}
+    stopped = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+    with Heartbeat.of_environment() as beats:
+        beats.job(last, rows=8)
+        beats.phase("loading")
+        act(action, 0)
+        if task["type"] in ("worker", "chief") and (name != "worker 0" or "chief" not in os.environ["TF_CONFIG"]):
+            train(task, folder, last, beats, action, stopped, name)
+        while task["type"] == "ps" and not stopped:
+            beats.phase("serving", "nothing")
+            time.sleep(SECONDS)
+
+
+def train(task, folder, last, beats, action, stopped, name):
+    saved = folder / "step"
+    start = step = read(saved)
+    print(f"begins at step {step}", flush=True)
+    while step < last:
+        time.sleep(SECONDS)
+        step += 1
+        beats.watch(Progress(step, {"total_loss": 0.5}, step - start, SECONDS * (step - start), 0.0, 0.001, None))
+        act(action, step)
+        if stopped:
+            write(saved, max(step, read(saved)))
+            print(f"fake: stopped, step {step} is saved", file=sys.stderr, flush=True)
+            sys.exit(75)
+    write(saved, step)
+    print(f"done at step {step}", flush=True)
+
+
+def act(action, step):
+    if action.get("at") != step:
+        return
+    if "say" in action:
+        print(action["say"], file=sys.stderr, flush=True)
+    if action["do"] == "exit":
+        sys.exit(action["code"])
+    if action["do"] == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if action["do"] == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if action["do"] == "hang":  # while its heart beats
+        time.sleep(1000)
+
+
+main()

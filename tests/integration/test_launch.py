@@ -1,0 +1,338 @@
+"""The launcher's decisions, with a stand-in for the trainer that fails as it is told: real processes and signals."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.datasets import write_dataset
+from tests.launches import FAKE, ROOT, Launch, is_running, left_within
+
+QUICK = ("--restart_delay=0.1",)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data")
+    write_dataset(path, (40, 24), (4, 4, 1), test_counts=(4,))
+    return path
+
+
+@pytest.fixture
+def launch(data, tmp_path):
+    """Returns a function that starts the launcher with stand-ins."""
+    started = []
+
+    def launch(*flags, plan=None, steps=20, batch=24, environment=None, trainer=()):
+        flags = (*QUICK, *flags)
+        trainer = (f"--data_dir={data}", f"--train_steps={steps}", f"--global_batch_size={batch}", *trainer)
+        variables = {"FAKE": json.dumps(plan or {}), **(environment or {})}
+        started.append(Launch(tmp_path / "model", flags, trainer, FAKE, variables))
+        return started[-1]
+
+    yield launch
+    for one in started:
+        one.process.kill()
+        left_within(30, one.pids())
+
+
+def failing(*starts):
+    """Returns a plan in which worker 1 fails."""
+    return {"worker 1": list(starts)}
+
+
+def test_two_workers_to_the_end(launch):
+    job = launch("--num_workers=2")
+    code, out, err = job.end()
+    assert code == 0, err
+    assert sorted(line for line in out.splitlines() if "done" in line) == [
+        "worker 0 | done at step 20",
+        "worker 1 | done at step 20",
+    ]
+    assert err.startswith("trainer.launch: 2 workers on CPUs; logs in ")
+    status = job.status()
+    assert (status["version"], status["state"], status["exit_code"], status["step"]) == (1, "done", 0, 20)
+    assert (status["num_workers"], status["restarts"], status["error"]) == (2, 0, None)
+    assert [one["state"] for one in status["processes"]] == ["ended", "ended"]
+    for one in status["processes"]:
+        assert pathlib.Path(one["stdout"]).read_text() == "begins at step 0\ndone at step 20\n"
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        ({"do": "kill"}, r"was killed by SIGKILL after step \d"),
+        ({"do": "exit", "code": 75, "say": "preempted"}, r"ended with exit code 75 .* after step \d: preempted"),
+        ({"do": "exit", "code": 143}, r"was killed by SIGTERM after step \d"),
+    ],
+)
+def test_what_can_be_resumed_is_started_again(launch, failure, said):
+    job = launch("--num_workers=2", plan=failing({"at": 5, **failure}), steps=60)
+    code, out, err = job.end()
+    assert code == 0, err
+    assert re.search(rf"trainer.launch: worker 1 \(process \d+\) {said}\n", err), err
+    assert "starting all processes again in 0.1 s (restart 1 of 10)" in err
+    assert out.count("done at step 60") == 2
+    status = job.status()
+    assert status["restarts"] == 1
+    assert [one["restarts"] for one in status["processes"]] == [1, 1]
+    assert status["processes"][0]["last_error"] is None
+    assert re.match(r"worker 1 \(process \d+\)", status["processes"][1]["last_error"])
+
+
+@pytest.mark.parametrize("code", [1, 2])
+def test_bad_data_and_flags_are_not_started_again(launch, code):
+    job = launch("--num_workers=2", plan=failing({"do": "exit", "at": 5, "code": code, "say": "a\nb is wrong"}))
+    ended, _, err = job.end()
+    assert ended == code
+    assert re.fullmatch(rf"trainer.launch: worker 1 .* exit code {code} \(.*\) after step \d: b is wrong", last(err))
+    assert "restart" not in err
+    assert (job.status()["state"], job.status()["exit_code"]) == ("failed", code)
+
+
+def last(text):
+    return text.splitlines()[-1]
+
+
+@pytest.mark.parametrize("failure", [{"do": "kill"}, {"do": "exit", "code": 75}])
+def test_a_failure_at_start_up_is_not_started_again(launch, failure):
+    code, _, err = launch("--num_workers=1", plan={"worker 0": [{"at": 0, **failure}]}).end()
+    assert code == (137 if failure["do"] == "kill" else 75)
+    assert last(err).endswith("; not started again, since no step was made")
+    assert "again in" not in err
+
+
+def test_a_later_failure_at_start_up_is(launch):
+    plan = {"worker 0": [{"do": "kill", "at": at} for at in (5, 0, 0)]}
+    code, _, err = launch("--num_workers=1", plan=plan).end()
+    assert code == 0, err
+    delays = re.findall(r"again in ([\d.]+) s \(restart (\d) of 10\)", err)
+    assert delays == [("0.1", "1"), ("0.2", "2"), ("0.4", "3")]
+
+
+def test_there_is_a_last_restart(launch):
+    plan = {"worker 0": [{"do": "kill", "at": 3}] * 9}
+    code, _, err = launch("--num_workers=1", "--max_restarts=2", plan=plan).end()
+    assert code == 137
+    assert re.search(
+        r"killed by SIGKILL after step \d; not started again after 2 restarts \(--max_restarts\)$", last(err)
+    )
+    assert err.count("again in") == 2
+
+
+def test_the_cause_comes_before_what_followed_from_it(launch):
+    """Worker 0 says that it lost another one and ends, while the other still dies."""
+    lost = {"do": "exit", "at": 5, "code": 75, "say": "fake: lost another worker (gone); rerun"}
+    cause = {"do": "exit", "at": 7, "code": 1, "say": "shard 3 is corrupt"}
+    code, _, err = launch("--num_workers=2", plan={"worker 0": [lost], "worker 1": [cause]}).end()
+    assert code == 1
+    lines = err.splitlines()
+    first = next(i for i, line in enumerate(lines) if "worker 1 (process" in line)
+    assert "shard 3 is corrupt" in lines[first]
+    assert first < next(i for i, line in enumerate(lines) if "lost another worker" in line)
+
+
+@pytest.mark.parametrize("how", ["stop", "hang"])
+def test_a_silent_worker_is_named_and_killed(launch, how):
+    job = launch("--num_workers=2", "--silent_timeout=1.5", plan=failing({"do": how, "at": 5}))
+    code, _, err = job.end()
+    assert code == 0, err
+    what = "gave no sign of life" if how == "stop" else "made no progress"
+    said = rf"worker 1 \(process \d+\) {what} for \d+ s after step \d \(training\), and was killed"
+    assert re.search(said, err), err
+    assert "restart 1 of 10" in err
+
+
+def test_one_whose_peers_give_it_up_first_is_named(launch):
+    """TensorFlow notices a stopped peer long before --silent_timeout."""
+    lost = {"do": "exit", "at": 250, "code": 75, "say": "fake: lost another worker (silent); rerun"}
+    plan = {"worker 0": [lost], "worker 1": [{"do": "stop", "at": 5}]}
+    code, _, err = launch("--num_workers=2", plan=plan, steps=300).end()
+    assert code == 0, err
+    assert re.search(r"trainer.launch: worker 1 \(process \d+\) gave no sign of life for \d+ s, and was killed", err)
+    assert err.index("trainer.launch: worker 1") < err.index("worker 0 | fake: lost another worker")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_lets_all_save_and_end(launch, number):
+    job = launch("--num_workers=2", steps=100_000)
+    job.wait_for_step(5)
+    job.process.send_signal(number)
+    code, _, err = job.end()
+    assert code == 75
+    assert err.count("fake: stopped, step") == 2
+    assert re.search(
+        rf"trainer.launch: stopped by {number.name} after step \d+; rerun the same command to resume$", err
+    )
+    assert (job.status()["state"], job.status()["exit_code"]) == ("stopped", 75)
+
+
+def test_a_second_signal_kills(launch):
+    job = launch("--num_workers=2", steps=100_000, environment={"FAKE_SECONDS": "5"}, plan={})
+    status = job.wait_until(lambda status: len(status["processes"]) == 2)
+    for pid in (one["pid"] for one in status["processes"]):
+        os.kill(pid, signal.SIGSTOP)  # they cannot save
+    job.process.send_signal(signal.SIGINT)
+    job.wait_until(lambda status: status["state"] == "stopping")
+    job.process.send_signal(signal.SIGINT)
+    code, _, err = job.end()
+    assert code == 130
+    assert "SIGINT again: killed" in last(err)
+
+
+def test_no_process_is_left_when_the_launcher_is_killed(launch):
+    job = launch("--num_workers=2", steps=100_000)
+    pids = job.pids() if job.wait_for_step(5) else []
+    assert len(pids) == 2
+    job.process.kill()
+    assert left_within(10, pids) == []
+    assert "step" in (job.folder / "logs" / "worker-0.stderr.log").read_text()  # it has saved
+
+
+def test_not_even_one_that_is_stopped_or_what_it_has_started(launch, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, signal, subprocess, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen(['sleep', '1000'])\n"
+        f"open({str(tmp_path / 'child')!r}, 'w').write(str(child.pid))\n"
+        "time.sleep(1000)\n"
+    )
+    job = launch("--num_workers=1", "--stop_timeout=1")
+    job.end()
+    data_flags = [a for a in job.process.args if "data_dir" in a]
+    job = Launch(tmp_path / "other", ("--stop_timeout=1",), data_flags, (sys.executable, str(program)))
+    job.wait_until(lambda status: (tmp_path / "child").exists() and (tmp_path / "child").read_text())
+    pids = [*job.pids(), int((tmp_path / "child").read_text())]
+    assert all(map(is_running, pids))
+    job.process.kill()
+    assert left_within(10, pids) == []
+
+
+def test_what_a_process_leaves_behind_ends_with_it(data, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import subprocess\n"
+        "child = subprocess.Popen(['sleep', '1000'])\n"
+        f"open({str(tmp_path / 'child')!r}, 'w').write(str(child.pid))\n"
+    )
+    job = Launch(tmp_path / "model", (), [f"--data_dir={data}"], (sys.executable, str(program)))
+    assert job.end()[0] == 0
+    assert left_within(5, [int((tmp_path / "child").read_text())]) == []
+
+
+GPUS = {"CUDA_VISIBLE_DEVICES": "0,1,2"}
+ELASTIC = ("--elastic=1:3", "--regrow_delay=0.5", "--max_restarts=1")
+
+
+def test_elastic_goes_on_with_fewer_and_grows_back(launch, tmp_path):
+    job = launch(*ELASTIC, steps=100_000, environment=GPUS)
+    job.wait_for_step(5)
+    broken = tmp_path / "model" / "broken-gpu-1"
+    broken.touch()
+    pid = next(one["pid"] for one in job.status()["processes"] if one["slot"] == 1)
+    os.kill(pid, signal.SIGKILL)
+    status = job.wait_until(lambda status: status["num_workers"] == 2 and status["state"] == "training")
+    assert [(one["name"], one["slot"], one["gpus"]) for one in status["processes"]] == [
+        ("worker 0", 0, ["0"]),
+        ("worker 1", 2, ["2"]),
+    ]
+    assert status["lost"] == [1]
+    job.wait_until(lambda status: status["num_workers"] == 3)  # it is tried again, in vain
+    job.wait_until(lambda status: status["num_workers"] == 2 and status["state"] == "training")
+    broken.unlink()
+    status = job.wait_until(lambda status: status["num_workers"] == 3 and status["state"] == "training")
+    assert [one["slot"] for one in status["processes"]] == [0, 1, 2]
+    assert status["lost"] == []
+    job.process.send_signal(signal.SIGTERM)
+    code, _, err = job.end()
+    assert code == 75, err
+    assert "the place of worker 1 (slot 1) is given up for now" in err
+    assert "going on with 2 workers" in err
+    assert "going on with 3 workers" in err
+
+
+def test_elastic_ends_below_its_least(launch, tmp_path):
+    job = launch("--elastic=3:3", "--max_restarts=0", environment=GPUS, steps=100_000)
+    job.wait_for_step(5)
+    os.kill(job.pids()[2], signal.SIGKILL)
+    code, _, err = job.end()
+    assert code == 137
+    assert last(err).endswith("; too few workers are left for --elastic=3:3")
+
+
+def test_numbers_of_workers_that_cannot_share_a_batch_are_never_used(launch):
+    job = launch("--elastic=1:4", batch=8, environment={"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, steps=5)
+    code, _, err = job.end()
+    assert code == 0
+    assert err.count("never 3 workers, who cannot share --global_batch_size=8") == 1
+    assert job.status()["num_workers"] == 4
+
+
+def test_two_launchers_at_once_share_no_port_and_no_folder(launch):
+    first = launch("--num_workers=2", steps=100_000)
+    first.wait_for_step(1)
+    code, _, err = launch("--num_workers=2").end()
+    assert code == 75
+    assert re.fullmatch(
+        rf"trainer.launch: --model_dir=.*: process {first.process.pid} on .* runs a job there; wait until .*\n", err
+    )
+    first.process.send_signal(signal.SIGINT)
+    assert first.end()[0] == 75
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--num_workers=2", "-- is missing: the flags of trainer.run follow it, "),
+        ("--num_workers=0 -- {data}", "--num_workers=0: must be 1 or more"),
+        ("--num_workers=5 -- {data}", "--num_workers=5: must divide --global_batch_size=24; nearest .*: 4 and 6"),
+        ("--num_workers=2 -- {data} --virtual_replicas=3", "--num_workers=2: must divide --virtual_replicas=3; .*"),
+        (
+            "--num_workers=2 -- {data} --strategy=mirrored",
+            "--strategy=mirrored with --num_workers=2: it knows only one",
+        ),
+        ("--num_workers=2 -- {data} --strategy=miror", "--strategy: unknown 'miror'; did you mean 'mirrored'"),
+        (
+            "-- {data} --job_name=ps",
+            "--job_name=ps: the launcher tells each process which one it is; leave job_name out",
+        ),
+        ("-- {data} TF_CONFIG=x", "TF_CONFIG=x: the launcher tells each process which one it is"),
+        ("-- {data} --modle=mlp", "flag: unknown '--modle'; did you mean '--model'"),
+        ("--elastic=4:1 -- {data}", "--elastic=4:1: must be MIN:MAX workers"),
+        ("--num_workers=2 --elastic=1:4 -- {data}", "--num_workers=2 with --elastic=1:4: it starts with the most"),
+        ("--gpus_per_worker=1 -- {data}", "--gpus_per_worker=1: 1 worker need 1 GPUs, and this machine has 0"),
+        ("-- --data_dir={tmp}/none --model_dir={tmp}/m", ".*none.*manifest.json"),
+        ("-- --data_dir={tmp}/none", "--model_dir is missing"),
+    ],
+)
+def test_misuse_is_one_line_before_anything_starts(data, tmp_path, arguments, said):
+    flags = f"--data_dir={data} --model_dir={tmp_path / 'model'} --global_batch_size=24"
+    command = [sys.executable, "-m", "trainer.launch", *arguments.format(data=flags, tmp=tmp_path).split()]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd=ROOT)
+    assert done.returncode in (1, 2)
+    assert re.match(f"trainer.launch: (?:{said})", done.stderr), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_tf_config_of_the_environment_is_refused(launch):
+    code, _, err = launch(environment={"TF_CONFIG": "{}"}).end()
+    assert (code, err.count("\n")) == (2, 1)
+    assert "TF_CONFIG is set, but the launcher gives each process its own; unset it" in err
+
+
+def test_help_is_there_within_a_second():
+    began = time.monotonic()
+    command = [sys.executable, "-m", "trainer.launch", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert time.monotonic() - began < 3  # 0.4 s on an idle machine
+    assert done.returncode == 0
+    assert "--silent_timeout" in done.stdout
