@@ -26,12 +26,16 @@ def command(having: str, replaced: Mapping[str, str]) -> list[str]:
       having: a part of it that no other command has.
       replaced: {placeholder: what stands for it}; all of them must be in the command.
     """
-    lines = "".join(_BLOCK.findall(_PAGE.read_text(encoding="utf-8"))).replace("\\\n", " ").splitlines()
-    (line,) = [line for line in lines if having in line]
+    (line,) = [line for line in commands() if having in line]
     for old, new in replaced.items():
         assert line.count(old) == 1, (old, line)
         line = line.replace(old, new)
     return [word for word in shlex.split(line) if not word.startswith(_OF_THE_TEST)]
+
+
+def commands() -> list[str]:
+    """Returns all commands, one per line."""
+    return "".join(_BLOCK.findall(_PAGE.read_text(encoding="utf-8"))).replace("\\\n", " ").splitlines()
 
 
 def manifests() -> list[dict[str, Any]]:

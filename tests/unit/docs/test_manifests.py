@@ -16,7 +16,7 @@ FLINK_RESOURCE = {"cpu", "ephemeralStorage", "memory"}
 
 @pytest.fixture
 def deployment():
-    (manifest,) = manual.manifests()
+    (manifest,) = [manifest for manifest in manual.manifests() if manifest["kind"] == "FlinkDeployment"]
     return manifest
 
 

@@ -50,8 +50,8 @@ fi
 ended="" restarts=0
 trap "ended=yes" TERM  # which the command gets, too, and saves
 "$@"; code=$?
-while [ "$role" = @ALONE@ ] && [ -z "$ended" ] && [ "$restarts" -lt @RESTARTS@ ]; do
-    case $code in 0|1|2) break;; esac
+# An asynchronous worker that was killed comes back while the others go on; with 75 the whole job has ended.
+while [ "$role" = @ALONE@ ] && [ "$code" -gt 128 ] && [ -z "$ended" ] && [ "$restarts" -lt @RESTARTS@ ]; do
     restarts=$((restarts + 1))
     echo "worker $index ended with code $code; restart $restarts of @RESTARTS@" >&2
     sleep 1

@@ -165,6 +165,12 @@ def test_an_asynchronous_worker_restarts_alone(script_of, slurm):
     assert slurm.requeued() == 0
 
 
+def test_an_asynchronous_job_that_lost_a_parameter_server_restarts_as_a_whole(script_of, slurm):
+    assert slurm.run(script_of(num_ps=1), hosts="n1 n2 n3 n4", CODES="75 75 75 137")[0] == 75
+    assert [len((slurm.folder / f"starts-{rank}").read_text().split()) for rank in range(4)] == [1, 1, 1, 1]
+    assert slurm.requeued() == 1
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
