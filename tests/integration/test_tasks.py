@@ -1,5 +1,6 @@
 """Models and tasks of users, as real processes: on every strategy, killed and resumed, from Python."""
 
+import json
 import os
 import pathlib
 import re
@@ -161,16 +162,26 @@ def test_from_python_and_resumed_by_the_command(models):
     [(code, out, error)] = finish(forked.Process(["-c", FROM_PYTHON], cwd=models))
     assert code == 0, error
     assert "368 ['accuracy', 'sparse_top_k_categorical_accuracy']" in out
-    same = (
-        "--data_dir=digits",
-        "--model_dir=python",
-        "--model=mine:compiled",
-        "--global_batch_size=50",
-        "--resize=8x8",
-    )
-    [(code, out, error)] = finish(start(models, *same, "--resize=8x8", "--train_steps=60"))
+    [(code, out, error)] = finish(start(models, "--config=python/config.yaml", "--train_steps=60"))
     assert code == 0, error
     assert "step 40 to 60" in out
+
+
+def evaluated_loss(path):
+    lines = map(json.loads, path.read_text().splitlines())
+    return [line["eval/test/loss"] for line in lines if "eval/test/loss" in line][-1]
+
+
+def test_the_average_of_the_weights_begins_with_those_that_a_run_starts_from(models):
+    flags = ("--data_dir=digits", "--model=mine:plain", "--resize=8x8")
+    first = ("--model_dir=source", "--train_steps=50", "--metrics_jsonl=source.jsonl")
+    [(code, _, error)] = finish(start(models, *flags, *first))
+    assert code == 0, error
+    second = ("--model_dir=warm", "--train_steps=1", "--metrics_jsonl=warm.jsonl", "--initialize_from=source")
+    [(code, _, error)] = finish(start(models, *flags, *second, "--learning_rate=1e-9", "--ema=0.99", "--seed=7"))
+    assert code == 0, error
+    # Averaged over the first step with the random weights, at a decay of 2/11, the loss is another one.
+    assert evaluated_loss(models / "warm.jsonl") == pytest.approx(evaluated_loss(models / "source.jsonl"), rel=1e-5)
 
 
 def test_the_average_of_the_weights_is_kept_from_the_start_or_not_at_all(models):
