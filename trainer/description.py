@@ -14,10 +14,12 @@ import tensorflow as tf
 from pipeline.commands.text import count_of
 from trainer.cluster.difference import Description
 from trainer.config import TrainConfig
+from trainer.config.flags.cluster import ClusterFlags
 from trainer.plan import Plan
 
 _PACKAGE = "stepfeed"
 _OF_EACH_MACHINE = ("data_dir", "model_dir", "log_keys", "metrics_jsonl")  # the same folder may be mounted elsewhere
+_OF_EACH_PROCESS = tuple(field.name for field in dataclasses.fields(ClusterFlags))  # compared as a cluster
 
 
 def of(config: TrainConfig, plan: Plan) -> Description:
@@ -26,6 +28,17 @@ def of(config: TrainConfig, plan: Plan) -> Description:
     gpus = count_of(len(tf.config.list_physical_devices("GPU")), "GPU")
     order = f"an order of digest {plan.training.spec.digest[:12]}"
     return [_versions(), {**_flags(config), "data": data, "GPUs": gpus}, {"order": order}]
+
+
+def of_server(config: TrainConfig) -> Description:
+    """Returns the description of a parameter server, which reads no data."""
+    return [_versions(), _flags(config)]
+
+
+def of_graph_reader(config: TrainConfig, plan: Plan) -> Description:
+    """Returns the description of a worker that runs graphs of the chief, with the chief's path of the data."""
+    versions, flags, order = of(config, plan)
+    return [versions, {"--data_dir": f"--data_dir={config.data.data_dir}"}, {**flags, "GPUs": ""}, order]
 
 
 def _versions() -> dict[str, str]:
@@ -50,6 +63,6 @@ def _flags(config: TrainConfig) -> dict[str, str]:
     """Returns all flags but for paths, those that are added later, too."""
     groups: dict[str, dict[str, Any]] = dataclasses.asdict(config)
     values = {name: value for group in groups.values() for name, value in group.items()}
-    flags = {name: value for name, value in values.items() if name not in _OF_EACH_MACHINE}
+    flags = {name: value for name, value in values.items() if name not in _OF_EACH_MACHINE + _OF_EACH_PROCESS}
     words = {f"--{name}": f"no --{name}" if value is None else f"--{name}={value}" for name, value in flags.items()}
     return {**words, "--log_keys": "--log_keys" if config.run.log_keys else "no --log_keys"}

@@ -17,9 +17,11 @@ from trainer import heavy
 from trainer import plan as plans
 from trainer.actions.heartbeat import Heartbeat
 from trainer.actions.live import LiveLine
-from trainer.cluster import lock, tf_config
+from trainer.cluster import hosts, lock, tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig, loading
+from trainer.config.flags.run import PARAMETER_SERVER
+from trainer.parameter_server import run as parameter_server
 
 if TYPE_CHECKING:
     from trainer.actions.evaluation import Evaluation
@@ -59,7 +61,9 @@ def train(
       PipelineError: whatever a user can cause; its `exit_code` is that of the command.
     """
     config = _with_code(config, model, task)
-    cluster = _cluster(config.run.strategy)
+    if config.run.strategy == PARAMETER_SERVER:
+        return parameter_server.train(config, task, COMMAND)
+    cluster = _cluster(config)
     with (
         Heartbeat.of_environment() as heartbeat,
         LiveLine(wanted=cluster.is_chief, on_phase=heartbeat.phase) as live,
@@ -97,7 +101,11 @@ def _with_code(config: TrainConfig, model: Any, task: Any) -> TrainConfig:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, **names)) if names else config
 
 
-def _cluster(strategy: str) -> tf_config.Cluster:
+def _cluster(config: TrainConfig) -> tf_config.Cluster:
+    strategy, flags = config.run.strategy, config.cluster
+    if flags.given:  # with --strategy=multiworker alone; TensorFlow reads the variable
+        os.environ[tf_config.VARIABLE] = hosts.tf_config(flags, strategy)
+        return tf_config.parse(os.environ[tf_config.VARIABLE], hosts.SOURCE)
     if strategy != "multiworker":
         tf_config.check_alone(strategy)
         return tf_config.ALONE

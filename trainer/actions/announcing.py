@@ -11,20 +11,34 @@ from trainer.actions.output import Output
 from trainer.cluster import strategies
 from trainer.config import TrainConfig
 from trainer.plan import Plan
+from trainer.step.state import TrainState
 from trainer.step.updates import Stepper
 
 
 def say_start(output: Output, config: TrainConfig, plan: Plan, stepper: Stepper, restored: Restored | None) -> None:
     """Says where the run computes, what it trains, from which step to which, and what has changed."""
-    step, last, order = stepper.state.step, plan.last_step, plan.training.order
     replicas = count_of(stepper.strategy.num_replicas_in_sync, "replica")
     here = f"here {', '.join(strategies.device_names(stepper.strategy))}"
+    say_start_at(output, f"{replicas}, {here}", here, config, plan, stepper.state, restored)
+
+
+def say_start_at(
+    output: Output,
+    where: str,
+    here: str,
+    config: TrainConfig,
+    plan: Plan,
+    state: TrainState,
+    restored: Restored | None,
+) -> None:
+    """Says what `say_start` says, of a run that computes as `where` says, and `here` in this process."""
+    step, last, order = state.step, plan.last_step, plan.training.order
     part = f"step {step} to {last}" if step < last else f"already at step {step} of {last}"
     size = f" of {order.global_batch_size} examples, {order.steps_per_epoch} per epoch" if step < last else ""
     origin = f"resumed from {restored.path}" if restored else "a new run"
     name = config.model.task or config.model.model
-    model = f"{name} with {stepper.state.model.count_params():,} parameters"
-    output.line(f"{config.run.strategy}: {replicas}, {here}; {model}; {part}{size}; {origin}")
+    model = f"{name} with {state.model.count_params():,} parameters"
+    output.line(f"{config.run.strategy}: {where}; {model}; {part}{size}; {origin}")
     output.other_line(f"{here}; {part}; {origin}")
     if restored and restored.changes:
         output.line(f"changed since {restored.name}: {'; '.join(restored.changes)}")

@@ -74,7 +74,16 @@ class Checkpoints:
         cluster: Cluster,
         output: Output,
         remembered: Mapping[str, Remembered] | None = None,
+        io_device: str | None = None,
     ) -> None:
+        """Removes what a kill left in model_dir.
+
+        Args:
+          state, spec, steps_per_epoch, config, cluster: of the run.
+          output: of lines.
+          remembered: what a checkpoint holds besides variables, by name.
+          io_device: that reads and writes the files; None: the variables' own, which must be of this process.
+        """
         self._state, self._output, self._origin = state, output, Origin(state, spec, config)
         self._folder = pathlib.Path(config.run.model_dir)
         self._files = CheckpointFiles(self._folder, config.steps.max_to_keep, steps_per_epoch)
@@ -82,6 +91,7 @@ class Checkpoints:
             **state.trackable(),
             record=_Record(self._record_text),
         )
+        self._options = tf.train.CheckpointOptions(experimental_io_device=io_device)
         self._remembered = remembered or {}
         self._is_chief, self._saved_step = cluster.is_chief, 0
         if cluster.is_chief:
@@ -111,7 +121,7 @@ class Checkpoints:
                 self._origin.check(path, stored)
                 with record.readable(pathlib.Path(path)):
                     # Earlier versions stored a count of saves, too, which is expected to be left over.
-                    self._checkpoint.read(path).assert_existing_objects_matched().expect_partial()
+                    self._checkpoint.read(path, self._options).assert_existing_objects_matched().expect_partial()
             except record.UnreadableError as error:
                 self._output.line(f"skipped {path}, which is damaged: {error.reason}")
                 continue
@@ -152,10 +162,13 @@ class Checkpoints:
         if not bool(self._state.is_finite()):
             raise NotFiniteError(f"step {step}: a weight is NaN or infinite, so it is not saved")
         if self._is_chief:
-            add(step, self._checkpoint.write)
+            add(step, self._write)
         else:
             with tempfile.TemporaryDirectory(prefix="trainer-worker-") as scratch:
-                self._checkpoint.write(os.path.join(scratch, PREFIX))
+                self._write(os.path.join(scratch, PREFIX))
+
+    def _write(self, path: str) -> None:
+        self._checkpoint.write(path, self._options)
 
     def way_back(self) -> str:
         """Returns what the user can do after a loss or a weight that is not finite."""

@@ -9,12 +9,12 @@ import json
 import socket
 from typing import Any
 
-from pipeline.errors import PipelineError, RerunError, UsageError
+from pipeline.errors import DataError, PipelineError, RerunError, UsageError
 from trainer.cluster.difference import Description, is_description
 
 MOST_BYTES = 1 << 20  # 1 MiB, of a message
 NOT_OURS = (OSError, TypeError, ValueError, LookupError)  # the other side is gone, or does not speak like this
-_ERRORS: dict[int, type[PipelineError]] = {error.exit_code: error for error in (UsageError, RerunError)}
+_ERRORS: dict[int, type[PipelineError]] = {error.exit_code: error for error in (DataError, UsageError, RerunError)}
 _SILENT_SECONDS, _QUESTIONS = 10, 3  # after which the other machine is asked for a sign of life, and how often
 
 
@@ -53,6 +53,17 @@ async def read_answer(reader: asyncio.StreamReader) -> str | PipelineError | Non
     return _ERRORS[message["exit_code"]](message["error"]) if message["exit_code"] else None
 
 
+async def read_line(reader: asyncio.StreamReader) -> str | PipelineError | None:
+    """Returns a line to print, from a chief whose job has begun; or how the job ended: an error, None for success.
+
+    Raises one of NOT_OURS.
+    """
+    message = await _read(reader)
+    if "line" in message:
+        return str(message["line"])
+    return _ERRORS[message["exit_code"]](message["error"]) if message["exit_code"] else None
+
+
 async def waits_no_longer(reader: asyncio.StreamReader) -> bool:
     """Returns whether a worker ran out of time; False: it is gone without a word, and may come back."""
     try:
@@ -79,6 +90,11 @@ def write_waiting(writer: asyncio.StreamWriter, awaited: str) -> None:
 def write_end(writer: asyncio.StreamWriter, error: PipelineError | None) -> None:
     """Sends that all may go on, or the error that ends the worker."""
     _write(writer, {"exit_code": error.exit_code if error else 0, "error": str(error or "")})
+
+
+def write_line(writer: asyncio.StreamWriter, line: str) -> None:
+    """Sends a line to print."""
+    _write(writer, {"line": line})
 
 
 def expect_signs_of_life(writer: asyncio.StreamWriter) -> None:

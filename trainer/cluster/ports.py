@@ -1,4 +1,4 @@
-"""This worker's own port in TF_CONFIG."""
+"""The ports of this process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import socket
 
 from pipeline.errors import UsageError
-from trainer.cluster.tf_config import VARIABLE, Cluster
+from trainer.cluster.tf_config import Cluster
 
 
 def split(address: str) -> tuple[str, int]:
@@ -21,20 +21,46 @@ def listen(cluster: Cluster) -> socket.socket:
     Raises:
       UsageError: the port is in use, or may not be used.
     """
-    _, port = split(cluster.addresses[cluster.rank])
+    rank = cluster.rank
+    return listen_at(cluster.addresses[rank], cluster.name(rank), cluster.source)
+
+
+def listen_at(address: str, name: str, source: str) -> socket.socket:
+    """Returns a socket as `listen`.
+
+    Args:
+      address: `host:port`; of this machine.
+      name: what messages call this process.
+      source: that gives it this address.
+
+    Raises:
+      UsageError: as `listen`.
+    """
+    _, port = split(address)
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     try:
         return socket.create_server(("", port), family=family, dualstack_ipv6=dual)
     except OSError as error:
-        raise unusable(cluster, _reason(error)) from None
+        raise unusable_at(address, name, source, _reason(error)) from None
 
 
 def unusable(cluster: Cluster, reason: str) -> UsageError:
     """Returns the error for this worker's port."""
-    address = cluster.addresses[cluster.rank]
-    port, name = split(address)[1], cluster.name(cluster.rank)
-    return UsageError(f"port {port}, which {VARIABLE} gives to {name}, {reason}")
+    return unusable_at(cluster.addresses[cluster.rank], cluster.name(cluster.rank), cluster.source, reason)
+
+
+def unusable_at(address: str, name: str, source: str, reason: str) -> UsageError:
+    """Returns the error for a process's port; the arguments are as of `listen_at`."""
+    return UsageError(f"port {split(address)[1]}, which {source} gives to {name}, {reason}")
+
+
+def free() -> int:
+    """Returns a port of this machine that was free a moment ago."""
+    with socket.socket() as one:
+        one.bind(("", 0))
+        port: int = one.getsockname()[1]
+        return port
 
 
 def _reason(error: OSError) -> str:

@@ -19,15 +19,15 @@ from pipeline.errors import PipelineError, RerunError, UsageError
 from trainer.cluster import messages, ports
 from trainer.cluster.difference import Description, difference, shortened
 from trainer.cluster.messages import Hello
-from trainer.cluster.tf_config import VARIABLE, Cluster
+from trainer.cluster.tf_config import Cluster
 
 NOTICE_SECONDS = 10.0  # between two lines that say for whom a worker waits
 _FIRST_NOTICE_SECONDS = 0.5
-_RETRY_SECONDS = 0.3
-_ANSWER_SECONDS = 10.0  # for a machine to answer, and for a worker to say who it is
+RETRY_SECONDS = 0.3
+ANSWER_SECONDS = 10.0  # for a machine to answer, and for a worker to say who it is
 _ALIKE = "start all workers with the same flags, data and versions"
 
-_Outcome: TypeAlias = PipelineError | None  # what ends all workers; None: they may go on
+Outcome: TypeAlias = PipelineError | None  # what ends all workers; None: they may go on
 
 
 def meet(cluster: Cluster, description: Description, timeout: float) -> None:
@@ -42,8 +42,8 @@ def meet(cluster: Cluster, description: Description, timeout: float) -> None:
       UsageError: the workers differ, another process has this worker's rank, or its port cannot be used.
       RerunError: a worker did not come in time.
     """
-    listed = f"{cluster.size} workers in {VARIABLE} ({', '.join(cluster.addresses)})"
-    jobs = {VARIABLE: f"{listed}{', the first as chief' if cluster.chief_job else ''}"}
+    listed = f"{cluster.size} workers in {cluster.source} ({', '.join(cluster.addresses)})"
+    jobs = {cluster.source: f"{listed}{', the first as chief' if cluster.chief_job else ''}"}
     hello = Hello(cluster.rank, cluster.name(cluster.rank), [jobs, *description])
     with ports.listen(cluster) as port:  # a worker keeps its port until TensorFlow takes it
         side = _Chief(cluster, hello, timeout, port) if cluster.is_chief else _Worker(cluster, hello, timeout)
@@ -59,15 +59,15 @@ class _Chief:
         self._cluster, self._mine, self._timeout, self._port = cluster, hello.description, timeout, port
         self._others: dict[int, tuple[Hello, asyncio.StreamWriter]] = {}  # by rank
 
-    async def meet(self) -> _Outcome:
-        self._decision: asyncio.Future[_Outcome] = asyncio.get_running_loop().create_future()
+    async def meet(self) -> Outcome:
+        self._decision: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         tasks = []  # that Python 3.11's start_server would make for a coroutine, but not cancel without a traceback
 
         def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             tasks.append(asyncio.create_task(self._serve(reader, writer)))
 
         server = await asyncio.start_server(serve, sock=self._port, limit=messages.MOST_BYTES)
-        outcome = await _decided(self._decision, self._timeout, self._absent)
+        outcome = await decided(self._decision, self._timeout, self._absent)
         server.close()  # before a worker goes on, whose TensorFlow looks for the chief's on this port
         for _, writer in self._others.values():
             messages.write_end(writer, outcome)
@@ -78,7 +78,7 @@ class _Chief:
         with contextlib.closing(writer):
             messages.expect_signs_of_life(writer)
             try:
-                async with asyncio.timeout(_ANSWER_SECONDS):
+                async with asyncio.timeout(ANSWER_SECONDS):
                     hello = await messages.read_hello(reader)
             except messages.NOT_OURS:  # a health check, a port scanner
                 return
@@ -88,7 +88,7 @@ class _Chief:
             self._others[hello.rank] = hello, writer
             self._changed()
             if await messages.waits_no_longer(reader) and not self._decision.done():
-                self._decision.set_result(_late(self._absent(), self._timeout))  # it will not be there for the others
+                self._decision.set_result(late(self._absent(), self._timeout))  # it will not be there for the others
             del self._others[hello.rank]
             self._changed()
 
@@ -120,7 +120,8 @@ class _Chief:
         here, there = (peer.removeprefix("::ffff:") for peer in peers)  # an IPv4 address as IPv6 has it
         return RerunError(
             f"{hello.name} is there already, a process on {there}; this one, on {here}, has the same task in "
-            f"{VARIABLE}; give each process a task of its own, or try again in a minute if the other machine is gone"
+            f"{self._cluster.source}; give each process a task of its own, or try again in a minute if the other "
+            "machine is gone"
         )
 
 
@@ -132,10 +133,10 @@ class _Worker:
         self._chief, self._address = cluster.name(0), ports.split(cluster.addresses[0])
         self._awaited = self._chief
 
-    async def meet(self) -> _Outcome:
-        return await _decided(asyncio.create_task(self._ask()), self._timeout, lambda: self._awaited)
+    async def meet(self) -> Outcome:
+        return await decided(asyncio.create_task(self._ask()), self._timeout, lambda: self._awaited)
 
-    async def _ask(self) -> _Outcome:
+    async def _ask(self) -> Outcome:
         while True:
             try:
                 return await self._ask_once()
@@ -143,10 +144,10 @@ class _Worker:
                 self._awaited = f"{self._chief} [{error.strerror}]"
             except messages.NOT_OURS:  # it does not listen yet, or is gone, or its port is another program's
                 self._awaited = self._chief
-            await asyncio.sleep(_RETRY_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
 
-    async def _ask_once(self) -> _Outcome:
-        async with asyncio.timeout(_ANSWER_SECONDS):
+    async def _ask_once(self) -> Outcome:
+        async with asyncio.timeout(ANSWER_SECONDS):
             reader, writer = await asyncio.open_connection(*self._address, limit=messages.MOST_BYTES)
         with contextlib.closing(writer):
             messages.expect_signs_of_life(writer)
@@ -160,7 +161,7 @@ class _Worker:
                 raise
 
 
-async def _decided(decision: asyncio.Future[_Outcome], timeout: float, awaited: Callable[[], str]) -> _Outcome:
+async def decided(decision: asyncio.Future[Outcome], timeout: float, awaited: Callable[[], str]) -> Outcome:
     """Waits for a decision, for so long at most, and says every now and then for whom."""
     time = asyncio.get_running_loop().time
     end, pause = time() + timeout, _FIRST_NOTICE_SECONDS
@@ -169,12 +170,13 @@ async def _decided(decision: asyncio.Future[_Outcome], timeout: float, awaited: 
         if decision.done():
             return decision.result()
         if time() >= end:
-            return _late(awaited(), timeout)
+            return late(awaited(), timeout)
         print(f"waiting for {awaited()}", flush=True)
         pause = NOTICE_SECONDS
 
 
-def _late(awaited: str, timeout: float) -> RerunError:
+def late(awaited: str, timeout: float) -> RerunError:
+    """Returns the error for processes that did not come within so many seconds."""
     return RerunError(
-        f"{awaited} did not come within {timeout:g} s (--join_timeout); rerun the same commands on all workers"
+        f"{awaited} did not come within {timeout:g} s (--join_timeout); rerun the same commands on all of them"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from pipeline.errors import UsageError
@@ -22,11 +23,13 @@ class Cluster:
       addresses: `host:port` of each worker, the chief first.
       rank: of this process, 0..size-1; 0 is the chief, which writes.
       chief_job: whether TF_CONFIG has the chief in a job of its own, and counts the workers without it.
+      source: where this was said: TF_CONFIG, or a flag.
     """
 
     addresses: tuple[str, ...] = ("localhost",)
     rank: int = 0
     chief_job: bool = False
+    source: str = VARIABLE
 
     @property
     def size(self) -> int:
@@ -72,68 +75,92 @@ def check_alone(strategy: str) -> None:
     if len(tasks) > 1:
         raise UsageError(
             f"{VARIABLE} names {len(tasks)} tasks, but with --strategy={strategy} each would train the whole job; "
-            f"use --strategy=multiworker, or unset {VARIABLE}"
+            f"use --strategy=multiworker or parameter_server, or unset {VARIABLE}"
         )
 
 
-def parse(text: str) -> Cluster:
+def parse(text: str, source: str = VARIABLE) -> Cluster:
     """Returns the cluster of a TF_CONFIG text: jobs `chief` (one, optional) and `worker`.
+
+    Args:
+      text: of it.
+      source: where it comes from, for messages.
 
     Raises:
       UsageError: not JSON, no cluster or task, another kind of task, an index outside the job, or an address that is
         not host:port or is there twice.
     """
+    jobs, kind, index = parse_jobs(text, ("chief", "worker"), "multiworker", source)
+    chiefs, workers = jobs.get("chief", ()), jobs.get("worker", ())
+    rank = index + (len(chiefs) if kind == "worker" else 0)
+    return Cluster((*chiefs, *workers), rank, bool(chiefs), source)
+
+
+def parse_jobs(
+    text: str, known: Sequence[str], strategy: str, source: str = VARIABLE
+) -> tuple[dict[str, tuple[str, ...]], str, int]:
+    """Returns the addresses of each job in a TF_CONFIG text, and the job and the index of this process.
+
+    Args:
+      text: of it.
+      known: the jobs that there may be.
+      strategy: that runs in them, for messages.
+      source: where the text comes from, for messages.
+
+    Raises:
+      UsageError: as `parse`.
+    """
     try:
         content = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"{VARIABLE} is not valid JSON ({error}); it looks like {_EXAMPLE}") from None
-    jobs, task = _part(content, "cluster"), _part(content, "task")
+        raise UsageError(f"{source} is not valid JSON ({error}); it looks like {_EXAMPLE}") from None
+    jobs, task = _part(content, "cluster", source), _part(content, "task", source)
     for job, addresses in jobs.items():
-        _check_job(job, addresses)
-    chiefs, workers = jobs.get("chief", []), jobs.get("worker", [])
-    _check_different([*chiefs, *workers])
-    kind, index = task.get("type"), _index(task.get("index"))
+        _check_job(job, addresses, known, strategy, source)
+    _check_different([address for addresses in jobs.values() for address in addresses], source)
+    kind, index = task.get("type"), _index(task.get("index"), source)
     if kind not in jobs:
-        raise UsageError(f"{VARIABLE}: task type {kind!r}, but cluster has {', '.join(jobs)}")
+        raise UsageError(f"{source}: task type {kind!r}, but cluster has {', '.join(jobs)}")
     if not 0 <= index < len(jobs[kind]):
-        raise UsageError(f"{VARIABLE}: task index {index}, but {kind} has {len(jobs[kind])} (0 and up)")
-    rank = index + (len(chiefs) if kind == "worker" else 0)
-    return Cluster((*chiefs, *workers), rank, bool(chiefs))
+        raise UsageError(f"{source}: task index {index}, but {kind} has {len(jobs[kind])} (0 and up)")
+    return {job: tuple(addresses) for job, addresses in jobs.items()}, kind, index
 
 
-def _part(content: Any, name: str) -> dict[str, Any]:
+def _part(content: Any, name: str, source: str) -> dict[str, Any]:
     part = content.get(name) if isinstance(content, dict) else None
     if not isinstance(part, dict) or not part:
-        raise UsageError(f"{VARIABLE} has no {name!r}; it looks like {_EXAMPLE}")
+        raise UsageError(f"{source} has no {name!r}; it looks like {_EXAMPLE}")
     return part
 
 
-def _check_job(job: str, addresses: Any) -> None:
-    if job not in ("chief", "worker"):
-        raise UsageError(f"{VARIABLE}: job {job!r} in cluster: --strategy=multiworker has only chief and worker")
+def _check_job(job: str, addresses: Any, known: Sequence[str], strategy: str, source: str) -> None:
+    if job not in known:
+        raise UsageError(
+            f"{source}: job {job!r} in cluster: --strategy={strategy} has only {', '.join(known[:-1])} and {known[-1]}"
+        )
     if not isinstance(addresses, list) or not addresses:
-        raise UsageError(f"{VARIABLE}: {job!r} in cluster must be a list of host:port; it is {addresses!r}")
+        raise UsageError(f"{source}: {job!r} in cluster must be a list of host:port; it is {addresses!r}")
     for address in addresses:
-        _check_address(job, address)
+        _check_address(job, address, source)
     if job == "chief" and len(addresses) > 1:
-        raise UsageError(f"{VARIABLE}: {len(addresses)} chiefs in cluster; at most one is allowed")
+        raise UsageError(f"{source}: {len(addresses)} chiefs in cluster; at most one is allowed")
 
 
-def _check_address(job: str, address: Any) -> None:
+def _check_address(job: str, address: Any, source: str) -> None:
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     if not host or "/" in host or not (port.isascii() and port.isdigit()):
-        raise UsageError(f"{VARIABLE}: {job} {address!r} is not host:port")
+        raise UsageError(f"{source}: {job} {address!r} is not host:port")
     if not 1 <= int(port) <= _MAX_PORT:
-        raise UsageError(f"{VARIABLE}: {job} {address!r}: the port must be 1 to {_MAX_PORT}")
+        raise UsageError(f"{source}: {job} {address!r}: the port must be 1 to {_MAX_PORT}")
 
 
-def _check_different(addresses: list[str]) -> None:
+def _check_different(addresses: list[str], source: str) -> None:
     for address in addresses:
         if (times := addresses.count(address)) > 1:
-            raise UsageError(f"{VARIABLE}: {address!r} is listed {times} times; each worker needs its own host:port")
+            raise UsageError(f"{source}: {address!r} is listed {times} times; each process needs its own host:port")
 
 
-def _index(value: Any) -> int:
+def _index(value: Any, source: str) -> int:
     if isinstance(value, bool) or not (isinstance(value, int) or (isinstance(value, str) and value.isdigit())):
-        raise UsageError(f"{VARIABLE}: task index is {value!r}, not a whole number")
+        raise UsageError(f"{source}: task index is {value!r}, not a whole number")
     return int(value)

@@ -11,7 +11,7 @@ from trainer.config.train_config import TrainConfig
 
 # These groups say where, how long and in which order a run trains, and what it writes. None but the order shapes it; a
 # checkpoint compares the order itself, which names what the flags come to.
-_OTHER_GROUPS = ("run", "steps", "output", "order")
+_OTHER_GROUPS = ("run", "steps", "output", "order", "cluster")
 _OTHER_FLAGS = ("data_dir", "train_split", "eval_split")  # the order names the data; an evaluation trains nothing
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import re
 import sys
 import typing
 from collections.abc import Mapping, Sequence
@@ -12,13 +13,15 @@ from typing import Any
 
 from pipeline.commands import commandline
 from pipeline.errors import UsageError, unknown
-from trainer.config import file
+from trainer.config import file, together
+from trainer.config.flags.aggregation import AggregationFlags
+from trainer.config.flags.cluster import ClusterFlags
 from trainer.config.flags.data import DataFlags
 from trainer.config.flags.model import ModelFlags
 from trainer.config.flags.optimizer import OptimizerFlags
 from trainer.config.flags.order import OrderFlags
 from trainer.config.flags.output import OutputFlags
-from trainer.config.flags.run import RunFlags
+from trainer.config.flags.run import PARAMETER_SERVER, RunFlags
 from trainer.config.flags.steps import StepFlags
 from trainer.config.model_defaults import DEFAULT_EPOCHS, MODEL_DEFAULTS
 
@@ -26,6 +29,7 @@ _DESCRIPTION = (
     "Trains a model on one device or many; resumes where it stopped. --config=FILE.yaml takes flags from a file, which "
     "those of the command line override; --dump_config prints them all, as such a file, and ends."
 )
+_ALIAS = re.compile(r"^--task_id(?==|$)")  # of the classic examples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +43,15 @@ class TrainConfig:
     order: OrderFlags
     steps: StepFlags
     output: OutputFlags
+    cluster: ClusterFlags
+    aggregation: AggregationFlags
 
     def __post_init__(self) -> None:
         """Checks values of several groups together."""
+        together.check_cluster(self.run.strategy, self.cluster)
+        together.check_aggregation(self.run.strategy, self.aggregation, self.order.global_batch_size)
+        if self.run.strategy == PARAMETER_SERVER:
+            together.check_parameter_server(self)
         if self.order.virtual_replicas is not None and self.run.strategy == "central_storage":
             raise UsageError(
                 f"--virtual_replicas={self.order.virtual_replicas} with --strategy=central_storage: is not supported; "
@@ -113,7 +123,8 @@ def parse(argv: Sequence[str] | None) -> TrainConfig:
       UsageError: an unknown flag or a value that cannot work.
       SystemExit: after --help and --dump_config.
     """
-    arguments, dumps = file.taken_out(sys.argv[1:] if argv is None else argv, _groups_of_flags())
+    given = [_ALIAS.sub("--task_index", token) for token in (sys.argv[1:] if argv is None else argv)]
+    arguments, dumps = file.taken_out(given, _groups_of_flags())
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--model", nargs="?")
     model = first.parse_known_args(arguments)[0].model or ModelFlags.model

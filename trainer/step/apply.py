@@ -37,7 +37,11 @@ class Update:
         """
         scale = self.state.loss_scale()
         plain = gradients if scale is None else [gradient / scale for gradient in gradients]
-        clipped = plain if self.clip_norm is None else tf.clip_by_global_norm(plain, self.clip_norm)[0]
+        clipped = self.clipped(plain)
         scaled = clipped if scale is None else [gradient * scale for gradient in clipped]
         self.state.optimizer.apply(scaled, self.state.model.trainable_variables)
         return plain
+
+    def clipped(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns gradients, or these in other pieces, such that the norm of all together is at most the given one."""
+        return gradients if self.clip_norm is None else tf.clip_by_global_norm(gradients, self.clip_norm)[0]

@@ -44,7 +44,14 @@ class Gradients:
     seed: int
     compiled: bool = False
 
-    def of(self, unit: tf.Tensor, weight: tf.Tensor, values: list[Any], rows: tuple[Any, ...]) -> Computed:
+    def of(
+        self,
+        unit: tf.Tensor,
+        weight: tf.Tensor,
+        values: list[Any],
+        rows: tuple[Any, ...],
+        step: tf.Tensor | None = None,
+    ) -> Computed:
         """Returns what comes of the rows of a unit.
 
         Args:
@@ -52,8 +59,10 @@ class Gradients:
           weight: sum of the weights of all rows of the step, float32 scalar, at least 1.
           values: the variables, by `read`.
           rows: (features, labels, weights).
+          step: whose rows they are, int64 scalar; None: that after the global step.
         """
-        step, scale = self.train_state.global_step.read_value(), self.train_state.loss_scale()
+        scale = self.train_state.loss_scale()
+        step = self.train_state.global_step.read_value() if step is None else step
         function = self._compiled if self.compiled else self._of
         return function(unit, weight, step, scale, values, rows)
 

@@ -14,12 +14,17 @@ import tensorflow as tf
 from pipeline.errors import DataError, UsageError
 from trainer.cluster.failures import first_line
 from trainer.config import TrainConfig
+from trainer.config.flags.aggregation import AggregationFlags
+from trainer.config.flags.cluster import ClusterFlags
 from trainer.stored.files import BEST, path_of
 
 KEY = "record/.ATTRIBUTES/py_state"  # where tf.train.Checkpoint(record=PythonState) puts it
 _STEP = "global_step/.ATTRIBUTES/VARIABLE_VALUE"
 _AVERAGES = "averages/"
-_ONE_DEVICE: dict[str, Any] = {"strategy": "one_device", "num_replicas": None, "virtual_replicas": None}
+_ONE_DEVICE: dict[str, Any] = {
+    **{"strategy": "one_device", "num_replicas": None, "virtual_replicas": None},
+    **{field.name: field.default for kind in (ClusterFlags, AggregationFlags) for field in dataclasses.fields(kind)},
+}
 
 
 class UnreadableError(DataError):

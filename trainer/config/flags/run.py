@@ -7,7 +7,8 @@ import dataclasses
 from pipeline.errors import UsageError
 from trainer.config.flags.checks import check_least, check_name, check_positive
 
-STRATEGIES = ("one_device", "mirrored", "multiworker", "central_storage")
+PARAMETER_SERVER = "parameter_server"
+STRATEGIES = ("one_device", "mirrored", "multiworker", "central_storage", PARAMETER_SERVER)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +16,8 @@ class RunFlags:
     """Where it runs, and what it writes."""
 
     model_dir: str  # folder of checkpoints and logs; a run resumes from the newest checkpoint in it
-    strategy: str = "one_device"  # one_device, mirrored, multiworker (reads TF_CONFIG) or central_storage
+    strategy: str = "one_device"
+    """one_device, mirrored, central_storage; multiworker, parameter_server: processes of TF_CONFIG or --worker_hosts"""
     num_replicas: int | None = None  # the first N GPUs, else N logical CPUs (None: all GPUs, or one CPU)
     join_timeout: float = 600.0  # seconds that a worker waits at the start until all are there
     collective_timeout: float = 120.0  # seconds at most until a worker that does not answer counts as lost
@@ -27,9 +29,9 @@ class RunFlags:
         check_name("strategy", self.strategy, STRATEGIES)
         check_least(self, 1, "num_replicas")
         check_positive(self, "join_timeout", "collective_timeout")
-        if self.num_replicas is not None and self.strategy == "multiworker":
+        if self.num_replicas is not None and self.strategy in ("multiworker", PARAMETER_SERVER):
             raise UsageError(
-                f"--num_replicas={self.num_replicas} with --strategy=multiworker: the replicas are the workers of "
+                f"--num_replicas={self.num_replicas} with --strategy={self.strategy}: the replicas are the workers of "
                 "TF_CONFIG and their GPUs; leave --num_replicas out"
             )
         if (self.num_replicas or 1) > 1 and self.strategy == "one_device":

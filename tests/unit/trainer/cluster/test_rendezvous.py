@@ -207,7 +207,7 @@ STRANGERS = [
 
 
 def test_strangers_are_not_answered(start, connect, monkeypatch, caplog):
-    monkeypatch.setattr(rendezvous, "_ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(rendezvous, "ANSWER_SECONDS", 0.5)
     chief = start(0)
     strangers = [connect(data) for data in STRANGERS]
     with contextlib.suppress(ConnectionError):

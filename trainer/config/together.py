@@ -1,0 +1,79 @@
+"""What values of several groups of flags rule out together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipeline.errors import UsageError
+from trainer.config.flags.aggregation import AggregationFlags
+from trainer.config.flags.cluster import ClusterFlags
+from trainer.config.flags.run import PARAMETER_SERVER
+
+if TYPE_CHECKING:
+    from trainer.config.train_config import TrainConfig
+
+_OF_CLUSTERS = ("multiworker", PARAMETER_SERVER)
+
+
+def check_cluster(strategy: str, flags: ClusterFlags) -> None:
+    """Raises UsageError where the flags of a cluster do not fit the strategy."""
+    if not flags.given:
+        return
+    if strategy not in _OF_CLUSTERS:
+        raise UsageError(
+            f"--worker_hosts={flags.worker_hosts} with --strategy={strategy}: is for --strategy=multiworker and "
+            f"{PARAMETER_SERVER}"
+        )
+    if strategy == "multiworker":
+        for name, value in (("ps_hosts", flags.ps_hosts), ("chief_host", flags.chief_host)):
+            if value:
+                raise UsageError(f"--{name}={value} with --strategy=multiworker: its processes are all workers")
+    elif not flags.ps_hosts:
+        raise UsageError(f"--strategy={strategy}: needs --ps_hosts=host:port,... as well as --worker_hosts")
+
+
+def check_aggregation(strategy: str, flags: AggregationFlags, global_batch_size: int) -> None:
+    """Raises UsageError where gradients cannot come together as the flags say."""
+    if flags.sync and strategy != PARAMETER_SERVER:
+        raise UsageError(
+            f"--sync with --strategy={strategy}: this strategy is synchronous anyway; leave it out, or use "
+            f"--strategy={PARAMETER_SERVER}"
+        )
+    if flags.replicas_to_aggregate and global_batch_size % flags.replicas_to_aggregate:
+        raise UsageError(
+            f"--replicas_to_aggregate={flags.replicas_to_aggregate} with --global_batch_size={global_batch_size}: each "
+            "gradient is of an equal part of the global batch; give a multiple"
+        )
+
+
+def check_parameter_server(config: TrainConfig) -> None:
+    """Raises UsageError where a flag has no meaning, or is not supported, with parameter servers."""
+    order, output, run = config.order, config.output, config.run
+    unsupported = {
+        "virtual_replicas": (order.virtual_replicas, "what is summed first depends on which worker is first"),
+        "log_keys": (run.log_keys, "is not supported; the ledger at the end of the run says which steps were applied"),
+        "profile": (output.profile, "is not supported; profile a run with --strategy=one_device"),
+        "histogram_every": (output.histogram_every, "is not supported; use --strategy=one_device or mirrored"),
+        "image_every": (output.image_every, "is not supported; use --strategy=one_device or mirrored"),
+        "headspace": (output.headspace, "is not supported; use --strategy=one_device or mirrored"),
+        "deterministic": (run.deterministic, "the order in which workers' gradients are applied is not determined"),
+    }
+    for name, (value, why) in unsupported.items():
+        if value:
+            raise UsageError(f"--{name}={value} with --strategy={PARAMETER_SERVER}: {why}")
+    if config.data.on_corrupt == "skip":
+        raise UsageError(
+            f"--on_corrupt=skip with --strategy={PARAMETER_SERVER}: workers read with TensorFlow's own operations, "
+            "which skip nothing; repair the data (python -m beam_jobs.validate)"
+        )
+    if config.model.precision == "float16":
+        raise UsageError(
+            f"--precision=float16 with --strategy={PARAMETER_SERVER}: the loss scale would be changed by several "
+            "workers at once; use bfloat16"
+        )
+    name = config.optimizer.optimizer.partition("(")[0].strip()
+    if name == "nadam":
+        raise UsageError(
+            f"--optimizer={name} with --strategy={PARAMETER_SERVER}: it multiplies a variable once per step, which "
+            "several workers would do at once; use adam"
+        )

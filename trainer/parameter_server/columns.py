@@ -1,0 +1,117 @@
+"""The training split in each worker's memory, read there with TensorFlow's own operations; batches of it.
+
+A worker runs graphs that the chief has made, and no Python. So the order of an epoch is computed inside the graph, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from pipeline.batch import components
+from pipeline.batch.batches import Batches
+from pipeline.commands.text import size_of
+from pipeline.decode.forms import PixelRows, Serialized
+from pipeline.distort.cropping import CroppingRecipe
+from pipeline.errors import UsageError
+from pipeline.order.feed import make_feed
+from pipeline.order.tensors import TENSORS
+from pipeline.read.graph_reader import GraphReader
+from pipeline.read.rows_reader import all_pieces
+from pipeline.read.window import RECORD_ID, Columns, gather
+from pipeline.resolved import ResolvedRequest
+
+_DECODED_TOGETHER = 256  # images
+
+
+def check(resolved: ResolvedRequest) -> None:
+    """Raises UsageError where a split is shuffled in several windows, of which a step would read one anew."""
+    spec, order = resolved.spec, resolved.order
+    if order.windows > 1:
+        needed = order.num_records * spec.record_bytes
+        raise UsageError(
+            f"--shuffle_bytes={spec.shuffle_bytes}: with --strategy=parameter_server each worker keeps all of "
+            f"{resolved.request.split!r} in memory, {size_of(needed)} decoded; give --shuffle_bytes={needed} or more "
+            "(another order), fewer records, as in --train_split=train[:10000], or --strategy=multiworker"
+        )
+
+
+class ColumnBatches:
+    """Makes batches of columns.
+
+    Attributes:
+      rows: of a share of a step.
+      steps_per_epoch: T.
+    """
+
+    def __init__(self, resolved: ResolvedRequest, shares: int = 1) -> None:
+        """Chooses what reads and decodes.
+
+        Args:
+          resolved: the training request.
+          shares: equal parts of a global batch, which are made by themselves.
+
+        Raises:
+          DataError, UsageError: as `pipeline.input_fn`.
+        """
+        check(resolved)
+        portable = dataclasses.replace(resolved, request=dataclasses.replace(resolved.request, portable=True))
+        reader, batches = components.choose(portable)
+        assert isinstance(reader, GraphReader)
+        self._reader, self._form, order = reader, batches.form, resolved.order
+        decodes = isinstance(self._form, Serialized) and not isinstance(batches.recipe, CroppingRecipe)
+        self._batches: Batches = batches
+        if decodes:
+            assert resolved.image_shape is not None
+            self._batches = dataclasses.replace(batches, form=PixelRows(resolved.image_shape))
+        self._decodes, self._resolved = decodes, resolved
+        self._feed = make_feed(order, None, TENSORS)
+        self.rows, self.steps_per_epoch = order.global_batch_size // shares, order.steps_per_epoch
+
+    def dataset(self) -> tf.data.Dataset:
+        """Returns a dataset whose every element is the columns, the same tensors; made where it is called."""
+        count = self._resolved.selection.num_examples
+        pieces = tf.constant(all_pieces(self._resolved.selection))
+        records = self._reader.read(pieces, pieces)["record"][:count]
+        read = self._decoded(records) if self._decodes else {"record": records}
+        columns = {RECORD_ID: tf.range(count, dtype=tf.int64), **read}
+        index = tf.distribute.coordinator.experimental_get_current_worker_index()
+        dataset = tf.data.Dataset.from_tensors((columns, tf.cast(index, tf.int64))).repeat()
+        options = tf.data.Options()
+        options.experimental_optimization.apply_default_optimizations = False  # which would copy the split
+        options.autotune.enabled = False
+        return dataset.with_options(options)
+
+    def of_epoch(self, columns: Columns, step: tf.Tensor) -> Callable[[tf.Tensor, tf.Tensor], tuple[Any, ...]]:
+        """Returns a function of (step, share) that gives the batch of a share of a step.
+
+        Args:
+          columns: of the dataset.
+          step: any step of the epoch, int64 scalar; all that the function is asked for have to be of this epoch.
+        """
+        plan = self._feed.plan(step // self.steps_per_epoch, tf.constant(0, tf.int64))
+
+        def batch(step: tf.Tensor, share: tf.Tensor) -> tuple[Any, ...]:
+            number = step % self.steps_per_epoch
+            first = share * self.rows
+            part = lambda rows: tf.ensure_shape(rows[first : first + self.rows], [self.rows])  # noqa: E731
+            taken = gather(columns, tf.gather(plan.records, part(plan.take[number])))
+            here = plan._replace(real=part(plan.real[number])[None], real_rows=plan.real_rows[number][None])
+            element = self._batches.element(taken, here, tf.constant(0, tf.int64))
+            return element if len(element) == 3 else (*element[0], element[1])
+
+        return batch
+
+    def _decoded(self, records: tf.Tensor) -> Columns:
+        def decode(part: tf.Tensor) -> Columns:
+            examples = self._form.examples({"record": part}, lambda: tf.zeros(tf.shape(part), tf.uint64))
+            pixels = tf.reshape(examples.images, [tf.shape(part)[0], -1])
+            return {"image": pixels, "label": examples.labels}
+
+        parts = tf.data.Dataset.from_tensor_slices(records).batch(_DECODED_TOGETHER).map(decode)
+        count = self._resolved.selection.num_examples
+        whole: Columns = parts.rebatch(max(1, count)).get_single_element()
+        return whole

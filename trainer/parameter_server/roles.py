@@ -1,0 +1,105 @@
+"""The processes of a job with parameter servers, and which of them this one is. Without TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from pipeline.commands.text import count_of
+from pipeline.errors import UsageError
+from trainer.cluster import hosts, tf_config
+from trainer.config.flags.cluster import ClusterFlags
+from trainer.config.flags.run import PARAMETER_SERVER
+
+CHIEF, WORKER, PS = "chief", "worker", "ps"
+_JOBS = (CHIEF, WORKER, PS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A process of the job: `worker`, 1."""
+
+    job: str
+    index: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Roles:
+    """The processes of a job.
+
+    Attributes:
+      workers, ps: the `host:port` of each.
+      mine: this process.
+      chief_address: of a chief that is no worker; None: the process of worker 0 is the chief, too.
+      source: where this was said: TF_CONFIG, or flags.
+    """
+
+    workers: tuple[str, ...]
+    ps: tuple[str, ...]
+    mine: Task
+    chief_address: str | None = None
+    source: str = tf_config.VARIABLE
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process schedules the steps, writes checkpoints, and evaluates."""
+        return self.mine == Task(CHIEF)
+
+    @property
+    def chief_works(self) -> bool:
+        """Whether the chief's process is worker 0, too."""
+        return self.chief_address is None
+
+    @property
+    def others(self) -> list[Task]:
+        """The processes besides the chief's."""
+        workers = range(1 if self.chief_works else 0, len(self.workers))
+        return [*(Task(WORKER, i) for i in workers), *(Task(PS, i) for i in range(len(self.ps)))]
+
+    def address(self, task: Task) -> str:
+        """Returns the `host:port` of a process."""
+        if task.job == CHIEF:
+            return self.chief_address or self.workers[0]
+        return (self.workers if task.job == WORKER else self.ps)[task.index]
+
+    def name(self, task: Task) -> str:
+        """Returns how messages call a process: `worker 1 (host1:2222)`."""
+        who = "the chief" if task.job == CHIEF else f"{task.job} {task.index}"
+        return f"{who} ({self.address(task)})"
+
+    def __str__(self) -> str:
+        """All processes, for messages."""
+        chief = f"chief {self.chief_address}, " if self.chief_address else ""
+        workers = f"{count_of(len(self.workers), 'worker')} {', '.join(self.workers)}"
+        return f"{chief}{workers}, {len(self.ps)} ps {', '.join(self.ps)}"
+
+
+def of(flags: ClusterFlags) -> Roles:
+    """Returns the processes that flags name, or else TF_CONFIG.
+
+    Raises:
+      UsageError: neither names a cluster, both do, or it cannot be used.
+    """
+    text = os.environ.get(tf_config.VARIABLE, "").strip()
+    if flags.given and text:
+        raise UsageError(f"--worker_hosts={flags.worker_hosts} and {tf_config.VARIABLE}: give one of them")
+    if flags.given:
+        return _parsed(hosts.tf_config(flags, PARAMETER_SERVER), hosts.SOURCE)
+    if not text:
+        raise UsageError(
+            f"--strategy={PARAMETER_SERVER}: needs {tf_config.VARIABLE} with jobs chief, worker and ps, or "
+            "--worker_hosts=..., --ps_hosts=..., --job_name=... and --task_index=..."
+        )
+    return _parsed(text, tf_config.VARIABLE)
+
+
+def _parsed(text: str, source: str) -> Roles:
+    jobs, job, index = tf_config.parse_jobs(text, _JOBS, PARAMETER_SERVER, source)
+    for needed in (WORKER, PS):
+        if needed not in jobs:
+            raise UsageError(
+                f"{source}: --strategy={PARAMETER_SERVER} needs a {needed} at least; it has {', '.join(jobs)}"
+            )
+    chiefs = jobs.get(CHIEF, ())
+    mine = Task(CHIEF) if not chiefs and (job, index) == (WORKER, 0) else Task(job, index)
+    return Roles(jobs[WORKER], jobs[PS], mine, chiefs[0] if chiefs else None, source)

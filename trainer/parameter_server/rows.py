@@ -1,0 +1,106 @@
+"""What a worker tells the chief of a step: sums, regularisation, the norm of the gradient; as one row of numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.step.details import DECAY
+from trainer.step.results import AVERAGED, REGULARIZATION, TOTAL_LOSS, LoopResult
+from trainer.task.sums import LOSS, WEIGHT, Measure, Sums
+
+_OWN = 2  # numbers before the sums: the regularisation, the norm
+
+
+class Row(NamedTuple):
+    """What a step came to.
+
+    Attributes:
+      penalty: the regularisation.
+      norm: of the gradient, before it is clipped.
+      sums: of the measure, one after the other.
+    """
+
+    penalty: float
+    norm: float
+    sums: np.ndarray
+
+
+class Rows:
+    """Packs and unpacks rows; what the sums are is known once a graph has been traced."""
+
+    def __init__(self, measure: Measure) -> None:
+        self._measure = measure
+        self._shapes: dict[str, tf.TensorShape] = {}
+
+    def packed(self, sums: Sums, penalty: tf.Tensor, norm: tf.Tensor) -> tf.Tensor:
+        """Returns a row as a string scalar, whose shape is known before the sums are."""
+        self._shapes = {name: value.shape for name, value in sums.items()}
+        flat = [tf.reshape(tf.cast(value, tf.float32), [-1]) for value in sums.values()]
+        return tf.io.serialize_tensor(tf.concat([tf.stack([penalty, norm]), *flat], axis=0))
+
+    def unpacked(self, text: bytes) -> Row:
+        """Returns a row."""
+        numbers = tf.io.parse_tensor(text, tf.float32).numpy()
+        return Row(float(numbers[0]), float(numbers[1]), numbers[_OWN:].astype(np.float64))
+
+    def loss(self, row: Row) -> float:
+        """Returns the mean loss of a step without regularisation."""
+        sums = self._sums(row)
+        return float(sums[LOSS]) / max(float(sums[WEIGHT]), 1.0)
+
+    def weight(self, row: Row) -> float:
+        """Returns the sum of the weights of its rows."""
+        return float(self._sums(row)[WEIGHT])
+
+    def values(self, row: Row) -> dict[str, float]:
+        """Returns loss and metrics of a step, in the order of `LoopResult.values`."""
+        sums = {name: tf.constant(value, tf.float32) for name, value in self._sums(row).items()}
+        results = {name: float(value) for name, value in self._measure.results(sums).items()}
+        return {TOTAL_LOSS: results[LOSS] + row.penalty, REGULARIZATION: row.penalty, **results}
+
+    def _sums(self, row: Row) -> dict[str, np.ndarray]:
+        sizes = [shape.num_elements() for shape in self._shapes.values()]
+        parts = np.split(row.sums, np.cumsum(sizes)[:-1])
+        return {name: part.reshape(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
+
+
+class Averages:
+    """Moving averages of the losses over the steps, in their order; a checkpoint remembers them."""
+
+    def __init__(self) -> None:
+        self.values = [math.nan] * len(AVERAGED)
+
+    def add(self, loss: float, penalty: float) -> None:
+        """Adds a step."""
+        values = {TOTAL_LOSS: loss + penalty, LOSS: loss, REGULARIZATION: penalty}
+        for i, name in enumerate(AVERAGED):
+            old, new = self.values[i], values[name]
+            self.values[i] = new if math.isnan(old) else DECAY * old + (1 - DECAY) * new
+
+    def stored(self) -> list[float | None]:
+        """Returns what a checkpoint remembers."""
+        return [None if math.isnan(value) else value for value in self.values]
+
+    def restore(self, stored: list[float | None] | None) -> None:
+        """Takes over what a checkpoint remembers."""
+        if stored is not None:
+            self.values = [math.nan if value is None else value for value in stored]
+
+
+def result(step: int, averages: Averages, norm: float) -> LoopResult:
+    """Returns what actions ask of a step."""
+    none = tf.zeros([0])
+    return LoopResult(
+        tf.constant(step, tf.int64),
+        none,
+        tf.constant(True),
+        tf.constant(0.0, tf.float64),
+        tf.constant(averages.values),
+        tf.constant(norm),
+        none,
+        none,
+    )

@@ -1,0 +1,92 @@
+"""`trainer.run` with --strategy=parameter_server, up to where TensorFlow is loaded."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from trainer import heavy
+from trainer import plan as plans
+from trainer.actions.heartbeat import Heartbeat
+from trainer.actions.live import LiveLine
+from trainer.cluster import lock, tf_config
+from trainer.cluster.interrupt import Interrupt
+from trainer.config import TrainConfig
+from trainer.parameter_server import roles as processes
+from trainer.parameter_server.roles import PS, WORKER, Roles
+
+if TYPE_CHECKING:
+    from trainer.task.base import Task
+
+LOADING_SECONDS = 60.0  # at most, in which loading a library lets no other thread run
+_ENVIRONMENT = {
+    "GRPC_FAIL_FAST": "use_caller",  # a call to a process that is not there waits, or fails, as its caller says
+    "GRPC_VERBOSITY": "NONE",  # it tells of each lost connection
+}
+
+
+def train(config: TrainConfig, task: type[Task] | None, command: str) -> Any:
+    """Runs the part of this process; returns the last evaluation on the chief, None elsewhere.
+
+    Args:
+      config: of the job.
+      task: instead of `config.model.task`.
+      command: its name, for messages.
+
+    Raises:
+      PipelineError: whatever a user can cause.
+    """
+    roles = processes.of(config.cluster)
+    _set_environment(roles)
+    with (
+        Heartbeat.of_environment() as heartbeat,
+        LiveLine(wanted=roles.is_chief, on_phase=heartbeat.phase) as live,
+        Interrupt(command) as interrupt,
+    ):
+        if roles.is_chief:
+            return _lead(config, roles, task, interrupt, live, heartbeat)
+        _serve(config, roles, task, heartbeat)
+        return None
+
+
+def _set_environment(roles: Roles) -> None:
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if roles.mine.job != WORKER and not (roles.is_chief and roles.chief_works):
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # GPUs are for workers
+
+
+def _lead(
+    config: TrainConfig,
+    roles: Roles,
+    task: type[Task] | None,
+    interrupt: Interrupt,
+    live: LiveLine,
+    heartbeat: Heartbeat,
+) -> Any:
+    plan, found = _plan(config, task)
+    plans.prepare_folder("--model_dir", config.run.model_dir)
+    with lock.held(config.run.model_dir):
+        live.phase("loading TensorFlow")
+        heartbeat.phase("loading TensorFlow", quiet=LOADING_SECONDS)
+        with heavy.loading():
+            from trainer.actions.output import Output  # noqa: PLC0415, here because it loads TensorFlow
+            from trainer.parameter_server import training  # noqa: PLC0415
+            from trainer.task.base import Task  # noqa: PLC0415
+
+        return training.run(config, plan, roles, interrupt, found or Task, Output(0, live), heartbeat)
+
+
+def _serve(config: TrainConfig, roles: Roles, task: type[Task] | None, heartbeat: Heartbeat) -> None:
+    plan = None if roles.mine.job == PS else _plan(config, task)[0]
+    heartbeat.phase("loading TensorFlow", quiet=LOADING_SECONDS)
+    with heavy.loading():
+        from trainer.parameter_server import training  # noqa: PLC0415, here because it loads TensorFlow
+
+    training.serve(config, plan, roles, heartbeat)
+
+
+def _plan(config: TrainConfig, task: type[Task] | None) -> tuple[plans.Plan, type[Task] | None]:
+    """Returns the plan, checked for this strategy, and the task."""
+    found = task or heavy.load_task(config.model.task)
+    return plans.make(config, tf_config.ALONE, found.parse if found else None), found

@@ -1,0 +1,284 @@
+"""Composes a run with parameter servers: what each process does, and on the chief all of the training."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from pipeline.batch.compose import make_dataset
+from pipeline.errors import PipelineError, RerunError
+from trainer import description
+from trainer.actions import announcing
+from trainer.actions import best as bests
+from trainer.actions.best import Best
+from trainer.actions.checkpoints import Checkpoints
+from trainer.actions.evaluation import Evaluation, Evaluator
+from trainer.actions.evaluations import Evaluations
+from trainer.actions.heartbeat import Heartbeat
+from trainer.actions.metrics import Metrics
+from trainer.actions.output import LogLine, Output
+from trainer.actions.ranking import Ranking
+from trainer.actions.remembered import Remembered
+from trainer.actions.scalars import TrainScalars
+from trainer.actions.status import Status
+from trainer.cluster import failures, ports, runtime, tf_config
+from trainer.cluster.interrupt import Interrupt
+from trainer.config import TrainConfig
+from trainer.loop import Action, NotFiniteError, Progress
+from trainer.parameter_server import assembling, guest, numbered
+from trainer.parameter_server.connecting import CHIEF_DEVICE, connect
+from trainer.parameter_server.evaluating import ChiefStepper
+from trainer.parameter_server.host import Host
+from trainer.parameter_server.ledger import Tally
+from trainer.parameter_server.loop import Loop
+from trainer.parameter_server.roles import CHIEF, PS, Roles, Task
+from trainer.parameter_server.rows import Averages
+from trainer.plan import Plan
+from trainer.step import compose, schedules, state
+from trainer.task import base, data_spec
+
+
+def run(
+    config: TrainConfig,
+    plan: Plan,
+    roles: Roles,
+    interrupt: Interrupt,
+    task: type[base.Task],
+    output: Output,
+    heartbeat: Heartbeat,
+) -> Evaluation | None:
+    """Trains to the end of the plan and evaluates, as the chief of a job.
+
+    Returns:
+      The last evaluation, or None if the config asks for none.
+
+    Raises:
+      RerunError: stopped by a signal, with the state saved; or a parameter server was lost, or a process did not come.
+      DataError: a loss or weight is not finite, or the data cannot be read.
+      UsageError: the config does not fit the cluster or the checkpoint in model_dir.
+    """
+    runtime.configure(config)
+    tf.get_logger().setLevel("CRITICAL")  # TensorFlow tells of lost workers in many lines; here it is one
+    heartbeat.job(plan.last_step, config.order.global_batch_size)
+    expected = {PS: description.of_server(config)}
+
+    def expected_of(task: Task) -> description.Description:
+        return described(roles, expected.get(task.job) or description.of_graph_reader(config, plan))
+
+    chief = Task(CHIEF)
+    output.live.phase("")
+    heartbeat.phase("waiting for all processes")
+    port = ports.listen_at(roles.address(chief), roles.name(chief), roles.source)
+    with Host(roles, expected_of, port, output.line) as host:
+        host.wait(config.run.join_timeout)
+        with _in_one_line(host):
+            return _Run(config, plan, roles, interrupt, task, output, heartbeat, host).run()
+
+
+def serve(config: TrainConfig, plan: Plan | None, roles: Roles, heartbeat: Heartbeat) -> None:
+    """Serves the chief as a worker or a parameter server; see `guest.serve`.
+
+    Args:
+      config: of the job.
+      plan: None on a parameter server.
+      roles: the processes.
+      heartbeat: says what is done.
+    """
+    runtime.configure(config)
+    mine = description.of_graph_reader(config, plan) if plan else description.of_server(config)
+    guest.serve(roles, described(roles, mine), config.run.join_timeout, heartbeat)
+
+
+def described(roles: Roles, rest: description.Description) -> description.Description:
+    """Returns the description of a process, with its cluster."""
+    return [{"cluster": f"a cluster of {roles}"}, *rest]
+
+
+@contextlib.contextmanager
+def _in_one_line(host: Host) -> Iterator[None]:
+    """Turns TensorFlow's errors inside into PipelineErrors; of a lost parameter server into one that names it."""
+    try:
+        with failures.in_one_line(2):
+            yield
+    except RerunError:
+        host.check_soon()
+        raise
+
+
+class _Run:
+    """The parts of a run, made in the order in which they need each other."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        plan: Plan,
+        roles: Roles,
+        interrupt: Interrupt,
+        task: type[base.Task],
+        output: Output,
+        heartbeat: Heartbeat,
+        host: Host,
+    ) -> None:
+        self.config, self.plan, self.roles, self.interrupt = config, plan, roles, interrupt
+        self.output, self.heartbeat, self.host = output, heartbeat, host
+        output.live.phase("connecting")
+        self.strategy, coordinator, self._server = connect(roles)
+        output.live.phase("building the model")
+        steps_per_epoch = plan.training.order.steps_per_epoch
+        schedule = schedules.create(config.optimizer, steps_per_epoch, plan.last_step)
+        self.task = task(config, data_spec.of(plan.training))
+        self.state = state.create(self.strategy, config, self.task, schedule)
+        numbered.check(self.state.optimizer, config.model.task or f"--optimizer={config.optimizer.optimizer}")
+        self.averages, self.tally = Averages(), Tally()
+        flags = config.steps
+        ranking = Ranking(flags.keep_best, flags.early_stopping, flags.best_metric, flags.best_mode)
+        remembered: dict[str, Remembered] = {"averages": self.averages, "ledger": self.tally}
+        remembered |= {bests.NAME: ranking} if flags.ranks else {}
+        self.checkpoints = Checkpoints(
+            self.state,
+            plan.training.spec,
+            steps_per_epoch,
+            config,
+            tf_config.ALONE,
+            output,
+            remembered,
+            CHIEF_DEVICE,
+        )
+        self.best = Best(ranking, self.checkpoints, config.run.model_dir, True) if flags.ranks else None
+        unit = "img" if compose.are_images(self.task.data.features) else "rows"
+        self.status = Status(output.live, plan.last_step, steps_per_epoch, config.order.global_batch_size, unit)
+        self.workers = assembling.workers(config, plan, roles, self.strategy, coordinator, self.state, host)
+
+    def run(self) -> Evaluation | None:
+        """Restores or initializes, trains, evaluates."""
+        restored = self.checkpoints.restore()
+        if restored is None:
+            self._initialize()
+        start = self.state.step
+        if self.best:
+            self.best.resume(start)
+        where = self.workers.where
+        announcing.say_start_at(self.output, where, where, self.config, self.plan, self.state, restored)
+        self.metrics = Metrics(self.config, self.task, start, is_chief=True)
+        evaluations = self._evaluations()
+        if start < self.plan.last_step and not self._ends_early():
+            self._train(start, evaluations)
+        result = self._evaluate_at_end(evaluations) if evaluations else None
+        self.heartbeat.phase("finishing")
+        self._say_end()
+        self.task.after_train(self.state.model, result)
+        return result
+
+    def _initialize(self) -> None:
+        with self.strategy.scope():
+            self.task.initialize(self.state.model)
+        if self.state.averages:
+            self.state.averages.reset()
+
+    def _train(self, start: int, evaluations: Evaluations | None) -> None:
+        flags = self.config.steps
+        with self.interrupt.deferred():
+            self.output.live.phase("compiling the step")
+            try:
+                if evaluations and not evaluations.before(start, flags.eval_every):
+                    raise self._stopped("evaluation")
+                stopped = self._ends_early() or self._loop(evaluations).train(start, self.plan.last_step)
+                self._save()
+            except NotFiniteError as error:
+                raise NotFiniteError(f"{error}; {self.checkpoints.way_back()}") from None
+        if stopped and not self._ends_early():
+            raise self._stopped("training")
+
+    def _loop(self, evaluations: Evaluations | None) -> Loop:
+        flags, rows, workers = self.config.steps, self.config.order.global_batch_size, self.workers
+        scalars = TrainScalars(rows, self.state.rate, self.metrics.write)
+        light = [
+            Action(flags.log_every, LogLine(rows, self.output)),
+            Action(flags.summary_every, scalars, seconds=flags.summary_secs),
+        ]
+        heavy = [
+            *([Action(flags.eval_every, evaluations.during)] if evaluations else []),
+            Action(flags.checkpoint_every, lambda progress: self._save(), seconds=flags.checkpoint_secs),
+        ]
+        return Loop(
+            workers.driver,
+            workers.rows,
+            self.averages,
+            workers.ledger,
+            self.tally,
+            light,
+            heavy,
+            self._settle,
+            self._stop,
+            self._watch,
+        )
+
+    def _settle(self, step: int) -> None:
+        """Sets the counts to the step: a gradient that was applied twice has counted twice."""
+        self.state.global_step.assign(step)
+        self.state.optimizer.iterations.assign(step)
+
+    def _watch(self, progress: Progress) -> None:
+        self.heartbeat.watch(progress)
+        self.status.watch(progress)
+        if self.interrupt.asked:
+            self.interrupt.asked = False
+            self.output.line(self.status.text(progress))
+
+    def _save(self) -> None:
+        with self.heartbeat.during("saving"):
+            self.checkpoints.save()
+            if self.best:
+                self.best.tidy(self.state.step)
+
+    def _evaluations(self) -> Evaluations | None:
+        split = self.plan.evaluation
+        if split is None:
+            return None
+        evaluator = Evaluator(
+            ChiefStepper(self.state),
+            make_dataset(split.request),
+            split,
+            self.plan.may_skip,
+            self.config.steps.steps_per_loop,
+            self._stop_evaluation,
+            self.metrics.write,
+        )
+        return Evaluations(evaluator, self.best, self.output, self.plan.last_step)
+
+    def _evaluate_at_end(self, evaluations: Evaluations) -> Evaluation:
+        result = evaluations.at_end(self.state.step)
+        if result is None:
+            raise self._stopped("evaluation")
+        if self.best:
+            self.best.tidy(self.state.step)
+        return result
+
+    def _ends_early(self) -> bool:
+        return self.best is not None and self.best.ranking.ended
+
+    def _stop(self) -> bool:
+        self.host.check()
+        asked = self.interrupt.requested is not None
+        if asked and not self.host.has_workers:
+            raise RerunError("stopped while no worker was there: nothing is saved since the last checkpoint; rerun")
+        return asked or self._ends_early()
+
+    def _stop_evaluation(self) -> bool:
+        self.heartbeat.evaluated()
+        return self.interrupt.requested is not None
+
+    def _stopped(self, what: str) -> PipelineError:
+        assert self.interrupt.requested is not None
+        return RerunError(
+            f"{what} stopped by {self.interrupt.requested.name}: step {self.state.step} of {self.plan.last_step} is "
+            "saved; rerun the same commands to resume"
+        )
+
+    def _say_end(self) -> None:
+        if self.best and self.best.ranking.ended and self.state.step < self.plan.last_step:
+            self.output.line(self.best.why_ended())
+        self.output.line(str(self.tally))
+        announcing.say_end(self.output, self.state.step, self.checkpoints.newest, self.best, self.metrics.events.folder)
