@@ -17,7 +17,8 @@ class Slot:
       failures: of its worker, since it was last given up.
       at_start: of these, those since its last step.
       delay: seconds that it waits once it is lost.
-      retry_at: when a lost one may be tried again; minus infinity: it is not lost.
+      retry_at: when a lost one may be tried again; infinity: not before the others have made a step; minus infinity: it
+        is not lost.
       is_tried: whether it was lost and has made no step since.
     """
 
@@ -56,12 +57,15 @@ class Slots:
         usable = sum(slot.retry_at <= now for slot in self._slots)
         return any(size < count <= usable for count in self._counts)
 
-    def stepped(self, numbers: Collection[int]) -> None:
-        """Takes note that the workers of these slots have made a step."""
+    def stepped(self, numbers: Collection[int], now: float) -> None:
+        """Takes note that the workers of these slots have made a step; lost ones wait from the first of them on."""
+        for slot in self._slots if numbers else []:
+            if slot.retry_at == math.inf:
+                slot.retry_at, slot.delay = now + slot.delay, 2 * slot.delay
         for number in numbers:
             self._slots[number].at_start, self._slots[number].is_tried = 0, False
 
-    def failed(self, number: int, at_start: bool, now: float) -> bool:
+    def failed(self, number: int, at_start: bool) -> bool:
         """Takes note that the worker of a slot was the first to fail.
 
         Returns:
@@ -73,7 +77,7 @@ class Slots:
             slot.failures > self._max_restarts or slot.at_start >= _AT_START or (slot.is_tried and slot.at_start > 0)
         ):
             return False
-        slot.retry_at, slot.delay = now + slot.delay, 2 * slot.delay
+        slot.retry_at = math.inf
         slot.failures, slot.at_start, slot.is_tried = 0, 0, False
         return True
 

@@ -85,8 +85,9 @@ class Supervisor:
 
     def _may_grow(self, group: Group) -> bool:
         """Takes note that the group makes steps, and says whether a larger one could start."""
-        self._slots.stepped([one.task.slot for one in group.processes if one.listener.has_stepped])
-        return self._job.elastic is not None and self._slots.can_grow(len(group.slots), time.monotonic())
+        now = time.monotonic()
+        self._slots.stepped([one.task.slot for one in group.processes if one.listener.has_stepped], now)
+        return self._job.elastic is not None and self._slots.can_grow(len(group.slots), now)
 
     def _say_size(self, size: int) -> None:
         if size != self._size:
@@ -115,10 +116,10 @@ class Supervisor:
             if self._records.restarts >= most:
                 self._fail(cause, f"; not started again after {count_of(most, 'restart')} (--max_restarts)")
             return
-        now, slot = time.monotonic(), cause.task.slot
-        if self._slots.failed(slot, cause.at_start, now):
+        slot = cause.task.slot
+        if self._slots.failed(slot, cause.at_start):
             self._screen.say(f"the place of {cause.task.name} (slot {slot}) is given up for now")
-        if not self._slots.can_grow(0, now):
+        if not self._slots.can_grow(0, time.monotonic()):
             self._fail(cause, f"; too few workers are left for --elastic={self._job.elastic[0]}:{self._job.elastic[1]}")
 
     def _wait(self) -> None:
