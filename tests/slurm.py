@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -43,7 +44,7 @@ case "$1 $2" in
 esac
 """
 JOB_ID = 4711
-TIMEOUT = 120.0  # seconds
+TIMEOUT = 300.0  # seconds
 
 
 class Slurm:
@@ -55,6 +56,7 @@ class Slurm:
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
+        self._started: list[subprocess.Popen[str]] = []
         (folder / "bin").mkdir(parents=True)
         for name, text in (("srun", _SRUN), ("scancel", _SCANCEL), ("scontrol", _SCONTROL)):
             self.command(name, text)
@@ -73,7 +75,7 @@ class Slurm:
         given = {"SLURM_JOB_ID": str(JOB_ID), "SLURM_JOB_NODELIST": "n[1-2]", "STUB": str(self.folder)}
         path = f"{self.folder}/bin:{os.environ['PATH']}"
         variables: Mapping[str, str] = {**os.environ, **given, "STUB_HOSTS": hosts, "PATH": path, **environment}
-        return subprocess.Popen(
+        process = subprocess.Popen(
             ["bash", "job.sh"],
             cwd=self.folder,
             env=variables,
@@ -82,6 +84,8 @@ class Slurm:
             text=True,
             start_new_session=True,
         )
+        self._started.append(process)
+        return process
 
     def run(self, script: str, **environment: str) -> tuple[int, str]:
         """Runs a batch script to its end; returns its exit code and output."""
@@ -99,9 +103,20 @@ class Slurm:
             os.killpg(task, signal.SIGTERM)
         os.kill(process.pid, signal.SIGTERM)
 
+    def end(self) -> None:
+        """Kills what a test that failed has left."""
+        for process in self._started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+        for task in self.tasks():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(task, signal.SIGKILL)
+
     def tasks(self) -> list[int]:
         """Returns the process groups of the tasks."""
-        return [int(line) for line in (self.folder / "tasks").read_text().split()]
+        path = self.folder / "tasks"
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
 
     def requeued(self) -> int:
         """Returns how often the job was requeued."""

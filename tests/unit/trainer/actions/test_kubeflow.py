@@ -95,6 +95,13 @@ def test_the_end_is_reported_before_the_process_ends(server, reporter_of):
     assert values_of(request["trainerStatus"]) == {"step": "200", "eval/test/loss": "0.25"}
 
 
+def test_a_proxy_is_not_asked(server, reporter_of, said, monkeypatch):
+    for name in ("https_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    reporter_of(server).end(1)
+    assert (len(server.received), said) == (1, [])
+
+
 def test_a_new_token_is_read(server, reporter_of, said):
     server.token.write_text("an old one")
     reporter = reporter_of(server)

@@ -27,4 +27,6 @@ def job_of():
 
 @pytest.fixture
 def slurm(tmp_path):
-    return Slurm(tmp_path / "slurm")
+    slurm = Slurm(tmp_path / "slurm")
+    yield slurm
+    slurm.end()

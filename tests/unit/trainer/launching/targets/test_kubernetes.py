@@ -1,5 +1,6 @@
 """The manifests: against the published models, and what their pods do."""
 
+import contextlib
 import json
 import os
 import signal
@@ -164,6 +165,7 @@ def test_resources_volumes_and_time_to_save(documents_of):
     for job in jobs.values():
         pod = job["template"]["spec"]
         assert pod["terminationGracePeriodSeconds"] == 91
+        assert pod["shareProcessNamespace"]  # else SIGTERM is lost while no handler is set
         assert [(one["name"], one["persistentVolumeClaim"]["claimName"]) for one in pod["volumes"]] == [
             ("data", "data"),
             ("runs", "runs"),
@@ -197,11 +199,15 @@ def test_a_tfjobs_process_gets_sigterm(documents_of, tmp_path):
     program = (
         f"trap 'sleep 0.3; touch {tmp_path}/saved; exit 75' TERM; touch {tmp_path}/up; while :; do sleep 0.05; done"
     )
-    process = subprocess.Popen(wrapped(documents_of, program))
-    while not (tmp_path / "up").exists():
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGTERM)
-    assert process.wait(30) == 138
+    process = subprocess.Popen(wrapped(documents_of, program), start_new_session=True)
+    try:
+        while not (tmp_path / "up").exists():
+            time.sleep(0.02)
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(30) == 138
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     assert (tmp_path / "saved").exists()
 
 
