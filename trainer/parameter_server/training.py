@@ -17,6 +17,7 @@ from trainer.actions.checkpoints import Checkpoints
 from trainer.actions.evaluation import Evaluation, Evaluator
 from trainer.actions.evaluations import Evaluations
 from trainer.actions.heartbeat import Heartbeat
+from trainer.actions.kubeflow import Reporter
 from trainer.actions.metrics import Metrics
 from trainer.actions.output import LogLine, Output
 from trainer.actions.ranking import Ranking
@@ -147,6 +148,7 @@ class _Run:
             CHIEF_DEVICE,
         )
         self.best = Best(ranking, self.checkpoints, config.run.model_dir, True) if flags.ranks else None
+        self.reporter = Reporter(plan.last_step, True, output.line)
         unit = "img" if compose.are_images(self.task.data.features) else "rows"
         self.status = Status(output.live, plan.last_step, steps_per_epoch, config.order.global_batch_size, unit)
         self.workers = assembling.workers(config, plan, roles, self.strategy, coordinator, self.state, host)
@@ -167,6 +169,7 @@ class _Run:
             self._train(start, evaluations)
         result = self._evaluate_at_end(evaluations) if evaluations else None
         self.heartbeat.phase("finishing")
+        self.reporter.end(self.state.step)
         self._say_end()
         self.task.after_train(self.state.model, result)
         return result
@@ -197,6 +200,7 @@ class _Run:
         light = [
             Action(flags.log_every, LogLine(rows, self.output)),
             Action(flags.summary_every, scalars, seconds=flags.summary_secs),
+            self.reporter.action(),
         ]
         heavy = [
             *([Action(flags.eval_every, evaluations.during)] if evaluations else []),
@@ -223,6 +227,7 @@ class _Run:
     def _watch(self, progress: Progress) -> None:
         self.heartbeat.watch(progress)
         self.status.watch(progress)
+        self.reporter.watch(progress)
         if self.interrupt.asked:
             self.interrupt.asked = False
             self.output.line(self.status.text(progress))
@@ -244,7 +249,7 @@ class _Run:
             self.plan.may_skip,
             self.config.steps.steps_per_loop,
             self._stop_evaluation,
-            self.metrics.write,
+            self.reporter.also(self.metrics.write),
         )
         return Evaluations(evaluator, self.best, self.output, self.plan.last_step)
 
