@@ -128,7 +128,7 @@ def test_there_is_a_last_restart(launch):
 
 def test_the_cause_comes_before_what_followed_from_it(launch):
     """Worker 0 says that it lost another one and ends, while the other still dies."""
-    lost = {"do": "exit", "at": 5, "code": 75, "say": "fake: lost another worker (gone); rerun"}
+    lost = {"do": "exit", "at": 5, "code": 75, "say": "trainer.run: lost another worker (gone); rerun"}
     cause = {"do": "exit", "at": 7, "code": 1, "say": "shard 3 is corrupt"}
     code, _, err = launch("--num_workers=2", plan={"worker 0": [lost], "worker 1": [cause]}).end()
     assert code == 1
@@ -151,12 +151,12 @@ def test_a_silent_worker_is_named_and_killed(launch, how):
 
 def test_one_whose_peers_give_it_up_first_is_named(launch):
     """TensorFlow notices a stopped peer long before --silent_timeout."""
-    lost = {"do": "exit", "at": 250, "code": 75, "say": "fake: lost another worker (silent); rerun"}
+    lost = {"do": "exit", "at": 250, "code": 75, "say": "trainer.run: lost another worker (silent); rerun"}
     plan = {"worker 0": [lost], "worker 1": [{"do": "stop", "at": 5}]}
     code, _, err = launch("--num_workers=2", plan=plan, steps=300).end()
     assert code == 0, err
     assert re.search(r"trainer.launch: worker 1 \(process \d+\) gave no sign of life for \d+ s, and was killed", err)
-    assert err.index("trainer.launch: worker 1") < err.index("worker 0 | fake: lost another worker")
+    assert err.index("trainer.launch: worker 1") < err.index("worker 0 | trainer.run: lost another worker")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -18,7 +18,7 @@ from trainer.launching.target_flags import Elsewhere
 MULTIWORKER, PARAMETER_SERVER = "multiworker", "parameter_server"
 CLUSTERS = (MULTIWORKER, PARAMETER_SERVER)  # strategies of several processes, which TF_CONFIG tells of each other
 # What says which process of the job one is, in a flag of trainer.run or a variable.
-_SET_HERE = ("job_name", "task_index", "task_id", "worker_hosts", "ps_hosts")
+_SET_HERE = ("job_name", "task_index", "task_id", "worker_hosts", "ps_hosts", "chief_host")
 _VARIABLE = "TF_CONFIG"
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from pipeline.errors import EXIT_RERUN
 from trainer.launching.local.ending import Ending
 from trainer.launching.local.process import Process, Task
 
-LOST = "lost another worker"  # how the trainer's line begins, in trainer/cluster/failures.py
+LOST = re.compile(
+    r"trainer\.run: (lost |the job has ended: lost )"
+)  # the line of a trainer that has lost another process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +75,7 @@ def _rank_of_ending(process: Process) -> bool:
 def _followed(process: Process) -> bool:
     """Whether it ended since it lost another one."""
     assert process.ending is not None
-    return process.ending.code == EXIT_RERUN and any(LOST in line for line in process.err.last)
+    return process.ending.code == EXIT_RERUN and any(map(LOST.search, process.err.last))
 
 
 def _silent(processes: list[Process]) -> Process | None:

@@ -132,6 +132,6 @@ class Group:
     def _show(self, process: Process, is_end: bool) -> None:
         for tail, is_error in ((process.out, False), (process.err, True)):
             for line in tail.lines(is_end):
-                if is_error and LOST in line:  # what it lost is the cause, to be shown before
+                if is_error and LOST.search(line):  # what it lost is the cause, to be shown before
                     self._screen.hold()
                 self._screen.line(process.task.name, line, is_error)
