@@ -1,12 +1,16 @@
 """The launcher's decisions, with a stand-in for the trainer that fails as it is told: real processes and signals."""
 
+import contextlib
+import fcntl
 import json
 import os
 import pathlib
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
@@ -336,3 +340,77 @@ def test_help_is_there_within_a_second():
     assert time.monotonic() - began < 3  # 0.4 s on an idle machine
     assert done.returncode == 0
     assert "--silent_timeout" in done.stdout
+
+
+class Terminal:
+    """A launcher that owns a terminal, and what is shown on it."""
+
+    def __init__(self, job_flags, environment):
+        self.ours, theirs = os.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, 150, 0, 0))
+        code = f"import sys\nfrom trainer import launch\nlaunch.main(sys.argv[1:], program={FAKE})"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, *job_flags],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", **environment},
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
+        )
+        os.close(theirs)
+
+    def shown(self):
+        """Returns all that is shown until the launcher ends."""
+        text = b""
+        with contextlib.suppress(OSError):
+            while part := os.read(self.ours, 1 << 16):
+                text += part
+        return text.decode()
+
+
+@pytest.fixture
+def terminal(data, tmp_path):
+    """Returns a function that starts the launcher on a terminal."""
+    started = []
+
+    def terminal(steps, **environment):
+        trainer = (f"--data_dir={data}", f"--model_dir={tmp_path / 'model'}", f"--train_steps={steps}")
+        flags = ("--num_workers=2", "--", *trainer, "--global_batch_size=24")
+        started.append(Terminal(flags, environment))
+        return started[-1]
+
+    yield terminal
+    for one in started:
+        one.process.kill()
+
+
+@pytest.mark.parametrize("colours", [True, False])
+def test_a_live_table_on_a_terminal(terminal, colours):
+    one = terminal(60, **({} if colours else {"NO_COLOR": "1"}))
+    shown = one.shown()
+    assert one.process.wait() == 0
+    assert bool(re.search(r"\x1b\[3\dm", shown)) == colours
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert re.search(r"│ worker 0 │ +\d+ │ training +│ +\d+ │ +[\d,]+ │ +0% │ +0 │", plain), plain[-3000:]
+    assert re.search(r"worker 1 \| begins at step 0\r\n", plain)
+    assert re.search(r"done, step 60 of 60, restarts 0", plain)
+
+
+def test_no_process_is_left_when_the_terminal_closes(terminal, tmp_path):
+    one = terminal(100_000)
+    path = tmp_path / "model" / "launch" / "status.json"
+    end = time.monotonic() + 60
+    while time.monotonic() < end and not (path.exists() and json.loads(path.read_text())["state"] == "training"):
+        time.sleep(0.05)
+        os.set_blocking(one.ours, False)
+        with contextlib.suppress(BlockingIOError):
+            os.read(one.ours, 1 << 16)
+    pids = [process["pid"] for process in json.loads(path.read_text())["processes"]]
+    assert len(pids) == 2
+    os.close(one.ours)
+    assert one.process.wait(60) == 1  # of an error that was raised here; 75 as a command
+    assert left_within(5, pids) == []
+    status = json.loads(path.read_text())
+    assert (status["state"], status["exit_code"]) == ("stopped", 75)

@@ -137,9 +137,9 @@ def with_a_place_that_breaks(file):
 
 @pytest.mark.slow
 def test_elastic_shrinks_and_grows_back_to_the_same_bits(launch, undisturbed, tmp_path):
-    broken, steps = tmp_path / "broken", 4000
+    broken, steps = tmp_path / "broken", 2000
     program, environment = with_a_place_that_breaks(broken)
-    job = launch("--elastic=1:2", "--regrow_delay=3", steps=steps, program=program, environment=environment)
+    job = launch("--elastic=1:2", "--regrow_delay=0.5", steps=steps, program=program, environment=environment)
     status = job.wait_for_step(40)
     assert status["num_workers"] == 2
     broken.touch()

@@ -65,7 +65,9 @@ def table_of(report: JobReport) -> Table:
     of = "" if report.last_step is None else f" of {report.last_step:,}"
     step = "" if report.step is None else f", step {report.step:,}{of}"
     lost = f", slots given up: {', '.join(map(str, report.lost))}" if report.lost else ""
-    table = Table(title=f"{report.state}{step}, restarts {report.restarts}{lost}", title_justify="left")
+    table = Table(
+        title=f"{report.state}{step}, restarts {report.restarts}{lost}", title_justify="left", title_style="bold"
+    )
     for name in _COLUMNS:
         table.add_column(name, justify="right" if name in _RIGHT else "left", no_wrap=name != "last error")
     for process in report.processes:
