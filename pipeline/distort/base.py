@@ -27,9 +27,22 @@ class Recipe:
 
     Attributes:
       compiled: whether both are run as one XLA function.
+      takes_floats: whether it also takes what a recipe before it has normalised; else uint8 alone.
+      sets_size: whether it decides the height and width of the result.
     """
 
     compiled: ClassVar[bool] = True
+    takes_floats: ClassVar[bool] = False
+    sets_size: ClassVar[bool] = False
+
+    @property
+    def mixing(self) -> Mixing | None:
+        """What then mixes the rows of a batch and their labels; None: nothing."""
+        return None
+
+    def gives_floats(self, floats: bool) -> bool:
+        """Says whether the result is float32, of images that are that or not; else it is uint8."""
+        return floats
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
         """Raises UsageError where images of this (height, width, channels) cannot be distorted; here any can."""
@@ -47,6 +60,43 @@ class Recipe:
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns the batch without randomness, in the shape and range that `distort` gives."""
         raise NotImplementedError
+
+
+class Augmentation(Recipe):
+    """A distortion that keeps shape and dtype; evaluation gets the images as they are."""
+
+    def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `Recipe.evaluate`."""
+        del keys, statistics
+        return images
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixed:
+    """Rows after mixing.
+
+    Attributes:
+      images: of the shape and dtype that they had.
+      labels: float32 (rows, classes), probabilities.
+    """
+
+    images: tf.Tensor
+    labels: tf.Tensor
+
+
+class Mixing(Protocol):
+    """Mixes row i of a batch with row i xor 1."""
+
+    def mix(self, images: tf.Tensor, labels: tf.Tensor, keys: tf.Tensor, epoch: tf.Tensor, real: tf.Tensor) -> Mixed:
+        """Returns the mixed rows.
+
+        Args:
+          images: (rows, height, width, channels), an even number of rows.
+          labels: float32 (rows, classes).
+          keys: as of `Recipe.distort`.
+          epoch: int64 scalar.
+          real: bool (rows,): the rows that may be mixed, if their partners are real, too.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +156,12 @@ class Crop(Protocol):
           height, width: int32 scalars, or (rows,).
           key: uint64 of the same shape, for `pipeline.uniform(key, draw)`.
         """
+
+
+def check_argument(recipe: str, argument: str, value: float, least: float, most: float) -> None:
+    """Raises UsageError where an argument of a recipe is not within its bounds."""
+    if not least <= value <= most:
+        raise UsageError(f"distort: {recipe}({argument}={value}): must be in {least}..{most}")
 
 
 def output_spec(recipe: Recipe, image_shape: tuple[int, int, int]) -> tf.TensorSpec:

@@ -8,11 +8,12 @@ resize_image_with_crop_or_pad to 24x24 and per_image_standardization.
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
-from pipeline.distort import geometry
+from pipeline.distort import kernels
 from pipeline.distort.base import ImageStatistics, Recipe, check_bounds, check_fits
 from pipeline.order import hashing_tf
 
@@ -31,6 +32,8 @@ class Cifar10Tutorial(Recipe):
       standardize: give each image mean 0 and standard deviation 1; off: pixels on the scale 0..255.
     """
 
+    sets_size: ClassVar[bool] = True
+
     crop: int = 24
     flip: bool = True
     brightness: float = 63.0
@@ -43,6 +46,11 @@ class Cifar10Tutorial(Recipe):
         check_bounds("contrast_high", self.contrast_high, 0, 255)
         check_bounds("contrast_low", self.contrast_low, 0, self.contrast_high)
 
+    def gives_floats(self, floats: bool) -> bool:
+        """See `Recipe.gives_floats`."""
+        del floats
+        return True
+
     def check(self, image_shape: tuple[int, int, int]) -> None:
         """Raises UsageError where the crop is larger than the images."""
         check_fits("cifar10_tutorial", "crop", self.crop, 1, min(image_shape[:2]), image_shape)
@@ -51,22 +59,22 @@ class Cifar10Tutorial(Recipe):
         """See `Recipe.distort`."""
         del statistics
         _, height, width, channels = images.shape
-        top = geometry.random_below(height - self.crop + 1, keys, _TOP)
-        left = geometry.random_below(width - self.crop + 1, keys, _LEFT)
+        top = kernels.random_below(height - self.crop + 1, keys, _TOP)
+        left = kernels.random_below(width - self.crop + 1, keys, _LEFT)
         brightness = (hashing_tf.uniform(keys, _BRIGHTNESS) * 2.0 - 1.0) * self.brightness
         spread = self.contrast_high - self.contrast_low
         contrast = hashing_tf.uniform(keys, _CONTRAST) * spread + self.contrast_low
-        lanes = geometry.crop(images, top, left, self.crop, self.crop)
+        lanes = kernels.crop(images, top, left, self.crop, self.crop)
         scale, means, shift = self._colour(lanes, contrast, brightness, channels)
         if self.flip:  # after the sums, which do not depend on it: so XLA computes the flip once
-            lanes = geometry.flip(lanes, hashing_tf.uniform(keys, _FLIP) < 0.5, channels)
+            lanes = kernels.flip(lanes, hashing_tf.uniform(keys, _FLIP) < 0.5, channels)
         return _apply(lanes, scale, means, shift, channels)
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """See `Recipe.evaluate`: the central crop, standardised."""
         del keys, statistics
         rows, _, _, channels = images.shape
-        lanes = geometry.central_crop(images, self.crop, self.crop)
+        lanes = kernels.central_crop(images, self.crop, self.crop)
         return _apply(lanes, *self._colour(lanes, tf.ones(rows), tf.zeros(rows), channels), channels)
 
     def _colour(
@@ -102,4 +110,4 @@ class Cifar10Tutorial(Recipe):
 
 def _apply(lanes: tf.Tensor, scale: tf.Tensor, means: tf.Tensor, shift: tf.Tensor, channels: int) -> tf.Tensor:
     centred = tf.cast(lanes, tf.float32) - means[:, None, :]
-    return geometry.to_images(centred * scale[:, None, None] + shift[:, None, :], channels)
+    return kernels.to_images(centred * scale[:, None, None] + shift[:, None, :], channels)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from pipeline.distort import geometry
+from pipeline.distort import kernels
 from pipeline.distort.base import Crop, ImageStatistics, Recipe, check_bounds
 from pipeline.order import hashing_tf
 
@@ -25,6 +25,7 @@ class CroppingRecipe(Recipe):
     """
 
     flip_draw: ClassVar[int]
+    sets_size: ClassVar[bool] = True
 
     size: int = 224
     flip: bool = True
@@ -32,6 +33,11 @@ class CroppingRecipe(Recipe):
 
     def __post_init__(self) -> None:
         check_bounds("size", self.size, 1, 4096)
+
+    def gives_floats(self, floats: bool) -> bool:
+        """See `Recipe.gives_floats`."""
+        del floats
+        return self.normalize
 
     def crop(self, training: bool) -> Crop:
         """Returns the part of each image that is decoded."""
@@ -42,14 +48,14 @@ class CroppingRecipe(Recipe):
         if self.flip:
             rows, height, width, channels = images.shape
             lanes = tf.reshape(images, (rows, height, width * channels))
-            lanes = geometry.flip(lanes, hashing_tf.uniform(keys, self.flip_draw) < 0.5, channels)
-            images = geometry.to_images(lanes, channels)
+            lanes = kernels.flip(lanes, hashing_tf.uniform(keys, self.flip_draw) < 0.5, channels)
+            images = kernels.to_images(lanes, channels)
         return self.evaluate(images, keys, statistics)
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """See `Recipe.evaluate`."""
         del keys
-        return geometry.normalise(images, statistics) if self.normalize else images
+        return kernels.normalise(images, statistics) if self.normalize else images
 
 
 def _box(
@@ -60,8 +66,8 @@ def _box(
         top, left = (height - tall) // 2, (width - wide) // 2
     else:
         top, left = (
-            geometry.random_below(height - tall + 1, key, draw),
-            geometry.random_below(width - wide + 1, key, draw + 1),
+            kernels.random_below(height - tall + 1, key, draw),
+            kernels.random_below(width - wide + 1, key, draw + 1),
         )
     return tf.stack([top, left, tall, wide], axis=-1)
 

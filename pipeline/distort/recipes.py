@@ -1,7 +1,8 @@
-"""Named distortions of a whole batch: `cifar10_tutorial`, `pad_crop_flip(pad=2)`, `random_resized_crop`, `none`.
+"""Named distortions of a whole batch: `cifar10_tutorial`, `pad_crop_flip(pad=2) | cutout(size=8) | mixup`, `none`.
 
 A recipe is a frozen dataclass whose fields are its arguments. It is stateless: all its randomness comes from one
-uint64 key per example, so that a record is distorted alike on any replica, host or device.
+uint64 key per example, so that a record is distorted alike on any replica, host or device. docs/distortions.md has the
+grammar and a table.
 """
 
 from __future__ import annotations
@@ -10,36 +11,59 @@ import dataclasses
 import importlib
 from typing import TYPE_CHECKING
 
-from pipeline.commands.call import parse_call
+from pipeline.commands.call import parse_calls
 from pipeline.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from pipeline.distort.base import Recipe
 
 RECIPES = {  # their classes, and the modules of these
+    "affine": ("affine", "Affine"),
     "cifar10_tutorial": ("cifar10_tutorial", "Cifar10Tutorial"),
+    "color_jitter": ("colour", "ColorJitter"),
+    "cutmix": ("mixing", "CutMix"),
+    "cutout": ("erasing", "Cutout"),
+    "flip": ("shifts", "Flip"),
+    "mixup": ("mixing", "Mixup"),
+    "mixup_or_cutmix": ("mixing", "MixupOrCutMix"),
     "none": ("base", "Undistorted"),
+    "normalize": ("scaling", "Normalize"),
     "pad_crop_flip": ("shifts", "PadCropFlip"),
+    "randaugment": ("randaugment", "RandAugment"),
     "random_crop": ("cropping", "RandomCrop"),
+    "random_erasing": ("erasing", "RandomErasing"),
     "random_resized_crop": ("cropping", "RandomResizedCrop"),
+    "resize": ("scaling", "Resize"),
     "shift": ("shifts", "Shift"),
 }
 CROPPING = ("random_crop", "random_resized_crop")  # the CroppingRecipes
+MIXING = ("cutmix", "mixup", "mixup_or_cutmix")  # the MixingRecipes
 
 
 def make_recipe(text: str, flag: str = "distort") -> Recipe:
-    """Returns the recipe that `text` names: a name, or a name with arguments as in a Python call.
+    """Returns the recipe that `text` names: names, or names with arguments as in a Python call, with `|` between them.
 
     Args:
-      text: `cifar10_tutorial(crop=28)`.
+      text: `cifar10_tutorial(crop=28)`, `pad_crop_flip | cutout(size=8)`.
       flag: what the user called it, for errors.
 
     Raises:
-      UsageError: no such recipe or argument (the nearest is suggested), or a value out of its bounds.
+      UsageError: no such recipe or argument (the nearest is suggested), a value out of its bounds, or recipes that
+        cannot follow each other.
     """
-    name, arguments = parse_call(text, flag, "a recipe")
-    if name not in RECIPES:
-        raise unknown(flag, name, RECIPES)
+    calls = parse_calls(text, flag, "a recipe")
+    for name, _ in calls:
+        if name not in RECIPES:
+            raise unknown(flag, name, RECIPES)
+    recipes = [_made(name, arguments, flag) for name, arguments in calls]
+    if len(recipes) == 1:
+        return recipes[0]
+    from pipeline.distort.composed import Composed  # noqa: PLC0415, here because it loads TensorFlow
+
+    return Composed(tuple(name for name, _ in calls), tuple(recipes))
+
+
+def _made(name: str, arguments: dict[str, object], flag: str) -> Recipe:
     module, class_name = RECIPES[name]
     recipe = getattr(importlib.import_module(f"{__package__}.{module}"), class_name)
     defaults = {field.name: field.default for field in dataclasses.fields(recipe)}
@@ -48,14 +72,25 @@ def make_recipe(text: str, flag: str = "distort") -> Recipe:
             raise UsageError(f"{flag}: {name} takes no arguments; got {argument!r}")
         if argument not in defaults:
             raise unknown(f"{flag}: argument of {name}", argument, defaults)
-        default = defaults[argument]
-        if type(value) is not type(default) and not (isinstance(default, float) and type(value) is int):
-            raise UsageError(
-                f"{flag}: {name}({argument}={value!r}): needs {type(default).__name__}, such as {default!r}"
-            )
-    return recipe(**arguments)
+        _check_type(f"{flag}: {name}({argument}={value!r})", value, defaults[argument])
+    made: Recipe = recipe(**arguments)
+    return made
+
+
+def _check_type(what: str, value: object, default: object) -> None:
+    """Raises UsageError where a value is not of the default's type; a default of None stands for an optional int."""
+    if default is None:
+        if value is not None and type(value) is not int:
+            raise UsageError(f"{what}: needs int, such as 80, or None")
+    elif type(value) is not type(default) and not (isinstance(default, float) and type(value) is int):
+        raise UsageError(f"{what}: needs {type(default).__name__}, such as {default!r}")
 
 
 def crops(text: str) -> bool:
-    """Says whether the recipe that `text` names is one of `CROPPING`; loads none."""
-    return text.partition("(")[0].strip() in CROPPING
+    """Says whether the first recipe that `text` names is one of `CROPPING`; loads none."""
+    return text.partition("|")[0].partition("(")[0].strip() in CROPPING
+
+
+def mixes(text: str) -> bool:
+    """Says whether the last recipe that `text` names is one of `MIXING`; loads none."""
+    return text.rpartition("|")[2].partition("(")[0].strip() in MIXING

@@ -15,7 +15,7 @@ from pipeline.distort.cropping import CroppingRecipe
 from pipeline.distort.shifts import PadCropFlip, Shift
 from pipeline.errors import UsageError
 
-_LEAST_STD = 1e-3  # of a channel that never varies, as in `pipeline.distort.geometry.normalise`
+_LEAST_STD = 1e-3  # of a channel that never varies, as in `pipeline.distort.kernels.normalise`
 
 
 @functools.singledispatch

@@ -1,0 +1,258 @@
+"""What the recipes do to the pixels of a whole batch, as XLA compiles it best on the CPU.
+
+Crops and flips keep a row of an image as one axis of `width * channels` lanes, so that the loops which follow run over
+a long contiguous axis. One gather of slices costs a third of a gather of pixels.
+
+Pixels (uint8) stay integers: parameters are computed in float64, which is one number per image, row or column, and
+rounded to fixed point. So the result does not depend on how XLA orders or fuses sums, and is the same to the byte with
+any number of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla
+from tensorflow.compiler.xla import xla_data_pb2
+
+from pipeline.distort.base import ImageStatistics
+from pipeline.order import hashing_tf
+
+_PLACE = 11  # bits of a coordinate's fraction: two such weights and a pixel fit 31 bits
+_SHARE = 16  # bits of the fractions of shares and coefficients
+_WEIGHT = 12  # bits of a weight of `resize`: its products and their sums are exact in float32
+_BETWEEN = 4  # bits of fraction that `resize` keeps between its two passes
+_MOST_TAPS = 16  # weights of a pixel that `resize` sums one by one; of more, as a product of matrices
+_BLOCK = 16  # images that `on_chosen` computes together
+
+
+def random_below(bound: tf.Tensor | int, keys: tf.Tensor, draw: int) -> tf.Tensor:
+    """Returns int32 of the shape of `keys`, uniform in 0..bound-1."""
+    return tf.cast(hashing_tf.uniform(keys, draw) * tf.cast(bound, tf.float32), tf.int32)
+
+
+def crop(images: tf.Tensor, top: tf.Tensor, left: tf.Tensor, height: int, width: int) -> tf.Tensor:
+    """Returns each image's own crop, as rows of lanes. Compiles inside XLA only.
+
+    Args:
+      images: (rows, image height, image width, channels), static shape.
+      top, left: int32 (rows,), the crops' offsets in pixels.
+      height, width: the crops' size in pixels.
+
+    Returns:
+      (rows, height, width * channels), `images`' dtype.
+    """
+    rows, image_height, image_width, channels = images.shape
+    lanes = tf.reshape(images, (rows, image_height, image_width * channels))
+    numbers = xla_data_pb2.GatherDimensionNumbers(
+        offset_dims=[1, 2], collapsed_slice_dims=[0], start_index_map=[0, 1, 2], index_vector_dim=1
+    )
+    start = tf.stack([tf.range(rows), top, left * channels], axis=1)
+    return xla.gather(lanes, start, numbers, [1, height, width * channels])
+
+
+def central_crop(images: tf.Tensor, height: int, width: int) -> tf.Tensor:
+    """Returns the middle of the images as rows of lanes, (rows, height, width * channels)."""
+    rows, image_height, image_width, channels = images.shape
+    top, left = (image_height - height) // 2, (image_width - width) // 2
+    return tf.reshape(images[:, top : top + height, left : left + width, :], (rows, height, width * channels))
+
+
+def flip(lanes: tf.Tensor, flipped: tf.Tensor, channels: int) -> tf.Tensor:
+    """Returns (rows, height, width * channels) with the rows where `flipped` (bool (rows,)) mirrored left to right."""
+    rows, height, width = lanes.shape
+    pixels = tf.reshape(lanes, (rows, height, width // channels, channels))
+    mirrored = tf.reshape(tf.reverse(pixels, [2]), lanes.shape)
+    return tf.where(flipped[:, None, None], mirrored, lanes)
+
+
+def to_images(lanes: tf.Tensor, channels: int) -> tf.Tensor:
+    """Returns rows of lanes as (rows, height, width, channels)."""
+    rows, height, width = lanes.shape
+    return tf.reshape(lanes, (rows, height, width // channels, channels))
+
+
+def normalise(images: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+    """Returns float32 images with the training images' mean and standard deviation taken out, channel by channel."""
+    std = tf.maximum(tf.constant(statistics.std, tf.float32), 1e-3)  # a channel that never varies
+    return (tf.cast(images, tf.float32) - tf.constant(statistics.mean, tf.float32)) / std
+
+
+def computed(images: tf.Tensor) -> tf.Tensor:
+    """Returns the images; XLA computes them once, not again for each use that it fuses them into."""
+    (images,) = xla.optimization_barrier(images)
+    return images
+
+
+def partners(rows: tf.Tensor) -> tf.Tensor:
+    """Returns row i xor 1 in the place of row i, of an even number of rows."""
+    pairs = tf.reshape(rows, (rows.shape[0] // 2, 2, *rows.shape[1:]))
+    return tf.reshape(tf.reverse(pairs, [1]), rows.shape)
+
+
+def inside(
+    top: tf.Tensor, left: tf.Tensor, height: tf.Tensor | int, width: tf.Tensor | int, size: tuple[int, int]
+) -> tf.Tensor:
+    """Returns bool (rows, *size, 1): the pixels in each image's box, int32 (rows,), which may reach out of the image."""
+    y, x = tf.range(size[0])[None, :], tf.range(size[1])[None, :]
+    top, bottom, left, right = (edge[:, None] for edge in (top, top + height, left, left + width))
+    return ((y >= top) & (y < bottom))[:, :, None, None] & ((x >= left) & (x < right))[:, None, :, None]
+
+
+def fixed(values: tf.Tensor, bits: int) -> tf.Tensor:
+    """Returns float64 values as int32 with so many bits of fraction; XLA computes them once, not once per pixel."""
+    (rounded,) = xla.optimization_barrier(tf.cast(tf.round(values * float(1 << bits)), tf.int32))
+    return rounded
+
+
+def to_pixels(values: tf.Tensor, bits: int) -> tf.Tensor:
+    """Returns int32 values with so many bits of fraction, rounded and clipped to uint8."""
+    return tf.cast(tf.clip_by_value(_shift_right(values + (1 << bits >> 1), bits), 0, 255), tf.uint8)
+
+
+def blend(images: tf.Tensor, others: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+    """Returns images with a share of others, float64 that broadcasts to them; of the images' dtype."""
+    if images.dtype == tf.uint8:
+        one, other = (tf.cast(pixels, tf.int32) for pixels in (images, others))
+        return to_pixels(one * (1 << _SHARE) + fixed(share, _SHARE) * (other - one), _SHARE)
+    (part,) = xla.optimization_barrier(tf.cast(share, tf.float32))
+    return images + part * (others - images)
+
+
+def transform(images: tf.Tensor, matrix: tf.Tensor, fill: int) -> tf.Tensor:
+    """Returns images seen through affine maps, bilinear; outside of an image, and blended at its border, is `fill`.
+
+    The coordinates of a pixel are the sum of a term of its column and one of its row: so only those are computed in
+    float64.
+
+    Args:
+      images: uint8 (rows, height, width, channels).
+      matrix: float64 (rows, 2, 3): from the (x, y, 1) of a pixel of the result to its (x, y) in the image.
+      fill: a pixel's value.
+    """
+    rows, height, width, channels = images.shape
+    across, down = (tf.range(n, dtype=tf.float64)[None, :] for n in (width, height))
+    x, y = (
+        fixed(matrix[:, i, 0, None] * across, _PLACE)[:, None, :]
+        + fixed(matrix[:, i, 1, None] * down + matrix[:, i, 2, None], _PLACE)[:, :, None]
+        for i in (0, 1)
+    )
+    x, y = (tf.clip_by_value(at, -1 << _PLACE, size << _PLACE) for at, size in ((x, width), (y, height)))
+    padded = tf.pad(images, [[0, 0], [1, 2], [1, 2], [0, 0]], constant_values=fill)
+    one, stride = 1 << _PLACE, width + 3
+    line = tf.range(rows)[:, None, None] * (height + 3) + _shift_right(y, _PLACE) + 1
+    corner, right, below = xla.optimization_barrier(
+        line * stride + _shift_right(x, _PLACE) + 1, (x & (one - 1))[..., None], (y & (one - 1))[..., None]
+    )
+    pixels = tf.reshape(padded, (-1, channels))
+    corners = [tf.cast(tf.gather(pixels, corner + step), tf.int32) for step in (0, 1, stride, stride + 1)]
+    upper, lower = (a * (one - right) + b * right for a, b in (corners[:2], corners[2:]))
+    return to_pixels(upper * (one - below) + lower * below, 2 * _PLACE)
+
+
+def mix_channels(images: tf.Tensor, matrix: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
+    """Returns uint8 images whose channels are sums of theirs: float64 matrix (rows, channels, channels) @ pixel + offset.
+
+    Args:
+      images: uint8 (rows, height, width, channels).
+      matrix: `matrix[i, d, c]` is what channel c of image i gives to channel d.
+      offset: float64 (rows, channels).
+    """
+    channels = images.shape[3]
+    factors, offsets = fixed(matrix, _SHARE), fixed(offset, _SHARE)
+    given = [tf.cast(images[..., c], tf.int32) for c in range(channels)]
+    mixed = [
+        sum((factors[:, d, c][:, None, None] * given[c] for c in range(channels)), offsets[:, d][:, None, None])
+        for d in range(channels)
+    ]
+    return tf.stack([to_pixels(channel, _SHARE) for channel in mixed], axis=-1)
+
+
+def look_up(images: tf.Tensor, tables: tf.Tensor) -> tf.Tensor:
+    """Returns uint8 images whose values are replaced as tables, uint8 (rows, channels, 256), say."""
+    rows, _, _, channels = images.shape
+    first = tf.reshape(tf.range(rows * channels) * 256, (rows, 1, 1, channels))
+    return tf.gather(tf.reshape(tables, (-1,)), first + tf.cast(images, tf.int32))
+
+
+def histograms(images: tf.Tensor) -> tf.Tensor:
+    """Returns how often each value is in each channel, int32 (rows, channels, 256), of uint8 images.
+
+    The upper half of a value's bits by the lower one: a product of matrices is faster than 256 comparisons.
+    """
+    rows, height, width, channels = images.shape
+    values = tf.transpose(tf.reshape(images, (rows, height * width, channels)), (0, 2, 1))
+    halves = (tf.bitwise.right_shift(values, tf.constant(4, tf.uint8)), values & 15)
+    upper, lower = (tf.cast(half[..., None] == tf.cast(tf.range(16), tf.uint8), tf.float32) for half in halves)
+    return tf.cast(tf.reshape(tf.matmul(upper, lower, transpose_a=True), (rows, channels, 256)), tf.int32)
+
+
+def resize(images: tf.Tensor, down: np.ndarray, across: np.ndarray) -> tf.Tensor:
+    """Returns uint8 images resized by weights, float64 (new height, height) and (new width, width), rows of sum 1.
+
+    Weights and what is between the two passes are whole numbers, which float32 sums exactly.
+    """
+    rows, height, width, channels = images.shape
+    lanes = tf.cast(tf.reshape(images, (rows, height, width * channels)), tf.float32)
+    tall = tf.round(_weighted(lanes, down) * 2.0 ** (_BETWEEN - _WEIGHT))
+    columns = tf.reshape(computed(tall), (rows * len(down), width, channels))
+    wide = tf.round(_weighted(columns, across) * 2.0 ** -(_BETWEEN + _WEIGHT))
+    return tf.cast(tf.reshape(wide, (rows, len(down), len(across), channels)), tf.uint8)
+
+
+def _weighted(lines: tf.Tensor, weights: np.ndarray) -> tf.Tensor:
+    """Returns (rows, n, lanes) of (rows, m, lanes): sums by weights (n, m), times 2^_WEIGHT."""
+    whole = np.rint(weights * (1 << _WEIGHT))
+    whole[np.arange(len(whole)), whole.argmax(axis=1)] += (1 << _WEIGHT) - whole.sum(axis=1)
+    taps = int((whole != 0).sum(axis=1).max())
+    if taps > _MOST_TAPS:
+        return tf.einsum("oh,bhl->bol", tf.constant(whole, tf.float32), lines)
+    places = np.argsort(whole == 0, axis=1, kind="stable")[:, :taps]  # of the weights that are not 0
+    kept = np.take_along_axis(whole, places, axis=1)
+    return sum(
+        tf.gather(lines, tf.constant(places[:, t], tf.int32), axis=1) * tf.constant(kept[:, t, None], tf.float32)
+        for t in range(taps)
+    )
+
+
+def noise(keys: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
+    """Returns uint8 (rows, *shape), uniform: the bytes of splitmix64(key + i), the lowest first."""
+    size = int(np.prod(shape))
+    hashes = hashing_tf.splitmix64(keys[:, None] + tf.cast(tf.range(-(-size // 8)), tf.uint64)[None, :])
+    return tf.reshape(tf.reshape(tf.bitcast(hashes, tf.uint8), (keys.shape[0], -1))[:, :size], (-1, *shape))
+
+
+def on_chosen(
+    images: tf.Tensor, chosen: tf.Tensor, function: Callable[..., tf.Tensor], *arguments: tf.Tensor
+) -> tf.Tensor:
+    """Returns images, with `function(images, *arguments)` where chosen; computes little more than the chosen rows.
+
+    A loop over blocks of rows, the chosen ones first: what few rows need costs little, and a block is as fast as a
+    batch.
+
+    Args:
+      images: (rows, height, width, channels).
+      chosen: bool (rows,).
+      function: of some rows of the images and the arguments, gives images of the same shape and dtype.
+      *arguments: tensors of as many rows.
+    """
+    rows = images.shape[0]
+    block = min(rows, _BLOCK)
+    order = tf.argsort(tf.cast(chosen, tf.int32), direction="DESCENDING", stable=True)
+    order = tf.concat([order, order[: -rows % block]], axis=0)
+    count = tf.reduce_sum(tf.cast(chosen, tf.int32))
+
+    def one(first: tf.Tensor, done: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        some = tf.slice(order, [first], [block])
+        given, wanted = tf.gather(images, some), tf.gather(chosen, some)
+        made = function(given, *(tf.gather(argument, some) for argument in arguments))
+        kept = tf.where(wanted[:, None, None, None], made, given)
+        return first + block, tf.tensor_scatter_nd_update(done, some[:, None], kept)
+
+    return tf.while_loop(lambda first, _: first < count, one, (tf.constant(0), images))[1]
+
+
+def _shift_right(values: tf.Tensor, bits: int) -> tf.Tensor:
+    return tf.bitwise.right_shift(values, tf.constant(bits, values.dtype))

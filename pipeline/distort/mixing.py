@@ -1,0 +1,168 @@
+"""Recipes that mix row i of a batch with row i xor 1, and their labels: mixup, cutmix, or one of both for each row.
+
+Each row draws for itself how much of its partner it gets. It stays as it is where either of both is padding, or stands
+for a corrupt record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import tensorflow as tf
+
+from pipeline.distort import kernels
+from pipeline.distort.base import Augmentation, ImageStatistics, Mixed, Mixing, check_argument
+from pipeline.errors import UsageError
+from pipeline.order import hashing_tf
+
+_MOST_ALPHA = 100.0
+
+
+@dataclasses.dataclass(frozen=True)
+class MixingRecipe(Augmentation):
+    """What the recipes that mix have in common.
+
+    Attributes:
+      prob: the part of the rows that are mixed.
+      until_epoch: from this epoch on, counted from 0, nothing is mixed; None: always.
+    """
+
+    takes_floats: ClassVar[bool] = True
+    name: ClassVar[str]
+
+    prob: float = 1.0
+    until_epoch: int | None = None
+
+    def __post_init__(self) -> None:
+        check_argument(self.name, "prob", self.prob, 0, 1)
+        if self.until_epoch is not None and self.until_epoch < 0:
+            raise UsageError(f"distort: {self.name}(until_epoch={self.until_epoch}): must be 0 or more")
+
+    @property
+    def mixing(self) -> Mixing:
+        """See `Recipe.mixing`."""
+        return self
+
+    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `Recipe.distort`: nothing; `mix` follows it."""
+        del keys, statistics
+        return images
+
+    def mix(self, images: tf.Tensor, labels: tf.Tensor, keys: tf.Tensor, epoch: tf.Tensor, real: tf.Tensor) -> Mixed:
+        """See `Mixing.mix`."""
+        mixed = real & kernels.partners(real) & (hashing_tf.uniform(keys, _PROB) < self.prob)
+        if self.until_epoch is not None:
+            mixed &= epoch < self.until_epoch
+        images, share = self._mixed(images, keys, mixed)
+        of_label = tf.cast(share, tf.float32)[:, None]
+        return Mixed(images, labels * (1.0 - of_label) + kernels.partners(labels) * of_label)
+
+    def _mixed(self, images: tf.Tensor, keys: tf.Tensor, mixed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the images, and the share of each that is its partner's: float64 (rows,), 0 where not `mixed`."""
+        raise NotImplementedError
+
+
+_PROB, _RADIUS, _ANGLE, _TOP, _LEFT, _WHICH = range(6)  # draws
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixup(MixingRecipe):
+    """The weighted mean of two images and of their labels. Source: Zhang et al., mixup (2017).
+
+    Attributes:
+      alpha: the weight is of the distribution Beta(alpha, alpha).
+    """
+
+    name: ClassVar[str] = "mixup"
+
+    alpha: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_argument(self.name, "alpha", self.alpha, 0.01, _MOST_ALPHA)
+
+    def _mixed(self, images: tf.Tensor, keys: tf.Tensor, mixed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return _blended(images, tf.where(mixed, 1.0 - symmetric_beta(self.alpha, keys), 0.0))
+
+
+@dataclasses.dataclass(frozen=True)
+class CutMix(MixingRecipe):
+    """A rectangle of an image is its partner's; labels are mixed by area. Source: Yun et al., CutMix (2019).
+
+    Attributes:
+      alpha: the rectangle's area, before what lies outside is cut off, is of the distribution Beta(alpha, alpha).
+    """
+
+    name: ClassVar[str] = "cutmix"
+
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_argument(self.name, "alpha", self.alpha, 0.01, _MOST_ALPHA)
+
+    def _mixed(self, images: tf.Tensor, keys: tf.Tensor, mixed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return _pasted(images, keys, tf.where(mixed, 1.0 - symmetric_beta(self.alpha, keys), 0.0))
+
+
+@dataclasses.dataclass(frozen=True)
+class MixupOrCutMix(MixingRecipe):
+    """One of both for each image.
+
+    Attributes:
+      mixup_alpha: as `alpha` of mixup.
+      cutmix_alpha: as `alpha` of cutmix.
+      cutmix_prob: the part of the mixed rows that get cutmix.
+    """
+
+    name: ClassVar[str] = "mixup_or_cutmix"
+
+    mixup_alpha: float = 0.2
+    cutmix_alpha: float = 1.0
+    cutmix_prob: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_argument(self.name, "mixup_alpha", self.mixup_alpha, 0.01, _MOST_ALPHA)
+        check_argument(self.name, "cutmix_alpha", self.cutmix_alpha, 0.01, _MOST_ALPHA)
+        check_argument(self.name, "cutmix_prob", self.cutmix_prob, 0, 1)
+
+    def _mixed(self, images: tf.Tensor, keys: tf.Tensor, mixed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        cut = hashing_tf.uniform(keys, _WHICH) < self.cutmix_prob
+        shares = (1.0 - symmetric_beta(alpha, keys) for alpha in (self.mixup_alpha, self.cutmix_alpha))
+        blend_share, cut_share = (tf.where(mixed & which, s, 0.0) for which, s in zip((~cut, cut), shares, strict=True))
+        pasted, of_cutmix = _pasted(images, keys, cut_share)
+        blended, of_mixup = _blended(images, blend_share)
+        return tf.where(cut[:, None, None, None], pasted, blended), of_mixup + of_cutmix
+
+
+def symmetric_beta(alpha: float, keys: tf.Tensor) -> tf.Tensor:
+    """Returns float64 of the shape of `keys`, of the distribution Beta(alpha, alpha).
+
+    Source: Devroye, Random variate generation in one line of code (1996), after Bailey's polar method for Student's t.
+    """
+    power = tf.pow(tf.cast(hashing_tf.uniform(keys, _RADIUS), tf.float64), 1.0 / alpha)
+    cosine = tf.cos(tf.cast(hashing_tf.uniform(keys, _ANGLE), tf.float64) * (2.0 * math.pi))
+    spread = (1.0 - power) * cosine * cosine
+    return 0.5 + 0.5 * tf.sign(cosine) * tf.sqrt(spread / (power + spread))
+
+
+def _blended(images: tf.Tensor, share: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    return kernels.blend(images, kernels.partners(images), share[:, None, None, None]), share
+
+
+def _pasted(images: tf.Tensor, keys: tf.Tensor, area: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns images with a rectangle of their partners, of this part of the area, and the part that lies inside."""
+    size = images.shape[1], images.shape[2]
+    tall, wide = (tf.cast(tf.sqrt(area) * n, tf.int32) for n in size)
+    middle = (kernels.random_below(n, keys, draw) for n, draw in zip(size, (_TOP, _LEFT), strict=True))
+    top, left = (at - part // 2 for at, part in zip(middle, (tall, wide), strict=True))
+    box = kernels.inside(top, left, tall, wide, size)
+    kept = [
+        tf.minimum(first + part, n) - tf.maximum(first, 0)
+        for first, part, n in zip((top, left), (tall, wide), size, strict=True)
+    ]
+    share = tf.cast(kept[0] * kept[1], tf.float64) / (size[0] * size[1])
+    return tf.where(box, kernels.partners(images), images), share

@@ -1,0 +1,161 @@
+"""RandAugment: some of fourteen operations, all of one magnitude.
+
+Source: Cubuk et al., RandAugment: Practical automated data augmentation with a reduced search space (2020). The
+operations and their ranges are those of torchvision.transforms.RandAugment with its 31 magnitudes. What moves an image
+is bilinear here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from pipeline.distort import kernels
+from pipeline.distort.affine import about_the_middle
+from pipeline.distort.base import Augmentation, ImageStatistics, check_argument
+from pipeline.distort.colour import GREY, check_channels, mean_grey
+from pipeline.order import hashing_tf
+
+OPERATIONS = (
+    "identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "color", "contrast",
+    "sharpness", "posterize", "solarize", "auto_contrast", "equalize",
+)  # fmt: skip
+MOST = 30  # the greatest magnitude
+_MOST_SHEAR, _MOST_SHIFT, _MOST_DEGREES, _MOST_FACTOR = 0.3, 150 / 331, 30.0, 0.9
+_MOST_BITS = 4  # that posterize takes
+_MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
+_COLOURS = ("brightness", "color", "contrast", "auto_contrast")
+
+
+@dataclasses.dataclass(frozen=True)
+class RandAugment(Augmentation):
+    """Does `n` operations to each image, each drawn from the fourteen; uint8.
+
+    Draw 2i is operation i, draw 2i + 1 the direction in which it goes.
+
+    Attributes:
+      n: operations, one after another.
+      m: their magnitude, 0 to 30.
+      fill: what moves in, a pixel's value.
+    """
+
+    n: int = 2
+    m: int = 9
+    fill: int = 0
+
+    def __post_init__(self) -> None:
+        for argument, least, most in (("n", 1, 14), ("m", 0, MOST), ("fill", 0, 255)):
+            check_argument("randaugment", argument, getattr(self, argument), least, most)
+
+    def check(self, image_shape: tuple[int, int, int]) -> None:
+        """Raises UsageError where images are neither grey nor RGB."""
+        check_channels("randaugment", image_shape)
+
+    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `Recipe.distort`."""
+        del statistics
+        for number in range(self.n):
+            operation = kernels.random_below(len(OPERATIONS), keys, 2 * number)
+            sign = tf.where(hashing_tf.uniform(keys, 2 * number + 1) < 0.5, -1.0, 1.0)
+            images = self.apply(images, operation, tf.cast(sign, tf.float64))
+        return images
+
+    def apply(self, images: tf.Tensor, operation: tf.Tensor, sign: tf.Tensor) -> tf.Tensor:
+        """Returns uint8 images after one operation each.
+
+        Args:
+          images: uint8 (rows, height, width, 1 or 3).
+          operation: int32 (rows,), of OPERATIONS.
+          sign: float64 (rows,), 1 or -1.
+        """
+        part = self.m / MOST
+        factor = 1.0 + sign * (_MOST_FACTOR * part)
+        move = lambda some, matrix: kernels.transform(some, matrix, self.fill)  # noqa: E731
+        maps = _maps(operation, sign * part, (images.shape[1], images.shape[2]))
+        images = kernels.on_chosen(images, _is(operation, *_MOVES), move, maps)
+        images = kernels.on_chosen(images, _is(operation, *_COLOURS), _recoloured, operation, factor)
+        images = kernels.on_chosen(images, _is(operation, "sharpness"), _sharpened, factor)
+        images = kernels.on_chosen(images, _is(operation, "equalize"), _equalized)
+        each = lambda *names: _is(operation, *names)[:, None, None, None]  # noqa: E731
+        bits = round(_MOST_BITS * part)
+        images = tf.where(each("posterize"), images & (256 - (1 << bits)), images)
+        threshold = math.ceil(255 * (1 - part))
+        return tf.where(each("solarize") & (images >= threshold), 255 - images, images)
+
+
+def _is(operation: tf.Tensor, *names: str) -> tf.Tensor:
+    """Returns bool (rows,): whether the operation is one of those."""
+    return tf.reduce_any(operation[:, None] == [OPERATIONS.index(name) for name in names], axis=1)
+
+
+def _maps(operation: tf.Tensor, part: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
+    """Returns each row's map, as `kernels.transform` takes it; shears keep the upper left pixel, rotation the middle.
+
+    Args:
+      operation: int32 (rows,).
+      part: float64 (rows,), -1..1: of the greatest magnitude.
+      size: (height, width).
+    """
+    one, zero = tf.ones_like(part), tf.zeros_like(part)
+    chosen = lambda name, value: tf.where(_is(operation, name), value, zero)  # noqa: E731
+    angle = chosen("rotate", part * math.radians(_MOST_DEGREES))
+    cos, sin = tf.cos(angle), tf.sin(angle)
+    rotated = about_the_middle([[cos, -sin], [sin, cos]], [zero, zero], size)
+    shear = [chosen(name, part * _MOST_SHEAR) for name in ("shear_x", "shear_y")]
+    right, down = (
+        chosen(name, tf.sign(part) * tf.floor(tf.abs(part) * (_MOST_SHIFT * n)))
+        for name, n in (("translate_x", size[1]), ("translate_y", size[0]))
+    )
+    other = tf.stack([tf.stack([one, shear[0], -right], axis=1), tf.stack([shear[1], one, -down], axis=1)], axis=1)
+    return tf.where(_is(operation, "rotate")[:, None, None], rotated, other)
+
+
+def _recoloured(images: tf.Tensor, operation: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """Returns images multiplied, away from their own grey or the image's mean one, or stretched to 0..255."""
+    channels = images.shape[3]
+    stretched = _is(operation, "auto_contrast")
+    least, most = (tf.cast(reduce(images, axis=(1, 2)), tf.float64) for reduce in (tf.reduce_min, tf.reduce_max))
+    stretch = tf.where(stretched[:, None] & (most > least), 255.0 / tf.maximum(most - least, 1.0), 1.0)
+    least = tf.where(stretched[:, None] & (most > least), least, 0.0)
+    offset = tf.where(_is(operation, "contrast"), (1.0 - factor) * mean_grey(images), 0.0)
+    scale = tf.where(stretched[:, None], stretch, factor[:, None])
+    matrix = scale[:, :, None] * np.eye(channels)
+    if channels == 3:
+        to_grey = (1.0 - factor)[:, None, None] * np.tile(GREY, (3, 1))
+        matrix += tf.where(_is(operation, "color")[:, None, None], to_grey, 0.0)
+    else:
+        matrix = tf.where(_is(operation, "color")[:, None, None], np.eye(1), matrix)
+    images -= tf.cast(least, tf.uint8)[:, None, None, :]
+    return kernels.mix_channels(images, matrix, tf.repeat(offset[:, None], channels, axis=1))
+
+
+def _sharpened(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """Returns images moved away from their smoothed selves, or towards them; their borders stay, as in Pillow.
+
+    Smoothed is a pixel 5 times and its eight neighbours, by 13.
+    """
+    pixels = tf.cast(images, tf.int32)
+    _, height, width, _ = images.shape
+    if min(height, width) < 3:
+        return images
+    around = sum(pixels[:, y : height - 2 + y, x : width - 2 + x] for y in range(3) for x in range(3))
+    difference = around - 9 * pixels[:, 1:-1, 1:-1]  # 13 times smoothed - pixel
+    difference = tf.pad(difference, [[0, 0], [1, 1], [1, 1], [0, 0]])
+    part = kernels.fixed((1.0 - factor) / 13.0, 16)[:, None, None, None]
+    return kernels.to_pixels(pixels * (1 << 16) + part * difference, 16)
+
+
+def _equalized(images: tf.Tensor) -> tf.Tensor:
+    """Returns images whose values are spread evenly, channel by channel, as Pillow's ImageOps.equalize does."""
+    counts = kernels.histograms(images)
+    below = tf.cumsum(counts, axis=-1, exclusive=True)
+    values = tf.range(256)
+    highest = tf.reduce_max(tf.where(counts > 0, values, 0), axis=-1, keepdims=True)
+    in_highest = tf.reduce_sum(tf.where(values == highest, counts, 0), axis=-1, keepdims=True)
+    step = (images.shape[1] * images.shape[2] - in_highest) // 255
+    spread = (step // 2 + below) // tf.maximum(step, 1)
+    tables = tf.where(step > 0, tf.minimum(spread, 255), values)
+    return kernels.look_up(images, tf.cast(tables, tf.uint8))
