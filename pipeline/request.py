@@ -160,6 +160,11 @@ class Request:
         """Whether the recipe chooses the part of an image that is decoded."""
         return isinstance(self.distort, str) and recipes.crops(self.distort)
 
+    @property
+    def mixes(self) -> bool:
+        """Whether the recipe mixes the rows of a batch, and their labels."""
+        return isinstance(self.distort, str) and recipes.mixes(self.distort)
+
 
 def parse_size(size: Any, flag: str = "resize") -> tuple[int, int] | None:
     """Returns a size as (height, width): of `224x160`, (224, 160), or None.

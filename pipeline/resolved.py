@@ -11,6 +11,7 @@ from pipeline.errors import UsageError
 from pipeline.manifest import Manifest
 from pipeline.manifest.splits import Selection, select
 from pipeline.order import order as orders
+from pipeline.order.counts import check_pairs
 from pipeline.order.order import MAX_STEP, Order, OrderSpec
 from pipeline.request import Request
 
@@ -41,6 +42,11 @@ class ResolvedRequest:
           UsageError: there are no images, and no function that parses what there is.
         """
         return _image_shape(self.request, self.manifest)
+
+    def check_pairs(self, num_replicas: int = 1) -> None:
+        """Raises UsageError where rows are to be mixed in pairs, and a stream or a replica has an odd number of them."""
+        if self.request.mixes and self.order.training:
+            check_pairs(repr(self.request.distort), self.spec.global_batch_size, self.spec.streams, num_replicas)
 
     def last_step(self) -> int:
         """Returns the global step at which the input ends; MAX_STEP: it is endless.
@@ -76,7 +82,7 @@ def resolve(request: Request, record_bytes: int | None = None) -> ResolvedReques
     record_bytes = record_bytes or _record_bytes(request, manifest, selection)
     counts = tuple(segment.num_examples for segment in selection.segments)
     streams = request.streams or orders.default_streams(
-        sum(counts), record_bytes, len(counts), request.global_batch_size, request.shuffle_bytes
+        sum(counts), record_bytes, len(counts), request.global_batch_size, request.shuffle_bytes, request.mixes
     )
     spec = OrderSpec(
         manifest_digest=manifest.digest,
@@ -89,7 +95,9 @@ def resolve(request: Request, record_bytes: int | None = None) -> ResolvedReques
         training=request.training,
         record_bytes=record_bytes,
     )
-    return ResolvedRequest(request, manifest, selection, spec, orders.make_order(spec, counts, record_bytes))
+    resolved = ResolvedRequest(request, manifest, selection, spec, orders.make_order(spec, counts, record_bytes))
+    resolved.check_pairs()
+    return resolved
 
 
 def _check(request: Request, manifest: Manifest) -> None:

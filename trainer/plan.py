@@ -52,6 +52,7 @@ def make(config: TrainConfig, cluster: Cluster, parse: UserParse | None = None) 
         check_virtual_replicas(config.order.global_batch_size, virtual, replicas)
     order.check_replicas(config.order.global_batch_size, replicas)
     training = resolve(request_of(config, parse, training=True))
+    training.check_pairs(replicas)
     evaluation = _evaluation(config, parse) if config.data.evaluates else None
     may_skip = config.data.max_corrupt * cluster.size if config.data.on_corrupt == "skip" else 0
     note = sharing_note(training.spec, training.order, cluster.size)

@@ -12,7 +12,7 @@ from pipeline.batch.batches import Batches
 from pipeline.decode.forms import Form, PixelRows, Serialized, UserParsed
 from pipeline.decode.images import ExampleParser, ImageDecoder, Stretched
 from pipeline.distort.base import Crop, Recipe, UserDistorted
-from pipeline.distort.cropping import CroppingRecipe
+from pipeline.distort.composed import cropping_of
 from pipeline.distort.recipes import make_recipe
 from pipeline.errors import DataError, UsageError
 from pipeline.read.buffers import Buffers
@@ -86,7 +86,11 @@ def _recipe(resolved: ResolvedRequest) -> Recipe | None:
     if not isinstance(distort, str | None):
         raise UsageError(f"distort={distort!r}: must be a recipe's name, a function of (images, keys), or None")
     recipe = make_recipe("none" if distort is None else distort)
-    recipe.check(resolved.image_shape or (0, 0, 0))
+    cropping = cropping_of(recipe)
+    channels = resolved.manifest.features["image"].shape[2] or 3
+    recipe.check((*cropping.crop(True).size, channels) if cropping else resolved.image_shape or (0, 0, 0))
+    if recipe.mixing and not resolved.manifest.class_names:
+        raise UsageError(f"distort={distort!r}: mixes labels, but the data set's manifest has no class_names")
     return recipe
 
 
@@ -97,6 +101,6 @@ def _form(resolved: ResolvedRequest, recipe: Recipe | None) -> Form:
         return UserParsed(user_function.as_given(request.parse))
     parser, image = ExampleParser.wanted(made, tuple(request.features)), made.features["image"]
     crop: Crop | None = Stretched(request.size) if request.size else None
-    if isinstance(recipe, CroppingRecipe):
-        crop = recipe.crop(resolved.order.training)
+    if cropping := cropping_of(recipe):
+        crop = cropping.crop(resolved.order.training)
     return Serialized(parser, ImageDecoder(image.encoding or "", image.shape, crop))

@@ -27,6 +27,7 @@ def make_dataset(request: Request) -> tf.data.Dataset:
     """
     resolved = resolve(request)
     feed, order = make_feed(resolved.order, as_shard(request.shard), TENSORS), resolved.order
+    resolved.check_pairs(order.global_batch_size // feed.replica_rows)
     run = Run(feed, request.start_step, resolved.last_step())
     with tf.device("CPU:0"):
         reader, batches = choose(resolved)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from pipeline.batch.batches import Batches
 from pipeline.decode.forms import Form, PixelRows, Serialized
-from pipeline.distort.cropping import CroppingRecipe
+from pipeline.distort.composed import cropping_of
 from pipeline.errors import DataError
 from pipeline.manifest.splits import Selection
 from pipeline.read.buffers import aligned_matrix
@@ -31,7 +31,7 @@ def load(reader: LocalReader, batches: Batches) -> tuple[Columns, Batches]:
     """
     selection, form = batches.resolved.selection, batches.form
     columns = reader.load(all_pieces(selection))
-    if isinstance(form, Serialized) and not isinstance(batches.recipe, CroppingRecipe):
+    if isinstance(form, Serialized) and cropping_of(batches.recipe) is None:
         columns, form = _decoded(form, columns, selection)
     columns = {RECORD_ID: tf.range(selection.num_examples, dtype=tf.int64), **columns}
     return columns, dataclasses.replace(batches, form=form)

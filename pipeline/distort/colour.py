@@ -89,6 +89,6 @@ _TURN = np.array([np.diag([1.0, 0, 0]), np.diag([0, 1.0, 1.0]), [[0, 0, 0], [0, 
 def mean_grey(images: tf.Tensor) -> tf.Tensor:
     """Returns the mean over each image's pixels of their grey, float64 (rows,), of uint8 images."""
     _, height, width, channels = images.shape
-    sums = tf.reduce_sum(tf.reduce_sum(tf.cast(images, tf.int32), axis=1), axis=1)
+    sums = kernels.over_pixels(images, tf.reduce_sum)
     parts = tf.constant(GREY if channels == 3 else (1.0,), tf.float64)
     return tf.reduce_sum(tf.cast(sums, tf.float64) * parts, axis=1) / (height * width)

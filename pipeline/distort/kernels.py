@@ -10,10 +10,11 @@ any number of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.compiler.xla import xla_data_pb2
 
@@ -22,10 +23,10 @@ from pipeline.order import hashing_tf
 
 _PLACE = 11  # bits of a coordinate's fraction: two such weights and a pixel fit 31 bits
 _SHARE = 16  # bits of the fractions of shares and coefficients
-_WEIGHT = 12  # bits of a weight of `resize`: its products and their sums are exact in float32
-_BETWEEN = 4  # bits of fraction that `resize` keeps between its two passes
+WEIGHT_BITS = 12  # bits of a weight of `resize`: its products and their sums are exact in float32
+BETWEEN_BITS = 4  # bits of fraction that `resize` keeps between its two passes
 _MOST_TAPS = 16  # weights of a pixel that `resize` sums one by one; of more, as a product of matrices
-_BLOCK = 16  # images that `on_chosen` computes together
+_BLOCK = 16  # images that `by_group` computes together
 
 
 def random_below(bound: tf.Tensor | int, keys: tf.Tensor, draw: int) -> tf.Tensor:
@@ -178,41 +179,55 @@ def look_up(images: tf.Tensor, tables: tf.Tensor) -> tf.Tensor:
 
 
 def histograms(images: tf.Tensor) -> tf.Tensor:
-    """Returns how often each value is in each channel, int32 (rows, channels, 256), of uint8 images.
+    """Returns how often each value is in each channel, int32 (rows, channels, 256), of uint8 images."""
+    rows, _, _, channels = images.shape
+    first = tf.reshape(tf.range(rows * channels) * 256, (rows, 1, 1, channels))
+    places = tf.reshape(first + tf.cast(images, tf.int32), (-1, 1))
+    counts = tf.tensor_scatter_nd_add(tf.zeros(rows * channels * 256, tf.int32), places, tf.ones_like(places[:, 0]))
+    return tf.reshape(counts, (rows, channels, 256))
 
-    The upper half of a value's bits by the lower one: a product of matrices is faster than 256 comparisons.
-    """
+
+def over_pixels(images: tf.Tensor, reduce: Callable[..., tf.Tensor]) -> tf.Tensor:
+    """Returns int32 (rows, channels): a sum, least or greatest value over each image; first along the lanes."""
     rows, height, width, channels = images.shape
-    values = tf.transpose(tf.reshape(images, (rows, height * width, channels)), (0, 2, 1))
-    halves = (tf.bitwise.right_shift(values, tf.constant(4, tf.uint8)), values & 15)
-    upper, lower = (tf.cast(half[..., None] == tf.cast(tf.range(16), tf.uint8), tf.float32) for half in halves)
-    return tf.cast(tf.reshape(tf.matmul(upper, lower, transpose_a=True), (rows, channels, 256)), tf.int32)
+    lanes = tf.cast(tf.reshape(images, (rows, height, width * channels)), tf.int32)
+    return reduce(tf.reshape(computed(reduce(lanes, axis=1)), (rows, width, channels)), axis=1)
 
 
-def resize(images: tf.Tensor, down: np.ndarray, across: np.ndarray) -> tf.Tensor:
-    """Returns uint8 images resized by weights, float64 (new height, height) and (new width, width), rows of sum 1.
+def whole_weights(before: int, after: int) -> NDArray[np.float32]:
+    """Returns (after, before): what each pixel of a line gives to each of the resized line, times 2^WEIGHT_BITS.
+
+    A triangle about the pixel's place in the old line, of the width of the larger of both pixels.
+    """
+    places = (np.arange(after)[:, None] + 0.5) * (before / after)
+    weights = np.maximum(0.0, 1.0 - np.abs(np.arange(before)[None, :] + 0.5 - places) / max(before / after, 1.0))
+    whole = np.rint(weights / weights.sum(axis=1, keepdims=True) * (1 << WEIGHT_BITS))
+    whole[np.arange(after), whole.argmax(axis=1)] += (1 << WEIGHT_BITS) - whole.sum(axis=1)
+    return whole.astype(np.float32)
+
+
+def resize(images: tf.Tensor, new_height: int, new_width: int) -> tf.Tensor:
+    """Returns uint8 images resized: bilinear, antialiased where they are made smaller.
 
     Weights and what is between the two passes are whole numbers, which float32 sums exactly.
     """
     rows, height, width, channels = images.shape
     lanes = tf.cast(tf.reshape(images, (rows, height, width * channels)), tf.float32)
-    tall = tf.round(_weighted(lanes, down) * 2.0 ** (_BETWEEN - _WEIGHT))
-    columns = tf.reshape(computed(tall), (rows * len(down), width, channels))
-    wide = tf.round(_weighted(columns, across) * 2.0 ** -(_BETWEEN + _WEIGHT))
-    return tf.cast(tf.reshape(wide, (rows, len(down), len(across), channels)), tf.uint8)
+    tall = tf.round(_weighted(lanes, whole_weights(height, new_height)) * 2.0 ** (BETWEEN_BITS - WEIGHT_BITS))
+    columns = tf.reshape(computed(tall), (rows * new_height, width, channels))
+    wide = tf.round(_weighted(columns, whole_weights(width, new_width)) * 2.0 ** -(BETWEEN_BITS + WEIGHT_BITS))
+    return tf.cast(tf.reshape(wide, (rows, new_height, new_width, channels)), tf.uint8)
 
 
-def _weighted(lines: tf.Tensor, weights: np.ndarray) -> tf.Tensor:
-    """Returns (rows, n, lanes) of (rows, m, lanes): sums by weights (n, m), times 2^_WEIGHT."""
-    whole = np.rint(weights * (1 << _WEIGHT))
-    whole[np.arange(len(whole)), whole.argmax(axis=1)] += (1 << _WEIGHT) - whole.sum(axis=1)
+def _weighted(lines: tf.Tensor, whole: NDArray[np.float32]) -> tf.Tensor:
+    """Returns (rows, n, lanes) of (rows, m, lanes): sums by weights (n, m)."""
     taps = int((whole != 0).sum(axis=1).max())
     if taps > _MOST_TAPS:
-        return tf.einsum("oh,bhl->bol", tf.constant(whole, tf.float32), lines)
+        return tf.einsum("oh,bhl->bol", tf.constant(whole), lines)
     places = np.argsort(whole == 0, axis=1, kind="stable")[:, :taps]  # of the weights that are not 0
     kept = np.take_along_axis(whole, places, axis=1)
     return sum(
-        tf.gather(lines, tf.constant(places[:, t], tf.int32), axis=1) * tf.constant(kept[:, t, None], tf.float32)
+        tf.gather(lines, tf.constant(places[:, t], tf.int32), axis=1) * tf.constant(kept[:, t, None])
         for t in range(taps)
     )
 
@@ -224,34 +239,38 @@ def noise(keys: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
     return tf.reshape(tf.reshape(tf.bitcast(hashes, tf.uint8), (keys.shape[0], -1))[:, :size], (-1, *shape))
 
 
-def on_chosen(
-    images: tf.Tensor, chosen: tf.Tensor, function: Callable[..., tf.Tensor], *arguments: tf.Tensor
+def by_group(
+    images: tf.Tensor, group: tf.Tensor, functions: Sequence[Callable[..., tf.Tensor]], *arguments: tf.Tensor
 ) -> tf.Tensor:
-    """Returns images, with `function(images, *arguments)` where chosen; computes little more than the chosen rows.
+    """Returns images with `functions[g](images, *arguments)` for the rows of group g; others stay as they are.
 
-    A loop over blocks of rows, the chosen ones first: what few rows need costs little, and a block is as fast as a
-    batch.
+    The rows are sorted by group. Each function then computes little more than the rows of its group, a block of them at
+    a time, which costs hardly more than a row of a whole batch.
 
     Args:
       images: (rows, height, width, channels).
-      chosen: bool (rows,).
-      function: of some rows of the images and the arguments, gives images of the same shape and dtype.
+      group: int32 (rows,), 0 and up.
+      functions: each of some rows of the images and the arguments; gives images of the same shape and dtype.
       *arguments: tensors of as many rows.
     """
     rows = images.shape[0]
     block = min(rows, _BLOCK)
-    order = tf.argsort(tf.cast(chosen, tf.int32), direction="DESCENDING", stable=True)
-    order = tf.concat([order, order[: -rows % block]], axis=0)
-    count = tf.reduce_sum(tf.cast(chosen, tf.int32))
+    order = tf.argsort(group, stable=True)
+    taken = tf.concat([order, tf.zeros(block, tf.int32)], axis=0)  # the last block may reach beyond the last row
+    done, *sorted_arguments = (computed(tf.gather(each, taken)) for each in (images, *arguments))
+    of_rows = tf.concat([tf.gather(group, order), tf.fill([block], -1)], axis=0)
+    for number, function in enumerate(functions):
 
-    def one(first: tf.Tensor, done: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        some = tf.slice(order, [first], [block])
-        given, wanted = tf.gather(images, some), tf.gather(chosen, some)
-        made = function(given, *(tf.gather(argument, some) for argument in arguments))
-        kept = tf.where(wanted[:, None, None, None], made, given)
-        return first + block, tf.tensor_scatter_nd_update(done, some[:, None], kept)
+        def one(first: tf.Tensor, done: tf.Tensor, number=number, function=function) -> tuple[tf.Tensor, tf.Tensor]:
+            some = lambda each: tf.slice(each, [first] + [0] * (each.shape.rank - 1), [block, *each.shape[1:]])  # noqa: E731
+            given = computed(some(done))
+            made = function(given, *(computed(some(each)) for each in sorted_arguments))
+            kept = tf.where((some(of_rows) == number)[:, None, None, None], made, given)
+            return first + block, xla.dynamic_update_slice(done, computed(kept), [first, 0, 0, 0])
 
-    return tf.while_loop(lambda first, _: first < count, one, (tf.constant(0), images))[1]
+        first, stop = (tf.reduce_sum(tf.cast(group < end, tf.int32)) for end in (number, number + 1))
+        _, done = tf.while_loop(lambda first, _, stop=stop: first < stop, one, (first, done))
+    return tf.gather(done, tf.argsort(order))
 
 
 def _shift_right(values: tf.Tensor, bits: int) -> tf.Tensor:

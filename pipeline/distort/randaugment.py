@@ -26,8 +26,14 @@ OPERATIONS = (
 MOST = 30  # the greatest magnitude
 _MOST_SHEAR, _MOST_SHIFT, _MOST_DEGREES, _MOST_FACTOR = 0.3, 150 / 331, 30.0, 0.9
 _MOST_BITS = 4  # that posterize takes
-_MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
-_COLOURS = ("brightness", "color", "contrast", "auto_contrast")
+_FAMILIES = (  # which are computed together; the others are cheap
+    ("shear_x", "shear_y", "translate_x", "translate_y", "rotate"),
+    ("brightness", "color", "contrast", "auto_contrast"),
+    ("sharpness",),
+    ("equalize",),
+    ("identity", "posterize", "solarize"),
+)
+_FAMILY = [next(i for i, names in enumerate(_FAMILIES) if name in names) for name in OPERATIONS]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,12 +79,10 @@ class RandAugment(Augmentation):
         """
         part = self.m / MOST
         factor = 1.0 + sign * (_MOST_FACTOR * part)
-        move = lambda some, matrix: kernels.transform(some, matrix, self.fill)  # noqa: E731
+        move = lambda some, _, __, matrix: kernels.transform(some, matrix, self.fill)  # noqa: E731
         maps = _maps(operation, sign * part, (images.shape[1], images.shape[2]))
-        images = kernels.on_chosen(images, _is(operation, *_MOVES), move, maps)
-        images = kernels.on_chosen(images, _is(operation, *_COLOURS), _recoloured, operation, factor)
-        images = kernels.on_chosen(images, _is(operation, "sharpness"), _sharpened, factor)
-        images = kernels.on_chosen(images, _is(operation, "equalize"), _equalized)
+        functions = (move, _recoloured, _sharpened, _equalized)
+        images = kernels.by_group(images, tf.gather(_FAMILY, operation), functions, operation, factor, maps)
         each = lambda *names: _is(operation, *names)[:, None, None, None]  # noqa: E731
         bits = round(_MOST_BITS * part)
         images = tf.where(each("posterize"), images & (256 - (1 << bits)), images)
@@ -113,11 +117,11 @@ def _maps(operation: tf.Tensor, part: tf.Tensor, size: tuple[int, int]) -> tf.Te
     return tf.where(_is(operation, "rotate")[:, None, None], rotated, other)
 
 
-def _recoloured(images: tf.Tensor, operation: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+def _recoloured(images: tf.Tensor, operation: tf.Tensor, factor: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
     """Returns images multiplied, away from their own grey or the image's mean one, or stretched to 0..255."""
     channels = images.shape[3]
     stretched = _is(operation, "auto_contrast")
-    least, most = (tf.cast(reduce(images, axis=(1, 2)), tf.float64) for reduce in (tf.reduce_min, tf.reduce_max))
+    least, most = (tf.cast(kernels.over_pixels(images, end), tf.float64) for end in (tf.reduce_min, tf.reduce_max))
     stretch = tf.where(stretched[:, None] & (most > least), 255.0 / tf.maximum(most - least, 1.0), 1.0)
     least = tf.where(stretched[:, None] & (most > least), least, 0.0)
     offset = tf.where(_is(operation, "contrast"), (1.0 - factor) * mean_grey(images), 0.0)
@@ -132,7 +136,7 @@ def _recoloured(images: tf.Tensor, operation: tf.Tensor, factor: tf.Tensor) -> t
     return kernels.mix_channels(images, matrix, tf.repeat(offset[:, None], channels, axis=1))
 
 
-def _sharpened(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+def _sharpened(images: tf.Tensor, _: tf.Tensor, factor: tf.Tensor, __: tf.Tensor) -> tf.Tensor:
     """Returns images moved away from their smoothed selves, or towards them; their borders stay, as in Pillow.
 
     Smoothed is a pixel 5 times and its eight neighbours, by 13.
@@ -148,7 +152,7 @@ def _sharpened(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     return kernels.to_pixels(pixels * (1 << 16) + part * difference, 16)
 
 
-def _equalized(images: tf.Tensor) -> tf.Tensor:
+def _equalized(images: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
     """Returns images whose values are spread evenly, channel by channel, as Pillow's ImageOps.equalize does."""
     counts = kernels.histograms(images)
     below = tf.cumsum(counts, axis=-1, exclusive=True)

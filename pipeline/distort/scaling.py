@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-import numpy as np
 import tensorflow as tf
 
 from pipeline.distort import kernels
@@ -51,18 +50,6 @@ class Resize(Recipe):
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """See `Recipe.distort`."""
         del keys, statistics
-        _, height, width, _ = images.shape
-        return kernels.resize(images, resize_weights(height, self.height), resize_weights(width, self.width))
+        return kernels.resize(images, self.height, self.width)
 
     evaluate = distort
-
-
-def resize_weights(before: int, after: int) -> np.ndarray:
-    """Returns float64 (after, before): what each pixel of a line gives to each of the new line; rows of sum 1.
-
-    A triangle about the pixel's place in the old line, of the width of the larger of both pixels.
-    """
-    pixel = max(before / after, 1.0)
-    places = (np.arange(after)[:, None] + 0.5) * (before / after)
-    weights = np.maximum(0.0, 1.0 - np.abs(np.arange(before)[None, :] + 0.5 - places) / pixel)
-    return weights / weights.sum(axis=1, keepdims=True)

@@ -71,6 +71,30 @@ def check_streams(global_batch_size: int, streams: int) -> None:
         )
 
 
+def check_pairs(recipe: str, global_batch_size: int, streams: int, num_replicas: int = 1) -> None:
+    """Raises UsageError where a recipe mixes row i with row i xor 1, but replicas or streams have an odd number of rows.
+
+    Args:
+      recipe: what mixes, for the error.
+      global_batch_size: G; R and K divide it.
+      streams: K.
+      num_replicas: R.
+    """
+    why = f"distort: {recipe} mixes pairs of rows of a replica and of a stream:"
+    if global_batch_size % (2 * num_replicas):
+        raise UsageError(
+            f"{why} global_batch_size={global_batch_size} gives each of {num_replicas} replicas "
+            f"{global_batch_size // num_replicas}, which is odd; nearest that work: "
+            f"{_nearest_multiples(global_batch_size, 2 * num_replicas)}"
+        )
+    if global_batch_size % (2 * streams):
+        near = sorted(sorted(divisors(global_batch_size // 2), key=lambda k: (abs(k - streams), k))[:2])
+        raise UsageError(
+            f"{why} streams={streams} gives each {global_batch_size // streams} of global_batch_size="
+            f"{global_batch_size}, which is odd; nearest that work: {' and '.join(map(str, near))}"
+        )
+
+
 def divisors(value: int) -> set[int]:
     """Returns the divisors of a number; of one beyond 2^40 those up to 2^20, and what these leave."""
     found = [k for k in range(1, min(math.isqrt(value), 1 << 20) + 1) if value % k == 0]

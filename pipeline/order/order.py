@@ -163,13 +163,20 @@ def checked_steps(split: str, num_records: int, global_batch_size: int, remainde
 
 
 def default_streams(
-    num_records: int, record_bytes: int, num_shards: int, global_batch_size: int, shuffle_bytes: int
+    num_records: int,
+    record_bytes: int,
+    num_shards: int,
+    global_batch_size: int,
+    shuffle_bytes: int,
+    in_pairs: bool = False,
 ) -> int:
     """Returns K: 1 where the decoded split fits shuffle_bytes, else the largest divisor of G up to 64.
 
-    Of batches of more than 8,192 rows it is up to G / 128, as far as there are shards and each window has 1 MiB.
+    Of batches of more than 8,192 rows it is up to G / 128, as far as there are shards and each window has 1 MiB. Where
+    rows are mixed in pairs, it is a divisor of G / 2.
     """
     if num_records * record_bytes <= shuffle_bytes:
         return 1
     most = min(global_batch_size // STREAM_ROWS, num_shards, shuffle_bytes // max(record_bytes, STREAM_BYTES))
-    return max(k for k in divisors(global_batch_size) if k <= max(most, MAX_STREAMS))
+    divided = global_batch_size // 2 if in_pairs and global_batch_size > 1 else global_batch_size
+    return max(k for k in divisors(divided) if k <= max(most, MAX_STREAMS))

@@ -71,6 +71,7 @@ class Judge:
             features, labels = rows if len(rows) == 2 else rows[0]
             keys, features = (features["key"], features["image"]) if self._has_keys else (None, features)
             sums, outputs = self._step(features, labels, weights)
+            labels = tf.argmax(labels, axis=1) if tally and labels.shape.rank == 2 else labels  # no row is mixed here
             totals = {name: tf.cast(value, tf.float64) + totals.get(name, 0.0) for name, value in sums.items()}
             if tally:
                 real = weights.numpy() > 0

@@ -9,7 +9,7 @@ import tensorflow as tf
 from pipeline.decode.images import Stretched
 from pipeline.decode.resize import resize
 from pipeline.distort.base import Crop, Recipe
-from pipeline.distort.cropping import CroppingRecipe
+from pipeline.distort.composed import cropping_of
 from pipeline.request import Request
 
 
@@ -38,6 +38,6 @@ class Fitting:
 
 def fitting_of(request: Request, recipe: Recipe, channels: int) -> Fitting | None:
     """Returns what an evaluation does to the size of images; None: nothing, they have the model's."""
-    if isinstance(recipe, CroppingRecipe):
-        return Fitting(recipe.crop(training=False), channels)
+    if cropping := cropping_of(recipe):
+        return Fitting(cropping.crop(training=False), channels)
     return Fitting(Stretched(request.size), channels) if request.size else None

@@ -9,9 +9,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from pipeline.distort.base import ImageStatistics, Recipe, Undistorted
+from pipeline.distort.base import Augmentation, ImageStatistics, Recipe, Undistorted
 from pipeline.distort.cifar10_tutorial import Cifar10Tutorial
+from pipeline.distort.composed import Composed
 from pipeline.distort.cropping import CroppingRecipe
+from pipeline.distort.kernels import BETWEEN_BITS, WEIGHT_BITS, whole_weights
+from pipeline.distort.scaling import Normalize, Resize
 from pipeline.distort.shifts import PadCropFlip, Shift
 from pipeline.errors import UsageError
 
@@ -34,6 +37,33 @@ def preprocess(recipe: Recipe, images: keras.KerasTensor, statistics: ImageStati
 
 
 @preprocess.register
+def _composed(recipe: Composed, images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
+    return functools.reduce(lambda given, one: preprocess(one, given, statistics), recipe.recipes, images)
+
+
+@preprocess.register
+def _augmentation(recipe: Augmentation, images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
+    del recipe, statistics
+    return images
+
+
+@preprocess.register
+def _normalize(recipe: Normalize, images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
+    del recipe
+    return _normalised(images, statistics)
+
+
+@preprocess.register
+def _resize(recipe: Resize, images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
+    del statistics
+    _, height, width, _ = images.shape
+    down, across = (whole_weights(*sizes) for sizes in ((height, recipe.height), (width, recipe.width)))
+    tall = ops.round(ops.einsum("oh,bhwc->bowc", down, _floats(images)) * 2.0 ** (BETWEEN_BITS - WEIGHT_BITS))
+    wide = ops.round(ops.einsum("pw,bowc->bopc", across, tall) * 2.0 ** -(BETWEEN_BITS + WEIGHT_BITS))
+    return ops.cast(wide, "uint8")
+
+
+@preprocess.register
 def _undistorted(recipe: Undistorted, images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
     del recipe, statistics
     return images
@@ -47,8 +77,7 @@ def _shift(recipe: Shift, images: keras.KerasTensor, statistics: ImageStatistics
 
 @preprocess.register
 def _pad_crop_flip(recipe: PadCropFlip, images: keras.KerasTensor, statistics: ImageStatistics) -> keras.KerasTensor:
-    del recipe
-    return _normalised(images, statistics)
+    return _normalised(images, statistics) if recipe.normalize else images
 
 
 @preprocess.register

@@ -27,7 +27,8 @@ class DataSpec:
 
     Attributes:
       features: TensorSpec of the images, (None, height, width, channels) after distortion; or what `Task.parse` gives.
-      labels: TensorSpec, int64 (None,) of images; or what `Task.parse` gives.
+      labels: TensorSpec, int64 (None,) of images; float32 (None, classes) where --distort mixes rows, in evaluations,
+        too; or what `Task.parse` gives.
       class_names: of the labels; empty where the data set has none.
     """
 
@@ -97,7 +98,10 @@ class Task:
         return tf.nn.softmax_cross_entropy_with_logits(soft * (1 - smoothing) + smoothing / classes, outputs)
 
     def metrics(self, labels: Any, outputs: Any) -> dict[str, tf.Tensor]:
-        """Returns metrics of each row by name, float (rows,): whether the most likely class is right, as `accuracy`."""
+        """Returns metrics of each row by name, float (rows,): whether the most likely class is right, as `accuracy`.
+
+        Of mixed rows the right class is the one with the largest share.
+        """
         expected = labels if labels.shape.rank == 1 else tf.argmax(labels, axis=-1)
         return {"accuracy": tf.cast(tf.equal(tf.argmax(outputs, axis=-1), expected), tf.float32)}
 

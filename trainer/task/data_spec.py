@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from pipeline import user_function
-from pipeline.distort.base import output_spec
-from pipeline.distort.cropping import CroppingRecipe
+from pipeline.distort.base import Recipe, output_spec
+from pipeline.distort.composed import cropping_of
 from pipeline.distort.recipes import make_recipe
 from pipeline.errors import UsageError
 from pipeline.resolved import ResolvedRequest
@@ -25,15 +25,16 @@ def of(training: ResolvedRequest) -> DataSpec:
     parse = training.request.parse
     if parse is not None:
         return _parsed(parse, classes)
-    images = _images(training)
-    return DataSpec(tf.TensorSpec([None, *images.shape[1:]], images.dtype), tf.TensorSpec([None], tf.int64), classes)
-
-
-def _images(training: ResolvedRequest) -> tf.TensorSpec:
     recipe = make_recipe(str(training.request.distort or "none"), "--distort")
+    images = _images(training, recipe)
+    labels = tf.TensorSpec([None, len(classes)], tf.float32) if recipe.mixing else tf.TensorSpec([None], tf.int64)
+    return DataSpec(tf.TensorSpec([None, *images.shape[1:]], images.dtype), labels, classes)
+
+
+def _images(training: ResolvedRequest, recipe: Recipe) -> tf.TensorSpec:
     shape = training.image_shape
-    if isinstance(recipe, CroppingRecipe):
-        shape = (*recipe.crop(training=True).size, training.manifest.features["image"].shape[2] or 3)
+    if cropping := cropping_of(recipe):
+        shape = (*cropping.crop(training=True).size, training.manifest.features["image"].shape[2] or 3)
     assert shape is not None
     return output_spec(recipe, shape)
 

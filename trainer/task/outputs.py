@@ -13,11 +13,15 @@ def classes_of(model: keras.Model, data: DataSpec) -> tuple[str, ...] | None:
 
     Args:
       model: built.
-      data: labels that are numbers of classes; where these have no names, the numbers are the names.
+      data: labels that are numbers of classes, or where rows are mixed the probabilities of all; where the classes have
+        no names, the numbers are the names.
     """
     shape, labels = model.output_shape, data.labels
-    numbers = isinstance(labels, tf.TensorSpec) and labels.dtype.is_integer and labels.shape.rank == 1
-    if not numbers or not isinstance(shape, tuple) or len(shape) != 2 or not isinstance(shape[1], int):
+    if not isinstance(labels, tf.TensorSpec):
+        return None
+    numbers = labels.dtype.is_integer and labels.shape.rank == 1
+    mixed = labels.shape.as_list() == [None, len(data.class_names)] and bool(data.class_names)
+    if not (numbers or mixed) or not isinstance(shape, tuple) or len(shape) != 2 or not isinstance(shape[1], int):
         return None
     names = data.class_names or tuple(map(str, range(shape[1])))
     return names if 2 <= shape[1] == len(names) else None
