@@ -44,7 +44,7 @@ class ResolvedRequest:
         return _image_shape(self.request, self.manifest)
 
     def check_pairs(self, num_replicas: int = 1) -> None:
-        """Raises UsageError where rows are to be mixed in pairs, and a stream or a replica has an odd number of them."""
+        """Raises UsageError where rows are mixed in pairs, but a replica or a stream has an odd number of them."""
         if self.request.mixes and self.order.training:
             check_pairs(repr(self.request.distort), self.spec.global_batch_size, self.spec.streams, num_replicas)
 

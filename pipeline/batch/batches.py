@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from pipeline.decode.forms import Examples, Form, PixelRows
-from pipeline.distort.base import ImageStatistics, Recipe, Undistorted
+from pipeline.distort.base import ImageStatistics, Mixed, Recipe, Undistorted
 from pipeline.order import hashing_tf
 from pipeline.order.hashing import Domain
 from pipeline.order.window_plan import WindowPlan
@@ -39,18 +39,23 @@ class Batches:
           plan: of the window.
           number: int64 scalar.
         """
-        rest, records, real = self.weights(taken, plan, number), taken[window.RECORD_ID], _real(taken, plan, number)
+        rest, records = self.weights(taken, plan, number), taken[window.RECORD_ID]
+        real = self.real(taken, plan, number)
         taken = {name: column for name, column in taken.items() if name not in (window.RECORD_ID, window.GOOD)}
         examples = self.form.examples(taken, lambda: self._keys(plan.epoch, records))
         if self.recipe is None:
             return examples.images, *rest
-        images, labels = self._distorted_rows(examples, plan.epoch, records, real)
-        return {"image": images, **examples.features} if examples.features else images, labels, *rest
+        return *self.distorted(examples, plan.epoch, records, real), *rest
 
     def weights(self, taken: Columns, plan: WindowPlan, number: tf.Tensor) -> list[tf.Tensor]:
         """Returns the weights of element `number`, and its record ids if wanted; the arguments are as of `element`."""
-        real, records = _real(taken, plan, number), taken[window.RECORD_ID]
+        real, records = self.real(taken, plan, number), taken[window.RECORD_ID]
         return self._rest(real, plan.real_rows[number], records, has_skipped=window.GOOD in taken)
+
+    def real(self, taken: Columns, plan: WindowPlan, number: tf.Tensor) -> tf.Tensor:
+        """Returns bool (rows,): which rows of element `number` are not padding, and not skipped."""
+        good = taken.get(window.GOOD)
+        return plan.real[number] if good is None else tf.logical_and(plan.real[number], good)
 
     @property
     def are_stored(self) -> bool:
@@ -78,28 +83,29 @@ class Batches:
         images = tf.reshape(images, [-1, rows, *images.shape[1:]])
         return {"image": images, **together} if together else images, labels, *rest
 
-    def _distorted_rows(
+    def distorted(
         self, examples: Examples, epoch: tf.Tensor, records: tf.Tensor, real: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Returns the images and the labels; those of recipes that mix are probabilities, in evaluation, too."""
+    ) -> tuple[Any, tf.Tensor | None]:
+        """Returns x and the labels; those of a recipe that mixes are probabilities, in evaluation, too."""
         assert self.recipe is not None
-        if self.recipe.mixing is None:
+        images, labels = examples.images, examples.labels
+        if self.recipe.mixing:
+            labels = tf.one_hot(labels, len(self.resolved.manifest.class_names))
+        if self.recipe.mixing and self.resolved.order.training:
+            images, labels = self._mixed(images, labels, epoch, records, real)
+        else:
             distort = self._compiled if self.recipe.compiled else self._distorted
-            return distort(examples.images, epoch, records), examples.labels
-        labels = tf.one_hot(examples.labels, len(self.resolved.manifest.class_names))
-        if not self.resolved.order.training:
-            return self._compiled(examples.images, epoch, records), labels
-        mixed: tuple[tf.Tensor, tf.Tensor] = self._mixed(examples.images, labels, epoch, records, real)
-        return mixed
+            images = distort(images, epoch, records)
+        return {"image": images, **examples.features} if examples.features else images, labels
 
     @tf.function(jit_compile=True, autograph=False)
     def _mixed(
         self, images: tf.Tensor, labels: tf.Tensor, epoch: tf.Tensor, records: tf.Tensor, real: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        assert self.recipe is not None and self.recipe.mixing is not None
+    ) -> Mixed:
+        assert self.recipe is not None
+        assert self.recipe.mixing is not None
         images = self._distorted(images, epoch, records)
-        mixed = self.recipe.mixing.mix(images, labels, self._keys(epoch, records), epoch, real)
-        return mixed.images, mixed.labels
+        return self.recipe.mixing.mix(images, labels, self._keys(epoch, records), epoch, real)
 
     @property
     def alias_window(self) -> bool:
@@ -136,9 +142,3 @@ class Batches:
                 count = tf.maximum(tf.reduce_sum(weights, axis=-1), 1.0)
             weights *= (self.resolved.order.global_batch_size / count)[..., None]
         return [weights, records] if request.record_ids else [weights]
-
-
-def _real(taken: Columns, plan: WindowPlan, number: tf.Tensor) -> tf.Tensor:
-    """Returns bool (rows,): which rows of element `number` are not padding, and not skipped."""
-    good = taken.get(window.GOOD)
-    return plan.real[number] if good is None else tf.logical_and(plan.real[number], good)

@@ -41,8 +41,9 @@ class Prefix(Batches):
         records = taken[RECORD_ID]
         columns = {name: column for name, column in taken.items() if name not in (RECORD_ID, GOOD)}
         examples = self.form.examples(columns, lambda: self._keys(plan.epoch, records))
-        images = examples.images if self.last == DECODE else self._x(examples, plan.epoch, records)
-        return images, examples.labels, records
+        if self.last == DECODE:
+            return examples.images, examples.labels, records
+        return *self.distorted(examples, plan.epoch, records, self.real(taken, plan, number)), records
 
 
 @dataclasses.dataclass(frozen=True)

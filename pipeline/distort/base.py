@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import tensorflow as tf
 
@@ -71,8 +71,7 @@ class Augmentation(Recipe):
         return images
 
 
-@dataclasses.dataclass(frozen=True)
-class Mixed:
+class Mixed(NamedTuple):
     """Rows after mixing.
 
     Attributes:

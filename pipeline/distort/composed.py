@@ -40,7 +40,7 @@ class Composed(Recipe):
                 raise UsageError(f"distort: {name!r} decodes the part that it crops, so it comes first")
             if recipe.mixing and not last:
                 raise UsageError(
-                    f"distort: {name!r} mixes rows, so it comes last, and once; mixup_or_cutmix does one of both for each"
+                    f"distort: {name!r} mixes rows, so it comes last; for both of them use mixup_or_cutmix"
                 )
             if recipe.sets_size and sized:
                 raise UsageError(f"distort: {name!r} after {sized!r}: only one of them can decide the size")

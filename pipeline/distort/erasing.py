@@ -80,4 +80,11 @@ class RandomErasing(Augmentation):
         covered = kernels.inside(top, left, tall, wide, (height, width))
         covered &= (hashing_tf.uniform(keys, 0) < self.prob)[:, None, None, None]
         seed = hashing_tf.splitmix64(keys + tf.constant(5, tf.uint64))
-        return tf.where(covered, kernels.noise(seed, (height, width, channels)), images)
+        return tf.where(covered, _noise(seed, (height, width, channels)), images)
+
+
+def _noise(keys: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
+    """Returns uint8 (rows, *shape), uniform: the bytes of splitmix64(key + i), the lowest first."""
+    size = math.prod(shape)
+    hashes = hashing_tf.splitmix64(keys[:, None] + tf.cast(tf.range(-(-size // 8)), tf.uint64)[None, :])
+    return tf.reshape(tf.reshape(tf.bitcast(hashes, tf.uint8), (keys.shape[0], -1))[:, :size], (-1, *shape))

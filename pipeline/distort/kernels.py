@@ -10,7 +10,7 @@ any number of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -26,7 +26,6 @@ _SHARE = 16  # bits of the fractions of shares and coefficients
 WEIGHT_BITS = 12  # bits of a weight of `resize`: its products and their sums are exact in float32
 BETWEEN_BITS = 4  # bits of fraction that `resize` keeps between its two passes
 _MOST_TAPS = 16  # weights of a pixel that `resize` sums one by one; of more, as a product of matrices
-_BLOCK = 16  # images that `by_group` computes together
 
 
 def random_below(bound: tf.Tensor | int, keys: tf.Tensor, draw: int) -> tf.Tensor:
@@ -96,7 +95,7 @@ def partners(rows: tf.Tensor) -> tf.Tensor:
 def inside(
     top: tf.Tensor, left: tf.Tensor, height: tf.Tensor | int, width: tf.Tensor | int, size: tuple[int, int]
 ) -> tf.Tensor:
-    """Returns bool (rows, *size, 1): the pixels in each image's box, int32 (rows,), which may reach out of the image."""
+    """Returns bool (rows, *size, 1): the pixels in each image's box, int32 (rows,), which may reach beyond it."""
     y, x = tf.range(size[0])[None, :], tf.range(size[1])[None, :]
     top, bottom, left, right = (edge[:, None] for edge in (top, top + height, left, left + width))
     return ((y >= top) & (y < bottom))[:, :, None, None] & ((x >= left) & (x < right))[:, None, :, None]
@@ -154,7 +153,7 @@ def transform(images: tf.Tensor, matrix: tf.Tensor, fill: int) -> tf.Tensor:
 
 
 def mix_channels(images: tf.Tensor, matrix: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
-    """Returns uint8 images whose channels are sums of theirs: float64 matrix (rows, channels, channels) @ pixel + offset.
+    """Returns uint8 images, matrix @ pixel + offset; float64 (rows, channels, channels).
 
     Args:
       images: uint8 (rows, height, width, channels).
@@ -230,47 +229,6 @@ def _weighted(lines: tf.Tensor, whole: NDArray[np.float32]) -> tf.Tensor:
         tf.gather(lines, tf.constant(places[:, t], tf.int32), axis=1) * tf.constant(kept[:, t, None])
         for t in range(taps)
     )
-
-
-def noise(keys: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
-    """Returns uint8 (rows, *shape), uniform: the bytes of splitmix64(key + i), the lowest first."""
-    size = int(np.prod(shape))
-    hashes = hashing_tf.splitmix64(keys[:, None] + tf.cast(tf.range(-(-size // 8)), tf.uint64)[None, :])
-    return tf.reshape(tf.reshape(tf.bitcast(hashes, tf.uint8), (keys.shape[0], -1))[:, :size], (-1, *shape))
-
-
-def by_group(
-    images: tf.Tensor, group: tf.Tensor, functions: Sequence[Callable[..., tf.Tensor]], *arguments: tf.Tensor
-) -> tf.Tensor:
-    """Returns images with `functions[g](images, *arguments)` for the rows of group g; others stay as they are.
-
-    The rows are sorted by group. Each function then computes little more than the rows of its group, a block of them at
-    a time, which costs hardly more than a row of a whole batch.
-
-    Args:
-      images: (rows, height, width, channels).
-      group: int32 (rows,), 0 and up.
-      functions: each of some rows of the images and the arguments; gives images of the same shape and dtype.
-      *arguments: tensors of as many rows.
-    """
-    rows = images.shape[0]
-    block = min(rows, _BLOCK)
-    order = tf.argsort(group, stable=True)
-    taken = tf.concat([order, tf.zeros(block, tf.int32)], axis=0)  # the last block may reach beyond the last row
-    done, *sorted_arguments = (computed(tf.gather(each, taken)) for each in (images, *arguments))
-    of_rows = tf.concat([tf.gather(group, order), tf.fill([block], -1)], axis=0)
-    for number, function in enumerate(functions):
-
-        def one(first: tf.Tensor, done: tf.Tensor, number=number, function=function) -> tuple[tf.Tensor, tf.Tensor]:
-            some = lambda each: tf.slice(each, [first] + [0] * (each.shape.rank - 1), [block, *each.shape[1:]])  # noqa: E731
-            given = computed(some(done))
-            made = function(given, *(computed(some(each)) for each in sorted_arguments))
-            kept = tf.where((some(of_rows) == number)[:, None, None, None], made, given)
-            return first + block, xla.dynamic_update_slice(done, computed(kept), [first, 0, 0, 0])
-
-        first, stop = (tf.reduce_sum(tf.cast(group < end, tf.int32)) for end in (number, number + 1))
-        _, done = tf.while_loop(lambda first, _, stop=stop: first < stop, one, (first, done))
-    return tf.gather(done, tf.argsort(order))
 
 
 def _shift_right(values: tf.Tensor, bits: int) -> tf.Tensor:

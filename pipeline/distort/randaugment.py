@@ -17,6 +17,7 @@ from pipeline.distort import kernels
 from pipeline.distort.affine import about_the_middle
 from pipeline.distort.base import Augmentation, ImageStatistics, check_argument
 from pipeline.distort.colour import GREY, check_channels, mean_grey
+from pipeline.distort.row_groups import by_group
 from pipeline.order import hashing_tf
 
 OPERATIONS = (
@@ -82,7 +83,7 @@ class RandAugment(Augmentation):
         move = lambda some, _, __, matrix: kernels.transform(some, matrix, self.fill)  # noqa: E731
         maps = _maps(operation, sign * part, (images.shape[1], images.shape[2]))
         functions = (move, _recoloured, _sharpened, _equalized)
-        images = kernels.by_group(images, tf.gather(_FAMILY, operation), functions, operation, factor, maps)
+        images = by_group(images, tf.gather(_FAMILY, operation), functions, operation, factor, maps)
         each = lambda *names: _is(operation, *names)[:, None, None, None]  # noqa: E731
         bits = round(_MOST_BITS * part)
         images = tf.where(each("posterize"), images & (256 - (1 << bits)), images)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.commands.call import parse_calls
 from pipeline.errors import UsageError, unknown
@@ -58,14 +58,17 @@ def make_recipe(text: str, flag: str = "distort") -> Recipe:
     recipes = [_made(name, arguments, flag) for name, arguments in calls]
     if len(recipes) == 1:
         return recipes[0]
-    from pipeline.distort.composed import Composed  # noqa: PLC0415, here because it loads TensorFlow
+    composed: Recipe = _class("composed", "Composed")(tuple(name for name, _ in calls), tuple(recipes))
+    return composed
 
-    return Composed(tuple(name for name, _ in calls), tuple(recipes))
+
+def _class(module: str, name: str) -> Any:
+    """Returns a class, loaded by name: its module loads TensorFlow."""
+    return getattr(importlib.import_module(f"{__package__}.{module}"), name)
 
 
 def _made(name: str, arguments: dict[str, object], flag: str) -> Recipe:
-    module, class_name = RECIPES[name]
-    recipe = getattr(importlib.import_module(f"{__package__}.{module}"), class_name)
+    recipe = _class(*RECIPES[name])
     defaults = {field.name: field.default for field in dataclasses.fields(recipe)}
     for argument, value in arguments.items():
         if not defaults:

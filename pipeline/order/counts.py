@@ -72,7 +72,7 @@ def check_streams(global_batch_size: int, streams: int) -> None:
 
 
 def check_pairs(recipe: str, global_batch_size: int, streams: int, num_replicas: int = 1) -> None:
-    """Raises UsageError where a recipe mixes row i with row i xor 1, but replicas or streams have an odd number of rows.
+    """Raises UsageError where rows are mixed in pairs, but a replica or a stream has an odd number of them.
 
     Args:
       recipe: what mixes, for the error.

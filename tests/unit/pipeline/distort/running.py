@@ -1,0 +1,25 @@
+"""Runs a recipe as the input does."""
+
+import tensorflow as tf
+
+from pipeline.distort.recipes import make_recipe
+from tests.unit.pipeline.distort.reference import STATISTICS
+
+
+def run(text, images, keys, training=True):
+    """Returns the distorted images, or those of an evaluation."""
+    recipe = make_recipe(text)
+    recipe.check(images.shape[1:])
+    function = recipe.distort if training else recipe.evaluate
+    compiled = tf.function(lambda i, k: function(i, k, STATISTICS), jit_compile=True, autograph=False)
+    return compiled(tf.constant(images), tf.constant(keys)).numpy()
+
+
+def mix(text, images, labels, keys, epoch=0, real=None):
+    """Returns the mixed images and labels."""
+    recipe, rows = make_recipe(text), len(images)
+    real = tf.ones(rows, tf.bool) if real is None else tf.constant(real)
+    compiled = tf.function(recipe.mixing.mix, jit_compile=True, autograph=False)
+    epoch = tf.constant(epoch, tf.int64)
+    mixed = compiled(tf.constant(images), tf.constant(labels), tf.constant(keys), epoch, real)
+    return mixed.images.numpy(), mixed.labels.numpy()

@@ -1,0 +1,61 @@
+"""`normalize`, `resize` and `flip`."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from pipeline.distort.recipes import make_recipe
+from pipeline.errors import UsageError
+from pipeline.order import hashing
+from tests.unit.pipeline.distort import reference
+from tests.unit.pipeline.distort.running import run
+
+KEYS = reference.keys_of(6)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_normalize_takes_out_mean_and_deviation(training):
+    images = reference.images_of(6, 9, 5)
+    expected = (images - np.array(reference.STATISTICS.mean)) / reference.STATISTICS.std
+    np.testing.assert_allclose(run("normalize", images, KEYS, training), expected, atol=1e-6)
+
+
+def line(before, after):
+    """Returns the weights of one direction, one pixel after another."""
+    weights, size = np.zeros((after, before)), max(before / after, 1)
+    for i in range(after):
+        for j in range(before):
+            weights[i, j] = max(0, 1 - abs((j + 0.5) - (i + 0.5) * before / after) / size)
+        weights[i] /= weights[i].sum()
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [((32, 32, 3), (24, 24)), ((9, 14, 3), (14, 9)), ((5, 4, 1), (5, 4)), ((3, 3, 3), (1, 17)), ((100, 7, 3), (4, 7))],
+)
+def test_resize_is_bilinear_and_antialiased_within_rounding(shape, size):
+    images = reference.images_of(6, *shape)
+    text = f"resize(height={size[0]}, width={size[1]})"
+    got = run(text, images, KEYS)
+    assert (got.dtype, got.shape) == (np.uint8, (6, *size, shape[2]))
+    expected = np.einsum("oh,bhwc,pw->bopc", line(shape[0], size[0]), images, line(shape[1], size[1]))
+    assert np.abs(got - expected).max() < 0.6
+    official = tf.image.resize(images, size, antialias=True).numpy()
+    assert np.abs(got - official).max() < 0.6
+    np.testing.assert_array_equal(run(text, images, KEYS, training=False), got)
+
+
+@pytest.mark.parametrize("prob", [0.0, 0.3, 1.0])
+def test_flip_mirrors_a_part_of_the_images(prob):
+    images, keys = reference.images_of(64, 5, 7), reference.keys_of(64)
+    flipped = hashing.uniform(keys, 0) < prob
+    assert abs(flipped.mean() - prob) < 0.2
+    expected = np.where(flipped[:, None, None, None], images[:, :, ::-1], images)
+    np.testing.assert_array_equal(run(f"flip(prob={prob})", images, keys), expected)
+    np.testing.assert_array_equal(run(f"flip(prob={prob})", images, keys, training=False), images)
+
+
+def test_what_is_out_of_bounds_is_refused():
+    with pytest.raises(UsageError, match=r"^distort: resize\(width=0\): must be in 1..4096$"):
+        make_recipe("resize(width=0)")
