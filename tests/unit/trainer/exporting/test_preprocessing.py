@@ -20,6 +20,11 @@ CASES = [
     "cifar10_tutorial(crop=9, standardize=False)",
     "random_crop(size=30)",
     "random_resized_crop(size=30, normalize=False)",
+    "pad_crop_flip(normalize=False)",
+    "resize(height=11, width=40)",
+    "randaugment | random_erasing | resize(height=11, width=40) | pad_crop_flip | cutout | mixup",
+    "affine | color_jitter | flip | normalize | mixup_or_cutmix",
+    "cutmix(prob=0.5)",
 ]
 
 
@@ -53,7 +58,7 @@ def test_it_gives_what_an_evaluation_gives(text, shape, tmp_path):
 
 
 def test_every_named_recipe_is_among_the_cases():
-    assert {text.partition("(")[0] for text in CASES} == set(RECIPES)
+    assert {one.partition("(")[0].strip() for text in CASES for one in text.split("|")} == set(RECIPES)
 
 
 def test_a_users_function_is_refused():
