@@ -39,7 +39,7 @@ def symmetric(key, number):
 
 
 def sampled(image, back, fill):
-    """Returns the image seen through `back`, 3x3, from a place (x, y, 1) of the result to one in the image; bilinear."""
+    """Returns the image seen through `back`, 3x3, from a place (x, y, 1) of the result to one in the image."""
     height, width, channels = image.shape
     padded = np.full((height + 2, width + 2, channels), float(fill))
     padded[1:-1, 1:-1] = image
