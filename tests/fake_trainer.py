@@ -51,14 +51,25 @@ def main():
         beats.job(last, rows=8)
         beats.phase("loading")
         act(action, 0)
-        if task["type"] in ("worker", "chief") and (name != "worker 0" or "chief" not in os.environ["TF_CONFIG"]):
-            train(task, folder, last, beats, action, stopped, name)
-        while task["type"] == "ps" and not stopped:
-            beats.phase("serving", "nothing")
-            time.sleep(SECONDS)
+        serves = task["type"] == "ps" or (task["type"] == "worker" and "chief" in os.environ["TF_CONFIG"])
+        if serves:
+            serve(beats, action, stopped)
+        else:
+            train(folder, last, beats, action, stopped)
 
 
-def train(task, folder, last, beats, action, stopped, name):
+def serve(beats, action, stopped):
+    """Works for the chief until it is told to end."""
+    beats.phase("serving", "nothing")
+    ticks = 0
+    while not stopped:
+        ticks += 1
+        act(action, ticks)
+        time.sleep(SECONDS)
+    sys.exit(75)
+
+
+def train(folder, last, beats, action, stopped):
     saved = folder / "step"
     start = step = read(saved)
     print(f"begins at step {step}", flush=True)

@@ -279,6 +279,56 @@ def test_numbers_of_workers_that_cannot_share_a_batch_are_never_used(launch):
     assert job.status()["num_workers"] == 4
 
 
+PS = ("--num_workers=2", "--num_ps=1")
+
+
+def test_an_asynchronous_worker_is_started_again_alone(launch):
+    plan = {"worker 1": [{"do": "kill", "at": 30}, {"do": "exit", "at": 20, "code": 75}]}
+    job = launch(*PS, plan=plan, steps=200)
+    code, out, err = job.end()
+    assert code == 0, err
+    assert out.count("begins at step") == 1
+    again = re.findall(
+        r"worker 1 .*; starting it again in ([\d.]+) s \(restart (\d) of 10\), while the others go on", err
+    )
+    assert [number for _, number in again] == ["1", "2"]
+    status = job.status()
+    assert (status["restarts"], [one["name"] for one in status["processes"]]) == (
+        0,
+        ["chief", "worker 0", "worker 1", "ps 0"],
+    )
+    assert [one["restarts"] for one in status["processes"]] == [0, 0, 2, 0]
+
+
+def test_the_others_go_on_without_one_that_cannot_be_started_again(launch):
+    plan = {"worker 1": [{"do": "kill", "at": 30}, {"do": "kill", "at": 0}]}
+    code, _, err = launch(*PS, "--max_restarts=1", plan=plan, steps=200).end()
+    assert code == 0, err
+    assert "worker 1 (process" in err
+    assert "; the others go on without it (--max_restarts=1)" in err
+
+
+def test_a_dead_parameter_server_restarts_the_group(launch):
+    job = launch(*PS, plan={"ps 0": [{"do": "kill", "at": 50}]}, steps=200)
+    code, out, err = job.end()
+    assert code == 0, err
+    assert re.search(r"trainer.launch: ps 0 \(process \d+\) was killed by SIGKILL\n", err)
+    assert out.count("begins at step") == 2
+    assert [one["restarts"] for one in job.status()["processes"]] == [1, 1, 1, 1]
+
+
+def test_the_chief_saves_before_the_parameter_servers_end(launch, tmp_path):
+    job = launch(*PS, steps=100_000)
+    job.wait_for_step(5)
+    job.process.send_signal(signal.SIGINT)
+    code, _, err = job.end()
+    assert code == 75
+    assert err.count("fake: stopped, step") == 1
+    logs = tmp_path / "model" / "launch" / "heartbeats"
+    ended = {name: json.loads((logs / f"{name}.json").read_text())["time"] for name in ("chief", "ps-0", "worker-0")}
+    assert ended["chief"] < min(ended["ps-0"], ended["worker-0"])
+
+
 def test_two_launchers_at_once_share_no_port_and_no_folder(launch):
     first = launch("--num_workers=2", steps=100_000)
     first.wait_for_step(1)

@@ -17,8 +17,8 @@ FLAGS = (
     "--model=mlp",
     "--global_batch_size=24",
     "--virtual_replicas=12",
-    "--steps_per_loop=2",
-    "--checkpoint_every=20",
+    "--steps_per_loop=5",
+    "--checkpoint_every=50",
     "--log_every=20",
     "--summary_every=0",
 )
@@ -159,14 +159,14 @@ def test_elastic_shrinks_and_grows_back_to_the_same_bits(launch, undisturbed, tm
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_job_killed_ten_times_finishes_by_itself_to_the_bits_of_an_undisturbed_one(launch, undisturbed, tmp_path):
-    steps, draw = 6000, random.Random(14)
+    steps, draw = 3000, random.Random(14)
     broken = tmp_path / "broken"
     program, environment = with_a_place_that_breaks(broken)
     flags = ("--elastic=1:2", "--regrow_delay=2", "--max_restarts=10", "--restart_delay=0.1")
     job = launch(*flags, steps=steps, program=program, environment=environment)
     sizes = set()
     for number in range(10):
-        step = 500 * number + draw.randrange(30, 400)
+        step = 250 * number + draw.randrange(60, 200)
         status = job.wait_until(lambda status: status["state"] == "training" and status["step"] >= step)  # noqa: B023
         sizes.add(status["num_workers"])
         if draw.random() < 0.3:
