@@ -130,6 +130,26 @@ def test_the_end_of_the_launcher_saves_and_leaves_no_process(launch, number, tmp
     assert (tmp_path / "model" / f"ckpt-{saved}.index").exists()
 
 
+@pytest.mark.slow
+def test_an_asynchronous_job_takes_a_killed_worker_back_and_resumes_without_its_ps(data, tmp_path):
+    flags = (f"--data_dir={data}", "--train_steps=3000", "--global_batch_size=24", "--checkpoint_every=200")
+    job = Launch(tmp_path / "model", ("--num_workers=2", "--num_ps=1"), (*flags, "--summary_every=0"))
+    pids = {one["name"]: one["pid"] for one in job.wait_for_step(250)["processes"]}
+    os.kill(pids["worker 1"], signal.SIGKILL)
+    status = job.wait_until(
+        lambda status: any(one["restarts"] and one["phase"] == "serving the chief" for one in status["processes"])
+    )
+    assert [one["pid"] == pids[one["name"]] for one in status["processes"]] == [True, True, False, True]
+    os.kill(pids["ps 0"], signal.SIGKILL)
+    code, out, err = job.end()
+    assert code == 0, err
+    assert re.search(r"worker 1 \(process \d+\) was killed by SIGKILL; starting it again in 1 s", err)
+    assert re.search(r"trainer.launch: ps 0 \(process \d+\) was killed by SIGKILL\n", err)
+    assert re.search(r"step \d+ to 3000 .* resumed from", out)
+    assert "of 3,000 steps, 3,000 applied once, 0 twice, 0 not at all" in out
+    assert [one["restarts"] for one in job.status()["processes"]] == [1, 1, 2, 1]
+
+
 def with_a_place_that_breaks(file):
     """Returns a program, and the variables under which its worker of slot 1 can be broken."""
     return (sys.executable, "-c", BREAKS.format(file=str(file))), {"CUDA_VISIBLE_DEVICES": "0,1"}
