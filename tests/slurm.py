@@ -25,7 +25,7 @@ def forces_termination(number, frame):  # src/srun/signals.c
 
 signal.signal(signal.SIGTERM, forces_termination)
 for rank in range(count):
-    environment = {{**os.environ, "SLURM_PROCID": str(rank)}}
+    environment = {{**os.environ, "SLURM_PROCID": str(rank), "SLURM_STEP_ID": "0"}}
     tasks.append(subprocess.Popen(words[len(options):], env=environment, start_new_session=True))
     with open(os.environ["STUB"] + "/tasks", "a") as file:
         print(tasks[-1].pid, file=file, flush=True)
@@ -33,8 +33,9 @@ codes = [task.wait() for task in tasks]
 sys.exit(max(code if code >= 0 else 128 - code for code in codes))
 """
 _SCANCEL = """#!/bin/bash
-[ "$1" = --signal=TERM ] && [ "$2" = "$SLURM_JOB_ID" ] || exit 9
-while read -r task; do kill -TERM -- "-$task"; done < "$STUB/tasks"
+trap "" TERM  # it may be a process of a task
+[ "$1" = --signal=TERM ] && { [ "$2" = "$SLURM_JOB_ID" ] || [ "$2" = "$SLURM_JOB_ID.0" ]; } || exit 9
+while read -r task; do kill -TERM -- "-$task" 2> /dev/null; done < "$STUB/tasks"
 """
 _SCONTROL = """#!/bin/bash
 case "$1 $2" in

@@ -47,17 +47,24 @@ unset TF_CONFIG
 if [ "${#roles[@]}" -gt 1 ]; then
     export TF_CONFIG="{\"cluster\": {$cluster}, \"task\": {\"type\": \"$role\", \"index\": $index}}"
 fi
-ended="" restarts=0
+alone=@ALONE@ ended="" restarts=0
 trap "ended=yes" TERM  # which the command gets, too, and saves
 "$@"; code=$?
 # An asynchronous worker that was killed comes back while the others go on; with 75 the whole job has ended.
-while [ "$role" = @ALONE@ ] && [ "$code" -gt 128 ] && [ -z "$ended" ] && [ "$restarts" -lt @RESTARTS@ ]; do
+while [ "$alone $role" = "yes worker" ] && [ "$code" -gt 128 ] && [ -z "$ended" ] && [ "$restarts" -lt @RESTARTS@ ]; do
     restarts=$((restarts + 1))
     echo "worker $index ended with code $code; restart $restarts of @RESTARTS@" >&2
     sleep 1
     "$@"; code=$?
 done
 case $code in 1|2) code=$((code + 200));; esac  # higher than any other: srun returns the highest
+if [ "$alone" = yes ]; then  # the chief says how the job ended
+    if [ "$role" = chief ]; then
+        scancel --signal=TERM "$SLURM_JOB_ID.$SLURM_STEP_ID"  # a worker may be coming back, and wait for it
+    elif [ "$code" -lt 200 ]; then
+        code=0
+    fi
+fi
 exit "$code"
 '
 

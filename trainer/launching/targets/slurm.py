@@ -34,7 +34,7 @@ def render(job: Job) -> str:
         PORT=str(port) if port else f"$((10000 + SLURM_JOB_ID * {per_node} % 20000))",
         PER_NODE=str(per_node),
         RESTARTS=str(job.max_restarts),
-        ALONE="worker" if job.strategy == PARAMETER_SERVER else "none",
+        ALONE="yes" if job.strategy == PARAMETER_SERVER else "no",
         SRUN=_srun_options(job, len(roles), per_node),
         NAME=job.elsewhere.processes.job_name,
     )

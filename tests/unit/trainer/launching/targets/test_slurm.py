@@ -12,15 +12,21 @@ from trainer.cluster import tf_config
 from trainer.launching.targets import slurm as target
 
 SHELLCHECK = pathlib.Path(sys.executable).with_name("shellcheck")
-# A process that notes its TF_CONFIG and ends with the code of its rank, or waits for SIGTERM and ends with 75.
+# A process that notes its TF_CONFIG and ends with the code of its rank; or waits for SIGTERM and ends with
+# 75; or ends once rank 2 waits.
 PYTHON = """#!/bin/bash
 echo "${TF_CONFIG-not set}" > "$STUB/config-$SLURM_PROCID"
 echo started >> "$STUB/starts-$SLURM_PROCID"
 read -ra codes <<< "$CODES"
+[ "$SLURM_PROCID" != 0 ] || sleep "${CHIEF_SECONDS-0.5}"  # the chief ends last
 if [ "${codes[SLURM_PROCID]}" = wait ]; then
     trap 'echo saved >> "$STUB/saved-$SLURM_PROCID"; exit 75' TERM
     touch "$STUB/waits-$SLURM_PROCID"
     while :; do sleep 0.05; done
+fi
+if [ "${codes[SLURM_PROCID]}" = last ]; then
+    until [ -e "$STUB/waits-2" ]; do sleep 0.05; done
+    exit 0
 fi
 if [ "$(wc -l < "$STUB/starts-$SLURM_PROCID")" -gt 2 ]; then exit 0; fi
 exit "${codes[SLURM_PROCID]}"
@@ -158,10 +164,22 @@ def test_a_cancelled_job_is_not_requeued(script_of, slurm):
 
 
 def test_an_asynchronous_worker_restarts_alone(script_of, slurm):
-    code, output = slurm.run(script_of(num_ps=1), hosts="n1 n2 n3 n4", CODES="0 0 137 0")
+    code, output = slurm.run(script_of(num_ps=1), hosts="n1 n2 n3 n4", CODES="0 0 137 0", CHIEF_SECONDS="6")
     assert code == 0
     assert [len((slurm.folder / f"starts-{rank}").read_text().split()) for rank in range(4)] == [1, 1, 3, 1]
     assert "worker 1 ended with code 137; restart 1 of 10" in output
+    assert slurm.requeued() == 0
+
+
+def test_an_asynchronous_job_ends_with_its_chief(script_of, slurm):
+    code, output = slurm.run(script_of(num_ps=1), hosts="n1 n2 n3 n4", CODES="last 0 wait 137")
+    assert code == 0, output
+    assert (slurm.folder / "saved-2").exists()  # it came back too late, and waited for the chief
+    assert slurm.requeued() == 0
+
+
+def test_an_asynchronous_job_with_a_bad_flag_fails(script_of, slurm):
+    assert slurm.run(script_of(num_ps=1), hosts="n1 n2 n3 n4", CODES="75 2 75 75")[0] == 2
     assert slurm.requeued() == 0
 
 
