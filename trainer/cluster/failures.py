@@ -15,7 +15,7 @@ from pipeline.read.numpy_calls import message_of_input
 
 # Errors of this worker's own. In a job of several workers the others mean a lost peer: Unavailable, DeadlineExceeded
 # (the collective timeout), Cancelled, Aborted, Internal, FailedPrecondition, Unknown.
-_OWN = (
+OWN = (
     tf.errors.DataLossError,
     tf.errors.InvalidArgumentError,
     tf.errors.NotFoundError,
@@ -52,7 +52,7 @@ def translate(error: tf.errors.OpError, num_workers: int) -> PipelineError:
     reason = first_line(error)
     if any(words in error.message for words in _FULL):
         return _disk_full(reason)
-    if num_workers > 1 and not isinstance(error, _OWN):
+    if num_workers > 1 and not isinstance(error, OWN):
         return RerunError(
             f"lost another worker ({reason}); rerun the same commands on all {num_workers} to resume from the last "
             "checkpoint"

@@ -49,13 +49,18 @@ def check_aggregation(strategy: str, flags: AggregationFlags, global_batch_size:
 def check_parameter_server(config: TrainConfig) -> None:
     """Raises UsageError where a flag has no meaning, or is not supported, with parameter servers."""
     order, output, run = config.order, config.output, config.run
-    unsupported = {
+    unsupported: dict[str, tuple[object, str]] = {
         "virtual_replicas": (order.virtual_replicas, "what is summed first depends on which worker is first"),
         "log_keys": (run.log_keys, "is not supported; the ledger at the end of the run says which steps were applied"),
         "profile": (output.profile, "is not supported; profile a run with --strategy=one_device"),
         "histogram_every": (output.histogram_every, "is not supported; use --strategy=one_device or mirrored"),
         "image_every": (output.image_every, "is not supported; use --strategy=one_device or mirrored"),
         "headspace": (output.headspace, "is not supported; use --strategy=one_device or mirrored"),
+        "prefetch": (order.prefetch != type(order).prefetch and str(order.prefetch), "a batch is made with its step"),
+        "collective_timeout": (
+            run.collective_timeout != type(run).collective_timeout and run.collective_timeout,
+            "there are no collectives; that a process is lost shows in its connection",
+        ),
         "deterministic": (run.deterministic, "the order in which workers' gradients are applied is not determined"),
     }
     for name, (value, why) in unsupported.items():

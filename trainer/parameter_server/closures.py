@@ -2,62 +2,107 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import queue
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from trainer.cluster import failures
+
 _ROOT_SECONDS = 1.0  # in which the error comes that had others cancelled
+_MOST_RETRIES = 5  # of functions that failed because a worker was lost, without a result in between
 
 
 class Closures:
-    """Schedules functions on any worker; TensorFlow's coordinator runs them again where a worker is lost.
+    """Schedules functions on any worker; where a worker is lost, they are run again.
+
+    TensorFlow's coordinator does that itself, unless the loss shows in an error that does not look like one: then all
+    functions are cancelled, and they are scheduled again here.
 
     Attributes:
       waiting: how many have not come back.
     """
 
-    def __init__(self, coordinator: tf.distribute.coordinator.ClusterCoordinator) -> None:
-        self._coordinator, self.waiting = coordinator, 0
-        self._results: queue.SimpleQueue[tuple[Any, Any, Exception | None]] = queue.SimpleQueue()
+    def __init__(
+        self, coordinator: tf.distribute.coordinator.ClusterCoordinator, check_lost: Callable[[], None]
+    ) -> None:
+        """Schedules nothing yet.
+
+        Args:
+          coordinator: of the workers.
+          check_lost: waits a moment; raises where more than a worker was lost.
+        """
+        self._coordinator, self._check_lost, self.waiting, self._retries = coordinator, check_lost, 0, 0
+        self._results: queue.SimpleQueue[tuple[_Call, Any, Exception | None]] = queue.SimpleQueue()
 
     def schedule(self, tag: Any, function: Any, *arguments: Any) -> None:
         """Has a worker run a function; its result comes with the tag."""
-        remote = self._coordinator.schedule(function, args=arguments)
         self.waiting += 1
-        # A thread of its own, which does not keep the process from ending where a worker never comes back.
-        threading.Thread(target=self._fetch, args=(tag, remote), daemon=True).start()
+        self._schedule(_Call(tag, function, arguments))
 
     def next(self, timeout: float) -> tuple[Any, Any] | None:
         """Returns the next tag and result, None where there is none in time.
 
         Raises:
-          OpError: a function failed.
+          OpError: a function failed, and not because a worker was lost.
         """
         try:
-            tag, result, error = self._results.get(timeout=timeout)
+            call, result, error = self._results.get(timeout=timeout)
         except queue.Empty:
             return None
-        self.waiting -= 1
         if error:
-            raise self._root(error)
-        return tag, result
+            self._retry(call, error)
+            return None
+        self.waiting -= 1
+        self._retries = 0
+        return call.tag, result
 
-    def _fetch(self, tag: Any, remote: Any) -> None:
+    def _schedule(self, call: _Call) -> None:
         try:
-            self._results.put((tag, remote.fetch(), None))
-        except Exception as error:
-            self._results.put((tag, None, error))
+            remote = self._coordinator.schedule(call.function, args=call.arguments)
+        except tf.errors.OpError as error:  # of a function that was scheduled before
+            self._results.put((call, None, error))
+            return
+        # A thread of its own, which does not keep the process from ending where a worker never comes back.
+        threading.Thread(target=self._fetch, args=(call, remote), daemon=True).start()
 
-    def _root(self, error: Exception) -> Exception:
-        """Returns the error that others follow from: once one fails, all others are cancelled."""
+    def _fetch(self, call: _Call, remote: Any) -> None:
+        try:
+            self._results.put((call, remote.fetch(), None))
+        except Exception as error:  # it is raised in the main thread
+            self._results.put((call, None, error))
+
+    def _retry(self, call: _Call, error: Exception) -> None:
+        """Schedules again what was cancelled or lost."""
+        failed: list[tuple[_Call, Exception]] = [(call, error)]
+        arrived: list[tuple[_Call, Any]] = []
         end = time.monotonic() + _ROOT_SECONDS
-        while isinstance(error, tf.errors.CancelledError) and (left := end - time.monotonic()) > 0:
-            try:
-                _, _, other = self._results.get(timeout=left)
-            except queue.Empty:
-                break
-            error = other or error
-        return error
+        while len(failed) + len(arrived) < self.waiting and (left := end - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                other, result, problem = self._results.get(timeout=left)
+                if problem:
+                    failed.append((other, problem))
+                else:
+                    arrived.append((other, result))
+        errors = [problem for _, problem in failed if not isinstance(problem, tf.errors.CancelledError)]
+        root = errors[0] if errors else error
+        self._retries += 1
+        if not isinstance(root, tf.errors.OpError) or isinstance(root, failures.OWN) or self._retries > _MOST_RETRIES:
+            raise root
+        self._check_lost()
+        for other, result in arrived:
+            self._results.put((other, result, None))
+        for other, _ in failed:
+            self._schedule(other)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    tag: Any
+    function: Any
+    arguments: tuple[Any, ...]

@@ -6,6 +6,7 @@ A worker runs graphs that the chief has made, and no Python. So the order of an 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +14,8 @@ import tensorflow as tf
 
 from pipeline.batch import components
 from pipeline.batch.batches import Batches
-from pipeline.commands.text import size_of
 from pipeline.decode.forms import PixelRows, Serialized
 from pipeline.distort.cropping import CroppingRecipe
-from pipeline.errors import UsageError
 from pipeline.order.feed import make_feed
 from pipeline.order.tensors import TENSORS
 from pipeline.read.graph_reader import GraphReader
@@ -25,18 +24,6 @@ from pipeline.read.window import RECORD_ID, Columns, gather
 from pipeline.resolved import ResolvedRequest
 
 _DECODED_TOGETHER = 256  # images
-
-
-def check(resolved: ResolvedRequest) -> None:
-    """Raises UsageError where a split is shuffled in several windows, of which a step would read one anew."""
-    spec, order = resolved.spec, resolved.order
-    if order.windows > 1:
-        needed = order.num_records * spec.record_bytes
-        raise UsageError(
-            f"--shuffle_bytes={spec.shuffle_bytes}: with --strategy=parameter_server each worker keeps all of "
-            f"{resolved.request.split!r} in memory, {size_of(needed)} decoded; give --shuffle_bytes={needed} or more "
-            "(another order), fewer records, as in --train_split=train[:10000], or --strategy=multiworker"
-        )
 
 
 class ColumnBatches:
@@ -57,7 +44,6 @@ class ColumnBatches:
         Raises:
           DataError, UsageError: as `pipeline.input_fn`.
         """
-        check(resolved)
         portable = dataclasses.replace(resolved, request=dataclasses.replace(resolved.request, portable=True))
         reader, batches = components.choose(portable)
         assert isinstance(reader, GraphReader)
@@ -106,10 +92,11 @@ class ColumnBatches:
         return batch
 
     def _decoded(self, records: tf.Tensor) -> Columns:
+        pixels = math.prod(self._resolved.image_shape or ())
+
         def decode(part: tf.Tensor) -> Columns:
             examples = self._form.examples({"record": part}, lambda: tf.zeros(tf.shape(part), tf.uint64))
-            pixels = tf.reshape(examples.images, [tf.shape(part)[0], -1])
-            return {"image": pixels, "label": examples.labels}
+            return {"image": tf.reshape(examples.images, [-1, pixels]), "label": examples.labels}
 
         parts = tf.data.Dataset.from_tensor_slices(records).batch(_DECODED_TOGETHER).map(decode)
         count = self._resolved.selection.num_examples

@@ -16,7 +16,7 @@ import tensorflow as tf
 from pipeline.errors import PipelineError, UsageError
 
 _COUNT, _RATE = "_iterations", "_learning_rate"  # of Keras' optimizers; public nowhere as what can be set
-_OWN_STATE = {"nadam": "multiplies a variable once per step", "loss_scale_optimizer": "keeps a loss scale"}
+_OWN_STATE = {"nadam": "multiplies a variable once per step", "lossscaleoptimizer": "keeps a loss scale"}
 
 
 class _Given:

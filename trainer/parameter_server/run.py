@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
+from pipeline.errors import PipelineError
 from trainer import heavy
 from trainer import plan as plans
 from trainer.actions.heartbeat import Heartbeat
@@ -12,6 +15,7 @@ from trainer.actions.live import LiveLine
 from trainer.cluster import lock, tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig
+from trainer.parameter_server import limits
 from trainer.parameter_server import roles as processes
 from trainer.parameter_server.roles import PS, WORKER, Roles
 
@@ -22,6 +26,9 @@ LOADING_SECONDS = 60.0  # at most, in which loading a library lets no other thre
 _ENVIRONMENT = {
     "GRPC_FAIL_FAST": "use_caller",  # a call to a process that is not there waits, or fails, as its caller says
     "GRPC_VERBOSITY": "NONE",  # it tells of each lost connection
+    # Errors that name a server also come where a worker is lost. Whether a server is lost shows in its connection.
+    "TF_COORDINATOR_IGNORE_TRANSIENT_PS_FAILURES": str(1 << 30),
+    "TF_PS_HANDLE_UNKNOWN_ERROR": "1",
 }
 
 
@@ -45,8 +52,25 @@ def train(config: TrainConfig, task: type[Task] | None, command: str) -> Any:
     ):
         if roles.is_chief:
             return _lead(config, roles, task, interrupt, live, heartbeat)
-        _serve(config, roles, task, heartbeat)
+        code = 0
+        try:
+            _serve(config, roles, task, heartbeat)
+        except PipelineError as error:
+            code = error.exit_code
+            raise
+        finally:
+            end_at_once(code)
         return None
+
+
+def end_at_once(code: int) -> None:
+    """Has the interpreter end without TensorFlow's servers being taken down, which they cannot be: some abort."""
+
+    def end() -> None:
+        sys.stdout.flush()
+        os._exit(code)
+
+    atexit.register(end)
 
 
 def _set_environment(roles: Roles) -> None:
@@ -64,7 +88,7 @@ def _lead(
     live: LiveLine,
     heartbeat: Heartbeat,
 ) -> Any:
-    plan, found = _plan(config, task)
+    plan, found = _plan(config, roles, task)
     plans.prepare_folder("--model_dir", config.run.model_dir)
     with lock.held(config.run.model_dir):
         live.phase("loading TensorFlow")
@@ -78,7 +102,7 @@ def _lead(
 
 
 def _serve(config: TrainConfig, roles: Roles, task: type[Task] | None, heartbeat: Heartbeat) -> None:
-    plan = None if roles.mine.job == PS else _plan(config, task)[0]
+    plan = None if roles.mine.job == PS else _plan(config, roles, task)[0]
     heartbeat.phase("loading TensorFlow", quiet=LOADING_SECONDS)
     with heavy.loading():
         from trainer.parameter_server import training  # noqa: PLC0415, here because it loads TensorFlow
@@ -86,7 +110,10 @@ def _serve(config: TrainConfig, roles: Roles, task: type[Task] | None, heartbeat
     training.serve(config, plan, roles, heartbeat)
 
 
-def _plan(config: TrainConfig, task: type[Task] | None) -> tuple[plans.Plan, type[Task] | None]:
+def _plan(config: TrainConfig, roles: Roles, task: type[Task] | None) -> tuple[plans.Plan, type[Task] | None]:
     """Returns the plan, checked for this strategy, and the task."""
+    limits.gradients_of_step(config, len(roles.workers))
     found = task or heavy.load_task(config.model.task)
-    return plans.make(config, tf_config.ALONE, found.parse if found else None), found
+    plan = plans.make(config, tf_config.ALONE, found.parse if found else None)
+    limits.check_windows(plan.training)
+    return plan, found

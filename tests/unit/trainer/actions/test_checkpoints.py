@@ -163,7 +163,8 @@ def record_of(path):
 
 def test_all_flags_are_stored_and_those_that_shape_the_training_compared(saved, make_checkpoints, make_one, tmp_path):
     flags = record_of(tmp_path / "ckpt-20")["config"]
-    assert set(flags) == {"data", "run", "model", "optimizer", "order", "steps", "output"}
+    groups = {"data", "run", "model", "optimizer", "order", "steps", "output", "cluster", "aggregation"}
+    assert set(flags) == groups
     assert (flags["optimizer"]["learning_rate"], flags["steps"]["log_every"]) == (0.05, 100)
     checkpoints = make_checkpoints(make_one(), learning_rate=0.01, distort="shift(pixels=2)", log_every=7)
     assert checkpoints.restore().changes == (

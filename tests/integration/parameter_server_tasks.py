@@ -1,0 +1,65 @@
+"""Tasks for jobs with parameter servers: one that tells which rows it got, with a worker that is slow on purpose."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import keras
+import tensorflow as tf
+
+from trainer import Task
+
+SLOW_WORKER, SLOW_SECONDS = "TEST_SLOW_WORKER", "TEST_SLOW_SECONDS"
+
+
+class Line(Task):
+    """y = 2x + 1, and each row's number."""
+
+    @staticmethod
+    def parse(records):
+        spec = {"x": tf.io.FixedLenFeature([1], tf.float32), "number": tf.io.FixedLenFeature([], tf.int64)}
+        row = tf.io.parse_example(records, spec)
+        return {"x": row["x"], "number": row["number"]}, 2.0 * row["x"][:, 0] + 1.0
+
+    def build_model(self):
+        x, number = keras.Input((1,), name="x"), keras.Input((), dtype="int64", name="number")
+        return keras.Model({"x": x, "number": number}, keras.layers.Dense(1)(x))
+
+    def train_step(self, model, features, labels):
+        numbers = tf.strings.reduce_join(tf.strings.as_string(features["number"]), separator=",")
+        with tf.control_dependencies([tf.print("rows", numbers, output_stream=sys.stdout), *_pause()]):
+            features = {name: tf.identity(value) for name, value in features.items()}
+        return super().train_step(model, features, labels)
+
+    def loss(self, labels, outputs):
+        return tf.square(outputs[:, 0] - labels)
+
+    def metrics(self, labels, outputs):
+        return {"error": tf.abs(outputs[:, 0] - labels)}
+
+
+def _pause():
+    """Returns operations that take a while on the worker that the environment of the chief names."""
+    if SLOW_WORKER not in os.environ:
+        return []
+    index = tf.distribute.coordinator.experimental_get_current_worker_index()
+    slow = tf.equal(tf.cast(index, tf.int64), int(os.environ[SLOW_WORKER]))
+    end = tf.timestamp() + tf.where(slow, tf.constant(float(os.environ[SLOW_SECONDS]), tf.float64), 0.0)
+    return [tf.while_loop(lambda now: now < end, lambda now: [_now(now)], [tf.timestamp()])[0]]
+
+
+def _now(before):
+    with tf.control_dependencies([before]):
+        return tf.timestamp()
+
+
+def write(folder, count, num_shards=2):
+    """Writes rows 0..count-1 as TFRecords."""
+    for shard in range(num_shards):
+        with tf.io.TFRecordWriter(str(folder / f"train-{shard}.tfrecord")) as writer:
+            for number in range(shard, count, num_shards):
+                x = tf.train.Feature(float_list={"value": [number / count]})
+                numbered = tf.train.Feature(int64_list={"value": [number]})
+                features = {"feature": {"x": x, "number": numbered}}
+                writer.write(tf.train.Example(features=features).SerializeToString())

@@ -1,0 +1,251 @@
+"""Jobs with parameter servers on this machine: asynchronous, synchronous, kills, the classic flags. Real processes."""
+
+import re
+import shutil
+import signal
+import time
+
+import pytest
+
+from pipeline.index.__main__ import main as index
+from tests import forked
+from tests.converting import convert_in_process
+from tests.integration import parameter_server_tasks as tasks
+from tests.parameter_servers import WORKER_LINE, Job, ledger_of, wait_for_line
+from tests.runs import finish, start, wait_for_step
+
+DATA = forked.ROOT.parent / "shared" / "data"
+needs_data = pytest.mark.skipif(not DATA.exists(), reason="needs MNIST in ../shared/data")
+ROWS, BATCH = 120, 12
+LINE = (
+    *("--task=tests.integration.parameter_server_tasks:Line", "--eval_split=none", f"--global_batch_size={BATCH}"),
+    *("--optimizer=sgd", "--learning_rate=0.1", "--schedule=constant"),
+)
+RERUN = "rerun the same commands to resume from the last checkpoint"
+LOST_PS = rf"lost ps 0 \(localhost:\d+\), and the weights there; {RERUN}"
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("line")
+    tasks.write(folder, ROWS)
+    index([str(folder), "--split=train:train-*.tfrecord"])
+    return folder
+
+
+def rows_of(outcomes):
+    """Returns the numbers of all rows that workers have trained on, sorted."""
+    said = [re.findall(r'^rows "([\d,]+)"$', out, re.M) for _, out, _ in outcomes.values()]
+    return sorted(int(number) for lines in said for text in lines for number in text.split(","))
+
+
+def assert_all_ended(outcomes, code=0):
+    codes, said = {name: end[0] for name, end in outcomes.items()}, "".join(end[2] for end in outcomes.values())
+    assert codes == dict.fromkeys(outcomes, code), said
+    if not code:
+        assert {name: end[2] for name, end in outcomes.items()} == dict.fromkeys(outcomes, "")
+
+
+def test_asynchronous_every_row_of_every_epoch_once(line, tmp_path):
+    outcomes = Job(2, 1, line, tmp_path, *LINE, "--epochs=6", "--steps_per_loop=2", "--log_every=5").finish()
+    assert_all_ended(outcomes)
+    out = outcomes["chief 0"][1]
+    assert "parameter_server: 2 workers, 1 ps, asynchronous; " in out
+    assert ledger_of(out) == (60, 60, 0, 0)
+    assert f"checkpoint: {tmp_path}/ckpt-60" in out
+    assert [int(step) for step in re.findall(r"^step (\d+), loss", out, re.M)] == list(range(5, 61, 5))
+    assert rows_of(outcomes) == sorted(list(range(ROWS)) * 6)
+    lines = [WORKER_LINE.match(text) for i in (0, 1) for text in outcomes[f"worker {i}"][1].splitlines()]
+    counts = [int(match[1]) for match in lines if match]
+    assert counts
+    assert all(count % 5 == 0 for count in counts)
+    assert all(int(match[1]) <= int(match[2]) <= 60 for match in lines if match)
+
+
+def test_two_servers_three_workers_and_the_recipes(digits, tmp_path):
+    flags = ["--optimizer=adam", "--learning_rate=0.002", "--clip_norm=1", "--ema=0.99", "--label_smoothing=0.1"]
+    flags += ["--weight_decay=0.001", "--schedule=cosine", "--global_batch_size=48", "--epochs=8", "--eval_every=120"]
+    outcomes = Job(3, 2, digits, tmp_path, "--model=mlp", "--distort=shift(pixels=1)", *flags).finish()
+    assert_all_ended(outcomes)
+    out = outcomes["chief 0"][1]
+    assert ledger_of(out) == (240, 240, 0, 0)
+    assert re.search(r"^step 120, test accuracy = 0\.\d+ \(368 examples; averaged weights\)$", out, re.M)
+    accuracy = float(re.search(r"^test accuracy = (0\.\d+) \(368 examples; averaged weights\)$", out, re.M)[1])
+    assert accuracy > 0.9
+    ((code, resumed, err),) = finish(
+        start(digits, tmp_path, "--model=mlp", *flags[:-2], "--distort=shift(pixels=1)", "--epochs=9")
+    )
+    assert (code, err) == (0, "")  # on one device
+    assert f"step 240 to 270 of 48 examples, 30 per epoch; resumed from {tmp_path}/ckpt-240" in resumed
+
+
+def test_a_worker_comes_back_then_a_server_is_lost_then_the_job_resumes(digits, tmp_path):
+    flags = [
+        "--global_batch_size=32",
+        "--checkpoint_every=100",
+        "--log_every=20",
+        "--steps_per_loop=5",
+        "--train_steps=1500",
+    ]
+    job = Job(2, 1, digits, tmp_path, *flags)
+    wait_for_step(job.chief, 60)
+    job.processes["worker 1"].kill()
+    wait_for_line(job.chief, r"lost worker 1 \(localhost:\d+\); training goes on with the other workers")
+    wait_for_step(job.chief, 200)
+    job.processes["worker 1"].wait()
+    job.start("worker", 1)
+    wait_for_line(job.chief, r"worker 1 \(localhost:\d+\) is back")
+    wait_for_line(job.processes["worker 1"], r"After 20 training steps \(\d+ global steps\), ")
+    job.processes["ps 0"].kill()
+    began = time.monotonic()
+    outcomes = job.finish()
+    assert time.monotonic() - began < 20
+    assert outcomes["chief 0"][0] == 75
+    assert re.fullmatch(rf"trainer.run: {LOST_PS}\n", outcomes["chief 0"][2])
+    for name in ("worker 0", "worker 1"):
+        assert outcomes[name][0] == 75
+        assert re.fullmatch(rf"trainer.run: the job has ended: {LOST_PS}\n", outcomes[name][2])
+
+    outcomes = Job(2, 1, digits, tmp_path, *flags).finish()
+    assert_all_ended(outcomes)
+    out = outcomes["chief 0"][1]
+    first = int(re.search(r"resumed from \S+ckpt-(\d+)", out)[1])
+    assert first >= 200
+    assert first % 100 == 0
+    steps, once, twice, never = ledger_of(out)
+    assert (steps, never) == (1500, 0)
+    assert once + twice == 1500
+    assert twice <= 1
+
+
+def test_the_classic_flags_and_a_signal(digits, tmp_path):
+    flags = ["--global_batch_size=32", "--log_every=20", "--train_steps=100000"]
+    job = Job(2, 1, digits, tmp_path, *flags, by_flags=True)
+    wait_for_step(job.chief, 60)
+    job.chief.send_signal(signal.SIGTERM)
+    outcomes = job.finish()
+    assert_all_ended(outcomes, 75)
+    line = r"training stopped by SIGTERM: step (\d+) of 100000 is saved; rerun the same commands to resume\n"
+    step = int(re.fullmatch(rf"trainer.run: {line}", outcomes["worker 0"][2])[1])
+    for name in ("worker 1", "ps 0"):
+        assert re.fullmatch(rf"trainer.run: the job has ended: {line}", outcomes[name][2])
+
+    job = Job(2, 1, digits, tmp_path, *flags[:-1], f"--train_steps={step + 40}", by_flags=True)
+    outcomes = job.finish()
+    assert_all_ended(outcomes)
+    out = outcomes["worker 0"][1]
+    assert f"resumed from {tmp_path}/ckpt-{step}" in out
+    assert ledger_of(out) == (step + 40, step + 40, 0, 0)
+    assert re.search(r"^After 20 training steps", out + outcomes["worker 1"][1], re.M)
+
+
+def test_the_chief_is_lost(digits, tmp_path):
+    job = Job(1, 1, digits, tmp_path, "--train_steps=100000", "--log_every=20")
+    wait_for_step(job.chief, 20)
+    job.chief.kill()
+    began = time.monotonic()
+    outcomes = job.finish()
+    assert time.monotonic() - began < 10
+    for name in ("worker 0", "ps 0"):
+        assert outcomes[name][0] == 75
+        assert re.fullmatch(
+            rf"trainer.run: lost the chief \(localhost:\d+\); {RERUN}\n",
+            outcomes[name][2],
+        )
+
+
+@pytest.mark.parametrize(("needed", "workers"), [(2, 3), (2, 2)])
+def test_synchronous_every_row_of_every_epoch_once(needed, workers, line, tmp_path):
+    flags = [*LINE, "--sync", f"--replicas_to_aggregate={needed}", "--epochs=5", "--checkpoint_every=7"]
+    outcomes = Job(workers, 1, line, tmp_path, *flags).finish()
+    assert_all_ended(outcomes)
+    out = outcomes["chief 0"][1]
+    assert f"{workers} workers, 1 ps, synchronous by {needed} of {workers} gradients" in out
+    assert ledger_of(out) == (50, 50, 0, 0)
+    computed = rows_of(outcomes)  # those of dropped gradients, too
+    assert set(computed) == set(range(ROWS))
+    assert len(computed) >= 5 * ROWS
+
+
+def seconds_per_step(line, tmp_path, needed):
+    environment = {tasks.SLOW_WORKER: "2", tasks.SLOW_SECONDS: "0.4"}
+    flags = [*LINE, "--sync", f"--replicas_to_aggregate={needed}", "--train_steps=30", "--log_every=30"]
+    outcomes = Job(3, 1, line, tmp_path, *flags, environment=environment).finish()
+    assert_all_ended(outcomes)
+    out = outcomes["chief 0"][1]
+    dropped = re.search(r"; (\d+) late gradients dropped", out)
+    return float(re.search(r"^step 30, .*; (\d+\.\d+) sec/batch\)$", out, re.M)[1]), int(dropped[1]) if dropped else 0
+
+
+def test_a_slow_worker_holds_nobody_up(line, tmp_path):
+    all_of_them, none_dropped = seconds_per_step(line, tmp_path / "all", 3)
+    all_but_one, some_dropped = seconds_per_step(line, tmp_path / "but-one", 2)
+    assert none_dropped == 0
+    assert some_dropped > 0
+    assert all_of_them > 0.4
+    assert all_but_one < all_of_them / 2
+
+
+def test_linear_regression_in_three_terminals(tmp_path):
+    shutil.copy(forked.ROOT / "examples" / "regression" / "line.py", tmp_path)
+    done = forked.run(["line.py"], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    flags = re.search(r'FLAGS="(.*?)\s+--ps_hosts', (tmp_path / "line.py").read_text(), re.DOTALL)[1].split()
+    given = [flag for flag in flags if not flag.startswith(("--data_dir", "--model_dir", "--strategy"))]
+    outcomes = Job(2, 1, "line", "line-run", *given, by_flags=True, cwd=tmp_path).finish()
+    assert_all_ended(outcomes)
+    out = outcomes["worker 0"][1]
+    weight, bias = map(float, re.search(r"^weight (\S+), bias (\S+)$", out, re.M).groups())
+    assert abs(weight - 2) < 0.05
+    assert abs(bias - 10) < 0.05
+    assert ledger_of(out) == (1000, 1000, 0, 0)
+    assert re.search(r"^After \d+ training steps", outcomes["worker 1"][1], re.M)
+
+
+def test_a_process_with_other_flags_ends_all(digits, tmp_path):
+    job = Job(1, 1, digits, tmp_path)
+    job.processes.pop("ps 0").kill()
+    job.start("ps", 0, "--learning_rate=0.5")
+    outcomes = job.finish()
+    assert_all_ended(outcomes, 2)
+    said = r"ps 0 \(localhost:\d+\) has --learning_rate=0.5, the chief has --learning_rate=0.05; .*\n"
+    for _, _, err in outcomes.values():
+        assert re.fullmatch(rf"trainer.run: {said}", err), err
+
+
+def test_who_does_not_come_is_named(digits, tmp_path):
+    job = Job(1, 1, digits, tmp_path, "--join_timeout=6")
+    job.processes.pop("ps 0").kill()
+    outcomes = job.finish()
+    assert_all_ended(outcomes, 75)
+    for _, out, err in outcomes.values():
+        assert re.search(r"^waiting for ps 0 \(localhost:\d+\)$", out, re.M)
+        assert re.fullmatch(
+            r"trainer.run: (the job has ended: )?ps 0 \(localhost:\d+\) did not come within .*\n", err
+        ), err
+
+
+def test_usage_errors_are_one_line(digits, tmp_path):
+    hosts = ["--worker_hosts=localhost:1,localhost:2", "--ps_hosts=localhost:3", "--job_name=worker", "--task_id=0"]
+    flags = ["--strategy=parameter_server", *hosts]
+    for more, said in (
+        (["--shuffle_bytes=4000", "--streams=1"], "--shuffle_bytes=4000: with --strategy=parameter_server each worker"),
+        (["--sync", "--replicas_to_aggregate=4"], "--replicas_to_aggregate=4: there are 2 workers"),
+        (["--profile=3:5"], "--profile=3:5 with --strategy=parameter_server: "),
+    ):
+        ((code, out, err),) = finish(start(digits, tmp_path, *flags, *more))
+        assert (code, out, err.count("\n")) == (2, "", 1), err
+        assert err.startswith(f"trainer.run: {said}"), err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@needs_data
+def test_mlp_on_mnist(tmp_path):
+    convert_in_process("--dataset=mnist", f"--source={DATA / 'mnist'}", f"--data_dir={tmp_path / 'mnist'}")
+    flags = ["--model=mlp", "--epochs=8", "--steps_per_loop=50", "--checkpoint_every=1200"]
+    outcomes = Job(2, 1, tmp_path / "mnist", tmp_path / "run", *flags, by_flags=True).finish()
+    assert_all_ended(outcomes)
+    out = outcomes["worker 0"][1]
+    assert float(re.search(r"test accuracy = (0\.\d+) \(10000 examples\)", out)[1]) >= 0.97
+    assert ledger_of(out) == (4800, 4800, 0, 0)

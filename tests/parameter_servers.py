@@ -1,0 +1,102 @@
+"""Jobs with parameter servers as processes on loopback, by the classic flags or by TF_CONFIG."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+from tests import forked
+from tests.loopback import free_ports
+from tests.runs import Path
+
+LEDGER = re.compile(
+    r"^ledger: of ([\d,]+) steps, ([\d,]+) applied once, ([\d,]+) twice, ([\d,]+) not at all(.*)$", re.M
+)
+WORKER_LINE = re.compile(
+    r"^After (\d+) training steps \((\d+) global steps\), loss on training batch is (\S+)\. \((\d\.\d{3}) sec/batch\)$"
+)
+
+
+class Job:
+    """The processes of a job, by name: `worker 0`, `ps 0`, `chief 0`.
+
+    Attributes:
+      processes: those that run now, or ran last.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        ps: int,
+        data_dir: Path,
+        model_dir: Path,
+        *flags: str,
+        by_flags: bool = False,
+        environment: dict[str, str] | None = None,
+        cwd: Path = forked.ROOT,
+    ) -> None:
+        """Starts them; by flags there is no chief besides worker 0."""
+        self._cwd = cwd
+        counts = {"worker": workers, "ps": ps} | ({} if by_flags else {"chief": 1})
+        ports = iter(free_ports(sum(counts.values())))
+        self.hosts = {job: [f"localhost:{next(ports)}" for _ in range(count)] for job, count in counts.items()}
+        self._by_flags, self._environment = by_flags, environment or {}
+        self._flags = [f"--data_dir={data_dir}", f"--model_dir={model_dir}", *flags]
+        self.processes: dict[str, forked.Process] = {}
+        for job, count in counts.items():
+            for index in range(count):
+                self.start(job, index)
+
+    def start(self, job: str, index: int, *more: str, **environment: str) -> forked.Process:
+        """Starts a process, or starts it again with the same command."""
+        program = ["-m", "trainer.run", "--strategy=parameter_server", *self._flags, *more]
+        variables: dict[str, str | None] = {
+            "PYTHONUNBUFFERED": "1",
+            "TF_CONFIG": None,
+            **self._environment,
+            **environment,
+        }
+        if self._by_flags:
+            program += [f"--{name}_hosts={','.join(hosts)}" for name, hosts in self.hosts.items()]
+            program += [f"--job_name={job}", f"--task_id={index}"]
+        else:
+            variables["TF_CONFIG"] = json.dumps({"cluster": self.hosts, "task": {"type": job, "index": index}})
+        self.processes[f"{job} {index}"] = forked.Process(program, variables, self._cwd)
+        return self.processes[f"{job} {index}"]
+
+    @property
+    def chief(self) -> forked.Process:
+        """The process that schedules the steps."""
+        return self.processes["worker 0" if self._by_flags else "chief 0"]
+
+    def finish(self) -> dict[str, tuple[int | None, str, str]]:
+        """Returns (exit code, rest of stdout, stderr) of each process at its end."""
+        return {name: (*_code(process),) for name, process in self.processes.items()}
+
+
+def _code(process: forked.Process) -> tuple[int | None, str, str]:
+    out, err = process.communicate()
+    return process.returncode, out, err
+
+
+def wait_for_line(process: forked.Process, pattern: str) -> re.Match[str]:
+    """Reads a process's lines until one matches; fails with its stderr where none does."""
+    for line in process.stdout:
+        if match := re.match(pattern, line):
+            return match
+    raise AssertionError(process.stderr.read())
+
+
+def seconds_to_end(process: forked.Process) -> float:
+    """Returns how long a process takes to end from now on."""
+    began = time.monotonic()
+    process.wait()
+    return time.monotonic() - began
+
+
+def ledger_of(out: str) -> tuple[int, ...]:
+    """Returns steps, once, twice and never of the line in a chief's output."""
+    found = LEDGER.search(out)
+    assert found, out
+    return tuple(int(number.replace(",", "")) for number in found.groups()[:4])
