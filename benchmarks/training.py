@@ -1,6 +1,6 @@
 """What the trainer costs beside its model, and what it gains, as ratios of loops that run in turns.
 
-    python -m benchmarks.training [--only=input,loop,fit,distribution] [--models=mlp,cifar10_cnn] [--data_dir=DIR]
+    python -m benchmarks.training [--only=input,loop,fit,distribution,parameter_server] [--models=mlp] [--data_dir=DIR]
 
 input: this trainer's loop with its real input against the same loop with one constant batch.
 loop: this trainer's loop against a bare `tf.function` step in a Python `for`, both with one constant batch; ours has
@@ -9,6 +9,8 @@ fit: this trainer with its input against Keras' `fit` with the tutorials' one-by
 replicas.
 distribution: mirrored on 1, 2 and 4 replicas and two workers against one device, with the same global batch: the
 devices share the cores, so this is what distribution itself costs.
+parameter_server: asynchronous with one and two workers against one device; synchronous by the gradients of all three
+workers and by the first two of them, without and with a worker that is slow on purpose.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from benchmarks import inputs, topology
+from benchmarks import inputs, parameter_servers, topology
 from benchmarks.contestant import alternate
 from benchmarks.rounds import Round, ratio_text
 from pipeline.commands import commandline
 from pipeline.errors import DataError
 
 COMMAND = "benchmarks.training"
-PARTS = ("input", "loop", "fit", "distribution")
+PARTS = ("input", "loop", "fit", "distribution", "parameter_server")
 MODELS = ("mlp", "lenet", "cifar10_cnn", "fast_cifar")
 _IMAGES = 6_000
 _RATE = re.compile(r"^step \d+, .*\(([\d.]+) examples/sec", re.MULTILINE)
@@ -75,8 +77,10 @@ def measure(part: str, config: BenchmarkConfig, model: str, flags: list[str]) ->
         for replicas in (1, 2):
             strategy = [*flags, "--strategy=mirrored", f"--num_replicas={replicas}"]
             against(f"fit, {model} on {replicas}", {"Keras' fit": ("fit", strategy)}, ("ours", strategy), config)
-    else:
+    elif part == "distribution":
         distribution(config, model, flags)
+    else:
+        parameter_servers.measure(model, flags, config.rounds)
 
 
 def against(

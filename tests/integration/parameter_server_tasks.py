@@ -1,16 +1,14 @@
-"""Tasks for jobs with parameter servers: one that tells which rows it got, with a worker that is slow on purpose."""
+"""A task for jobs with parameter servers: one that tells which rows it got."""
 
 from __future__ import annotations
 
-import os
 import sys
 
 import keras
 import tensorflow as tf
 
+from benchmarks import straggler
 from trainer import Task
-
-SLOW_WORKER, SLOW_SECONDS = "TEST_SLOW_WORKER", "TEST_SLOW_SECONDS"
 
 
 class Line(Task):
@@ -28,7 +26,7 @@ class Line(Task):
 
     def train_step(self, model, features, labels):
         numbers = tf.strings.reduce_join(tf.strings.as_string(features["number"]), separator=",")
-        with tf.control_dependencies([tf.print("rows", numbers, output_stream=sys.stdout), *_pause()]):
+        with tf.control_dependencies([tf.print("rows", numbers, output_stream=sys.stdout), *straggler.pause()]):
             features = {name: tf.identity(value) for name, value in features.items()}
         return super().train_step(model, features, labels)
 
@@ -37,21 +35,6 @@ class Line(Task):
 
     def metrics(self, labels, outputs):
         return {"error": tf.abs(outputs[:, 0] - labels)}
-
-
-def _pause():
-    """Returns operations that take a while on the worker that the environment of the chief names."""
-    if SLOW_WORKER not in os.environ:
-        return []
-    index = tf.distribute.coordinator.experimental_get_current_worker_index()
-    slow = tf.equal(tf.cast(index, tf.int64), int(os.environ[SLOW_WORKER]))
-    end = tf.timestamp() + tf.where(slow, tf.constant(float(os.environ[SLOW_SECONDS]), tf.float64), 0.0)
-    return [tf.while_loop(lambda now: now < end, lambda now: [_now(now)], [tf.timestamp()])[0]]
-
-
-def _now(before):
-    with tf.control_dependencies([before]):
-        return tf.timestamp()
 
 
 def write(folder, count, num_shards=2):

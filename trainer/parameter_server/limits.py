@@ -34,7 +34,7 @@ def gradients_of_step(config: TrainConfig, num_workers: int) -> int:
         raise UsageError(f"--replicas_to_aggregate={needed}: there are {num_workers} workers; give as many at most")
     if rows % needed:
         raise UsageError(
-            f"--global_batch_size={rows} with --sync and {num_workers} workers: each gradient is of an equal part of the "
-            f"global batch; give a multiple of {needed}, or another --replicas_to_aggregate"
+            f"--global_batch_size={rows} with --sync and {num_workers} workers: each gradient is of an equal part of "
+            f"the batch; give a multiple of {needed}, or another --replicas_to_aggregate"
         )
     return needed

@@ -1,0 +1,36 @@
+"""A task that is slow on purpose on one worker of a job with parameter servers."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from trainer import Task
+
+WORKER, SECONDS = "STRAGGLER", "STRAGGLER_SECONDS"  # in the environment of the chief
+
+
+class Slowed(Task):
+    """Image classification, each step of which takes longer on the worker that the environment names."""
+
+    def train_step(self, model: Any, features: Any, labels: Any) -> Any:
+        """See `Task.train_step`."""
+        with tf.control_dependencies(pause()):
+            return super().train_step(model, tf.identity(features), labels)
+
+
+def pause() -> list[tf.Tensor]:
+    """Returns what takes so many seconds on the worker that the environment names, if it names one."""
+    if WORKER not in os.environ:
+        return []
+    index = tf.distribute.coordinator.experimental_get_current_worker_index()
+    is_slow = tf.equal(tf.cast(index, tf.int64), int(os.environ[WORKER]))
+    end = tf.timestamp() + tf.where(is_slow, tf.constant(float(os.environ[SECONDS]), tf.float64), 0.0)
+    return list(tf.while_loop(lambda now: now < end, lambda now: [_later(now)], [tf.timestamp()]))
+
+
+def _later(before: tf.Tensor) -> tf.Tensor:
+    with tf.control_dependencies([before]):
+        return tf.timestamp()
