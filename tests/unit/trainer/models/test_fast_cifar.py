@@ -12,9 +12,9 @@ def convolutions(model):
 
 def test_parameters():
     model = fast_cifar.build((32, 32, 3), "float32", 10)
-    pairs = [(24, 32), (32, 32), (32, 128), (128, 128), (128, 256), (256, 256)]
+    pairs = [(24, 64), (64, 64), (64, 256), (256, 256), (256, 256), (256, 256)]
     trainable = sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
-    assert trainable == sum(9 * inputs * outputs + outputs for inputs, outputs in pairs) + 256 * 10 == 1_088_576
+    assert trainable == sum(9 * inputs * outputs + outputs for inputs, outputs in pairs) + 256 * 10 == 1_971_328
 
 
 @pytest.mark.parametrize("shape", [(32, 32, 3), (9, 9, 1), (11, 30, 4)])
@@ -52,8 +52,8 @@ def test_a_new_convolution_passes_its_input_on(number):
 
 def test_the_other_channels_have_a_variance_of_a_third_of_the_fan_in():
     kernel = convolutions(fast_cifar.build((9, 9, 3), "float32", 10))[3].kernel.numpy()
-    assert kernel.shape == (3, 3, 32, 128)
-    assert kernel[..., 32:].var() == pytest.approx(1 / (3 * 9 * 32), rel=0.05)
+    assert kernel.shape == (3, 3, 64, 256)
+    assert kernel[..., 64:].var() == pytest.approx(1 / (3 * 9 * 64), rel=0.05)
 
 
 def test_a_saved_model_loads_without_our_code(tmp_path):
