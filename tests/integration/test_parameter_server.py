@@ -215,7 +215,7 @@ def test_a_process_with_other_flags_ends_all(digits, tmp_path):
 
 
 def test_who_does_not_come_is_named(digits, tmp_path):
-    job = Job(1, 1, digits, tmp_path, "--join_timeout=6")
+    job = Job(1, 1, digits, tmp_path, "--join_timeout=25")
     job.processes.pop("ps 0").kill()
     outcomes = job.finish()
     assert_all_ended(outcomes, 75)

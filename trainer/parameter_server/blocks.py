@@ -50,7 +50,7 @@ class Blocks:
         """See `Driver.run`."""
         begun, stopped = first, False
         while begun < end or self._pending:
-            stopped = stopped or stops()
+            stopped = stops() or stopped  # asked in any case: it says that a server is lost
             while begun < end and not stopped and self._closures.waiting < _READY * self._num_workers:
                 begun = self._schedule(begun, min(end, cut(begun)))
             if stopped and not self._pending:

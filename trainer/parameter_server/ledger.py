@@ -71,7 +71,7 @@ class Tally:
     Attributes:
       once, twice, never: steps that were applied once, more often, not at all.
       again: of these, steps that a lost worker had begun: a part of its gradient may have been applied besides.
-      dropped: gradients that came too late; their rows were computed again.
+      dropped: gradients that came too late; their rows were computed again, or by another worker besides.
     """
 
     once: int = 0

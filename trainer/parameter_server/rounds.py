@@ -121,7 +121,8 @@ class Rounds:
         if self._queue:
             return self._queue.popleft()
         missing = self._needed - len(self._taken)
-        alone = [s for s, count in self._in_work.items() if count == 1 and s not in self._applied]
+        here = [share for share in self._in_work if share >= self._first and share not in self._applied]
+        alone = [share for share in here if self._in_work[share] == 1]
         return alone[0] if alone and missing else None
 
     def _receive(self, step: int, tag: tuple[int, int], result: Any) -> None:
@@ -130,7 +131,8 @@ class Rounds:
         self._in_work[share] -= 1
         if not self._in_work[share]:
             del self._in_work[share]
-        if share in self._applied or share < self._first:
+        if share in self._applied or share < self._first:  # another worker was first
+            self._dropped += 1
             self._free.append(place)
             return
         if step - int(made.version) > self._max_staleness:
