@@ -384,10 +384,10 @@ def test_a_tf_config_of_the_environment_is_refused(launch):
 
 
 def test_help_is_there_within_a_second():
-    began = time.monotonic()
+    before = os.times()
     command = [sys.executable, "-m", "trainer.launch", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert time.monotonic() - began < 3  # 0.4 s on an idle machine
+    assert os.times().children_user - before.children_user < 1  # 0.3 s; of processor time, since machines are busy
     assert done.returncode == 0
     assert "--silent_timeout" in done.stdout
 
