@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from sklearn.datasets import load_sample_images
 
+from pipeline.decode.images import ImageDecoder
 from pipeline.distort.base import ImageStatistics
+from pipeline.distort.composed import cropping_of
 from pipeline.distort.recipes import make_recipe
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
@@ -30,7 +32,10 @@ LINES = (
     "shift(pixels=16)",
     "pad_crop_flip(pad=16)",
     "cifar10_tutorial(crop=72)",
-    "resize(height=24, width=24)",
+    "random_crop(size=72)",
+    "random_resized_crop(size=72)",
+    "resize(height=32, width=80)",
+    "normalize",
     "affine(rotate=25, scale=0.2, shear=10)",
     "color_jitter",
     "cutout(size=32)",
@@ -68,6 +73,10 @@ def distorted(text: str, images: NDArray[np.uint8], epoch: int) -> NDArray[np.ge
 
     compiled = tf.function(distort, jit_compile=True, autograph=False)
     keys = hashing.derive_key(Domain.DISTORT, 1, epoch, np.arange(rows))
+    if cropping := cropping_of(recipe):
+        files = tf.stack([tf.io.encode_png(image) for image in images])
+        decoder = ImageDecoder("png", (SIDE, SIDE, 3), cropping.crop(training=True))
+        images = decoder.decode(files, lambda: tf.constant(keys)).numpy()
     return compiled(tf.constant(images), tf.constant(keys)).numpy()
 
 
@@ -97,4 +106,4 @@ def draw() -> Image.Image:
 
 
 if __name__ == "__main__":
-    draw().save(PICTURE, optimize=True)
+    draw().quantize(256).save(PICTURE, optimize=True)

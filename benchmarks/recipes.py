@@ -1,0 +1,68 @@
+"""Images per second of each distortion, as a ratio to `cifar10_tutorial`, in one process in turns.
+
+    python -m benchmarks.recipes [--data_dir=DIR] [--global_batch_size=128] [--only=affine,mixup]
+
+Each is a whole input: batches of the same training split in memory. Rounds alternate, so that a change of the machine's
+speed affects all; the ratio is computed per round, and its median is printed. A recipe's result may be larger than the
+24x24 of the tutorial's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from benchmarks import inputs, rounds
+from benchmarks.rounds import taking
+from pipeline.commands import commandline
+
+COMMAND = "benchmarks.recipes"
+_IMAGES = 24_000  # images to make, 4,000 of them in test
+BASE = "cifar10_tutorial"
+RECIPES = {
+    "pad_crop_flip": "pad_crop_flip",
+    "shift": "shift",
+    "flip": "flip",
+    "affine": "affine",
+    "cutout": "cutout",
+    "random_erasing": "random_erasing",
+    "color_jitter": "color_jitter",
+    "randaugment": "randaugment",
+    "normalize": "normalize",
+    "resize": "resize(height=24, width=24)",
+    "mixup": "normalize | mixup",
+    "cutmix": "normalize | cutmix",
+    "mixup_or_cutmix": "normalize | mixup_or_cutmix",
+    "composed": "affine | color_jitter | pad_crop_flip | cutout | mixup",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkConfig:
+    """What is measured."""
+
+    data_dir: str = ""  # CIFAR-10 as converted; default: random images of its shape, made for the run
+    global_batch_size: int = 128  # rows of a batch
+    rounds: int = 5  # rounds of each recipe
+    seconds: float = 1.0  # length of a round
+    only: str = ""  # some of the recipes, with commas between them; default: all
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints one line per recipe."""
+    config = commandline.parse(COMMAND, "Measure each distortion against cifar10_tutorial.", BenchmarkConfig, argv)
+    inputs.check_least(config, global_batch_size=2, rounds=1)
+    names = inputs.parts_of(config.only, RECIPES)
+    with inputs.data_set(config.data_dir, lambda folder: inputs.make_cifar(folder, _IMAGES)) as data_dir:
+        for name in names:
+            takes = [
+                taking(
+                    iter(inputs.train_input(data_dir, config.global_batch_size, distort=text)), config.global_batch_size
+                )
+                for text in (RECIPES[name], BASE)
+            ]
+            rounds.compare(RECIPES[name], takes[0], {BASE: takes[1]}, config.rounds, config.seconds)
+
+
+if __name__ == "__main__":
+    commandline.run(COMMAND, main)
