@@ -88,8 +88,8 @@ def input_fn(
       seed: of the order and the distortions.
       start_step: the global step to begin at; the steps before it are not read.
       epochs: the run's length, counted from step 0; None: endless when training, else 1.
-      distort: a recipe (`cifar10_tutorial`, `pad_crop_flip(pad=4)`, `shift(pixels=2)`, `none`; of PNG and JPEG also
-        `random_crop(size=224)` and `random_resized_crop(size=224)`), or a function of
+      distort: recipes by name, one after another (`cifar10_tutorial`, `pad_crop_flip(pad=4) | cutout(size=8) | mixup`,
+        `none`; docs/distortions.md has all; those that mix give labels float32 (rows, classes)), or a function of
         (images uint8 (rows, height, width, channels), keys uint64 (rows,)) that returns as many rows, with
         `pipeline.uniform(keys, draw)` for its random numbers: a key is a hash of (seed, epoch, record). It is called
         in evaluation, too. None: the images as stored, uint8.

@@ -40,7 +40,7 @@ def by_group(images: tf.Tensor, group: tf.Tensor, functions: Sequence[Distortion
         ) -> tuple[tf.Tensor, tf.Tensor]:
             some = lambda each: tf.slice(each, [first] + [0] * (each.shape.rank - 1), [block, *each.shape[1:]])  # noqa: E731
             given = kernels.computed(some(done))
-            made = function(given, *(kernels.computed(some(each)) for each in sorted_arguments))
+            made = kernels.computed(function(given, *(kernels.computed(some(each)) for each in sorted_arguments)))
             kept = tf.where((some(of_rows) == number)[:, None, None, None], made, given)
             return first + block, xla.dynamic_update_slice(done, kernels.computed(kept), [first, 0, 0, 0])
 

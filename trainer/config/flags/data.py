@@ -17,7 +17,7 @@ class DataFlags:
     train_split: str = "train"  # what to train on; slices such as train[1000:] work
     eval_split: str = "test"  # what to evaluate on; 'none' for no evaluation
     resize: str | None = None  # stretch every image to HxW, such as 32x32, before it is distorted
-    distort: str = "none"  # a recipe, such as cifar10_tutorial, shift(pixels=2) or random_resized_crop(size=32)
+    distort: str = "none"  # recipes, such as cifar10_tutorial, or 'pad_crop_flip(pad=4) | cutout(size=8) | mixup'
     on_corrupt: str = "raise"  # a corrupt record: raise an error that names it, or skip it (its row gets weight 0)
     max_corrupt: int = corruption.MAX_CORRUPT  # records that each worker may skip
 

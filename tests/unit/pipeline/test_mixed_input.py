@@ -1,0 +1,78 @@
+"""`input_fn` with recipes that mix rows: the same on any number of replicas, labels, padding, errors."""
+
+import numpy as np
+import pytest
+
+from pipeline import Shard, input_fn
+from pipeline.errors import UsageError
+from tests.datasets import write_dataset
+
+TEXT = "affine | pad_crop_flip(pad=2) | cutout(size=3) | mixup_or_cutmix(mixup_alpha=1.0, until_epoch=1)"
+OPTIONS = {"global_batch_size": 8, "training": True, "seed": 5, "epochs": 2, "distort": TEXT}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("made")
+    write_dataset(path, (20, 0, 9, 8), (12, 10, 3))
+    return path
+
+
+def taken(folder, **options):
+    return list(input_fn(folder, **{**OPTIONS, **options}).as_numpy_iterator())
+
+
+@pytest.fixture(scope="module", params=[1 << 30, 4000], ids=["in memory", "windows"])
+def window(request):
+    return {"shuffle_bytes": request.param}
+
+
+def test_rows_are_the_same_on_1_2_and_4_replicas(folder, window):
+    whole = taken(folder, **window)
+    assert len(whole) == 10
+    for replicas in (2, 4):
+        rows = 8 // replicas
+        for replica in range(replicas):
+            part = taken(folder, **window, shard=Shard(replica, replicas))
+            for got, expected in zip(part, whole, strict=True):
+                mine = slice(replica * rows, (replica + 1) * rows)
+                np.testing.assert_allclose(got[0], expected[0][mine], atol=2e-5)
+                np.testing.assert_array_equal(got[1], expected[1][mine])
+                np.testing.assert_array_equal(got[2], expected[2][mine])
+
+
+def test_labels_are_probabilities_until_an_epoch_and_padding_is_not_mixed(folder):
+    whole = taken(folder)
+    for step, (images, labels, weights) in enumerate(whole):
+        assert (images.dtype, labels.dtype, labels.shape) == (np.float32, np.float32, (8, 3))
+        np.testing.assert_allclose(labels.sum(axis=1), 1, atol=1e-6)
+        alone = (weights == 0) | (weights.reshape(4, 2)[:, ::-1].reshape(8) == 0)
+        assert (labels.max(axis=1)[alone | (step >= 5)] == 1).all()
+    assert sum((labels.max(axis=1) < 1).sum() for _, labels, _ in whole[:5]) > 10
+    again = taken(folder, start_step=3)
+    np.testing.assert_array_equal(again[0][1], whole[3][1])
+
+
+def test_an_evaluation_mixes_nothing_and_has_labels_of_the_same_shape(folder):
+    images, labels, _ = taken(folder, training=False, epochs=1)[0]
+    plain, classes, _ = taken(folder, training=False, epochs=1, distort="normalize")[0]
+    np.testing.assert_allclose(images, plain, atol=1e-6)
+    np.testing.assert_array_equal(labels, np.eye(3, dtype=np.float32)[classes])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"global_batch_size": 7},
+            "global_batch_size=7 gives each of 1 replicas 7, which is odd; nearest that work: 6 and 8",
+        ),
+        ({"shard": Shard(0, 8)}, "global_batch_size=8 gives each of 8 replicas 1, which is odd; nearest that work: 16"),
+        ({"streams": 8}, "streams=8 gives each 1 of global_batch_size=8, which is odd; nearest that work: 2 and 4"),
+    ],
+)
+def test_an_odd_number_of_rows_is_refused(folder, options, message):
+    with pytest.raises(UsageError, match=message):
+        input_fn(folder, **{**OPTIONS, "distort": "mixup", **options})
+    if "global_batch_size" not in options:
+        input_fn(folder, **{**OPTIONS, "distort": "mixup", **options, "training": False, "epochs": 1})
