@@ -91,11 +91,10 @@ class Batches:
         images, labels = examples.images, examples.labels
         if self.recipe.mixing:
             labels = tf.one_hot(labels, len(self.resolved.manifest.class_names))
+        distort = self._compiled if self.recipe.compiled else self._distorted
+        images = distort(images, epoch, records)
         if self.recipe.mixing and self.resolved.order.training:
             images, labels = self._mixed(images, labels, epoch, records, real)
-        else:
-            distort = self._compiled if self.recipe.compiled else self._distorted
-            images = distort(images, epoch, records)
         return {"image": images, **examples.features} if examples.features else images, labels
 
     @tf.function(jit_compile=True, autograph=False)
@@ -104,7 +103,6 @@ class Batches:
     ) -> Mixed:
         assert self.recipe is not None
         assert self.recipe.mixing is not None
-        images = self._distorted(images, epoch, records)
         return self.recipe.mixing.mix(images, labels, self._keys(epoch, records), epoch, real)
 
     @property

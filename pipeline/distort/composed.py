@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import ClassVar
 
 import tensorflow as tf
 
@@ -17,7 +19,7 @@ DRAWS = 64  # of a key, for each recipe: number i of them has the draws 64i to 6
 
 @dataclasses.dataclass(frozen=True)
 class Composed(Recipe):
-    """Recipes that follow each other.
+    """Recipes that follow each other, each an XLA function of its own.
 
     Attributes:
       names: as the user wrote them, for errors.
@@ -26,6 +28,8 @@ class Composed(Recipe):
     Raises:
       UsageError: they cannot follow each other so.
     """
+
+    compiled: ClassVar[bool] = False  # as a whole
 
     names: tuple[str, ...]
     recipes: tuple[Recipe, ...]
@@ -74,13 +78,13 @@ class Composed(Recipe):
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """See `Recipe.distort`."""
         for i, recipe in enumerate(self.recipes):
-            images = recipe.distort(kernels.computed(images), _keys(keys, i), statistics)
+            images = _applied(recipe, recipe.distort, images, _keys(keys, i), statistics)
         return images
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """See `Recipe.evaluate`."""
         for i, recipe in enumerate(self.recipes):
-            images = recipe.evaluate(kernels.computed(images), _keys(keys, i), statistics)
+            images = _applied(recipe, recipe.evaluate, images, _keys(keys, i), statistics)
         return images
 
 
@@ -93,7 +97,7 @@ class _Later:
 
     def mix(self, images: tf.Tensor, labels: tf.Tensor, keys: tf.Tensor, epoch: tf.Tensor, real: tf.Tensor) -> Mixed:
         """See `Mixing.mix`."""
-        return self.mixing.mix(kernels.computed(images), labels, _keys(keys, self.place), epoch, real)
+        return self.mixing.mix(images, labels, _keys(keys, self.place), epoch, real)
 
 
 def cropping_of(recipe: Recipe | None) -> CroppingRecipe | None:
@@ -101,6 +105,19 @@ def cropping_of(recipe: Recipe | None) -> CroppingRecipe | None:
     if isinstance(recipe, Composed):
         return recipe.cropping
     return recipe if isinstance(recipe, CroppingRecipe) else None
+
+
+def _applied(
+    recipe: Recipe,
+    function: Callable[..., tf.Tensor],
+    images: tf.Tensor,
+    keys: tf.Tensor,
+    statistics: ImageStatistics,
+) -> tf.Tensor:
+    """Returns what a function of a recipe gives, compiled by itself where the recipe is compiled."""
+    call = functools.partial(function, statistics=statistics)
+    applied: tf.Tensor = (kernels.separate(call) if recipe.compiled else call)(images, keys)
+    return applied
 
 
 def _keys(keys: tf.Tensor, place: int) -> tf.Tensor:

@@ -11,6 +11,7 @@ any number of rows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -78,6 +79,15 @@ def normalise(images: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
     """Returns float32 images with the training images' mean and standard deviation taken out, channel by channel."""
     std = tf.maximum(tf.constant(statistics.std, tf.float32), 1e-3)  # a channel that never varies
     return (tf.cast(images, tf.float32) - tf.constant(statistics.mean, tf.float32)) / std
+
+
+def separate(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function as an XLA function of its own, unless it is called inside another.
+
+    In one function XLA fuses what makes pixels into each place that reads one, and computes it again there.
+    """
+    compiled: Callable[..., Any] = tf.function(function, jit_compile=True, autograph=False)
+    return compiled
 
 
 def computed(images: tf.Tensor) -> tf.Tensor:

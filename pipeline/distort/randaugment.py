@@ -8,7 +8,9 @@ is bilinear here.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from typing import ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -27,14 +29,8 @@ OPERATIONS = (
 MOST = 30  # the greatest magnitude
 _MOST_SHEAR, _MOST_SHIFT, _MOST_DEGREES, _MOST_FACTOR = 0.3, 150 / 331, 30.0, 0.9
 _MOST_BITS = 4  # that posterize takes
-_FAMILIES = (  # which are computed together; the others are cheap
-    ("shear_x", "shear_y", "translate_x", "translate_y", "rotate"),
-    ("brightness", "color", "contrast", "auto_contrast"),
-    ("sharpness",),
-    ("equalize",),
-    ("identity", "posterize", "solarize"),
-)
-_FAMILY = [next(i for i, names in enumerate(_FAMILIES) if name in names) for name in OPERATIONS]
+_FEW = ("sharpness", "equalize")  # computed for their rows alone
+_GROUP = [_FEW.index(name) if name in _FEW else len(_FEW) for name in OPERATIONS]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +44,8 @@ class RandAugment(Augmentation):
       m: their magnitude, 0 to 30.
       fill: what moves in, a pixel's value.
     """
+
+    compiled: ClassVar[bool] = False  # as a whole: in parts
 
     n: int = 2
     m: int = 9
@@ -65,9 +63,8 @@ class RandAugment(Augmentation):
         """See `Recipe.distort`."""
         del statistics
         for number in range(self.n):
-            operation = kernels.random_below(len(OPERATIONS), keys, 2 * number)
-            sign = tf.where(hashing_tf.uniform(keys, 2 * number + 1) < 0.5, -1.0, 1.0)
-            images = self.apply(images, operation, tf.cast(sign, tf.float64))
+            operation, sign = kernels.separate(functools.partial(_drawn, number))(keys)
+            images = self.apply(images, operation, sign)
         return images
 
     def apply(self, images: tf.Tensor, operation: tf.Tensor, sign: tf.Tensor) -> tf.Tensor:
@@ -78,17 +75,33 @@ class RandAugment(Augmentation):
           operation: int32 (rows,), of OPERATIONS.
           sign: float64 (rows,), 1 or -1.
         """
-        part = self.m / MOST
-        factor = 1.0 + sign * (_MOST_FACTOR * part)
-        move = lambda some, _, __, matrix: kernels.transform(some, matrix, self.fill)  # noqa: E731
-        maps = _maps(operation, sign * part, (images.shape[1], images.shape[2]))
-        functions = (move, _recoloured, _sharpened, _equalized)
-        images = by_group(images, tf.gather(_FAMILY, operation), functions, operation, factor, maps)
+        for part in (self._moved, self._recoloured, self._others):
+            images = kernels.separate(part)(images, operation, sign)
+        return images
+
+    def _moved(self, images: tf.Tensor, operation: tf.Tensor, sign: tf.Tensor) -> tf.Tensor:
+        maps = _maps(operation, sign * (self.m / MOST), (images.shape[1], images.shape[2]))
+        return kernels.transform(images, maps, self.fill)
+
+    def _recoloured(self, images: tf.Tensor, operation: tf.Tensor, sign: tf.Tensor) -> tf.Tensor:
+        return _recoloured(images, operation, self._factor(sign))
+
+    def _others(self, images: tf.Tensor, operation: tf.Tensor, sign: tf.Tensor) -> tf.Tensor:
+        images = by_group(images, tf.gather(_GROUP, operation), (_sharpened, _equalized), self._factor(sign))
         each = lambda *names: _is(operation, *names)[:, None, None, None]  # noqa: E731
-        bits = round(_MOST_BITS * part)
+        bits = round(_MOST_BITS * self.m / MOST)
         images = tf.where(each("posterize"), images & (256 - (1 << bits)), images)
-        threshold = math.ceil(255 * (1 - part))
+        threshold = math.ceil(255 * (1 - self.m / MOST))
         return tf.where(each("solarize") & (images >= threshold), 255 - images, images)
+
+    def _factor(self, sign: tf.Tensor) -> tf.Tensor:
+        return 1.0 + sign * (_MOST_FACTOR * self.m / MOST)
+
+
+def _drawn(number: int, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the operation of each row, int32, and its direction, float64 1 or -1."""
+    sign = tf.where(hashing_tf.uniform(keys, 2 * number + 1) < 0.5, -1.0, 1.0)
+    return kernels.random_below(len(OPERATIONS), keys, 2 * number), tf.cast(sign, tf.float64)
 
 
 def _is(operation: tf.Tensor, *names: str) -> tf.Tensor:
@@ -118,10 +131,11 @@ def _maps(operation: tf.Tensor, part: tf.Tensor, size: tuple[int, int]) -> tf.Te
     return tf.where(_is(operation, "rotate")[:, None, None], rotated, other)
 
 
-def _recoloured(images: tf.Tensor, operation: tf.Tensor, factor: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+def _recoloured(images: tf.Tensor, operation: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     """Returns images multiplied, away from their own grey or the image's mean one, or stretched to 0..255."""
     channels = images.shape[3]
     stretched = _is(operation, "auto_contrast")
+    factor = tf.where(_is(operation, "brightness", "color", "contrast"), factor, 1.0)
     least, most = (tf.cast(kernels.over_pixels(images, end), tf.float64) for end in (tf.reduce_min, tf.reduce_max))
     stretch = tf.where(stretched[:, None] & (most > least), 255.0 / tf.maximum(most - least, 1.0), 1.0)
     least = tf.where(stretched[:, None] & (most > least), least, 0.0)
@@ -137,7 +151,7 @@ def _recoloured(images: tf.Tensor, operation: tf.Tensor, factor: tf.Tensor, _: t
     return kernels.mix_channels(images, matrix, tf.repeat(offset[:, None], channels, axis=1))
 
 
-def _sharpened(images: tf.Tensor, _: tf.Tensor, factor: tf.Tensor, __: tf.Tensor) -> tf.Tensor:
+def _sharpened(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     """Returns images moved away from their smoothed selves, or towards them; their borders stay, as in Pillow.
 
     Smoothed is a pixel 5 times and its eight neighbours, by 13.

@@ -11,7 +11,9 @@ def run(text, images, keys, training=True):
     recipe = make_recipe(text)
     recipe.check(images.shape[1:])
     function = recipe.distort if training else recipe.evaluate
-    compiled = tf.function(lambda i, k: function(i, k, STATISTICS), jit_compile=True, autograph=False)
+    compiled = tf.function(
+        lambda i, k: function(i, k, STATISTICS), jit_compile=recipe.compiled or None, autograph=False
+    )
     return compiled(tf.constant(images), tf.constant(keys)).numpy()
 
 

@@ -62,7 +62,7 @@ def expected(operation, image, m, sign, fill):
 def test_each_operation_is_its_definition(m, sign, shape):
     images = np.repeat(reference.images_of(7, *shape), len(OPERATIONS), axis=0)
     operations = np.tile(np.arange(len(OPERATIONS), dtype=np.int32), 7)
-    apply = tf.function(RandAugment(m=m, fill=99).apply, jit_compile=True, autograph=False)
+    apply = tf.function(RandAugment(m=m, fill=99).apply, autograph=False)
     got = apply(images, operations, np.full(len(images), float(sign))).numpy()
     for image, number, out in zip(images, operations, got, strict=True):
         wanted, atol = expected(OPERATIONS[number], image, m, sign, 99)
@@ -72,7 +72,7 @@ def test_each_operation_is_its_definition(m, sign, shape):
 def test_each_row_gets_the_operations_that_it_draws():
     images, keys = reference.images_of(40, 9, 9), reference.keys_of(40)
     got = run("randaugment(n=2, m=20)", images, keys)
-    one = tf.function(RandAugment(n=1, m=20).apply, jit_compile=True, autograph=False)
+    one = tf.function(RandAugment(n=1, m=20).apply, autograph=False)
     wanted = images
     for layer in range(2):
         operations = np.array([below(14, key, 2 * layer) for key in keys], np.int32)
