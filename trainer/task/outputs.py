@@ -20,7 +20,7 @@ def classes_of(model: keras.Model, data: DataSpec) -> tuple[str, ...] | None:
     if not isinstance(labels, tf.TensorSpec):
         return None
     numbers = labels.dtype.is_integer and labels.shape.rank == 1
-    mixed = labels.shape.as_list() == [None, len(data.class_names)] and bool(data.class_names)
+    mixed = labels.dtype.is_floating and labels.shape.as_list() == [None, len(data.class_names) or -1]
     if not (numbers or mixed) or not isinstance(shape, tuple) or len(shape) != 2 or not isinstance(shape[1], int):
         return None
     names = data.class_names or tuple(map(str, range(shape[1])))

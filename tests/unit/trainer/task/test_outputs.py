@@ -26,6 +26,7 @@ def spec(shape=(None,), dtype=tf.int64, names=NAMES):
         (1, spec(names=("one",)), None),
         (3, spec(dtype=tf.float32), None),
         (3, spec((None, 3)), None),
+        (3, spec((None, 3), dtype=tf.float32), NAMES),  # mixed
         (3, DataSpec(tf.TensorSpec((None, 4)), {"label": tf.TensorSpec((None,), tf.int64)}, NAMES), None),
     ],
 )
