@@ -30,6 +30,13 @@ def tf_configs(count: int) -> list[str]:
     return [json.dumps({"cluster": {"worker": addresses}, "task": task}) for task in tasks]
 
 
+def start_workers_by_flags(data_dir: Path, model_dirs: Sequence[Path], *flags: str) -> list[forked.Process]:
+    """Starts the workers that `start_workers` does, by the classic flags instead of TF_CONFIG."""
+    hosts = ",".join(f"localhost:{port}" for port in free_ports(len(model_dirs)))
+    flags = ("--strategy=multiworker", f"--worker_hosts={hosts}", "--job_name=worker", *flags)
+    return [start(data_dir, folder, *flags, f"--task_id={index}") for index, folder in enumerate(model_dirs)]
+
+
 def start_workers(data_dir: Path, model_dirs: Sequence[Path], *flags: str) -> list[forked.Process]:
     """Starts a worker for each model_dir, with --strategy=multiworker."""
     flags, configs = ("--strategy=multiworker", *flags), tf_configs(len(model_dirs))

@@ -1,4 +1,4 @@
-"""Two workers on this machine by TF_CONFIG: training, signals, kills, a lost peer, resuming. Real processes."""
+"""Two workers on this machine, by TF_CONFIG or the classic flags: training, signals, kills, a lost peer, resuming. Real processes."""
 
 import random
 import re
@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.runs import checkpoint_bytes, finish, start, start_workers, wait_for_step
+from tests.runs import checkpoint_bytes, finish, start, start_workers, start_workers_by_flags, wait_for_step
 
 STEPS = 120
 FLAGS = (
@@ -53,7 +53,7 @@ def test_stopped_by_a_signal_then_losing_the_chief_then_going_on(digits, tmp_pat
     assert code == 75
     assert re.fullmatch(LOST, err), err
 
-    chief, other = finish(*start_workers(digits, [tmp_path] * 2, *FLAGS))
+    chief, other = finish(*start_workers_by_flags(digits, [tmp_path] * 2, *FLAGS))
     assert (chief[0], other[0]) == (0, 0)
     assert f"resumed from {tmp_path}/ckpt-" in chief[1]
     assert checkpoint_bytes(tmp_path, STEPS) == uninterrupted

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 
 from pipeline.errors import UsageError
+from trainer.cluster.tf_config import VARIABLE
 from trainer.config.flags.cluster import ClusterFlags
 
-SOURCE = "--worker_hosts and the like"  # what messages call it
+SOURCE = "--worker_hosts"  # what messages call it
 
 
 def tf_config(flags: ClusterFlags, strategy: str) -> str:
@@ -18,7 +20,7 @@ def tf_config(flags: ClusterFlags, strategy: str) -> str:
       strategy: without parameter servers, every process is a worker.
 
     Raises:
-      UsageError: they do not say which process this is.
+      UsageError: they do not say which process this is, or the environment's TF_CONFIG says something else.
     """
     hosts = flags.hosts
     lists = {"chief": hosts(flags.chief_host), "worker": hosts(flags.worker_hosts), "ps": hosts(flags.ps_hosts)}
@@ -33,8 +35,12 @@ def tf_config(flags: ClusterFlags, strategy: str) -> str:
         )
     if job not in jobs:
         raise UsageError(f"--job_name={job} with --strategy={strategy}: must be {' or '.join(jobs)}")
-    if flags.task_index is None and len(jobs[job]) > 1:
-        raise UsageError(
-            f"--job_name={job}: say which of its {len(jobs[job])} processes this is: --task_index=0 and up"
-        )
-    return json.dumps({"cluster": jobs, "task": {"type": job, "index": flags.task_index or 0}})
+    index, count = flags.task_index, len(jobs[job])
+    if index is None and count > 1:
+        raise UsageError(f"--job_name={job}: say which of its {count} processes this is: --task_index=0 and up")
+    if index is not None and index >= count:
+        raise UsageError(f"--task_index={index}: --job_name={job} has {count}, numbered from 0")
+    text = json.dumps({"cluster": jobs, "task": {"type": job, "index": index or 0}})
+    if os.environ.get(VARIABLE, "").strip() not in ("", text):  # equal: set by an earlier run in this process
+        raise UsageError(f"--worker_hosts={flags.worker_hosts} and {VARIABLE}: give one of them")
+    return text

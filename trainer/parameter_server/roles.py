@@ -81,8 +81,6 @@ def of(flags: ClusterFlags) -> Roles:
       UsageError: neither names a cluster, both do, or it cannot be used.
     """
     text = os.environ.get(tf_config.VARIABLE, "").strip()
-    if flags.given and text:
-        raise UsageError(f"--worker_hosts={flags.worker_hosts} and {tf_config.VARIABLE}: give one of them")
     if flags.given:
         return _parsed(hosts.tf_config(flags, PARAMETER_SERVER), hosts.SOURCE)
     if not text:

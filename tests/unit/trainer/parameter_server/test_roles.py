@@ -58,7 +58,7 @@ def test_tf_config(monkeypatch):
         (["--worker_hosts=a:1", "--job_name=worker"], "needs --ps_hosts="),
         (CLASSIC, "say which process this is: --job_name="),
         ([*CLASSIC, "--job_name=worker"], "say which of its 2 processes this is"),
-        ([*CLASSIC, "--job_name=worker", "--task_index=2"], "task index 2, but worker has 2"),
+        ([*CLASSIC, "--job_name=worker", "--task_index=2"], "--task_index=2: --job_name=worker has 2, numbered from 0"),
         ([*CLASSIC, "--job_name=chief"], "needs --chief_host="),
         ([*CLASSIC, "--job_name=pss"], "did you mean 'ps'"),
         (["--worker_hosts=a:1,a", "--ps_hosts=c:3", "--job_name=ps"], "worker 'a' is not host:port"),
