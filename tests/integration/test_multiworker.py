@@ -1,4 +1,4 @@
-"""Two workers on this machine, by TF_CONFIG or the classic flags: training, signals, kills, a lost peer, resuming. Real processes."""
+"""Two workers on this machine: training, signals, kills, a lost peer, resuming. Real processes."""
 
 import random
 import re
