@@ -87,7 +87,8 @@ def _recipe(resolved: ResolvedRequest) -> Recipe | None:
         raise UsageError(f"distort={distort!r}: must be a recipe's name, a function of (images, keys), or None")
     recipe = make_recipe("none" if distort is None else distort)
     cropping = cropping_of(recipe)
-    channels = resolved.manifest.features["image"].shape[2] or 3
+    image = resolved.manifest.features.get("image")
+    channels = (image.shape[2] if image else None) or 3
     recipe.check((*cropping.crop(True).size, channels) if cropping else resolved.image_shape or (0, 0, 0))
     if recipe.mixing and not resolved.manifest.class_names:
         raise UsageError(f"distort={distort!r}: mixes labels, but the data set's manifest has no class_names")

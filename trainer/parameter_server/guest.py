@@ -111,6 +111,8 @@ class _Guest:
             while isinstance(answer := await messages.read_answer(reader), str):
                 self._awaited = answer
             return answer
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                messages.write_waits_no_longer(writer)
             writer.close()
             raise

@@ -36,7 +36,12 @@ class Host:
     """
 
     def __init__(
-        self, roles: Roles, expected: Callable[[Task], Description], port: socket.socket, say: Callable[[str], None]
+        self,
+        roles: Roles,
+        expected: Callable[[Task], Description],
+        port: socket.socket,
+        timeout: float,
+        say: Callable[[str], None],
     ) -> None:
         """Serves nobody yet.
 
@@ -44,10 +49,11 @@ class Host:
           roles: the processes.
           expected: what has to be equal in a process.
           port: listens on the chief's address.
+          timeout: seconds to wait for all.
           say: prints a line.
         """
         self.lost: Task | None = None
-        self._roles, self._expected, self._port, self._say = roles, expected, port, say
+        self._roles, self._expected, self._port, self._timeout, self._say = roles, expected, port, timeout, say
         self._present: dict[Task, tuple[Hello, asyncio.StreamWriter]] = {}
         self._changed = threading.Condition()
         self._error: PipelineError | None = None
@@ -71,18 +77,18 @@ class Host:
         self._thread.join()
         self._loop.close()
 
-    def wait(self, timeout: float) -> None:
+    def wait(self) -> None:
         """Waits until all are there, and lets them begin; says every now and then for whom it waits.
 
         Raises:
           UsageError: a process differs from the chief.
           RerunError: one did not come in time.
         """
-        end, pause = time.monotonic() + timeout, _FIRST_NOTICE_SECONDS
+        end, pause = time.monotonic() + self._timeout, _FIRST_NOTICE_SECONDS
         with self._changed:
             while not self._changed.wait_for(lambda: self._error or self._begun, min(pause, end - time.monotonic())):
                 if time.monotonic() >= end:
-                    self._error = late(self._absent(), timeout)
+                    self._error = late(self._absent(), self._timeout)
                     break
                 self._say(f"waiting for {self._absent()}")
                 pause = NOTICE_SECONDS
@@ -152,9 +158,10 @@ class Host:
                 self._present[task] = hello, writer
                 self._starts[task] += 1
                 self._came(task, writer)
-            with contextlib.suppress(OSError):
-                await reader.read(1)  # until it is gone, or waits no longer
+            waits_no_longer = await messages.waits_no_longer(reader)  # or it is gone
             with self._changed:
+                if waits_no_longer:  # it will not be there for the others
+                    self._fail(late(self._absent(), self._timeout))
                 del self._present[task]
                 self._left(task)
 

@@ -72,8 +72,8 @@ def run(
     output.live.phase("")
     heartbeat.phase("waiting for all processes")
     port = ports.listen_at(roles.address(chief), roles.name(chief), roles.source)
-    with Host(roles, expected_of, port, output.line) as host:
-        host.wait(config.run.join_timeout)
+    with Host(roles, expected_of, port, config.run.join_timeout, output.line) as host:
+        host.wait()
         with _in_one_line(host):
             return _Run(config, plan, roles, interrupt, task, output, heartbeat, host).run()
 

@@ -40,9 +40,10 @@ def test_resize_is_bilinear_and_antialiased_within_rounding(shape, size):
     got = run(text, images, KEYS)
     assert (got.dtype, got.shape) == (np.uint8, (6, *size, shape[2]))
     expected = np.einsum("oh,bhwc,pw->bopc", line(shape[0], size[0]), images, line(shape[1], size[1]))
-    assert np.abs(got - expected).max() < 0.6
+    # Half a level, and the rounding of the weights and between the passes.
+    assert np.abs(got - expected).max() < 0.65
     official = tf.image.resize(images, size, antialias=True).numpy()
-    assert np.abs(got - official).max() < 0.6
+    assert np.abs(got - official).max() < 0.65
     np.testing.assert_array_equal(run(text, images, KEYS, training=False), got)
 
 
