@@ -178,6 +178,7 @@ def seconds_per_step(line, tmp_path, needed):
     return float(re.search(r"^step 30, .*; (\d+\.\d+) sec/batch\)$", out, re.M)[1]), int(dropped[1]) if dropped else 0
 
 
+@pytest.mark.slow
 def test_a_slow_worker_holds_nobody_up(line, tmp_path):
     all_of_them, none_dropped = seconds_per_step(line, tmp_path / "all", 3)
     all_but_one, some_dropped = seconds_per_step(line, tmp_path / "but-one", 2)

@@ -170,7 +170,7 @@ def test_a_slow_source_bounds_the_input(folders, monkeypatch):
     real = OpenFile.read_into
 
     def read_into(self, view, offset):
-        time.sleep(PAUSE)
+        time.sleep(4 * PAUSE)  # more than the checks take on a busy machine
         real(self, view, offset)
 
     monkeypatch.setattr(OpenFile, "read_into", read_into)
