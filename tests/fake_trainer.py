@@ -29,8 +29,9 @@ def read(path):
 
 
 def write(path, number):
-    path.with_suffix(".new").write_text(str(number))
-    path.with_suffix(".new").replace(path)
+    new = path.with_suffix(f".{os.getpid()}")  # two workers may save at the same time
+    new.write_text(str(number))
+    new.replace(path)
 
 
 def main():

@@ -130,16 +130,25 @@ def test_there_is_a_last_restart(launch):
     assert err.count("again in") == 2
 
 
-def test_the_cause_comes_before_what_followed_from_it(launch):
-    """Worker 0 says that it lost another one and ends, while the other still dies."""
-    lost = {"do": "exit", "at": 5, "code": 75, "say": "trainer.run: lost another worker (gone); rerun"}
-    cause = {"do": "exit", "at": 7, "code": 1, "say": "shard 3 is corrupt"}
-    code, _, err = launch("--num_workers=2", plan={"worker 0": [lost], "worker 1": [cause]}).end()
-    assert code == 1
+@pytest.mark.parametrize(
+    ("code", "said", "at"),
+    [
+        (75, "lost another worker (gone); rerun", 7),
+        (75, "lost the chief (host:1); rerun", 150),
+        (1, "the job has ended: shard 3 is corrupt", 150),
+    ],
+)
+def test_the_cause_comes_before_what_followed_from_it(launch, code, said, at):
+    """Worker 0 says that another one ended and ends, while the other, up to 3 s later, still dies."""
+    followed = {"do": "exit", "at": 5, "code": code, "say": f"trainer.run: {said}"}
+    cause = {"do": "exit", "at": at, "code": 1, "say": "trainer.run: shard 3 is corrupt"}
+    ended, _, err = launch("--num_workers=2", plan={"worker 0": [followed], "worker 1": [cause]}, steps=300).end()
+    assert ended == 1
     lines = err.splitlines()
-    first = next(i for i, line in enumerate(lines) if "worker 1 (process" in line)
+    first = next(i for i, line in enumerate(lines) if "(process" in line)
+    assert lines[first].startswith("trainer.launch: worker 1 ")
     assert "shard 3 is corrupt" in lines[first]
-    assert first < next(i for i, line in enumerate(lines) if "lost another worker" in line)
+    assert first < next(i for i, line in enumerate(lines) if said in line)
 
 
 @pytest.mark.parametrize("how", ["stop", "hang"])

@@ -215,6 +215,21 @@ def test_a_process_with_other_flags_ends_all(digits, tmp_path):
         assert re.fullmatch(rf"trainer.run: {said}", err), err
 
 
+def test_a_corrupt_record_is_named_and_ends_all(line, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(line, broken)
+    shard = next(broken.glob("train-*.tfrecord"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    outcomes = Job(2, 1, broken, tmp_path / "run", *LINE, "--epochs=1").finish()
+    assert_all_ended(outcomes, 1)
+    said = rf"{re.escape(str(shard))}, record \d+: corrupt or cut; .*\n"
+    for name, (_, _, err) in outcomes.items():
+        ended = "" if name == "chief 0" else "the job has ended: "
+        assert re.fullmatch(f"trainer.run: {ended}{said}", err), (name, err)
+
+
 def test_who_does_not_come_is_named(digits, tmp_path):
     job = Job(1, 1, digits, tmp_path, "--join_timeout=25")
     job.processes.pop("ps 0").kill()

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.distribute.coordinator.cluster_coordinator import ClosureAbortedError, ClosureInputError
 
 from trainer.cluster import failures
 
 _ROOT_SECONDS = 1.0  # in which the error comes that had others cancelled
+_WRAPPERS = (ClosureAbortedError, ClosureInputError)  # around the error of what a function needed, such as its input
 _MOST_RETRIES = 5  # of functions that failed because a worker was lost, without a result in between
 
 
@@ -65,8 +67,8 @@ class Closures:
     def _schedule(self, call: _Call) -> None:
         try:
             remote = self._coordinator.schedule(call.function, args=call.arguments)
-        except tf.errors.OpError as error:  # of a function that was scheduled before
-            self._results.put((call, None, error))
+        except (tf.errors.OpError, *_WRAPPERS) as error:  # of a function that was scheduled before
+            self._results.put((call, None, _original(error)))
             return
         # A thread of its own, which does not keep the process from ending where a worker never comes back.
         threading.Thread(target=self._fetch, args=(call, remote), daemon=True).start()
@@ -75,7 +77,7 @@ class Closures:
         try:
             self._results.put((call, remote.fetch(), None))
         except Exception as error:  # it is raised in the main thread
-            self._results.put((call, None, error))
+            self._results.put((call, None, _original(error)))
 
     def _retry(self, call: _Call, error: Exception) -> None:
         """Schedules again what was cancelled or lost."""
@@ -99,6 +101,11 @@ class Closures:
             self._results.put((other, result, None))
         for other, _ in failed:
             self._schedule(other)
+
+
+def _original(error: Exception) -> Exception:
+    """Returns the error inside TensorFlow's wrappers."""
+    return error.original_exception if isinstance(error, _WRAPPERS) else error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,7 @@ from trainer.launching.local.stopping import Stopping
 
 _TICK = 0.05  # seconds
 _GATHERED = 0.5  # seconds after the first failure in which others are seen that may have come before it
+_AWAITED = 10.0  # seconds, likewise, while only those have ended that followed another: it may take long to end
 _BROKEN = 5.0  # seconds that processes whose peer is gone have to end: they cannot save
 _PREEMPTED = 30.0  # seconds at most, where the first process ended with 75: the others may be saving
 
@@ -94,9 +95,7 @@ class Attempt:
 
     def _failed(self) -> Outcome:
         """Finds the cause, says it before all that followed from it, and ends the others."""
-        end = time.monotonic() + _GATHERED
-        while self._group.running and time.monotonic() < end:
-            self._tick()
+        self._gather()
         first = causes.first(self._group.processes, self._group.failed)
         if first.ending is None:
             first.kill(f"gave no sign of life for {first.listener.unheard:.0f} s")
@@ -112,6 +111,15 @@ class Attempt:
         grace = min(_PREEMPTED, self._stop_timeout) if cause.ending.code == EXIT_RERUN else _BROKEN
         self._end(self._group.running, grace)
         return Outcome("failed", cause)
+
+    def _gather(self) -> None:
+        """Waits until the process that failed first is known, as far as that can be."""
+        began, group = time.monotonic(), self._group
+        while group.running:
+            passed = time.monotonic() - began
+            if passed >= (_AWAITED if causes.is_awaited(group.processes, group.failed) else _GATHERED):
+                break
+            self._tick()
 
     def _stopped(self) -> Outcome:
         """Lets the group save and end, as the user wants."""

@@ -9,9 +9,7 @@ from pipeline.errors import EXIT_RERUN
 from trainer.launching.local.ending import Ending
 from trainer.launching.local.process import Process, Task
 
-LOST = re.compile(
-    r"trainer\.run: (lost |the job has ended: lost )"
-)  # the line of a trainer that has lost another process
+LOST = re.compile(r"trainer\.run: (lost |the job has ended: )")  # the line of a trainer that ends with another process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +54,9 @@ class Cause:
 def first(processes: list[Process], failed: list[Process]) -> Process:
     """Returns the process that failed first.
 
-    A process that lost a peer says so, and ends with 75. What it lost may have been killed, or ended with another code;
-    or, if it is stopped or hangs, it may still be there and miss its heartbeats.
+    A process that lost a peer says so, and ends with 75, or with the code of the one that ended the job. That one may
+    have been killed, or ended with another code; or, if it is stopped or hangs, it may still be there and miss its
+    heartbeats.
 
     Args:
       processes: of the group.
@@ -67,15 +66,19 @@ def first(processes: list[Process], failed: list[Process]) -> Process:
     return min(own, key=_rank_of_ending, default=None) or _silent(processes) or failed[0]
 
 
+def is_awaited(processes: list[Process], failed: list[Process]) -> bool:
+    """Whether the process that failed first is still to end: all that have ended followed another one."""
+    return all(map(_followed, failed)) and _silent(processes) is None
+
+
 def _rank_of_ending(process: Process) -> bool:
     assert process.ending is not None
     return process.ending.code == EXIT_RERUN
 
 
 def _followed(process: Process) -> bool:
-    """Whether it ended since it lost another one."""
-    assert process.ending is not None
-    return process.ending.code == EXIT_RERUN and any(map(LOST.search, process.err.last))
+    """Whether it ended since another one did."""
+    return any(map(LOST.search, process.err.last))
 
 
 def _silent(processes: list[Process]) -> Process | None:
