@@ -8,28 +8,25 @@ from collections.abc import Sequence
 from pipeline.errors import RerunError
 from trainer import description, loop
 from trainer.actions import announcing
-from trainer.actions import best as bests
 from trainer.actions import compose as composed
-from trainer.actions.best import Best
-from trainer.actions.checkpoints import Checkpoints
 from trainer.actions.evaluation import Evaluation, Evaluator
 from trainer.actions.evaluations import Evaluations
 from trainer.actions.feeding import Feed
 from trainer.actions.heartbeat import Heartbeat
+from trainer.actions.keeping import Keeper
 from trainer.actions.kubeflow import Reporter
 from trainer.actions.live import LiveLine
 from trainer.actions.metrics import Metrics
 from trainer.actions.output import Output
 from trainer.actions.profile import Profiler
-from trainer.actions.ranking import Ranking
-from trainer.actions.remembered import LossAverages, Remembered
+from trainer.actions.remembered import LossAverages
 from trainer.actions.status import Status
 from trainer.cluster import failures, rendezvous, runtime, strategies
 from trainer.cluster.agreement import Agreement
 from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
-from trainer.loop import Action, NotFiniteError, Progress
+from trainer.loop import Action, Progress
 from trainer.plan import Plan
 from trainer.step import compose, schedules, state
 from trainer.task import data_spec
@@ -97,12 +94,8 @@ class _Run:
         self.task = task(config, data_spec.of(plan.training))
         self.state = state.create(self.strategy, config, self.task, schedule)
         self.stepper = compose.stepper(self.strategy, self.state, config)
-        flags, spec = config.steps, plan.training.spec
-        ranking = Ranking(flags.keep_best, flags.early_stopping, flags.best_metric, flags.best_mode)
-        remembered: dict[str, Remembered] = {"averages": LossAverages(self.stepper)}
-        remembered |= {bests.NAME: ranking} if flags.ranks else {}
-        self.checkpoints = Checkpoints(self.state, spec, steps_per_epoch, config, cluster, self.output, remembered)
-        self.best = Best(ranking, self.checkpoints, config.run.model_dir, cluster.is_chief) if flags.ranks else None
+        remembered = {"averages": LossAverages(self.stepper)}
+        self.keeper = Keeper(config, plan, cluster, self.state, output, heartbeat, remembered)
         self.feed = Feed(config, plan, cluster, self.stepper)
         self.judge = Judge(config, plan, self.stepper)
         self.reporter = Reporter(plan.last_step, cluster.is_chief, output.line)
@@ -111,54 +104,43 @@ class _Run:
 
     def run(self) -> Evaluation | None:
         """Restores or initializes, trains, evaluates."""
-        restored = self.checkpoints.restore()
+        restored = self.keeper.restore()
         self.agreement.check_equal("the step to resume from", self.state.step)
-        if restored is None:
-            self._initialize()
-        if self.best:
-            self.best.resume(self.state.step)
+        self.keeper.begin(self.strategy, restored)
         announcing.say_start(self.output, self.config, self.plan, self.stepper, restored)
         self.metrics = Metrics(self.config, self.task, self.state.step, self.cluster.is_chief)
         evaluations = self._evaluations()
-        if self.state.step < self.plan.last_step and not self._ends_early():
+        if self.state.step < self.plan.last_step and not self.keeper.ends_early:
             self._train(evaluations)
         result = self._evaluate_at_end(evaluations) if evaluations else None
         self.heartbeat.phase("finishing")
         self.reporter.end(self.state.step)
-        self._say_end()
+        self.keeper.say_end(self.metrics.events.folder)
         if self.cluster.is_chief:
             self.task.after_train(self.state.model, result)
         self._say_verdict()
         self.agreement.wait()
         return result
 
-    def _initialize(self) -> None:
-        with self.strategy.scope():
-            self.task.initialize(self.state.model)
-        if self.state.averages:
-            self.state.averages.reset()
-
     def _train(self, evaluations: Evaluations | None) -> None:
         start, last, flags = self.state.step, self.plan.last_step, self.config.steps
         names = lambda: self.stepper.value_names  # noqa: E731
         events = self.metrics.events
         profiler = Profiler(self.config.output.profiled, events.folder, self.cluster.is_chief)
-        with self.feed.inner_loop(start) as inner_loop, self.interrupt.deferred(), profiler:
+        deferred, named = self.interrupt.deferred(), self.keeper.naming_the_way_back()
+        with self.feed.inner_loop(start) as inner_loop, deferred, profiler, named:
             actions = [Action(0, self._answer), *composed.actions(self._parts(evaluations)), *profiler.actions()]
             actions.append(self.reporter.action())
             self.output.live.phase("compiling the step")
-            try:
-                if evaluations and not evaluations.before(start, flags.eval_every):
-                    raise self._stopped("evaluation")
-                stopped = self._ends_early() or loop.train(
-                    inner_loop, start, last, flags.steps_per_loop, actions, self._agree, names, self._watch
-                )
-                if self.config.output.headspace:
-                    self.judge.batch = next(self.feed.iterator)
-                self._save()
-            except NotFiniteError as error:
-                raise NotFiniteError(f"{error}; {self.checkpoints.way_back()}") from None
-        if stopped and not self._ends_early():
+            if evaluations and not evaluations.before(start, flags.eval_every):
+                raise self._stopped("evaluation")
+            stopped = self.keeper.ends_early or loop.train(
+                inner_loop, start, last, flags.steps_per_loop, actions, self._agree, names, self._watch
+            )
+            if self.config.output.headspace:
+                self.judge.batch = next(self.feed.iterator)
+            self.keeper.save()
+        if stopped and not self.keeper.ends_early:
             raise self._stopped("training")
 
     def _watch(self, progress: Progress) -> None:
@@ -178,14 +160,8 @@ class _Run:
             self.output,
             self.metrics,
             evaluations.during if evaluations else None,
-            self._save,
+            self.keeper.save,
         )
-
-    def _save(self) -> None:
-        with self.heartbeat.during("saving"):
-            self.checkpoints.save()
-            if self.best:
-                self.best.tidy(self.state.step)
 
     def _evaluations(self) -> Evaluations | None:
         split = self.plan.evaluation
@@ -194,25 +170,21 @@ class _Run:
         batches, steps_per_loop = self.feed.batches(split.request), self.config.steps.steps_per_loop
         may_skip, write = self.plan.may_skip, self.reporter.also(self.metrics.write)
         evaluator = Evaluator(self.stepper, batches, split, may_skip, steps_per_loop, self._stop, write)
-        return Evaluations(evaluator, self.best, self.output, self.plan.last_step)
+        return Evaluations(evaluator, self.keeper.best, self.output, self.plan.last_step)
 
     def _evaluate_at_end(self, evaluations: Evaluations) -> Evaluation:
         result = evaluations.at_end(self.state.step)
         if result is None:
             raise self._stopped("evaluation")
-        if self.best:
-            self.best.tidy(self.state.step)
+        self.keeper.tidy()
         return result
-
-    def _ends_early(self) -> bool:
-        return self.best is not None and self.best.ranking.ended
 
     def _agree(self, due: Sequence[int]) -> tuple[bool, set[int]]:
         stop = [_STOP] if self.interrupt.requested is not None else []
         asked = [_ANSWER] if self.interrupt.asked else []
         self.interrupt.asked = False
         agreed = self.agreement.union([*stop, *(number + 1 for number in (*asked, *due))])
-        return _STOP in agreed or self._ends_early(), {number - 1 for number in agreed if number != _STOP}
+        return _STOP in agreed or self.keeper.ends_early, {number - 1 for number in agreed if number != _STOP}
 
     def _stop(self) -> bool:
         self.heartbeat.evaluated()
@@ -231,8 +203,3 @@ class _Run:
         if self.agreement.on_any(is_asked or (self.cluster.is_chief and self.judge.verdict.is_worth_telling)):
             self.output.live.phase("measuring where the time goes")
             self.output.line(self.judge.measured())
-
-    def _say_end(self) -> None:
-        if self.best and self.best.ranking.ended and self.state.step < self.plan.last_step:
-            self.output.line(self.best.why_ended())
-        announcing.say_end(self.output, self.state.step, self.checkpoints.newest, self.best, self.metrics.events.folder)

@@ -11,23 +11,20 @@ from pipeline.batch.compose import make_dataset
 from pipeline.errors import PipelineError, RerunError
 from trainer import description
 from trainer.actions import announcing
-from trainer.actions import best as bests
-from trainer.actions.best import Best
-from trainer.actions.checkpoints import Checkpoints
 from trainer.actions.evaluation import Evaluation, Evaluator
 from trainer.actions.evaluations import Evaluations
 from trainer.actions.heartbeat import Heartbeat
+from trainer.actions.keeping import Keeper
 from trainer.actions.kubeflow import Reporter
 from trainer.actions.metrics import Metrics
 from trainer.actions.output import LogLine, Output
-from trainer.actions.ranking import Ranking
 from trainer.actions.remembered import Remembered
 from trainer.actions.scalars import TrainScalars
 from trainer.actions.status import Status
 from trainer.cluster import failures, ports, runtime, tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig
-from trainer.loop import Action, NotFiniteError, Progress
+from trainer.loop import Action, Progress
 from trainer.parameter_server import assembling, guest, numbered
 from trainer.parameter_server.connecting import CHIEF_DEVICE, connect
 from trainer.parameter_server.evaluating import ChiefStepper
@@ -133,21 +130,10 @@ class _Run:
         self.state = state.create(self.strategy, config, self.task, schedule)
         numbered.check(self.state.optimizer, config.model.task or f"--optimizer={config.optimizer.optimizer}")
         self.averages, self.tally = Averages(), Tally()
-        flags = config.steps
-        ranking = Ranking(flags.keep_best, flags.early_stopping, flags.best_metric, flags.best_mode)
         remembered: dict[str, Remembered] = {"averages": self.averages, "ledger": self.tally}
-        remembered |= {bests.NAME: ranking} if flags.ranks else {}
-        self.checkpoints = Checkpoints(
-            self.state,
-            plan.training.spec,
-            steps_per_epoch,
-            config,
-            tf_config.ALONE,
-            output,
-            remembered,
-            CHIEF_DEVICE,
+        self.keeper = Keeper(
+            config, plan, tf_config.ALONE, self.state, output, heartbeat, remembered, io_device=CHIEF_DEVICE
         )
-        self.best = Best(ranking, self.checkpoints, config.run.model_dir, True) if flags.ranks else None
         self.reporter = Reporter(plan.last_step, True, output.line)
         unit = "img" if compose.are_images(self.task.data.features) else "rows"
         self.status = Status(output.live, plan.last_step, steps_per_epoch, config.order.global_batch_size, unit)
@@ -155,43 +141,30 @@ class _Run:
 
     def run(self) -> Evaluation | None:
         """Restores or initializes, trains, evaluates."""
-        restored = self.checkpoints.restore()
-        if restored is None:
-            self._initialize()
-        start = self.state.step
-        if self.best:
-            self.best.resume(start)
-        where = self.workers.where
+        restored = self.keeper.restore()
+        self.keeper.begin(self.strategy, restored)
+        start, where = self.state.step, self.workers.where
         announcing.say_start_at(self.output, where, where, self.config, self.plan, self.state, restored)
         self.metrics = Metrics(self.config, self.task, start, is_chief=True)
         evaluations = self._evaluations()
-        if start < self.plan.last_step and not self._ends_early():
+        if start < self.plan.last_step and not self.keeper.ends_early:
             self._train(start, evaluations)
         result = self._evaluate_at_end(evaluations) if evaluations else None
         self.heartbeat.phase("finishing")
         self.reporter.end(self.state.step)
-        self._say_end()
+        self.output.line(str(self.tally))
+        self.keeper.say_end(self.metrics.events.folder)
         self.task.after_train(self.state.model, result)
         return result
 
-    def _initialize(self) -> None:
-        with self.strategy.scope():
-            self.task.initialize(self.state.model)
-        if self.state.averages:
-            self.state.averages.reset()
-
     def _train(self, start: int, evaluations: Evaluations | None) -> None:
-        flags = self.config.steps
-        with self.interrupt.deferred():
+        with self.interrupt.deferred(), self.keeper.naming_the_way_back():
             self.output.live.phase("compiling the step")
-            try:
-                if evaluations and not evaluations.before(start, flags.eval_every):
-                    raise self._stopped("evaluation")
-                stopped = self._ends_early() or self._loop(evaluations).train(start, self.plan.last_step)
-                self._save()
-            except NotFiniteError as error:
-                raise NotFiniteError(f"{error}; {self.checkpoints.way_back()}") from None
-        if stopped and not self._ends_early():
+            if evaluations and not evaluations.before(start, self.config.steps.eval_every):
+                raise self._stopped("evaluation")
+            stopped = self.keeper.ends_early or self._loop(evaluations).train(start, self.plan.last_step)
+            self.keeper.save()
+        if stopped and not self.keeper.ends_early:
             raise self._stopped("training")
 
     def _loop(self, evaluations: Evaluations | None) -> Loop:
@@ -204,7 +177,7 @@ class _Run:
         ]
         heavy = [
             *([Action(flags.eval_every, evaluations.during)] if evaluations else []),
-            Action(flags.checkpoint_every, lambda progress: self._save(), seconds=flags.checkpoint_secs),
+            Action(flags.checkpoint_every, lambda progress: self.keeper.save(), seconds=flags.checkpoint_secs),
         ]
         return Loop(
             workers.driver,
@@ -232,12 +205,6 @@ class _Run:
             self.interrupt.asked = False
             self.output.line(self.status.text(progress))
 
-    def _save(self) -> None:
-        with self.heartbeat.during("saving"):
-            self.checkpoints.save()
-            if self.best:
-                self.best.tidy(self.state.step)
-
     def _evaluations(self) -> Evaluations | None:
         split = self.plan.evaluation
         if split is None:
@@ -251,25 +218,24 @@ class _Run:
             self._stop_evaluation,
             self.reporter.also(self.metrics.write),
         )
-        return Evaluations(evaluator, self.best, self.output, self.plan.last_step)
+        return Evaluations(evaluator, self.keeper.best, self.output, self.plan.last_step)
 
     def _evaluate_at_end(self, evaluations: Evaluations) -> Evaluation:
         result = evaluations.at_end(self.state.step)
         if result is None:
             raise self._stopped("evaluation")
-        if self.best:
-            self.best.tidy(self.state.step)
+        self.keeper.tidy()
         return result
-
-    def _ends_early(self) -> bool:
-        return self.best is not None and self.best.ranking.ended
 
     def _stop(self) -> bool:
         self.host.check()
         asked = self.interrupt.requested is not None
         if asked and not self.host.has_workers:
-            raise RerunError("stopped while no worker was there: nothing is saved since the last checkpoint; rerun")
-        return asked or self._ends_early()
+            raise RerunError(
+                "stopped while no worker was there: nothing is saved since the last checkpoint; rerun the same "
+                "commands to resume"
+            )
+        return asked or self.keeper.ends_early
 
     def _stop_evaluation(self) -> bool:
         self.heartbeat.evaluated()
@@ -281,9 +247,3 @@ class _Run:
             f"{what} stopped by {self.interrupt.requested.name}: step {self.state.step} of {self.plan.last_step} is "
             "saved; rerun the same commands to resume"
         )
-
-    def _say_end(self) -> None:
-        if self.best and self.best.ranking.ended and self.state.step < self.plan.last_step:
-            self.output.line(self.best.why_ended())
-        self.output.line(str(self.tally))
-        announcing.say_end(self.output, self.state.step, self.checkpoints.newest, self.best, self.metrics.events.folder)
