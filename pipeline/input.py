@@ -6,33 +6,37 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack
 
 from pipeline import manifest as manifests
+from pipeline.manifest.sources import Sources
 from pipeline.manifest.splits import select
 from pipeline.manifest.storage import PathLike
+from pipeline.mixture import parts_of, resolve_all
 from pipeline.order import order
-from pipeline.order.counts import whole_number
-from pipeline.order.order import SHUFFLE_BYTES, OrderSpec
+from pipeline.order.mixture_spec import Spec
+from pipeline.order.order import SHUFFLE_BYTES
 from pipeline.order.sharding import InputContext, Shard
 from pipeline.read.corruption import MAX_CORRUPT
 from pipeline.request import OrderOptions, Request, Size, UserDistort, UserParse
-from pipeline.resolved import resolve
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 
-def steps_per_epoch(data_dir: PathLike, split: str = "train", *, global_batch_size: int, remainder: str = "pad") -> int:
-    """Returns T, the steps per epoch: the same on every replica and in every epoch.
+def steps_per_epoch(
+    data_dir: PathLike | Sources, split: str = "train", *, global_batch_size: int, remainder: str = "pad"
+) -> int:
+    """Returns T, the steps per epoch (of a mixture, of its first source): the same on every replica, in every epoch.
 
     Raises:
       DataError: no valid data set in `data_dir`.
       UsageError: an unknown split or remainder, or no step in an epoch.
     """
-    count = select(manifests.load(data_dir), split).num_examples
-    size = whole_number("global_batch_size", global_batch_size, 1)
-    return order.checked_steps(split, count, size, remainder)
+    request = Request(data_dir, split, global_batch_size=global_batch_size, training=True, remainder=remainder)
+    part = parts_of(request)[0]
+    count = select(manifests.load(part.folder), part.split).num_examples
+    return order.checked_steps(part.split, count, part.global_batch_size, remainder)
 
 
-def order_spec(data_dir: PathLike, split: str = "train", **options: Unpack[OrderOptions]) -> OrderSpec:
+def order_spec(data_dir: PathLike | Sources, split: str = "train", **options: Unpack[OrderOptions]) -> Spec:
     """Returns the arguments of the order that `input_fn` follows, to be stored beside a checkpoint.
 
     Args:
@@ -44,11 +48,11 @@ def order_spec(data_dir: PathLike, split: str = "train", **options: Unpack[Order
       DataError: no valid data set in `data_dir`.
       UsageError: a value that cannot work.
     """
-    return resolve(Request(data_dir, split, **options)).spec
+    return resolve_all(Request(data_dir, split, **options)).spec
 
 
 def input_fn(
-    data_dir: PathLike,
+    data_dir: PathLike | Sources,
     split: str = "train",
     *,
     global_batch_size: int,
@@ -58,6 +62,7 @@ def input_fn(
     epochs: int | None = None,
     distort: str | UserDistort | None = None,
     resize: Size = None,
+    statistics: PathLike | None = None,
     features: Sequence[str] = (),
     parse: UserParse | None = None,
     remainder: str = "pad",
@@ -81,8 +86,11 @@ def input_fn(
 
     Args:
       data_dir: a folder made by `beam_jobs.convert` or `pipeline.index`; also one that `tf.io.gfile` opens, such as
-        `gs://bucket/mnist`.
-      split: a split or a slice of one, as in TFDS: `train`, `train[:90%]`, `train[10000:]`, `train[:10%]+test`.
+        `gs://bucket/mnist`. Or a mixture for training, a list of sources and weights, `[("a", 0.7),
+        ("b:train[:50%]", 0.3)]`: every step has the same number of rows of each, which are an input of their own, with
+        their own epochs; the run's epochs are those of the first. docs/order.md has the rules.
+      split: a split or a slice of one, as in TFDS: `train`, `train[:90%]`, `train[10000:]`, `train[:10%]+test`; of
+        the sources that name none.
       global_batch_size: G, rows of a step over all replicas.
       training: True: shuffled and distorted. False: in the stored order, with the recipe's evaluation twin.
       seed: of the order and the distortions.
@@ -94,12 +102,14 @@ def input_fn(
         `pipeline.uniform(keys, draw)` for its random numbers: a key is a hash of (seed, epoch, record). It is called
         in evaluation, too. None: the images as stored, uint8.
       resize: `224x160` (height, width): stretch every image to this first.
+      statistics: the data set whose means and deviations recipes such as `normalize` take: None: this one; of a
+        mixture, the first source. Evaluate a source of a mixture with the first source's.
       features: names of further features. The first component is then a dict of these and `image`.
       parse: for examples that are not images: a function of serialized records, string (rows,), that returns what to
         feed. The element is then `(parsed, weights)`.
       remainder: `pad`: copies of weight 0 fill the last step of an epoch; `drop`: that step is left out.
       weights: `mask`: 1 real, 0 padding. `mean`: G / real rows instead of 1, so that Keras' mean over the batch size is
-        the mean over the real rows.
+        the mean over the real rows; in a mixture for each source by itself, so that it keeps its share of the mean.
       streams: K; None: 1 where the decoded split fits `shuffle_bytes`, else the largest divisor of G up to 64.
         Evaluation always has 1.
       shuffle_bytes: decoded bytes that are shuffled together, over the whole job.
@@ -107,7 +117,8 @@ def input_fn(
       on_corrupt: `raise`: a corrupt record is an error that names it. `skip`: its row gets weight 0 (and another
         record's values); the logger `pipeline` reports it, and `pipeline.skipped_records` lists them.
       max_corrupt: how many different records may be skipped.
-      record_ids: add a last component, int64 (rows,): each row's record id, its number in the split.
+      record_ids: add a last component, int64 (rows,): each row's record id, its number in the split; in a mixture
+        a source's follow those of the source before.
       portable: read with TensorFlow's own ops, so that the dataset runs in other processes too, such as the workers of
         tf.data service; they must see `data_dir` under the same path. It is slower, and always reads by windows.
 
@@ -130,6 +141,7 @@ def input_fn(
         epochs=epochs,
         distort=distort,
         resize=resize,
+        statistics=statistics,
         features=features,
         parse=parse,
         remainder=remainder,

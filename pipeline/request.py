@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Required, TypeAlias, TypedDict
@@ -11,6 +12,7 @@ import numpy as np
 
 from pipeline.distort import recipes
 from pipeline.errors import UsageError, unknown
+from pipeline.manifest.sources import Source, Sources, sources_of
 from pipeline.manifest.storage import PathLike, folder
 from pipeline.order.counts import whole_number
 from pipeline.order.order import SHUFFLE_BYTES, check_streams
@@ -54,6 +56,7 @@ class JobOptions(OrderOptions, total=False):
     """The options of `input_fn` that all workers of a job share: every one but `shard`."""
 
     features: Sequence[str]
+    statistics: PathLike | None
     start_step: int
     epochs: int | None
     weights: str
@@ -78,7 +81,7 @@ class Request:
       UsageError: a value that cannot work.
     """
 
-    data_dir: PathLike
+    data_dir: PathLike | Sources
     split: str = "train"
     _: dataclasses.KW_ONLY
     global_batch_size: int
@@ -88,6 +91,7 @@ class Request:
     epochs: int | None = None
     distort: str | UserDistort | None = None
     resize: Size = None
+    statistics: PathLike | None = None
     features: Sequence[str] = ()
     parse: UserParse | None = None
     remainder: str = "pad"
@@ -113,12 +117,20 @@ class Request:
         self._check_delivery()
 
     def _check_data(self) -> None:
-        folder(self.data_dir)
+        if isinstance(self.data_dir, str | os.PathLike):
+            folder(self.data_dir)
+        else:
+            self._set("data_dir", sources_of(self.data_dir, self.split))
         for name in ("training", "record_ids", "portable"):
             value = getattr(self, name)
             if not isinstance(value, bool | np.bool_):
                 raise UsageError(f"{name}={value!r}: must be True or False")
             self._set(name, bool(value))
+        if self.sources and not self.training:
+            raise UsageError(
+                f"training=False with {len(self.sources)} sources: an evaluation sees each once, by itself; call it "
+                f"for each, with statistics={self.sources[0].data_dir!r} if the recipe normalises"
+            )
 
     def _check_examples(self) -> None:
         if isinstance(self.features, str) or not all(isinstance(name, str) for name in self.features):
@@ -149,6 +161,17 @@ class Request:
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Of a mixture; none where there is one data set."""
+        return () if isinstance(self.data_dir, str | os.PathLike) else self.data_dir  # type: ignore[return-value]
+
+    @property
+    def folder(self) -> PathLike:
+        """The data set's folder; of a mixture, the first source's."""
+        found: PathLike = self.sources[0].data_dir if self.sources else self.data_dir  # type: ignore[assignment]
+        return found
 
     @property
     def size(self) -> tuple[int, int] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 
 from pipeline import manifest as manifests
 from pipeline.distort import recipes
@@ -26,6 +27,7 @@ class ResolvedRequest:
       selection: the records.
       spec: the arguments of the order.
       order: the order.
+      statistics: the manifest whose image_mean and image_std normalise.
     """
 
     request: Request
@@ -33,6 +35,7 @@ class ResolvedRequest:
     selection: Selection
     spec: OrderSpec
     order: Order
+    statistics: Manifest
 
     @property
     def image_shape(self) -> tuple[int, int, int] | None:
@@ -75,7 +78,7 @@ def resolve(request: Request, record_bytes: int | None = None) -> ResolvedReques
       DataError: no valid data set in `data_dir`.
       UsageError: a value that cannot work with this data set.
     """
-    manifest = manifests.load(request.data_dir)
+    manifest = manifests.load(request.folder)
     if record_bytes is None:
         _check(request, manifest)
     selection = select(manifest, request.split)
@@ -95,9 +98,24 @@ def resolve(request: Request, record_bytes: int | None = None) -> ResolvedReques
         training=request.training,
         record_bytes=record_bytes,
     )
-    resolved = ResolvedRequest(request, manifest, selection, spec, orders.make_order(spec, counts, record_bytes))
+    order = orders.make_order(spec, counts, record_bytes)
+    resolved = ResolvedRequest(request, manifest, selection, spec, order, _statistics(request, manifest))
     resolved.check_pairs()
     return resolved
+
+
+def _statistics(request: Request, manifest: Manifest) -> Manifest:
+    """Returns the manifest of the data set whose statistics normalise."""
+    if request.statistics is None or request.statistics == request.folder:
+        return manifest
+    found = manifests.load(request.statistics)
+    theirs, own = len(found.image_mean), len(manifest.image_mean)
+    if theirs and own and theirs != own:
+        raise UsageError(
+            f"statistics={os.fspath(request.statistics)!r}: are of images of {theirs} channels, those of "
+            f"{request.folder} have {own}"
+        )
+    return found
 
 
 def _check(request: Request, manifest: Manifest) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, Unpack
@@ -12,13 +13,14 @@ import tensorflow as tf
 
 from pipeline.batch.compose import make_dataset
 from pipeline.errors import DataError, UsageError
+from pipeline.manifest.sources import Sources
 from pipeline.manifest.storage import PathLike
+from pipeline.mixture import resolve_all
 from pipeline.order.counts import whole_number
-from pipeline.order.order import OrderSpec
+from pipeline.order.mixture_spec import Spec
 from pipeline.order.sharding import as_shard
 from pipeline.read.numpy_calls import message_of_input
 from pipeline.request import InputOptions, Request
-from pipeline.resolved import resolve
 
 
 class StepIterator(Iterator[tuple[Any, ...]]):
@@ -39,7 +41,7 @@ class StepIterator(Iterator[tuple[Any, ...]]):
       spec: the arguments of the order.
     """
 
-    def __init__(self, data_dir: PathLike, split: str = "train", **options: Unpack[InputOptions]) -> None:
+    def __init__(self, data_dir: PathLike | Sources, split: str = "train", **options: Unpack[InputOptions]) -> None:
         """Makes the iterator; shards are opened for the first element.
 
         Args:
@@ -54,7 +56,7 @@ class StepIterator(Iterator[tuple[Any, ...]]):
 
     def _start(self, request: Request) -> None:
         self._request = request
-        self.spec: OrderSpec = resolve(self._request).spec
+        self.spec: Spec = resolve_all(self._request).spec
         shard = as_shard(self._request.shard)
         self._replicas = shard.local_replicas if shard else 1
         self._open: list[Iterator[Any]] = []  # the dataset's iterator, once there is one
@@ -110,7 +112,7 @@ class StepIterator(Iterator[tuple[Any, ...]]):
                 f"get_state in the middle of step {self.step}: {begun} of its {self._replicas} local replicas have "
                 "their rows; take those of the others first"
             )
-        return {"step": self.step, "spec": dataclasses.asdict(self.spec), "spec_digest": self.spec.digest}
+        return {"step": self.step, "spec": json.loads(self.spec.to_json()), "spec_digest": self.spec.digest}
 
     def set_state(self, state: Mapping[str, Any], *, allow_order_change: bool = False) -> None:
         """Continues at the step of a state; nothing before it is read, except the beginning of a compressed shard.

@@ -117,7 +117,7 @@ class Batches:
     def _distorted(self, images: tf.Tensor, epoch: tf.Tensor, records: tf.Tensor) -> tf.Tensor:
         assert self.recipe is not None
         function = self.recipe.distort if self.resolved.order.training else self.recipe.evaluate
-        manifest = self.resolved.manifest
+        manifest = self.resolved.statistics
         statistics = ImageStatistics(manifest.image_mean, manifest.image_std)
         return function(self.form.as_images(images), self._keys(epoch, records), statistics)
 

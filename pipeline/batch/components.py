@@ -37,7 +37,7 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
       UsageError: the data set does not provide what the request asks for.
     """
     request, manifest, segments = resolved.request, resolved.manifest, resolved.selection.segments
-    data_dir = request.data_dir
+    data_dir = request.folder
     corruption = Corruption(os.fspath(data_dir), request.on_corrupt, request.max_corrupt)
     recipe = _recipe(resolved)
     batches = Batches(resolved, _form(resolved, recipe), recipe)

@@ -1,4 +1,4 @@
-"""Composes `input_fn`'s dataset: request -> feed -> reader -> resident or windowed -> batches."""
+"""Composes `input_fn`'s dataset: request -> feed -> reader -> resident or windowed -> batches -> joined."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import tensorflow as tf
 from pipeline.batch.components import choose
 from pipeline.batch.dataset import Run, resident, windowed
 from pipeline.batch.decoded_split import load
+from pipeline.batch.joining import joined
 from pipeline.commands.text import size_of
 from pipeline.errors import UsageError
+from pipeline.mixture import check_replicas, of_source, resolve_all
 from pipeline.order.feed import Feed, make_feed
 from pipeline.order.order import OrderSpec
 from pipeline.order.sharding import as_shard
@@ -16,7 +18,7 @@ from pipeline.order.tensors import TENSORS
 from pipeline.read import memory
 from pipeline.read.graph_reader import GraphReader
 from pipeline.request import Request
-from pipeline.resolved import resolve
+from pipeline.resolved import ResolvedRequest
 
 
 def make_dataset(request: Request) -> tf.data.Dataset:
@@ -25,7 +27,21 @@ def make_dataset(request: Request) -> tf.data.Dataset:
     Raises:
       DataError, UsageError: as `input_fn`.
     """
-    resolved = resolve(request)
+    if shard := as_shard(request.shard):
+        check_replicas(request, shard.num_replicas)
+    mixture, datasets = resolve_all(request), []
+    for part, source in zip(mixture.parts, request.sources or (None,), strict=True):
+        with of_source(request, source):
+            datasets.append(_of(part))
+    if not request.sources:
+        return datasets[0]
+    with tf.device("CPU:0"):
+        return joined(mixture, datasets)
+
+
+def _of(resolved: ResolvedRequest) -> tf.data.Dataset:
+    """Returns the dataset of one data set."""
+    request = resolved.request
     feed, order = make_feed(resolved.order, as_shard(request.shard), TENSORS), resolved.order
     resolved.check_pairs(order.global_batch_size // feed.replica_rows)
     run = Run(feed, request.start_step, resolved.last_step())

@@ -81,7 +81,7 @@ class Subject:
                 read = tf.function(reader.read, autograph=False)  # in a graph, whose errors carry the reader's words
                 columns, batches = read(plan.pieces, plan.slots), chosen
                 pieces, row_of = plan.pieces.numpy(), plan.slots.numpy()
-        shards = Shards.found(resolved.request.data_dir, selection.segments, Corruption(str(resolved.request.data_dir)))
+        shards = Shards.found(resolved.request.folder, selection.segments, Corruption(str(resolved.request.folder)))
         reads = reading.limited(shards, pieces, row_of, bool(resolved.manifest.compression))
         return cls(resolved, strategy, reader, chosen, batches, run, window, columns, reads)
 

@@ -10,8 +10,10 @@ import tensorflow as tf
 from pipeline.batch.compose import make_dataset
 from pipeline.distribution.replica_batches import in_host_memory, in_parts
 from pipeline.errors import UsageError
+from pipeline.manifest.sources import Sources
 from pipeline.manifest.storage import PathLike
-from pipeline.order.counts import check_replicas, check_virtual_replicas, whole_number
+from pipeline.mixture import check_replicas
+from pipeline.order.counts import check_virtual_replicas, whole_number
 from pipeline.order.sharding import Shard
 from pipeline.request import JobOptions, Request
 
@@ -20,7 +22,7 @@ PREFETCH = 2  # batches on each device ahead of the step: one in use by the copy
 
 def distribute(
     strategy: tf.distribute.Strategy,
-    data_dir: PathLike,
+    data_dir: PathLike | Sources,
     split: str = "train",
     *,
     prefetch: int = PREFETCH,
@@ -68,9 +70,10 @@ def distribute_request(
         raise UsageError(f"strategy={strategy!r}: must be a tf.distribute.Strategy; distribute takes it first")
     prefetch = whole_number("prefetch", prefetch, 0)
     workers = _num_workers(strategy)
-    check_replicas(request.global_batch_size, max(1, workers) * strategy.num_replicas_in_sync)
+    check_replicas(request, max(1, workers) * strategy.num_replicas_in_sync)
     if virtual_replicas is not None:
         check_virtual_replicas(request.global_batch_size, virtual_replicas, strategy.num_replicas_in_sync)
+        check_replicas(request, virtual_replicas, "virtual replicas")
         if workers:
             raise UsageError("virtual_replicas: not with a ParameterServerStrategy, whose order of sums is not fixed")
     options = None if prefetch == 0 or _replicas_are_on_cpus(strategy) else copied_ahead(prefetch)

@@ -28,6 +28,7 @@ class Domain(enum.IntEnum):
     CONVERT = 4
     SPLIT = 5
     MODEL = 6
+    SOURCE = 7
 
 
 def splitmix64(x: ArrayLike) -> U64:

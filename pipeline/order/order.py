@@ -68,6 +68,8 @@ class OrderSpec:
 
     def differences(self, other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Returns {field: (here, other's)} of the fields in which a stored spec differs."""
+        if "sources" in other:  # of a mixture
+            return {"sources": (1, other["sources"])}
         mine = dataclasses.asdict(self)
         fields = sorted(mine.keys() | other.keys())
         return {name: (mine.get(name), other.get(name)) for name in fields if mine.get(name) != other.get(name)}

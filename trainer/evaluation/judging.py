@@ -90,7 +90,7 @@ class Judge:
         manifest, request = self._trained.split.manifest, self._trained.split.request
         if manifest.compression or not manifest.has_images:
             return []
-        examples = RandomAccess(request.data_dir, request.split)
+        examples = RandomAccess(request.folder, request.split)
         return [examples[mistake.record]["image"] for mistake in report.mistakes]
 
 

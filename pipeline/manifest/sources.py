@@ -1,0 +1,107 @@
+"""The sources of a mixture, `DIR` or `DIR:SPLIT`, each with a weight: as a list, or as the text of a flag."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pipeline.errors import UsageError
+from pipeline.manifest.storage import PathLike, folder
+
+Sources = Sequence[tuple[PathLike, float]]
+
+# What follows the last colon is a split only where it reads as one: `gs://bucket/x` and `C:\x` are folders.
+_SLICE = r"\w+(\[[^\[\]]*\])?"
+_WITH_SPLIT = re.compile(rf"(?P<folder>.+?):(?P<split>{_SLICE}(\+{_SLICE})*)")
+_WEIGHTED = re.compile(r"(?P<source>.+)=(?P<weight>[^=/]*)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """One data set of a mixture.
+
+    Attributes:
+      data_dir: its folder.
+      split: a split or a slice of one.
+      weight: its part of each step's rows is this over the sum of all weights.
+    """
+
+    data_dir: PathLike
+    split: str
+    weight: float
+
+    def __str__(self) -> str:
+        return f"{os.fspath(self.data_dir)}:{self.split}"
+
+
+def sources_of(given: Any, split: str) -> tuple[Source, ...]:
+    """Returns the sources that a list of (source, weight) names.
+
+    Args:
+      given: pairs of `DIR` or `DIR:SPLIT` and a weight; a path that is no text, or that ends in a slash, is a `DIR`.
+      split: of the sources that name none.
+
+    Raises:
+      UsageError: it is no such list, or a weight is not a number above 0.
+    """
+    try:
+        return tuple(_checked(one, split) for one in _pairs(given))
+    except TypeError:
+        raise UsageError(
+            f"data_dir={given!r}: must be the path of a data set's folder, or several with their weights, such as "
+            "[('mnist', 0.7), ('digits:train[:50%]', 0.3)]"
+        ) from None
+
+
+def _pairs(given: Any) -> Iterator[Any]:
+    pairs = list(given)
+    if not pairs:
+        raise TypeError
+    yield from pairs
+
+
+def _checked(one: Any, split: str) -> Source:
+    if isinstance(one, Source):
+        return one
+    if not isinstance(one, tuple | list) or len(one) != 2:
+        raise TypeError
+    source, weight = one
+    folder(source)
+    match = _WITH_SPLIT.fullmatch(source) if isinstance(source, str) else None
+    data_dir, own = (match["folder"], match["split"]) if match else (source, split)
+    try:
+        number = math.nan if isinstance(weight, bool | str) else float(weight)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise UsageError(f"source {os.fspath(source)!r}: its weight, {weight!r}, must be a number above 0")
+    return Source(data_dir, own, number)
+
+
+def parse_sources(text: str, flag: str = "--data_dir") -> str | list[tuple[PathLike, float]]:
+    """Returns what a flag names: of `a=0.7,b:train[:50%]=0.3` the sources with their weights, of any other text itself.
+
+    It names sources where there is a comma, and a weight in one of the parts; a text that ends in a slash is a folder.
+
+    Raises:
+      UsageError: a source without a weight, or a weight that is not a number.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) < 2 or text.endswith("/") or not any(map(_WEIGHTED.fullmatch, parts)):
+        return text
+    return [_weighted(part, flag, text) for part in parts]
+
+
+def _weighted(part: str, flag: str, text: str) -> tuple[PathLike, float]:
+    match = _WEIGHTED.fullmatch(part)
+    if not match:
+        raise UsageError(f"{flag}={text}: the source {part!r} has no weight; write {part or 'DIR'}=0.3")
+    source, weight = match["source"], match["weight"]
+    try:
+        return os.path.expanduser(source), float(weight)
+    except ValueError:
+        raise UsageError(f"{flag}={text}: the weight of {source!r}, {weight!r}, is no number") from None

@@ -1,0 +1,78 @@
+"""How many rows of every step each source of a mixture has: the same on any number of replicas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+from pipeline.errors import UsageError
+
+_LOOKED_AT = 4096  # batch sizes on either side, for an error to name one that works
+
+
+def shares_of(rows: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """Returns the rows of each weight, by largest remainder; of equal remainders the earlier weight's is the larger."""
+    exact = [Fraction(repr(float(weight))) for weight in weights]
+    quotas = [rows * weight / sum(exact) for weight in exact]
+    shares = [math.floor(quota) for quota in quotas]
+    by_remainder = sorted(range(len(quotas)), key=lambda i: shares[i] - quotas[i])
+    for i in by_remainder[: rows - sum(shares)]:
+        shares[i] += 1
+    return tuple(shares)
+
+
+def checked_shares(rows: int, weights: Sequence[float], names: Sequence[str]) -> tuple[int, ...]:
+    """Returns `shares_of`.
+
+    Raises:
+      UsageError: a source has no row.
+    """
+    shares = shares_of(rows, weights)
+    for name, weight, share in zip(names, weights, shares, strict=True):
+        if not share:
+            least = math.ceil(sum(weights) / weight)
+            raise UsageError(
+                f"source {name!r}: its weight, {weight:g} of {sum(weights):g}, gives it none of the "
+                f"global_batch_size={rows} rows; with global_batch_size={least} it has one"
+            )
+    return shares
+
+
+def check_divided(
+    rows: int, weights: Sequence[float], names: Sequence[str], parts: int, what: str = "replicas"
+) -> None:
+    """Raises UsageError where `parts` does not divide every share, naming the nearest weights and rows that work.
+
+    Args:
+      rows: G.
+      weights: of the sources.
+      names: of the sources.
+      parts: R, or V.
+      what: these are, for the error.
+    """
+    shares = checked_shares(rows, weights, names)
+    if not any(share % parts for share in shares):
+        return
+    given = ", ".join(f"{name} {share}" for name, share in zip(names, shares, strict=True))
+    working = []
+    if rows % parts == 0 and all(near := shares_of(rows // parts, weights)):
+        working.append(f"the weights {' and '.join(str(parts * share) for share in near)}")
+    if sizes := _nearest_rows(rows, weights, parts):
+        working.append(f"global_batch_size={' and '.join(map(str, sizes))}")
+    nearest = f"; nearest that work: {', or '.join(working)}" if working else ""
+    raise UsageError(
+        f"global_batch_size={rows} gives the sources {given} rows, of which {parts} {what} need equal parts{nearest}"
+    )
+
+
+def _nearest_rows(rows: int, weights: Sequence[float], parts: int) -> list[int]:
+    """Returns the nearest global batch below and above of which every share is a multiple of `parts`."""
+
+    def works(size: int) -> bool:
+        return all(share and share % parts == 0 for share in shares_of(size, weights))
+
+    first = rows // parts * parts
+    below = range(first, max(0, first - parts * _LOOKED_AT), -parts)
+    above = range(first + parts, first + parts * _LOOKED_AT, parts)
+    return [size for sizes in (below, above) for size in [next(filter(works, sizes), None)] if size]
