@@ -76,7 +76,7 @@ def resolve_all(request: Request) -> Mixture:
                 raise UsageError(
                     f"the sources '{request.sources[0]}' and '{source}' differ in {name}: {own} and {theirs}; {_ADVICE}"
                 )
-    return Mixture(request, tuple(parts))
+    return Mixture(request, tuple(dataclasses.replace(part, statistics=parts[0].statistics) for part in parts))
 
 
 def _facts(part: ResolvedRequest) -> dict[str, str]:
@@ -122,7 +122,6 @@ def _part(request: Request, number: int, source: Source, rows: int) -> Request:
             seed=int(derive_key(Domain.SOURCE, request.seed, number) >> np.uint64(1)) if number else request.seed,
             epochs=None if number else request.epochs,
             shuffle_bytes=max(1, request.shuffle_bytes * rows // request.global_batch_size),
-            statistics=request.folder if request.statistics is None else request.statistics,
         )
 
 

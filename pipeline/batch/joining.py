@@ -23,11 +23,11 @@ def joined(mixture: Mixture, datasets: Sequence[tf.data.Dataset]) -> tf.data.Dat
       datasets: of each source, with the same number of elements a step.
 
     Raises:
-      UsageError: a function of the user's does not give the same for all sources, by rows.
+      UsageError: a function of the user's does not give the same for all sources.
     """
     numbered = mixture.request.record_ids
     rows = [dataset.element_spec[-2 if numbered else -1].shape[0] for dataset in datasets]
-    _check_alike(mixture, [dataset.element_spec for dataset in datasets], rows)
+    _check_alike(mixture, [dataset.element_spec for dataset in datasets])
     blocks = math.gcd(*rows)
     counts = [part.selection.num_examples for part in mixture.parts]
     first_ids = [sum(counts[:number]) for number in range(len(counts))]
@@ -59,7 +59,7 @@ def _in_blocks(parts: Sequence[Any], rows: Sequence[int], blocks: int) -> Any:
     return tf.gather(tf.concat(parts, axis=0), order)
 
 
-def _check_alike(mixture: Mixture, specs: Sequence[Any], rows: Sequence[int]) -> None:
+def _check_alike(mixture: Mixture, specs: Sequence[Any]) -> None:
     sources = mixture.request.sources
     kinds = [tf.nest.map_structure(_kind, spec) for spec in specs]
     for kind, source in zip(kinds, sources, strict=True):
@@ -68,12 +68,6 @@ def _check_alike(mixture: Mixture, specs: Sequence[Any], rows: Sequence[int]) ->
                 f"the sources '{sources[0]}' and '{source}' give different elements: {kinds[0]} and {kind}; the rows "
                 "of a step must be alike"
             )
-    for spec, count in zip(specs, rows, strict=True):
-        for leaf in tf.nest.flatten(spec):
-            if not leaf.shape.rank or leaf.shape[0] != count:
-                raise UsageError(
-                    f"parse or distort gives {leaf}; where sources are mixed, its first axis must be the {count} rows"
-                )
 
 
 def _kind(spec: Any) -> str:

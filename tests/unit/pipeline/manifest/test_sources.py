@@ -1,0 +1,78 @@
+"""Where a folder ends and a split begins; weights; the text of a flag."""
+
+import os
+import pathlib
+
+import pytest
+
+from pipeline.errors import UsageError
+from pipeline.manifest.sources import Source, parse_sources, sources_of
+
+
+@pytest.mark.parametrize(
+    ("text", "folder", "split"),
+    [
+        ("a", "a", "own"),
+        ("a/b.c:train", "a/b.c", "train"),
+        ("b:train[:50%]", "b", "train[:50%]"),
+        ("b:train[10:-5]+test", "b", "train[10:-5]+test"),
+        ("gs://bucket/x", "gs://bucket/x", "own"),
+        ("gs://bucket/x:train[:1%]", "gs://bucket/x", "train[:1%]"),
+        ("hdfs://host:9000/x", "hdfs://host:9000/x", "own"),
+        ("hdfs://host:9000/x:test", "hdfs://host:9000/x", "test"),
+        (r"C:\data\x", r"C:\data\x", "own"),
+        ("C:/data/x:test", "C:/data/x", "test"),
+        ("2026:11/", "2026:11/", "own"),  # a folder with a colon
+        (pathlib.Path("a:b"), pathlib.Path("a:b"), "own"),
+    ],
+)
+def test_a_source_is_a_folder_and_maybe_a_split(text, folder, split):
+    [source] = sources_of([(text, 2)], "own")
+    assert source == Source(folder, split, 2.0)
+    assert sources_of((source,), "other") == (source,)
+
+
+@pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf"), True, "1", None, [1]])
+def test_a_weight_is_a_number_above_0(weight):
+    with pytest.raises(UsageError, match=r"source 'a': its weight, .*, must be a number above 0"):
+        sources_of([("a", weight)], "train")
+
+
+@pytest.mark.parametrize("given", [[], 3, None, ["a"], [("a",)], [("a", 1, 2)]])
+def test_a_list_is_of_pairs(given):
+    with pytest.raises(UsageError, match=r"must be the path of a data set's folder, or several with their weights"):
+        sources_of(given, "train")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a=0.7,b:train[:50%]=0.3", [("a", 0.7), ("b:train[:50%]", 0.3)]),
+        (" a=7 , gs://x/y=1e1", [("a", 7.0), ("gs://x/y", 10.0)]),
+        ("x/date=2024,y=1", [("x/date", 2024.0), ("y", 1.0)]),
+        ("x/date=1/y=2,z=1", [("x/date=1/y", 2.0), ("z", 1.0)]),
+        ("x/date=2024", "x/date=2024"),
+        ("a,b", "a,b"),
+        ("a=1,b=2/", "a=1,b=2/"),
+    ],
+)
+def test_the_text_of_a_flag(text, expected):
+    assert parse_sources(text) == expected
+
+
+def test_each_home_folder_is_found(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/x")
+    assert parse_sources("~/a=1,~/b=2") == [(os.path.join("/home/x", "a"), 1.0), ("/home/x/b", 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a=1,b", r"--data_dir=a=1,b: the source 'b' has no weight; write b=0\.3"),
+        ("a=1,", r"--data_dir=a=1,: the source '' has no weight; write DIR=0\.3"),
+        ("a=1,b=x", r"--data_dir=a=1,b=x: the weight of 'b', 'x', is no number"),
+    ],
+)
+def test_wrong_texts(text, message):
+    with pytest.raises(UsageError, match=message):
+        parse_sources(text)
