@@ -71,9 +71,14 @@ class Plan:
     def digest(self) -> str:
         """SHA-256, hexadecimal, of all that shapes the bytes: two plans with the same digest write the same shards."""
         files = [dataclasses.asdict(file) for file in self.source.files]
-        content = [manifest.FORMAT_VERSION, self.source.dataset, self.source.class_names, files, self.options]
+        content = [self.format_version, self.source.dataset, self.source.class_names, files, self.options]
         images = [*dataclasses.astuple(self.sample.images), self.config.compression]
         return hashlib.sha256(json.dumps([*content, images], sort_keys=True).encode()).hexdigest()
+
+    @property
+    def format_version(self) -> int:
+        """Of the manifest: an earlier release cannot read tables of members."""
+        return manifest.MEMBERS_VERSION if self.config.compression else manifest.FORMAT_VERSION
 
     @property
     def elements(self) -> list[tuple[str, int]]:

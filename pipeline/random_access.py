@@ -19,10 +19,11 @@ from pipeline.read.shards import Shards
 from pipeline.records import example_arrays
 
 Example = dict[str, Any]
+_KEPT_BYTES = 16 << 20  # 16 MiB of decompressed members, for examples that follow each other
 
 
 class Location(NamedTuple):
-    """The location of a record: the shard's path, its number there, and the byte offset of its frame."""
+    """The location of a record: the shard's path, its number there, the byte offset of its frame before compression."""
 
     file: str
     record: int
@@ -36,8 +37,9 @@ class RandomAccess:
     """A split as a sequence: `RandomAccess("demo/digits", "train[:90%]")[7]`.
 
     Example i is the one with record id i (`input_fn(record_ids=True)`). Only the records' locations are kept in memory;
-    each record is read, and its CRC checked, on access. It may be used by many threads, and sent to other processes of
-    this machine.
+    each record is read, and its CRC checked, on access. Of a compressed shard the GZIP member that holds the record is
+    decompressed, about 1 MiB; the latest members are kept. It may be used by many threads, and sent to other processes
+    of this machine.
     """
 
     def __init__(self, data_dir: PathLike, split: str = "train", *, decode: bool = True) -> None:
@@ -50,15 +52,18 @@ class RandomAccess:
 
         Raises:
           DataError: no valid data set, or a shard that is missing or cut.
-          UsageError: an unknown split, or compressed shards.
+          UsageError: an unknown split, or a compressed shard that can only be read forward.
         """
         manifest = manifests.load(data_dir)
         segments = select(manifest, split).segments
-        if manifest.compression:
-            raise UsageError(
-                f"{data_dir}: its shards are compressed with {manifest.compression}, which can only be read forward; "
-                "use input_fn, or convert it without --compression"
-            )
+        for segment in segments:
+            if not segment.shard.is_seekable(manifest.compression):
+                raise UsageError(
+                    f"{os.path.join(data_dir, segment.shard.file)}: is compressed as one {manifest.compression} stream "
+                    "without a table of its members, which can only be read forward; use input_fn, or write the data "
+                    "set again: python -m beam_jobs.convert --dataset=tfrecord --compression=GZIP --source=..."
+                )
+        self._compression = manifest.compression
         self.features = manifest.features
         self.class_names = manifest.class_names
         self._decode = decode
@@ -66,7 +71,7 @@ class RandomAccess:
         self._start()
 
     def _start(self) -> None:
-        self._reader = RecordsReader(self._shards, "")
+        self._reader = RecordsReader(self._shards, self._compression, _KEPT_BYTES)
         self._ends = np.cumsum([segment.num_examples for segment in self._shards.segments])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -133,7 +138,7 @@ class RandomAccess:
         return segment, taken.stop - int(self._ends[segment]) + number
 
     def _location(self, segment: int, record: int) -> Location:
-        return Location(str(self._shards.file(segment)), record, int(self._reader.sidecars.offsets(segment)[record]))
+        return Location(str(self._shards.file(segment)), record, self._reader.offset(segment, record))
 
     def _example(self, segment: int, record: int) -> Example:
         [found] = self._reader.read_part(segment, record, record + 1)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 import crc32c
 import numpy as np
@@ -14,12 +12,10 @@ from numpy.typing import NDArray
 
 from beam_jobs.sources.base import Block
 from beam_jobs.storage.write import Bytes
-from pipeline.records import example_proto, framing, sidecar
+from pipeline.records import example_proto, framing, members, sidecar
 from pipeline.records.layout import MAX_ONE_BYTE, Layout
 
 _BLOCK = 768 << 10  # 768 KiB made at a time, which stay in a core's cache until they are written
-_GZIP_LEVEL = 6  # zlib's own default
-_GZIP_WINDOW = 16 + zlib.MAX_WBITS  # 16: with a gzip header, which zlib writes without a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +26,11 @@ class Records:
       blocks: yields the bytes of the file in pieces, bytes or uint8 (n,), made on demand.
       num_bytes: size of the file before compression.
       count: number of records.
-      stride: bytes from one record to the next if all have the same length, else None.
-      offsets: offset of each record and of the end, uint64 (count + 1,); None with a stride or compression.
+      stride: bytes from one record to the next before compression if all have the same length, else None.
+      offsets: offset of each record and of the end before compression, uint64 (count + 1,); None with a stride.
       crcs: the masked CRC32C of each record, uint32 (count,); complete once all blocks were made.
+      member_offsets: of compressed records: where each GZIP member begins, and the end; complete once all blocks were
+        made. None: they are not compressed.
     """
 
     blocks: Callable[[], Iterable[Bytes]]
@@ -41,6 +39,23 @@ class Records:
     stride: int | None
     offsets: NDArray[np.uint64] | None
     crcs: NDArray[np.uint32]
+    member_offsets: list[int] | None = None
+
+    @property
+    def begins(self) -> NDArray[np.int64]:
+        """Offset of each record and of the end, before compression; int64 (count + 1,)."""
+        if self.offsets is not None:
+            return self.offsets.astype(np.int64)
+        return np.arange(self.count + 1, dtype=np.int64) * (self.stride or 0)
+
+    def beside(self) -> bytes | None:
+        """Returns the content of the file of offsets, once all blocks were made; None where there is no such file."""
+        if self.member_offsets is None:
+            return None if self.offsets is None else self.offsets.tobytes()
+        if not self.count:
+            return None
+        begins = None if self.offsets is None else self.begins
+        return members.to_bytes(self.member_offsets, members.first_records(self.begins), begins)
 
     @property
     def data(self) -> bytes:
@@ -69,15 +84,24 @@ def make_records(rows: Block) -> Records:
 
 
 def compressed(records: Records) -> Records:
-    """Returns the same records as one GZIP member without a time; single records cannot be accessed in it."""
-    return dataclasses.replace(records, blocks=lambda: _gzip(records.blocks()), stride=None, offsets=None)
+    """Returns the same records in GZIP members that end where records do; without any, one empty member."""
+    offsets: list[int] = []
+    return dataclasses.replace(records, blocks=lambda: _members(records, offsets), member_offsets=offsets)
 
 
-def _gzip(blocks: Iterable[Any]) -> Iterator[bytes]:
-    stream = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
-    for block in blocks:
-        yield stream.compress(block)
-    yield stream.flush()
+def _members(records: Records, offsets: list[int]) -> Iterator[bytes]:
+    """Yields the members; fills `offsets` with where each begins, and the end."""
+    begins = records.begins
+    sizes = np.diff(begins[members.first_records(begins)]).tolist() or [0]
+    offsets[:] = [0]
+    held, blocks = bytearray(), iter(records.blocks())
+    for size in sizes:
+        while len(held) < size:
+            held.extend(memoryview(next(blocks)))  # type: ignore[arg-type]  # arrays are buffers
+        member = members.deflate(bytes(held[:size]))
+        del held[:size]
+        offsets.append(offsets[-1] + len(member))
+        yield member
 
 
 def _has_one_layout(rows: Block) -> bool:

@@ -98,11 +98,9 @@ def _training(made: Manifest, data_dir: str) -> str:
         flags.append("--resize=HxW")
     if image.shape[2] is None:
         flags.append("--channels=3")
-    if made.compression:
-        flags.append("no --compression")
     if flags:
         listed = " and ".join(filter(None, [", ".join(flags[:-1]), flags[-1]]))
-        return f"the trainer reads raw images of one size, not compressed: convert with {listed}"
+        return f"the trainer reads raw images of one size: convert with {listed}"
     run = shlex.quote(f"{data_dir.rstrip('/')}-run")
     where = f"--data_dir={shlex.quote(data_dir)} --model_dir={run}"
     return f"python -m trainer.run {where} --model={_model(made)} --strategy=mirrored{_split_flags(made)}"

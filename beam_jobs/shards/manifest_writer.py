@@ -78,6 +78,7 @@ def make_manifest(plan: Plan, receipts: list[Receipt]) -> Manifest:
         source=origin.files,
         options=plan.options,
         compression=plan.config.compression,
+        format_version=plan.format_version,
     )
 
 

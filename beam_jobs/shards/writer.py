@@ -106,9 +106,9 @@ def _write(plan: Plan, name: str, chosen: Selected, label_entropy: float | None)
     offsets, crcs = naming.sidecar_names(name)
     with _removed_on_error(drafts.values()):
         drafts[name] = Draft(plan.data_dir / name, records.blocks())
-        for file, numbers in ((offsets, records.offsets), (crcs, records.crcs if records.count else None)):
-            if numbers is not None:
-                drafts[file] = Draft(plan.data_dir / file, [numbers.tobytes()])
+        for file, data in ((offsets, records.beside()), (crcs, records.crcs.tobytes())):
+            if data:
+                drafts[file] = Draft(plan.data_dir / file, [data])
     written = drafts[name]
     offsets_crc, crcs_crc = (drafts[file].crc32c if file in drafts else None for file in (offsets, crcs))
     info = ShardInfo(

@@ -13,11 +13,14 @@ from beam_jobs.examples.statistics import PixelSums, entropy
 from beam_jobs.shards import key_check, reader
 from beam_jobs.shards.key_check import KeyHashes
 from beam_jobs.storage.paths import StoragePath
+from beam_jobs.validation import members
 from beam_jobs.validation.example import ExampleCheck
 from beam_jobs.validation.report import Problem, ShardReport
 from pipeline.commands.text import count_of
 from pipeline.manifest import Manifest, naming
 from pipeline.records import sidecar
+from pipeline.records.members import MemberTable
+from pipeline.records.members import parse as parse_members
 from pipeline.records.walk import Frame, location, walk
 
 Numbers = TypeVar("Numbers", np.int64, np.uint32)
@@ -55,7 +58,8 @@ class _Check:
         self.key_hashes: list[bytes] = []
         self.key_records: list[int] = []
         self._is_compressed = bool(manifest.compression)
-        self._begins = array("Q")  # of the records
+        self._begins = array("Q")  # of the records, before compression
+        self._end = 0  # of the last one
         self._crcs = array("I")  # of the records; 0 of a damaged one
         self._known: NDArray[np.int64] | None = None  # the offsets that lie beside the shard
         self._ended, self._damaged = True, False  # the walk reached the file's end; a frame is not as it was written
@@ -66,11 +70,12 @@ class _Check:
 
     def run(self) -> None:
         info, names = self._info, naming.sidecar_names(self._info.file)
-        self._known = self._beside(names[0], sidecar.parse_offsets, info.offsets_crc32c)
+        table = self._read_offsets(names[0])
         known_crcs = self._beside(names[1], sidecar.parse_crcs, info.crcs_crc32c)
-        with reader.opened(self._folder / self._info.file, self._manifest.compression) as stream:
+        with reader.opened(self._folder / info.file, "" if table else self._manifest.compression) as stream:
             self._report.is_whole = True
-            for frame in walk(stream.read, self._size_of):
+            found = members.frames(stream.read, table, self._size_of, self._add_member) if table else None
+            for frame in found or walk(stream.read, self._size_of):
                 self._check_frame(frame)
             stream.finish()
         self._report.num_bytes, self._report.records = stream.num_bytes, len(self._begins)
@@ -83,6 +88,23 @@ class _Check:
             self._check_crcs(known_crcs)
         if self._report.is_whole:
             self._check_entropy()
+
+    def _read_offsets(self, name: str) -> MemberTable | None:
+        """Reads the file of offsets; returns the table of members of a compressed shard that has one."""
+        info = self._info
+
+        def parse(data: bytes, num_bytes: int, num_examples: int, crc: str) -> NDArray[np.int64]:
+            del num_bytes
+            return parse_members(data, num_examples, info.num_bytes, info.stride, crc)
+
+        found = self._beside(name, parse if self._is_compressed else sidecar.parse_offsets, info.offsets_crc32c)
+        table = MemberTable.of(found, info.stride) if self._is_compressed and found is not None else None
+        self._known = table.begins if table else found
+        return table
+
+    def _add_member(self, where: str, text: str) -> None:
+        self._report.add(Problem(self._report.shard, -1, self._info.file, where, text))
+        self._damaged, self._report.is_whole = True, False
 
     def _size_of(self, number: int, offset: int) -> int | None:
         """Returns the bytes that a record's frame must take; None where nothing tells."""
@@ -102,6 +124,7 @@ class _Check:
             problems[0] += f"; the {count_of(rest, 'record')} after it cannot be found" if rest > 0 else ""
         else:
             self._begins.append(frame.offset)
+            self._end = frame.end
             self._crcs.append(frame.crc)
             if self._info.stride is not None and self._size_of(frame.number, frame.offset) not in (
                 None,
@@ -160,7 +183,7 @@ class _Check:
 
     def _check_offsets(self, known: NDArray[np.int64]) -> None:
         is_all = self._ended and len(self._begins) == self._info.num_examples
-        real = np.array([*self._begins, *([self._report.num_bytes] if is_all else [])], np.int64)[: len(known)]
+        real = np.array([*self._begins, *([self._end] if is_all else [])], np.int64)[: len(known)]
         wrong = np.flatnonzero(known[: len(real)] != real)
         if len(wrong):
             first, more = wrong[0], f" ({len(wrong)} entries are wrong)" if len(wrong) > 1 else ""

@@ -53,10 +53,12 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
     if rows and request.parse is None and not request.size and set(request.features) <= {"key"}:
         columns = RowColumns(rows, Buffers(release_arrays), corruption.skips)
         return columns, dataclasses.replace(batches, form=PixelRows(manifest.image_shape))
-    if manifest.compression and corruption.skips:
-        raise UsageError(
-            f"on_corrupt='skip': the shards are compressed with {manifest.compression}, in which nothing can be skipped"
-        )
+    for segment in segments if corruption.skips else ():
+        if not segment.shard.is_seekable(manifest.compression):
+            raise UsageError(
+                f"on_corrupt='skip': {segment.shard.file} is compressed as one {manifest.compression} stream, in which "
+                "nothing can be skipped"
+            )
     _check_first(resolved, shards)
     return RecordColumns(RecordsReader(shards, manifest.compression), corruption.skips), batches
 

@@ -51,7 +51,7 @@ def stages_of(subject: Subject) -> list[Stage]:
     made, found = subject.resolved, stages.of_prefixes(subject.prefixes())
     segments = made.selection.segments
     stored = sum(s.shard.num_bytes for s in segments) / max(1, sum(s.shard.num_examples for s in segments))
-    kept, compressed = subject.is_resident, bool(made.manifest.compression)
+    kept = subject.is_resident
     decode_terms = {stages.DECODE: 1} if _decodes_once(subject) else found.get(stages.DECODE, {})
     pixels = float(math.prod(made.image_shape)) if made.image_shape else None
 
@@ -62,7 +62,7 @@ def stages_of(subject: Subject) -> list[Stage]:
     batch = handed_on(None)
     return [
         Stage("read", {stages.BYTES: 1}, row_bytes=stored, once=kept),
-        Stage("check", {stages.READER: 1, stages.BYTES: -1}, _check_note(subject, compressed), stored, kept),
+        Stage("check", {stages.READER: 1, stages.BYTES: -1}, _check_note(subject), stored, kept),
         Stage(
             "decode",
             decode_terms,
@@ -92,11 +92,14 @@ def _decodes_once(subject: Subject) -> bool:
     return isinstance(subject.chosen.form, Serialized) and isinstance(subject.batches.form, PixelRows)
 
 
-def _check_note(subject: Subject, compressed: bool) -> str:
-    if compressed:
-        once = "" if subject.is_resident else "; not what streams that begin inside a shard skip, once per epoch"
-        return f"decompresses, too{once}"
-    return "puts pixels into place, too" if subject.reader.assigns_rows else ""
+def _check_note(subject: Subject) -> str:
+    compression = subject.resolved.manifest.compression
+    notes = ["decompresses, too"] if compression else []
+    if not all(each.shard.is_seekable(compression) for each in subject.resolved.selection.segments):
+        notes += [] if subject.is_resident else ["not what streams that begin inside a shard skip, once per epoch"]
+    elif subject.reader.assigns_rows:
+        notes.append("puts pixels into place, too")
+    return "; ".join(notes)
 
 
 def _copy_stage(subject: Subject, row_bytes: float) -> Stage:

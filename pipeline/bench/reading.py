@@ -49,14 +49,14 @@ class Reads:
 
     Attributes:
       shards: of the selection.
-      is_compressed: whether they are.
+      compression: of the shards.
       pieces: int64 (p, 3): segment, first record and end.
       row_of: int64 (n,): the row of each record; None: a split that is read once, in its order.
       traffic: what `bytes_only` has read.
     """
 
     shards: Shards
-    is_compressed: bool
+    compression: str
     pieces: NDArray[np.int64]
     row_of: NDArray[np.int64] | None
     traffic: Traffic = dataclasses.field(default_factory=Traffic)
@@ -69,7 +69,7 @@ class Reads:
     def bytes_only(self, passes: int) -> int:
         """Reads the bytes `passes` times; returns the rows."""
         sidecars = Sidecars(self.shards)
-        parts = self.shards.parts(self.pieces, None if self.is_compressed else _TASK)
+        parts = self.shards.parts(self.pieces, None if self.compression else _TASK)
         for _ in range(passes):
             before = bytes_from_disks()
             asked = self.shards.in_parallel(lambda part: self._read_part(sidecars, *part), parts)
@@ -77,8 +77,12 @@ class Reads:
         return passes * self.rows
 
     def _read_part(self, sidecars: Sidecars, segment: int, start: int, stop: int) -> int:
-        if self.is_compressed:  # whole shards
-            begin, end = 0, self.shards.segments[segment].shard.num_bytes
+        shard = self.shards.segments[segment].shard
+        if not shard.is_seekable(self.compression):  # whole
+            begin, end = 0, shard.num_bytes
+        elif self.compression:
+            table = sidecars.members(segment)
+            begin, end = table.offsets[[table.member_of(start), table.member_of(stop - 1) + 1]].tolist()
         else:
             offsets = sidecars.offsets(segment)
             begin, end = int(offsets[start]), int(offsets[stop])
@@ -101,21 +105,22 @@ class Reads:
         return passes * self.rows
 
 
-def limited(shards: Shards, pieces: NDArray[np.int64], row_of: NDArray[np.int64] | None, is_compressed: bool) -> Reads:
-    """Returns the first of some pieces, as many as hold `MOST_BYTES`; of compressed shards only whole ones."""
+def limited(shards: Shards, pieces: NDArray[np.int64], row_of: NDArray[np.int64] | None, compression: str) -> Reads:
+    """Returns the first of some pieces, as many as hold `MOST_BYTES`; whole shards where they are read forward only."""
     counts = [segment.num_examples for segment in shards.segments]
-    if is_compressed:
+    is_forward = not all(segment.shard.is_seekable(compression) for segment in shards.segments)
+    if is_forward:
         pieces, row_of = np.array([[s, 0, n] for s, n in enumerate(counts) if n], np.int64), None
     taken, left = [], MOST_BYTES
     for segment, start, stop in pieces.tolist():
         shard = shards.segments[segment].shard
         record = max(1, shard.num_bytes // max(1, shard.num_examples))
-        count = min(stop - start, max(1, left // record)) if not is_compressed else stop - start
+        count = min(stop - start, max(1, left // record)) if not is_forward else stop - start
         taken.append([segment, start, start + count])
         left -= count * record
         if left < record:
             break
-    reads = Reads(shards, is_compressed, np.array(taken, np.int64).reshape(-1, 3), None)
+    reads = Reads(shards, compression, np.array(taken, np.int64).reshape(-1, 3), None)
     if row_of is None:
         return reads
     return dataclasses.replace(reads, row_of=np.argsort(np.argsort(row_of[: reads.rows])))

@@ -82,7 +82,7 @@ class Subject:
                 columns, batches = read(plan.pieces, plan.slots), chosen
                 pieces, row_of = plan.pieces.numpy(), plan.slots.numpy()
         shards = Shards.found(resolved.request.folder, selection.segments, Corruption(str(resolved.request.folder)))
-        reads = reading.limited(shards, pieces, row_of, bool(resolved.manifest.compression))
+        reads = reading.limited(shards, pieces, row_of, resolved.manifest.compression)
         return cls(resolved, strategy, reader, chosen, batches, run, window, columns, reads)
 
     @property

@@ -6,7 +6,7 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from pipeline.errors import DataError, UsageError
 from pipeline.index.choice import choose
 from pipeline.index.drafts import Drafts, drafts_in
 from pipeline.index.scan import scan
-from pipeline.manifest import Manifest, ShardInfo, SplitInfo, naming
+from pipeline.manifest import FORMAT_VERSION, MEMBERS_VERSION, Manifest, ShardInfo, SplitInfo, naming
 from pipeline.manifest.storage import File, folder
 from pipeline.read.shards import LOCAL_THREADS
 
@@ -51,7 +51,25 @@ def run(config: IndexConfig) -> None:
     for name, split in made.splits.items():
         records, files = count_of(split.num_examples, "record"), count_of(len(split.shards), "file")
         print(f"  {name}: {records} in {files}, {size_of(split.num_bytes)}")
+    for line in _compressed_lines(made):
+        print(line)
     print(f"feed them: pipeline.input_fn({config.data_dir!r}, ..., parse=FUNCTION)")
+
+
+def _compressed_lines(made: Manifest) -> Iterator[str]:
+    """Yields what can be done with compressed files, and how to do the rest."""
+    if not made.compression:
+        return
+    forward = [shard.file for shard in made.shards if not shard.is_seekable(made.compression)]
+    if not forward:
+        yield "any record can be read by itself: the files are GZIP members that end where records do"
+        return
+    yield (
+        f"read forward only: {count_of(len(forward), 'file')}, such as {forward[0]}: not GZIP members of up to 16 MiB "
+        "that end where records do, so RandomAccess and on_corrupt='skip' do not work. To change that, decompress them "
+        "(gunzip) and index them without --compression; or, if they are images, convert them: python -m "
+        "beam_jobs.convert --dataset=tfrecord --compression=GZIP"
+    )
 
 
 def _earlier(data_dir: pathlib.Path, overwrite: bool) -> Manifest | None:
@@ -82,7 +100,8 @@ def _check_sidecars_are_ours(data_dir: pathlib.Path, chosen: dict[str, list[str]
 
 def _manifest(config: IndexConfig, chosen: dict[str, list[str]], drafts: Drafts) -> Manifest:
     files = [folder(config.data_dir) / name for names in chosen.values() for name in names]
-    shards = iter(_shards(files, config.compression, drafts))
+    found = _shards(files, config.compression, drafts)
+    shards, has_tables = iter(found), bool(config.compression) and any(shard.offsets_crc32c for shard in found)
     return Manifest(
         dataset=os.path.basename(os.path.realpath(config.data_dir)) or _NAMELESS,
         class_names=(),
@@ -93,6 +112,7 @@ def _manifest(config: IndexConfig, chosen: dict[str, list[str]], drafts: Drafts)
         source=(),
         options={},
         compression=config.compression,
+        format_version=MEMBERS_VERSION if has_tables else FORMAT_VERSION,
     )
 
 

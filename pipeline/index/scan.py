@@ -8,15 +8,17 @@ from collections.abc import Callable
 
 import crc32c
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.errors import DataError
 from pipeline.manifest import ShardInfo, naming
 from pipeline.manifest.storage import File, OpenFile
-from pipeline.records import sidecar
+from pipeline.records import members, sidecar
 from pipeline.records.stream import RecordStream, forward
 from pipeline.records.walk import Frame, Kind, location, walk
 
 _GZIP_MAGIC = b"\x1f\x8b"
+_LARGEST_MEMBER = 16 << 20  # 16 MiB: to read a record, its member is decompressed
 
 
 def scan(file: File, compression: str, on_bytes: Callable[[int], None]) -> tuple[ShardInfo, dict[str, bytes]]:
@@ -48,13 +50,17 @@ def scan(file: File, compression: str, on_bytes: Callable[[int], None]) -> tuple
             crcs.append(frame.crc)
     if file.identity() != before:
         raise DataError(f"{file}: changed while it was being read; stop what writes there and start again")
-    name, lengths = os.path.basename(file.path), np.diff(np.frombuffer(offsets, np.uint64))
-    is_even = not compression and len(lengths) > 0 and bool((lengths == lengths[0]).all())
+    name, begins = os.path.basename(file.path), np.frombuffer(offsets, np.uint64).astype(np.int64)
+    lengths, firsts = np.diff(begins), _member_firsts(stream, begins) if compression else None
+    is_even = (firsts is not None or not compression) and len(lengths) > 0 and bool((lengths == lengths[0]).all())
     beside = {}
     if len(lengths):
         beside[naming.crcs_name(name)] = np.frombuffer(crcs, np.uint32).astype(sidecar.CRCS).tobytes()
-    if len(lengths) and not compression and not is_even:
-        beside[naming.offsets_name(name)] = np.frombuffer(offsets, np.uint64).astype(sidecar.OFFSETS).tobytes()
+    if firsts is not None:
+        at = [*(offset for offset, _ in stream.members), before.num_bytes]
+        beside[naming.offsets_name(name)] = members.to_bytes(at, firsts, None if is_even else begins)
+    elif len(lengths) and not compression and not is_even:
+        beside[naming.offsets_name(name)] = begins.astype(sidecar.OFFSETS).tobytes()
     of_beside = {name: f"{crc32c.crc32c(data):08x}" for name, data in beside.items()}
     info = ShardInfo(
         name,
@@ -66,6 +72,21 @@ def scan(file: File, compression: str, on_bytes: Callable[[int], None]) -> tuple
         crcs_crc32c=of_beside.get(naming.crcs_name(name)),
     )
     return info, beside
+
+
+def _member_firsts(stream: RecordStream, begins: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Returns the first record of each GZIP member, and the number of all; None where no record can be read alone.
+
+    Args:
+      stream: what has read the file to its end.
+      begins: byte offset of each record in the decompressed file, and its size; (n + 1,).
+    """
+    member_begins = np.array([*(given for _, given in stream.members), begins[-1]], np.int64)
+    firsts = np.searchsorted(begins, member_begins)
+    records, sizes = np.diff(firsts), np.diff(member_begins)
+    if stream.is_padded or not len(records) or not records.all() or (begins[firsts] != member_begins).any():
+        return None
+    return None if ((sizes > _LARGEST_MEMBER) & (records > 1)).any() else firsts
 
 
 def _error(file: File, opened: OpenFile, frame: Frame, compression: str) -> DataError:

@@ -52,7 +52,13 @@ def _more_lines(made: Manifest) -> Iterator[str]:
     if others:
         yield f"other features: {', '.join(others)}"
     if made.compression:
-        yield f"shards compressed with {made.compression}"
+        forward = sum(not shard.is_seekable(made.compression) for shard in made.shards)
+        how = (
+            f", {count_of(forward, 'shard')} of them read forward only"
+            if forward
+            else ", in members that are read alone"
+        )
+        yield f"shards compressed with {made.compression}{how}"
 
 
 def _split_row(name: str, split: SplitInfo) -> list[tuple[str, str]]:

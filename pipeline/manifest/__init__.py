@@ -1,10 +1,19 @@
 """What a data set says of itself: names of files, the manifest, splits and slices, where files are stored."""
 
 from pipeline.manifest.file import RemoteFolder, load, parse
-from pipeline.manifest.manifest import FORMAT_VERSION, Feature, Manifest, ShardInfo, SourceFile, SplitInfo
+from pipeline.manifest.manifest import (
+    FORMAT_VERSION,
+    MEMBERS_VERSION,
+    Feature,
+    Manifest,
+    ShardInfo,
+    SourceFile,
+    SplitInfo,
+)
 
 __all__ = [
     "FORMAT_VERSION",
+    "MEMBERS_VERSION",
     "Feature",
     "Manifest",
     "RemoteFolder",

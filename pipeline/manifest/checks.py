@@ -9,7 +9,15 @@ from collections.abc import Iterator
 
 from pipeline.errors import DataError
 from pipeline.manifest import naming
-from pipeline.manifest.manifest import IMAGE_FEATURES, Feature, Manifest, ShardInfo, SplitInfo, rounded_up
+from pipeline.manifest.manifest import (
+    IMAGE_FEATURES,
+    MEMBERS_VERSION,
+    Feature,
+    Manifest,
+    ShardInfo,
+    SplitInfo,
+    rounded_up,
+)
 
 DTYPES = ("uint8", "int64", "float32", "string")
 ENCODINGS = ("raw", "png", "jpeg", "any")  # of images
@@ -88,7 +96,8 @@ def _of_split(name: str, split: SplitInfo, manifest: Manifest) -> Iterator[str]:
     if not split.shards:
         yield f"split {name!r} lists no shard"
     for shard in split.shards:
-        yield from _of_shard(shard, name, manifest.compression)
+        yield from _of_shard(shard, name)
+        yield from _of_compressed(shard, manifest.format_version) if manifest.compression else _of_plain(shard)
     count, labelled = split.num_examples, split.num_examples if manifest.has_images else 0
     histogram, sizes = split.label_histogram, split.image_sizes
     if min(histogram, default=0) < 0 or sum(histogram) != labelled:
@@ -116,7 +125,7 @@ def _of_images(name: str, split: SplitInfo, manifest: Manifest) -> Iterator[str]
             yield f"split {name!r}: image_sizes has {size}, but feature 'image' has the shape {(height, width)}"
 
 
-def _of_shard(shard: ShardInfo, split: str, compression: str) -> Iterator[str]:
+def _of_shard(shard: ShardInfo, split: str) -> Iterator[str]:
     if not naming.is_base_name(shard.file):
         yield f"split {split!r}: the file name {shard.file!r} is not a plain name; paths are refused"
     for field in ("num_examples", "num_bytes", "stride", "label_entropy"):
@@ -127,9 +136,19 @@ def _of_shard(shard: ShardInfo, split: str, compression: str) -> Iterator[str]:
         value = getattr(shard, field)
         if value is not None and not _CRC.fullmatch(value):
             yield f"{shard.file}: {field} is {value!r}, not 8 hexadecimal digits"
+
+
+def _of_compressed(shard: ShardInfo, version: int) -> Iterator[str]:
+    if version < MEMBERS_VERSION and (shard.stride is not None or shard.offsets_crc32c is not None):
+        yield f"{shard.file}: has a stride or offsets, which compressed shards cannot have in version {version}"
+    if shard.offsets_crc32c is None and shard.stride is not None:
+        yield f"{shard.file}: has a stride, but no table of its members"
+    if shard.offsets_crc32c is not None and shard.crcs_crc32c is None:
+        yield f"{shard.file}: has a table of its members, but no list of its records' CRCs"
+
+
+def _of_plain(shard: ShardInfo) -> Iterator[str]:
     if shard.stride is not None and shard.offsets_crc32c is not None:
         yield f"{shard.file}: has a stride and offsets; must have only one of them"
-    if compression and (shard.stride is not None or shard.offsets_crc32c is not None):
-        yield f"{shard.file}: has a stride or offsets, which compressed shards cannot have"
     if shard.stride is not None and shard.stride * shard.num_examples != shard.num_bytes:
         yield f"{shard.file}: {shard.num_examples} records of {shard.stride} bytes are not {shard.num_bytes} bytes"

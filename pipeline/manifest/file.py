@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from pipeline.errors import DataError
 from pipeline.manifest import checks, naming, seal
 from pipeline.manifest.from_json import from_json
-from pipeline.manifest.manifest import FORMAT_VERSION, Manifest
+from pipeline.manifest.manifest import FORMAT_VERSION, MEMBERS_VERSION, Manifest
 from pipeline.manifest.storage import folder
 
 
@@ -68,8 +68,8 @@ def _check_version(content: Any, file: str) -> None:
         raise DataError(f"{file}: format_version is {version!r}, not a version of a manifest")
     if version < FORMAT_VERSION:
         raise DataError(f"{file}: format_version {version} is of an earlier release; convert the data again")
-    if version > FORMAT_VERSION:
+    if version > MEMBERS_VERSION:
         raise DataError(
-            f"{file}: format_version {version} is newer than {FORMAT_VERSION}, the newest that this release "
+            f"{file}: format_version {version} is newer than {MEMBERS_VERSION}, the newest that this release "
             "reads; upgrade it"
         )

@@ -13,6 +13,7 @@ from pipeline.manifest import naming, seal
 from pipeline.manifest.from_json import OPTIONAL
 
 FORMAT_VERSION = 2
+MEMBERS_VERSION = 3  # compressed shards may have tables of their members, which earlier releases cannot read
 IMAGE_FEATURES = {"image": "uint8", "label": "int64", "key": "string"}  # and their dtypes; all or none of them
 
 
@@ -48,9 +49,11 @@ class ShardInfo:
       num_examples: records in it.
       num_bytes: the file's size.
       crc32c: of the whole file, 8 hexadecimal digits (plain CRC32C, not masked).
-      stride: bytes from one record to the next, container included, where all are of one length; else None.
-      offsets_crc32c: of the file `naming.offsets_name(file)`, which has the byte offset of each record and the file's
-        size, uint64, little-endian; None where there is a stride, or the shard is compressed.
+      stride: bytes from one record to the next before compression, container included, where all are of one length;
+        else None. None for a compressed shard without a table of its members.
+      offsets_crc32c: of the file `naming.offsets_name(file)`. It has the byte offset of each record and the file's
+        size, uint64, little-endian; None where there is a stride. Of a compressed shard it is the table of its members
+        (`pipeline.records.members`); None where it has none, and can only be read forward.
       label_entropy: of the labels in it, in bits: how well they are mixed; None where it has no record.
       crcs_crc32c: of the file `naming.crcs_name(file)`, which has the masked CRC32C of each record, as its frame stores
         it, uint32, little-endian: a window of another data set's shard is told by it. None: an earlier release wrote
@@ -71,6 +74,10 @@ class ShardInfo:
         """{base name: CRC32C} of itself and of the files beside it."""
         beside = zip(naming.sidecar_names(self.file), (self.offsets_crc32c, self.crcs_crc32c), strict=True)
         return {self.file: self.crc32c} | {name: crc for name, crc in beside if crc is not None}
+
+    def is_seekable(self, compression: str) -> bool:
+        """Returns whether any record can be read without those before it; `compression` is the manifest's."""
+        return not compression or self.offsets_crc32c is not None or self.num_examples == 0
 
 
 @dataclasses.dataclass(frozen=True)

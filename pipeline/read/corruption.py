@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 import threading
+from collections.abc import Sequence
 
 from pipeline.errors import DataError
 from pipeline.records.walk import location
@@ -77,17 +78,35 @@ class Corruption:
         Raises:
           DataError: the policy is to raise, or too many were skipped.
         """
+        self.found_together(str(record), [record])
+
+    def found_together(self, what: str, records: Sequence[CorruptRecord]) -> None:
+        """Reports records that are corrupt for one reason, in one line; if this returns, the caller leaves them out.
+
+        Args:
+          what: where they are, and what is wrong.
+          records: each of them; all count.
+
+        Raises:
+          DataError: as `found`.
+        """
         if not self.skips:
-            raise DataError(f"{record}; {self.advice}")
+            raise DataError(f"{what}; {self.advice}")
         with _lock:
-            if record in self._seen:
+            new = [record for record in records if record not in self._seen]
+            if not new:
                 return
-            if len(self._seen) >= self.most:
-                raise DataError(f"{record}; {self.most} others were skipped, which is max_corrupt; {self.advice}")
-            self._seen.add(record)
-            _skipped.setdefault(_key(self.data_dir), set()).add(record)
-            count = len(self._seen)
-        _log.warning("skipped %s (%d of at most %d)", record, count, self.most)
+            before = len(self._seen)
+            if before + len(new) > self.most:
+                raise DataError(f"{what}; {self._over(before, len(new))}; {self.advice}")
+            self._seen.update(new)
+            _skipped.setdefault(_key(self.data_dir), set()).update(new)
+        _log.warning("skipped %s (%d of at most %d)", what, before + len(new), self.most)
+
+    def _over(self, before: int, new: int) -> str:
+        if before == self.most:
+            return f"{before} others were skipped, which is max_corrupt"
+        return f"with these {new} records, {before + new} would be skipped, over max_corrupt={self.most}"
 
     @property
     def advice(self) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 
 import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.read.gzip_reader import GzipReader
+from pipeline.read.members import KEPT_BYTES, MemberReader, Run
 from pipeline.read.shards import Shards
 from pipeline.read.sidecars import Sidecars
 from pipeline.records import framing, walk
@@ -33,10 +35,11 @@ class Records:
 class RecordsReader:
     """Reads pieces of shards, whatever their records are."""
 
-    def __init__(self, shards: Shards, compression: str) -> None:
-        """Makes the reader of `shards`; `compression` is the manifest's."""
-        self.shards, self.sidecars = shards, Sidecars(shards)
-        self._gzip = GzipReader(shards, self.sidecars) if compression else None
+    def __init__(self, shards: Shards, compression: str, kept_bytes: int = KEPT_BYTES) -> None:
+        """Makes the reader of `shards`; `compression` is the manifest's, `kept_bytes` are those of `MemberReader`."""
+        self.shards, self.sidecars, self._compression = shards, Sidecars(shards), compression
+        self._gzip = GzipReader(shards, self.sidecars)
+        self._members = MemberReader(shards, self.sidecars, kept_bytes)
 
     def read(self, pieces: NDArray[np.int64]) -> Records:
         """Returns the records of pieces (p, 3): segment, first record and end; one empty record if there are none.
@@ -44,7 +47,7 @@ class RecordsReader:
         Raises:
           DataError: a shard is missing or changed, or holds a corrupt record that must not be skipped.
         """
-        parts = self.shards.parts(pieces, None if self._gzip else _TASK)
+        parts = [part for piece in pieces for part in self._parts(piece[None])]
         read = self.shards.in_parallel(lambda part: self.read_part(*part), parts)
         found = [record for part in read for record in part]
         records = np.empty(max(1, len(found)), object)
@@ -60,37 +63,64 @@ class RecordsReader:
         Raises:
           DataError: as `read`.
         """
-        if self._gzip:
+        if not self._is_seekable(segment):
             return list(self._gzip.read(segment, start, stop))
-        ends = self.sidecars.offsets(segment)
+        runs = self._members.read(segment, start, stop) if self._compression else self._plain(segment, start, stop)
         found: list[bytes | None] = []
-        crcs: list[NDArray[np.uint32]] = []  # as the frames store them
+        crcs, offsets = [np.zeros(0, np.uint32)], [np.zeros(0, np.int64)]  # as the frames store them; where these begin
         crc = 0
-        with self.shards.opened(segment) as file:
-            for first, last in self.shards.runs(segment, start, stop, _TASK):
-                block = file.read_at(int(ends[first]), int(ends[last] - ends[first]))
-                crc = crc32c.crc32c(block, crc)
-                begins = ends[first : last + 1] - ends[first]
-                for number, (begin, end) in enumerate(itertools.pairwise(begins.tolist()), first):
-                    found.append(self._unframed(segment, number, int(ends[number]), block[begin:end]))
-                crcs.append(_stored_crcs(block, begins[1:]))
+        for first, begins, frames in runs:
+            offsets.append(begins[:-1])
+            if frames is None:
+                found += [None] * (len(begins) - 1)
+                crcs.append(np.zeros(len(begins) - 1, np.uint32))
+                continue
+            crc = 0 if self._compression else crc32c.crc32c(frames, crc)
+            places = zip(begins.tolist(), itertools.pairwise((begins - begins[0]).tolist()), strict=False)
+            for number, (offset, (begin, end)) in enumerate(places, first):
+                found.append(self._unframed(segment, number, offset, frames[begin:end]))
+            crcs.append(_stored_crcs(frames, begins[1:] - begins[0]))
         whole = [i for i, record in enumerate(found) if record is not None]
-        if len(whole) == self.shards.segments[segment].shard.num_examples:
+        if not self._compression and len(whole) == self.shards.segments[segment].shard.num_examples:
             self.shards.check_crc(segment, crc)
         elif whole:
-            numbers = start + np.array(whole, np.int64)
-            stored = np.concatenate(crcs)[whole]
-            self.sidecars.check_crcs(segment, numbers, stored, lambda i: int(ends[numbers[i]]))
+            stored, at = np.concatenate(crcs)[whole], np.concatenate(offsets)[whole]
+            self.sidecars.check_crcs(segment, start + np.array(whole, np.int64), stored, lambda i: int(at[i]))
         return found
 
+    def offset(self, segment: int, record: int) -> int:
+        """Returns where a record of a segment's shard begins, before compression.
+
+        Raises:
+          DataError: the file beside the shard is missing or corrupt.
+        """
+        if self._compression:
+            return int(self.sidecars.members(segment).begins_of(record, record)[0])
+        return int(self.sidecars.offsets(segment)[record])
+
+    def _parts(self, piece: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+        if self._compression and self._is_seekable(int(piece[0, 0])):
+            return self._members.parts(piece)
+        return self.shards.parts(piece, None if self._compression else _TASK)
+
+    def _is_seekable(self, segment: int) -> bool:
+        return self.shards.segments[segment].shard.is_seekable(self._compression)
+
+    def _plain(self, segment: int, start: int, stop: int) -> Iterator[Run]:
+        ends = self.sidecars.offsets(segment)
+        with self.shards.opened(segment) as file:
+            for first, last in self.shards.runs(segment, start, stop, _TASK):
+                begins = ends[first : last + 1]
+                yield Run(first, begins, file.read_at(int(begins[0]), int(begins[-1] - begins[0])))
+
     def probe(self) -> None:
-        """Reads the first and the last record of every uncompressed shard: they tell a shard of another conversion.
+        """Reads the first and the last record of every shard that is seekable: they tell one of another conversion.
 
         Raises:
           DataError: as `read`.
         """
-        counts = [] if self._gzip else [segment.shard.num_examples for segment in self.shards.segments]
-        ends = {(n, record) for n, count in enumerate(counts) if count for record in (0, count - 1)}
+        counts = {n: taken.shard.num_examples for n, taken in enumerate(self.shards.segments) if self._is_seekable(n)}
+        ends = {(n, record) for n, count in counts.items() if count for record in (0, count - 1)}
         self.shards.in_parallel(lambda part: self.read_part(*part, part[1] + 1), sorted(ends))
 
     def _unframed(self, segment: int, number: int, offset: int, frame: memoryview) -> bytes | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import crc32c
 import numpy as np
@@ -18,6 +18,7 @@ from pipeline.manifest import Feature, Manifest
 from pipeline.manifest.manifest import IMAGE_FEATURES
 from pipeline.manifest.splits import Selection
 from pipeline.read.buffers import aligned_matrix
+from pipeline.read.members import MemberReader
 from pipeline.read.shards import Shards
 from pipeline.read.sidecars import Sidecars
 from pipeline.read.unpack import BAD_LENGTH, BAD_RECORD, unpack
@@ -56,6 +57,7 @@ class RowsReader:
       layouts: of each segment's records.
       features: of the manifest: image, label and key.
       with_keys: whether the keys are wanted.
+      members: what reads the shards if they are compressed; else None.
     """
 
     shards: Shards
@@ -63,6 +65,7 @@ class RowsReader:
     layouts: tuple[Layout, ...]
     features: Mapping[str, Feature]
     with_keys: bool
+    members: MemberReader | None = None
 
     @classmethod
     def fit(cls, manifest: Manifest, shards: Shards, with_keys: bool) -> RowsReader | None:
@@ -76,7 +79,9 @@ class RowsReader:
             if layout is None:
                 return None
             layouts.append(layout)
-        return cls(shards, Sidecars(shards), tuple(layouts), manifest.features, with_keys)
+        sidecars = Sidecars(shards)
+        members = MemberReader(shards, sidecars) if manifest.compression else None
+        return cls(shards, sidecars, tuple(layouts), manifest.features, with_keys, members)
 
     @property
     def pixels(self) -> int:
@@ -106,7 +111,7 @@ class RowsReader:
         key_bytes = max(layout.key.stop - layout.key.start for layout in self.layouts)
         keys = np.zeros(len(images), f"S{max(1, key_bytes)}") if self.with_keys else None
         rows = Rows(images, np.zeros(len(images), np.int64), keys, np.ones(len(images), bool))
-        parts = self.shards.parts(pieces, _TASK)
+        parts = self.members.parts(pieces) if self.members else self.shards.parts(pieces, _TASK)
         ends = np.cumsum([stop - start for _, start, stop in parts])[:-1]
         of_parts = np.split(np.arange(len(images)) if row_of is None else row_of, ends)
         self.shards.in_parallel(lambda n: self._read_part(rows, *parts[n], of_parts[n]), range(len(parts)))
@@ -118,33 +123,58 @@ class RowsReader:
         return rows
 
     def _read_part(self, rows: Rows, segment: int, start: int, stop: int, row_of: NDArray[np.int64]) -> None:
-        """Reads records start..stop-1 of a shard into their rows, a chunk at a time, and checks their CRCs."""
-        shard, layout = self.shards.segments[segment].shard, self.layouts[segment]
-        stride, size = shard.stride or 0, stop - start
-        is_whole, crc = size == shard.num_examples, 0
+        """Reads records start..stop-1 of a shard into their rows, a block at a time, and checks their CRCs."""
+        stride, size = self.segment_stride(segment), stop - start
+        is_whole, crc = size == self.shards.segments[segment].shard.num_examples and not self.members, 0
         crcs, is_good = np.empty(size, np.uint32), np.ones(size, bool)
-        chunk = np.empty((max(1, min(_CHUNK // stride, size)), stride), np.uint8)
-        with self.shards.opened(segment) as file:
-            for first in range(0, size, len(chunk)):
-                block = chunk[: size - first]
-                view = block.reshape(-1).data
-                file.read_into(view, (start + first) * stride)
-                to_rows = row_of[first : first + len(block)]
-                if rows.keys is not None and layout.key.stop > layout.key.start:
-                    keys = np.ascontiguousarray(block[:, framing.HEADER : -framing.FOOTER][:, layout.key])
-                    rows.keys[to_rows] = keys.view(f"S{keys.shape[1]}")[:, 0]
-                problems = unpack(block, layout, to_rows, rows.images, rows.labels)
-                for i in np.flatnonzero(problems).tolist():
-                    place = segment, start + first + i, int(to_rows[i])
-                    is_good[first + i] = self._settle(rows, block[i].data, int(problems[i]), *place)
-                if is_whole:
-                    crc = crc32c.crc32c(view, crc)
-                crcs[first : first + len(block)] = np.ascontiguousarray(block[:, -framing.FOOTER :]).view("<u4")[:, 0]
+        for first, count, block in self._blocks(segment, start, stop):
+            run = slice(first - start, first - start + count)
+            if block is None:
+                is_good[run] = rows.good[row_of[run]] = False
+                continue
+            is_good[run] = self._place(rows, block, segment, first, row_of[run])
+            if is_whole:
+                crc = crc32c.crc32c(block.reshape(-1).data, crc)
+            crcs[run] = np.ascontiguousarray(block[:, -framing.FOOTER :]).view("<u4")[:, 0]
         if is_whole and is_good.all():
             self.shards.check_crc(segment, crc)
         else:
             good = np.flatnonzero(is_good)
             self.sidecars.check_crcs(segment, start + good, crcs[good], lambda i: (start + int(good[i])) * stride)
+
+    def _blocks(self, segment: int, start: int, stop: int) -> Iterator[tuple[int, int, U8 | None]]:
+        """Yields (first record, records, frames uint8 (records, stride)), which the next one may overwrite.
+
+        The frames are None where the records are in a corrupt member, and skipped.
+        """
+        stride = self.segment_stride(segment)
+        if self.members:
+            for run in self.members.read(segment, start, stop):
+                frames = None if run.frames is None else np.frombuffer(run.frames, np.uint8).reshape(-1, stride)
+                yield run.first, len(run.begins) - 1, frames
+            return
+        chunk = np.empty((max(1, min(_CHUNK // stride, stop - start)), stride), np.uint8)
+        with self.shards.opened(segment) as file:
+            for first in range(start, stop, len(chunk)):
+                block = chunk[: stop - first]
+                file.read_into(block.reshape(-1).data, first * stride)
+                yield first, len(block), block
+
+    def _place(self, rows: Rows, block: U8, segment: int, first: int, to_rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Takes a block of framed records to their rows; returns which are good, bool (m,)."""
+        layout = self.layouts[segment]
+        if rows.keys is not None and layout.key.stop > layout.key.start:
+            keys = np.ascontiguousarray(block[:, framing.HEADER : -framing.FOOTER][:, layout.key])
+            rows.keys[to_rows] = keys.view(f"S{keys.shape[1]}")[:, 0]
+        problems = unpack(block, layout, to_rows, rows.images, rows.labels)
+        is_good = np.ones(len(block), bool)
+        for i in np.flatnonzero(problems).tolist():
+            is_good[i] = self._settle(rows, block[i].data, int(problems[i]), segment, first + i, int(to_rows[i]))
+        return is_good
+
+    def segment_stride(self, segment: int) -> int:
+        """Returns the bytes from one record to the next in a segment's shard, before compression."""
+        return self.shards.segments[segment].shard.stride or 0
 
     def _settle(self, rows: Rows, frame: memoryview, problems: int, segment: int, number: int, row: int) -> bool:
         """Takes a record of another layout to its row; returns False where it is corrupt and skipped."""

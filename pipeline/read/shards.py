@@ -173,6 +173,24 @@ class Shards:
         self.check_same(segment, self.file(segment).identity())
         self.corruption.found(CorruptRecord(str(self.file(segment)), record, offset, problem))
 
+    def corrupt_member(
+        self, segment: int, offset: int, held: tuple[int, int], records: dict[int, int], problem: str
+    ) -> None:
+        """Reports that a GZIP member is corrupt; raises as `corrupt`.
+
+        Args:
+          segment: whose shard.
+          offset: of the member.
+          held: the first of the records in it, and the end.
+          records: {number: byte offset in the decompressed shard} of those that are wanted.
+          problem: what is wrong.
+        """
+        self.check_same(segment, self.file(segment).identity())
+        file = str(self.file(segment))
+        what = f"GZIP member at byte offset {offset}, records {held[0]} to {held[1] - 1}"
+        found = [CorruptRecord(file, number, at, f"its {what}: {problem}") for number, at in records.items()]
+        self.corruption.found_together(f"{file}, {what}: {problem}", found)
+
     def stand_ins(self, good: NDArray[np.bool_], segment: int) -> NDArray[np.int64]:
         """Returns the row that stands in for each row that is not good: the next good one, else the last; int64 (bad,).
 

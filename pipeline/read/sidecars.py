@@ -13,7 +13,8 @@ from pipeline.errors import DataError
 from pipeline.manifest import ShardInfo, naming
 from pipeline.manifest.storage import folder
 from pipeline.read.shards import Shards
-from pipeline.records import sidecar, walk
+from pipeline.records import members, sidecar, walk
+from pipeline.records.members import MemberTable
 
 _KEPT = 8 << 20  # numbers that stay in memory: 64 MiB of offsets
 
@@ -34,6 +35,14 @@ class Sidecars:
           DataError: the file of offsets is missing or corrupt.
         """
         return self._get(shard_offsets, segment)
+
+    def members(self, segment: int) -> MemberTable:
+        """Returns where the members of a segment's compressed shard lie.
+
+        Raises:
+          DataError: the file that says it is missing or corrupt.
+        """
+        return MemberTable.of(self._get(_shard_members, segment), self._shards.segments[segment].shard.stride)
 
     def check_crcs(
         self,
@@ -91,6 +100,20 @@ def shard_offsets(data_dir: str, shard: ShardInfo) -> NDArray[np.int64]:
         return np.arange(shard.num_examples + 1, dtype=np.int64) * shard.stride
     name, size = naming.offsets_name(shard.file), sidecar.OFFSETS.itemsize * (shard.num_examples + 1)
     return _read(data_dir, name, size, sidecar.parse_offsets, shard, shard.offsets_crc32c or "")
+
+
+def shard_members(data_dir: str, shard: ShardInfo) -> MemberTable:
+    """Returns where the members of a compressed shard lie; raises as `Sidecars.members`."""
+    return MemberTable.of(_shard_members(data_dir, shard), shard.stride)
+
+
+def _shard_members(data_dir: str, shard: ShardInfo) -> NDArray[np.int64]:
+    def parse(data: memoryview, num_bytes: int, num_examples: int, crc: str) -> NDArray[np.int64]:
+        del num_bytes
+        return members.parse(data, num_examples, shard.num_bytes, shard.stride, crc)
+
+    name, size = naming.offsets_name(shard.file), members.size_bound(shard.num_examples)
+    return _read(data_dir, name, size, parse, shard, shard.offsets_crc32c or "")
 
 
 def shard_crcs(data_dir: str, shard: ShardInfo) -> NDArray[np.uint32]:

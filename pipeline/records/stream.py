@@ -21,6 +21,8 @@ class RecordStream:
 
     Attributes:
       num_bytes, crc: of the bytes of the file that were read so far: their number and their CRC32C.
+      members: (its byte offset in the file, the bytes that were decompressed before it) of each GZIP member so far.
+      is_padded: whether zeros lie between two members.
     """
 
     def __init__(self, read: Callable[[int], Any], compression: str, block: int = BLOCK) -> None:
@@ -38,7 +40,9 @@ class RecordStream:
         self._given = 0  # bytes that it gave since then
         self._damage: zlib.error | None = None
         self._block, self._pending = memoryview(b""), b""
-        self._members = 0
+        self.members: list[tuple[int, int]] = []
+        self.is_padded = False
+        self._given_in_all = 0
         self.num_bytes = self.crc = 0
 
     def read(self, size: int) -> bytes:
@@ -59,6 +63,7 @@ class RecordStream:
                     raise EOFError("the compressed data is cut")
                 self._save()
             if data:
+                self._given_in_all += len(data)
                 return data
         return b""
 
@@ -93,6 +98,11 @@ class RecordStream:
     def _save(self) -> None:
         self._saved, self._given = (self._inflater.copy(), self._pending), 0
 
+    @property
+    def _offset(self) -> int:
+        """The byte offset of what is decompressed next."""
+        return self.num_bytes - len(self._block) - len(self._pending)
+
     def finish(self) -> None:
         """Reads the rest, so that the whole file is counted."""
         while self._next():
@@ -100,15 +110,17 @@ class RecordStream:
 
     def _begin_member(self) -> bool:
         """Prepares for the next GZIP member, past zeros that pad the one before; returns whether there is one."""
-        if self._members:
+        ended = self._offset
+        if self.members:
             self._pending = self._pending.lstrip(b"\0")
         while not self._pending:
             piece = self._piece()
             if not piece:
                 return False
-            self._pending = piece.lstrip(b"\0") if self._members else piece
+            self._pending = piece.lstrip(b"\0") if self.members else piece
         self._inflater = zlib.decompressobj(_WINDOW_BITS[self._compression])
-        self._members += 1
+        self.is_padded |= self._offset != ended
+        self.members.append((self._offset, self._given_in_all))
         self._save()
         return True
 

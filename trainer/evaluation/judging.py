@@ -88,7 +88,8 @@ class Judge:
     def _stored_images(self, report: Report) -> list[NDArray[np.generic]]:
         """Returns the images of the mistakes as stored; none where no record can be read alone."""
         manifest, request = self._trained.split.manifest, self._trained.split.request
-        if manifest.compression or not manifest.has_images:
+        segments = self._trained.split.selection.segments
+        if not manifest.has_images or not all(each.shard.is_seekable(manifest.compression) for each in segments):
             return []
         examples = RandomAccess(request.folder, request.split)
         return [examples[mistake.record]["image"] for mistake in report.mistakes]
