@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import io
+import itertools
 import json
 import pathlib
 from collections.abc import Callable, Sequence
@@ -13,9 +14,10 @@ import crc32c
 import numpy as np
 import PIL.Image
 
-from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo, naming, seal
+from pipeline.manifest import FORMAT_VERSION, MEMBERS_VERSION, Feature, Manifest, ShardInfo, SplitInfo, naming, seal
 from pipeline.records import example_proto, framing
 
+MEMBERS_1 = 0x01737265626D656D  # the bytes "members" and 1, as a little-endian number
 EXTRA = {
     "box": Feature("float32", (4,)),
     "id": Feature("int64"),
@@ -34,6 +36,7 @@ class Kind:
       extra: the features of `EXTRA`, too.
       varied: image i is i % 3 rows higher and i % 2 columns wider.
       compression: of the shards.
+      members: records in each GZIP member of a compressed shard, with a table of the members; 0: one, without a table.
     """
 
     encoding: str = "raw"
@@ -41,6 +44,7 @@ class Kind:
     extra: bool = False
     varied: bool = False
     compression: str = ""
+    members: int = 0
 
 
 def images_of(start: int, count: int, shape: tuple[int, int, int]) -> np.ndarray:
@@ -110,6 +114,7 @@ def write_dataset(
         source=(),
         options={"seed": 0},
         compression=kind.compression,
+        format_version=MEMBERS_VERSION if kind.members else FORMAT_VERSION,
     )
     (folder / naming.MANIFEST).write_bytes(manifest.to_bytes())
     return manifest
@@ -150,7 +155,8 @@ def _write_split(
             records.append(framing.frame(example_proto.encode(features)))
             size = f"{image.shape[0]}x{image.shape[1]}"
             sizes[size] = sizes.get(size, 0) + 1
-        shards.append(write_shard(folder, naming.shard_name(name, index, len(counts), kind.compression), records))
+        file = naming.shard_name(name, index, len(counts), kind.compression)
+        shards.append(write_shard(folder, file, records, kind.members))
         first += count
     histogram = np.bincount(np.arange(first) % classes, minlength=classes)
     return SplitInfo(tuple(shards), tuple(int(n) for n in histogram), sizes)
@@ -160,17 +166,27 @@ def _lists(features: dict[str, np.ndarray]) -> dict:
     return {name: v.tolist() if v.dtype == object else v for name, v in features.items()}
 
 
-def write_shard(folder: pathlib.Path, file: str, records: Sequence[bytes]) -> ShardInfo:
-    """Writes framed records to a file, compressed if its name says so, and what lies beside it."""
-    data, crc, stride = b"".join(records), None, None
-    if file.endswith(".gz"):
-        data = gzip.compress(data, mtime=0)
-    elif len({len(record) for record in records}) <= 1:
-        stride = len(records[0]) if records else 0
-    else:
-        offsets = np.cumsum([0, *map(len, records)]).astype("<u8").tobytes()
+def write_shard(folder: pathlib.Path, file: str, records: Sequence[bytes], of_member: int = 0) -> ShardInfo:
+    """Writes framed records to a file, compressed if its name says so, and what lies beside it.
+
+    `of_member` is as `Kind.members`.
+    """
+    data, offsets = b"".join(records), b""
+    begins = np.cumsum([0, *map(len, records)])
+    stride = (len(records[0]) if records else 0) if len({len(record) for record in records}) <= 1 else None
+    if file.endswith(".gz") and of_member and records:
+        firsts = [*range(0, len(records), of_member), len(records)]
+        written = [gzip.compress(b"".join(records[a:b]), mtime=0) for a, b in itertools.pairwise(firsts)]
+        data, ends = b"".join(written), np.cumsum([0, *map(len, written)])
+        table = [MEMBERS_1, len(written), *ends, *firsts, *(begins if stride is None else [])]
+        offsets = np.array(table, "<u8").tobytes()
+    elif file.endswith(".gz"):
+        data, stride = gzip.compress(data, mtime=0), None
+    elif stride is None:
+        offsets = begins.astype("<u8").tobytes()
+    if offsets:
         (folder / naming.offsets_name(file)).write_bytes(offsets)
-        crc = f"{crc32c.crc32c(offsets):08x}"
+    crc = f"{crc32c.crc32c(offsets):08x}" if offsets else None
     (folder / file).write_bytes(data)
     crcs, crc_of_crcs = b"".join(record[-framing.FOOTER :] for record in records), None
     if crcs:

@@ -53,12 +53,8 @@ def _more_lines(made: Manifest) -> Iterator[str]:
         yield f"other features: {', '.join(others)}"
     if made.compression:
         forward = sum(not shard.is_seekable(made.compression) for shard in made.shards)
-        how = (
-            f", {count_of(forward, 'shard')} of them read forward only"
-            if forward
-            else ", in members that are read alone"
-        )
-        yield f"shards compressed with {made.compression}{how}"
+        limits = f"; {forward} of {len(made.shards)} are read forward only" if forward else ""
+        yield f"shards compressed with {made.compression}{limits}"
 
 
 def _split_row(name: str, split: SplitInfo) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ from pipeline.read.corruption import Corruption
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.rows_reader import Rows, RowsReader
 from pipeline.read.shards import Shards
-from pipeline.read.sidecars import shard_offsets
+from pipeline.read.sidecars import shard_members, shard_offsets
 from pipeline.records import example_proto
 from tests.datasets import Kind, encoded, image_of, key_of, write_dataset
 from tests.runs import finish, start, start_workers, wait_for_step
@@ -159,7 +159,7 @@ def test_every_flipped_bit_of_a_compressed_shard_is_refused(tmp_path):
             good = reader_of(tmp_path).read(np.array([[SEGMENT, 0, first_bad]]))
             assert examples(good) == whole[:first_bad]
     assert len(seen) > COUNTS[HIT] // 2  # all over the shard
-    with pytest.raises(UsageError, match="compressed with GZIP, in which nothing can be skipped"):
+    with pytest.raises(UsageError, match="compressed as one GZIP stream, in which nothing can be skipped"):
         batches(tmp_path, "resident", on_corrupt="skip")
 
 
@@ -239,16 +239,49 @@ def test_twenty_damaged_records_have_weight_0_and_all_others_come_once(way, kind
     assert {r.file for r in skipped_records(tmp_path)} == {str(target.path)}
 
 
-def test_every_replica_takes_as_many_steps_whoever_skips(tmp_path):
-    target = made(tmp_path, Kind())
-    target.flip(*target.bits_of_records(20, seed=2))
+MEMBERS = Kind(compression="GZIP", members=6)
+
+
+def flip_members(target, *members):
+    """Flips a bit in the middle of GZIP members of a shard; returns the record ids that they hold."""
+    shard = manifests.load(target.path.parent).splits["train"].shards[HIT]
+    table = shard_members(str(target.path.parent), shard)
+    target.flip(*(4 * int(table.offsets[member] + table.offsets[member + 1]) for member in members))
+    return {target.first + number for m in members for number in range(*table.firsts[m : m + 2].tolist())}
+
+
+@BOTH
+def test_the_records_of_corrupt_members_have_weight_0_and_all_others_come_once(way, tmp_path):
+    target = made(tmp_path, MEMBERS)
+    bad = flip_members(target, 1, 3)
+    assert bad == {*range(17, 23), *range(29, 35)}
+    found = list(batches(tmp_path, way, on_corrupt="skip").as_numpy_iterator())
+    assert len(found) == 2 * T
+    for epoch in range(2):
+        rows = [check_rows(batch, MEMBERS) for batch in found[epoch * T : (epoch + 1) * T]]
+        assert sorted(record for real, _ in rows for record in real) == sorted(set(range(sum(COUNTS))) - bad)
+        assert bad <= {record for _, others in rows for record in others}
+    assert {(r.file, target.first + r.record) for r in skipped_records(tmp_path)} == {
+        (str(target.path), n) for n in bad
+    }
+    assert refusal(tmp_path, way).startswith(f"{target.path}, GZIP member at byte offset ")
+    assert "12 would be skipped, over max_corrupt=11" in refusal(tmp_path, way, on_corrupt="skip", max_corrupt=11)
+
+
+@pytest.mark.parametrize("kind", [Kind(), MEMBERS], ids=["plain", "GZIP members"])
+def test_every_replica_takes_as_many_steps_whoever_skips(kind, tmp_path):
+    target = made(tmp_path, kind)
+    if kind.members:
+        flip_members(target, 1, 3)
+    else:
+        target.flip(*target.bits_of_records(20, seed=2))
     whole = list(batches(tmp_path, "windowed", on_corrupt="skip").as_numpy_iterator())
     rows = BATCH // 3
     for rank in range(3):
         mine = list(batches(tmp_path, "windowed", on_corrupt="skip", shard=Shard(rank, 3)).as_numpy_iterator())
         assert len(mine) == 2 * T
         for part, (y, _, all_weights, all_records) in zip(mine, whole, strict=True):
-            check_rows(part, Kind())
+            check_rows(part, kind)
             x, _, weights, records = part
             place = slice(rank * rows, (rank + 1) * rows)
             assert records.tolist() == all_records[place].tolist()

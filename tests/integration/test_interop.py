@@ -19,6 +19,8 @@ from beam_jobs.shards import tfds_info
 from beam_jobs.sources.base import SourceOptions
 from pipeline import manifest
 from pipeline.manifest import naming
+from pipeline.read.sidecars import shard_members
+from pipeline.records import members
 from tests.converting import convert_in_process
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -50,7 +52,12 @@ def converted(request, tmp_path_factory):
     encoding, _, compression = request.param.partition(" ")
     out = tmp_path_factory.mktemp("digits")
     flags = [f"--image_encoding={encoding}", f"--compression={compression}", "--num_shards=2"]
-    return convert_in_process("--dataset=digits", f"--data_dir={out}", *flags)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(members, "MEMBER_BYTES", 50_000)  # so that a shard of these few has several
+        convert_in_process("--dataset=digits", f"--data_dir={out}", *flags)
+    if compression:
+        assert len(shard_members(str(out), manifest.load(out).split("test").shards[0]).firsts) - 1 == 4
+    return out
 
 
 def pixels(image):

@@ -143,7 +143,7 @@ def test_a_compressed_shard_has_no_time_in_it_and_can_be_read(tmp_path, pixels):
     tf = pytest.importorskip("tensorflow")
     plain = make_records(rows(pixels(50, (28, 28, 1)) // 64))
     packed = compressed(plain)
-    assert (packed.count, packed.stride, packed.offsets) == (50, None, None)
+    assert (packed.count, packed.stride, packed.offsets) == (50, plain.stride, None)
     # The header: gzip, deflate, no name, no comment; no time.
     assert packed.data[:8] == b"\x1f\x8b\x08\x00" + bytes(4)
     assert gzip.decompress(packed.data) == bytes(plain.data)

@@ -1,6 +1,7 @@
 import dataclasses
 import errno
 import gzip
+import io
 import itertools
 import os
 import re
@@ -15,7 +16,8 @@ from beam_jobs.shards import reader, receipts, writer
 from beam_jobs.shards.receipts import Reject
 from beam_jobs.storage import write
 from pipeline.errors import DataError
-from pipeline.records import example_proto
+from pipeline.read.sidecars import shard_members
+from pipeline.records import example_proto, members, walk
 from tests.converting import write_shard
 from tests.made_source import Content
 
@@ -72,8 +74,34 @@ def test_a_compressed_shard_is_the_same_records(plan_of, pixels, tmp_path):
     info = write_shard(packed, "train", 0).info
     data = (tmp_path / "packed" / "train-00000-of-00001.tfrecord.gz").read_bytes()
     assert gzip.decompress(data) == (tmp_path / "plain" / "train-00000-of-00001.tfrecord").read_bytes()
-    assert (info.num_bytes, info.stride, info.offsets_crc32c) == (len(data), None, None)
-    assert sorted(os.listdir(tmp_path / "packed")) == [info.file, f"{info.file}.crcs", receipts.name_of(info.file)]
+    assert (info.num_bytes, info.stride) == (len(data), 166)
+    beside = [f"{info.file}.crcs", f"{info.file}.offsets"]
+    assert sorted(os.listdir(tmp_path / "packed")) == [info.file, *beside, receipts.name_of(info.file)]
+
+
+@pytest.mark.parametrize("is_even", [True, False])
+def test_members_end_at_records_and_hold_as_many_as_fit(plan_of, pixels, tmp_path, monkeypatch, is_even):
+    monkeypatch.setattr(members, "MEMBER_BYTES", 1000)
+    images_of = pixels(40, (6, 5, 3)) // 100
+    content = {"train": Content(images_of if is_even else [images.encoded(image, "png") for image in images_of])}
+    packed = [plan_of(content, out=name, compression="GZIP") for name in ("one", "two")]
+    info = write_shard(packed[0], "train", 0).info
+    assert info == write_shard(packed[1], "train", 0).info  # the same bytes
+    path = tmp_path / "one" / info.file
+    table, data = shard_members(str(tmp_path / "one"), info), path.read_bytes()
+    whole = gzip.decompress(data)
+    assert (table.begins is None) == is_even
+    begins = table.begins_of(0, 40).tolist()
+    walked = [(frame.offset, frame.end) for frame in walk.walk(io.BytesIO(whole).read)]
+    assert list(itertools.pairwise(begins)) == walked
+    assert len(table.firsts) > 4
+    for member, (first, stop) in enumerate(itertools.pairwise(table.firsts.tolist())):
+        alone = data[table.offsets[member] : table.offsets[member + 1]]
+        assert gzip.decompress(alone) == whole[begins[first] : begins[stop]]
+        assert alone[:8] == b"\x1f\x8b\x08\x00" + bytes(4)  # no name, no time
+        size = begins[stop] - begins[first]
+        assert size <= 1000 or stop == first + 1
+        assert stop == 40 or begins[stop + 1] - begins[first] > 1000
 
 
 def test_rejects_are_told_with_their_place_and_the_rest_is_written(plan_of, pixels, tmp_path):

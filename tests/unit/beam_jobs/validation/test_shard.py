@@ -1,5 +1,8 @@
 """One shard at a time: real files with real damage; each is named with its record and byte offset."""
 
+import dataclasses
+import gzip
+import itertools
 import os
 import re
 
@@ -10,7 +13,10 @@ import pytest
 from beam_jobs.validation.shard import check_shard
 from pipeline import manifest as manifests
 from pipeline.manifest import naming
+from pipeline.read.sidecars import shard_members
 from pipeline.records import example_proto, framing
+from tests.datasets import Kind, edit_manifest, write_dataset
+from tests.datasets import write_shard as members_of
 from tests.validated import KINDS, edit, examples_of, png, rewrite_shard, write
 
 FILES = {
@@ -99,6 +105,71 @@ def test_a_cut_gzip_stream_names_the_record_and_its_offset_in_the_decompressed_s
     assert not report.is_whole
     path.write_bytes(b"no gzip at all" * 9)
     assert "record 0, byte offset 0 of the decompressed" in check(folder)[0][0]
+
+
+MEMBERS = Kind("png", varied=True, compression="GZIP", members=3)  # records 0 to 2, 3 to 5, ... of 11
+
+
+@pytest.fixture
+def packed(tmp_path):
+    """A data set whose first shard of `train` has four members: its shard's path, its number, the members' offsets."""
+    write_dataset(tmp_path, (11, 5), test_counts=(4,), kind=MEMBERS)
+    made = manifests.load(tmp_path)
+    number = next(i for i, shard in enumerate(made.shards) if shard.num_examples == 11)
+    return tmp_path / made.shards[number].file, number, shard_members(str(tmp_path), made.shards[number]).offsets
+
+
+def test_corrupt_members_are_named_and_the_others_are_checked(packed):
+    path, number, offsets = packed
+    lines, report = check(path.parent, number, deep=True)
+    assert (lines, report.records, report.is_whole) == ([], 11, True)
+    data = bytearray(path.read_bytes())
+    for member in (1, 3):
+        data[int(offsets[member]) + 30] ^= 1
+    path.write_bytes(data)
+    lines, report = check(path.parent, number)
+    one, other = (rf"{path.name}, GZIP member at byte offset {offsets[member]}, records " for member in (1, 3))
+    assert re.match(f"{one}3 to 5: ", lines[0])
+    assert re.match(f"{other}9 to 10: ", lines[1])
+    assert len(lines) == 2
+    assert (report.records, report.is_whole, sum(report.labels.values())) == (11, False, 6)
+
+
+def test_a_cut_shard_of_members_loses_those_behind_the_cut(packed):
+    path, number, offsets = packed
+    path.write_bytes(path.read_bytes()[: int(offsets[2]) + 7])
+    lines, report = check(path.parent, number)
+    assert [line.partition(": ")[0].rpartition("records ")[2] for line in lines[:2]] == ["6 to 8", "9 to 10"]
+    assert lines[2] == f"{path.name}: has {int(offsets[2]) + 7:,} bytes, the manifest says {int(offsets[4]):,}"
+    assert sum(report.labels.values()) == 6
+
+
+def test_a_fault_inside_a_member_is_its_records(tmp_path, packed):
+    path, number, _ = packed
+    begins = shard_members(str(tmp_path), manifests.load(tmp_path).shards[number]).begins_of(0, 11).tolist()
+    whole = gzip.decompress(path.read_bytes())
+    frames = [whole[begin:end] for begin, end in itertools.pairwise(begins)]
+    frames[4] = frames[4][:60] + bytes([frames[4][60] ^ 1]) + frames[4][61:]
+    frames[7] = bytes([frames[7][0] ^ 1]) + frames[7][1:]  # its length
+    new = dataclasses.asdict(members_of(tmp_path, path.name, frames, 3))
+    edit_manifest(tmp_path, lambda content: content["splits"]["train"]["shards"][0].update(new))
+    lines, report = check(tmp_path, number)
+    where = [f"{path.name}, record {n}, byte offset {begins[n]} of the decompressed bytes" for n in (4, 7)]
+    assert [line.partition(": ")[0] for line in lines] == where
+    assert report.records == 11
+
+
+def test_a_table_of_members_that_does_not_fit_is_named(packed):
+    path, number, _ = packed
+    beside = path.with_name(f"{path.name}.offsets")
+    data = bytearray(beside.read_bytes())
+    data[-16] ^= 1
+    beside.write_bytes(data)
+    [line] = check(path.parent, number)[0]
+    assert line.startswith(f"{beside.name}: its CRC32C is ")
+    beside.unlink()
+    [line] = check(path.parent, number)[0]
+    assert line.startswith(f"{beside.name}: cannot be read: No such file")
 
 
 @pytest.mark.parametrize("kind", ["gzip"], indirect=True)

@@ -12,10 +12,11 @@ import crc32c
 import numpy as np
 import pytest
 
+from pipeline import RandomAccess
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
 from pipeline.index import __main__ as index
-from pipeline.read.sidecars import shard_offsets
+from pipeline.read.sidecars import shard_members, shard_offsets
 from pipeline.records import framing
 from tests.datasets import write_dataset, write_shard
 
@@ -84,18 +85,44 @@ def test_patterns_of_one_split_add_up_in_their_order(folder):
     assert [shard.file for shard in made.splits["train"].shards] == ["verses.rec", "part=07"]
 
 
-def test_compressed_files_have_neither_stride_nor_offsets(folder):
+def test_members_that_end_where_records_do_are_read_alone(folder, capsys, tmp_path):
     (folder / "a.gz").write_bytes(gzip.compress(file_of(UNEQUAL)) + gzip.compress(file_of(EQUAL)))  # two members
     (folder / "b.gz").write_bytes(gzip.compress(b""))
     (folder / "c.gz").write_bytes(b"")
+    (folder / "d.gz").write_bytes(gzip.compress(file_of(EQUAL)))
     made = run(folder, "--split=train:*.gz", "--compression=GZIP")
-    a, b, c = made.splits["train"].shards
-    assert (a.num_examples, b.num_examples, c.num_examples) == (6, 0, 0)
+    a, b, c, d = made.splits["train"].shards
+    assert [shard.num_examples for shard in (a, b, c, d)] == [6, 0, 0, 2]
     data = (folder / "a.gz").read_bytes()
     assert (a.num_bytes, a.crc32c) == (len(data), f"{crc32c.crc32c(data):08x}")
-    assert {(shard.stride, shard.offsets_crc32c) for shard in (a, b, c)} == {(None, None)}
-    assert made.compression == "GZIP"
+    assert [shard.stride for shard in (a, b, c, d)] == [None, None, None, 20]
+    assert (made.compression, made.format_version) == ("GZIP", 3)
+    assert {path.name for path in folder.glob("*.offsets")} == {"a.gz.offsets", "d.gz.offsets"}
+    assert shard_members(str(folder), a).firsts.tolist() == [0, 4, 6]
+    assert "any record can be read by itself" in capsys.readouterr().out
+    found = RandomAccess(folder)
+    assert [found[i]["record"] for i in (7, 5, 0, 4)] == [EQUAL[1], EQUAL[1], UNEQUAL[0], EQUAL[0]]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda data: gzip.compress(data[:50]) + gzip.compress(data[50:]),
+        lambda data: gzip.compress(data) + bytes(8) + gzip.compress(data),
+        lambda data: gzip.compress(data) + gzip.compress(b""),
+        lambda data: gzip.compress(data * (1 + (17 << 20) // len(data))),
+    ],
+    ids=["a record is cut", "zeros between members", "an empty member", "a large member"],
+)
+def test_other_compressed_files_are_read_forward_and_the_command_says_so(folder, capsys, write):
+    (folder / "a.gz").write_bytes(write(file_of(UNEQUAL)))
+    made = run(folder, "--split=train:*.gz", "--compression=GZIP")
+    (shard,) = made.splits["train"].shards
+    assert (shard.stride, shard.offsets_crc32c, made.format_version) == (None, None, 2)
     assert not list(folder.glob("*.offsets"))
+    assert "read forward only: 1 file, such as a.gz: " in capsys.readouterr().out
+    with pytest.raises(UsageError, match="a.gz: is compressed as one GZIP stream"):
+        RandomAccess(folder)
 
 
 def flipped(data, place):

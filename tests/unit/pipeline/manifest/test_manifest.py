@@ -103,7 +103,7 @@ def feature(**fields):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.update(format_version=3), "format_version 3 .* 2"),
+        (lambda c: c.update(format_version=4), "format_version 4 .* 3"),
         (lambda c: c.update(format_version=1), "format_version 1 "),
         (lambda c: c.update(format_version="1"), "format_version is '1'"),
         (lambda c: c.update(format_version=True), "format_version is True"),
@@ -140,6 +140,10 @@ def feature(**fields):
         (lambda c: c["features"]["label"].pop("encoding"), "'encoding'"),
         (lambda c: c.update(compression="ZLIB"), "'ZLIB'; known: GZIP"),
         (lambda c: c.update(compression="GZIP"), "tfrecord: .*stride"),
+        (
+            lambda c: c.update(compression="GZIP", format_version=3),
+            "tfrecord: has a stride, but no table of its members",
+        ),
         (lambda c: c.pop("compression"), "'compression'"),
         (lambda c: c.update(splits={}), "no split"),
         (lambda c: c["splits"].update(more=c["splits"]["test"]), "test-00000-of-00001.tfrecord twice"),

@@ -8,7 +8,7 @@ import pytest
 from pipeline import manifest as manifests
 from pipeline.errors import DataError
 from pipeline.manifest.splits import select
-from pipeline.read import records_reader, rows_reader
+from pipeline.read import members, records_reader, rows_reader
 from pipeline.read.corruption import Corruption, skipped_records
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.rows_reader import RowsReader, all_pieces
@@ -24,6 +24,9 @@ KINDS = {
     "rows, NumPy": Kind(),
     "records": Kind(unequal_keys=True),
     "records, GZIP": Kind(compression="GZIP"),
+    "rows, GZIP members": Kind(compression="GZIP", members=2),
+    "rows, GZIP members, NumPy": Kind(compression="GZIP", members=3),
+    "records, GZIP members": Kind(unequal_keys=True, compression="GZIP", members=2),
 }
 
 
@@ -33,12 +36,13 @@ class Opened:
     def __init__(self, folder, kind):
         self.folder, self.kind = folder, kind
         self.file = "train-00003-of-00004.tfrecord" + (".gz" if kind.compression else "")
+        self.are_rows = not kind.unequal_keys and (not kind.compression or kind.members > 0)
         write_dataset(folder, COUNTS, kind=kind)
 
     def reader(self, split="train", policy="raise", data_dir=None):
         manifest, data_dir = manifests.load(self.folder), data_dir or str(self.folder)
         shards = Shards.found(data_dir, select(manifest, split).segments, Corruption(data_dir, policy))
-        if self.kind == Kind():
+        if self.are_rows:
             return RowsReader.fit(manifest, shards, with_keys=True)
         return RecordsReader(shards, manifest.compression)
 
@@ -47,7 +51,7 @@ class Opened:
 
     def check(self, found, numbers, split="train"):
         """Checks that these are the records of a split of these numbers; returns the rows that are no stand-ins."""
-        if self.kind == Kind():
+        if self.are_rows:
             images, labels, keys = found.images.tobytes(), found.labels.tolist(), found.keys.tolist()
         else:
             decoded = [example_proto.decode(record) for record in found.records]
@@ -76,7 +80,7 @@ def opened(request, tmp_path):
     return Opened(tmp_path, KINDS[request.param])
 
 
-# In a compressed file no record can be skipped.
+# Damage to compressed files is in test_gzip_reader.py and test_members.py.
 skippable = pytest.mark.parametrize("opened", [name for name in KINDS if "GZIP" not in name], indirect=True)
 
 
@@ -95,7 +99,7 @@ def test_pieces_are_read_in_the_order_they_are_given(opened):
 def test_no_record_is_one_row_of_nothing(opened, pieces):
     found = opened.reader().read(pieces)
     assert found.good.tolist() == [True]
-    if opened.kind == Kind():
+    if opened.are_rows:
         assert not found.images.any()
         assert (found.images.shape, found.labels.tolist(), found.keys.tolist()) == ((1, 144), [0], [b""])
     else:
@@ -112,6 +116,7 @@ def test_threads_share_a_piece(opened, monkeypatch, task):
     monkeypatch.setattr(rows_reader, "_TASK", task)
     monkeypatch.setattr(rows_reader, "_CHUNK", 3 * 222)
     monkeypatch.setattr(records_reader, "_TASK", task)
+    monkeypatch.setattr(members, "_TASK", task)
     write_dataset(opened.folder, (40, 7), kind=opened.kind)
     found = opened.reader().read(np.array([[0, 1, 40], [1, 0, 7], [0, 0, 40]]))
     opened.check(found, [*range(1, 47), *range(40)])

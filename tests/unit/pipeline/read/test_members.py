@@ -1,0 +1,316 @@
+"""Compressed shards in members: only those that are needed are decompressed; what each kind of damage costs."""
+
+import dataclasses
+import gzip
+import itertools
+
+import crc32c
+import numpy as np
+import pytest
+
+from pipeline import RandomAccess, skipped_records
+from pipeline import manifest as manifests
+from pipeline.errors import DataError
+from pipeline.manifest.splits import select
+from pipeline.read import members
+from pipeline.read.corruption import Corruption
+from pipeline.read.records_reader import RecordsReader
+from pipeline.read.rows_reader import RowsReader
+from pipeline.read.shards import Shards
+from pipeline.read.sidecars import shard_members
+from pipeline.records import example_proto, framing
+from tests.datasets import EXTRA, Kind, edit_manifest, images_of, key_of, write_dataset, write_shard
+
+COUNTS, SHAPE = (29, 0, 11), (8, 6, 3)
+FILE = "train-00000-of-00003.tfrecord.gz"
+ROWS, RECORDS = Kind(compression="GZIP", members=4), Kind(unequal_keys=True, compression="GZIP", members=4)
+HARMLESS = {0: 0x01, **dict.fromkeys(range(1, 7), 0xFF)}  # of a header, from its flags on: FTEXT, time, system
+
+
+@pytest.fixture(params=[ROWS, RECORDS], ids=["rows", "records"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def folder(kind, tmp_path):
+    write_dataset(tmp_path, COUNTS, SHAPE, kind=kind)
+    return tmp_path
+
+
+def reader_of(folder, policy="raise", most=1000):
+    manifest = manifests.load(folder)
+    segments = select(manifest, "train").segments
+    shards = Shards.found(str(folder), segments, Corruption(str(folder), policy, most))
+    return RowsReader.fit(manifest, shards, with_keys=True) or RecordsReader(shards, manifest.compression)
+
+
+def read(reader, *pieces):
+    return reader.read(np.array(pieces))
+
+
+def keys_in(found):
+    """Returns the keys of what a reader read."""
+    if hasattr(found, "keys"):
+        return found.keys.tolist()
+    return [example_proto.decode(record)["key"][0] for record in found.records]
+
+
+def expected(numbers, kind):
+    return [key_of("train", number, kind) for number in numbers]
+
+
+@pytest.fixture
+def inflated(monkeypatch):
+    """The sizes of the members that were decompressed, in order."""
+    sizes = []
+
+    def counted(member, num_bytes):
+        sizes.append(len(member))
+        return _inflate(member, num_bytes)
+
+    _inflate = members.inflate
+    monkeypatch.setattr(members, "inflate", counted)
+    return sizes
+
+
+class Counted(Shards):
+    """Shards that note the byte ranges which are read."""
+
+    def opened(self, segment):
+        context, ranges = super().opened(segment), self.__dict__.setdefault("ranges", [])
+
+        class Noted:
+            def __enter__(self):
+                file = context.__enter__()
+                read_at = file.read_at
+                file.read_at = lambda at, size: ranges.append((at, size)) or read_at(at, size)
+                return file
+
+            def __exit__(self, *error):
+                return context.__exit__(*error)
+
+        return Noted()
+
+
+def test_a_window_in_the_middle_inflates_its_members_only(folder, kind, inflated):
+    table = shard_members(str(folder), manifests.load(folder).splits["train"].shards[0])
+    sizes = np.diff(table.offsets).tolist()
+    assert table.firsts.tolist() == [0, 4, 8, 12, 16, 20, 24, 28, 29]
+    reader = reader_of(folder)
+    object.__setattr__(reader, "shards", shards := Counted(**_fields(reader.shards)))
+    reader.__dict__["members" if isinstance(reader, RowsReader) else "_members"]._shards = shards
+    assert keys_in(read(reader, [0, 13, 18])) == expected(range(13, 18), kind)
+    assert inflated == sizes[3:5]
+    assert shards.ranges == [(int(table.offsets[3]), sum(sizes[3:5]))]  # of the file, no other byte
+    # The next windows: the member that the last one cut is not inflated, or read, again.
+    del inflated[:], shards.ranges[:]
+    assert keys_in(read(reader, [0, 18, 23])) == expected(range(18, 23), kind)
+    assert keys_in(read(reader, [0, 23, 29])) == expected(range(23, 29), kind)
+    assert inflated == sizes[5:]
+    assert sum(size for _, size in shards.ranges) == sum(sizes[5:])
+
+
+def _fields(shards):
+    return {field.name: getattr(shards, field.name) for field in dataclasses.fields(shards)}
+
+
+def test_members_that_nobody_reads_on_in_are_given_up(folder, inflated):
+    reader = reader_of(folder)
+    one = reader.members if isinstance(reader, RowsReader) else reader._members
+    one._most = 2 * 4 * 230
+    for first in (0, 4, 8, 12):
+        read(reader, [0, first, first + 2])
+    assert len(inflated) == 4
+    assert len(one._kept) == 2
+    for first in (10, 14):
+        read(reader, [0, first, first + 2])
+    assert (len(inflated), len(one._kept)) == (4, 0)  # their last record was read
+    read(reader, [0, 2, 3])
+    assert len(inflated) == 5
+
+
+@pytest.mark.parametrize("task", [1, 2000, 1 << 20])
+def test_threads_share_no_member(folder, kind, monkeypatch, inflated, task):
+    monkeypatch.setattr(members, "_TASK", task)
+    reader = reader_of(folder)
+    found = read(reader, [1, 0, 11], [0, 3, 29])
+    assert keys_in(found) == expected([*range(29, 40), *range(3, 29)], kind)
+    assert len(inflated) == 3 + 8
+
+
+def test_an_example_inflates_its_member(folder, kind, inflated):
+    examples = RandomAccess(folder)
+    for number in (39, 13, 14, 12, 15):
+        assert examples[number]["key"] == key_of("train", number, kind)
+        assert np.array_equal(examples[number]["image"], images_of(number, 1, SHAPE)[0])
+    assert len(inflated) < 6  # 12 to 15 are in one member
+    size = 222 if kind is ROWS else 220  # of records with keys of 10 to 12 characters: train#7 is shorter
+    assert examples.locate(13).record == 13
+    assert size * 12 < examples.locate(13).offset < 230 * 14
+
+
+def flip(folder, bit, whole):
+    data = bytearray(whole)
+    data[bit // 8] ^= 1 << bit % 8
+    (folder / FILE).write_bytes(data)
+
+
+def test_a_flipped_bit_costs_the_records_of_its_member(folder, kind):
+    whole = (folder / FILE).read_bytes()
+    table = shard_members(str(folder), manifests.load(folder).splits["train"].shards[0])
+    everything = [[0, 0, 29], [1, 0, 11]]
+    for bit in np.random.default_rng(0).integers(0, 8 * len(whole), 150).tolist():
+        flip(folder, bit, whole)
+        member = int(np.searchsorted(table.offsets, bit // 8, "right")) - 1
+        first, stop = table.firsts[member : member + 2].tolist()
+        in_header = bit // 8 - int(table.offsets[member]) - 3
+        if HARMLESS.get(in_header, 0) >> bit % 8 & 1:
+            assert keys_in(read(reader_of(folder), *everything)) == expected(range(40), kind)
+            continue
+        where = f"{FILE}, GZIP member at byte offset {table.offsets[member]}, records {first} to {stop - 1}: "
+        for pieces in (everything, [[0, first, first + 1]]):
+            with pytest.raises(DataError, match=where):
+                read(reader_of(folder), *pieces)
+        found = read(reader_of(folder, "skip"), *everything)
+        assert np.flatnonzero(~found.good).tolist() == list(range(first, stop))
+        good = expected(range(40), kind)
+        assert [key for key, is_good in zip(keys_in(found), found.good, strict=True) if is_good] == (
+            good[:first] + good[stop:]
+        )
+        # Part of the member, and part of the next shard.
+        part = read(reader_of(folder, "skip"), [0, first, first + 1], [1, 2, 3])
+        assert part.good.tolist() == [False, True]
+    assert {record.record for record in skipped_records(folder)} <= set(range(29))
+    one = skipped_records(folder)[0]
+    assert one.offset == int(table.begins_of(one.record, one.record)[0])
+    assert "GZIP member at byte offset" in one.problem
+
+
+def test_all_records_of_a_member_count(folder):
+    whole = (folder / FILE).read_bytes()
+    table = shard_members(str(folder), manifests.load(folder).splits["train"].shards[0])
+    flip(folder, 8 * (int(table.offsets[2]) + 40), whole)
+    assert not read(reader_of(folder, "skip", 4), [0, 0, 29]).good.all()
+    with pytest.raises(DataError, match="with these 4 records, 4 would be skipped, over max_corrupt=3; to see"):
+        read(reader_of(folder, "skip", 3), [0, 0, 29])
+
+
+def rewritten(folder, change):
+    """Writes the first shard again, of changed frames; the manifest fits it, but for the records' own CRCs."""
+    manifest = manifests.load(folder)
+    shard = manifest.splits["train"].shards[0]
+    begins = shard_members(str(folder), shard).begins_of(0, 29).tolist()
+    data = gzip.decompress((folder / FILE).read_bytes())
+    frames = [data[begin:end] for begin, end in itertools.pairwise(begins)]
+    new = write_shard(folder, FILE, change(frames), 4)
+    edit_manifest(folder, lambda c: c["splits"]["train"]["shards"][0].update(_as_json(new)))
+    return begins
+
+
+def _as_json(shard):
+    return {name: value for name, value in dataclasses.asdict(shard).items() if value is not None}
+
+
+def test_a_fault_inside_a_whole_member_is_a_single_record(folder, kind):
+    def damaged(frames):
+        frames[9] = frames[9][:50] + bytes([frames[9][50] ^ 8]) + frames[9][51:]
+        return frames
+
+    begins = rewritten(folder, damaged)
+    with pytest.raises(DataError, match=f"{FILE}, record 9, byte offset {begins[9]}: the record's CRC is wrong"):
+        read(reader_of(folder), [0, 8, 12])
+    found = read(reader_of(folder, "skip"), [0, 0, 29])
+    assert np.flatnonzero(~found.good).tolist() == [9]
+    good = expected(range(29), kind)
+    assert keys_in(found) == [*good[:9], good[10], *good[10:]]
+
+
+def test_a_shard_of_another_conversion_is_refused(folder):
+    """Yesterday's shard, with whole records and members at the same places: its records' CRCs differ."""
+    manifest = manifests.load(folder).to_bytes()
+    crcs = (folder / f"{FILE}.crcs").read_bytes()
+
+    def other(frames):
+        return [framing.frame(frame[12:-4].replace(b"train#", b"other#")) for frame in frames]
+
+    rewritten(folder, other)
+    shard = manifests.load(folder).splits["train"].shards[0]
+    (folder / f"{FILE}.crcs").write_bytes(crcs)
+    (folder / "manifest.json").write_bytes(manifest)
+    edit_manifest(
+        folder,
+        lambda c: c["splits"]["train"]["shards"][0].update(
+            _as_json(shard) | {"crcs_crc32c": f"{crc32c.crc32c(crcs):08x}"}
+        ),
+    )
+    for policy in ("raise", "skip"):
+        with pytest.raises(DataError, match=f"{FILE}, record 5, .*: this shard is of another conversion"):
+            read(reader_of(folder, policy), [0, 5, 7])
+
+
+def test_a_table_that_does_not_fit_is_named(folder):
+    path = folder / f"{FILE}.offsets"
+    whole = path.read_bytes()
+    other = np.frombuffer(whole, "<u8").copy()
+    other[3] += 1
+    for data, words in (
+        (other.tobytes(), "its CRC32C is [0-9a-f]{8}, but the manifest says"),
+        (whole[:-8], "its CRC32C is"),
+        (whole + whole, "its CRC32C is"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(DataError, match=f"{FILE}.offsets: {words}"):
+            read(reader_of(folder), [0, 0, 29])
+    path.unlink()
+    with pytest.raises(DataError, match=f"{FILE}.offsets: .*No such file"):
+        read(reader_of(folder), [0, 0, 29])
+
+
+def number(at, value):
+    def change(data):
+        numbers = np.frombuffer(data, "<u8").copy()
+        numbers[at] = value
+        return numbers.tobytes()
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda data: data[:7] + b"\2" + data[8:], "is of version 2, and this release reads 1; upgrade it"),
+        (lambda data: b"M" + data[1:], "is no table of GZIP members"),
+        (lambda data: data[:-3], "is no table of GZIP members"),
+        (lambda data: data[:8], "is no table of GZIP members"),
+        (number(1, 7), "numbers, which is no table of 29 records"),
+        (number(1, 1 << 60), "numbers, which is no table of 29 records"),
+        (number(2, 1), "its members do not ascend from 0 to "),
+        (number(3, 1 << 40), "its members do not ascend from 0 to "),
+        (number(12, 0), "its first records do not ascend from 0 to 29"),
+        (number(12, (1 << 64) - 1), "its first records do not ascend from 0 to 29"),
+    ],
+)
+def test_a_table_that_the_manifest_lists_is_checked_as_well(folder, change, words):
+    path = folder / f"{FILE}.offsets"
+    data = change(path.read_bytes())
+    path.write_bytes(data)
+    crc = f"{crc32c.crc32c(data):08x}"
+    edit_manifest(folder, lambda c: c["splits"]["train"]["shards"][0].update(offsets_crc32c=crc))
+    with pytest.raises(DataError, match=f"{FILE}.offsets: .*{words}"):
+        read(reader_of(folder), [0, 0, 29])
+
+
+def test_a_truncated_shard_is_named_before_anything_is_read(folder):
+    path = folder / FILE
+    size = path.stat().st_size
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataError, match=f"{FILE}: {size - 1} bytes, but the manifest says {size}"):
+        reader_of(folder, "skip")
+
+
+def test_records_with_more_features_lie_in_members_too(tmp_path):
+    write_dataset(tmp_path, COUNTS, SHAPE, kind=Kind(extra=True, compression="GZIP", members=5))
+    found = RandomAccess(tmp_path, "train[7:]")
+    assert set(found.features) == {"image", "label", "key", *EXTRA}
+    assert [example["id"] for example in found] == [1000 + number for number in range(7, 40)]
