@@ -53,9 +53,9 @@ def data_set(given: str, make: Callable[[pathlib.Path], str]) -> Iterator[str]:
         yield given or make(pathlib.Path(folder))
 
 
-def make_cifar(folder: pathlib.Path, images: int, *flags: str) -> str:
+def make_cifar(folder: pathlib.Path, images: int, *flags: str, is_smooth: bool = False) -> str:
     """Converts random images of CIFAR-10's shape, a sixth of them to `test`; returns the data set's folder."""
-    source = sources.cifar(folder / "source", images // len(sources.CIFAR_FILES))
+    source = sources.cifar(folder / "source", images // len(sources.CIFAR_FILES), is_smooth)
     commands.convert("cifar10", source, folder / "data", *flags)
     return str(folder / "data")
 

@@ -13,15 +13,23 @@ _ROW_GROUP = 500
 _DISTINCT = 250  # images, which a larger file repeats
 
 
-def cifar(folder: pathlib.Path, images_per_file: int) -> pathlib.Path:
-    """Writes the six files of CIFAR-10's binary version, of random images; returns their folder."""
+def cifar(folder: pathlib.Path, images_per_file: int, is_smooth: bool = False) -> pathlib.Path:
+    """Writes the six files of CIFAR-10's binary version, of random images; returns their folder.
+
+    Smooth ones compress as photographs do, and repeat; noise does not compress.
+    """
     folder.mkdir(parents=True)
     random = np.random.default_rng(0)
+    smooth = (
+        np.stack([_smooth(random, (32, 32)) for _ in range(_DISTINCT)]).transpose(0, 3, 1, 2) if is_smooth else None
+    )
     for name in CIFAR_FILES:
         with open(folder / name, "wb") as file:
             for start in range(0, images_per_file, 10_000):
                 records = random.integers(0, 256, (min(10_000, images_per_file - start), 3073), np.uint8)
                 records[:, 0] %= 10
+                if smooth is not None:
+                    records[:, 1:] = smooth[random.integers(0, _DISTINCT, len(records))].reshape(len(records), -1)
                 file.write(records)
     return folder
 

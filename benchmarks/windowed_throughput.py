@@ -1,12 +1,14 @@
 """A data set larger than shuffle_bytes, read in windows: against bare reading, memory, one by one; its peak memory.
 
-    python -m benchmarks.windowed_throughput [--data_dir=DIR] [--only=read,resident,one_by_one,peak]
+    python -m benchmarks.windowed_throughput [--data_dir=DIR] [--only=read,resident,one_by_one,compressed,peak]
 
 shuffle_bytes is an eighth of the decoded split. Compared are
   read: undistorted batches against reading the same shards and computing each record's CRC on all cores, with nothing
     else done: in threads, in processes, and by TFRecordDataset;
   resident: the distortions of the CIFAR-10 tutorial, in windows against the same images in memory;
   one_by_one: against `tf.data` one example at a time, as in benchmarks.input_throughput;
+  compressed: undistorted batches of the same images in GZIP shards, against zlib alone, which decompresses the same
+    members out of memory in as many threads, and against the windows of uncompressed shards;
   peak: the memory of a process that reads an epoch, TensorFlow's included, against 2 x shuffle_bytes + 600 MB. Mapped
     files (TensorFlow's libraries) do not count: processes share them, and the system may drop them.
 Batches are taken inside a tf.function, as a training loop does. Rounds alternate; the ratio is computed per round, and
@@ -21,18 +23,20 @@ import os
 import pathlib
 import re
 import statistics
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from multiprocessing import get_context
 from typing import Any
 
 from benchmarks import commands, inputs
-from benchmarks.bare_reading import bare_read, tfrecords
+from benchmarks.bare_reading import bare_read, inflating, tfrecords
 from benchmarks.rounds import Take, compare, ratio_text
 from pipeline import manifest
 from pipeline.commands import commandline
 from pipeline.errors import UsageError
 from pipeline.read import unpack
+from pipeline.read.shards import LOCAL_THREADS
 
 COMMAND = "benchmarks.windowed_throughput"
 _WINDOWS = 8  # shuffle_bytes x this is the decoded split
@@ -49,7 +53,7 @@ class BenchmarkConfig:
     global_batch_size: int = 512  # rows of a batch
     rounds: int = 5  # rounds of each
     seconds: float = 2.0  # length of a round
-    only: str = ""  # some of read,resident,one_by_one,peak; default: all
+    only: str = ""  # some of read,resident,one_by_one,compressed,peak; default: all
     epoch_of: int = 0  # read one epoch with these shuffle_bytes and exit, as peak does
 
     def __post_init__(self) -> None:
@@ -65,8 +69,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         _read_epoch(config)
         return
     print(f"records are unpacked by {'compiled code' if unpack.is_compiled() else 'NumPy'}", flush=True)
+    flags = ("--num_shards=train:16,test:1",)
     with inputs.data_set(
-        config.data_dir, lambda folder: inputs.make_cifar(folder, config.images, "--num_shards=train:16,test:1")
+        config.data_dir, lambda folder: inputs.make_cifar(folder, config.images, *flags, is_smooth=True)
     ) as data_dir:
         for part in inputs.parts_of(config.only, _PARTS):
             _PARTS[part](dataclasses.replace(config, data_dir=data_dir))
@@ -106,6 +111,22 @@ def against_one_by_one(config: BenchmarkConfig) -> None:
         compare(f"in windows, {recipe}", windows, {"one by one": theirs}, config.rounds, config.seconds)
 
 
+def compressed(config: BenchmarkConfig) -> None:
+    """Prints windows of GZIP shards against zlib alone, and against windows of uncompressed ones."""
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        packed = pathlib.Path(folder) / "packed"
+        commands.convert("tfrecord", pathlib.Path(config.data_dir), packed, "--compression=GZIP")
+        sizes = [manifest.load(data_dir).split("train").num_bytes for data_dir in (str(packed), config.data_dir)]
+        print(f"compressed to {sizes[0] / sizes[1]:.2f} of {sizes[1]:,} bytes", flush=True)
+        with futures.ThreadPoolExecutor(LOCAL_THREADS) as threads:
+            others = {
+                f"zlib alone ({LOCAL_THREADS} threads)": inflating(threads, str(packed), "train"),
+                "windows of uncompressed shards": batches(config, "none", shuffle_bytes(config)),
+            }
+            windows = batches(dataclasses.replace(config, data_dir=str(packed)), "none", shuffle_bytes(config))
+            compare("in windows, undistorted, compressed", windows, others, config.rounds, config.seconds)
+
+
 def peak(config: BenchmarkConfig) -> None:
     """Prints the peak memory of processes that each read one epoch."""
     window = shuffle_bytes(config)
@@ -125,6 +146,7 @@ _PARTS: dict[str, Callable[[BenchmarkConfig], None]] = {
     "read": against_reading,
     "resident": against_memory,
     "one_by_one": against_one_by_one,
+    "compressed": compressed,
     "peak": peak,
 }
 

@@ -13,7 +13,7 @@ from pipeline.read.shards import Shards
 from pipeline.read.sidecars import Sidecars
 from pipeline.records.members import MemberTable, inflate
 
-KEPT_BYTES = 64 << 20  # 64 MiB: the members in which windows end, of more streams than a worker has
+KEPT_BYTES = 128 << 20  # 128 MiB: two members of each of 64 streams, that in which its window ends, and its very first
 _TASK = 4 << 20  # 4 MiB decompressed, per thread
 
 
@@ -37,7 +37,7 @@ class MemberReader:
     def __init__(self, shards: Shards, sidecars: Sidecars, kept_bytes: int = KEPT_BYTES) -> None:
         """Makes it; of the members that were read in part, `kept_bytes` decompressed bytes stay in memory."""
         self._shards, self._sidecars, self._most = shards, sidecars, kept_bytes
-        self._kept: dict[tuple[int, int], bytes] = {}
+        self._kept: dict[tuple[int, int], tuple[bytes, int]] = {}  # with how many of its records were not read yet
         self._lock = threading.Lock()
 
     def parts(self, pieces: NDArray[np.int64]) -> list[tuple[int, int, int]]:
@@ -77,7 +77,7 @@ class MemberReader:
         for member in range(low, high):
             first, end = max(start, int(table.firsts[member])), min(stop, int(table.firsts[member + 1]))
             with self._lock:
-                whole = self._kept.get((segment, member))
+                whole, left = self._kept.get((segment, member), (None, _records(table, member)))
             if whole is None:
                 at, after = table.offsets[member : member + 2].tolist()
                 if not stored:
@@ -91,15 +91,15 @@ class MemberReader:
             begins = table.begins_of(first, end)
             yield Run(first, begins, None if whole is None else _cut(table, member, whole, begins))
             if whole is not None:
-                self._keep(segment, member, whole if end < table.firsts[member + 1] else b"")
+                self._keep(segment, member, whole, left - (end - first))
 
-    def _keep(self, segment: int, member: int, whole: bytes) -> None:
-        """Keeps a member for those who read on in it; nothing in place of one whose last record was read."""
+    def _keep(self, segment: int, member: int, whole: bytes, left: int) -> None:
+        """Keeps a member until all its records were read: by the next window, or by the stream that ends in it."""
         with self._lock:
             self._kept.pop((segment, member), None)
-            if whole:
-                self._kept[segment, member] = whole
-            while sum(map(len, self._kept.values())) > self._most:
+            if left > 0:
+                self._kept[segment, member] = whole, left
+            while sum(len(kept) for kept, _ in self._kept.values()) > self._most:
                 self._kept.pop(next(iter(self._kept)))
 
     def _corrupt(self, segment: int, table: MemberTable, member: int, records: tuple[int, int], problem: str) -> None:
@@ -107,6 +107,10 @@ class MemberReader:
         held = int(table.firsts[member]), int(table.firsts[member + 1])
         offsets = dict(zip(range(*records), table.begins_of(*records).tolist(), strict=False))
         self._shards.corrupt_member(segment, int(table.offsets[member]), held, offsets, problem)
+
+
+def _records(table: MemberTable, member: int) -> int:
+    return int(table.firsts[member + 1] - table.firsts[member])
 
 
 def _decompressed(table: MemberTable, member: int) -> int:

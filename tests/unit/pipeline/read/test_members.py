@@ -125,9 +125,16 @@ def test_members_that_nobody_reads_on_in_are_given_up(folder, inflated):
     assert len(one._kept) == 2
     for first in (10, 14):
         read(reader, [0, first, first + 2])
-    assert (len(inflated), len(one._kept)) == (4, 0)  # their last record was read
+    assert (len(inflated), len(one._kept)) == (4, 0)  # all their records were read
     read(reader, [0, 2, 3])
     assert len(inflated) == 5
+
+
+def test_a_member_in_which_a_stream_begins_waits_for_the_one_that_ends_in_it(folder, kind, inflated):
+    reader = reader_of(folder)
+    for start, stop in ((0, 6), (14, 20), (6, 12), (20, 29), (12, 14)):  # two streams, of 14 and 15 records
+        assert keys_in(read(reader, [0, start, stop])) == expected(range(start, stop), kind)
+    assert len(inflated) == 8
 
 
 @pytest.mark.parametrize("task", [1, 2000, 1 << 20])
