@@ -15,6 +15,7 @@ CONVERT = [
     "jinja2>=3.1",
     "requests>=2.31",
 ]
+REMOTE = ["pyarrow>=18"]  # data sets at s3:// and hdfs://
 EXPORT = ["tf2onnx>=1.17", "onnx>=1.20", "onnxruntime>=1.20"]  # trainer.export --format=onnx
 DEMO = ["scikit-learn>=1.5", "matplotlib>=3.9"]
 TEST = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "filelock>=3.16", "syrupy>=4.7"]
@@ -57,6 +58,7 @@ setup(
     extras_require={
         "train": TRAIN,
         "convert": CONVERT,
+        "remote": REMOTE,
         "export": EXPORT,
         "demo": DEMO,
         "dev": DEV,

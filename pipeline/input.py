@@ -74,6 +74,8 @@ def input_fn(
     max_corrupt: int = MAX_CORRUPT,
     record_ids: bool = False,
     portable: bool = False,
+    cache_dir: PathLike | None = None,
+    cache_bytes: int | None = None,
 ) -> tf.data.Dataset:
     """Returns batches of a split: `(images, labels, weights)`, Keras' (x, y, sample_weight).
 
@@ -85,10 +87,11 @@ def input_fn(
     while the current one is consumed: at most about 2 * shuffle_bytes * (this worker's streams) / K.
 
     Args:
-      data_dir: a folder made by `beam_jobs.convert` or `pipeline.index`; also one that `tf.io.gfile` opens, such as
-        `gs://bucket/mnist`. Or a mixture for training, a list of sources and weights, `[("a", 0.7),
-        ("b:train[:50%]", 0.3)]`: every step has the same number of rows of each, which are an input of their own, with
-        their own epochs; the run's epochs are those of the first. docs/order.md has the rules.
+      data_dir: a folder made by `beam_jobs.convert` or `pipeline.index`; also one in a store, such as
+        `gs://bucket/mnist`, `s3://bucket/mnist` or `hdfs://namenode:8020/mnist`. Or a mixture for training, a list of
+        sources and weights, `[("a", 0.7), ("b:train[:50%]", 0.3)]`: every step has the same number of rows of each,
+        which are an input of their own, with their own epochs; the run's epochs are those of the first. docs/order.md
+        has the rules.
       split: a split or a slice of one, as in TFDS: `train`, `train[:90%]`, `train[10000:]`, `train[:10%]+test`; of
         the sources that name none.
       global_batch_size: G, rows of a step over all replicas.
@@ -121,6 +124,9 @@ def input_fn(
         a source's follow those of the source before.
       portable: read with TensorFlow's own ops, so that the dataset runs in other processes too, such as the workers of
         tf.data service; they must see `data_dir` under the same path. It is slower, and always reads by windows.
+      cache_dir: a folder on a disk of this machine for copies of a remote data set's shards, which all its processes
+        share. Shards are fetched whole, ahead of their window (docs/reading.md); the order does not depend on it.
+      cache_bytes: that the copies may take; None: 90% of what the disk has left for them.
 
     Returns:
       A dataset with known cardinality (or infinite): images uint8 or float32 (rows, height, width, channels), labels
@@ -153,6 +159,8 @@ def input_fn(
         max_corrupt=max_corrupt,
         record_ids=record_ids,
         portable=portable,
+        cache_dir=cache_dir,
+        cache_bytes=cache_bytes,
     )
     from pipeline.batch.compose import make_dataset  # noqa: PLC0415, here because it loads TensorFlow
 

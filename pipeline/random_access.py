@@ -15,8 +15,10 @@ from pipeline.manifest.splits import select
 from pipeline.manifest.storage import PathLike
 from pipeline.read.corruption import Corruption
 from pipeline.read.records_reader import RecordsReader
+from pipeline.read.shard_cache import make_cache
 from pipeline.read.shards import Shards
 from pipeline.records import example_arrays
+from pipeline.request import check_cache
 
 Example = dict[str, Any]
 _KEPT_BYTES = 16 << 20  # 16 MiB of decompressed members, for examples that follow each other
@@ -42,18 +44,28 @@ class RandomAccess:
     of this machine.
     """
 
-    def __init__(self, data_dir: PathLike, split: str = "train", *, decode: bool = True) -> None:
+    def __init__(
+        self,
+        data_dir: PathLike,
+        split: str = "train",
+        *,
+        decode: bool = True,
+        cache_dir: PathLike | None = None,
+        cache_bytes: int | None = None,
+    ) -> None:
         """Opens a split.
 
         Args:
-          data_dir: a folder that `beam_jobs.convert` made; also what `tf.io.gfile` opens, which loads TensorFlow.
+          data_dir: a folder that `beam_jobs.convert` made; also a URL. `gs://` loads TensorFlow.
           split: a split or a slice of one, such as `train[:90%]` or `train[:10%]+test`.
           decode: False: `image` is the stored bytes.
+          cache_dir, cache_bytes: as of `input_fn`; the first access to a shard then fetches all of it.
 
         Raises:
           DataError: no valid data set, or a shard that is missing or cut.
-          UsageError: an unknown split, or a compressed shard that can only be read forward.
+          UsageError: an unknown split, a compressed shard that can only be read forward, or a cache that cannot be.
         """
+        check_cache(data_dir, cache_dir, cache_bytes)
         manifest = manifests.load(data_dir)
         segments = select(manifest, split).segments
         for segment in segments:
@@ -67,7 +79,8 @@ class RandomAccess:
         self.features = manifest.features
         self.class_names = manifest.class_names
         self._decode = decode
-        self._shards = Shards.found(data_dir, segments, Corruption(os.fspath(data_dir)))
+        cache = make_cache(data_dir, manifest, segments, cache_dir, cache_bytes)
+        self._shards = Shards.found(data_dir, segments, Corruption(os.fspath(data_dir)), cache)
         self._start()
 
     def _start(self) -> None:

@@ -34,7 +34,9 @@ _LEAST = {  # whole numbers, and the least that each may be
     "start_step": 0,
     "epochs": 1,
     "max_corrupt": 0,
+    "cache_bytes": 1,
 }
+_OPTIONAL = ("streams", "epochs", "cache_bytes")  # that may be None
 _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 
 
@@ -64,6 +66,8 @@ class JobOptions(OrderOptions, total=False):
     max_corrupt: int
     record_ids: bool
     portable: bool
+    cache_dir: PathLike | None
+    cache_bytes: int | None
 
 
 class InputOptions(JobOptions, total=False):
@@ -103,13 +107,15 @@ class Request:
     max_corrupt: int = MAX_CORRUPT
     record_ids: bool = False
     portable: bool = False
+    cache_dir: PathLike | None = None
+    cache_bytes: int | None = None
 
     def __post_init__(self) -> None:
         self._check_data()
         self._set("seed", whole_number("seed", self.seed))
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value is not None or name not in ("streams", "epochs"):
+            if value is not None or name not in _OPTIONAL:
                 self._set(name, whole_number(name, value, least))
         if self.streams is not None:
             check_streams(self.global_batch_size, self.streams)
@@ -158,6 +164,11 @@ class Request:
                 "skip; use weights='mask' and divide by the sum of the weights"
             )
         self._set("shard", as_shard(self.shard))
+        check_cache(self.data_dir, self.cache_dir, self.cache_bytes)
+        if self.cache_dir is not None and self.portable:
+            raise UsageError(
+                "cache_dir with portable=True: TensorFlow's own reader reads no copies; leave out one of them"
+            )
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -187,6 +198,20 @@ class Request:
     def mixes(self) -> bool:
         """Whether the recipe mixes the rows of a batch, and their labels."""
         return isinstance(self.distort, str) and recipes.mixes(self.distort)
+
+
+def check_cache(data_dir: PathLike, cache_dir: Any, cache_bytes: Any) -> None:
+    """Raises UsageError where the folder of a cache cannot be one."""
+    if cache_dir is None:
+        if cache_bytes is not None:
+            raise UsageError(f"cache_bytes={cache_bytes}: is the size of a cache; give its folder as cache_dir, too")
+        return
+    path = os.fspath(cache_dir) if isinstance(cache_dir, str | os.PathLike) else None
+    if not isinstance(path, str) or not path or "://" in path:
+        raise UsageError(f"cache_dir={cache_dir!r}: must be the path of a folder on this machine")
+    data, cache = (os.path.realpath(folder(each).path) for each in (data_dir, path))
+    if not folder(data_dir).is_remote and os.path.commonpath([data, cache]) in (data, cache):
+        raise UsageError(f"cache_dir={path}: must be outside of data_dir={data_dir}, and not contain it")
 
 
 def parse_size(size: Any, flag: str = "resize") -> tuple[int, int] | None:

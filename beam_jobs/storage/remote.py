@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import functools
 import io
 import pathlib
 import re
@@ -14,11 +12,9 @@ import pyarrow
 from pyarrow import fs
 
 from beam_jobs.storage.errors import one_line
+from pipeline.manifest.remote import arrow_root
 
 _USER = re.compile(r"(?<=://)[^/@]*@")  # of `s3://key:secret@bucket`
-_S3_LIMITS = {"connect_timeout": 5, "request_timeout": 30}  # seconds; a URL cannot set them
-_S3_ATTEMPTS = 3
-_GCS_LIMIT = datetime.timedelta(seconds=30)
 _BUFFER = 8 << 20  # 8 MiB: a request to an object store takes as long as 1 or 2 MiB from it
 
 
@@ -192,7 +188,7 @@ class RemotePath:
     def _system(self) -> tuple[fs.FileSystem, str]:
         scheme, _, rest = self._base.partition("://")
         authority, _, path = rest.partition("/")
-        system, root = _root(f"{scheme}://{authority}{self._query}")
+        system, root = arrow_root(f"{scheme}://{authority}{self._query}")
         return system, f"{root.rstrip('/')}/{path}".rstrip("/")
 
     def _with_base(self, base: str) -> RemotePath:
@@ -200,18 +196,3 @@ class RemotePath:
         other = RemotePath(self._query)
         other._base, other._query = base, self._query
         return other
-
-
-@functools.lru_cache(maxsize=8)  # connecting takes longer than a small read
-def _root(url: str) -> tuple[fs.FileSystem, str]:
-    system, path = fs.FileSystem.from_uri(url)
-    if isinstance(system, fs.S3FileSystem):  # by default it retries for long, and may wait forever
-        _, (options, *_) = system.__reduce__()
-        attempts = fs.AwsStandardS3RetryStrategy(max_attempts=_S3_ATTEMPTS)
-        # Delayed: under 10 MiB are one request, not a multipart upload, which a kill leaves and pyarrow cannot list.
-        options |= {**_S3_LIMITS, "retry_strategy": attempts, "allow_delayed_open": True}
-        system = fs.S3FileSystem(**options)
-    elif isinstance(system, fs.GcsFileSystem):  # by default it retries for 15 minutes, in which no signal is answered
-        _, (options, *_) = system.__reduce__()
-        system = fs.GcsFileSystem(**{**options, "retry_time_limit": options["retry_time_limit"] or _GCS_LIMIT})
-    return system, path

@@ -15,15 +15,19 @@ from pipeline.distort.base import Crop, Recipe, UserDistorted
 from pipeline.distort.composed import cropping_of
 from pipeline.distort.recipes import make_recipe
 from pipeline.errors import DataError, UsageError
+from pipeline.manifest import remote
+from pipeline.manifest.storage import folder
 from pipeline.read.buffers import Buffers
 from pipeline.read.corruption import Corruption
 from pipeline.read.graph_reader import GraphReader
 from pipeline.read.numpy_calls import release_arrays
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.rows_reader import RowsReader
+from pipeline.read.shard_cache import make_cache
 from pipeline.read.shards import Shards
 from pipeline.read.window import LocalReader, RecordColumns, RowColumns
 from pipeline.records import example_arrays
+from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest
 
 
@@ -42,13 +46,13 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
     recipe = _recipe(resolved)
     batches = Batches(resolved, _form(resolved, recipe), recipe)
     if request.portable or tf.inside_function():
-        if corruption.skips:
-            raise UsageError("on_corrupt='skip': not where the dataset is made inside a tf.function; use 'raise'")
+        _check_graph(request)
         shards = Shards.found(data_dir, segments, corruption)
         RecordsReader(shards, manifest.compression).probe()
         _check_first(resolved, shards)
         return GraphReader(data_dir, resolved.selection, manifest.compression), batches
-    shards = Shards.found(data_dir, segments, corruption)
+    cache = make_cache(data_dir, manifest, segments, request.cache_dir, request.cache_bytes, corruption.skips)
+    shards = Shards.found(data_dir, segments, corruption, cache)
     rows = RowsReader.fit(manifest, shards, "key" in request.features)
     if rows and request.parse is None and not request.size and set(request.features) <= {"key"}:
         columns = RowColumns(rows, Buffers(release_arrays), corruption.skips)
@@ -61,6 +65,21 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
             )
     _check_first(resolved, shards)
     return RecordColumns(RecordsReader(shards, manifest.compression), corruption.skips), batches
+
+
+def _check_graph(request: Request) -> None:
+    """Raises UsageError for what TensorFlow's own reader cannot do."""
+    if request.on_corrupt == "skip":
+        raise UsageError("on_corrupt='skip': not where the dataset is made inside a tf.function; use 'raise'")
+    if request.cache_dir is not None:
+        raise UsageError(
+            "cache_dir: not where the dataset is made inside a tf.function, as for parameter servers; leave it out"
+        )
+    if remote.is_of_arrow(os.fspath(request.data_dir)):
+        raise UsageError(
+            f"data_dir={folder(request.data_dir)}: TensorFlow's own reader, which portable=True and parameter servers "
+            "need, opens local folders and gs:// only"
+        )
 
 
 def _check_first(resolved: ResolvedRequest, shards: Shards) -> None:

@@ -99,6 +99,9 @@ def resident(run: Run, batches: Batches, columns: Columns) -> tf.data.Dataset:
 def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Dataset:
     """Returns the elements of a run that is read by windows; while one is consumed, the next is read."""
 
+    def on_its_way(plan: WindowPlan, first: tf.Tensor) -> tuple[WindowPlan, tf.Tensor]:
+        return plan._replace(pieces=reader.fetch_ahead(plan.pieces)), first
+
     def load(plan: WindowPlan, first: tf.Tensor) -> _Window:
         return _Window(plan, first, {RECORD_ID: plan.records, **reader.read(plan.pieces, plan.slots)})
 
@@ -137,7 +140,8 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
         whole = tf.data.Dataset.from_tensor_slices(whole).skip(tf.maximum(first - plan.contiguous[0], 0))
         return one_by_one(first, plan.contiguous[0]).concatenate(whole).concatenate(one_by_one(stop, plan.num_elements))
 
-    windows = run.plans(contiguous=reader.assigns_rows).prefetch(1).map(load)
+    # While a window is consumed, the next one is read and the shards of the one after it are fetched.
+    windows = run.plans(contiguous=reader.assigns_rows).map(on_its_way).prefetch(1).map(load)
     windows = windows.scan(empty_tail(windows.element_spec.columns), with_tail).prefetch(1)
     if batches.are_stored and reader.assigns_rows:
         return _finished(run, windows.flat_map(elements))

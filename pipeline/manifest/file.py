@@ -31,7 +31,7 @@ def load(data_dir: str | os.PathLike[str] | RemoteFolder) -> Manifest:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise DataError(
-            f"{path}: no manifest, so {data_dir} is not a data set (or its conversion did not finish); "
+            f"{path}: no manifest, so {found} is not a data set (or its conversion did not finish); "
             "make one with: python -m beam_jobs.convert; from existing TFRecords: python -m pipeline.index"
         ) from None
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""The files of a data set: in a folder of this machine, or whatever `tf.io.gfile` opens (`gs://`, `hdfs://`, `ram://`).
+"""The files of a data set: in a folder of this machine, or one that a URL names (`gs://`, `s3://`, `hdfs://`, `ram://`).
 
 A file is identified by its state when the input was made: one that was removed, cut or rewritten since is an error.
 """
@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any, NamedTuple
+import re
+from typing import NamedTuple
 
 from pipeline.errors import DataError, UsageError
+from pipeline.manifest import remote
 
 PathLike = str | os.PathLike[str]
+_USER = re.compile(r"(?<=://)[^/@]*@")  # of `s3://key:secret@bucket`
+_MOST_TEXT = 400  # characters of a reason
 
 
 class Identity(NamedTuple):
@@ -30,14 +34,23 @@ class File:
 
     @property
     def is_remote(self) -> bool:
-        """Whether TensorFlow has to open it."""
+        """Whether a URL names it."""
         return "://" in self.path
 
     def __truediv__(self, name: str) -> File:
-        return File(os.path.join(self.path, name))
+        base, options = self._parts
+        return File(os.path.join(base, name) + options)
 
     def __str__(self) -> str:
-        return self.path
+        """Returns the path without the store's options and the user, which may hold a secret."""
+        base, options = self._parts
+        return _USER.sub("", base) if remote.is_of_arrow(self.path) else base + options
+
+    @property
+    def _parts(self) -> tuple[str, str]:
+        """The path, and the store's options, which may follow a `?`."""
+        base, question, options = self.path.partition("?") if remote.is_of_arrow(self.path) else (self.path, "", "")
+        return base, question + options
 
     def identity(self) -> Identity:
         """Returns what the file is now.
@@ -47,12 +60,11 @@ class File:
         """
         try:
             if self.is_remote:
-                status = _gfile().stat(self.path)
-                return Identity(status.length, status.mtime_nsec, 0)
+                return Identity(*remote.size_and_time(self.path), 0)
             found = os.stat(self.path)
             return Identity(found.st_size, found.st_mtime_ns, found.st_ino)
         except Exception as error:
-            raise _unreadable(self.path, error) from None
+            raise _unreadable(str(self), error) from None
 
     def read_text(self, encoding: str = "utf-8") -> str:
         """Returns the whole file as text.
@@ -64,13 +76,13 @@ class File:
             with open(self.path, encoding=encoding) as file:
                 return file.read()
         try:
-            exists = _gfile().exists(self.path)
+            size, _ = remote.size_and_time(self.path)
+        except FileNotFoundError:
+            raise
         except Exception as error:  # TensorFlow's errors are not OSErrors: no such file system, no credentials
             raise OSError(_reason(error)) from None
-        if not exists:
-            raise FileNotFoundError(self.path)
         with self.open() as file:
-            return bytes(file.read_at(0, self.identity().num_bytes)).decode(encoding)
+            return bytes(file.read_at(0, size)).decode(encoding)
 
     def open(self) -> OpenFile:
         """Returns the file, open for reading at any offset.
@@ -78,7 +90,7 @@ class File:
         Raises:
           DataError: it is missing or cannot be read.
         """
-        return _RemoteFile(self.path) if self.is_remote else OpenFile(self.path)
+        return _RemoteFile(self) if self.is_remote else OpenFile(self.path)
 
 
 def folder(data_dir: PathLike) -> File:
@@ -96,11 +108,11 @@ def folder(data_dir: PathLike) -> File:
 class OpenFile:
     """A file of this machine open for reading; a context manager. Several threads may each have their own."""
 
-    def __init__(self, path: str) -> None:
-        """Opens it; raises DataError where it cannot be."""
+    def __init__(self, path: str, descriptor: int | None = None) -> None:
+        """Opens it, or takes over a descriptor that is open; raises DataError where it cannot be opened."""
         self.path = path
         try:
-            self._descriptor = os.open(path, os.O_RDONLY)
+            self._descriptor = os.open(path, os.O_RDONLY) if descriptor is None else descriptor
         except OSError as error:
             raise _unreadable(path, error) from None
 
@@ -143,12 +155,15 @@ class OpenFile:
 
 
 class _RemoteFile(OpenFile):
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._file = _gfile().GFile(path, "rb")
+    def __init__(self, file: File) -> None:
+        self.path, self._original = str(file), file
+        try:
+            self._file = remote.opened(file.path)
+        except Exception as error:
+            raise _unreadable(self.path, error) from None
 
     def identity(self) -> Identity:
-        return File(self.path).identity()
+        return self._original.identity()
 
     def read_into(self, view: memoryview, offset: int) -> None:
         try:
@@ -164,19 +179,14 @@ class _RemoteFile(OpenFile):
         self._file.close()
 
 
-def _gfile() -> Any:
-    import tensorflow as tf  # noqa: PLC0415, only remote folders need it
-
-    return tf.io.gfile
-
-
 def _unreadable(path: str, error: Exception) -> DataError:
     return DataError(f"{path}: cannot be read: {_reason(error)}")
 
 
 def _reason(error: Exception) -> str:
     text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
-    return text or type(error).__name__
+    text = " ".join(text.split())
+    return (text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}...") or type(error).__name__
 
 
 def _short(path: str, offset: int, wanted: int, found: int) -> DataError:

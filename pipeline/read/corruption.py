@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 
 from pipeline.errors import DataError
+from pipeline.manifest.storage import File
 from pipeline.records.walk import location
 
 POLICIES = ("raise", "skip")
@@ -111,4 +112,4 @@ class Corruption:
     @property
     def advice(self) -> str:
         """What an error ends with."""
-        return f"to see all that is wrong: python -m beam_jobs.validate {self.data_dir}"
+        return f"to see all that is wrong: python -m beam_jobs.validate {File(self.data_dir)}"

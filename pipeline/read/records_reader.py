@@ -47,8 +47,9 @@ class RecordsReader:
         Raises:
           DataError: a shard is missing or changed, or holds a corrupt record that must not be skipped.
         """
-        parts = [part for piece in pieces for part in self._parts(piece[None])]
-        read = self.shards.in_parallel(lambda part: self.read_part(*part), parts)
+        with self.shards.held(pieces):
+            parts = [part for piece in pieces for part in self._parts(piece[None])]
+            read = self.shards.in_parallel(lambda part: self.read_part(*part), parts)
         found = [record for part in read for record in part]
         records = np.empty(max(1, len(found)), object)
         records[:] = found or [b""]

@@ -114,7 +114,8 @@ class RowsReader:
         parts = self.members.parts(pieces) if self.members else self.shards.parts(pieces, _TASK)
         ends = np.cumsum([stop - start for _, start, stop in parts])[:-1]
         of_parts = np.split(np.arange(len(images)) if row_of is None else row_of, ends)
-        self.shards.in_parallel(lambda n: self._read_part(rows, *parts[n], of_parts[n]), range(len(parts)))
+        with self.shards.held(pieces):
+            self.shards.in_parallel(lambda n: self._read_part(rows, *parts[n], of_parts[n]), range(len(parts)))
         if not rows.good.all():
             bad, other = ~rows.good, self.shards.stand_ins(rows.good, parts[0][0])
             images[bad], rows.labels[bad] = images[other], rows.labels[other]

@@ -6,8 +6,6 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,33 +14,15 @@ from pipeline.errors import DataError
 from pipeline.manifest import ShardInfo
 from pipeline.manifest.splits import Segment
 from pipeline.manifest.storage import File, Identity, OpenFile, PathLike, folder
+from pipeline.read.cache_folder import Entry
 from pipeline.read.corruption import Corruption, CorruptRecord
+from pipeline.read.shard_cache import ShardCache
+from pipeline.read.threads import Result, Task, in_parallel
 
 _RECOVER = (
     "the data is not what was converted: convert it again (python -m beam_jobs.convert ... --overwrite); "
     "or index it again, if it was indexed (python -m pipeline.index ... --overwrite)"
 )
-# Threads, for all inputs of a process together. Local reads are limited by the processor: more threads would wait for
-# memory, or for the interpreter's lock without the compiled code. Remote reads wait for other machines.
-LOCAL_THREADS, _REMOTE_THREADS = min(4, max(2, os.cpu_count() or 1)), 16
-
-Task = TypeVar("Task")
-Result = TypeVar("Result")
-
-
-class _Pools:
-    """The threads of this process; a forked process has none of its parent's, and starts its own."""
-
-    def __init__(self) -> None:
-        self.start()
-        os.register_at_fork(after_in_child=self.start)
-
-    def start(self) -> None:
-        self.local = ThreadPoolExecutor(LOCAL_THREADS, thread_name_prefix="read")
-        self.remote = ThreadPoolExecutor(_REMOTE_THREADS, thread_name_prefix="read-remote")
-
-
-_pools = _Pools()
 
 
 def check_present(data_dir: PathLike, shards: Iterable[ShardInfo]) -> list[Identity]:
@@ -67,25 +47,6 @@ def _check(file: File, shard: ShardInfo) -> Identity:
     return identity
 
 
-def in_parallel(function: Callable[[Task], Result], tasks: Iterable[Task], *, is_remote: bool = False) -> list[Result]:
-    """Returns the function's results in order; it must not call this itself. The first error is raised.
-
-    Args:
-      function: does a task.
-      tasks: its arguments.
-      is_remote: whether it waits for other machines.
-
-    Raises:
-      DataError: the interpreter is exiting and starts no more threads.
-    """
-    pool = _pools.remote if is_remote else _pools.local
-    try:
-        done = pool.map(function, tasks)
-    except RuntimeError as error:  # of the pool: the function's own come with the results
-        raise DataError(f"nothing more can be read: {error}") from None
-    return list(done)
-
-
 @dataclasses.dataclass(frozen=True)
 class Shards:
     """The files of a selection.
@@ -95,18 +56,26 @@ class Shards:
       segments: the selection's; pieces name them by their index here.
       corruption: what is done about corrupt records.
       identities: of the files, when the input was made.
+      cache: of copies on this machine; None: every read is of the files themselves.
     """
 
     data_dir: str
     segments: tuple[Segment, ...]
     corruption: Corruption
     identities: tuple[Identity, ...]
+    cache: ShardCache | None = None
 
     @classmethod
-    def found(cls, data_dir: PathLike, segments: tuple[Segment, ...], corruption: Corruption) -> Shards:
+    def found(
+        cls,
+        data_dir: PathLike,
+        segments: tuple[Segment, ...],
+        corruption: Corruption,
+        cache: ShardCache | None = None,
+    ) -> Shards:
         """Returns the shards of segments; raises as `check_present`."""
         identities = check_present(data_dir, [segment.shard for segment in segments])
-        return cls(os.fspath(data_dir), segments, corruption, tuple(identities))
+        return cls(os.fspath(data_dir), segments, corruption, tuple(identities), cache)
 
     def file(self, segment: int) -> File:
         """Returns a segment's file."""
@@ -114,7 +83,32 @@ class Shards:
 
     def in_parallel(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> list[Result]:
         """See `in_parallel`."""
-        return in_parallel(function, tasks, is_remote=folder(self.data_dir).is_remote)
+        # With a cache other threads wait for the store, and these read what is here.
+        return in_parallel(function, tasks, is_remote=self.cache is None and folder(self.data_dir).is_remote)
+
+    def fetch_ahead(self, pieces: NDArray[np.int64]) -> None:
+        """Has the shards of pieces (p, 3) copied to this machine, where there is a cache; they stay until read."""
+        if self.cache:
+            self.cache.fetch_ahead(self._entries(self.cache, pieces))
+
+    @contextlib.contextmanager
+    def held(self, pieces: NDArray[np.int64]) -> Iterator[None]:
+        """Context in which the copies of pieces' shards stay, where there is a cache."""
+        self.fetch_ahead(pieces)
+        try:
+            yield
+        finally:
+            if self.cache:
+                self.cache.release(self._entries(self.cache, pieces))
+
+    def _entries(self, cache: ShardCache, pieces: NDArray[np.int64]) -> list[Entry]:
+        """Returns the shards of pieces, each once, in order."""
+        wanted = dict.fromkeys(segment for segment, start, stop in pieces.tolist() if start < stop)
+        return list(dict.fromkeys(self._entry(cache, segment) for segment in wanted))
+
+    def _entry(self, cache: ShardCache, segment: int) -> Entry:
+        shard = self.segments[segment].shard
+        return cache.entry(shard.file, shard.num_bytes, shard.crc32c)
 
     def parts(self, pieces: NDArray[np.int64], num_bytes: int | None) -> list[tuple[int, int, int]]:
         """Returns (segment, first record of its shard, end), in order: the parts of pieces that threads read.
@@ -139,16 +133,33 @@ class Shards:
 
     @contextlib.contextmanager
     def opened(self, segment: int) -> Iterator[OpenFile]:
-        """Opens a segment's file.
+        """Opens a segment's file, or the copy of it.
 
         Raises:
           DataError: it is gone, or is not what it was when the input was made.
         """
-        with self.file(segment).open() as file:
-            self.check_same(segment, file.identity())
+        shard = self.segments[segment].shard
+        with self.opened_file(shard.file, shard.num_bytes, shard.crc32c) as file:
+            is_copy = file.path != str(self.file(segment))
+            if not is_copy:
+                self.check_same(segment, file.identity())
             yield file
             # A file rewritten in place meanwhile has whole records, but other ones.
-            self.check_same(segment, file.identity())
+            if not is_copy:
+                self.check_same(segment, file.identity())
+
+    @contextlib.contextmanager
+    def opened_file(self, name: str, num_bytes: int, crc32c: str) -> Iterator[OpenFile]:
+        """Opens a file of the data set by its name, size and CRC32C, or the copy of it.
+
+        Raises:
+          DataError: it cannot be read, or copied.
+        """
+        with contextlib.ExitStack() as stack:
+            file = None
+            if self.cache:
+                file = stack.enter_context(self.cache.opened(self.cache.entry(name, num_bytes, crc32c)))
+            yield file or stack.enter_context((folder(self.data_dir) / name).open())
 
     def check_same(self, segment: int, found: Identity) -> None:
         """Raises DataError if a file is not what it was when the input was made."""
@@ -170,6 +181,8 @@ class Shards:
 
     def corrupt(self, segment: int, record: int, offset: int, problem: str) -> None:
         """Reports a corrupt record; raises as `Corruption.found`, or because the file is no longer what it was."""
+        if self.cache and self.cache.copies.has_checked(entry := self._entry(self.cache, segment)):
+            raise self.cache.copies.damaged(entry, f"record {record}, byte offset {offset}: {problem}")
         self.check_same(segment, self.file(segment).identity())
         self.corruption.found(CorruptRecord(str(self.file(segment)), record, offset, problem))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ from numpy.typing import NDArray
 
 from pipeline.errors import DataError
 from pipeline.manifest import ShardInfo, naming
-from pipeline.manifest.storage import folder
+from pipeline.manifest.storage import OpenFile, folder
 from pipeline.read.shards import Shards
 from pipeline.records import members, sidecar, walk
 from pipeline.records.members import MemberTable
+
+Opener = Callable[[str, int, str], AbstractContextManager[OpenFile]]  # of a file by its name, size and CRC32C
 
 _KEPT = 8 << 20  # numbers that stay in memory: 64 MiB of offsets
 
@@ -75,12 +78,12 @@ class Sidecars:
                 "it: this shard is of another conversion; copy the data set again, or convert it again"
             )
 
-    def _get(self, load: Callable[[str, ShardInfo], NDArray[Any]], segment: int) -> NDArray[Any]:
+    def _get(self, load: Callable[[str, ShardInfo, Opener], NDArray[Any]], segment: int) -> NDArray[Any]:
         with self._lock:
             kept = self._kept.get((load, segment))
         if kept is not None:
             return kept
-        found = load(self._shards.data_dir, self._shards.segments[segment].shard)
+        found = load(self._shards.data_dir, self._shards.segments[segment].shard, self._shards.opened_file)
         with self._lock:
             while self._kept and len(found) + sum(map(len, self._kept.values())) > self._most:
                 self._kept.pop(next(iter(self._kept)))
@@ -88,8 +91,13 @@ class Sidecars:
         return found
 
 
-def shard_offsets(data_dir: str, shard: ShardInfo) -> NDArray[np.int64]:
+def shard_offsets(data_dir: str, shard: ShardInfo, opener: Opener | None = None) -> NDArray[np.int64]:
     """Returns the byte offset of each record of an uncompressed shard, and its size: int64 (records + 1,).
+
+    Args:
+      data_dir: the data set's folder.
+      shard: the shard.
+      opener: opens files of that folder; None: they are opened there.
 
     Raises:
       DataError: the file of offsets is missing or corrupt.
@@ -99,7 +107,7 @@ def shard_offsets(data_dir: str, shard: ShardInfo) -> NDArray[np.int64]:
     if shard.stride is not None:
         return np.arange(shard.num_examples + 1, dtype=np.int64) * shard.stride
     name, size = naming.offsets_name(shard.file), sidecar.OFFSETS.itemsize * (shard.num_examples + 1)
-    return _read(data_dir, name, size, sidecar.parse_offsets, shard, shard.offsets_crc32c or "")
+    return _read(data_dir, name, size, sidecar.parse_offsets, shard, shard.offsets_crc32c or "", opener)
 
 
 def shard_members(data_dir: str, shard: ShardInfo) -> MemberTable:
@@ -107,23 +115,27 @@ def shard_members(data_dir: str, shard: ShardInfo) -> MemberTable:
     return MemberTable.of(_shard_members(data_dir, shard), shard.stride)
 
 
-def _shard_members(data_dir: str, shard: ShardInfo) -> NDArray[np.int64]:
+def _shard_members(data_dir: str, shard: ShardInfo, opener: Opener | None = None) -> NDArray[np.int64]:
     def parse(data: memoryview, num_bytes: int, num_examples: int, crc: str) -> NDArray[np.int64]:
         del num_bytes
         return members.parse(data, num_examples, shard.num_bytes, shard.stride, crc)
 
     name, size = naming.offsets_name(shard.file), members.size_bound(shard.num_examples)
-    return _read(data_dir, name, size, parse, shard, shard.offsets_crc32c or "")
+    return _read(data_dir, name, size, parse, shard, shard.offsets_crc32c or "", opener)
 
 
-def shard_crcs(data_dir: str, shard: ShardInfo) -> NDArray[np.uint32]:
+def shard_crcs(data_dir: str, shard: ShardInfo, opener: Opener | None = None) -> NDArray[np.uint32]:
     """Returns the masked CRC32C of each record of a shard that has a list of them: uint32 (records,).
+
+    The arguments are those of `shard_offsets`.
 
     Raises:
       DataError: the file of CRCs is missing or corrupt.
     """
     size = sidecar.CRCS.itemsize * shard.num_examples
-    return _read(data_dir, naming.crcs_name(shard.file), size, sidecar.parse_crcs, shard, shard.crcs_crc32c or "")
+    return _read(
+        data_dir, naming.crcs_name(shard.file), size, sidecar.parse_crcs, shard, shard.crcs_crc32c or "", opener
+    )
 
 
 def _read(
@@ -133,10 +145,11 @@ def _read(
     parse: Callable[[memoryview, int, int, str], NDArray[Any]],
     shard: ShardInfo,
     crc: str,
+    opener: Opener | None,
 ) -> NDArray[Any]:
     file = folder(data_dir) / name
     size = file.identity().num_bytes
-    with file.open() as opened:
+    with opener(name, size, crc) if opener and size <= num_bytes else file.open() as opened:
         data = opened.read_at(0, min(size, num_bytes))
     try:
         return parse(data, size, shard.num_examples, crc)

@@ -11,6 +11,7 @@ from pipeline.read.buffers import Buffers, aligned_matrix
 from pipeline.read.numpy_calls import call_numpy
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.rows_reader import RowsReader
+from pipeline.read.shards import Shards
 
 Columns = dict[str, tf.Tensor]
 
@@ -27,6 +28,9 @@ class WindowReader(Protocol):
 
     assigns_rows: ClassVar[bool]
 
+    def fetch_ahead(self, pieces: tf.Tensor) -> tf.Tensor:
+        """Returns pieces as they are, once the shards that `read` will need for them are on their way here."""
+
     def read(self, pieces: tf.Tensor, row_of: tf.Tensor) -> Columns:
         """Returns the columns of pieces, at least one row.
 
@@ -41,9 +45,11 @@ class LocalReader(WindowReader):
 
     Attributes:
       specs: the columns.
+      shards: that are read.
     """
 
     specs: dict[str, tf.TensorSpec]
+    shards: Shards
 
     def arrays(self, pieces: np.ndarray, row_of: np.ndarray | None) -> dict[str, np.ndarray]:
         """Returns the columns, and maybe others, of pieces (p, 3).
@@ -66,6 +72,17 @@ class LocalReader(WindowReader):
         found = self.arrays(pieces, None)
         return {n: (as_tensor if n == "image" else tf.constant)(found[n]) for n in self.specs}
 
+    def fetch_ahead(self, pieces: tf.Tensor) -> tf.Tensor:
+        """See `WindowReader.fetch_ahead`."""
+        if self.shards.cache is None:
+            return pieces
+
+        def fetch(pieces: np.ndarray) -> list[np.ndarray]:
+            self.shards.fetch_ahead(pieces)
+            return [pieces]
+
+        return tf.ensure_shape(call_numpy(fetch, [pieces], [tf.int64])[0], pieces.shape)
+
     def read(self, pieces: tf.Tensor, row_of: tf.Tensor) -> Columns:
         """See `WindowReader.read`."""
 
@@ -85,7 +102,7 @@ class RowColumns(LocalReader):
     assigns_rows: ClassVar[bool] = True
 
     def __init__(self, reader: RowsReader, buffers: Buffers, with_good: bool) -> None:
-        self._reader, self._buffers = reader, buffers
+        self._reader, self._buffers, self.shards = reader, buffers, reader.shards
         self.specs = {"image": tf.TensorSpec([None, reader.pixels], tf.uint8)}
         self.specs |= {"key": tf.TensorSpec([None], tf.string)} if reader.with_keys else {}
         self.specs |= {"label": tf.TensorSpec([None], tf.int64), **_good(with_good)}
@@ -104,7 +121,7 @@ class RecordColumns(LocalReader):
     assigns_rows: ClassVar[bool] = False
 
     def __init__(self, reader: RecordsReader, with_good: bool) -> None:
-        self._reader = reader
+        self._reader, self.shards = reader, reader.shards
         self.specs = {"record": tf.TensorSpec([None], tf.string), **_good(with_good)}
 
     def arrays(self, pieces: np.ndarray, row_of: np.ndarray | None) -> dict[str, np.ndarray]:
