@@ -18,7 +18,8 @@ from trainer.config.flags.cluster import ClusterFlags
 from trainer.plan import Plan
 
 _PACKAGE = "stepfeed"
-_OF_EACH_MACHINE = ("data_dir", "model_dir", "log_keys", "metrics_jsonl")  # the same folder may be mounted elsewhere
+# The same folder may be mounted elsewhere, and disks differ in size.
+_OF_EACH_MACHINE = ("data_dir", "model_dir", "log_keys", "metrics_jsonl", "cache_dir", "cache_bytes")
 _OF_EACH_PROCESS = tuple(field.name for field in dataclasses.fields(ClusterFlags))  # compared as a cluster
 
 

@@ -81,6 +81,8 @@ def request_of(config: TrainConfig, parse: UserParse | None, training: bool) -> 
         resize=config.data.resize,
         on_corrupt=config.data.on_corrupt,
         max_corrupt=config.data.max_corrupt,
+        cache_dir=config.data.cache_dir,
+        cache_bytes=config.data.cache_bytes,
     )
 
 

@@ -113,6 +113,7 @@ def build(record: Record, flags: CheckpointFlags, **others: Any) -> Trained:
       UsageError: the model does not fit the data, or cannot be built.
     """
     given = {"data_dir": flags.data_dir, "eval_split": flags.split, **others}
+    given |= {"cache_dir": flags.cache_dir, "cache_bytes": flags.cache_bytes}
     config = record.config(**{name: value for name, value in given.items() if value is not None})
     if not config.data.evaluates:
         raise UsageError(f"--split is missing: the run had --eval_split={config.data.eval_split}")

@@ -115,7 +115,7 @@ class RemotePath:
         """
         with one_line(self, "written"):
             system, path = self._system()
-            with system.open_output_stream(path) as stream:
+            with system.open_output_stream(path, compression=None) as stream:  # by default it compresses a `.gz` again
                 stream.write(data)
 
     def exists(self) -> bool:

@@ -75,9 +75,9 @@ def _check_graph(request: Request) -> None:
         raise UsageError(
             "cache_dir: not where the dataset is made inside a tf.function, as for parameter servers; leave it out"
         )
-    if remote.is_of_arrow(os.fspath(request.data_dir)):
+    if remote.is_of_arrow(os.fspath(request.folder)):
         raise UsageError(
-            f"data_dir={folder(request.data_dir)}: TensorFlow's own reader, which portable=True and parameter servers "
+            f"data_dir={folder(request.folder)}: TensorFlow's own reader, which portable=True and parameter servers "
             "need, opens local folders and gs:// only"
         )
 

@@ -10,6 +10,7 @@ from pipeline.errors import UsageError
 from pipeline.meter.batches import Content, content_of
 from pipeline.meter.snapshot import Snapshot
 from pipeline.read import memory
+from pipeline.read.cache_counts import cache_counts
 
 Batch = TypeVar("Batch")
 
@@ -94,6 +95,7 @@ class InputMeter(Iterator[Batch], Generic[Batch]):
             self._waiting,
             used.resident,
             used.peak,
+            cache_counts(),
         )
 
     def __str__(self) -> str:

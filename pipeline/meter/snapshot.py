@@ -6,8 +6,10 @@ import dataclasses
 
 from pipeline.commands.text import count_of, size_of
 from pipeline.meter.batches import Content
+from pipeline.read.cache_counts import CacheCounts
 
 _MB = 1e6
+_NO_CACHE = CacheCounts()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Snapshot:
       seconds: since then.
       waiting_seconds: of these, in `next`.
       resident_bytes, peak_bytes: memory of this process now, and at most since it began; 0 where it is unknown.
+      cache: what the caches of all inputs of this process did (`cache_dir` of `input_fn`).
     """
 
     total: Content
@@ -33,6 +36,7 @@ class Snapshot:
     waiting_seconds: float
     resident_bytes: int
     peak_bytes: int
+    cache: CacheCounts = _NO_CACHE
 
     @property
     def waiting_share(self) -> float:
@@ -68,6 +72,7 @@ class Snapshot:
             first=self.first.plus(earlier.first, -1),
             seconds=self.seconds - earlier.seconds,
             waiting_seconds=self.waiting_seconds - earlier.waiting_seconds,
+            cache=self.cache.plus(earlier.cache, -1),
         )
 
     def __str__(self) -> str:
@@ -76,6 +81,7 @@ class Snapshot:
             return "no batch yet"
         start = f"first batch after {self.start_seconds:.2f} s"
         memory = f"memory {size_of(self.resident_bytes)}, at most {size_of(self.peak_bytes)}"
+        memory += f"; {self.cache}" if any(self.cache) else ""
         if not self._timed.batches:
             return f"{count_of(self.total.rows, 'row')}, {start}; {memory}"
         padding = self.padding_per_second

@@ -6,11 +6,9 @@ written to since.
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable
 
@@ -19,6 +17,7 @@ import crc32c
 from pipeline.commands.text import size_of
 from pipeline.errors import DataError
 from pipeline.manifest.storage import File, Identity, OpenFile
+from pipeline.read.cache_counts import CacheCounts, count
 from pipeline.read.cache_folder import CacheFolder, Entry
 
 _BLOCK = 8 << 20  # 8 MiB: a request to an object store takes as long as 1 or 2 MiB from it
@@ -26,38 +25,6 @@ _POLL_SECONDS, _STALLED_SECONDS = 0.02, 60.0  # of a draft that another process 
 _ATTEMPTS = 2  # to fetch a file whose bytes are not the manifest's
 
 _log = logging.getLogger("pipeline")
-
-
-@dataclasses.dataclass
-class CacheCounts:
-    """What the caches of a process did, once for each file that a window needed.
-
-    Attributes:
-      hits: copies that were there.
-      misses: files that this process fetched.
-      uncached: files that were read from the store itself, as there could be no copy.
-      fetched_bytes: of the misses.
-    """
-
-    hits: int = 0
-    misses: int = 0
-    uncached: int = 0
-    fetched_bytes: int = 0
-
-
-_counts, _counting = CacheCounts(), threading.Lock()
-
-
-def cache_counts() -> CacheCounts:
-    """Returns what the caches of this process did so far."""
-    with _counting:
-        return dataclasses.replace(_counts)
-
-
-def _count(**more: int) -> None:
-    with _counting:
-        for name, number in more.items():
-            setattr(_counts, name, getattr(_counts, name) + number)
 
 
 class Copies:
@@ -97,9 +64,10 @@ class Copies:
         """
         try:
             while True:
+                self._check_running()
                 copy = self._found(entry)
                 if copy is not None:
-                    _count(hits=1)
+                    count(CacheCounts(hits=1))
                     return copy
                 draft = self._place.draft(entry)
                 if draft is not None:
@@ -108,7 +76,6 @@ class Copies:
                 if written and time.time() - written > _STALLED_SECONDS:
                     self._uncached("another process does not finish what it fetches")
                     return None
-                self._check_running()
                 time.sleep(_POLL_SECONDS)
         except DataError:
             raise
@@ -159,7 +126,7 @@ class Copies:
         if not is_whole:
             self._place.discard(entry, draft)
             return None
-        _count(misses=1, fetched_bytes=entry.num_bytes)
+        count(CacheCounts(misses=1, fetched_bytes=entry.num_bytes))
         return draft
 
     def _is_filled(self, entry: Entry, draft: io.FileIO) -> bool:
@@ -202,7 +169,7 @@ class Copies:
 
     def _uncached(self, reason: str) -> None:
         """Counts a file that has no copy; the first time for each reason it tells the user."""
-        _count(uncached=1)
+        count(CacheCounts(uncached=1))
         if reason not in self._told:
             self._told.add(reason)
             _log.warning("cache_dir: %s; shards without a copy are read from %s itself", reason, self._data_dir)
@@ -218,11 +185,3 @@ def _crc_of(file: OpenFile, num_bytes: int) -> str:
     for offset in range(0, num_bytes, _BLOCK):
         crc = crc32c.crc32c(file.read_at(offset, min(_BLOCK, num_bytes - offset)), crc)
     return f"{crc:08x}"
-
-
-def _restart() -> None:
-    global _counting  # noqa: PLW0603
-    _counting = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_restart)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import logging
 import os
@@ -159,7 +160,7 @@ def make_cache(
     if cache_dir is None:
         return None
     if not folder(data_dir).is_remote:
-        _log.warning("cache_dir=%s is not used: %s is a folder of this machine", cache_dir, data_dir)
+        _say_unused(os.fspath(cache_dir), os.fspath(data_dir))
         return None
     place = CacheFolder(os.fspath(cache_dir), cache_bytes)
     largest = max((segment.shard for segment in segments), key=lambda shard: shard.num_bytes)
@@ -167,6 +168,11 @@ def make_cache(
         given = f"cache_bytes={cache_bytes}: must be" if cache_bytes else f"cache_dir={cache_dir}: its disk must have"
         raise UsageError(f"{given} {largest.num_bytes} or more, the size of {largest.file}, the largest shard")
     return ShardCache(os.fspath(data_dir), manifest.digest, place, skips)
+
+
+@functools.cache
+def _say_unused(cache_dir: str, data_dir: str) -> None:
+    _log.warning("cache_dir=%s is not used: %s is a folder of this machine", cache_dir, data_dir)
 
 
 def _close(copy: Future[io.FileIO | None]) -> None:

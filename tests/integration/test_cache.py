@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import pathlib
 import re
+import subprocess
+import sys
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+import crc32c
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from beam_jobs.storage.paths import RemotePath
-from pipeline import input_fn
-from pipeline.read.copies import cache_counts
+from pipeline import StepIterator, input_fn, manifest, skipped_records
+from pipeline.read.cache_counts import cache_counts
+from pipeline.read.cache_folder import CacheFolder
 from tests.datasets import Kind, write_dataset
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 COUNTS = (40, 0, 30, 50, 20, 60)  # 200 records of 8 x 6 x 3 bytes
 
 
@@ -95,3 +104,231 @@ def test_a_second_epoch_and_a_second_input_fetch_nothing(
     assert after.fetched_bytes - before.fetched_bytes == sum(os.path.getsize(path) for path in cache.glob("*/*"))
     assert after.hits > before.hits
     assert after.uncached == before.uncached
+
+
+READER = """
+import hashlib, json, sys
+from pipeline import RandomAccess
+from pipeline.read.cache_counts import cache_counts
+
+data_dir, options = json.loads(sys.argv[1])
+examples = RandomAccess(data_dir, "train", **options)
+print("open", flush=True)
+found = hashlib.sha256()
+for epoch in range(2):
+    for example in examples:
+        found.update(example["image"].tobytes() + example["key"])
+print(json.dumps({"digest": found.hexdigest(), **cache_counts()._asdict()}))
+"""
+
+
+def reader(data_dir: object, before: Sequence[str] = (), **options: object) -> subprocess.Popen[str]:
+    """Starts a process that reads the training split twice; `before` is the beginning of its command line."""
+    given = json.dumps([str(data_dir), {name: str(v) if name == "cache_dir" else v for name, v in options.items()}])
+    command = [*before, sys.executable, "-c", READER, given]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def result_of(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
+    """Returns what a reader found, and what it said on stderr."""
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return json.loads(out.splitlines()[-1]), err
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("cache") / "data"
+    write_dataset(folder, COUNTS, shape=(32, 32, 3))
+    return folder
+
+
+def sizes_of(data: pathlib.Path) -> dict[str, int]:
+    """Returns the sizes of the training shards that have records."""
+    return {path.name: size for path in data.glob("train-*.tfrecord") if (size := path.stat().st_size)}
+
+
+def test_two_processes_at_once_fetch_each_shard_once(
+    data: pathlib.Path, bucket: RemotePath, requests: Requests, tmp_path: pathlib.Path
+) -> None:
+    expected, _ = result_of(reader(data))
+    url = uploaded(data, bucket)
+    started = [reader(url, cache_dir=tmp_path / "cache") for _ in range(3)]
+    found = [result_of(process)[0] for process in started]
+    assert {each["digest"] for each in found} == {expected["digest"]}
+    assert sum(each["misses"] for each in found) == len(names_in(tmp_path / "cache"))
+    assert {count for name, count in requests.gets.items() if "tfrecord" in name} == {1}
+    requests.gets.clear()
+    later, _ = result_of(reader(url, cache_dir=tmp_path / "cache"))
+    assert (later["digest"], later["misses"], requests.shards()) == (expected["digest"], 0, 0)
+
+
+def test_a_flipped_byte_of_a_copy_is_noticed_at_its_first_use_and_fetched_again(
+    data: pathlib.Path, bucket: RemotePath, requests: Requests, tmp_path: pathlib.Path
+) -> None:
+    url, cache = uploaded(data, bucket), tmp_path / "cache"
+    expected, _ = result_of(reader(url, cache_dir=cache))
+    name = "train-00003-of-00006.tfrecord"
+    [copy] = cache.glob(f"*/{name}")
+    original, before = copy.read_bytes(), copy.stat()
+    copy.write_bytes(original[:1000] + bytes([original[1000] ^ 4]) + original[1001:])
+    os.utime(copy, ns=(before.st_atime_ns, before.st_mtime_ns))
+    requests.gets.clear()
+    found, said = result_of(reader(url, cache_dir=cache))
+    assert (found["digest"], found["misses"], requests.shards()) == (expected["digest"], 1, 1)
+    size, crc = len(original), f"{crc32c.crc32c(original):08x}"
+    assert re.search(f"{name}: {size} bytes of CRC32C [0-9a-f]{{8}}, not {size} of {crc}; this copy is removed", said)
+    assert copy.read_bytes() == original
+
+
+def test_files_never_take_more_than_cache_bytes_and_the_batches_stay(
+    data: pathlib.Path, bucket: RemotePath, tmp_path: pathlib.Path
+) -> None:
+    url, cache = uploaded(data, bucket), tmp_path / "cache"
+    sizes = sizes_of(data)
+    bound = max(sizes.values()) + min(sizes.values())
+    most, process = 0, reader(url, cache_dir=cache, cache_bytes=bound)
+    while process.poll() is None:
+        most = max(most, CacheFolder(str(cache), bound).num_bytes())
+        time.sleep(0.002)
+    found, _ = result_of(process)
+    assert found["digest"] == result_of(reader(data))[0]["digest"]
+    assert max(sizes.values()) <= most <= bound
+    assert found["misses"] > len(sizes)  # of the second epoch, too
+    assert [name for name in names_in(cache) if name.endswith(".part")] == []
+
+
+def test_a_process_killed_while_it_fetches_leaves_nothing_that_is_used(
+    data: pathlib.Path, bucket: RemotePath, tmp_path: pathlib.Path, endpoint: str
+) -> None:
+    url, cache = uploaded(data, bucket), tmp_path / "cache"
+    [digest] = {manifest.load(data).digest[:16]}
+    killed = []
+    for delay in (0.0, 0.01, 0.03, 0.06):
+        process = reader(url, cache_dir=cache)
+        deadline = time.monotonic() + 60
+        while not list(cache.glob("*/*.part")) and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.0005)
+        time.sleep(delay)
+        process.kill()
+        process.communicate()
+        killed += list(cache.glob("*/*.part"))
+        for path in cache.glob(f"{digest}/*.tfrecord"):  # what has its name is whole
+            assert path.read_bytes() == (data / path.name).read_bytes()
+    assert killed  # in the middle, at least once
+    found, _ = result_of(reader(url, cache_dir=cache))
+    assert found["digest"] == result_of(reader(data))[0]["digest"]
+    assert [name for name in names_in(cache) if name.endswith(".part")] == []
+
+
+SMALL_DISK = """
+mount -t tmpfs -o size=200k tmpfs "$1" && shift && exec "$@"
+"""
+
+
+@pytest.mark.parametrize("limit", ["a full disk", "the largest file"])
+def test_where_the_disk_is_full_shards_are_read_from_the_store(
+    limit: str, data: pathlib.Path, bucket: RemotePath, tmp_path: pathlib.Path
+) -> None:
+    expected, _ = result_of(reader(data))
+    url, cache = uploaded(data, bucket), tmp_path / "cache"
+    cache.mkdir()
+    if limit == "a full disk":
+        sizes = sorted(sizes_of(data).values())
+        assert sizes[-1] < 200 << 10 < sum(sizes)
+        before = ["unshare", "-rm", "sh", "-c", SMALL_DISK, "sh", str(cache)]
+        if subprocess.run([*before, "true"], capture_output=True, check=False).returncode:
+            pytest.skip("this system mounts no tmpfs for its users")
+        reason = "No space left on device"
+    else:
+        before, reason = ["prlimit", f"--fsize={100 << 10}"], "File too large"
+    found, said = result_of(reader(url, before=before, cache_dir=cache, cache_bytes=1 << 20))
+    assert found["digest"] == expected["digest"]
+    assert found["misses"] > 0
+    assert found["uncached"] > 0
+    assert said.count(f"cache_dir: {cache}: {reason}; shards without a copy are read from {url} itself") == 1
+    assert [name for name in names_in(cache) if name.endswith(".part")] == []
+
+
+def test_a_cache_smaller_than_a_window_is_filled_and_the_rest_is_read_from_the_store(
+    bucket: RemotePath, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_dataset(tmp_path / "data", COUNTS)
+    url, cache = uploaded(tmp_path / "data", bucket), tmp_path / "cache"
+    sizes, before = sizes_of(tmp_path / "data"), cache_counts()
+    bound = max(sizes.values()) + 1
+    given = {"shuffle_bytes": 150 * 8 * 6 * 3, "cache_bytes": bound, "cache_dir": cache}
+    expected = digest_of(tmp_path / "data", shuffle_bytes=150 * 8 * 6 * 3)
+    assert digest_of(url, **given) == expected
+    assert CacheFolder(str(cache)).num_bytes() <= bound
+    assert cache_counts().uncached > before.uncached
+    assert caplog.text.count("is less than the shards take that are in use; shards without a copy are read from") == 1
+
+
+def test_a_shard_of_the_store_that_is_not_the_manifest_s_is_named(bucket: RemotePath, tmp_path: pathlib.Path) -> None:
+    write_dataset(tmp_path / "data", COUNTS)
+    url, cache = uploaded(tmp_path / "data", bucket), tmp_path / "cache"
+    path = tmp_path / "data" / "train-00003-of-00006.tfrecord"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:1500] + bytes([whole[1500] ^ 1]) + whole[1501:])
+    (bucket / "data" / path.name).write_bytes(path.read_bytes())
+    there, here = (f"{crc32c.crc32c(each):08x}" for each in (path.read_bytes(), whole))
+    message = f"{url}/{path.name}: its CRC32C is {there}, not {here} as the manifest has it; copy or convert"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        digest_of(url, cache_dir=cache)
+    assert path.name not in names_in(cache)
+    skipping = {"on_corrupt": "skip", "epochs": 3}
+    assert digest_of(url, cache_dir=cache, **skipping) == digest_of(tmp_path / "data", **skipping)
+    assert [record.record for record in skipped_records(url)] == [1500 // (len(whole) // 50)]
+    assert path.name not in names_in(cache)
+
+
+def test_yesterday_s_copies_are_not_used_for_today_s_data(bucket: RemotePath, tmp_path: pathlib.Path) -> None:
+    cache = tmp_path / "cache"
+    write_dataset(tmp_path / "old", COUNTS, classes=3)
+    write_dataset(tmp_path / "new", COUNTS, classes=4)  # the same names and sizes
+    assert sizes_of(tmp_path / "old") == sizes_of(tmp_path / "new")
+    digests = []
+    for name in ("old", "new", "old"):
+        digests.append(digest_of(uploaded(tmp_path / name, bucket), cache_dir=cache))
+        assert digests[-1] == digest_of(tmp_path / name)
+    assert digests[0] == digests[2] != digests[1]
+
+
+def test_a_resumed_run_may_have_a_cache_or_not(bucket: RemotePath, tmp_path: pathlib.Path) -> None:
+    write_dataset(tmp_path / "data", COUNTS)
+    url = uploaded(tmp_path / "data", bucket)
+    given = {"global_batch_size": 10, "training": True, "shuffle_bytes": 4000, "streams": 2}
+    with_cache = StepIterator(url, cache_dir=tmp_path / "cache", **given)
+    for _ in range(7):
+        next(with_cache)
+    without = StepIterator(url, **given)
+    without.set_state(with_cache.get_state())
+    assert with_cache.spec.digest == without.spec.digest
+    for _ in range(30):
+        for one, other in zip(next(with_cache), next(without), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+AT_EXIT = """
+import sys
+from pipeline import RandomAccess
+data_dir, cache = sys.argv[1:]
+examples = RandomAccess(data_dir, "train", cache_dir=cache)
+shards = examples._shards
+import numpy as np
+shards.fetch_ahead(np.array([[n, 0, s.num_examples] for n, s in enumerate(shards.segments)]))
+print("ends")
+"""
+
+
+def test_a_process_that_ends_does_not_wait_for_what_it_fetches_ahead(
+    bucket: RemotePath, requests: Requests, tmp_path: pathlib.Path
+) -> None:
+    write_dataset(tmp_path / "data", [1] * 120, shape=(64, 64, 3))
+    url, cache = uploaded(tmp_path / "data", bucket), tmp_path / "cache"
+    command = [sys.executable, "-c", AT_EXIT, url, str(cache)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ends\n", "")
+    assert requests.shards() < 60
+    assert [name for name in names_in(cache) if name.endswith(".part")] == []

@@ -29,9 +29,10 @@ def digits(data_dir: object, *flags: str) -> list[str]:
     return ["--dataset=digits", f"--data_dir={data_dir}", "--num_shards=train:5,test:2", *flags]
 
 
-def test_same_bytes_as_in_a_folder(bucket: RemotePath, tmp_path: pathlib.Path) -> None:
-    convert.main(digits(tmp_path / "here"))
-    convert.main(digits(bucket / "there"))
+@pytest.mark.parametrize("flags", [(), ("--compression=GZIP",)], ids=["plain", "compressed"])
+def test_same_bytes_as_in_a_folder(bucket: RemotePath, tmp_path: pathlib.Path, flags: tuple[str, ...]) -> None:
+    convert.main(digits(tmp_path / "here", *flags))
+    convert.main(digits(bucket / "there", *flags))
     names = sorted(path.name for path in (tmp_path / "here").iterdir() if path.name != "card.html")
     assert [name for name in (bucket / "there").files(recursive=True) if name != "card.html"] == names
     for name in names:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 
 from pipeline.commands.text import count_of
+from pipeline.read.cache_counts import cache_counts
 from trainer.actions.best import Best
 from trainer.actions.checkpoints import Restored
 from trainer.actions.output import Output
@@ -47,7 +48,9 @@ def say_start_at(
 
 
 def say_end(output: Output, step: int, newest: str | None, best: Best | None, logs: pathlib.Path) -> None:
-    """Says where to find what the run has written."""
+    """Says what the input's cache did, and where to find what the run has written."""
+    if any(cache_counts()):
+        output.line(str(cache_counts()))
     kept = f"; {best}" if best and best.ranking.best else ""
     shown = f"; logs: tensorboard --logdir={logs}" if logs.exists() else ""
     output.line(f"checkpoint: {newest}{kept}{shown}")

@@ -91,7 +91,9 @@ class Judge:
         segments = self._trained.split.selection.segments
         if not manifest.has_images or not all(each.shard.is_seekable(manifest.compression) for each in segments):
             return []
-        examples = RandomAccess(request.folder, request.split)
+        examples = RandomAccess(
+            request.folder, request.split, cache_dir=request.cache_dir, cache_bytes=request.cache_bytes
+        )
         return [examples[mistake.record]["image"] for mistake in report.mistakes]
 
 

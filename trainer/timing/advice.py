@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from pipeline.manifest.storage import folder
 from trainer.config import TrainConfig
 from trainer.timing.shares import COMMUNICATION, INPUT, Times
 
@@ -40,6 +41,8 @@ def advice(times: Times, config: TrainConfig, facts: Facts) -> list[str]:
 def _for_input(config: TrainConfig, facts: Facts) -> Iterator[str]:
     if config.order.prefetch == 0:
         yield "--prefetch=2"
+    if folder(config.data.data_dir).is_remote and config.data.cache_dir is None:
+        yield "--cache_dir on a local disk"
     if facts.parses:
         yield "a faster parse function"
     elif facts.encoding in ("png", "jpeg", "any"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from trainer.config.flags.checks import check_name
+from trainer.config.flags.checks import check_least, check_name
 
 WEIGHTS = ("raw", "ema")
 
@@ -18,8 +18,11 @@ class CheckpointFlags:
     weights: str | None = None  # raw, or ema: the average over the steps (None: the average if the run kept one)
     data_dir: str | None = None  # folder of a data set of the same classes (None: the run's)
     split: str | None = None  # such as test, or a slice: train[:1000] (None: the run's --eval_split)
+    cache_dir: str | None = None  # folder on a local disk for copies of a remote data set's shards (None: the run's)
+    cache_bytes: int | None = None  # that the copies may take (None: the run's)
 
     def __post_init__(self) -> None:
         """Checks the values."""
         if self.weights is not None:
             check_name("weights", self.weights, WEIGHTS)
+        check_least(self, 1, "cache_bytes")

@@ -20,12 +20,15 @@ class DataFlags:
     distort: str = "none"  # recipes, such as cifar10_tutorial, or 'pad_crop_flip(pad=4) | cutout(size=8) | mixup'
     on_corrupt: str = "raise"  # a corrupt record: raise an error that names it, or skip it (its row gets weight 0)
     max_corrupt: int = corruption.MAX_CORRUPT  # records that each worker may skip
+    cache_dir: str | None = None  # folder on a local disk for copies of a remote data set's shards (None: no copies)
+    cache_bytes: int | None = None  # that the copies may take (None: 90% of what the disk has left for them)
 
     def __post_init__(self) -> None:
         """Checks the values."""
         check_name("on_corrupt", self.on_corrupt, corruption.POLICIES)
         parse_size(self.resize, "--resize")
         check_least(self, 0, "max_corrupt")
+        check_least(self, 1, "cache_bytes")
 
     @property
     def evaluates(self) -> bool:
