@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline import StepIterator, distribute, input_fn, order_spec
+from pipeline.errors import UsageError
 from pipeline.request import InputOptions, JobOptions, OrderOptions, Request
 
 
@@ -42,3 +43,30 @@ def test_a_request_is_the_same_however_it_is_given():
     assert one == Request("d", "train", global_batch_size=8, training=True, resize=(4, 6), features=("key",), seed=0)
     assert hash(one)
     assert dataclasses.replace(one, start_step=3).start_step == 3
+
+
+@pytest.mark.parametrize(
+    ("data_dir", "options", "message"),
+    [
+        ("s3://b/d", {"cache_bytes": 9}, "cache_bytes=9: is the size of a cache; give its folder as cache_dir, too"),
+        ("s3://b/d", {"cache_dir": "c", "cache_bytes": 0}, "cache_bytes=0: must be 1 or more"),
+        ("s3://b/d", {"cache_dir": "c", "cache_bytes": "50GB"}, "cache_bytes='50GB': must be a whole number"),
+        ("s3://b/d", {"cache_dir": "gs://b/c"}, "cache_dir='gs://b/c': must be the path of a folder on this machine"),
+        ("s3://b/d", {"cache_dir": ""}, "cache_dir='': must be the path of a folder on this machine"),
+        ("s3://b/d", {"cache_dir": 7}, "cache_dir=7: must be the path of a folder on this machine"),
+        ("d", {"cache_dir": "d"}, "cache_dir=d: must be outside of data_dir=d, and not contain it"),
+        ("d", {"cache_dir": "d/in/it"}, "cache_dir=d/in/it: must be outside of data_dir=d, and not contain it"),
+        ("up/d", {"cache_dir": "up"}, "cache_dir=up: must be outside of data_dir=up/d, and not contain it"),
+        ("s3://b/d", {"cache_dir": "c", "portable": True}, "cache_dir with portable=True: TensorFlow's own reader"),
+    ],
+)
+def test_a_cache_that_cannot_be_is_named(data_dir, options, message):
+    with pytest.raises(UsageError) as error:
+        Request(data_dir, global_batch_size=8, training=True, **options)
+    assert str(error.value).startswith(message)
+
+
+def test_a_cache_is_no_part_of_the_order():
+    assert not {"cache_dir", "cache_bytes"} & set(OrderOptions.__annotations__)
+    assert Request("s3://b/d", global_batch_size=8, training=True, cache_dir="c", cache_bytes=np.int64(9))
+    assert Request("dd", global_batch_size=8, training=True, cache_dir="d")

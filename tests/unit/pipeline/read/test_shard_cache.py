@@ -1,0 +1,200 @@
+"""The cache of one input: jobs, copies, and what becomes of them. The originals are in another local folder."""
+
+import multiprocessing
+import os
+import pickle
+import threading
+import time
+
+import crc32c
+import pytest
+
+from pipeline.errors import DataError, UsageError
+from pipeline.manifest.splits import select
+from pipeline.read import copies, shard_cache
+from pipeline.read.cache_counts import CacheCounts, cache_counts
+from pipeline.read.cache_folder import CacheFolder
+from pipeline.read.shard_cache import ShardCache, make_cache
+from tests.datasets import write_dataset
+
+DIGEST = "0123456789abcdef" * 4
+
+
+@pytest.fixture
+def store(tmp_path):
+    folder = tmp_path / "store"
+    folder.mkdir()
+    for n in range(6):
+        (folder / f"shard{n}").write_bytes(bytes([n]) * 1000)
+    return folder
+
+
+def make(store, most_bytes=100_000, skips=False):
+    return ShardCache(str(store), DIGEST, CacheFolder(store.parent / "cache", most_bytes), skips)
+
+
+def entries(cache):
+    return [cache.entry(f"shard{n}", 1000, f"{crc32c.crc32c(bytes([n]) * 1000):08x}") for n in range(6)]
+
+
+def read(cache, entry):
+    """Returns the first byte of a file's copy; None: there is none."""
+    with cache.opened(entry) as file:
+        return file and file.read_at(0, 1)[0]
+
+
+def counted(before):
+    return cache_counts().plus(before, -1)
+
+
+def test_what_is_fetched_ahead_stays_until_it_is_released(store):
+    cache, before = make(store, 3000), cache_counts()
+    all_six = entries(cache)
+    cache.fetch_ahead(all_six[:3])
+    assert [read(cache, entry) for entry in all_six[:3]] == [0, 1, 2]
+    assert counted(before) == CacheCounts(misses=3, fetched_bytes=3000)
+    assert read(cache, all_six[3]) is None  # no room
+    assert counted(before).uncached == 1
+    cache.release(all_six[:3])
+    assert read(cache, all_six[3]) == 3
+    assert counted(before) == CacheCounts(misses=4, uncached=1, fetched_bytes=4000)
+
+
+def test_a_window_that_was_fetched_in_vain_is_fetched_when_there_is_room(store):
+    cache = make(store, 3000)
+    all_six = entries(cache)
+    cache.fetch_ahead(all_six[:3])
+    assert [read(cache, entry) for entry in all_six[:3]] == [0, 1, 2]
+    cache.fetch_ahead(all_six[3:])  # while the others are in use
+    cache.release(all_six[:3])
+    assert [read(cache, entry) for entry in all_six[3:]] == [3, 4, 5]
+
+
+def test_threads_that_want_one_file_fetch_it_once(store, monkeypatch):
+    cache, before, fetch, began = make(store), cache_counts(), copies.Copies._fetch, threading.Event()
+
+    def slow(*arguments):
+        began.wait(10)
+        return fetch(*arguments)
+
+    monkeypatch.setattr(copies.Copies, "_fetch", slow)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(read(cache, entries(cache)[4]))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    began.set()
+    for thread in threads:
+        thread.join()
+    assert found == [4] * 8
+    assert counted(before).misses == 1
+
+
+def test_an_error_of_the_store_is_raised_and_the_next_use_tries_again(store):
+    cache = make(store)
+    entry = entries(cache)[1]
+    os.rename(store / "shard1", store / "away")
+    for _ in range(2):
+        cache.fetch_ahead([entry])
+        with pytest.raises(DataError, match="shard1: cannot be read: No such file"):
+            read(cache, entry)
+    os.rename(store / "away", store / "shard1")
+    assert read(cache, entry) == 1
+
+
+def test_a_copy_that_is_changed_while_it_is_used_is_an_error_and_removed(store):
+    cache = make(store)
+    entry = entries(cache)[2]
+    problem = "shard2: it was written to after this copy's CRC32C was checked"
+    with pytest.raises(DataError, match=problem), cache.opened(entry) as file:
+        os.utime(file.path, ns=(1, 1))
+    assert not os.path.exists(CacheFolder(store.parent / "cache").file(entry))
+    assert read(cache, entry) == 2
+
+
+def test_another_process_that_does_not_finish_is_not_waited_for_forever(store, monkeypatch, caplog):
+    monkeypatch.setattr(copies, "_STALLED_SECONDS", 0.2)
+    cache = make(store)
+    entry = entries(cache)[0]
+    draft = CacheFolder(store.parent / "cache").draft(entry)
+    assert read(cache, entry) is None
+    assert (
+        f"another process does not finish what it fetches; shards without a copy are read from {store}" in caplog.text
+    )
+    draft.close()
+    assert read(cache, entry) == 0
+
+
+def test_a_file_that_is_not_the_manifest_s_is_fetched_twice_and_named(store, monkeypatch):
+    cache, fetched, fetch = make(store), [], copies.Copies._fetch
+    monkeypatch.setattr(copies.Copies, "_fetch", lambda *given: fetched.append(1) or fetch(*given))
+    wrong = cache.entry("shard5", 1000, "12345678")
+    with pytest.raises(
+        DataError, match=r"shard5: its CRC32C is [0-9a-f]{8}, not 12345678 as the manifest has it; copy"
+    ):
+        read(cache, wrong)
+    assert len(fetched) == 2
+    skipping = make(store, skips=True)
+    assert [read(skipping, wrong) for _ in range(3)] == [None] * 3
+    assert len(fetched) == 4  # it is known by then
+
+
+def test_a_pickled_cache_has_the_same_copies(store):
+    cache, before = make(store), cache_counts()
+    assert read(cache, entries(cache)[3]) == 3
+    assert read(pickle.loads(pickle.dumps(cache)), entries(cache)[3]) == 3
+    assert counted(before) == CacheCounts(hits=1, misses=1, fetched_bytes=1000)
+
+
+def read_in_child(answer):
+    answer.put([read(_CACHE[0], entry) for entry in entries(_CACHE[0])])
+
+
+_CACHE = []
+
+
+def test_a_forked_process_has_jobs_of_its_own_and_holds_nothing_of_its_parent(store):
+    cache = make(store, 6000)
+    cache.fetch_ahead(entries(cache))
+    assert read(cache, entries(cache)[5]) == 5
+    _CACHE[:] = [cache]
+    context = multiprocessing.get_context("fork")
+    answer = context.Queue()
+    process = context.Process(target=read_in_child, args=(answer,))
+    process.start()
+    assert answer.get(timeout=60) == [0, 1, 2, 3, 4, 5]
+    process.join()
+    _CACHE.clear()
+
+
+def test_a_cache_of_data_on_this_machine_is_not_used(tmp_path, caplog):
+    made = write_dataset(tmp_path / "data")
+    segments = select(made, "train").segments
+    assert make_cache(tmp_path / "data", made, segments, None) is None
+    for _ in range(2):
+        assert make_cache(tmp_path / "data", made, segments, tmp_path / "cache") is None
+    assert (
+        caplog.text.count(f"cache_dir={tmp_path / 'cache'} is not used: {tmp_path / 'data'} is a folder of this") == 1
+    )
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_cache_too_small_for_a_shard_names_the_least_that_works(tmp_path):
+    made = write_dataset(tmp_path / "data")
+    segments = select(made, "train").segments
+    largest = max(made.splits["train"].shards, key=lambda shard: shard.num_bytes)
+    assert make_cache("s3://b/data", made, segments, tmp_path / "c", largest.num_bytes)
+    with pytest.raises(UsageError, match=rf"cache_bytes={largest.num_bytes - 1}: must be {largest.num_bytes} or more"):
+        make_cache("s3://b/data", made, segments, tmp_path / "c", largest.num_bytes - 1)
+
+
+def test_so_many_files_are_held_at_most(store, monkeypatch):
+    monkeypatch.setattr(shard_cache, "_MOST_AHEAD", 2)
+    cache = make(store)
+    cache.fetch_ahead(entries(cache))
+    deadline = time.monotonic() + 30
+    while cache_counts().misses < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [read(cache, entry) for entry in entries(cache)] == [0, 1, 2, 3, 4, 5]
+    assert len(cache._jobs) == 2
+    cache.release(entries(cache))
+    assert len(cache._jobs) == 0
