@@ -164,8 +164,8 @@ class Request:
                 "skip; use weights='mask' and divide by the sum of the weights"
             )
         self._set("shard", as_shard(self.shard))
-        for source in self.sources or (self,):
-            check_cache(source.data_dir, self.cache_dir, self.cache_bytes)  # type: ignore[attr-defined]
+        for data_dir in [source.data_dir for source in self.sources] or [self.folder]:
+            check_cache(data_dir, self.cache_dir, self.cache_bytes)
         if self.cache_dir is not None and self.portable:
             raise UsageError(
                 "cache_dir with portable=True: TensorFlow's own reader reads no copies; leave out one of them"
