@@ -181,9 +181,7 @@ class Shards:
 
     def corrupt(self, segment: int, record: int, offset: int, problem: str) -> None:
         """Reports a corrupt record; raises as `Corruption.found`, or because the file is no longer what it was."""
-        if self.cache and self.cache.copies.has_checked(entry := self._entry(self.cache, segment)):
-            raise self.cache.copies.damaged(entry, f"record {record}, byte offset {offset}: {problem}")
-        self.check_same(segment, self.file(segment).identity())
+        self._check_unchanged(segment, f"record {record}, byte offset {offset}: {problem}")
         self.corruption.found(CorruptRecord(str(self.file(segment)), record, offset, problem))
 
     def corrupt_member(
@@ -198,11 +196,17 @@ class Shards:
           records: {number: byte offset in the decompressed shard} of those that are wanted.
           problem: what is wrong.
         """
-        self.check_same(segment, self.file(segment).identity())
         file = str(self.file(segment))
         what = f"GZIP member at byte offset {offset}, records {held[0]} to {held[1] - 1}"
+        self._check_unchanged(segment, f"{what}: {problem}")
         found = [CorruptRecord(file, number, at, f"its {what}: {problem}") for number, at in records.items()]
         self.corruption.found_together(f"{file}, {what}: {problem}", found)
+
+    def _check_unchanged(self, segment: int, problem: str) -> None:
+        """Raises DataError where a problem is not the shard's: a file was changed, or the copy that was checked."""
+        if self.cache and self.cache.copies.has_checked(entry := self._entry(self.cache, segment)):
+            raise self.cache.copies.damaged(entry, problem)
+        self.check_same(segment, self.file(segment).identity())
 
     def stand_ins(self, good: NDArray[np.bool_], segment: int) -> NDArray[np.int64]:
         """Returns the row that stands in for each row that is not good: the next good one, else the last; int64 (bad,).
