@@ -25,6 +25,7 @@ from pipeline import StepIterator, input_fn, manifest, skipped_records
 from pipeline.read.cache_counts import cache_counts
 from pipeline.read.cache_folder import CacheFolder
 from tests.datasets import Kind, write_dataset
+from trainer import evaluate, run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COUNTS = (40, 0, 30, 50, 20, 60)  # 200 records of 8 x 6 x 3 bytes
@@ -332,3 +333,23 @@ def test_a_process_that_ends_does_not_wait_for_what_it_fetches_ahead(
     assert (done.returncode, done.stdout, done.stderr) == (0, "ends\n", "")
     assert requests.shards() < 60
     assert [name for name in names_in(cache) if name.endswith(".part")] == []
+
+
+def test_trainer_and_evaluation_use_one_cache(
+    bucket: RemotePath, requests: Requests, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_dataset(tmp_path / "data", COUNTS, test_counts=(20, 20))
+    url, cache = uploaded(tmp_path / "data", bucket), tmp_path / "cache"
+    flags = [f"--data_dir={url}", f"--model_dir={tmp_path / 'run'}", f"--cache_dir={cache}", "--cache_bytes=1e6"]
+    flags += ["--global_batch_size=20", "--shuffle_bytes=4000", "--streams=2", "--checkpoint_every=20"]
+    run.main([*flags, "--train_steps=20"])
+    assert re.search(r"cache \d+ hits?, \d+ misses \(.* fetched\)\n", capfd.readouterr().out)
+    requests.gets.clear()
+    without = [flag for flag in flags if "cache" not in flag]
+    run.main([*without, "--train_steps=25"])  # resumes without a cache
+    assert "changed since" not in capfd.readouterr().out
+    assert requests.shards() > 0
+    requests.gets.clear()
+    run.main([*flags, "--train_steps=30"])
+    evaluate.main([f"--model_dir={tmp_path / 'run'}"])
+    assert requests.shards() == 0

@@ -21,7 +21,7 @@ class DataFlags:
     on_corrupt: str = "raise"  # a corrupt record: raise an error that names it, or skip it (its row gets weight 0)
     max_corrupt: int = corruption.MAX_CORRUPT  # records that each worker may skip
     cache_dir: str | None = None  # folder on a local disk for copies of a remote data set's shards (None: no copies)
-    cache_bytes: int | None = None  # that the copies may take (None: 90% of what the disk has left for them)
+    cache_bytes: int | None = None  # that the copies may take (None: nine tenths of what the disk has left)
 
     def __post_init__(self) -> None:
         """Checks the values."""

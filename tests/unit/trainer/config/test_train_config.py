@@ -19,7 +19,7 @@ def test_flags_and_their_defaults_stay():
     """People's scripts name them."""
     assert flat(parse(PATHS)) == {
         **{"data_dir": "D", "train_split": "train", "eval_split": "test", "resize": None, "distort": "none"},
-        **{"on_corrupt": "raise", "max_corrupt": 100, "log_keys": None},
+        **{"on_corrupt": "raise", "max_corrupt": 100, "log_keys": None, "cache_dir": None, "cache_bytes": None},
         **{"model_dir": "M", "strategy": "one_device", "num_replicas": None, "collective_timeout": 120.0},
         **{"join_timeout": 600.0},
         **{"model": "mlp", "optimizer": "momentum", "learning_rate": 0.05, "decay_factor": 0.99, "decay_epochs": 1.0},
@@ -95,6 +95,7 @@ def test_last_step(flags, last_step):
         (["--summary_every=-1"], ["--summary_every=-1", "0 or more"]),
         (["--train_steps=1.5"], ["--train_steps", "'1.5'", "not a whole number"]),
         (["--max_corrupt=-1"], ["--max_corrupt=-1", "0 or more"]),
+        (["--cache_bytes=0"], ["--cache_bytes=0", "1 or more"]),
         (["--resize=32"], ["--resize='32'", "224x224"]),
         (["--seed=-1"], ["--seed=-1", "0 or more"]),
         (["--join_timeout=0"], ["--join_timeout=0.0", "above 0"]),
