@@ -1,6 +1,6 @@
 """A data set larger than shuffle_bytes, read in windows: against bare reading, memory, one by one; its peak memory.
 
-    python -m benchmarks.windowed_throughput [--data_dir=DIR] [--only=read,resident,one_by_one,compressed,peak]
+    python -m benchmarks.windowed_throughput [--data_dir=DIR] [--only=read,resident,one_by_one,compressed,store,peak]
 
 shuffle_bytes is an eighth of the decoded split. Compared are
   read: undistorted batches against reading the same shards and computing each record's CRC on all cores, with nothing
@@ -9,6 +9,8 @@ shuffle_bytes is an eighth of the decoded split. Compared are
   one_by_one: against `tf.data` one example at a time, as in benchmarks.input_throughput;
   compressed: undistorted batches of the same images in GZIP shards, against zlib alone, which decompresses the same
     members out of memory in as many threads, and against the windows of uncompressed shards;
+  store: undistorted batches of a data set in an S3 server of this machine, from the cache on the local disk, after an
+    epoch that filled it, against the store itself, and against a data set on the local disk;
   peak: the memory of a process that reads an epoch, TensorFlow's included, against 2 x shuffle_bytes + 600 MB. Mapped
     files (TensorFlow's libraries) do not count: processes share them, and the system may drop them.
 Batches are taken inside a tf.function, as a training loop does. Rounds alternate; the ratio is computed per round, and
@@ -32,11 +34,12 @@ from typing import Any
 from benchmarks import commands, inputs
 from benchmarks.bare_reading import bare_read, inflating, tfrecords
 from benchmarks.rounds import Take, compare, ratio_text
+from benchmarks.store import served
 from pipeline import manifest
 from pipeline.commands import commandline
 from pipeline.errors import UsageError
 from pipeline.read import unpack
-from pipeline.read.shards import LOCAL_THREADS
+from pipeline.read.threads import LOCAL_THREADS
 
 COMMAND = "benchmarks.windowed_throughput"
 _WINDOWS = 8  # shuffle_bytes x this is the decoded split
@@ -53,7 +56,7 @@ class BenchmarkConfig:
     global_batch_size: int = 512  # rows of a batch
     rounds: int = 5  # rounds of each
     seconds: float = 2.0  # length of a round
-    only: str = ""  # some of read,resident,one_by_one,compressed,peak; default: all
+    only: str = ""  # some of read,resident,one_by_one,compressed,store,peak; default: all
     epoch_of: int = 0  # read one epoch with these shuffle_bytes and exit, as peak does
 
     def __post_init__(self) -> None:
@@ -127,6 +130,18 @@ def compressed(config: BenchmarkConfig) -> None:
             compare("in windows, undistorted, compressed", windows, others, config.rounds, config.seconds)
 
 
+def store(config: BenchmarkConfig) -> None:
+    """Prints windows of a data set in a store from the cache, against the store, and against the local disk."""
+    window = shuffle_bytes(config)
+    with served(config.data_dir) as url, tempfile.TemporaryDirectory(prefix="benchmark-") as cache:
+        remote = dataclasses.replace(config, data_dir=url)
+        for _ in inputs.train_input(url, config.global_batch_size, shuffle_bytes=window, epochs=1, cache_dir=cache):
+            pass
+        cached = batches(remote, "none", window, cache_dir=cache)
+        others = {"the store": batches(remote, "none", window), "a local data set": batches(config, "none", window)}
+        compare("in windows, undistorted, from the cache", cached, others, config.rounds, config.seconds)
+
+
 def peak(config: BenchmarkConfig) -> None:
     """Prints the peak memory of processes that each read one epoch."""
     window = shuffle_bytes(config)
@@ -147,6 +162,7 @@ _PARTS: dict[str, Callable[[BenchmarkConfig], None]] = {
     "resident": against_memory,
     "one_by_one": against_one_by_one,
     "compressed": compressed,
+    "store": store,
     "peak": peak,
 }
 
@@ -156,10 +172,10 @@ def shuffle_bytes(config: BenchmarkConfig) -> int:
     return inputs.decoded_bytes(config.data_dir) // _WINDOWS
 
 
-def batches(config: BenchmarkConfig, recipe: str, window: int) -> Take:
+def batches(config: BenchmarkConfig, recipe: str, window: int, **options: Any) -> Take:
     """Returns a Take of batches of `input_fn`."""
     rows = config.global_batch_size
-    return _taking(inputs.train_input(config.data_dir, rows, distort=recipe, shuffle_bytes=window), rows)
+    return _taking(inputs.train_input(config.data_dir, rows, distort=recipe, shuffle_bytes=window, **options), rows)
 
 
 def _taking(dataset: Any, rows: int) -> Take:

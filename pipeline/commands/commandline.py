@@ -25,6 +25,7 @@ _EXTRA_OF = {
     **dict.fromkeys(("apache_beam", "pyarrow", "tensorflow_datasets", "array_record"), "convert"),
     **dict.fromkeys(("matplotlib", "sklearn"), "demo"),
     **dict.fromkeys(("tf2onnx", "onnxruntime"), "export"),
+    "moto": "dev",
 }
 
 

@@ -86,7 +86,8 @@ def test_windows_are_measured_against_reading_memory_one_by_one_and_the_promise(
     names += [f"in windows, {recipe}, against one by one" for recipe in ("none", "cifar10_tutorial")]
     names += [r"in windows, undistorted, compressed, against zlib alone \(\d threads\)"]
     names += ["in windows, undistorted, compressed, against windows of uncompressed shards"]
-    assert re.fullmatch(r"compressed to [01]\.\d\d of [\d,]+ bytes", lines.pop(-4))
+    names += [f"in windows, undistorted, from the cache, against {name}" for name in ("the store", "a local data set")]
+    assert re.fullmatch(r"compressed to [01]\.\d\d of [\d,]+ bytes", lines.pop(-6))
     for line, name in zip(lines[:-1], names, strict=True):
         assert re.fullmatch(name + BOTH, line), line
     memory = r"[\d,]+ MB and [\d,]+ MB of mapped files, against 604 MB promised"
