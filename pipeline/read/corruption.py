@@ -81,12 +81,13 @@ class Corruption:
         """
         self.found_together(str(record), [record])
 
-    def found_together(self, what: str, records: Sequence[CorruptRecord]) -> None:
+    def found_together(self, what: str, records: Sequence[CorruptRecord], together: range = range(0)) -> None:
         """Reports records that are corrupt for one reason, in one line; if this returns, the caller leaves them out.
 
         Args:
           what: where they are, and what is wrong.
-          records: each of them; all count.
+          records: of one file; each counts.
+          together: the numbers of all that are corrupt for this reason, of which other reads find the rest.
 
         Raises:
           DataError: as `found`.
@@ -99,15 +100,17 @@ class Corruption:
                 return
             before = len(self._seen)
             if before + len(new) > self.most:
-                raise DataError(f"{what}; {self._over(before, len(new))}; {self.advice}")
+                others = sum(r.file != new[0].file or r.record not in together for r in self._seen)
+                raise DataError(f"{what}; {self._over(others, len(together))}; {self.advice}")
             self._seen.update(new)
             _skipped.setdefault(_key(self.data_dir), set()).update(new)
         _log.warning("skipped %s (%d of at most %d)", what, before + len(new), self.most)
 
-    def _over(self, before: int, new: int) -> str:
-        if before == self.most:
-            return f"{before} others were skipped, which is max_corrupt"
-        return f"with these {new} records, {before + new} would be skipped, over max_corrupt={self.most}"
+    def _over(self, others: int, together: int) -> str:
+        if not together:
+            return f"{others} others were skipped, which is max_corrupt"
+        skipped = f"; {others} others were skipped" if others else ""
+        return f"these are {together} records, over max_corrupt={self.most}{skipped}: give {others + together} or more"
 
     @property
     def advice(self) -> str:

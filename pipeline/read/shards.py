@@ -200,7 +200,7 @@ class Shards:
         what = f"GZIP member at byte offset {offset}, records {held[0]} to {held[1] - 1}"
         self._check_unchanged(segment, f"{what}: {problem}")
         found = [CorruptRecord(file, number, at, f"its {what}: {problem}") for number, at in records.items()]
-        self.corruption.found_together(f"{file}, {what}: {problem}", found)
+        self.corruption.found_together(f"{file}, {what}: {problem}", found, range(*held))
 
     def _check_unchanged(self, segment: int, problem: str) -> None:
         """Raises DataError where a problem is not the shard's: a file was changed, or the copy that was checked."""

@@ -22,6 +22,7 @@ KINDS = {
     "jpeg": Kind("jpeg", varied=True),
     "gzip": Kind(compression="GZIP"),
     "gzip of png": Kind("png", compression="GZIP"),
+    "gzip members": Kind(unequal_keys=True, compression="GZIP", members=2),
 }
 PIECES = {  # of the segments: the shards that have a record
     "all": [[0, 0, 5], [1, 0, 4], [2, 0, 3]],

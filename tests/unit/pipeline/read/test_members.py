@@ -199,7 +199,15 @@ def test_all_records_of_a_member_count(folder):
     table = shard_members(str(folder), manifests.load(folder).splits["train"].shards[0])
     flip(folder, 8 * (int(table.offsets[2]) + 40), whole)
     assert not read(reader_of(folder, "skip", 4), [0, 0, 29]).good.all()
-    with pytest.raises(DataError, match="with these 4 records, 4 would be skipped, over max_corrupt=3; to see"):
+    flipped = bytearray((folder / FILE).read_bytes())
+    flipped[int(table.offsets[4]) + 40] ^= 1
+    (folder / FILE).write_bytes(flipped)
+    one = reader_of(folder, "skip", 6)
+    for piece in ([0, 7, 10], [0, 14, 17]):
+        read(one, piece)
+    with pytest.raises(DataError, match="4 records, over max_corrupt=6; 4 others were skipped: give 8 or more"):
+        read(one, [0, 10, 12], [0, 17, 21])
+    with pytest.raises(DataError, match="these are 4 records, over max_corrupt=3: give 4 or more; to see"):
         read(reader_of(folder, "skip", 3), [0, 0, 29])
 
 
