@@ -37,8 +37,8 @@ def make(flags: Sequence[str]) -> Made:
     config = configs.parse([*flags, "--model_dir=unused", "--eval_split=none"])
     plan = plans.make(config, tf_config.ALONE)
     strategy = strategies.create(config.run, config.order.global_batch_size, tf_config.ALONE)
-    schedule = schedules.create(config.optimizer, plan.training.order.steps_per_epoch, plan.last_step)
-    trained = state.create(strategy, config, Task(config, data_spec.of(plan.training)), schedule)
+    schedule = schedules.create(config.optimizer, plan.training.steps_per_epoch, plan.last_step)
+    trained = state.create(strategy, config, Task(config, data_spec.of(plan.training.first)), schedule)
     return Made(config, plan, strategy, compose.stepper(strategy, trained, config))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -69,14 +69,19 @@ def resolve_all(request: Request) -> Mixture:
     for part, source in zip(parts_of(request), request.sources or (None,), strict=True):
         with of_source(request, source):
             parts.append(resolve(part))
-    for other, source in zip(parts[1:], request.sources[1:], strict=True):
+    check_alike(parts, [str(source) for source in request.sources])
+    return Mixture(request, tuple(dataclasses.replace(part, statistics=parts[0].statistics) for part in parts))
+
+
+def check_alike(parts: Sequence[ResolvedRequest], names: Sequence[str]) -> None:
+    """Raises UsageError where the rows of two sources do not fit together, naming both and what differs."""
+    for other, source in zip(parts[1:], names[1:], strict=True):
         for name, own in _facts(parts[0]).items():
             theirs = _facts(other)[name]
             if own != theirs:
                 raise UsageError(
-                    f"the sources '{request.sources[0]}' and '{source}' differ in {name}: {own} and {theirs}; {_ADVICE}"
+                    f"the sources '{names[0]}' and '{source}' differ in {name}: {own} and {theirs}; {_ADVICE}"
                 )
-    return Mixture(request, tuple(dataclasses.replace(part, statistics=parts[0].statistics) for part in parts))
 
 
 def _facts(part: ResolvedRequest) -> dict[str, str]:

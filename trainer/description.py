@@ -25,7 +25,8 @@ _OF_EACH_PROCESS = tuple(field.name for field in dataclasses.fields(ClusterFlags
 
 def of(config: TrainConfig, plan: Plan) -> Description:
     """Returns the description of a run, each part before those that may differ because of it."""
-    data = f"a data set of digest {plan.training.manifest.digest[:12]}"
+    digests = [part.manifest.digest[:12] for part in plan.training.parts]
+    data = f"{'a data set' if len(digests) == 1 else 'data sets'} of digest {', '.join(digests)}"
     gpus = count_of(len(tf.config.list_physical_devices("GPU")), "GPU")
     order = f"an order of digest {plan.training.spec.digest[:12]}"
     return [_versions(), {**_flags(config), "data": data, "GPUs": gpus}, {"order": order}]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pipeline.errors import DataError, PipelineError
 
 if TYPE_CHECKING:
-    from pipeline.audit.key_log import KeyLogWriter
+    from pipeline.audit.source_logs import SourceLogs
     from trainer.step.results import LoopResult
     from trainer.step.updates import Stepper
 
@@ -202,7 +202,7 @@ def logged(
     stepper: Stepper,
     batches: Iterator[Any],
     wanted: Callable[[frozenset[str]], Any],
-    log: KeyLogWriter,
+    log: SourceLogs,
     first_replica: int,
 ) -> InnerLoop:
     """Returns a loop of updates one by one, which logs the keys of each and then writes the log to its file.

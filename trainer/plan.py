@@ -5,9 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+from collections.abc import Iterator
 
+from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
-from pipeline.order import order
+from pipeline.manifest.sources import Sources, parse_sources, sources_of
+from pipeline.manifest.splits import names_of
+from pipeline.manifest.storage import PathLike
+from pipeline.mixture import Mixture, check_alike, check_replicas, resolve_all
 from pipeline.order.counts import check_virtual_replicas
 from pipeline.order.sharing import sharing_note
 from pipeline.request import Request, UserParse
@@ -21,18 +26,20 @@ class Plan:
     """The numbers of a run.
 
     Attributes:
-      training: the request for training data, with the data set and the order.
+      training: the request for training data, with the data sets and their order.
       last_step: global step at which training ends.
-      evaluation: the request for one pass over the split to evaluate on; None if the config asks for none.
-      may_skip: how many of its examples may be left out because their records are corrupt.
-      note: how often the workers read the data together, where that is more than once per epoch.
+      evaluation: by name, the request for one pass over the split of each source to evaluate on; empty if the config
+        asks for none.
+      may_skip: how many of a split's examples may be left out because their records are corrupt.
+      notes: how often the workers read the data together, where that is more than once per epoch; which are not
+        evaluated.
     """
 
-    training: ResolvedRequest
+    training: Mixture
     last_step: int
-    evaluation: ResolvedRequest | None
+    evaluation: dict[str, ResolvedRequest]
     may_skip: int
-    note: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def make(config: TrainConfig, cluster: Cluster, parse: UserParse | None = None) -> Plan:
@@ -48,28 +55,76 @@ def make(config: TrainConfig, cluster: Cluster, parse: UserParse | None = None) 
       UsageError: the config does not fit the data.
     """
     replicas, virtual = max(config.run.num_replicas or 1, cluster.size), config.order.virtual_replicas
+    request = request_of(config, parse)
     if virtual is not None:
         check_virtual_replicas(config.order.global_batch_size, virtual, replicas)
-    order.check_replicas(config.order.global_batch_size, replicas)
-    training = resolve(request_of(config, parse, training=True))
+        check_replicas(request, virtual, "virtual replicas")
+    check_replicas(request, replicas)
+    training = resolve_all(request)
     training.check_pairs(replicas)
-    evaluation = _evaluation(config, parse) if config.data.evaluates else None
+    evaluation = _evaluation(config, parse) if config.data.evaluates else {}
     may_skip = config.data.max_corrupt * cluster.size if config.data.on_corrupt == "skip" else 0
-    note = sharing_note(training.spec, training.order, cluster.size)
-    return Plan(training, config.last_step(training.order.steps_per_epoch), evaluation, may_skip, note)
+    notes = (*_sharing(training, cluster.size), *_left_out(config, evaluation))
+    return Plan(training, config.last_step(training.steps_per_epoch), evaluation, may_skip, notes)
 
 
-def request_of(config: TrainConfig, parse: UserParse | None, training: bool) -> Request:
-    """Returns the request for the training split, or for one padded pass over the evaluation split.
+def request_of(config: TrainConfig, parse: UserParse | None) -> Request:
+    """Returns the request for the training split.
 
     Args:
       config: of the run.
       parse: as in `make`.
-      training: which of the two.
     """
+    data_dir = parse_sources(config.data.data_dir)
+    return _request(config, parse, data_dir, config.data.train_split, None, training=True)
+
+
+def evaluation_of(
+    config: TrainConfig, parse: UserParse | None, statistics: PathLike | None = None
+) -> dict[str, ResolvedRequest]:
+    """Returns the request for one padded pass over the evaluation split, of each data set that has it, by name.
+
+    Args:
+      config: of the run.
+      parse: as in `make`.
+      statistics: the data set whose means and deviations normalise; None: the first.
+
+    Raises:
+      DataError: no valid data set.
+      UsageError: the config does not fit the data.
+    """
+    folders = _folders(config)
+    names = _names(folders, config.data.eval_split)
+    has_split = [folder for folder in folders if len(folders) == 1 or _has_split(folder, config.data.eval_split)]
+    found = {
+        names[folder]: resolve(
+            _request(config, parse, folder, config.data.eval_split, statistics or folders[0], training=False)
+        )
+        for folder in has_split or folders
+    }
+    check_alike(list(found.values()), list(found))
+    return found
+
+
+def _evaluation(config: TrainConfig, parse: UserParse | None) -> dict[str, ResolvedRequest]:
+    try:
+        return evaluation_of(config, parse)
+    except UsageError as error:
+        flag = f"--eval_split={config.data.eval_split}"
+        raise UsageError(f"{flag}: {error}; --eval_split=none trains without evaluation") from None
+
+
+def _request(
+    config: TrainConfig,
+    parse: UserParse | None,
+    data_dir: PathLike | Sources,
+    split: str,
+    statistics: PathLike | None,
+    training: bool,
+) -> Request:
     return Request(
-        config.data.data_dir,
-        config.data.train_split if training else config.data.eval_split,
+        data_dir,
+        split,
         training=training,
         global_batch_size=config.order.global_batch_size,
         seed=config.order.seed,
@@ -79,6 +134,7 @@ def request_of(config: TrainConfig, parse: UserParse | None, training: bool) -> 
         parse=parse,
         distort=None if parse and config.data.distort == "none" else config.data.distort,
         resize=config.data.resize,
+        statistics=statistics,
         on_corrupt=config.data.on_corrupt,
         max_corrupt=config.data.max_corrupt,
         cache_dir=config.data.cache_dir,
@@ -86,12 +142,41 @@ def request_of(config: TrainConfig, parse: UserParse | None, training: bool) -> 
     )
 
 
-def _evaluation(config: TrainConfig, parse: UserParse | None) -> ResolvedRequest:
-    try:
-        return resolve(request_of(config, parse, training=False))
-    except UsageError as error:
-        flag = f"--eval_split={config.data.eval_split}"
-        raise UsageError(f"{flag}: {error}; --eval_split=none trains without evaluation") from None
+def _folders(config: TrainConfig) -> list[PathLike]:
+    """Returns the folders of the data, each once."""
+    given = parse_sources(config.data.data_dir)
+    if isinstance(given, str):
+        return [given]
+    return list(dict.fromkeys(source.data_dir for source in sources_of(given, config.data.train_split)))
+
+
+def _names(folders: list[PathLike], split: str) -> dict[PathLike, str]:
+    """Returns what an evaluation of each data set is called: `test`, or of several `mnist:test`."""
+    if len(folders) == 1:
+        return {folders[0]: split}
+    short = [os.path.basename(os.path.normpath(os.fspath(folder))) for folder in folders]
+    return {
+        folder: f"{name if short.count(name) == 1 else os.fspath(folder)}:{split}"
+        for folder, name in zip(folders, short, strict=True)
+    }
+
+
+def _has_split(folder: PathLike, split: str) -> bool:
+    return set(names_of(split)) <= manifests.load(folder).splits.keys()
+
+
+def _sharing(training: Mixture, workers: int) -> Iterator[str]:
+    for part in training.parts:
+        note = sharing_note(part.spec, part.order, workers)
+        if note:
+            yield f"{part.request.folder}:{part.request.split}: {note}" if training.request.sources else note
+
+
+def _left_out(config: TrainConfig, evaluation: dict[str, ResolvedRequest]) -> Iterator[str]:
+    evaluated = {part.request.folder for part in evaluation.values()}
+    for folder in _folders(config) if evaluation else []:
+        if folder not in evaluated:
+            yield f"{os.fspath(folder)} has no split {config.data.eval_split!r}: it is not evaluated"
 
 
 def prepare_folder(flag: str, path: str) -> None:

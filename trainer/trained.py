@@ -11,7 +11,8 @@ import keras
 import tensorflow as tf
 
 from pipeline.errors import DataError, UsageError
-from pipeline.resolved import ResolvedRequest, resolve
+from pipeline.manifest.sources import parse_sources, sources_of
+from pipeline.resolved import ResolvedRequest
 from trainer import heavy, plan
 from trainer.config import TrainConfig
 from trainer.config.flags.checkpoint import CheckpointFlags
@@ -32,15 +33,15 @@ class Trained:
     Attributes:
       config: flags of the run, on one device, with the data and the split that were asked for.
       state: with the task, the model and what measures it; not with averages, which the model takes as its weights.
-      split: one padded pass over the split.
-      may_skip: how many of its examples may be left out because their records are corrupt.
+      splits: by name, one padded pass over the split of each source.
+      may_skip: how many examples of each may be left out because their records are corrupt.
       record: of the checkpoint whose weights the model has.
       averaged: whether these are the average over the steps.
     """
 
     config: TrainConfig
     state: TrainState
-    split: ResolvedRequest
+    splits: dict[str, ResolvedRequest]
     may_skip: int
     record: Record
     averaged: bool = False
@@ -49,6 +50,11 @@ class Trained:
     def name(self) -> str:
         """What was trained."""
         return self.config.model.task or self.config.model.model
+
+    @property
+    def split(self) -> ResolvedRequest:
+        """That of the first source."""
+        return next(iter(self.splits.values()))
 
     @property
     def model(self) -> keras.Model:
@@ -118,20 +124,25 @@ def build(record: Record, flags: CheckpointFlags, **others: Any) -> Trained:
     if not config.data.evaluates:
         raise UsageError(f"--split is missing: the run had --eval_split={config.data.eval_split}")
     task_class = heavy.load_task(config.model.task) or Task
-    split = _resolved(config, task_class, flags)
-    task = task_class(config, data_spec.of(split))
+    splits = _resolved(record, config, task_class, flags)
+    task = task_class(config, data_spec.of(next(iter(splits.values()))))
     _check_data(record, task, config.data.data_dir)
     unused = dataclasses.replace(config, optimizer=OptimizerFlags())  # its variables stay as they are made
     found = state.create(tf.distribute.get_strategy(), unused, task, lambda step: tf.constant(0.0))
     may_skip = config.data.max_corrupt if config.data.on_corrupt == "skip" else 0
-    trained = Trained(config, found, split, may_skip, record)
+    trained = Trained(config, found, splits, may_skip, record)
     trained.take(record, flags.weights)
     return trained
 
 
-def _resolved(config: TrainConfig, task: type[Task], flags: CheckpointFlags) -> ResolvedRequest:
+def _resolved(
+    record: Record, config: TrainConfig, task: type[Task], flags: CheckpointFlags
+) -> dict[str, ResolvedRequest]:
+    given, was = (parse_sources(one.data.data_dir) for one in (config, record.config()))
+    # One data set for a model of several: it was trained on images that the first one's statistics normalised.
+    statistics = None if isinstance(was, str) or not isinstance(given, str) else sources_of(was, "")[0].data_dir
     try:
-        return resolve(plan.request_of(config, task.parse, training=False))
+        return plan.evaluation_of(config, task.parse, statistics)
     except DataError as error:
         if flags.data_dir is not None:
             raise

@@ -89,9 +89,9 @@ class _Run:
             self.strategy = strategies.create(config.run, config.order.global_batch_size, cluster)
         heartbeat.phase("building the model")
         self.agreement = Agreement(self.strategy, cluster)
-        steps_per_epoch = plan.training.order.steps_per_epoch
+        steps_per_epoch = plan.training.steps_per_epoch
         schedule = schedules.create(config.optimizer, steps_per_epoch, plan.last_step)
-        self.task = task(config, data_spec.of(plan.training))
+        self.task = task(config, data_spec.of(plan.training.first))
         self.state = state.create(self.strategy, config, self.task, schedule)
         self.stepper = compose.stepper(self.strategy, self.state, config)
         remembered = {"averages": LossAverages(self.stepper)}
@@ -164,12 +164,13 @@ class _Run:
         )
 
     def _evaluations(self) -> Evaluations | None:
-        split = self.plan.evaluation
-        if split is None:
+        splits = self.plan.evaluation
+        if not splits:
             return None
-        batches, steps_per_loop = self.feed.batches(split.request), self.config.steps.steps_per_loop
-        may_skip, write = self.plan.may_skip, self.reporter.also(self.metrics.write)
-        evaluator = Evaluator(self.stepper, batches, split, may_skip, steps_per_loop, self._stop, write)
+        batches = {name: self.feed.batches(split.request) for name, split in splits.items()}
+        steps_per_loop, may_skip = self.config.steps.steps_per_loop, self.plan.may_skip
+        write = self.reporter.also(self.metrics.write)
+        evaluator = Evaluator(self.stepper, batches, splits, may_skip, steps_per_loop, self._stop, write)
         return Evaluations(evaluator, self.keeper.best, self.output, self.plan.last_step)
 
     def _evaluate_at_end(self, evaluations: Evaluations) -> Evaluation:

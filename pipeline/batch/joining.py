@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from pipeline.errors import UsageError
 from pipeline.mixture import Mixture
+from pipeline.order.shares import rows_in_blocks
 
 _READY = 2  # elements made ahead; each source has some, too
 
@@ -28,34 +30,28 @@ def joined(mixture: Mixture, datasets: Sequence[tf.data.Dataset]) -> tf.data.Dat
     numbered = mixture.request.record_ids
     rows = [dataset.element_spec[-2 if numbered else -1].shape[0] for dataset in datasets]
     _check_alike(mixture, [dataset.element_spec for dataset in datasets])
-    blocks = math.gcd(*rows)
     counts = [part.selection.num_examples for part in mixture.parts]
     first_ids = [sum(counts[:number]) for number in range(len(counts))]
 
     def of_step(*elements: tuple[Any, ...]) -> tuple[Any, ...]:
         if numbered:
             elements = tuple((*e[:-1], e[-1] + first) for e, first in zip(elements, first_ids, strict=True))
-        joint: tuple[Any, ...] = tf.nest.map_structure(lambda *parts: _in_blocks(parts, rows, blocks), *elements)
+        joint: tuple[Any, ...] = tf.nest.map_structure(lambda *parts: _in_blocks(parts, rows), *elements)
         return joint
 
     return tf.data.Dataset.zip(*datasets).map(of_step, num_parallel_calls=tf.data.AUTOTUNE).prefetch(_READY)
 
 
-def _in_blocks(parts: Sequence[Any], rows: Sequence[int], blocks: int) -> Any:
-    """Returns the rows of all parts: block j has the j-th of as many equal runs of each part."""
+def _in_blocks(parts: Sequence[Any], rows: Sequence[int]) -> Any:
+    """Returns the rows of all parts as `rows_in_blocks` says."""
+    blocks = math.gcd(*rows)
     if all(isinstance(part, tf.Tensor) and part.shape.is_fully_defined() for part in parts):
         runs = [
             tf.reshape(part, [blocks, count // blocks, *part.shape[1:]])
             for part, count in zip(parts, rows, strict=True)
         ]
         return tf.reshape(tf.concat(runs, axis=1), [sum(rows), *parts[0].shape[1:]])
-    firsts = [sum(rows[:number]) for number in range(len(rows))]
-    order = [
-        first + block * (count // blocks) + row
-        for block in range(blocks)
-        for first, count in zip(firsts, rows, strict=True)
-        for row in range(count // blocks)
-    ]
+    order = np.argsort(np.concatenate(rows_in_blocks(rows)))
     return tf.gather(tf.concat(parts, axis=0), order)
 
 

@@ -83,6 +83,12 @@ def select(manifest: Manifest, text: str) -> Selection:
     return Selection("".join(text.split()), tuple(segments))
 
 
+def names_of(text: str) -> list[str]:
+    """Returns the names of the splits that a text selects of; none where it is no slice."""
+    parts = [_PART.fullmatch(part) for part in "".join(text.split()).split("+")]
+    return [match["name"] for match in parts if match]
+
+
 def _bound(text: str | None, default: int, total: int, split: str) -> int:
     if text is None:
         return default

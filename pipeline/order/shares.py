@@ -6,6 +6,9 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pipeline.errors import UsageError
 
 _LOOKED_AT = 4096  # batch sizes on either side, for an error to name one that works
@@ -20,6 +23,18 @@ def shares_of(rows: int, weights: Sequence[float]) -> tuple[int, ...]:
     for i in by_remainder[: rows - sum(shares)]:
         shares[i] += 1
     return tuple(shares)
+
+
+def rows_in_blocks(shares: Sequence[int]) -> list[NDArray[np.int64]]:
+    """Returns which rows each source has where all are joined, int64 (share,) each, in its order.
+
+    The joint rows are equal blocks, as many as the greatest common divisor of the shares; each has the next rows of
+    every source, one source behind the other.
+    """
+    blocks = math.gcd(*shares)
+    each = np.array(shares, np.int64) // blocks
+    firsts, starts = np.cumsum(each) - each, np.arange(blocks)[:, None] * each.sum()
+    return [(starts + first + np.arange(count)).reshape(-1) for first, count in zip(firsts, each, strict=True)]
 
 
 def checked_shares(rows: int, weights: Sequence[float], names: Sequence[str]) -> tuple[int, ...]:

@@ -33,9 +33,10 @@ def say_start_at(
     restored: Restored | None,
 ) -> None:
     """Says what `say_start` says, of a run that computes as `where` says, and `here` in this process."""
-    step, last, order = state.step, plan.last_step, plan.training.order
+    step, last, training = state.step, plan.last_step, plan.training
     part = f"step {step} to {last}" if step < last else f"already at step {step} of {last}"
-    size = f" of {order.global_batch_size} examples, {order.steps_per_epoch} per epoch" if step < last else ""
+    rows, steps = training.request.global_batch_size, training.steps_per_epoch
+    size = f" of {rows} examples, {steps} per epoch" if step < last else ""
     origin = f"resumed from {restored.path}" if restored else "a new run"
     name = config.model.task or config.model.model
     model = f"{name} with {state.model.count_params():,} parameters"
@@ -43,8 +44,8 @@ def say_start_at(
     output.other_line(f"{here}; {part}; {origin}")
     if restored and restored.changes:
         output.line(f"changed since {restored.name}: {'; '.join(restored.changes)}")
-    if plan.note:
-        output.line(f"note: {plan.note}")
+    for note in plan.notes:
+        output.line(f"note: {note}")
 
 
 def say_end(output: Output, step: int, newest: str | None, best: Best | None, logs: pathlib.Path) -> None:

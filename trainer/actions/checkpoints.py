@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from pipeline import errors
 from pipeline.errors import DataError
-from pipeline.order.order import OrderSpec
+from pipeline.order.mixture_spec import Spec
 from trainer.actions.checkpoint_files import CheckpointFiles
 from trainer.actions.origin import Origin
 from trainer.actions.output import Output
@@ -68,7 +68,7 @@ class Checkpoints:
     def __init__(
         self,
         state: TrainState,
-        spec: OrderSpec,
+        spec: Spec,
         steps_per_epoch: int,
         config: TrainConfig,
         cluster: Cluster,

@@ -1,4 +1,4 @@
-"""Evaluation on exactly the whole split."""
+"""Evaluation on exactly the whole split, of each source."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class Evaluation:
       loss: without regularisation.
       metrics: by name, such as `accuracy`.
       averaged: whether the weights were the average over the steps.
+      parts: of each source, where there are several.
     """
 
     split: str
@@ -33,10 +34,17 @@ class Evaluation:
     loss: float
     metrics: dict[str, float]
     averaged: bool = False
+    parts: tuple[Evaluation, ...] = ()
 
     def scalars(self) -> dict[str, float]:
-        """Returns the means by their tags for TensorBoard."""
-        return {f"eval/{self.split}/{name}": value for name, value in {LOSS: self.loss, **self.metrics}.items()}
+        """Returns the means by their tags for TensorBoard; those of each source, too."""
+        own = {f"eval/{self.split}/{name}": value for name, value in {LOSS: self.loss, **self.metrics}.items()}
+        return own | {name: value for part in self.parts for name, value in part.scalars().items()}
+
+    @property
+    def lines(self) -> list[str]:
+        """One for each source where there are several, and the line that ends a run."""
+        return [str(each) for each in (*self.parts, self)]
 
     @property
     def accuracy(self) -> float:
@@ -48,7 +56,8 @@ class Evaluation:
         values = ", ".join(f"{name} = {value:.4f}" for name, value in (self.metrics or {"loss": self.loss}).items())
         skipped = f"; {self.num_skipped} corrupt left out" if self.num_skipped else ""
         averaged = "; averaged weights" if self.averaged else ""
-        return f"{self.split} {values} ({self.num_examples} examples{skipped}{averaged})"
+        sources = f" of {len(self.parts)} sources" if self.parts else ""
+        return f"{self.split} {values} ({self.num_examples} examples{sources}{skipped}{averaged})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,17 +66,17 @@ class Evaluator:
 
     Attributes:
       stepper: with the model.
-      batches: one pass over the split, padded with weight 0.
-      split: what is read in this pass.
-      may_skip: how many examples may be left out because their records are corrupt.
+      batches: by name, one pass over the split of each source, padded with weight 0.
+      splits: by name, what is read in these passes.
+      may_skip: how many examples of each may be left out because their records are corrupt.
       steps_per_loop: batches between two looks at `stop`.
       stop: whether to give up, the same on all workers.
       write: where the results go, too: a global step and values by tag.
     """
 
     stepper: Stepper
-    batches: Iterable[tuple[Any, ...]]
-    split: ResolvedRequest
+    batches: Mapping[str, Iterable[tuple[Any, ...]]]
+    splits: Mapping[str, ResolvedRequest]
     may_skip: int
     steps_per_loop: int
     stop: Callable[[], bool]
@@ -79,37 +88,65 @@ class Evaluator:
         Raises:
           PipelineError: the weights do not sum to the split's number of examples.
         """
-        order, state = self.split.order, self.stepper.state
-        iterator, totals = iter(self.batches), dict[str, tf.Tensor]()
-        for begin in range(0, order.steps_per_epoch, self.steps_per_loop):
-            if self.stop():
+        state, totals = self.stepper.state, dict[str, Mapping[str, tf.Tensor]]()
+        for name, split in self.splits.items():
+            sums = self._sums(self.batches[name], split.order.steps_per_epoch)
+            if sums is None:
                 return None
-            steps = min(self.steps_per_loop, order.steps_per_epoch - begin)
-            sums = self.stepper.evaluate(iterator, tf.constant(steps, tf.int64))
-            totals = {key: value + totals.get(key, 0.0) for key, value in sums.items()}
-        result = result_of(self.split, totals, state.measure, self.may_skip, averaged=state.averages is not None)
+            totals[name] = sums
+        result = result_of(self.splits, totals, state.measure, self.may_skip, averaged=state.averages is not None)
         self.write(state.step, result.scalars())
         return result
 
+    def _sums(self, batches: Iterable[tuple[Any, ...]], all_steps: int) -> Mapping[str, tf.Tensor] | None:
+        iterator, totals = iter(batches), dict[str, tf.Tensor]()
+        for begin in range(0, all_steps, self.steps_per_loop):
+            if self.stop():
+                return None
+            steps = min(self.steps_per_loop, all_steps - begin)
+            totals = added(totals, self.stepper.evaluate(iterator, tf.constant(steps, tf.int64)))
+        return totals
+
+
+def added(totals: Mapping[str, tf.Tensor], sums: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Returns the totals, float64, with further sums; the first ones are added to nothing."""
+    return {name: tf.cast(value, tf.float64) + totals.get(name, 0.0) for name, value in sums.items()}
+
 
 def result_of(
-    split: ResolvedRequest, totals: Mapping[str, tf.Tensor], measure: Measure, may_skip: int, averaged: bool
+    splits: Mapping[str, ResolvedRequest],
+    totals: Mapping[str, Mapping[str, tf.Tensor]],
+    measure: Measure,
+    may_skip: int,
+    averaged: bool,
 ) -> Evaluation:
-    """Returns the means that follow from the measure's sums over a whole split.
+    """Returns the means that follow from the measure's sums over whole splits: over all their examples, and of each.
 
     Args:
-      split: what was read.
-      totals: float64.
+      splits: by name, what was read.
+      totals: by name, float64.
       measure: whose sums they are.
-      may_skip: how many examples may be left out because their records are corrupt.
+      may_skip: how many examples of a split may be left out because their records are corrupt.
       averaged: whether the weights were the average over the steps.
 
     Raises:
-      PipelineError: the weights do not sum to the split's number of examples.
+      PipelineError: the weights do not sum to a split's number of examples.
     """
-    order, name, weight = split.order, split.request.split, float(totals[WEIGHT])
-    skipped = order.num_records - int(weight)
-    if not 0 <= skipped <= may_skip or weight == 0:
-        raise PipelineError(f"evaluation saw {weight} examples of {name!r}, which has {order.num_records}")
-    values = {key: float(value) for key, value in measure.results(totals).items()}
-    return Evaluation(name, int(weight), skipped, values.pop(LOSS), values, averaged)
+    parts = []
+    for name, split in splits.items():
+        count, weight = split.order.num_records, float(totals[name][WEIGHT])
+        if not 0 <= count - int(weight) <= may_skip or weight == 0:
+            raise PipelineError(f"evaluation saw {weight} examples of {name!r}, which has {count}")
+        parts.append(_means(name, count, totals[name], measure, averaged))
+    if len(parts) == 1:
+        return parts[0]
+    pooled: dict[str, tf.Tensor] = {}
+    for sums in totals.values():
+        pooled = added(pooled, sums)
+    count, text = sum(split.order.num_records for split in splits.values()), next(iter(splits.values())).request.split
+    return dataclasses.replace(_means(text, count, pooled, measure, averaged), parts=tuple(parts))
+
+
+def _means(name: str, count: int, sums: Mapping[str, tf.Tensor], measure: Measure, averaged: bool) -> Evaluation:
+    values, weight = {key: float(value) for key, value in measure.results(sums).items()}, int(float(sums[WEIGHT]))
+    return Evaluation(name, weight, count - weight, values.pop(LOSS), values, averaged)

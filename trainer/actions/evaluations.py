@@ -34,13 +34,15 @@ class Evaluations:
         ended_early = self._latest is not None and self._latest[0] == step
         result = self._latest[1] if self._latest and ended_early else self._made(step)
         if result:
-            self._output.line(str(result))
+            for line in result.lines:
+                self._output.line(line)
         return result
 
     def _evaluate(self, step: int) -> bool:
         result = self._made(step)
         if result:
-            self._output.line(f"step {step}, {result}")
+            for line in result.lines:
+                self._output.line(f"step {step}, {line}")
         return result is not None
 
     def _made(self, step: int) -> Evaluation | None:

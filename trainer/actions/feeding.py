@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import pathlib
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from pipeline.audit.key_log import SUFFIX, Header, KeyLogWriter
+from pipeline.audit.source_logs import SourceLogs
 from pipeline.distribution.strategies import distribute_request
 from pipeline.errors import UsageError
 from pipeline.request import Request
@@ -70,8 +69,7 @@ class Feed:
             raise UsageError(f"--log_keys={folder}: not for a task with its own parse function")
         assert folder is not None
         num_replicas = self.stepper.strategy.num_replicas_in_sync
-        path = pathlib.Path(folder) / f"worker-{rank:05d}{SUFFIX}"
-        with KeyLogWriter(path, Header.of(self.plan.training.spec, rank, self.cluster.size, num_replicas)) as log:
+        with SourceLogs(folder, self.plan.training.spec, rank, self.cluster.size, num_replicas) as log:
             batches = self.batches(dataclasses.replace(request, features=("key",)), prefetch=0)
             first = rank * (num_replicas // self.cluster.size)
             yield loop.logged(self.stepper, iter(batches), Wanted.of, log, first)

@@ -48,7 +48,7 @@ class Keeper:
         self._checkpoints = Checkpoints(
             state,
             training.spec,
-            training.order.steps_per_epoch,
+            training.steps_per_epoch,
             config,
             cluster,
             output,

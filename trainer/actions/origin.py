@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from pipeline.errors import UsageError
-from pipeline.order.order import OrderSpec
+from pipeline.order.mixture_spec import Spec
 from trainer.config import TrainConfig
 from trainer.config.changes import changed_flags
 from trainer.step.state import TrainState
@@ -24,7 +24,7 @@ class Origin:
     """
 
     state: TrainState
-    spec: OrderSpec
+    spec: Spec
     config: TrainConfig
 
     def content(self) -> dict[str, Any]:

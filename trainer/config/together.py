@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline.errors import UsageError
+from pipeline.manifest.sources import parse_sources
 from trainer.config.flags.aggregation import AggregationFlags
 from trainer.config.flags.cluster import ClusterFlags
 from trainer.config.flags.run import PARAMETER_SERVER
@@ -66,6 +67,11 @@ def check_parameter_server(config: TrainConfig) -> None:
     for name, (value, why) in unsupported.items():
         if value:
             raise UsageError(f"--{name}={value} with --strategy={PARAMETER_SERVER}: {why}")
+    if not isinstance(parse_sources(config.data.data_dir), str):
+        raise UsageError(
+            f"--data_dir={config.data.data_dir} with --strategy={PARAMETER_SERVER}: trains on one data set; use "
+            "--strategy=multiworker for several"
+        )
     if config.data.on_corrupt == "skip":
         raise UsageError(
             f"--on_corrupt=skip with --strategy={PARAMETER_SERVER}: workers read with TensorFlow's own operations, "

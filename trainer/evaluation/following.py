@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from pipeline.errors import PipelineError
-from pipeline.resolved import resolve
+from pipeline.mixture import resolve_all
 from trainer import heavy, plan
 from trainer.stored import files, record
 from trainer.stored.record import Record, UnreadableError
@@ -63,7 +63,7 @@ def _last_step(found: Record) -> float:
         if config.steps.train_steps:
             return config.steps.train_steps
         task = heavy.load_task(config.model.task)
-        request = plan.request_of(config, task.parse if task else None, training=True)
-        return config.last_step(resolve(request).order.steps_per_epoch)
+        request = plan.request_of(config, task.parse if task else None)
+        return config.last_step(resolve_all(request).steps_per_epoch)
     except PipelineError:
         return float("inf")

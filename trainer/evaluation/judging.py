@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from pipeline.batch.compose import make_dataset
 from pipeline.random_access import RandomAccess
-from trainer.actions.evaluation import Evaluation, result_of
+from pipeline.request import Request
+from pipeline.resolved import ResolvedRequest
+from trainer.actions.evaluation import Evaluation, added, result_of
 from trainer.evaluation.report import Report
 from trainer.evaluation.tally import Tally
 from trainer.step.forward import Forward
@@ -52,10 +54,7 @@ class Judge:
         """
         self._trained, self._most = trained, most_mistakes
         self._classes = classes_of(trained.model, trained.state.task.data)
-        manifest, request = trained.split.manifest, trained.split.request
-        self._has_keys = request.parse is None and "key" in manifest.features
-        features = ("key",) if self._has_keys else ()
-        self._batches = make_dataset(dataclasses.replace(request, features=features, record_ids=True))
+        self._passes = {name: _Pass.of(name, split, len(trained.splits)) for name, split in trained.splits.items()}
         self._step = _step(trained)
 
     def judge(self) -> Judgement:
@@ -65,36 +64,80 @@ class Judge:
           DataError: a record is corrupt, or an output is not finite.
           PipelineError: the rows are not exactly those of the split.
         """
-        trained, totals = self._trained, dict[str, tf.Tensor]()
+        trained, totals, first = self._trained, dict[str, dict[str, tf.Tensor]](), 0
         tally = None if self._classes is None else Tally(self._classes, self._most)
-        for *rows, weights, records in self._batches:
-            features, labels = rows if len(rows) == 2 else rows[0]
-            keys, features = (features["key"], features["image"]) if self._has_keys else (None, features)
-            sums, outputs = self._step(features, labels, weights)
-            labels = tf.argmax(labels, axis=1) if tally and labels.shape.rank == 2 else labels  # no row is mixed here
-            totals = {name: tf.cast(value, tf.float64) + totals.get(name, 0.0) for name, value in sums.items()}
-            if tally:
-                real = weights.numpy() > 0
-                named = None if keys is None else keys.numpy()[real].tolist()
-                tally.add(records.numpy()[real], named, *(v.numpy()[real] for v in (labels, outputs, features)))
+        for name, one in self._passes.items():
+            totals[name] = self._sums(one, tally, first)
+            first += one.split.order.num_records
         evaluation = result_of(
-            trained.split, totals, trained.state.measure, trained.may_skip, averaged=trained.averaged
+            trained.splits, totals, trained.state.measure, trained.may_skip, averaged=trained.averaged
         )
         if tally is None:
             return Judgement(evaluation, None, [])
         report = tally.report()
         return Judgement(evaluation, report, self._stored_images(report) or tally.images())
 
+    def _sums(self, one: _Pass, tally: Tally | None, first: int) -> dict[str, tf.Tensor]:
+        """Returns the sums over a split, whose records are numbered from `first` on in the tally."""
+        totals: dict[str, tf.Tensor] = {}
+        for *rows, weights, records in one.batches:
+            features, labels = rows if len(rows) == 2 else rows[0]
+            keys, features = (features["key"], features["image"]) if one.has_keys else (None, features)
+            sums, outputs = self._step(features, labels, weights)
+            labels = tf.argmax(labels, axis=1) if tally and labels.shape.rank == 2 else labels  # no row is mixed here
+            totals = added(totals, sums)
+            if tally:
+                real = weights.numpy() > 0
+                named = None if keys is None else [one.prefix + key for key in keys.numpy()[real].tolist()]
+                tally.add(records.numpy()[real] + first, named, *(v.numpy()[real] for v in (labels, outputs, features)))
+        return totals
+
     def _stored_images(self, report: Report) -> list[NDArray[np.generic]]:
         """Returns the images of the mistakes as stored; none where no record can be read alone."""
-        manifest, request = self._trained.split.manifest, self._trained.split.request
-        segments = self._trained.split.selection.segments
-        if not manifest.has_images or not all(each.shard.is_seekable(manifest.compression) for each in segments):
+        splits = list(self._trained.splits.values())
+        if not all(split.manifest.has_images and _is_seekable(split) for split in splits):
             return []
-        examples = RandomAccess(
-            request.folder, request.split, cache_dir=request.cache_dir, cache_bytes=request.cache_bytes
-        )
-        return [examples[mistake.record]["image"] for mistake in report.mistakes]
+        examples = [_examples(split.request) for split in splits]
+        starts = np.cumsum([0, *(split.order.num_records for split in splits)])
+
+        def image(record: int) -> NDArray[np.generic]:
+            number = int(np.searchsorted(starts, record, "right")) - 1
+            found: NDArray[np.generic] = examples[number][record - int(starts[number])]["image"]
+            return found
+
+        return [image(mistake.record) for mistake in report.mistakes]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Pass:
+    """One pass over a split.
+
+    Attributes:
+      split: what is read.
+      batches: of it.
+      has_keys: whether the features are a dict with keys.
+      prefix: of the keys, where there are several splits.
+    """
+
+    split: ResolvedRequest
+    batches: tf.data.Dataset
+    has_keys: bool
+    prefix: bytes
+
+    @classmethod
+    def of(cls, name: str, split: ResolvedRequest, splits: int) -> _Pass:
+        request = split.request
+        has_keys = request.parse is None and "key" in split.manifest.features
+        batches = make_dataset(dataclasses.replace(request, features=("key",) if has_keys else (), record_ids=True))
+        return cls(split, batches, has_keys, f"{name} ".encode() if splits > 1 else b"")
+
+
+def _is_seekable(split: ResolvedRequest) -> bool:
+    return all(segment.shard.is_seekable(split.manifest.compression) for segment in split.selection.segments)
+
+
+def _examples(request: Request) -> RandomAccess:
+    return RandomAccess(request.folder, request.split, cache_dir=request.cache_dir, cache_bytes=request.cache_bytes)
 
 
 def _step(trained: Trained) -> Step:

@@ -13,6 +13,7 @@ from typing import Any
 from PIL.Image import Image
 
 from pipeline.errors import named
+from trainer.actions.evaluation import Evaluation
 from trainer.evaluation import confusion, mistakes, tables
 from trainer.evaluation.judging import Judgement
 from trainer.trained import Trained
@@ -31,21 +32,27 @@ def to_json(trained: Trained, judgement: Judgement) -> dict[str, Any]:
         "num_skipped": evaluation.num_skipped,
         "loss": evaluation.loss,
         "metrics": evaluation.metrics,
+        **({"sources": [_to_json(part) for part in evaluation.parts]} if evaluation.parts else {}),
         "report": report and report.to_json(),
     }
+
+
+def _to_json(part: Evaluation) -> dict[str, Any]:
+    return {name: getattr(part, name) for name in ("split", "num_examples", "num_skipped", "loss", "metrics")}
 
 
 def say(trained: Trained, judgement: Judgement) -> None:
     """Prints a judgement, with its tables."""
     print(trained)
-    print(judgement.evaluation, flush=True)
+    print(*judgement.evaluation.lines, sep="\n", flush=True)
     if judgement.report:
         print("", *tables.summary(judgement.report), sep="\n", flush=True)
 
 
 def say_line(trained: Trained, judgement: Judgement) -> None:
-    """Prints a judgement as one line."""
-    print(f"step {trained.record.step}, {judgement.evaluation}", flush=True)
+    """Prints a judgement as one line, and one for each source where there are several."""
+    for line in judgement.evaluation.lines:
+        print(f"step {trained.record.step}, {line}", flush=True)
 
 
 def say_json(trained: Trained, judgement: Judgement) -> None:
@@ -74,7 +81,8 @@ def pictures(trained: Trained, judgement: Judgement) -> dict[str, Image]:
     report = judgement.report
     if report is None:
         return {}
-    title = f"{trained.split.manifest.dataset} {judgement.evaluation.split}: {trained}"
+    datasets = ", ".join(split.manifest.dataset for split in trained.splits.values())
+    title = f"{datasets} {judgement.evaluation.split}: {trained}"
     return {
         "confusion": confusion.draw(report, title),
         "mistakes": mistakes.draw(report, judgement.images, title),

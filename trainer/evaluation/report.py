@@ -14,7 +14,7 @@ class Mistake:
     """An example that was put in another class.
 
     Attributes:
-      record: its number in the split.
+      record: its number in the split; of several, those of the splits before count, too.
       key: of the record; None where the data set has none.
       label, prediction: class numbers.
       probability: that the model gave the prediction.

@@ -55,7 +55,7 @@ def workers(
     """Returns what makes the steps of a run."""
     num_workers, lines, flags = len(roles.workers), WorkerLines(host, config.steps.log_every), config.aggregation
     needed = limits.gradients_of_step(config, num_workers)
-    batches = ColumnBatches(plan.training, needed)
+    batches = ColumnBatches(plan.training.first, needed)
     with strategy.scope():
         ledger = Ledger()
     columns = iter(coordinator.create_per_worker_dataset(tf.function(batches.dataset, autograph=False)))

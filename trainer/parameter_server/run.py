@@ -115,5 +115,5 @@ def _plan(config: TrainConfig, roles: Roles, task: type[Task] | None) -> tuple[p
     limits.gradients_of_step(config, len(roles.workers))
     found = task or heavy.load_task(config.model.task)
     plan = plans.make(config, tf_config.ALONE, found.parse if found else None)
-    limits.check_windows(plan.training)
+    limits.check_windows(plan.training.first)
     return plan, found

@@ -124,9 +124,9 @@ class _Run:
         output.live.phase("connecting")
         self.strategy, coordinator, self._server = connect(roles)
         output.live.phase("building the model")
-        steps_per_epoch = plan.training.order.steps_per_epoch
+        steps_per_epoch = plan.training.steps_per_epoch
         schedule = schedules.create(config.optimizer, steps_per_epoch, plan.last_step)
-        self.task = task(config, data_spec.of(plan.training))
+        self.task = task(config, data_spec.of(plan.training.first))
         self.state = state.create(self.strategy, config, self.task, schedule)
         numbered.check(self.state.optimizer, config.model.task or f"--optimizer={config.optimizer.optimizer}")
         self.averages, self.tally = Averages(), Tally()
@@ -206,13 +206,13 @@ class _Run:
             self.output.line(self.status.text(progress))
 
     def _evaluations(self) -> Evaluations | None:
-        split = self.plan.evaluation
-        if split is None:
+        splits = self.plan.evaluation
+        if not splits:
             return None
         evaluator = Evaluator(
             ChiefStepper(self.state),
-            make_dataset(split.request),
-            split,
+            {name: make_dataset(split.request) for name, split in splits.items()},
+            splits,
             self.plan.may_skip,
             self.config.steps.steps_per_loop,
             self._stop_evaluation,

@@ -23,7 +23,7 @@ class Judge:
     """
 
     def __init__(self, config: TrainConfig, plan: Plan, stepper: Stepper) -> None:
-        image, parses = plan.training.manifest.features.get("image"), plan.training.request.parse is not None
+        image, parses = plan.training.first.manifest.features.get("image"), plan.training.request.parse is not None
         gpus, self._replicas = len(tf.config.list_physical_devices("GPU")), stepper.strategy.num_replicas_in_sync
         facts = Facts(self._replicas, gpus, image.encoding if image else None, parses)
         self.verdict = Verdict(config, facts)

@@ -27,8 +27,8 @@ def data_dir(tmp_path):
 @pytest.mark.parametrize(("remainder", "steps", "last_step"), [("pad", 13, 52), ("drop", 12, 48)])
 def test_numbers(remainder, steps, last_step, data_dir, config_of):
     made = plan.make(config_of(data_dir=data_dir, epochs=4, global_batch_size=20, remainder=remainder), ALONE)
-    assert (made.training.order.steps_per_epoch, made.last_step) == (steps, last_step)
-    evaluation, spec = made.evaluation, made.training.spec
+    assert (made.training.steps_per_epoch, made.last_step) == (steps, last_step)
+    evaluation, spec = made.evaluation["test"], made.training.spec
     assert (evaluation.order.num_records, evaluation.order.steps_per_epoch, made.may_skip) == (33, 2, 0)
     assert (spec.seed, spec.streams, spec.training) == (0, 1, True)
 
@@ -41,7 +41,7 @@ def test_workers_that_share_streams_are_told_what_it_costs(data_dir, config_of):
         ({}, None),  # in memory
     ):
         made = plan.make(config_of(data_dir=data_dir, global_batch_size=20, **flags), four)
-        assert (note is None and made.note is None) or re.search(note, made.note), made.note
+        assert (note is None and not made.notes) or re.search(note, *made.notes), made.notes
 
 
 def test_every_worker_may_skip_corrupt_records(data_dir, config_of):
@@ -63,7 +63,7 @@ def test_raw_images_are_not_cropped_while_they_are_decoded(data_dir, config_of):
 
 @pytest.mark.parametrize("name", ["none", ""])
 def test_no_evaluation(name, data_dir, config_of):
-    assert plan.make(config_of(data_dir=data_dir, eval_split=name), ALONE).evaluation is None
+    assert plan.make(config_of(data_dir=data_dir, eval_split=name), ALONE).evaluation == {}
 
 
 def test_an_unknown_split_to_evaluate_on(data_dir, config_of):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from pipeline.manifest.sources import parse_sources, sources_of
 from pipeline.read import corruption
 from pipeline.request import parse_size
 from trainer.config.flags.checks import check_least, check_name
@@ -13,7 +14,7 @@ from trainer.config.flags.checks import check_least, check_name
 class DataFlags:
     """What is trained and evaluated on."""
 
-    data_dir: str  # folder of the data set, made by beam_jobs.convert
+    data_dir: str  # the data set's folder; or several, with weights: 'a=0.7,b:train[:9000]=0.3'
     train_split: str = "train"  # what to train on; slices such as train[1000:] work
     eval_split: str = "test"  # what to evaluate on; 'none' for no evaluation
     resize: str | None = None  # stretch every image to HxW, such as 32x32, before it is distorted
@@ -25,6 +26,9 @@ class DataFlags:
 
     def __post_init__(self) -> None:
         """Checks the values."""
+        sources = parse_sources(self.data_dir)
+        if not isinstance(sources, str):
+            sources_of(sources, self.train_split)
         check_name("on_corrupt", self.on_corrupt, corruption.POLICIES)
         parse_size(self.resize, "--resize")
         check_least(self, 0, "max_corrupt")

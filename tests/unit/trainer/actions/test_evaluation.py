@@ -21,7 +21,8 @@ def make_evaluator(make_stepper, batch, tmp_path):
     def make(num_examples=9, may_skip=0, stop=lambda: False):
         request = Request("data", "test", global_batch_size=8, training=False)
         split = SimpleNamespace(request=request, order=SimpleNamespace(num_records=num_examples, steps_per_epoch=3))
-        return Evaluator(stepper, batches, split, may_skip, 2, stop, EventFile(tmp_path, 0).scalars)
+        named = {"test": batches}, {"test": split}
+        return Evaluator(stepper, *named, may_skip, 2, stop, EventFile(tmp_path, 0).scalars)
 
     return make
 

@@ -98,11 +98,11 @@ def test_the_last_step_is_that_of_the_flags_or_of_the_data(monkeypatch):
     assert following._last_step(found) == 12
     config.steps.train_steps = None
     monkeypatch.setattr(following.plan, "request_of", lambda *_, **__: None)
-    monkeypatch.setattr(following, "resolve", lambda _: SimpleNamespace(order=SimpleNamespace(steps_per_epoch=5)))
+    monkeypatch.setattr(following, "resolve_all", lambda _: SimpleNamespace(steps_per_epoch=5))
     assert following._last_step(found) == 15
 
     def moved(_):
         raise DataError("no data")
 
-    monkeypatch.setattr(following, "resolve", moved)
+    monkeypatch.setattr(following, "resolve_all", moved)
     assert following._last_step(found) == float("inf")

@@ -1,0 +1,161 @@
+"""Training on several data sets: the trainer, its evaluations, resuming, key logs, the same bits on any topology."""
+
+import json
+import random
+import re
+import time
+
+import numpy as np
+import pytest
+
+from pipeline.audit import __main__ as audit
+from pipeline.errors import UsageError
+from tests.datasets import edit_manifest, write_dataset
+from tests.runs import checkpoint_bytes, finish, scalars, start, start_workers, wait_for_step
+from trainer import evaluate, run
+
+STEPS = 10
+# 16 rows of a, 8 of b: epochs of 5 steps, whose last has 14 rows of padding, and of 5 with 1
+FLAGS = ("--global_batch_size=24", "--model=lenet", "--distort=flip | normalize", f"--train_steps={STEPS}")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data")
+    write_dataset(path / "a", (40, 26), (16, 16, 3), test_counts=(20,))
+    write_dataset(path / "b", (50,), (16, 16, 3), test_counts=(13,))
+    return path
+
+
+@pytest.fixture(scope="module")
+def mixture(folders):
+    return f"{folders}/a=2,{folders}/b:train[:39]=1"
+
+
+def flags_of(mixture, model_dir, *flags):
+    return [f"--data_dir={mixture}", f"--model_dir={model_dir}", *FLAGS, *flags]
+
+
+def test_a_run_reports_each_source_and_all_together(folders, mixture, tmp_path, capsys):
+    model_dir = tmp_path / "run"
+    run.main(
+        flags_of(mixture, model_dir, "--eval_every=5", "--summary_every=5", "--strategy=mirrored", "--num_replicas=2")
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert re.search(r"step 0 to 10 of 24 examples, 5 per epoch; a new run", "\n".join(lines))
+    found = [re.fullmatch(r"(step 5, )?(\S+) accuracy = (\S+) \((\d+ examples.*)\)", line) for line in lines]
+    found = [match.groups() for match in found if match]
+    assert [(step, name, count) for step, name, _, count in found] == [
+        (step, name, count)
+        for step in ("step 5, ", None)
+        for name, count in (("a:test", "20 examples"), ("b:test", "13 examples"), ("test", "33 examples of 2 sources"))
+    ]
+    written = scalars(model_dir / "logs")
+    for step in (5, 10):
+        a, b, both = (written[f"eval/{name}/loss", step] for name in ("a:test", "b:test", "test"))
+        assert both == pytest.approx((20 * a + 13 * b) / 33, rel=1e-6)
+    assert (model_dir / "config.yaml").read_text().count(f"{folders}/b:train[:39]=1") == 1
+
+    evaluate.main([f"--model_dir={model_dir}", "--json"])
+    together = json.loads(capsys.readouterr().out)
+    assert [(one["split"], one["num_examples"]) for one in together["sources"]] == [("a:test", 20), ("b:test", 13)]
+    for one, (_, name, accuracy, _) in zip([*together["sources"], together], found[3:], strict=True):
+        assert one["metrics"]["accuracy"] == pytest.approx(float(accuracy), abs=1e-4)
+        assert one["loss"] == pytest.approx(written[f"eval/{name}/loss", 10], rel=1e-5)
+    report = together["report"]
+    assert np.sum(report["confusion"]) == report["num_examples"] == 33
+    assert {mistake["key"].split("#")[0] for mistake in report["mistakes"]} == {"a:test test", "b:test test"}
+
+    # b alone is normalised as in the run, by the statistics of a
+    evaluate.main([f"--model_dir={model_dir}", f"--data_dir={folders}/b", "--json"])
+    alone = json.loads(capsys.readouterr().out)
+    assert "sources" not in alone
+    assert alone["loss"] == pytest.approx(together["sources"][1]["loss"], rel=1e-5)
+
+
+def test_a_resumed_run_has_the_same_sources_and_shares(folders, mixture, tmp_path, capsys):
+    logs = tmp_path / "logs"
+    flags = (f"--log_keys={logs}", "--eval_split=none", "--checkpoint_every=7")
+    run.main(flags_of(mixture, tmp_path / "whole", "--eval_split=none"))
+    run.main(flags_of(mixture, tmp_path / "run", *flags, "--train_steps=7"))
+    a, b = mixture.split(",")
+    for other, message in [
+        (f"{folders}/a=1,{b}", "source 0: global_batch_size was 16, is 12; source 0: shuffle_bytes"),
+        (f"{a},{folders}/b:train[:38]=1", r"source 1: split was train\[:39\], is train\[:38\]"),
+        (f"{a},{folders}/a=1", "source 1: manifest_digest was"),
+        (f"{folders}/a", "sources was 2, is 1"),
+    ]:
+        with pytest.raises(UsageError, match=f"the order of examples has changed: {message}"):
+            run.main(flags_of(other, tmp_path / "run", "--eval_split=none"))
+    run.main(flags_of(mixture, tmp_path / "run", *flags))
+    assert checkpoint_bytes(tmp_path / "run", STEPS) == checkpoint_bytes(tmp_path / "whole", STEPS)
+    for number, (name, count) in enumerate([("a", 66), ("b", 39)]):
+        capsys.readouterr()
+        audit.main([str(folders / name), f"--observed={logs}/source-{number}"])
+        lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+        assert [line for line in lines if re.match(r"\d \d of \d", line)] == [
+            f"{epoch} 5 of 5 {count} 0 0 0 0 0" for epoch in range(2)
+        ]
+        assert lines[-1].endswith("; the run saw just that")
+
+
+def test_a_source_without_the_split_is_not_evaluated(folders, tmp_path, capsys):
+    write_dataset(tmp_path / "c", (30,), (16, 16, 3), test_counts=(5,))
+    edit_manifest(tmp_path / "c", lambda made: made["splits"].pop("test"))
+    mixture = f"{folders}/a=2,{tmp_path}/c=1"
+    run.main(flags_of(mixture, tmp_path / "run", "--train_steps=1"))
+    out = capsys.readouterr().out
+    assert f"note: {tmp_path}/c has no split 'test': it is not evaluated" in out
+    assert re.findall(r"(\S+) accuracy = .* \((\d+) examples\)", out) == [("a:test", "20")]
+    with pytest.raises(UsageError, match="--eval_split=tset: .*did you mean 'test'.*--eval_split=none trains without"):
+        run.main(flags_of(mixture, tmp_path / "other", "--eval_split=tset"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--num_replicas=3", "--strategy=mirrored"], "a:train 16, .*8 rows, of which 3 replicas need equal parts"),
+        (["--virtual_replicas=12"], r"16, .* 8 rows, of which 12 virtual replicas need equal parts; nearest .*=36"),
+        (["--eval_split=dev"], "--eval_split=dev: .*unknown.*dev"),
+        (["--global_batch_size=2", "--train_split=val"], "val"),
+        (
+            ["--strategy=parameter_server", "--worker_hosts=a:1", "--ps_hosts=b:1", "--job_name=worker"],
+            "with --strategy=parameter_server: trains on one data set; use --strategy=multiworker for several",
+        ),
+    ],
+)
+def test_wrong_flags(mixture, tmp_path, flags, message):
+    with pytest.raises(UsageError, match=message):
+        run.main(flags_of(mixture, tmp_path / "run", *flags))
+
+
+def test_the_flag_of_a_source_without_a_weight(folders, tmp_path):
+    with pytest.raises(UsageError, match="the source '.*b' has no weight"):
+        run.main(flags_of(f"{folders}/a=2,{folders}/b", tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_on_other_processes_it_ends_with_the_same_bits(mixture, tmp_path):
+    flags = (
+        *FLAGS,
+        "--virtual_replicas=4",
+        "--train_steps=40",
+        "--checkpoint_every=3",
+        "--log_every=2",
+        "--steps_per_loop=2",
+    )
+    [(code, _, err)] = finish(start(mixture, tmp_path / "whole", *flags))
+    assert (code, err) == (0, "")
+    workers = start_workers(mixture, [tmp_path / "run"] * 2, *flags)
+    wait_for_step(workers[0], 8)
+    time.sleep(random.Random(8).uniform(0, 0.3))
+    for worker in workers:
+        worker.kill()
+    finish(*workers)
+    [(code, out, err)] = finish(start(mixture, tmp_path / "run", *flags))
+    assert (code, err) == (0, "")
+    assert re.search(r"resumed from .*ckpt-\d+", out)
+    assert checkpoint_bytes(tmp_path / "run", 40) == checkpoint_bytes(tmp_path / "whole", 40)
+    outputs = finish(*start_workers(mixture, [tmp_path / "two"] * 2, *flags))
+    assert {code for code, _, _ in outputs} == {0}, outputs
+    assert checkpoint_bytes(tmp_path / "two", 40) == checkpoint_bytes(tmp_path / "whole", 40)
