@@ -17,7 +17,7 @@ COMMAND = "pipeline.audit"
 class AuditConfig:
     """What is audited: the arguments of the order, as the run has them, and the workers that read."""
 
-    data_dir: str = simple_parsing.field(positional=True, metavar="DATA_DIR")  # the data set's folder
+    data_dir: str = simple_parsing.field(positional=True, metavar="DATA_DIR")  # a folder, or a=0.7,b=0.3
     global_batch_size: int | None = None  # rows per step over all replicas; not needed with --observed
     workers: int | None = None  # processes that read; default: 1
     replicas: int | None = None  # in the job; default: one per worker

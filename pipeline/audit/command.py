@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ from pipeline.audit.topology import Topology
 from pipeline.commands import commandline
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, named
+from pipeline.manifest.sources import Sources, parse_sources, sources_of
+from pipeline.mixture import check_replicas, resolve_all
 from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest, resolve
 
@@ -31,12 +34,46 @@ _ORDER = ("split", "global_batch_size", "seed", "remainder", "streams", "shuffle
 
 
 def run(config: AuditConfig) -> None:
-    """Prints the proof and the tables.
+    """Prints the proof and the tables, of a mixture those of each source.
 
     Raises:
       DataError: the proof does not hold, a run saw something else, or there is no valid data set.
       UsageError: a flag that cannot work.
     """
+    sources = parse_sources(config.data_dir, "DATA_DIR")
+    if isinstance(sources, str):
+        _run(config)
+        return
+    for number, part in enumerate(_of_each(config, sources)):
+        print(*([""] if number else []), f"source {number}: {part.data_dir}", sep="\n", flush=True)
+        _run(part)
+
+
+def _of_each(config: AuditConfig, sources: Sources) -> list[AuditConfig]:
+    """Returns the flags for the audit of each source by itself, as the mixture feeds it."""
+    if config.evaluation:
+        raise UsageError("--evaluation with several sources: an evaluation sees each by itself; audit each by itself")
+    parts = []
+    if config.global_batch_size is not None:
+        given = {name: getattr(config, name) for name in _ORDER if getattr(config, name) is not None}
+        request = Request(sources, training=True, distort=config.distort, resize=config.resize, **given)
+        for topology in _topologies(config, config.global_batch_size, None):
+            check_replicas(request, topology.replicas)
+        parts = [part.request for part in resolve_all(request).parts]
+    found = []
+    for number, source in enumerate(sources_of(sources, config.split or "train")):
+        own: dict[str, Any] = {"data_dir": os.fspath(source.data_dir)}
+        if parts:
+            own |= {name: getattr(parts[number], name) for name in _ORDER}
+        if config.observed is not None:
+            own["observed"] = f"{config.observed}/source-{number}"
+        if config.png is not None:
+            own["png"] = f"{config.png.removesuffix('.png')}-{number}.png"
+        found.append(dataclasses.replace(config, **own))
+    return found
+
+
+def _run(config: AuditConfig) -> None:
     logs = key_log.find(config.observed) if config.observed is not None else []
     header = seen.first_header(logs) if logs else None
     source = _source(config, header)

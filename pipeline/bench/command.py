@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 from pipeline.bench import objects, rounds, tables
 from pipeline.bench.result import result_of
 from pipeline.commands import quiet
+from pipeline.errors import UsageError
+from pipeline.manifest.sources import parse_sources
 from pipeline.order.order import SHUFFLE_BYTES
+from pipeline.order.shares import shares_of
 from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest, resolve
 
@@ -59,6 +62,11 @@ def _measure(config: BenchConfig, resolved: ResolvedRequest) -> None:
 
 
 def _request(config: BenchConfig) -> Request:
+    sources = parse_sources(config.data_dir, "DATA_DIR")
+    if not isinstance(sources, str):
+        rows = shares_of(config.global_batch_size, [weight for _, weight in sources])
+        each = "; ".join(f"{source} --global_batch_size={n}" for (source, _), n in zip(sources, rows, strict=True))
+        raise UsageError(f"DATA_DIR={config.data_dir}: is timed one source at a time, by its DIR and --split: {each}")
     return Request(
         config.data_dir,
         config.split,

@@ -97,6 +97,10 @@ def test_a_resumed_run_has_the_same_sources_and_shares(folders, mixture, tmp_pat
             f"{epoch} 5 of 5 {count} 0 0 0 0 0" for epoch in range(2)
         ]
         assert lines[-1].endswith("; the run saw just that")
+    audit.main([mixture, f"--observed={logs}", "--global_batch_size=24"])
+    assert capsys.readouterr().out.count("; the run saw just that") == 2
+    with pytest.raises(UsageError, match="the run's order has global_batch_size=16, not 12"):
+        audit.main([f"{folders}/a=1,{b}", f"--observed={logs}", "--global_batch_size=24"])
 
 
 def test_a_source_without_the_split_is_not_evaluated(folders, tmp_path, capsys):

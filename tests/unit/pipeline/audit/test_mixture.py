@@ -1,0 +1,55 @@
+"""The audit of a mixture: that of each source, in the order in which it is fed."""
+
+import pytest
+
+from pipeline import input_fn, order_spec
+from pipeline.audit import __main__ as audit
+from pipeline.audit.contract import Contract
+from pipeline.errors import UsageError
+from pipeline.mixture import resolve_all
+from pipeline.request import Request
+from tests.datasets import write_dataset
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("made")
+    write_dataset(path / "a", (20, 0, 18, 15))
+    write_dataset(path / "b", (33, 27))
+    return path
+
+
+def test_each_source_is_proved(folder, capsys):
+    audit.main([f"{folder}/a=2,{folder}/b:train[:40]=1", "--global_batch_size=36", "--workers=2", "--replicas=4"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("source ")] == [f"source 0: {folder}/a", f"source 1: {folder}/b"]
+    spec = order_spec([(folder / "a", 2), (f"{folder}/b:train[:40]", 1)], global_batch_size=36, training=True)
+    for part in spec.parts:
+        assert any(
+            f"seed {part.seed}, epoch 0, global batch {part.global_batch_size}, 1 stream" in line for line in lines
+        )
+    proofs = [line for line in lines if line.startswith("proof holds")]
+    assert [proof.partition(" once")[0] for proof in proofs] == [f"proof holds: each of {n} records" for n in (53, 40)]
+
+
+def test_the_contract_says_what_is_fed(folder):
+    mixture = [(folder / "a", 2), (f"{folder}/b:train[:40]", 1)]
+    options = {"global_batch_size": 36, "training": True, "streams": 4, "shuffle_bytes": 7000}
+    contracts = [Contract.of(part) for part in resolve_all(Request(mixture, **options)).parts]
+    for step, (_, _, weights, ids) in enumerate(input_fn(mixture, **options, record_ids=True).take(8)):
+        for number, rows in enumerate((slice(0, 2), slice(2, 3))):
+            records, real = contracts[number].batch(step)
+            assert (ids.numpy().reshape(12, 3)[:, rows].reshape(-1) - 53 * number).tolist() == records.tolist()
+            assert (weights.numpy().reshape(12, 3)[:, rows].reshape(-1) == 1).tolist() == real.tolist()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--replicas=9"], "a:train 24, .*b:train 12 rows, of which 9 replicas need equal parts"),
+        (["--evaluation"], "audit each by itself"),
+    ],
+)
+def test_wrong_flags(folder, flags, message):
+    with pytest.raises(UsageError, match=message):
+        audit.main([f"{folder}/a=2,{folder}/b=1", "--global_batch_size=36", *flags])
