@@ -1,0 +1,86 @@
+"""Who keeps what they promise: one program of tests against this input and its peers.
+
+    python -m benchmarks.conformance [--python=PATH] [--only=ours,mosaic] [--json=FILE]
+
+1,003 records in 30 files, global batches of 30, two epochs. Ranks are processes that wait for each other at every step,
+as synchronous training does; one that waits for a rank whose epoch has ended would wait for ever. Each peer is set up
+as its own documentation says (benchmarks/conformance/adapters). A peer that is not installed, here or under the
+interpreter of `--python`, is skipped with the reason. The result is docs/conformance.md's table, as Markdown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+
+from benchmarks import inputs, interpreters
+from benchmarks.conformance import job, table
+from benchmarks.conformance.checks import Program
+from benchmarks.conformance.job import Peer
+from pipeline.commands import commandline
+
+COMMAND = "benchmarks.conformance"
+ADAPTERS = (
+    "ours",
+    "grain_elastic",
+    "mosaic",
+    "lit_data",
+    "torchdata_stateful",
+    "web_dataset",
+    "web_dataset_resampled",
+    "ffcv_loader",
+    "tf_data",
+    "tf_data_service",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ConformanceConfig:
+    """What is tested."""
+
+    only: str = ""  # some of the adapters, with commas between them; default: all
+    python: str = ""  # NAME=PATH of an adapter's interpreter, PATH for all that cannot run here; commas between them
+    seconds: float = 60.0  # in which a rank must give its next batch; else it hangs
+    json: str = ""  # a file for the verdicts
+
+    def __post_init__(self) -> None:
+        inputs.check_least(self, seconds=0.1)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the table."""
+    config = commandline.parse(COMMAND, "Test what this input and its peers promise.", ConformanceConfig, argv)
+    names = inputs.parts_of(config.only, ADAPTERS)
+    known = interpreters.parse(config.python, set(ADAPTERS))
+    rows = [tested(name, known.candidates(name), config.seconds) for name in names]
+    if config.json:
+        pathlib.Path(config.json).write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
+    print(table.markdown(rows))
+
+
+def tested(name: str, pythons: Sequence[str], seconds: float) -> table.Row:
+    """Returns the row of an adapter, run by the first interpreter that can."""
+    began, reason = time.monotonic(), ""
+    with tempfile.TemporaryDirectory(prefix="conformance-") as made:
+        folder = pathlib.Path(made)
+        for python in pythons:
+            declared = job.task(Peer(name, python), ["probe"], folder)
+            if "versions" not in declared:
+                reason = str(declared.get("error") or declared["hung"])
+                continue
+            try:
+                verdicts = Program(Peer(name, python), declared, folder, seconds).verdicts()
+            except RuntimeError as error:
+                return table.Row(name, declared, {}, str(error))
+            print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+            return table.Row(name, declared, verdicts)
+    return table.Row(name, {}, {}, reason)
+
+
+if __name__ == "__main__":
+    commandline.run(COMMAND, main)

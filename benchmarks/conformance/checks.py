@@ -1,0 +1,211 @@
+"""The program of tests: what each promises, and the verdict of a peer's runs."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import pathlib
+import re
+import shutil
+from collections.abc import Iterable
+from typing import Any
+
+from benchmarks.conformance import job, records
+from benchmarks.conformance.adapter import Job
+from benchmarks.conformance.job import Outcome, Peer
+
+RANKS = (1, 2, 3, 5)
+GLOBAL_ROWS = 30  # a multiple of each of RANKS, not of the records
+PAIR, OTHER = 2, 3  # ranks before and after a restart
+SAVE_AT = (1, 11)  # in the second epoch, after so many steps
+DAMAGED = 500  # the record with a flipped bit
+MANY_DAMAGED = range(480, 520)  # more than a step of a rank, so that leaving them out can show in the number of steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """A cell of the table.
+
+    Attributes:
+      kept: the promise was kept; None: the peer's documentation does not offer it.
+      text: what was seen.
+    """
+
+    kept: bool | None
+    text: str
+
+
+class Program:
+    """All tests of one peer."""
+
+    def __init__(self, peer: Peer, declared: dict[str, Any], folder: pathlib.Path, seconds: float) -> None:
+        """Keeps everything in `folder`; a rank that takes more than `seconds` for a batch hangs."""
+        self._peer, self._declared, self._folder, self._seconds = peer, declared, folder, seconds
+        self._data = folder / "data"
+
+    def verdicts(self) -> dict[str, Verdict]:
+        """Runs all tests; returns their verdicts by name."""
+        self._data.mkdir(parents=True)
+        written = job.task(self._peer, ["write", str(self._data)], self._folder)
+        if "written" not in written:
+            raise RuntimeError(f"write: {written.get('error') or written['hung']}")
+        runs = {ranks: self._run(f"ranks-{ranks}", ranks) for ranks in RANKS}
+        return {
+            "once": once(runs, bool(self._declared["ENDLESS"])),
+            "steps": equal_steps(runs),
+            "resume": self._resumed(runs[PAIR], PAIR, "RESUMES"),
+            "elastic": self._resumed(runs[PAIR], OTHER, "ELASTIC"),
+            "same": same_batches(runs),
+            "flip": self._flipped(),
+            "skip": self._skipping(),
+        }
+
+    def _run(self, name: str, ranks: int, data: pathlib.Path | None = None, **options: Any) -> Outcome:
+        """Runs a job in a scratch folder of its own; one of PAIR ranks saves its states on the way."""
+        scratch = self._folder / name
+        scratch.mkdir()
+        port, rows = job.free_port(), GLOBAL_ROWS // ranks
+        jobs = [
+            Job(str(data or self._data), str(scratch), rank, ranks, rows, port=port, **options) for rank in range(ranks)
+        ]
+        save_at = SAVE_AT if ranks == PAIR and self._declared["RESUMES"] and not options else None
+        return job.run(self._peer, jobs, self._seconds, save_at)
+
+    def _resumed(self, whole: Outcome, ranks: int, offered: str) -> Verdict:
+        if not self._declared[offered]:
+            return Verdict(None, "not offered")
+        epoch, steps = SAVE_AT
+        saved = job.saved_in(str(self._folder / f"ranks-{PAIR}"), PAIR)
+        if not all(pathlib.Path(path).exists() for path in saved):
+            return Verdict(False, _trouble(whole) or "no state was saved")
+        rest = self._run(f"resumed-{ranks}", ranks, epoch=epoch, saved=saved)
+        return resumed(whole.batches(epoch), whole.batches(epoch)[:steps], rest, epoch)
+
+    def _flipped(self) -> Verdict:
+        data, file = self._damaged("flipped", [DAMAGED])
+        if not file:
+            return Verdict(None, "not tried: the files are compressed")
+        return flipped(self._run("flip", PAIR, data, epochs=1), file)
+
+    def _skipping(self) -> Verdict:
+        if not self._declared["SKIPS"]:
+            return Verdict(None, "not offered")
+        data, _ = self._damaged("damaged", MANY_DAMAGED)
+        return skipped(self._run("skip", PAIR, data, epochs=1, skip=True))
+
+    def _damaged(self, name: str, numbers: Iterable[int]) -> tuple[pathlib.Path, str]:
+        """Returns a copy of the data set with damaged records, and the file in which the last of them is."""
+        data = self._folder / name
+        shutil.copytree(self._data, data)
+        return data, [records.flip_bit(data, number) for number in numbers][-1]
+
+
+def once(runs: dict[int, Outcome], endless: bool) -> Verdict:
+    """Returns whether every record came once in each epoch, on any number of ranks."""
+    texts = {}
+    for ranks, outcome in runs.items():
+        if trouble := _trouble(outcome):
+            texts[ranks] = trouble
+            continue
+        lost, repeated = _counts_endless(outcome) if endless else _counts(outcome)
+        texts[ranks] = _lost_and_repeated(lost, repeated)
+    return Verdict(not any(texts.values()), _by_ranks(texts))
+
+
+def _counts(outcome: Outcome) -> tuple[int, int]:
+    """Returns the records lost and repeated in the worse epoch."""
+    found = []
+    for epoch in outcome.steps:
+        seen = _seen(outcome.batches(epoch))
+        found.append((records.COUNT - len(seen), seen.total() - len(seen)))
+    return max(found)
+
+
+def _counts_endless(outcome: Outcome) -> tuple[int, int]:
+    """The same over all epochs, where the last batch may hold records of the next one."""
+    epochs = len(outcome.steps)
+    seen = _seen(batch for epoch in outcome.steps for batch in outcome.batches(epoch))
+    lost = sum(max(0, epochs - seen[number]) for number in range(records.COUNT))
+    beyond = max(0, seen.total() - epochs * records.COUNT)
+    return lost, sum(max(0, count - epochs) for count in seen.values()) - beyond
+
+
+def equal_steps(runs: dict[int, Outcome]) -> Verdict:
+    """Returns whether all ranks had a batch at every step."""
+    texts = {ranks: _trouble(outcome) or ("hangs" if outcome.uneven else "") for ranks, outcome in runs.items()}
+    return Verdict(not any(texts.values()), _by_ranks(texts))
+
+
+def same_batches(runs: dict[int, Outcome]) -> Verdict:
+    """Returns whether step t has the same records on any number of ranks."""
+    alone, texts = [sorted(batch) for batch in runs[1].batches(0)], {}
+    for ranks, outcome in runs.items():
+        mine = [sorted(batch) for batch in outcome.batches(0)]
+        same = sum(one == other for one, other in zip(alone, mine, strict=False))
+        most = max(len(alone), len(mine))
+        texts[ranks] = _trouble(outcome) or ("" if same == most else f"{same} of {most} steps")
+    return Verdict(bool(alone) and not any(texts.values()), _by_ranks(texts))
+
+
+def resumed(whole: list[list[int]], before: list[list[int]], rest: Outcome, epoch: int) -> Verdict:
+    """Returns whether an epoch in two sittings is the same as without interruption."""
+    if trouble := _trouble(rest):
+        return Verdict(False, trouble)
+    if rest.uneven:
+        return Verdict(False, "hangs")
+    together = [*before, *rest.batches(epoch)]
+    if [sorted(batch) for batch in together] == [sorted(batch) for batch in whole]:
+        return Verdict(True, "kept")
+    once, twice = _seen(whole), _seen(together)
+    lost, repeated = (once - twice).total(), (twice - once).total()
+    return Verdict(not lost and not repeated, _lost_and_repeated(lost, repeated) or "each once, in other batches")
+
+
+def flipped(outcome: Outcome, file: str) -> Verdict:
+    """Returns whether a flipped bit was noticed, and the file or the record named."""
+    if outcome.hung:
+        return Verdict(False, "hangs")
+    if not outcome.error:
+        return Verdict(False, f"silent: {'wrong bytes delivered' if outcome.wrong else 'the record is missing'}")
+    if outcome.wrong:
+        return Verdict(False, "wrong bytes delivered, then an error")
+    named = file in outcome.error or re.search(rf"\b{DAMAGED}\b", outcome.error)
+    return Verdict(bool(named), "noticed and named" if named else "noticed, not named")
+
+
+def skipped(outcome: Outcome) -> Verdict:
+    """Returns whether leaving out damaged records kept the steps even and lost nothing else."""
+    if trouble := _trouble(outcome):
+        return Verdict(False, trouble)
+    if outcome.wrong:
+        return Verdict(False, "silent: wrong bytes delivered")
+    seen = _seen(outcome.batches(0))
+    lost = len(set(range(records.COUNT)) - set(seen) - set(MANY_DAMAGED))
+    texts = ["hangs"] if outcome.uneven else []
+    texts += [f"{lost} good records lost"] if lost else []
+    return Verdict(not texts, ", ".join(texts) or "kept")
+
+
+def _seen(batches: Iterable[list[int]]) -> collections.Counter[int]:
+    return collections.Counter(number for batch in batches for number in batch)
+
+
+def _trouble(outcome: Outcome) -> str:
+    """Returns what kept a job from its end, empty if nothing did."""
+    if outcome.hung:
+        return "hangs"
+    return f"error: {outcome.error.splitlines()[0][:90]}" if outcome.error else ""
+
+
+def _lost_and_repeated(lost: int, repeated: int) -> str:
+    return ", ".join(f"{count} {what}" for count, what in ((lost, "lost"), (repeated, "repeated")) if count)
+
+
+def _by_ranks(texts: dict[int, str]) -> str:
+    """Returns the texts with their numbers of ranks, equal ones together."""
+    if not any(texts.values()):
+        return "kept"
+    groups: dict[str, list[int]] = {}
+    for ranks, text in texts.items():
+        groups.setdefault(text or "kept", []).append(ranks)
+    return "; ".join(f"{text} (on {', '.join(map(str, ranks))})" for text, ranks in groups.items())

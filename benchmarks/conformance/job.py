@@ -1,0 +1,224 @@
+"""A job: ranks in processes of their own, in step with one another, as synchronous training is."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import queue
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from benchmarks.conformance.adapter import Job
+
+ROOT = pathlib.Path(__file__).parents[2]
+START = 180.0  # seconds that a rank may take to load its libraries and begin
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """An adapter and the interpreter that runs it."""
+
+    name: str
+    python: str
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a job's ranks delivered.
+
+    Attributes:
+      steps: by epoch and rank, the numbers of the records that count, batch by batch.
+      wrong: the records whose bytes were wrong, in any batch.
+      uneven: what would hang a job that exchanges gradients at every step: who waits for whom.
+      hung: who did not answer, and where.
+      error: the first error, as the peer worded it.
+    """
+
+    steps: dict[int, list[list[list[int]]]] = dataclasses.field(default_factory=dict)
+    wrong: set[int] = dataclasses.field(default_factory=set)
+    uneven: str = ""
+    hung: str = ""
+    error: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether all epochs came to their end."""
+        return not self.hung and not self.error
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        """Returns the global batches of an epoch: at each step the records of all ranks that have the step."""
+        ranks = self.steps.get(epoch, [])
+        most = max(map(len, ranks), default=0)
+        return [[number for rank in ranks if step < len(rank) for number in rank[step]] for step in range(most)]
+
+
+class _Rank:
+    """A rank's process, whose lines a thread reads."""
+
+    def __init__(self, peer: Peer, task: Sequence[str], environment: dict[str, str], log: pathlib.Path) -> None:
+        command = [peer.python, "-m", "benchmarks.conformance.rank", peer.name, *task]
+        with open(log, "w") as errors:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+                start_new_session=True,  # so that its own workers end with it
+            )
+        self._log, self._lines = log, queue.SimpleQueue[str]()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def reply(self, seconds: float) -> dict[str, Any]:
+        """Returns what it says next; {"hung": ...} or {"error": ...} where it says nothing."""
+        try:
+            line = self._lines.get(timeout=seconds)
+        except queue.Empty:
+            return {"hung": f"says nothing for {seconds:.0f} s"}
+        if line:
+            return dict(json.loads(line))
+        last = (self._log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
+        return {"error": f"exit code {self.process.wait()}: {last}", "exited": True}
+
+    def answer(self, save: str) -> None:
+        assert self.process.stdin
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps({"save": save}) + "\n")
+            self.process.stdin.flush()
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def task(peer: Peer, arguments: Sequence[str], scratch: pathlib.Path, seconds: float = START) -> dict[str, Any]:
+    """Runs `probe` or `write` and returns what it said; {"hung": ...} or {"error": ...} where it failed."""
+    with _started(peer, [arguments], [{}], scratch) as (rank,):
+        return rank.reply(seconds)
+
+
+def run(peer: Peer, jobs: Sequence[Job], seconds: float, save_at: tuple[int, int] | None = None) -> Outcome:
+    """Runs a job to its end.
+
+    Args:
+      peer: whose input it is.
+      jobs: what each rank is asked for.
+      seconds: within which a rank must give its next batch.
+      save_at: the epoch and the number of its steps after which the ranks save their states in their scratch folder,
+        as `saved_in` names them.
+    """
+    arguments = [["read", json.dumps(dataclasses.asdict(job))] for job in jobs]
+    scratch = pathlib.Path(jobs[0].scratch)
+    with _started(peer, arguments, [_environment(job) for job in jobs], scratch) as ranks:
+        return _Lockstep(ranks, jobs[0], seconds, save_at).outcome()
+
+
+def saved_in(scratch: str, ranks: int) -> tuple[str, ...]:
+    """Returns the files of the states that a job of so many ranks saved."""
+    return tuple(f"{scratch}/state-{rank}" for rank in range(ranks))
+
+
+@contextlib.contextmanager
+def _started(
+    peer: Peer, arguments: Sequence[Sequence[str]], environments: Sequence[dict[str, str]], scratch: pathlib.Path
+) -> Iterator[list[_Rank]]:
+    ranks: list[_Rank] = []
+    try:
+        for index, (given, environment) in enumerate(zip(arguments, environments, strict=True)):
+            ranks.append(_Rank(peer, given, environment, scratch / f"rank-{index}.log"))
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.end()
+
+
+def _environment(job: Job) -> dict[str, str]:
+    """Returns the variables that torchrun sets, which some peers read."""
+    return {
+        "RANK": str(job.rank),
+        "LOCAL_RANK": str(job.rank),
+        "WORLD_SIZE": str(job.ranks),
+        "LOCAL_WORLD_SIZE": str(job.ranks),
+        "NODE_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(job.port),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+
+
+def free_port() -> int:
+    """Returns a port that is free now."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+class _Lockstep:
+    """The collective: it answers the ranks once each of them has its batch."""
+
+    def __init__(self, ranks: list[_Rank], job: Job, seconds: float, save_at: tuple[int, int] | None) -> None:
+        self._ranks, self._job, self._seconds, self._save_at = ranks, job, seconds, save_at
+        self._found = Outcome()
+
+    def outcome(self) -> Outcome:
+        """Runs all epochs; returns what was delivered up to the end, the first error or hang."""
+        allowed = START + self._seconds
+        for epoch in range(self._job.epoch, self._job.epochs):
+            self._found.steps[epoch] = [[] for _ in self._ranks]
+            if not self._epoch(epoch, allowed):
+                break
+            allowed = self._seconds
+        return self._found
+
+    def _epoch(self, epoch: int, seconds: float) -> bool:
+        """Runs an epoch; returns whether it came to its end on all ranks."""
+        waiting = list(range(len(self._ranks)))
+        step = 0
+        while waiting:
+            replies = {rank: self._ranks[rank].reply(seconds) for rank in waiting}
+            if self._failed(replies, epoch, step):
+                return False
+            stepped = [rank for rank, reply in replies.items() if "numbers" in reply]
+            for rank in stepped:
+                self._found.steps[epoch][rank].append(replies[rank]["numbers"])
+                self._found.wrong |= set(replies[rank]["wrong"])
+            self._note_uneven(stepped, epoch, step)
+            waiting, step, seconds = stepped, step + 1, self._seconds
+            for rank in stepped:
+                save = self._save_at == (epoch, step)
+                self._ranks[rank].answer(saved_in(self._job.scratch, len(self._ranks))[rank] if save else "")
+        for rank in self._ranks:
+            rank.answer("")
+        return True
+
+    def _failed(self, replies: dict[int, dict[str, Any]], epoch: int, step: int) -> bool:
+        for rank, reply in replies.items():
+            if "hung" in reply:
+                self._found.hung = f"rank {rank} {reply['hung']} at step {step} of epoch {epoch}"
+        errors = [reply for reply in replies.values() if "error" in reply]
+        if errors:  # of several, that which a peer worded, before one of a process that is gone
+            self._found.error = min(errors, key=lambda reply: "exited" in reply)["error"]
+        return not self._found.ended
+
+    def _note_uneven(self, stepped: list[int], epoch: int, step: int) -> None:
+        if stepped and len(stepped) < len(self._ranks) and not self._found.uneven:
+            ended = min(set(range(len(self._ranks))) - set(stepped))
+            self._found.uneven = (
+                f"at step {step} of epoch {epoch} rank {stepped[0]} waits for rank {ended}, whose epoch has ended"
+            )

@@ -1,0 +1,50 @@
+"""Interpreters of the peers, which cannot all live in one environment: the flag `--python`."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import sys
+
+from pipeline.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class Interpreters:
+    """Which interpreter runs which contestant.
+
+    Attributes:
+      named: interpreters by the contestant's name.
+      fallback: for all others of which a package is missing here; empty: none.
+    """
+
+    named: dict[str, str]
+    fallback: str = ""
+
+    def candidates(self, name: str) -> list[str]:
+        """Returns the interpreters to try for a contestant, in order."""
+        if name in self.named:
+            return [self.named[name]]
+        return [sys.executable, *([self.fallback] if self.fallback else [])]
+
+
+def parse(text: str, known: set[str]) -> Interpreters:
+    """Returns what `--python=PATH` or `--python=NAME=PATH,PATH` says.
+
+    Raises:
+      UsageError: an unknown name, or no such file.
+    """
+    named, fallback = {}, ""
+    for part in filter(None, text.split(",")):
+        name, equals, path = part.partition("=")
+        if not equals:
+            name, path = "", part
+        elif name not in known:
+            raise UsageError(f"--python={part}: {name!r} is none of {', '.join(sorted(known))}")
+        if not pathlib.Path(path).is_file():
+            raise UsageError(f"--python={part}: no file {path}")
+        if name:
+            named[name] = path
+        else:
+            fallback = path
+    return Interpreters(named, fallback)
