@@ -1,0 +1,62 @@
+"""LitData: `StreamingDataset` and `StreamingDataLoader` over chunks that `optimize` wrote."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+from benchmarks.conformance import records
+from benchmarks.conformance.adapter import Batch, Job
+from benchmarks.conformance.adapters import torch_process
+
+TITLE = "LitData"
+PACKAGES = ("litdata", "torch")
+MODULES = ("litdata",)
+DOCS = (
+    "https://lightning.ai/docs/litdata/features/mulit-gpu-multi-node",
+    "https://github.com/Lightning-AI/litData#features-for-training-models",
+)
+NOTE = (
+    "`optimize`, then `StreamingDataset(shuffle=True, drop_last=True)` in a `StreamingDataLoader` with 2 workers; every "
+    "rank saves and loads its own `state_dict`."
+)
+RESUMES = True
+ELASTIC = SKIPS = ENDLESS = False
+
+
+def sample(number: int) -> dict[str, bytes]:
+    """Returns a record as `optimize` wants it."""
+    return {"data": records.record(number)}
+
+
+def write(folder: str, shards: list[range]) -> None:
+    """Writes a chunk per shard, or nearly."""
+    import litdata  # noqa: PLC0415
+
+    most = max(map(len, shards))
+    litdata.optimize(
+        fn=sample, inputs=list(range(records.COUNT)), output_dir=folder, chunk_size=most, num_workers=1, verbose=False
+    )
+
+
+class Loader:
+    """A loader on a rank."""
+
+    def __init__(self, job: Job) -> None:
+        import litdata  # noqa: PLC0415
+
+        torch_process.join(job.rank, job.ranks)
+        dataset = litdata.StreamingDataset(job.folder, shuffle=True, drop_last=True)
+        collate = functools.partial(list)
+        self._loader = litdata.StreamingDataLoader(dataset, batch_size=job.rows, num_workers=2, collate_fn=collate)
+        if job.saved:
+            self._loader.load_state_dict(torch_process.load(job.own))
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """Yields the loader's batches; it counts its epochs itself."""
+        for batch in self._loader:
+            yield [row["data"] for row in batch], None
+
+    def save(self, path: str) -> None:
+        """Writes the loader's state."""
+        torch_process.save(self._loader.state_dict(), path)
