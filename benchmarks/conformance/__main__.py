@@ -57,13 +57,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = commandline.parse(COMMAND, "Test what this input and its peers promise.", ConformanceConfig, argv)
     names = inputs.parts_of(config.only, ADAPTERS)
     known = interpreters.parse(config.python, set(ADAPTERS))
-    rows = [tested(name, known.candidates(name), config.seconds) for name in names]
+    rows = [row_of(name, known.candidates(name), config.seconds) for name in names]
     if config.json:
         pathlib.Path(config.json).write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
     print(table.markdown(rows))
 
 
-def tested(name: str, pythons: Sequence[str], seconds: float) -> table.Row:
+def row_of(name: str, pythons: Sequence[str], seconds: float) -> table.Row:
     """Returns the row of an adapter, run by the first interpreter that can."""
     began, reason = time.monotonic(), ""
     with tempfile.TemporaryDirectory(prefix="conformance-") as made:

@@ -29,10 +29,12 @@ class Verdict:
     Attributes:
       kept: the promise was kept; None: the peer's documentation does not offer it.
       text: what was seen.
+      detail: an error or a wait in full.
     """
 
     kept: bool | None
     text: str
+    detail: str = ""
 
 
 class Program:
@@ -57,7 +59,7 @@ class Program:
             "elastic": self._resumed(runs[PAIR], OTHER, "ELASTIC"),
             "same": same_batches(runs),
             "flip": self._flipped(),
-            "skip": self._skipping(),
+            "skip": self._skipping(runs[PAIR]),
         }
 
     def _run(self, name: str, ranks: int, data: pathlib.Path | None = None, **options: Any) -> Outcome:
@@ -87,11 +89,11 @@ class Program:
             return Verdict(None, "not tried: the files are compressed")
         return flipped(self._run("flip", PAIR, data, epochs=1), file)
 
-    def _skipping(self) -> Verdict:
+    def _skipping(self, whole: Outcome) -> Verdict:
         if not self._declared["SKIPS"]:
             return Verdict(None, "not offered")
         data, _ = self._damaged("damaged", MANY_DAMAGED)
-        return skipped(self._run("skip", PAIR, data, epochs=1, skip=True))
+        return skipped(self._run("skip", PAIR, data, epochs=1, skip=True), whole)
 
     def _damaged(self, name: str, numbers: Iterable[int]) -> tuple[pathlib.Path, str]:
         """Returns a copy of the data set with damaged records, and the file in which the last of them is."""
@@ -133,7 +135,8 @@ def _counts_endless(outcome: Outcome) -> tuple[int, int]:
 def equal_steps(runs: dict[int, Outcome]) -> Verdict:
     """Returns whether all ranks had a batch at every step."""
     texts = {ranks: _trouble(outcome) or ("hangs" if outcome.uneven else "") for ranks, outcome in runs.items()}
-    return Verdict(not any(texts.values()), _by_ranks(texts))
+    details = [outcome.uneven for outcome in runs.values() if outcome.uneven]
+    return Verdict(not any(texts.values()), _by_ranks(texts), "; ".join(details))
 
 
 def same_batches(runs: dict[int, Outcome]) -> Verdict:
@@ -150,9 +153,9 @@ def same_batches(runs: dict[int, Outcome]) -> Verdict:
 def resumed(whole: list[list[int]], before: list[list[int]], rest: Outcome, epoch: int) -> Verdict:
     """Returns whether an epoch in two sittings is the same as without interruption."""
     if trouble := _trouble(rest):
-        return Verdict(False, trouble)
+        return Verdict(False, trouble, rest.error or rest.hung)
     if rest.uneven:
-        return Verdict(False, "hangs")
+        return Verdict(False, "hangs", rest.uneven)
     together = [*before, *rest.batches(epoch)]
     if [sorted(batch) for batch in together] == [sorted(batch) for batch in whole]:
         return Verdict(True, "kept")
@@ -164,26 +167,26 @@ def resumed(whole: list[list[int]], before: list[list[int]], rest: Outcome, epoc
 def flipped(outcome: Outcome, file: str) -> Verdict:
     """Returns whether a flipped bit was noticed, and the file or the record named."""
     if outcome.hung:
-        return Verdict(False, "hangs")
+        return Verdict(False, "hangs", outcome.hung)
     if not outcome.error:
         return Verdict(False, f"silent: {'wrong bytes delivered' if outcome.wrong else 'the record is missing'}")
     if outcome.wrong:
-        return Verdict(False, "wrong bytes delivered, then an error")
+        return Verdict(False, "wrong bytes delivered, then an error", outcome.error)
     named = file in outcome.error or re.search(rf"\b{DAMAGED}\b", outcome.error)
-    return Verdict(bool(named), "noticed and named" if named else "noticed, not named")
+    return Verdict(bool(named), "noticed and named" if named else "noticed, not named", outcome.error)
 
 
-def skipped(outcome: Outcome) -> Verdict:
-    """Returns whether leaving out damaged records kept the steps even and lost nothing else."""
+def skipped(outcome: Outcome, whole: Outcome) -> Verdict:
+    """Returns whether leaving out damaged records kept the steps even, and lost no more than the whole run does."""
     if trouble := _trouble(outcome):
-        return Verdict(False, trouble)
+        return Verdict(False, trouble, outcome.error or outcome.hung)
     if outcome.wrong:
         return Verdict(False, "silent: wrong bytes delivered")
-    seen = _seen(outcome.batches(0))
-    lost = len(set(range(records.COUNT)) - set(seen) - set(MANY_DAMAGED))
+    seen = set(_seen(outcome.batches(0))) | set(MANY_DAMAGED)
+    lost = max(0, len(set(_seen(whole.batches(0))) | set(MANY_DAMAGED)) - len(seen))
     texts = ["hangs"] if outcome.uneven else []
     texts += [f"{lost} good records lost"] if lost else []
-    return Verdict(not texts, ", ".join(texts) or "kept")
+    return Verdict(not texts, ", ".join(texts) or "kept", outcome.uneven)
 
 
 def _seen(batches: Iterable[list[int]]) -> collections.Counter[int]:

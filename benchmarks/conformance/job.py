@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.conformance.adapter import Job
 
 ROOT = pathlib.Path(__file__).parents[2]
-START = 180.0  # seconds that a rank may take to load its libraries and begin
+START = 120.0  # seconds that a rank may take to load its libraries and begin
 
 
 @dataclasses.dataclass(frozen=True)
