@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -59,10 +60,21 @@ class Outcome:
         return [[number for rank in ranks if step < len(rank) for number in rank[step]] for step in range(most)]
 
 
-class _Rank:
-    """A rank's process, whose lines a thread reads."""
+_Lines = queue.SimpleQueue[tuple[int, dict[str, Any]]]
 
-    def __init__(self, peer: Peer, task: Sequence[str], environment: dict[str, str], log: pathlib.Path) -> None:
+
+class _Rank:
+    """A rank's process, whose lines a thread puts into a queue that all ranks share."""
+
+    def __init__(
+        self,
+        number: int,
+        lines: _Lines,
+        peer: Peer,
+        task: Sequence[str],
+        environment: dict[str, str],
+        log: pathlib.Path,
+    ) -> None:
         command = [peer.python, "-m", "benchmarks.conformance.rank", peer.name, *task]
         with open(log, "w") as errors:
             self.process = subprocess.Popen(
@@ -75,25 +87,15 @@ class _Rank:
                 env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
                 start_new_session=True,  # so that its own workers end with it
             )
-        self._log, self._lines = log, queue.SimpleQueue[str]()
+        self._number, self._log, self._lines = number, log, lines
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         assert self.process.stdout
         for line in self.process.stdout:
-            self._lines.put(line)
-        self._lines.put("")
-
-    def reply(self, seconds: float) -> dict[str, Any]:
-        """Returns what it says next; {"hung": ...} or {"error": ...} where it says nothing."""
-        try:
-            line = self._lines.get(timeout=seconds)
-        except queue.Empty:
-            return {"hung": f"says nothing for {seconds:.0f} s"}
-        if line:
-            return dict(json.loads(line))
+            self._lines.put((self._number, json.loads(line)))
         last = (self._log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
-        return {"error": f"exit code {self.process.wait()}: {last}", "exited": True}
+        self._lines.put((self._number, {"error": f"exit code {self.process.wait()}: {last}"}))
 
     def answer(self, save: str) -> None:
         assert self.process.stdin
@@ -107,10 +109,27 @@ class _Rank:
         self.process.wait()
 
 
+def _replies(lines: _Lines, waiting: Sequence[int], seconds: float) -> dict[int, dict[str, Any]]:
+    """Returns what each rank says next; {"hung": ...} for one that says nothing, and no more than the first error."""
+    found: dict[int, dict[str, Any]] = {}
+    until = time.monotonic() + seconds
+    while len(found) < len(waiting):
+        try:
+            rank, reply = lines.get(timeout=max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            return found | {
+                rank: {"hung": f"says nothing for {seconds:.0f} s"} for rank in waiting if rank not in found
+            }
+        if "error" in reply:  # a launcher would end the others, who may wait for this rank
+            return {rank: reply}
+        found[rank] = reply
+    return found
+
+
 def task(peer: Peer, arguments: Sequence[str], scratch: pathlib.Path, seconds: float = START) -> dict[str, Any]:
     """Runs `probe` or `write` and returns what it said; {"hung": ...} or {"error": ...} where it failed."""
-    with _started(peer, [arguments], [{}], scratch) as (rank,):
-        return rank.reply(seconds)
+    with _started(peer, [arguments], [{}], scratch) as (_, lines):
+        return _replies(lines, [0], seconds)[0]
 
 
 def run(peer: Peer, jobs: Sequence[Job], seconds: float, save_at: tuple[int, int] | None = None) -> Outcome:
@@ -125,8 +144,8 @@ def run(peer: Peer, jobs: Sequence[Job], seconds: float, save_at: tuple[int, int
     """
     arguments = [["read", json.dumps(dataclasses.asdict(job))] for job in jobs]
     scratch = pathlib.Path(jobs[0].scratch)
-    with _started(peer, arguments, [_environment(job) for job in jobs], scratch) as ranks:
-        return _Lockstep(ranks, jobs[0], seconds, save_at).outcome()
+    with _started(peer, arguments, [_environment(job) for job in jobs], scratch) as (ranks, lines):
+        return _Lockstep(ranks, lines, jobs[0], seconds, save_at).outcome()
 
 
 def saved_in(scratch: str, ranks: int) -> tuple[str, ...]:
@@ -137,12 +156,13 @@ def saved_in(scratch: str, ranks: int) -> tuple[str, ...]:
 @contextlib.contextmanager
 def _started(
     peer: Peer, arguments: Sequence[Sequence[str]], environments: Sequence[dict[str, str]], scratch: pathlib.Path
-) -> Iterator[list[_Rank]]:
+) -> Iterator[tuple[list[_Rank], _Lines]]:
     ranks: list[_Rank] = []
+    lines: _Lines = queue.SimpleQueue()
     try:
         for index, (given, environment) in enumerate(zip(arguments, environments, strict=True)):
-            ranks.append(_Rank(peer, given, environment, scratch / f"rank-{index}.log"))
-        yield ranks
+            ranks.append(_Rank(index, lines, peer, given, environment, scratch / f"rank-{index}.log"))
+        yield ranks, lines
     finally:
         for rank in ranks:
             rank.end()
@@ -172,8 +192,10 @@ def free_port() -> int:
 class _Lockstep:
     """The collective: it answers the ranks once each of them has its batch."""
 
-    def __init__(self, ranks: list[_Rank], job: Job, seconds: float, save_at: tuple[int, int] | None) -> None:
-        self._ranks, self._job, self._seconds, self._save_at = ranks, job, seconds, save_at
+    def __init__(
+        self, ranks: list[_Rank], lines: _Lines, job: Job, seconds: float, save_at: tuple[int, int] | None
+    ) -> None:
+        self._ranks, self._lines, self._job, self._seconds, self._save_at = ranks, lines, job, seconds, save_at
         self._found = Outcome()
 
     def outcome(self) -> Outcome:
@@ -191,7 +213,7 @@ class _Lockstep:
         waiting = list(range(len(self._ranks)))
         step = 0
         while waiting:
-            replies = {rank: self._ranks[rank].reply(seconds) for rank in waiting}
+            replies = _replies(self._lines, waiting, seconds)
             if self._failed(replies, epoch, step):
                 return False
             stepped = [rank for rank, reply in replies.items() if "numbers" in reply]
@@ -211,9 +233,7 @@ class _Lockstep:
         for rank, reply in replies.items():
             if "hung" in reply:
                 self._found.hung = f"rank {rank} {reply['hung']} at step {step} of epoch {epoch}"
-        errors = [reply for reply in replies.values() if "error" in reply]
-        if errors:  # of several, that which a peer worded, before one of a process that is gone
-            self._found.error = min(errors, key=lambda reply: "exited" in reply)["error"]
+            self._found.error = reply.get("error", self._found.error)
         return not self._found.ended
 
     def _note_uneven(self, stepped: list[int], epoch: int, step: int) -> None:

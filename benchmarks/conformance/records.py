@@ -1,4 +1,4 @@
-"""The records of the tests: number, then bytes that follow from it, so that whoever reads one can tell if it is right."""
+"""The records of the tests: a number and bytes that follow from it, so that a reader can tell if they are right."""
 
 from __future__ import annotations
 

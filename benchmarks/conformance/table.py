@@ -16,7 +16,7 @@ COLUMNS = {
     "flip": "a flipped bit",
     "skip": "skipping 40 damaged records keeps steps even",
 }
-_MARKS = {True: "yes", False: "**no**", None: "–"}
+_MARKS = {True: "yes", False: "**no**", None: ""}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,8 +17,8 @@ DOCS = (
     "https://github.com/Lightning-AI/litData#features-for-training-models",
 )
 NOTE = (
-    "`optimize`, then `StreamingDataset(shuffle=True, drop_last=True)` in a `StreamingDataLoader` with 2 workers; every "
-    "rank saves and loads its own `state_dict`."
+    "`optimize`, then `StreamingDataset(shuffle=True, drop_last=True)` in a `StreamingDataLoader` with 2 workers; "
+    "every rank saves and loads its own `state_dict`."
 )
 RESUMES = True
 ELASTIC = SKIPS = ENDLESS = False

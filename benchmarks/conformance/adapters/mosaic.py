@@ -16,7 +16,7 @@ DOCS = (
     "https://docs.mosaicml.com/projects/streaming/en/stable/distributed_training/fast_resumption.html",
 )
 NOTE = (
-    "`StreamingDataset(remote, local, shuffle=True, num_canonical_nodes=1, batch_size, validate_hash=\"xxh64\")` in a "
+    '`StreamingDataset(remote, local, shuffle=True, num_canonical_nodes=1, batch_size, validate_hash="xxh64")` in a '
     "`StreamingDataLoader` with 2 workers; the state of rank 0 restores every rank."
 )
 RESUMES = ELASTIC = True

@@ -15,7 +15,7 @@ TITLE = "this input"
 PACKAGES: tuple[str, ...] = ("tensorflow",)
 MODULES = ("tensorflow", "pipeline")
 DOCS = ("https://www.tensorflow.org/tutorials/load_data/tfrecord", "docs/order.md, docs/reading.md")
-NOTE = "`StepIterator` with `remainder=\"pad\"`; padding has weight 0 and does not count."
+NOTE = '`StepIterator` with `remainder="pad"`; padding has weight 0 and does not count.'
 RESUMES = ELASTIC = SKIPS = True
 ENDLESS = False
 

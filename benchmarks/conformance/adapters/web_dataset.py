@@ -17,8 +17,8 @@ DOCS = (
     "https://github.com/webdataset/webdataset/blob/main/FAQ.md",
 )
 NOTE = (
-    "`WebDataset(urls, nodesplitter=split_by_node, shardshuffle=100).shuffle(1000).batched(rows)` in a `WebLoader` with 2 "
-    "workers; to skip, the user's own check with `handler=ignore_and_continue`."
+    "`WebDataset(urls, nodesplitter=split_by_node, shardshuffle=100).shuffle(1000).batched(rows)` in a `WebLoader` "
+    "with 2 workers; to skip, the user's own check with `handler=ignore_and_continue`."
 )
 SKIPS = True
 RESUMES = ELASTIC = ENDLESS = False
