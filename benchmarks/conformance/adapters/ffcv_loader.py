@@ -28,7 +28,7 @@ class Records:
         return records.COUNT
 
     def __getitem__(self, index: int) -> tuple[np.ndarray]:
-        return (np.frombuffer(records.record(index), np.uint8),)
+        return (np.frombuffer(records.record(int(index)), np.uint8),)
 
 
 def write(folder: str, shards: list[range]) -> None:

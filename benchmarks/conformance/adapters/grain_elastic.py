@@ -18,8 +18,8 @@ DOCS = (
 )
 NOTE = (
     "`MapDataset.source(ArrayRecordDataSource).shuffle(seed).repeat()` in an `ElasticIterator`; batches may straddle "
-    "epochs, so records are counted over two epochs. The state of rank 0 restores every rank. Files with `group_size:1`, "
-    "uncompressed."
+    "epochs, so records are counted over two epochs. The state of rank 0 restores every rank. The files have "
+    "`group_size:1,uncompressed`."
 )
 RESUMES = ELASTIC = ENDLESS = True
 SKIPS = False
