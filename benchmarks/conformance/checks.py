@@ -7,7 +7,7 @@ import dataclasses
 import pathlib
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from benchmarks.conformance import job, records
@@ -87,7 +87,7 @@ class Program:
         data, file = self._damaged("flipped", [DAMAGED])
         if not file:
             return Verdict(None, "not tried: the files are compressed")
-        return flipped(self._run("flip", PAIR, data, epochs=1), file)
+        return flipped(self._run("flip", PAIR, data, epochs=3), file)
 
     def _skipping(self, whole: Outcome) -> Verdict:
         if not self._declared["SKIPS"]:
@@ -104,14 +104,23 @@ class Program:
 
 def once(runs: dict[int, Outcome], endless: bool) -> Verdict:
     """Returns whether every record came once in each epoch, on any number of ranks."""
-    texts = {}
-    for ranks, outcome in runs.items():
-        if trouble := _trouble(outcome):
-            texts[ranks] = trouble
-            continue
-        lost, repeated = _counts_endless(outcome) if endless else _counts(outcome)
-        texts[ranks] = _lost_and_repeated(lost, repeated)
-    return Verdict(not any(texts.values()), _by_ranks(texts))
+    if troubles := {ranks: _trouble(outcome) for ranks, outcome in runs.items() if _trouble(outcome)}:
+        return Verdict(False, _by_ranks(troubles))
+    counts = {ranks: _counts_endless(outcome) if endless else _counts(outcome) for ranks, outcome in runs.items()}
+    wrong = {ranks: count for ranks, count in counts.items() if any(count)}
+    texts = []
+    for what, values in zip(("lost", "repeated"), zip(*wrong.values(), strict=True), strict=False):
+        if any(values):
+            texts.append(f"{_span(values)} {what}")
+    return Verdict(not wrong, f"{', '.join(texts)} (on {_listed(wrong)})" if wrong else "kept")
+
+
+def _span(values: Collection[int]) -> str:
+    return f"{min(values)} to {max(values)}" if min(values) < max(values) else str(min(values))
+
+
+def _listed(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, ranks))
 
 
 def _counts(outcome: Outcome) -> tuple[int, int]:
@@ -141,13 +150,15 @@ def equal_steps(runs: dict[int, Outcome]) -> Verdict:
 
 def same_batches(runs: dict[int, Outcome]) -> Verdict:
     """Returns whether step t has the same records on any number of ranks."""
-    alone, texts = [sorted(batch) for batch in runs[1].batches(0)], {}
+    if troubles := {ranks: _trouble(outcome) for ranks, outcome in runs.items() if _trouble(outcome)}:
+        return Verdict(False, _by_ranks(troubles))
+    alone = [sorted(batch) for batch in runs[1].batches(0)]
+    same = {}
     for ranks, outcome in runs.items():
         mine = [sorted(batch) for batch in outcome.batches(0)]
-        same = sum(one == other for one, other in zip(alone, mine, strict=False))
-        most = max(len(alone), len(mine))
-        texts[ranks] = _trouble(outcome) or ("" if same == most else f"{same} of {most} steps")
-    return Verdict(bool(alone) and not any(texts.values()), _by_ranks(texts))
+        if mine != alone:
+            same[ranks] = sum(one == other for one, other in zip(alone, mine, strict=False))
+    return Verdict(not same, f"{_span(same.values())} of {len(alone)} steps (on {_listed(same)})" if same else "kept")
 
 
 def resumed(whole: list[list[int]], before: list[list[int]], rest: Outcome, epoch: int) -> Verdict:
@@ -169,7 +180,7 @@ def flipped(outcome: Outcome, file: str) -> Verdict:
     if outcome.hung:
         return Verdict(False, "hangs", outcome.hung)
     if not outcome.error:
-        return Verdict(False, f"silent: {'wrong bytes delivered' if outcome.wrong else 'the record is missing'}")
+        return Verdict(False, f"silent: {'wrong bytes delivered' if outcome.wrong else 'the record never came'}")
     if outcome.wrong:
         return Verdict(False, "wrong bytes delivered, then an error", outcome.error)
     named = file in outcome.error or re.search(rf"\b{DAMAGED}\b", outcome.error)
@@ -211,4 +222,4 @@ def _by_ranks(texts: dict[int, str]) -> str:
     groups: dict[str, list[int]] = {}
     for ranks, text in texts.items():
         groups.setdefault(text or "kept", []).append(ranks)
-    return "; ".join(f"{text} (on {', '.join(map(str, ranks))})" for text, ranks in groups.items())
+    return "; ".join(f"{text} (on {_listed(ranks)})" for text, ranks in groups.items())

@@ -15,14 +15,14 @@ PACKAGES = ("litdata", "torch")
 MODULES = ("litdata",)
 DOCS = (
     "https://lightning.ai/docs/litdata/features/mulit-gpu-multi-node",
-    "https://github.com/Lightning-AI/litData#features-for-training-models",
+    "https://github.com/Lightning-AI/litData#pause-resume",
 )
 NOTE = (
     "`optimize`, then `StreamingDataset(shuffle=True, drop_last=True)` in a `StreamingDataLoader` with 2 workers; "
     "every rank saves and loads its own `state_dict`."
 )
-RESUMES = True
-ELASTIC = SKIPS = ENDLESS = False
+RESUMES = ELASTIC = True
+SKIPS = ENDLESS = False
 
 
 def sample(number: int) -> dict[str, np.ndarray]:

@@ -37,7 +37,7 @@ class Loader:
 
         self._iterator = iter(dataset(self._job, seed=number, shard=True))
         if self._resume:
-            tf.train.Checkpoint(iterator=self._iterator).restore(_prefix(self._job.own)).assert_consumed()
+            tf.train.Checkpoint(iterator=self._iterator).read(_prefix(self._job.own)).assert_consumed()
             self._resume = False
         for batch in self._iterator:
             yield list(batch.numpy()), None

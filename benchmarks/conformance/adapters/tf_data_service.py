@@ -16,7 +16,7 @@ DOCS = (
 )
 NOTE = (
     "`distribute(ShardingPolicy.DYNAMIC, job_name=...)`, a job per epoch that all ranks share; its iterators cannot be "
-    "checkpointed."
+    "checkpointed. (Its coordinated reads keep steps even, over data without end only.)"
 )
 SKIPS = True
 RESUMES = ELASTIC = ENDLESS = False
