@@ -6,42 +6,51 @@ warm, and then one round as JSON for every number of seconds that it reads.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import IO, Any
 
-from benchmarks import loops
 from benchmarks.rounds import Round, one_round
 from pipeline.errors import DataError
 
 
 class Contestant:
-    """A loop in a child process."""
+    """A child process that measures rounds."""
 
-    def __init__(self, name: str, flags: Sequence[str]) -> None:
-        """Starts it and waits until it is warm."""
-        command = [sys.executable, "-m", "benchmarks.contestant", name, *flags]
+    def __init__(self, name: str, command: Sequence[str], errors: IO[str] | None = None) -> None:
+        """Starts it; its stderr goes to a file, or to this process's."""
         self._name = name
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._line()
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+        )
 
-    def round(self, seconds: float) -> Round:
-        """Runs it for so long."""
+    def round(self, seconds: float) -> dict[str, Any]:
+        """Runs it for so long; returns what it measured."""
         assert self._process.stdin
         self._process.stdin.write(f"{seconds}\n")
         self._process.stdin.flush()
-        return Round(**json.loads(self._line()))
+        return dict(json.loads(self.line()))
 
     def end(self) -> None:
-        """Ends the process."""
-        self._process.kill()
+        """Ends the process and those that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
-    def _line(self) -> str:
+    def line(self) -> str:
+        """Returns the next line that it prints.
+
+        Raises:
+          DataError: it has ended.
+        """
         assert self._process.stdout
-        line = self._process.stdout.readline()
+        line: str = self._process.stdout.readline()
         if not line:
             raise DataError(f"{self._name}: ended; its error is above")
         return line
@@ -58,11 +67,12 @@ def alternate(contestants: dict[str, tuple[str, list[str]]], rounds: int, second
     started: dict[str, Contestant] = {}
     try:
         for name, (loop, flags) in contestants.items():
-            started[name] = Contestant(loop, flags)
+            started[name] = Contestant(name, [sys.executable, "-m", "benchmarks.contestant", loop, *flags])
+            started[name].line()  # once it is warm
         found: dict[str, list[Round]] = {name: [] for name in started}
         for _ in range(rounds):
             for name, contestant in started.items():
-                found[name].append(contestant.round(seconds))
+                found[name].append(Round(**contestant.round(seconds)))
         return found
     finally:
         for contestant in started.values():
@@ -71,6 +81,8 @@ def alternate(contestants: dict[str, tuple[str, list[str]]], rounds: int, second
 
 def main(name: str, flags: list[str]) -> None:
     """Serves rounds until stdin ends."""
+    from benchmarks import loops  # noqa: PLC0415, here because it loads much that other contestants do not need
+
     take = loops.CONTESTANTS[name](loops.make(flags))
     print("ready", flush=True)
     for line in sys.stdin:

@@ -1,24 +1,62 @@
-"""Images per second of this input against the `tf.data` pipeline of the tutorials, in one process, as ratios.
+"""Images per second of this input and of its peers, each in a process of its own, in turns, as ratios.
 
-    python -m benchmarks.input_throughput [--data_dir=DIR] [--global_batch_size=128]
+    python -m benchmarks.input_throughput [--data_dir=DIR] [--python=PATH] [--json=FILE] [--chart=FILE.svg]
 
-Both read the same shards. The tutorials' pipeline reads, shuffles (10,000), parses, and distorts one example at a
-time, in parallel maps, then batches and prefetches. Rounds alternate, so that a change of the machine's speed affects
-both; the ratio is computed per round, and its median is printed.
+All feed the same images of CIFAR-10's shape, shuffled, without end. Parts (--only):
+  peers: each contestant of `CONTESTANTS` at each batch size, distorted and undistorted; the limit is a frozen C loop;
+  distribute: `pipeline.distribute` on 1, 2 and 4 logical devices against plain iteration on one;
+  reading: TFRecords of 3 KB and 100 KB, every CRC checked, against `TFRecordDataset`.
+A contestant that is not installed, here or under the interpreter of --python, is skipped with the reason; some cannot
+live in one environment, so --python=NAME=PATH gives one an interpreter of its own. Processor time and memory are those
+of all processes of a contestant; memory is what they own, without mapped files, after a round. Rounds alternate;
+ratios are computed per round, and their medians are printed. It wants an idle machine.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import json
+import os
+import pathlib
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from benchmarks import inputs, rounds
-from benchmarks.rounds import taking
-from pipeline import manifest
+from benchmarks import feeding, inputs, interpreters, throughput_chart
+from benchmarks.feeding import Entry, Result
+from benchmarks.feeds.feed import Setting
+from benchmarks.rounds import ratio_text
 from pipeline.commands import commandline
 
 COMMAND = "benchmarks.input_throughput"
+ROOT = pathlib.Path(__file__).parents[1]
 _IMAGES = 60_000  # images to make, 10,000 of them in test
+OURS, LIMIT = "ours", "fused_c"
+CONTESTANTS = {
+    OURS: Entry("ours"),
+    "ours_windowed": Entry("ours", {"windows": True}),
+    "ours_compressed": Entry("ours", {"windows": True, "compression": "GZIP"}),
+    "tf_one_by_one": Entry("tf_one_by_one"),
+    "tf_whole_batch": Entry("tf_whole_batch"),
+    "tfds": Entry("tfds_reader"),
+    "grain": Entry("grain_records"),
+    "dali": Entry("dali"),
+    "ffcv": Entry("ffcv_images"),
+    "torch": Entry("torch_loader"),
+    LIMIT: Entry("fused_c", {"source": str(ROOT / "../shared/reference/fused_distort.c")}),
+}
+PLAIN = "plain"
+DISTRIBUTED = {PLAIN: Entry("ours", {"replicas": 0})} | {
+    f"distribute on {replicas}": Entry("ours", {"replicas": replicas}) for replicas in (1, 2, 4)
+}
+READERS = {
+    "ours": {"reader": "ours"},
+    "TFRecordDataset": {"reader": "records"},
+    "TFRecordDataset, batched": {"reader": "batched"},
+}
+SIZES = (3_158, 100_000)  # bytes of a record: CIFAR-10's, and a JPEG's
+_PARTS = ("peers", "distribute", "reading")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,64 +64,98 @@ class BenchmarkConfig:
     """What is measured."""
 
     data_dir: str = ""  # CIFAR-10 as converted; default: random images of its shape, made for the run
-    global_batch_size: int = 128  # rows of a batch
-    rounds: int = 5  # rounds of each pipeline
-    seconds: float = 2.0  # length of a round
+    batches: str = "128,512,1024"  # rows of a batch, with commas between them
+    only: str = ""  # some of peers,distribute,reading; default: all
+    contestants: str = ""  # some of the contestants of peers, with commas between them; default: all
+    python: str = ""  # NAME=PATH of a contestant's interpreter, PATH for all that cannot run here; commas between them
+    rounds: int = 3  # rounds of each
+    seconds: float = 1.0  # length of a round
+    json: str = ""  # a file for all that was measured
+    chart: str = ""  # a file for a chart of the peers: .svg or .png
+
+    def __post_init__(self) -> None:
+        inputs.check_least(self, rounds=1, seconds=0.01)
+        inputs.parts_of(self.only, _PARTS)
+        inputs.parts_of(self.contestants, CONTESTANTS)
+        inputs.whole_numbers("--batches", self.batches, least=1)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints one line per measurement."""
-    config = commandline.parse(COMMAND, "Measure the input against one-by-one tf.data.", BenchmarkConfig, argv)
-    with inputs.data_set(config.data_dir, lambda folder: inputs.make_cifar(folder, _IMAGES)) as data_dir:
+    """Prints a block of lines per setting."""
+    config = commandline.parse(COMMAND, "Measure this input against its peers.", BenchmarkConfig, argv)
+    known = interpreters.parse(config.python, set(CONTESTANTS))
+    if config.chart:
+        commandline.require("matplotlib")
+    found: list[Result] = []
+    parts = inputs.parts_of(config.only, _PARTS)
+    with tempfile.TemporaryDirectory(prefix="throughput-") as folder:
+        if "peers" in parts or "distribute" in parts:
+            with inputs.data_set(config.data_dir, lambda made: inputs.make_cifar(made, _IMAGES)) as data_dir:
+                found += list(_images(config, parts, pathlib.Path(folder), data_dir, known))
+        if "reading" in parts:
+            found += list(_reading(config, pathlib.Path(folder)))
+    if config.json:
+        _write(config, found)
+    if config.chart:
+        throughput_chart.draw([result for result in found if result.part == "peers"], config.chart)
+
+
+def _images(
+    config: BenchmarkConfig, parts: Sequence[str], folder: pathlib.Path, data_dir: str, known: interpreters.Interpreters
+) -> Iterator[Result]:
+    """Yields what the contestants that feed images measure, and prints it."""
+    arrays = inputs.dump_arrays(data_dir, folder / "arrays")
+    base = Setting(str(arrays), data_dir, "", cores=os.cpu_count() or 1)
+    chosen = {name: CONTESTANTS[name] for name in inputs.parts_of(config.contestants, CONTESTANTS)}
+    for part, entries, of in (("peers", chosen, OURS), ("distribute", DISTRIBUTED, PLAIN)):
+        if part not in parts:
+            continue
+        ready = feeding.prepared(entries, base, folder / part, known)
         for distorted in (True, False):
-            compare(config, data_dir, distorted)
+            for rows in inputs.whole_numbers("--batches", config.batches, least=1):
+                setting = dataclasses.replace(base, rows=rows, distorted=distorted)
+                measured = list(feeding.measured(part, ready, setting, config.rounds, config.seconds))
+                _print(f"{part}, {'distorted' if distorted else 'undistorted'}, batch {rows}", measured, of, "img")
+                yield from measured
 
 
-def compare(config: BenchmarkConfig, data_dir: str, distorted: bool) -> None:
-    """Measures both pipelines in turn and prints the medians and the ratio."""
-    recipe = "cifar10_tutorial" if distorted else "none"
-    rows = config.global_batch_size
-    ours = taking(iter(inputs.train_input(data_dir, rows, distort=recipe)), rows)
-    theirs = taking(iter(one_by_one(data_dir, rows, recipe)), rows)
-    rounds.compare(f"{recipe}, batch {rows}", ours, {"one by one": theirs}, config.rounds, config.seconds)
+def _reading(config: BenchmarkConfig, folder: pathlib.Path) -> Iterator[Result]:
+    """Yields what the readers of records measure, and prints it."""
+    for size in SIZES:
+        options = {"size": size}
+        entries = {name: Entry("records", {**options, **own}, shared=f"{size}") for name, own in READERS.items()}
+        setting = Setting("", "", "", rows=size, cores=os.cpu_count() or 1)
+        ready = feeding.prepared(entries, setting, folder / "reading", interpreters.Interpreters({}))
+        measured = list(feeding.measured("reading", ready, setting, config.rounds, config.seconds))
+        _print(f"reading, records of {size:,} bytes", measured, "TFRecordDataset", "records", size)
+        yield from measured
 
 
-def one_by_one(data_dir: str, rows: int, recipe: str):
-    """Returns the tutorials' pipeline, as cifar10_input.py has it, in `tf.data`, with the distortion of a recipe."""
-    tf, shape = inputs.load_tensorflow(), manifest.load(data_dir).image_shape
-    features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
-
-    def parse(record):
-        example = tf.io.parse_single_example(record, features)
-        image = tf.reshape(tf.io.decode_raw(example["image"], tf.uint8), shape)
-        return DISTORTIONS[recipe.partition("(")[0]](tf, image), example["label"]
-
-    dataset = tf.data.TFRecordDataset(inputs.train_files(data_dir), num_parallel_reads=tf.data.AUTOTUNE)
-    dataset = dataset.repeat().shuffle(10_000)
-    return dataset.map(parse, num_parallel_calls=tf.data.AUTOTUNE).batch(rows).prefetch(tf.data.AUTOTUNE)
-
-
-def tutorial(tf, image):
-    """Returns one image distorted as in the CIFAR-10 tutorial."""
-    image = tf.image.random_crop(tf.cast(image, tf.float32), [24, 24, image.shape[2]])
-    image = tf.image.random_flip_left_right(image)
-    image = tf.image.random_brightness(image, max_delta=63)
-    image = tf.image.random_contrast(image, lower=0.2, upper=1.8)
-    return tf.image.per_image_standardization(image)
+def _print(what: str, measured: Sequence[Result], of: str, unit: str, size: int = 0) -> None:
+    """Prints a line per contestant, with its ratio to one of them."""
+    print(f"{what}:", flush=True)
+    base = next((result.rounds for result in measured if result.name == of), [])
+    for result in measured:
+        rate, cpu = (statistics.median(one[field] for one in result.rounds) for field in ("rate", "cpu"))
+        volume = f" ({rate * size / 1e9:.2f} GB/s, {1e-3 * size / cpu:.2f} GB per CPU-second)" if size else ""
+        line = f"  {result.name:24} {rate:11,.0f} {unit}/s{volume} {1e6 / cpu:11,.0f} {unit} per CPU-second"
+        line += f" first after {result.first:.2f} s, {max(one['memory'] for one in result.rounds) / 1e6:,.0f} MB"
+        if base and result.name != of:
+            ratios = {
+                field: [own[field] / other[field] for own, other in zip(result.rounds, base, strict=True)]
+                for field in ("rate", "cpu")
+            }
+            line += f"; of {of}: {ratio_text(ratios['rate'])}"
+            line += f", by processor time {ratio_text([1 / one for one in ratios['cpu']])}"
+        print(line, flush=True)
 
 
-def pad_crop_flip(tf, image):
-    """Returns one image moved by up to 4 pixels and flipped by chance."""
-    height, width, channels = image.shape
-    padded = tf.image.resize_with_crop_or_pad(image, height + 8, width + 8)
-    return tf.image.random_flip_left_right(tf.image.random_crop(padded, [height, width, channels]))
-
-
-DISTORTIONS = {
-    "none": lambda tf, image: image,
-    "cifar10_tutorial": tutorial,
-    "pad_crop_flip": pad_crop_flip,
-}
+def _write(config: BenchmarkConfig, found: Sequence[Result]) -> None:
+    """Writes everything as JSON."""
+    flags: Mapping[str, Any] = dataclasses.asdict(config)
+    results = [dataclasses.asdict(result) for result in found]
+    text = json.dumps({"machine": feeding.machine(), "flags": flags, "results": results}, indent=1)
+    pathlib.Path(config.json).write_text(text + "\n")
 
 
 if __name__ == "__main__":

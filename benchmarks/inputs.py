@@ -9,10 +9,15 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+import numpy as np
+
 from benchmarks import commands, sources
+from benchmarks.rounds import Take
 from pipeline import manifest
 from pipeline.commands import commandline, quiet
 from pipeline.errors import UsageError, unknown
+
+_TOGETHER = 10_000  # rows that one call of `taking_together` takes, or more
 
 
 def check_least(config: object, **least: float) -> None:
@@ -75,9 +80,52 @@ def train_input(data_dir: str, rows: int, **options: Any) -> Any:
     return input_fn(data_dir, global_batch_size=rows, training=True, **options)
 
 
+def taking_together(dataset: Any, rows: int) -> Take:
+    """Returns a Take of elements of `rows` images, several per call, in a `tf.function` as a training loop does."""
+    tf = load_tensorflow()
+    iterator, count = iter(dataset), -(-_TOGETHER // rows)
+
+    @tf.function
+    def take_together() -> None:
+        for _ in tf.range(count):
+            next(iterator)
+
+    def take() -> tuple[int, float]:
+        take_together()
+        return count * rows, 0.0
+
+    return take
+
+
 def train_files(data_dir: str) -> list[str]:
     """Returns the paths of the training split's shards."""
     return [str(pathlib.Path(data_dir) / shard.file) for shard in manifest.load(data_dir).split("train").shards]
+
+
+def dump_arrays(data_dir: str, folder: pathlib.Path) -> pathlib.Path:
+    """Writes the training split's images and labels as .npy files, which every contestant can read; returns it."""
+    folder.mkdir(parents=True)
+    load_tensorflow()
+    from pipeline import input_fn  # noqa: PLC0415
+
+    count = manifest.load(data_dir).split("train").num_examples
+    batches = input_fn(data_dir, global_batch_size=1_000, training=False).as_numpy_iterator()
+    images, labels = (np.concatenate(parts)[:count] for parts in zip(*((x, y) for x, y, _ in batches), strict=True))
+    np.save(folder / "images.npy", images)
+    np.save(folder / "labels.npy", labels)
+    return folder
+
+
+def whole_numbers(flag: str, text: str, least: int) -> list[int]:
+    """Returns the numbers of a flag, with commas between them.
+
+    Raises:
+      UsageError: one is no whole number, or too small.
+    """
+    for part in text.split(","):
+        if not part.isdecimal() or int(part) < least:
+            raise UsageError(f"{flag}={text}: {part!r} is not a whole number of {least} or more")
+    return [int(part) for part in text.split(",")]
 
 
 def decoded_bytes(data_dir: str) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks import inputs
-from benchmarks.input_throughput import one_by_one
+from benchmarks.one_by_one import one_by_one
 from benchmarks.rounds import Take
 
 _STEPS = 40  # of a take: two inner loops of the default length

@@ -44,7 +44,6 @@ from pipeline.read.threads import LOCAL_THREADS
 COMMAND = "benchmarks.windowed_throughput"
 _WINDOWS = 8  # shuffle_bytes x this is the decoded split
 _BEYOND = 600 * 10**6  # bytes of a process in addition to its windows
-_TOGETHER = 10_000  # rows that one call takes, or more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,11 +104,11 @@ def against_memory(config: BenchmarkConfig) -> None:
 
 def against_one_by_one(config: BenchmarkConfig) -> None:
     """Prints both, undistorted and distorted, against `tf.data` one example at a time."""
-    from benchmarks.input_throughput import one_by_one  # noqa: PLC0415
+    from benchmarks.one_by_one import one_by_one  # noqa: PLC0415
 
     rows = config.global_batch_size
     for recipe in ("none", "cifar10_tutorial"):
-        theirs = _taking(one_by_one(config.data_dir, rows, recipe), rows)
+        theirs = inputs.taking_together(one_by_one(config.data_dir, rows, recipe), rows)
         windows = batches(config, recipe, shuffle_bytes(config))
         compare(f"in windows, {recipe}", windows, {"one by one": theirs}, config.rounds, config.seconds)
 
@@ -175,24 +174,8 @@ def shuffle_bytes(config: BenchmarkConfig) -> int:
 def batches(config: BenchmarkConfig, recipe: str, window: int, **options: Any) -> Take:
     """Returns a Take of batches of `input_fn`."""
     rows = config.global_batch_size
-    return _taking(inputs.train_input(config.data_dir, rows, distort=recipe, shuffle_bytes=window, **options), rows)
-
-
-def _taking(dataset: Any, rows: int) -> Take:
-    """Returns a Take of elements of `rows` images, several per call."""
-    tf = inputs.load_tensorflow()
-    iterator, count = iter(dataset), -(-_TOGETHER // rows)
-
-    @tf.function
-    def take_together() -> None:
-        for _ in tf.range(count):
-            next(iterator)
-
-    def take() -> tuple[int, float]:
-        take_together()
-        return count * rows, 0.0
-
-    return take
+    dataset = inputs.train_input(config.data_dir, rows, distort=recipe, shuffle_bytes=window, **options)
+    return inputs.taking_together(dataset, rows)
 
 
 def _read_epoch(config: BenchmarkConfig) -> None:

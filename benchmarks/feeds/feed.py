@@ -1,0 +1,51 @@
+"""What a contestant is: a module with the names of the `Feed` protocol."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol
+
+from benchmarks.rounds import Take
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What a contestant is asked for.
+
+    Attributes:
+      arrays: a folder with images.npy, uint8 (N, 32, 32, 3), and labels.npy, int64 (N,).
+      data_dir: the same images as `beam_jobs.convert` wrote them.
+      own: a folder for what `prepare` writes.
+      rows: of a batch.
+      distorted: as the CIFAR-10 tutorial does, or as nearly as the contestant offers; else uint8 as stored.
+      cores: of the machine.
+      options: of the contestant.
+    """
+
+    arrays: str
+    data_dir: str
+    own: str
+    rows: int = 128
+    distorted: bool = False
+    cores: int = 1
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Feed(Protocol):
+    """A module of this package.
+
+    Attributes:
+      PACKAGES: distributions whose versions are reported.
+      MODULES: what must be importable.
+      DISTORTS: what it does where it is asked to distort.
+    """
+
+    PACKAGES: tuple[str, ...]
+    MODULES: tuple[str, ...]
+    DISTORTS: str
+
+    def prepare(self, setting: Setting) -> None:
+        """Writes the images in the contestant's format to `own`, which exists and is empty."""
+
+    def take(self, setting: Setting) -> Take:
+        """Returns what takes a batch, or some, of training in shuffled order without end."""

@@ -1,0 +1,61 @@
+"""This input: `pipeline.input_fn`, in memory, in windows, or from compressed shards."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+
+from benchmarks import commands, inputs, sources
+from benchmarks.feeds.feed import Setting
+from benchmarks.rounds import Take
+
+PACKAGES = ("tensorflow",)
+MODULES = ("tensorflow",)
+DISTORTS = "cifar10_tutorial: crop to 24x24, flip, brightness, contrast, standardise"
+_WINDOWS = 8  # shuffle_bytes x this is the decoded split
+
+
+def prepare(setting: Setting) -> None:
+    """Converts the images to compressed shards, where these are asked for."""
+    if not setting.options.get("compression"):
+        return
+    own, arrays = pathlib.Path(setting.own), pathlib.Path(setting.arrays)
+    images, labels = (np.load(arrays / f"{name}.npy") for name in ("images", "labels"))
+    source = own / "source"
+    source.mkdir()
+    rows = np.concatenate([labels[:, None].astype(np.uint8), images.transpose(0, 3, 1, 2).reshape(len(images), -1)], 1)
+    for part, name in zip(np.array_split(rows, len(sources.CIFAR_FILES) - 1), sources.CIFAR_FILES, strict=False):
+        part.tofile(source / name)
+    rows[: len(rows) // 5].tofile(source / sources.CIFAR_FILES[-1])
+    commands.convert("cifar10", source, own / "data", f"--compression={setting.options['compression']}")
+
+
+def take(setting: Setting) -> Take:
+    """Returns a Take of whole batches inside a `tf.function`."""
+    data_dir = f"{setting.own}/data" if setting.options.get("compression") else setting.data_dir
+    options = {}
+    if setting.options.get("windows"):
+        options["shuffle_bytes"] = inputs.decoded_bytes(data_dir) // _WINDOWS
+    recipe = "cifar10_tutorial" if setting.distorted else "none"
+    if "replicas" in setting.options:
+        return _steps(data_dir, setting.rows, recipe, setting.options["replicas"])
+    return inputs.taking_together(inputs.train_input(data_dir, setting.rows, distort=recipe, **options), setting.rows)
+
+
+def _steps(data_dir: str, rows: int, recipe: str, replicas: int) -> Take:
+    """Returns a Take of steps: of `distribute` on so many logical devices, or, for 0, of the plain dataset."""
+    from benchmarks.distributed_iterator import looper  # noqa: PLC0415
+
+    tf = inputs.load_tensorflow()
+    devices = [tf.config.LogicalDeviceConfiguration()] * max(replicas, 1)
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
+    from pipeline import distribute  # noqa: PLC0415
+
+    if not replicas:
+        plain = inputs.train_input(data_dir, rows, distort=recipe)
+        return looper(tf, tf.distribute.get_strategy(), iter(plain), rows, inside=True)
+    names = [f"CPU:{i}" for i in range(replicas)]
+    strategy = tf.distribute.OneDeviceStrategy(names[0]) if replicas == 1 else tf.distribute.MirroredStrategy(names)
+    batches = distribute(strategy, data_dir, global_batch_size=rows, training=True, distort=recipe)
+    return looper(tf, strategy, iter(batches), rows, inside=True)

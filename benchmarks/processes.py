@@ -1,0 +1,52 @@
+"""Processor time and memory of this process and of all that it started."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import time
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def seconds() -> float:
+    """Returns the seconds of processor time that this process and its children, living or ended, have taken."""
+    ended = os.times()
+    living = sum(_seconds_of(pid) for pid in _descendants())
+    return time.process_time() + ended.children_user + ended.children_system + living
+
+
+def memory() -> int:
+    """Returns the bytes that these processes own: without mapped files; shared memory counts once."""
+    return sum(_owned(pid) for pid in (os.getpid(), *_descendants()))
+
+
+def _descendants() -> list[int]:
+    parents = {}
+    for entry in pathlib.Path("/proc").iterdir():
+        if entry.name.isdigit() and (stat := _read(entry / "stat")):
+            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    found, level = [], {os.getpid()}
+    while level:
+        level = {pid for pid, parent in parents.items() if parent in level}
+        found += level
+    return found
+
+
+def _seconds_of(pid: int) -> float:
+    """Returns a process's seconds, with those of its own ended children."""
+    fields = _read(pathlib.Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / _TICKS if fields else 0.0
+
+
+def _owned(pid: int) -> int:
+    found = _read(pathlib.Path(f"/proc/{pid}/smaps_rollup"))
+    return sum(int(kib) << 10 for kib in re.findall(r"^Pss_(?:Anon|Shmem):\s*(\d+) kB", found, re.MULTILINE))
+
+
+def _read(path: pathlib.Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # it has ended
+        return ""
