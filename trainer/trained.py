@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
@@ -10,8 +11,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from pipeline import manifest as manifests
+from pipeline.distort.recipes import make_recipe
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest.sources import parse_sources, sources_of
+from pipeline.manifest.storage import PathLike
 from pipeline.resolved import ResolvedRequest
 from trainer import heavy, plan
 from trainer.config import TrainConfig
@@ -116,7 +120,7 @@ def build(record: Record, flags: CheckpointFlags, **others: Any) -> Trained:
 
     Raises:
       DataError: there is no data set, or the checkpoint cannot be read.
-      UsageError: the model does not fit the data, or cannot be built.
+      UsageError: the model does not fit the data, or cannot be built; or what normalised the run's images is unknown.
     """
     given = {"data_dir": flags.data_dir, "eval_split": flags.split, **others}
     given |= {"cache_dir": flags.cache_dir, "cache_bytes": flags.cache_bytes}
@@ -138,9 +142,7 @@ def build(record: Record, flags: CheckpointFlags, **others: Any) -> Trained:
 def _resolved(
     record: Record, config: TrainConfig, task: type[Task], flags: CheckpointFlags
 ) -> dict[str, ResolvedRequest]:
-    given, was = (parse_sources(one.data.data_dir) for one in (config, record.config()))
-    # One data set for a model of several: it was trained on images that the first one's statistics normalised.
-    statistics = None if isinstance(was, str) or not isinstance(given, str) else sources_of(was, "")[0].data_dir
+    statistics = flags.statistics or _statistics(record, config, flags)
     try:
         return plan.evaluation_of(config, task.parse, statistics)
     except DataError as error:
@@ -150,6 +152,34 @@ def _resolved(
     except UsageError as error:
         reason = str(error).removeprefix("split: ")
         raise UsageError(f"--split={config.data.eval_split}: {reason}") from None
+
+
+def _statistics(record: Record, config: TrainConfig, flags: CheckpointFlags) -> PathLike | None:
+    """Returns the data set by whose statistics the run's images were normalised; None: the first that is given.
+
+    Raises:
+      UsageError: they matter, and the data set cannot be read.
+    """
+    if flags.data_dir is None or not make_recipe(config.data.distort, "--distort").normalizes:
+        return None
+    was, given = (_first_folder(one.data.data_dir) for one in (record.config(), config))
+    order = record.content.get("order", {})
+    digest = order.get("manifest_digest", order.get("source 0: manifest_digest"))
+    if manifests.load(given).digest == digest:
+        return given
+    with contextlib.suppress(DataError):
+        if manifests.load(was).digest == digest:
+            return was
+    raise UsageError(
+        f"--data_dir={flags.data_dir}: is not what {record.path} was trained on, and {was}, by whose statistics "
+        f"--distort={config.data.distort} normalised, does not hold that data set; give its folder as --statistics, or "
+        "that of another one to be normalised by"
+    )
+
+
+def _first_folder(data_dir: str) -> PathLike:
+    sources = parse_sources(data_dir)
+    return sources if isinstance(sources, str) else sources_of(sources, "")[0].data_dir
 
 
 def _check_data(record: Record, task: Task, data_dir: str) -> None:

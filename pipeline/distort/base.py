@@ -40,6 +40,11 @@ class Recipe:
         """What then mixes the rows of a batch and their labels; None: nothing."""
         return None
 
+    @property
+    def normalizes(self) -> bool:
+        """Whether the result depends on the statistics of the training images in an evaluation, too."""
+        return False
+
     def gives_floats(self, floats: bool) -> bool:
         """Says whether the result is float32, of images that are that or not; else it is uint8."""
         return floats

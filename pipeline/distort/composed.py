@@ -66,6 +66,11 @@ class Composed(Recipe):
         mixing = self.recipes[-1].mixing
         return mixing and _Later(mixing, len(self.recipes) - 1)
 
+    @property
+    def normalizes(self) -> bool:
+        """See `Recipe.normalizes`."""
+        return any(recipe.normalizes for recipe in self.recipes)
+
     def gives_floats(self, floats: bool) -> bool:
         """See `Recipe.gives_floats`."""
         return functools.reduce(lambda given, recipe: recipe.gives_floats(given), self.recipes, floats)

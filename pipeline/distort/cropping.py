@@ -34,6 +34,11 @@ class CroppingRecipe(Recipe):
     def __post_init__(self) -> None:
         check_bounds("size", self.size, 1, 4096)
 
+    @property
+    def normalizes(self) -> bool:
+        """See `Recipe.normalizes`."""
+        return self.normalize
+
     def gives_floats(self, floats: bool) -> bool:
         """See `Recipe.gives_floats`."""
         del floats

@@ -15,6 +15,11 @@ from pipeline.distort.base import ImageStatistics, Recipe, check_argument
 class Normalize(Recipe):
     """Takes out the training images' mean and standard deviation, channel by channel; float32."""
 
+    @property
+    def normalizes(self) -> bool:
+        """See `Recipe.normalizes`."""
+        return True
+
     def gives_floats(self, floats: bool) -> bool:
         """See `Recipe.gives_floats`."""
         del floats

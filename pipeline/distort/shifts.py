@@ -70,6 +70,11 @@ class PadCropFlip(Recipe):
     def __post_init__(self) -> None:
         check_bounds("pad", self.pad, 0, 64)
 
+    @property
+    def normalizes(self) -> bool:
+        """See `Recipe.normalizes`."""
+        return self.normalize
+
     def gives_floats(self, floats: bool) -> bool:
         """See `Recipe.gives_floats`."""
         del floats

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from tests import forked, runs
+from tests.datasets import edit_manifest
 from tests.runs import finish, scalars
 
 MODELS = """
@@ -225,3 +226,27 @@ def test_ctrl_c_ends_it_in_one_line(copy):
     watch.send_signal(signal.SIGINT)
     [(code, out, err)] = finish(watch)
     assert (code, out, err) == (130, "", "trainer.evaluate: interrupted\n")
+
+
+def test_other_data_are_normalised_as_the_runs_were(digits, tmp_path):
+    """The other data set has the same digits, and says that they are darker than they are."""
+    own, other, run = tmp_path / "own", tmp_path / "other", tmp_path / "run"
+    for folder in (own, other):
+        shutil.copytree(digits, folder)
+    edit_manifest(other, lambda content: content["image_mean"].__setitem__(0, content["image_mean"][0] / 4))
+    flags = ("--model=softmax_regression", "--distort=pad_crop_flip(pad=0, flip=False)", "--train_steps=20")
+    [(code, _, err)] = finish(runs.start(own, run, *flags))
+    assert code == 0, err
+    as_trained = json_of(f"--model_dir={run}")["loss"]
+    assert json_of(f"--model_dir={run}", f"--data_dir={other}")["loss"] == as_trained
+    assert json_of(f"--model_dir={run}", f"--data_dir={other}", f"--statistics={other}")["loss"] != as_trained
+    own.rename(tmp_path / "moved")
+    unknown = evaluate(f"--model_dir={run}", f"--data_dir={other}")
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert unknown.stderr.startswith(
+        f"trainer.evaluate: --data_dir={other}: is not what {run}/ckpt-20 was trained on, "
+    )
+    assert "give its folder as --statistics" in unknown.stderr
+    assert json_of(f"--model_dir={run}", f"--data_dir={tmp_path / 'moved'}")["loss"] == as_trained
+    given = (f"--data_dir={other}", f"--statistics={tmp_path / 'moved'}")
+    assert json_of(f"--model_dir={run}", *given)["loss"] == as_trained
