@@ -76,7 +76,8 @@ def served(trained: Trained) -> Served:
     fitting = fitting_of(request, recipe, channels)
     shape = (*fitting.crop.size, channels) if fitting else trained.split.image_shape
     images = keras.Input(shape, dtype="uint8", name="images")
-    pixels = preprocess(recipe, images, ImageStatistics(manifest.image_mean, manifest.image_std))
+    measured = trained.split.statistics
+    pixels = preprocess(recipe, images, ImageStatistics(measured.image_mean, measured.image_std))
     return Served(keras.Model(images, _probabilities(trained.model, pixels)), fitting, _told_apart(names))
 
 
