@@ -56,6 +56,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.jpeg_throughput
 	$(BIN)/python -m benchmarks.cold_start
 	$(BIN)/python -m benchmarks.distributed_iterator
+	$(BIN)/python -m benchmarks.mixture_throughput
 	$(BIN)/python -m benchmarks.order_throughput
 	$(BIN)/python -m benchmarks.convert_throughput
 	$(BIN)/python -m benchmarks.topology

@@ -125,6 +125,15 @@ def test_distributed_iterators_are_measured_against_a_plain_one(cifar):
 
 
 @pytest.mark.slow
+def test_a_mixture_is_measured_against_the_whole(cifar):
+    lines = lines_of(run(f"--data_dir={cifar}", "--rounds=1", "--seconds=0.05", benchmark="mixture_throughput"))
+    for line, what in zip(
+        lines, (f"{r}, batch {b}" for r in ("none", "cifar10_tutorial") for b in (128, 512)), strict=True
+    ):
+        assert re.fullmatch(rf"{what}: [\d.]+ us of processor per image against [\d.]+: {RATIO}", line), line
+
+
+@pytest.mark.slow
 def test_virtual_replicas_are_measured_against_the_classic_step(cifar):
     flags = (f"--data_dir={cifar}", "--model=mlp", "--global_batch_size=16", "--rounds=1", "--seconds=0.05")
     sent, *steps = lines_of(run(*flags, benchmark="topology"))
