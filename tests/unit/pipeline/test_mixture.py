@@ -11,7 +11,7 @@ from pipeline import Shard, StepIterator, distribute, input_fn, order_spec, step
 from pipeline.errors import UsageError
 from pipeline.mixture import parts_of
 from pipeline.request import Request
-from tests.datasets import Kind, edit_manifest, write_dataset
+from tests.datasets import Kind, edit_manifest, extra_of, key_of, write_dataset
 
 # 36 rows of a step: 24 and 12, so that 1, 2, 3, 4 replicas divide them. a: 53 records, 3 steps; b: 40 records, 4 steps.
 STEPS = 12
@@ -177,6 +177,10 @@ def test_replicas_of_a_strategy_get_equal_shares(folders, tmp_path):
     mixture = [(tmp_path / "a", 2), (tmp_path / "b", 1)]
     options = {**OPTIONS, "global_batch_size": 18, "epochs": 1, "features": ("scores", "tags", "key")}
     whole = list(input_fn(mixture, **options))
+    for features, _, _, ids in whole:
+        for record, key, scores in zip(ids.numpy(), features["key"].numpy(), features["scores"], strict=True):
+            assert key == key_of("train", record % 41)
+            np.testing.assert_array_equal(scores, extra_of(record % 41)["scores"])
     strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(3)])
     for virtual in (None, 6):
         got = list(distribute(strategy, mixture, virtual_replicas=virtual, **options))
