@@ -27,13 +27,14 @@ def frames(
         data, rest = rest[:size], rest[size:]
         first, stop = table.firsts[member : member + 2].tolist()
         begins = table.begins_of(first, stop).tolist()
+        whole = bytearray(begins[-1] - begins[0])
         try:
-            whole = inflate(data, begins[-1] - begins[0])
+            inflate(data, memoryview(whole))
         except ValueError as error:
             on_corrupt(f", GZIP member at byte offset {offset}, records {first} to {stop - 1}", str(error))
-            whole = b""
+            whole = bytearray()
         number = first
-        for frame in walk(_once(whole), size_of, first, begins[0]):
+        for frame in walk(_once(bytes(whole)), size_of, first, begins[0]):
             number = frame.number + 1
             # Nothing may be lost but what lies behind it in this member.
             yield frame if frame.end > frame.offset else frame._replace(end=begins[number - first])

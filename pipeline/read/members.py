@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from pipeline.records.members import MemberTable, inflate
 
 KEPT_BYTES = 128 << 20  # 128 MiB: two members of each of 64 streams, that in which its window ends, and its very first
 _TASK = 4 << 20  # 4 MiB decompressed, per thread
+_UNIT = 1 << 20  # 1 MiB: memory is reused if its size is not too different
+_MOST_FREE = 16
 
 
 class Run(NamedTuple):
@@ -37,8 +40,9 @@ class MemberReader:
     def __init__(self, shards: Shards, sidecars: Sidecars, kept_bytes: int = KEPT_BYTES) -> None:
         """Makes it; of the members that were read in part, `kept_bytes` decompressed bytes stay in memory."""
         self._shards, self._sidecars, self._most = shards, sidecars, kept_bytes
-        self._kept: dict[tuple[int, int], tuple[bytes, int]] = {}  # with how many of its records were not read yet
-        self._lock = threading.Lock()
+        self._kept: dict[tuple[int, int], tuple[memoryview, int]] = {}  # with how many of its records were not read yet
+        self._size = 0  # of these
+        self._lock, self._memory = threading.Lock(), _Memory()
 
     def parts(self, pieces: NDArray[np.int64]) -> list[tuple[int, int, int]]:
         """Returns (segment, first record of its shard, end) of the parts that threads read: they share no member.
@@ -73,40 +77,82 @@ class MemberReader:
         """
         table = self._sidecars.members(segment)
         low, high = table.member_of(start), table.member_of(stop - 1) + 1
-        stored, begin = memoryview(b""), int(table.offsets[high])  # the members from this byte on
+        stored = memoryview(b"")  # from this member on
         for member in range(low, high):
             first, end = max(start, int(table.firsts[member])), min(stop, int(table.firsts[member + 1]))
             with self._lock:
-                whole, left = self._kept.get((segment, member), (None, _records(table, member)))
-            if whole is None:
-                at, after = table.offsets[member : member + 2].tolist()
-                if not stored:
-                    begin = at
-                    with self._shards.opened(segment) as file:
-                        stored = file.read_at(begin, int(table.offsets[high]) - begin)
-                try:
-                    whole = inflate(stored[at - begin : after - begin], _decompressed(table, member))
-                except ValueError as error:
-                    self._corrupt(segment, table, member, (first, end), str(error))
+                kept, left = self._kept.get((segment, member), (None, _records(table, member)))
+            if kept is None and not stored:
+                stored = self._stored(segment, int(table.offsets[member]), int(table.offsets[high]))
+            size = int(table.offsets[member + 1] - table.offsets[member])
+            data, stored = stored[:size], stored[size:]
+            whole = self._inflated(segment, table, member, data, (first, end)) if kept is None else kept
             begins = table.begins_of(first, end)
             yield Run(first, begins, None if whole is None else _cut(table, member, whole, begins))
             if whole is not None:
                 self._keep(segment, member, whole, left - (end - first))
 
-    def _keep(self, segment: int, member: int, whole: bytes, left: int) -> None:
+    def _stored(self, segment: int, begin: int, end: int) -> memoryview:
+        """Returns bytes of a segment's shard."""
+        view = self._memory.view(end - begin)
+        with self._shards.opened(segment) as file:
+            file.read_into(view, begin)
+        return view
+
+    def _inflated(
+        self, segment: int, table: MemberTable, member: int, data: memoryview, records: tuple[int, int]
+    ) -> memoryview | None:
+        """Returns what a member holds; None: it is corrupt, and skipped.
+
+        Raises:
+          DataError: it is corrupt, and `records` of it, (first, end), must not be skipped.
+        """
+        view = self._memory.view(_decompressed(table, member))
+        try:
+            inflate(data, view)
+        except ValueError as error:
+            held = int(table.firsts[member]), int(table.firsts[member + 1])
+            offsets = dict(zip(range(*records), table.begins_of(*records).tolist(), strict=False))
+            self._shards.corrupt_member(segment, int(table.offsets[member]), held, offsets, str(error))
+            return None
+        return view
+
+    def _keep(self, segment: int, member: int, whole: memoryview, left: int) -> None:
         """Keeps a member until all its records were read: by the next window, or by the stream that ends in it."""
         with self._lock:
-            self._kept.pop((segment, member), None)
+            self._forget((segment, member))
             if left > 0:
                 self._kept[segment, member] = whole, left
-            while sum(len(kept) for kept, _ in self._kept.values()) > self._most:
-                self._kept.pop(next(iter(self._kept)))
+                self._size += len(whole)
+            while self._size > self._most:
+                self._forget(next(iter(self._kept)))
 
-    def _corrupt(self, segment: int, table: MemberTable, member: int, records: tuple[int, int], problem: str) -> None:
-        """Reports records of a member as corrupt; raises as `Shards.corrupt_member`."""
-        held = int(table.firsts[member]), int(table.firsts[member + 1])
-        offsets = dict(zip(range(*records), table.begins_of(*records).tolist(), strict=False))
-        self._shards.corrupt_member(segment, int(table.offsets[member]), held, offsets, problem)
+    def _forget(self, key: tuple[int, int]) -> None:
+        whole, _ = self._kept.pop(key, (b"", 0))
+        self._size -= len(whole)
+
+
+class _Memory:
+    """Provides memory, and reuses it once nothing refers to it: new pages cost a good part of the decompression."""
+
+    def __init__(self) -> None:
+        self._free: list[NDArray[np.uint8]] = []
+
+    def view(self, size: int) -> memoryview:
+        """Returns memory of any content."""
+        try:  # several threads take from the list and append to it
+            memory = self._free.pop()
+        except IndexError:
+            memory = np.empty(0, np.uint8)
+        if len(memory) < size:
+            memory = np.empty(-(-size // _UNIT) * _UNIT, np.uint8)
+        taken = memory[:size]
+        weakref.finalize(taken, self._take_back, memory).atexit = False
+        return taken.data
+
+    def _take_back(self, memory: NDArray[np.uint8]) -> None:
+        if len(self._free) < _MOST_FREE:
+            self._free.append(memory)
 
 
 def _records(table: MemberTable, member: int) -> int:
@@ -116,11 +162,9 @@ def _records(table: MemberTable, member: int) -> int:
 def _decompressed(table: MemberTable, member: int) -> int:
     """Returns the bytes of a member's records."""
     first, stop = table.firsts[member : member + 2].tolist()
-    begin, end = table.begins_of(first, stop)[[0, -1]].tolist()
-    return int(end - begin)
+    return table.begin(stop) - table.begin(first)
 
 
-def _cut(table: MemberTable, member: int, whole: bytes, begins: NDArray[np.int64]) -> memoryview:
-    first = int(table.firsts[member])
-    base = int(table.begins_of(first, first)[0])
-    return memoryview(whole)[int(begins[0]) - base : int(begins[-1]) - base]
+def _cut(table: MemberTable, member: int, whole: memoryview, begins: NDArray[np.int64]) -> memoryview:
+    base = table.begin(int(table.firsts[member]))
+    return whole[int(begins[0]) - base : int(begins[-1]) - base]

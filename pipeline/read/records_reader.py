@@ -96,7 +96,7 @@ class RecordsReader:
           DataError: the file beside the shard is missing or corrupt.
         """
         if self._compression:
-            return int(self.sidecars.members(segment).begins_of(record, record)[0])
+            return self.sidecars.members(segment).begin(record)
         return int(self.sidecars.offsets(segment)[record])
 
     def _parts(self, piece: NDArray[np.int64]) -> list[tuple[int, int, int]]:

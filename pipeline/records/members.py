@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 MEMBER_BYTES = 1 << 20  # 1 MiB of records in a member, or one record: what is decompressed to read a single one
 _LEVEL = 6  # zlib's own default
 _WINDOW_BITS = zlib.MAX_WBITS | 16  # with a GZIP header, which zlib writes without a time or a name
+_STEP = 256 << 10  # 256 KiB, compressed: what comes of them is memory that the allocator has ready
 _NAME, _VERSION = b"members", 1
 _HEAD = 2  # numbers: version, m
 
@@ -48,14 +49,18 @@ class MemberTable:
     def of(cls, numbers: NDArray[np.int64], stride: int | None) -> MemberTable:
         """Returns the table that `parse` returned the numbers of."""
         count = int(numbers[1]) + 1
-        offsets, firsts, begins = np.split(numbers[_HEAD:], [count, 2 * count])
-        return cls(offsets, firsts, begins if stride is None else None, stride)
+        firsts, begins = _HEAD + count, _HEAD + 2 * count
+        return cls(numbers[_HEAD:firsts], numbers[firsts:begins], numbers[begins:] if stride is None else None, stride)
 
     def begins_of(self, first: int, stop: int) -> NDArray[np.int64]:
         """Returns where records first..stop-1 begin in the decompressed shard, and the last one ends."""
         if self.begins is not None:
             return self.begins[first : stop + 1]
         return np.arange(first, stop + 1, dtype=np.int64) * (self.stride or 0)
+
+    def begin(self, record: int) -> int:
+        """Returns where a record begins in the decompressed shard; of the number of all, the shard's size."""
+        return record * (self.stride or 0) if self.begins is None else int(self.begins[record])
 
     def member_of(self, record: int) -> int:
         """Returns the number of the member that holds a record."""
@@ -80,22 +85,33 @@ def deflate(frames: bytes) -> bytes:
     return zlib.compress(frames, _LEVEL, _WINDOW_BITS)
 
 
-def inflate(member: bytes | memoryview, num_bytes: int) -> bytes:
-    """Returns the bytes that a member holds.
+def inflate(member: bytes | memoryview, into: memoryview) -> None:
+    """Fills `into` with the bytes that a member holds.
+
+    It is done in steps: the whole at once would be new pages, which cost up to a third of the decompression. With
+    smaller steps threads would wait more often for the lock of the interpreter.
 
     Raises:
-      ValueError: it cannot be decompressed, or does not hold `num_bytes`; the message says why.
+      ValueError: it cannot be decompressed, or does not hold as many bytes; the message says why.
     """
-    stream = zlib.decompressobj(_WINDOW_BITS)
-    try:
-        found = stream.decompress(member, num_bytes + 1)
-    except zlib.error as error:
-        raise ValueError(f"cannot be decompressed: {error}") from None
-    if len(found) != num_bytes or not stream.eof:
-        raise ValueError(f"holds {'more' if len(found) > num_bytes else 'fewer'} than the {num_bytes} bytes it should")
-    if stream.unused_data:
-        raise ValueError(f"ends {len(stream.unused_data)} bytes before the next one begins")
-    return found
+    stream, done = zlib.decompressobj(_WINDOW_BITS), 0
+    for begin in range(0, len(member), _STEP):
+        try:
+            found = stream.decompress(member[begin : begin + _STEP], len(into) - done + 1)
+        except zlib.error as error:
+            raise ValueError(f"cannot be decompressed: {error}") from None
+        if done + len(found) > len(into):
+            raise ValueError(f"holds more than the {len(into)} bytes it should")
+        into[done : done + len(found)] = found
+        done += len(found)
+        if stream.eof:
+            left = len(stream.unused_data) + max(0, len(member) - begin - _STEP)
+            if left:
+                raise ValueError(f"ends {left} bytes before the next one begins")
+    if not stream.eof:
+        raise ValueError("cannot be decompressed: it is cut")
+    if done < len(into):
+        raise ValueError(f"holds {done} bytes, fewer than the {len(into)} it should")
 
 
 def to_bytes(offsets: Sequence[int], firsts: NDArray[np.int64], begins: NDArray[np.int64] | None) -> bytes:

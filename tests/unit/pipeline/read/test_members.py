@@ -65,9 +65,9 @@ def inflated(monkeypatch):
     """The sizes of the members that were decompressed, in order."""
     sizes = []
 
-    def counted(member, num_bytes):
+    def counted(member, into):
         sizes.append(len(member))
-        return _inflate(member, num_bytes)
+        return _inflate(member, into)
 
     _inflate = members.inflate
     monkeypatch.setattr(members, "inflate", counted)
@@ -83,8 +83,8 @@ class Counted(Shards):
         class Noted:
             def __enter__(self):
                 file = context.__enter__()
-                read_at = file.read_at
-                file.read_at = lambda at, size: ranges.append((at, size)) or read_at(at, size)
+                read_into = file.read_into
+                file.read_into = lambda view, at: ranges.append((at, len(view))) or read_into(view, at)
                 return file
 
             def __exit__(self, *error):

@@ -15,22 +15,28 @@ from pipeline.records.members import MemberTable
 DATA = np.random.default_rng(0).integers(0, 4, 5000, np.uint8).tobytes()
 
 
+def inflated(member, size):
+    found = bytearray(size)
+    members.inflate(member, memoryview(found))
+    return bytes(found)
+
+
 def test_a_member_is_a_gzip_file_without_a_time_or_a_name():
     member = members.deflate(DATA)
-    assert gzip.decompress(member) == members.inflate(member, 5000) == DATA
+    assert gzip.decompress(member) == inflated(member, 5000) == DATA
     assert member[:8] == b"\x1f\x8b\x08\x00" + bytes(4)
     assert len(member) < 1700
     assert members.deflate(DATA) == member
-    assert members.inflate(members.deflate(b""), 0) == b""
+    assert inflated(members.deflate(b""), 0) == b""
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda member: member[:-1], "cannot be decompressed|fewer"),
-        (lambda member: member[:700], "holds fewer than the 5000 bytes it should"),
-        (lambda member: b"", "holds fewer than the 5000 bytes it should"),
-        (lambda member: members.deflate(DATA[:-1]), "holds fewer than the 5000 bytes it should"),
+        (lambda member: member[:-1], "cannot be decompressed: it is cut"),
+        (lambda member: member[:700], "cannot be decompressed: it is cut"),
+        (lambda member: b"", "cannot be decompressed: it is cut"),
+        (lambda member: members.deflate(DATA[:-1]), "holds 4999 bytes, fewer than the 5000 it should"),
         (lambda member: members.deflate(DATA + b"x"), "holds more than the 5000 bytes it should"),
         (lambda member: members.deflate(bytes(1 << 24)), "holds more than the 5000 bytes it should"),
         (lambda member: member + b"abc", "ends 3 bytes before the next one begins"),
@@ -40,7 +46,23 @@ def test_a_member_is_a_gzip_file_without_a_time_or_a_name():
 )
 def test_what_a_member_should_not_be_is_said(change, words):
     with pytest.raises(ValueError, match=words):
-        members.inflate(change(members.deflate(DATA)), 5000)
+        inflated(change(members.deflate(DATA)), 5000)
+
+
+@pytest.mark.parametrize("size", [600_000, 3_000_000])
+def test_members_of_many_steps_are_whole(size):
+    data = np.random.default_rng(1).integers(0, 200, size, np.uint8).tobytes()
+    member = members.deflate(data)
+    assert len(member) > 2 * (256 << 10)
+    assert inflated(member, size) == data
+    for wrong, words in (
+        (member[:-1], "it is cut"),
+        (member + bytes(300_000), "ends 300000 bytes before"),
+        (members.deflate(data[:-1]), f"holds {size - 1} bytes, fewer"),
+        (members.deflate(data + b"x"), "holds more"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            inflated(wrong, size)
 
 
 @given(st.lists(st.integers(16, 900_000), max_size=60))
