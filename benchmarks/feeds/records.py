@@ -16,7 +16,7 @@ PACKAGES = ("tensorflow",)
 MODULES = ("tensorflow",)
 DISTORTS = ""
 _FILES, _BYTES = 8, 256 << 20  # of the data set
-_ROWS = 1_024
+_BATCH = 4 << 20  # bytes of a batch
 
 
 def prepare(setting: Setting) -> None:
@@ -40,11 +40,9 @@ def take(setting: Setting) -> Take:
     if setting.options["reader"] == "ours":
         dataset = _ours(setting)
     elif setting.options["reader"] == "batched":
-        dataset = tf.data.TFRecordDataset(_files(setting), num_parallel_reads=setting.cores).batch(_ROWS)
+        dataset = tf.data.TFRecordDataset(_files(setting), num_parallel_reads=setting.cores).batch(_rows(setting))
     else:
         dataset = tf.data.TFRecordDataset(_files(setting), num_parallel_reads=setting.cores)
-    count = dataset.reduce(tf.constant(0, tf.int64), lambda total, found: total + tf.size(found, tf.int64))
-    del count  # reads once, so that the files are in the page cache
 
     @tf.function
     def read() -> object:
@@ -56,8 +54,17 @@ def take(setting: Setting) -> Take:
 def _ours(setting: Setting) -> object:
     from pipeline import input_fn  # noqa: PLC0415
 
-    options = {"global_batch_size": _ROWS, "training": False, "remainder": "drop", "shuffle_bytes": _BYTES // 8}
-    return input_fn(setting.own, parse=lambda found: found, **options).map(lambda found, _: found)
+    rows = _rows(setting)
+    windows = {
+        "remainder": "drop",
+        "shuffle_bytes": _BYTES // 8,
+    }  # less than the data set, which would be kept otherwise
+    dataset = input_fn(setting.own, global_batch_size=rows, training=False, parse=lambda found: found, **windows)
+    return dataset.map(lambda found, _: found)
+
+
+def _rows(setting: Setting) -> int:
+    return _BATCH // setting.options["size"]
 
 
 def _files(setting: Setting) -> list[str]:

@@ -14,8 +14,11 @@ from benchmarks.conformance.adapters import tfrecords
 TITLE = "this input"
 PACKAGES: tuple[str, ...] = ("tensorflow",)
 MODULES = ("tensorflow", "pipeline")
-DOCS = ("https://www.tensorflow.org/tutorials/load_data/tfrecord", "docs/order.md, docs/reading.md")
-NOTE = '`StepIterator` with `remainder="pad"`; padding has weight 0 and does not count.'
+DOCS: tuple[str, ...] = ()
+NOTE = (
+    '`StepIterator` with `remainder="pad"` over TFRecords that `pipeline.index` indexed ([order](order.md), '
+    "[reading](reading.md)); padding has weight 0."
+)
 RESUMES = ELASTIC = SKIPS = True
 ENDLESS = False
 
