@@ -30,10 +30,10 @@ class Contestant:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
         )
 
-    def round(self, seconds: float) -> dict[str, Any]:
-        """Runs it for so long; returns what it measured."""
+    def ask(self, line: str) -> dict[str, Any]:
+        """Gives it a line, such as the seconds of a round; returns what it answers."""
         assert self._process.stdin
-        self._process.stdin.write(f"{seconds}\n")
+        self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
         return dict(json.loads(self.line()))
 
@@ -72,7 +72,7 @@ def alternate(contestants: dict[str, tuple[str, list[str]]], rounds: int, second
         found: dict[str, list[Round]] = {name: [] for name in started}
         for _ in range(rounds):
             for name, contestant in started.items():
-                found[name].append(Round(**contestant.round(seconds)))
+                found[name].append(Round(**contestant.ask(str(seconds))))
         return found
     finally:
         for contestant in started.values():

@@ -72,9 +72,7 @@ def prepared(
         own_setting = dataclasses.replace(setting, own=str(own), options=dict(entry.options))
         reason = ""
         for python in known.candidates(name):
-            said = _ask(python, entry, "probe", own_setting)
-            if "error" not in said and is_first:
-                said |= _ask(python, entry, "prepare", own_setting)
+            said = _ask(python, entry, "prepare" if is_first else "probe", own_setting)
             if "error" not in said:
                 found[name] = Ready(entry, python, str(own), said["versions"], said["distorts"])
                 break
@@ -86,22 +84,26 @@ def prepared(
 
 def measured(part: str, ready: Mapping[str, Ready], setting: Setting, rounds: int, seconds: float) -> Iterator[Result]:
     """Yields each contestant's rounds in a setting, measured in turns; prints why one has none."""
-    started: dict[str, Contestant] = {}
     first: dict[str, float] = {}
     with contextlib.ExitStack() as stack:
-        for name, one in ready.items():
+        started = {}
+        for name, one in ready.items():  # they load their libraries side by side, and then begin one by one
             own = dataclasses.replace(setting, own=one.own, options=dict(one.entry.options))
-            contestant = _start(one.python, one.entry, "run", own)
-            stack.callback(contestant.end)
-            said = _said(contestant)
+            started[name] = _start(one.python, one.entry, "run", own)
+            stack.callback(started[name].end)
+        loaded = {name: _said(contestant) for name, contestant in started.items()}
+        for name, said in loaded.items():
+            if "error" not in said:
+                said.update(_asked(started[name]))
             if "error" in said:
                 print(f"{name}: skipped, {said['error']}", flush=True)
+                del started[name]
             else:
-                started[name], first[name] = contestant, said["first"]
+                first[name] = said["first"]
         found: dict[str, list[dict[str, float]]] = {name: [] for name in started}
         for _ in range(rounds):
             for name, contestant in started.items():
-                found[name].append(contestant.round(seconds))
+                found[name].append(contestant.ask(str(seconds)))
     for name, own_rounds in found.items():
         versions, distorts = ready[name].versions, ready[name].distorts
         yield Result(part, name, setting.rows, setting.distorted, first[name], own_rounds, versions, distorts)
@@ -127,6 +129,14 @@ def _ask(python: str, entry: Entry, task: str, setting: Setting) -> dict[str, An
         return _said(contestant)
     finally:
         contestant.end()
+
+
+def _asked(contestant: Contestant) -> dict[str, Any]:
+    """Returns what a contestant answers once it may begin, or why it does not."""
+    try:
+        return contestant.ask("begin")
+    except DataError as error:
+        return {"error": str(error)}
 
 
 def _said(contestant: Contestant) -> dict[str, Any]:

@@ -4,7 +4,8 @@
 
 All feed the same images of CIFAR-10's shape, shuffled, without end. Parts (--only):
   peers: each contestant of `CONTESTANTS` at each batch size, distorted and undistorted; the limit is a frozen C loop;
-  distribute: `pipeline.distribute` on 1, 2 and 4 logical devices against plain iteration on one;
+  distribute: `pipeline.distribute` on 1, 2 and 4 logical devices against plain iteration on one, at the smallest and
+    the largest batch size;
   reading: TFRecords of 3 KB and 100 KB, every CRC checked, against `TFRecordDataset`.
 A contestant that is not installed, here or under the interpreter of --python, is skipped with the reason; some cannot
 live in one environment, so --python=NAME=PATH gives one an interpreter of its own. Processor time and memory are those
@@ -112,7 +113,8 @@ def _images(
             continue
         ready = feeding.prepared(entries, base, folder / part, known)
         for distorted in (True, False):
-            for rows in inputs.whole_numbers("--batches", config.batches, least=1):
+            batches = inputs.whole_numbers("--batches", config.batches, least=1)
+            for rows in batches if part == "peers" else sorted({min(batches), max(batches)}):
                 setting = dataclasses.replace(base, rows=rows, distorted=distorted)
                 measured = list(feeding.measured(part, ready, setting, config.rounds, config.seconds))
                 _print(f"{part}, {'distorted' if distorted else 'undistorted'}, batch {rows}", measured, of, "img")

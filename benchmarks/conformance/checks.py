@@ -207,13 +207,16 @@ def flipped(outcome: Outcome, file: str) -> Verdict:
 
 
 def skipped(outcome: Outcome, whole: Outcome) -> Verdict:
-    """Returns whether leaving out damaged records kept the steps even, and lost no more than the whole run does."""
+    """Returns whether leaving out damaged records kept the steps even, and lost no more than the whole run does.
+
+    A peer that draws records with replacement, and so both loses and repeats some, loses others in every run.
+    """
     if trouble := _trouble(outcome):
         return Verdict(False, trouble, outcome.error or outcome.hung)
     if outcome.wrong:
         return Verdict(False, "silent: wrong bytes delivered")
-    seen = set(_seen(outcome.batches(0))) | set(MANY_DAMAGED)
-    lost = max(0, len(set(_seen(whole.batches(0))) | set(MANY_DAMAGED)) - len(seen))
+    seen, usual = (set(_seen(one.batches(0))) | set(MANY_DAMAGED) for one in (outcome, whole))
+    lost = 0 if all(_lost_of(whole.batches(0))) else max(0, len(usual) - len(seen))
     texts = ["hangs, as without skipping"] if whole.uneven else ["hangs"] if outcome.uneven else []
     texts += [f"{lost} good records lost"] if lost else []
     return Verdict(not texts, ", ".join(texts) or "kept", outcome.uneven)

@@ -1,6 +1,7 @@
 """A contestant in a process of its own: `benchmarks.feeds.process MODULE probe | prepare SETTING | run SETTING`.
 
-`run` prints a line with the seconds to the first batch, and then a round for every number of seconds that it reads.
+`run` prints a line once it has loaded its libraries. Then it answers lines: the first with the seconds to the first
+batch, each of the others, a number of seconds, with a round of that length.
 Only the standard library and NumPy are needed beyond what the contestant needs.
 """
 
@@ -41,16 +42,17 @@ def probe(feed: Any, _: dict[str, Any], says: TextIO) -> None:
 
 
 def prepare(feed: Any, setting: dict[str, Any], says: TextIO) -> None:
-    """Writes the contestant's format."""
-    began = time.perf_counter()
+    """Writes the contestant's format, and says what `probe` says."""
     feed.prepare(Setting(**setting))
-    _say(says, {"seconds": time.perf_counter() - began})
+    probe(feed, setting, says)
 
 
 def run(feed: Any, setting: dict[str, Any], says: TextIO) -> None:
-    """Says how long the first batch took, warms up, and serves rounds."""
+    """Loads, says how long the first batch took, warms up, and serves rounds."""
     for module in feed.MODULES:
         importlib.import_module(module)
+    _say(says, {})
+    sys.stdin.readline()
     began = time.perf_counter()
     take = feed.take(Setting(**setting))
     take()
