@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
+from beam_jobs.storage.paths import RemotePath
 from pipeline.commands import commandline
 
 _SECONDS = 60.0  # for the server to start
@@ -36,10 +37,11 @@ def served(data_dir: str) -> Iterator[str]:
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         _make_bucket(f"{endpoint}/benchmark")
+        url = "s3://benchmark/data"
         for path in pathlib.Path(data_dir).iterdir():
             if path.is_file():
-                _put(f"{endpoint}/benchmark/data/{path.name}", path.read_bytes())
-        yield "s3://benchmark/data"
+                (RemotePath(url) / path.name).write_bytes(path.read_bytes())
+        yield url
     finally:
         server.kill()
         server.wait()
@@ -50,13 +52,9 @@ def _make_bucket(url: str) -> None:
     deadline = time.monotonic() + _SECONDS
     while True:
         try:
-            return _put(url, b"")
+            with urllib.request.urlopen(urllib.request.Request(url, method="PUT")):
+                return
         except urllib.error.URLError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
-
-
-def _put(url: str, data: bytes) -> None:
-    with urllib.request.urlopen(urllib.request.Request(url, data, method="PUT")):
-        pass
