@@ -354,3 +354,25 @@ def test_trainer_and_evaluation_use_one_cache(
     run.main([*flags, "--train_steps=30"])
     evaluate.main([f"--model_dir={tmp_path / 'run'}"])
     assert [name for name in requests.gets if name.endswith(".tfrecord")] == [], requests.gets
+
+
+def test_while_one_window_is_consumed_the_shards_of_the_two_after_it_are_fetched(
+    bucket: RemotePath, requests: Requests, tmp_path: pathlib.Path
+) -> None:
+    write_dataset(tmp_path / "data", [20] * 6)
+    url, cache = uploaded(tmp_path / "data", bucket), tmp_path / "cache"
+    given = {"global_batch_size": 2, "training": False, "shuffle_bytes": 20 * 8 * 6 * 3}  # a window is a shard
+    fetched = []
+    for step, _ in enumerate(input_fn(url, cache_dir=cache, epochs=2, **given)):
+        if step % 10 == 0:  # the first batch of a window
+            deadline = time.monotonic() + 20
+            while len(shards_in(cache)) < min(6, step // 10 + 3) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(0.1)
+            fetched.append(len(shards_in(cache)))
+    assert fetched == [3, 4, 5, 6, 6, 6] + [6] * 6
+    assert {count for name, count in requests.gets.items() if name.endswith(".tfrecord")} == {1}
+
+
+def shards_in(cache: pathlib.Path) -> list[str]:
+    return [name for name in names_in(cache) if name.endswith(".tfrecord")]
