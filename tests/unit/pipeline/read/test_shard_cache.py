@@ -7,6 +7,7 @@ import threading
 import time
 
 import crc32c
+import numpy as np
 import pytest
 
 from pipeline.errors import DataError, UsageError
@@ -14,8 +15,11 @@ from pipeline.manifest.splits import select
 from pipeline.read import copies, shard_cache
 from pipeline.read.cache_counts import CacheCounts, cache_counts
 from pipeline.read.cache_folder import CacheFolder
+from pipeline.read.corruption import Corruption, skipped_records
+from pipeline.read.records_reader import RecordsReader
 from pipeline.read.shard_cache import ShardCache, make_cache
-from tests.datasets import write_dataset
+from pipeline.read.shards import Shards
+from tests.datasets import Kind, write_dataset
 
 DIGEST = "0123456789abcdef" * 4
 
@@ -109,6 +113,29 @@ def test_a_copy_that_is_changed_while_it_is_used_is_an_error_and_removed(store):
         os.utime(file.path, ns=(1, 1))
     assert not os.path.exists(CacheFolder(store.parent / "cache").file(entry))
     assert read(cache, entry) == 2
+
+
+@pytest.mark.parametrize("kind", [Kind(), Kind(compression="GZIP")], ids=["plain", "compressed"])
+def test_a_copy_that_goes_bad_after_its_check_is_an_error_and_never_skipped(tmp_path, kind):
+    data, every = tmp_path / "data", np.array([[0, 0, 9], [1, 0, 7]])
+    made = write_dataset(data, (9, 7), kind=kind)
+    cache = ShardCache(str(data), made.digest, CacheFolder(tmp_path / "cache"), skips=True)
+    segments = select(made, "train").segments
+    reader = RecordsReader(Shards.found(data, segments, Corruption(str(data), "skip"), cache), made.compression)
+    expected = reader.read(every).records.tolist()
+    [copy] = tmp_path.glob(f"cache/*/{made.splits['train'].shards[1].file}")
+    before = copy.stat()
+    with copy.open("r+b") as file:
+        file.seek(200)
+        byte = file.read(1)[0]
+        file.seek(200)
+        file.write(bytes([byte ^ 1]))
+    os.utime(copy, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(DataError, match=f"{copy}: .* after this copy's CRC32C was checked: .* start again"):
+        reader.read(every)
+    assert skipped_records(data) == ()
+    assert not copy.exists()
+    assert reader.read(every).records.tolist() == expected
 
 
 def test_another_process_that_does_not_finish_is_not_waited_for_forever(store, monkeypatch, caplog):
