@@ -9,6 +9,7 @@ import time
 import pytest
 
 from pipeline.errors import DataError, UsageError
+from pipeline.read import cache_folder
 from pipeline.read.cache_folder import CacheFolder, Entry
 
 DIGEST = "0123456789abcdef" * 4
@@ -126,6 +127,23 @@ def test_a_copy_that_is_replaced_is_not_removed_in_its_place(tmp_path):
     assert os.path.getsize(place.file(entry_of("x"))) == 70
     place.remove(entry_of("x"), place.opened(entry_of("x")))
     assert names(place) == []
+
+
+def test_what_is_removed_before_it_could_be_locked_is_not_used(tmp_path, monkeypatch):
+    place, lock = CacheFolder(tmp_path, 1000), cache_folder._flock
+    entry = add(place, "x")
+
+    def removed_meanwhile(file, kind):
+        for path in tmp_path.glob("*/x*"):
+            path.unlink()
+        return lock(file, kind)
+
+    monkeypatch.setattr(cache_folder, "_flock", removed_meanwhile)
+    assert place.opened(entry) is None
+    assert place.draft(entry) is None
+    monkeypatch.undo()
+    with place.draft(entry) as draft:
+        assert place.reserve(entry, draft)
 
 
 def test_without_a_bound_it_takes_nine_tenths_of_what_the_disk_has_left(tmp_path):

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pathlib
 import pickle
 import threading
 import time
@@ -105,6 +106,24 @@ def test_an_error_of_the_store_is_raised_and_the_next_use_tries_again(store):
     assert read(cache, entry) == 1
 
 
+@pytest.mark.parametrize("is_new", [True, False], ids=["of another process", "of this process"])
+def test_a_wrong_copy_is_fetched_again(store, is_new, caplog):
+    cache, before = make(store), cache_counts()
+    entry = entries(cache)[2]
+    assert read(cache, entry) == 2
+    path = pathlib.Path(CacheFolder(store.parent / "cache").file(entry))
+    status = path.stat()
+    path.write_bytes(bytes([7]) + path.read_bytes()[1:])
+    if is_new:  # nothing but its bytes tells
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        cache = make(store)
+    assert read(cache, entry) == 2
+    assert counted(before) == CacheCounts(misses=2, fetched_bytes=2000)
+    assert f"{path}: 1000 bytes of CRC32C " in caplog.text
+    path.write_bytes(b"")  # as after a crash of the machine
+    assert read(make(store), entry) == 2
+
+
 def test_a_copy_that_is_changed_while_it_is_used_is_an_error_and_removed(store):
     cache = make(store)
     entry = entries(cache)[2]
@@ -182,14 +201,18 @@ _CACHE = []
 def test_a_forked_process_has_jobs_of_its_own_and_holds_nothing_of_its_parent(store):
     cache = make(store, 6000)
     cache.fetch_ahead(entries(cache))
-    assert read(cache, entries(cache)[5]) == 5
+    assert [read(cache, entry) for entry in entries(cache)] == [0, 1, 2, 3, 4, 5]
+    cache.release(entries(cache))  # its threads wait now; a fork has none of them
     _CACHE[:] = [cache]
     context = multiprocessing.get_context("fork")
     answer = context.Queue()
-    process = context.Process(target=read_in_child, args=(answer,))
+    process = context.Process(target=read_in_child, args=(answer,), daemon=True)
     process.start()
-    assert answer.get(timeout=60) == [0, 1, 2, 3, 4, 5]
-    process.join()
+    try:
+        assert answer.get(timeout=30) == [0, 1, 2, 3, 4, 5]
+    finally:
+        process.kill()
+        process.join()
     _CACHE.clear()
 
 
