@@ -71,6 +71,10 @@ class Held(LocalReader):
         self.assigns_rows, self.specs = reader.assigns_rows, reader.specs  # type: ignore[misc]
         self._columns = columns
 
+    def fetch_ahead(self, pieces: tf.Tensor) -> tf.Tensor:
+        """See `WindowReader.fetch_ahead`: nothing is left to fetch."""
+        return pieces
+
     def read(self, pieces: tf.Tensor, row_of: tf.Tensor) -> Columns:
         """See `WindowReader.read`."""
         del pieces, row_of

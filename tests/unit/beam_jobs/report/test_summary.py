@@ -85,15 +85,18 @@ def test_the_splits_are_those_that_there_are(names, flags):
 @pytest.mark.parametrize(
     ("shape", "encoding", "compression", "flags"),
     [
-        ((28, 28, 1), "raw", "GZIP", "no --compression"),
         ((28, 28, 1), "png", "", "--image_encoding=raw"),
         ((None, 500, 3), "jpeg", "", "--image_encoding=raw and --resize=HxW"),
-        ((None, None, None), "any", "GZIP", "--image_encoding=raw, --resize=HxW, --channels=3 and no --compression"),
+        ((None, None, None), "any", "GZIP", "--image_encoding=raw, --resize=HxW and --channels=3"),
     ],
 )
 def test_of_data_that_the_trainer_cannot_read_it_says_how_to_convert_it(shape, encoding, compression, flags):
     line = training(made(shape, encoding, compression))
     assert line.endswith(f" {flags}")
+
+
+def test_the_trainer_reads_compressed_shards():
+    assert "python -m trainer.run" in training(made((28, 28, 1), "raw", "GZIP"))
 
 
 def test_images_that_differ_are_described_by_their_most_common_sizes():
