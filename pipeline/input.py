@@ -84,7 +84,8 @@ def input_fn(
     Shapes are static and full at every step.
 
     Memory: a split that fits `shuffle_bytes` is decoded once and kept. A larger one is read window by window, the next
-    while the current one is consumed: at most about 2 * shuffle_bytes * (this worker's streams) / K.
+    while the current one is consumed: at most about 2 * shuffle_bytes * (this worker's streams) / K. Small batches
+    are made several at a time, up to 16 MiB, and are slices of that memory (docs/reading.md, "Small batches").
 
     Args:
       data_dir: a folder made by `beam_jobs.convert` or `pipeline.index`; also one in a store, such as

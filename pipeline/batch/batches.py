@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import tensorflow as tf
 
 from pipeline.decode.forms import Examples, Form, PixelRows
 from pipeline.distort.base import ImageStatistics, Mixed, Recipe, Undistorted
+from pipeline.distort.batchwise import batchwise
 from pipeline.order import hashing_tf
 from pipeline.order.hashing import Domain
 from pipeline.order.window_plan import WindowPlan
@@ -37,7 +39,7 @@ class Batches:
         Args:
           taken: its rows, by column.
           plan: of the window.
-          number: int64 scalar.
+          number: int64 scalar; or (elements,), several elements together. All these then have one axis more.
         """
         rest, records = self.weights(taken, plan, number), taken[window.RECORD_ID]
         real = self.real(taken, plan, number)
@@ -50,12 +52,12 @@ class Batches:
     def weights(self, taken: Columns, plan: WindowPlan, number: tf.Tensor) -> list[tf.Tensor]:
         """Returns the weights of element `number`, and its record ids if wanted; the arguments are as of `element`."""
         real, records = self.real(taken, plan, number), taken[window.RECORD_ID]
-        return self._rest(real, plan.real_rows[number], records, has_skipped=window.GOOD in taken)
+        return self._rest(real, tf.gather(plan.real_rows, number), records, has_skipped=window.GOOD in taken)
 
     def real(self, taken: Columns, plan: WindowPlan, number: tf.Tensor) -> tf.Tensor:
         """Returns bool (rows,): which rows of element `number` are not padding, and not skipped."""
-        good = taken.get(window.GOOD)
-        return plan.real[number] if good is None else tf.logical_and(plan.real[number], good)
+        good, real = taken.get(window.GOOD), tf.gather(plan.real, number)
+        return real if good is None else tf.logical_and(real, good)
 
     @property
     def are_stored(self) -> bool:
@@ -80,7 +82,6 @@ class Batches:
         records = together.pop(window.RECORD_ID)
         rest = self._rest(real, plan.real_rows[first:stop], records, has_skipped=window.GOOD in columns)
         images, labels = self.form.as_images(together.pop("image")), together.pop("label")
-        images = tf.reshape(images, [-1, rows, *images.shape[1:]])
         return {"image": images, **together} if together else images, labels, *rest
 
     def distorted(
@@ -103,7 +104,11 @@ class Batches:
     ) -> Mixed:
         assert self.recipe is not None
         assert self.recipe.mixing is not None
-        return self.recipe.mixing.mix(images, labels, self._keys(epoch, records), epoch, real)
+        mix = self.recipe.mixing.mix
+        mixed: Mixed = batchwise(lambda images, labels, keys, real: mix(images, labels, keys, epoch, real))(
+            images, labels, self._keys(epoch, records), real
+        )
+        return mixed
 
     @property
     def alias_window(self) -> bool:
@@ -119,7 +124,10 @@ class Batches:
         function = self.recipe.distort if self.resolved.order.training else self.recipe.evaluate
         manifest = self.resolved.statistics
         statistics = ImageStatistics(manifest.image_mean, manifest.image_std)
-        return function(self.form.as_images(images), self._keys(epoch, records), statistics)
+        call = functools.partial(function, statistics=statistics)
+        distort = batchwise(call) if self.recipe.compiled else call
+        distorted: tf.Tensor = distort(self.form.as_images(images), self._keys(epoch, records))
+        return distorted
 
     def _keys(self, epoch: tf.Tensor, records: tf.Tensor) -> tf.Tensor:
         return hashing_tf.derive_key(Domain.DISTORT, self.resolved.order.seed, epoch, records)

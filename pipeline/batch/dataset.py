@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from pipeline.batch.batches import Batches
+from pipeline.batch.groups import group_size
 from pipeline.order.feed import Feed
 from pipeline.order.order import MAX_STEP
 from pipeline.order.window_plan import WindowPlan
 from pipeline.read.window import RECORD_ID, Columns, WindowReader, empty_tail, gather, gather_both, rows_of
 
 _READY = 4  # elements made ahead: enough to hide the sorting of the next window's order
+_READY_GROUPS = 1  # besides those that are being made
 _COPIED = 16  # last elements of a window: keeping or prefetching these does not keep the window in memory
 
 
@@ -85,14 +87,21 @@ def resident(run: Run, batches: Batches, columns: Columns) -> tf.data.Dataset:
     def of_records(plan: WindowPlan, first: tf.Tensor) -> tuple[WindowPlan, tf.Tensor]:
         return plan._replace(take=tf.gather(plan.records, plan.take)), first
 
+    size = group_size(run.feed, batches, columns)
+
     def elements_of(plan: WindowPlan, first: tf.Tensor) -> tf.data.Dataset:
-        return _with_numbers(plan, first, plan.num_elements)
+        return _with_numbers(plan, first, plan.num_elements, size)
 
     def element(plan: WindowPlan, number: tf.Tensor) -> tuple:
-        return batches.element(gather(columns, plan.take[number]), plan, number)
+        return batches.element(gather(columns, tf.gather(plan.take, number)), plan, number)
 
-    plans = run.plans().map(of_records).prefetch(1)
-    return _finished(run, plans.flat_map(elements_of).map(element, num_parallel_calls=tf.data.AUTOTUNE))
+    def group(plan: WindowPlan, first: tf.Tensor) -> tuple:
+        return _cut(element(plan, _group(first, size, plan.num_elements)), plan.num_elements - first)
+
+    plans = run.plans().map(of_records).prefetch(1).flat_map(elements_of)
+    if size == 1:
+        return _finished(run, plans.map(element, num_parallel_calls=tf.data.AUTOTUNE))
+    return _from_groups(run, plans.map(group, num_parallel_calls=tf.data.AUTOTUNE))
 
 
 @tf.autograph.experimental.do_not_convert
@@ -122,10 +131,20 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
         taken = tf.cond((first <= number) & (number < stop), side_by_side, gathered)
         return batches.element(taken, plan, number)
 
+    def group(held: tuple[_Window, Columns], begin: tf.Tensor) -> tuple:
+        (plan, _, columns), tail = held
+        numbers, rows = _group(begin, size, plan.num_elements), run.feed.replica_rows
+        first, stop = plan.contiguous[0], plan.contiguous[1]
+        side_by_side = lambda: rows_of(columns, (begin - first) * rows, size * rows, copied=False)  # noqa: E731
+        gathered = lambda: gather_both(columns, tail, tf.reshape(tf.gather(plan.take, numbers), [-1]))  # noqa: E731
+        taken = tf.cond((first <= begin) & (begin + size <= stop), side_by_side, gathered)
+        taken = {name: tf.reshape(column, [size, rows, *column.shape[1:]]) for name, column in taken.items()}
+        return _cut(batches.element(taken, plan, numbers), plan.num_elements - begin)
+
     traced_element = tf.function(element, autograph=False)  # once for all its uses
 
     def numbered(loaded: _Window, tail: Columns) -> tf.data.Dataset:
-        return _with_numbers((loaded, tail), loaded.first, loaded.plan.num_elements)
+        return _with_numbers((loaded, tail), loaded.first, loaded.plan.num_elements, size)
 
     def elements(loaded: _Window, tail: Columns) -> tf.data.Dataset:
         """The elements as they lie in the window, in its memory; one by one those that do not, and the last ones."""
@@ -145,16 +164,47 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
     windows = windows.scan(empty_tail(windows.element_spec.columns), with_tail).prefetch(1)
     if batches.are_stored and reader.assigns_rows:
         return _finished(run, windows.flat_map(elements))
-    return _finished(run, windows.flat_map(numbered).map(element, num_parallel_calls=tf.data.AUTOTUNE))
+    size = group_size(run.feed, batches, windows.element_spec[0].columns) if reader.assigns_rows else 1
+    windows = windows.flat_map(numbered)
+    if size == 1:
+        return _finished(run, windows.map(element, num_parallel_calls=tf.data.AUTOTUNE))
+    return _from_groups(run, windows.map(group, num_parallel_calls=tf.data.AUTOTUNE))
 
 
-def _with_numbers(held: Any, first: tf.Tensor, stop: tf.Tensor) -> tf.data.Dataset:
-    """Returns (held, number) for the numbers of a window's elements that are fed."""
-    return tf.data.Dataset.zip(tf.data.Dataset.from_tensors(held).repeat(), tf.data.Dataset.range(first, stop))
+def _with_numbers(held: Any, first: tf.Tensor, stop: tf.Tensor, size: int) -> tf.data.Dataset:
+    """Returns (held, number) for the numbers of a window's elements that are fed: of every group of them the first."""
+    return tf.data.Dataset.zip(tf.data.Dataset.from_tensors(held).repeat(), tf.data.Dataset.range(first, stop, size))
+
+
+def _group(first: tf.Tensor, size: int, stop: tf.Tensor) -> tf.Tensor:
+    """Returns the numbers of a group's elements, (size,): after the window's last one, that one again."""
+    return tf.minimum(first + tf.range(size, dtype=tf.int64), stop - 1)
+
+
+def _cut(together: tuple, count: tf.Tensor) -> tuple:
+    """Returns the first `count` of elements that are together, in the same memory."""
+    return tf.nest.map_structure(lambda component: component[:count], together)
+
+
+@tf.autograph.experimental.do_not_convert
+def _from_groups(run: Run, groups: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the elements of groups, each a slice in its group's memory.
+
+    Groups are made ahead. Elements are not: a slice costs less than handing it from one thread to another.
+    """
+
+    def elements(*together: Any) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices(together)
+
+    return _delivered(run, groups.prefetch(_READY_GROUPS).flat_map(elements))
 
 
 def _finished(run: Run, dataset: tf.data.Dataset) -> tf.data.Dataset:
-    dataset = dataset.apply(tf.data.experimental.assert_cardinality(run.num_elements)).prefetch(_READY)
+    return _delivered(run, dataset).prefetch(_READY)
+
+
+def _delivered(run: Run, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(run.num_elements))
     options = tf.data.Options()
     options.deterministic = True
     # Rewriting the graph would copy the captured images: the split would lie in memory twice. There is nothing to gain:

@@ -41,7 +41,7 @@ class Form:
         raise NotImplementedError
 
     def as_images(self, images: tf.Tensor) -> tf.Tensor:
-        """Returns `Examples.images` as uint8 (rows, height, width, channels); XLA compiles it with the distortion."""
+        """Returns `Examples.images` as uint8 (..., height, width, channels); XLA compiles it with the distortion."""
         return images
 
 
@@ -63,7 +63,7 @@ class PixelRows(Form):
 
     def as_images(self, images: tf.Tensor) -> tf.Tensor:
         """See `Form.as_images`."""
-        return tf.reshape(images, (-1, *self.image_shape))
+        return tf.reshape(images, (*(-1 if n is None else n for n in images.shape[:-1]), *self.image_shape))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,93 @@
+"""Elements that one call makes together: the same rows and bits as one by one, wherever a run begins."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from pipeline import Shard, input_fn
+from pipeline.batch import groups
+from pipeline.batch.components import choose
+from pipeline.batch.decoded_split import load
+from pipeline.batch.groups import group_size
+from pipeline.order.feed import make_feed
+from pipeline.order.sharding import as_shard
+from pipeline.order.tensors import TENSORS
+from pipeline.request import Request
+from pipeline.resolved import resolve
+from tests.datasets import Kind, write_dataset
+
+SHAPE = (8, 6, 3)
+TRAIN = {"global_batch_size": 4, "training": True, "epochs": 2, "record_ids": True, "seed": 7}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("made")
+    write_dataset(path, (11, 0, 12, 8), SHAPE)
+    return path
+
+
+def taken(folder, **options):
+    return [[part.tobytes() for part in e] for e in input_fn(folder, **TRAIN, **options).as_numpy_iterator()]
+
+
+def size_of(folder, shard=None, **options):
+    request = Request(folder, **{"global_batch_size": 4, "training": True, **options})
+    resolved = resolve(request)
+    columns, batches = load(*choose(resolved))
+    return group_size(make_feed(resolved.order, as_shard(shard), TENSORS), batches, columns)
+
+
+@pytest.mark.parametrize(
+    ("distort", "shuffle_bytes"),
+    [("cifar10_tutorial(crop=6)", 1 << 30), (None, 1 << 30), ("shift | mixup(until_epoch=1)", 1500)],
+    ids=["distorted in memory", "in memory", "mixed in windows"],
+)
+def test_groups_change_no_bit_and_may_begin_anywhere(folder, monkeypatch, distort, shuffle_bytes):
+    options = {"distort": distort, "shuffle_bytes": shuffle_bytes, "streams": 1}
+    monkeypatch.setattr(groups, "_ROWS", 4)
+    alone = taken(folder, **options)
+    monkeypatch.setattr(groups, "_ROWS", 12)
+    assert len(alone) == 16
+    for start in (0, 5, 13):  # before, inside and after groups of the first epoch
+        assert taken(folder, **options, start_step=start) == alone[start:]
+
+
+def test_local_replicas_and_evaluation_are_grouped_alike(folder, monkeypatch):
+    options = {"distort": "shift", "shard": Shard(1, 2, 2)}
+    monkeypatch.setattr(groups, "_ROWS", 1)
+    alone, evaluated = taken(folder, **options), taken(folder, **{**options, "shard": None}, split="test")
+    monkeypatch.undo()
+    assert size_of(folder, shard=Shard(1, 2, 2)) == 16
+    assert taken(folder, **options) == alone
+    assert taken(folder, **{**options, "shard": None}, split="test") == evaluated
+
+
+def test_groups_are_bounded_by_rows_and_bytes_and_are_about_equal(folder, monkeypatch):
+    assert size_of(folder) == 8  # the 8 steps of an epoch
+    assert size_of(folder, global_batch_size=1) == 31
+    monkeypatch.setattr(groups, "_ROWS", 23)
+    assert size_of(folder) == 4  # not 5 and 3
+    assert size_of(folder, global_batch_size=24) == 1
+    monkeypatch.setattr(groups, "_BYTES", 12 * 144)
+    assert size_of(folder) == 3
+    assert size_of(folder, distort="normalize") == 1  # four times the bytes
+    assert size_of(folder, distort="flip") == 3
+
+
+def test_what_is_decoded_or_the_users_own_is_called_once_per_batch(folder, tmp_path):
+    assert size_of(folder, distort=lambda images, keys: images) == 1
+    write_dataset(tmp_path, (9,), SHAPE, kind=Kind("png", extra=True))
+    assert size_of(tmp_path) == 3
+    assert size_of(tmp_path, distort="random_crop(size=4)") == 1
+    assert size_of(tmp_path, features=("scores",)) == 1  # which vary in length
+    sizes = [batch.shape[0] for batch, _ in input_fn(folder, parse=tf.strings.length, **{**TRAIN, "record_ids": False})]
+    assert sizes == [4] * 16
+
+
+@pytest.mark.parametrize("shuffle_bytes", [1 << 30, 3000], ids=["in memory", "windows"])
+def test_a_batch_is_a_slice_of_its_group(folder, shuffle_bytes):
+    options = {**TRAIN, "global_batch_size": 16, "epochs": 4, "distort": "normalize", "shuffle_bytes": shuffle_bytes}
+    batches = list(input_fn(folder, streams=1, **options))
+    where = [images.__array__().__array_interface__["data"][0] for images, *_ in batches]
+    assert 16 * 8 * 6 * 3 * 4 in np.diff(where)
