@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import tensorflow as tf
 
@@ -10,13 +12,12 @@ from pipeline.batch.batches import Batches
 from pipeline.decode.forms import PixelRows
 from pipeline.distort.base import Recipe, Undistorted, UserDistorted, output_spec
 from pipeline.order.feed import Feed
-from pipeline.read.window import Columns
 
 _ROWS = 1024  # of a group: more gain nothing
 _BYTES = 16 << 20  # 16 MiB: of a group's images, before or after the distortion
 
 
-def group_size(feed: Feed, batches: Batches, columns: Columns) -> int:
+def group_size(feed: Feed, batches: Batches, columns: Mapping[str, Any]) -> int:
     """Returns how many elements one call makes.
 
     It is 1 where an element has as many rows as a group; where examples are decoded or parsed for each element; for
@@ -25,12 +26,12 @@ def group_size(feed: Feed, batches: Batches, columns: Columns) -> int:
     Args:
       feed: what is fed.
       batches: how.
-      columns: of a window.
+      columns: of a window, or their specs.
     """
     form, recipe = batches.form, batches.recipe
     if not isinstance(form, PixelRows) or recipe is None or isinstance(recipe, UserDistorted):
         return 1
-    if not all(isinstance(column, tf.Tensor) for column in columns.values()):
+    if not all(isinstance(column, tf.Tensor | tf.TensorSpec) for column in columns.values()):
         return 1
     rows = min(_ROWS, _BYTES // _image_bytes(recipe, form.image_shape))
     most = max(1, rows // feed.replica_rows)
