@@ -62,6 +62,7 @@ def check_parameter_server(config: TrainConfig) -> None:
             run.collective_timeout != type(run).collective_timeout and run.collective_timeout,
             "there are no collectives; that a process is lost shows in its connection",
         ),
+        "cache_dir": (config.data.cache_dir, "workers read with TensorFlow's own operations, which use no cache"),
         "deterministic": (run.deterministic, "the order in which workers' gradients are applied is not determined"),
     }
     for name, (value, why) in unsupported.items():

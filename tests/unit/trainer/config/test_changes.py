@@ -27,7 +27,8 @@ def test_where_how_long_and_in_which_order_it_runs_is_not(stored, config_of):
     elsewhere = {"data_dir": "E", "model_dir": "N", "eval_split": "none", "strategy": "mirrored", "num_replicas": 2}
     longer = {"train_steps": 7, "log_every": 3, "summary_every": 0, "checkpoint_every": 9, "steps_per_loop": 2}
     order = {"train_split": "train[:9]", "seed": 4, "prefetch": 0, "streams": 2, "shuffle_bytes": 999}
-    assert changed_flags(stored, config_of(**elsewhere, **longer, **order)) == []
+    cache = {"cache_dir": "C", "cache_bytes": 9}
+    assert changed_flags(stored, config_of(**elsewhere, **longer, **order, **cache)) == []
 
 
 def test_where_a_schedule_ends_is_named_if_it_shapes_the_rate(config_of):

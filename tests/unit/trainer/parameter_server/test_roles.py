@@ -89,6 +89,7 @@ def test_both_ways_at_once(monkeypatch):
         {"headspace": 5},
         {"deterministic": True},
         {"on_corrupt": "skip"},
+        {"cache_dir": "C"},
         {"precision": "float16"},
         {"optimizer": "nadam"},
         {"num_replicas": 2},
