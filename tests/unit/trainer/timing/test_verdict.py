@@ -52,6 +52,13 @@ def test_what_may_help_else(facts, flags, exchange, helps, config_of):
     assert verdict.text(exchange).endswith(f"; may help: {helps}")
 
 
+@pytest.mark.parametrize(("flags", "helps"), [({}, True), ({"cache_dir": "C"}, False), ({"data_dir": "D"}, False)])
+def test_a_run_that_waits_for_a_store_may_have_a_cache(flags, helps, config_of):
+    config = config_of(**{"data_dir": "gs://bucket/data", **flags})
+    text = verdict_of(config, ALONE, progress(1001, 10.0, 6.2)).text()
+    assert ("--cache_dir on a local disk" in text) == helps
+
+
 def test_short_steps_need_more_rows(config_of):
     text = verdict_of(config_of(), ALONE, progress(10001, 10.0, 0.1)).text()
     assert "; may help: a larger --global_batch_size than 100, since a step is short, " in text
