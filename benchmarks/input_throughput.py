@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks import feeding, inputs, interpreters, throughput_chart
-from benchmarks.feeding import Entry, Result
+from benchmarks.feeding import Entry, Ready, Result
 from benchmarks.feeds.feed import Setting
 from benchmarks.rounds import ratio_text
 from pipeline.commands import commandline
@@ -112,6 +112,8 @@ def _images(
         if part not in parts:
             continue
         ready = feeding.prepared(entries, base, folder / part, known)
+        if part == "peers":
+            _print_contestants(ready)
         for distorted in (True, False):
             batches = inputs.whole_numbers("--batches", config.batches, least=1)
             for rows in batches if part == "peers" else sorted({min(batches), max(batches)}):
@@ -131,6 +133,14 @@ def _reading(config: BenchmarkConfig, folder: pathlib.Path) -> Iterator[Result]:
         measured = list(feeding.measured("reading", ready, setting, config.rounds, config.seconds))
         _print(f"reading, records of {size:,} bytes", measured, "TFRecordDataset", "records", size)
         yield from measured
+
+
+def _print_contestants(ready: Mapping[str, Ready]) -> None:
+    """Prints each contestant's versions and what it does where it is asked to distort."""
+    print("contestants, and how they distort:")
+    for name, one in ready.items():
+        versions = ", ".join(f"{package} {version}" for package, version in one.versions.items())
+        print(f"  {name:24} {one.distorts} ({versions})", flush=True)
 
 
 def _print(what: str, measured: Sequence[Result], of: str, unit: str, size: int = 0) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from benchmarks.feeding import Result
 
+_LEAST = 1_000  # images per second, where the bars begin
 _COLOURS = ("#9ecae1", "#4292c6", "#084594")
 
 
@@ -28,10 +29,10 @@ def draw(results: Sequence[Result], path: str) -> None:
             bars = panel.barh(places, list(rates.values()), height, label=f"batch {rows}", color=_COLOURS[number % 3])
             panel.bar_label(bars, [_short(rate) for rate in rates.values()], padding=2, fontsize=7)
         panel.set(title="distorted" if distorted else "undistorted", xscale="log", xlabel="images per second")
-        panel.margins(x=0.12)
+        panel.set_xlim(_LEAST, 3 * max(_rate(result) for result in results))
         panel.spines[["top", "right"]].set_visible(False)
     panels[0].set_yticks(range(len(names)), names)
-    panels[1].legend(frameon=False, loc="lower right", fontsize=8)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(sizes), frameon=False)
     figure.savefig(path, dpi=120)
 
 

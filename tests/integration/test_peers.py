@@ -28,7 +28,8 @@ def test_contestants_are_measured_in_processes_of_their_own(tmp_path):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line for line in lines if not line.startswith(" ")] == [
-        f"{part}, {what}, batch 64:" for part in ("peers", "distribute") for what in ("distorted", "undistorted")
+        "contestants, and how they distort:",
+        *(f"{part}, {what}, batch 64:" for part in ("peers", "distribute") for what in ("distorted", "undistorted")),
     ]
     assert sum(bool(re.search(rf"; of ours: {RATIO}, by processor time {RATIO}$", line)) for line in lines) == 2
     assert sum(bool(re.search(rf"distribute on [124] .*; of plain: {RATIO}", line)) for line in lines) == 6
