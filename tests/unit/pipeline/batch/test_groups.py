@@ -75,8 +75,9 @@ def test_groups_are_bounded_by_rows_and_bytes_and_are_about_equal(folder, monkey
     assert size_of(folder, distort="flip") == 3
 
 
-def test_what_is_decoded_or_the_users_own_is_called_once_per_batch(folder, tmp_path):
+def test_what_is_decoded_or_compiled_in_parts_or_the_users_own_is_called_once_per_batch(folder, tmp_path):
     assert size_of(folder, distort=lambda images, keys: images) == 1
+    assert size_of(folder, distort="randaugment") == size_of(folder, distort="randaugment | flip") == 1
     write_dataset(tmp_path, (9,), SHAPE, kind=Kind("png", extra=True))
     assert size_of(tmp_path) == 3
     assert size_of(tmp_path, distort="random_crop(size=4)") == 1
