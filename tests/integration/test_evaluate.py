@@ -6,13 +6,18 @@ import shutil
 import signal
 import time
 
+import keras
 import numpy as np
 import pytest
 from PIL import Image
 
+from pipeline import input_fn
 from tests import forked, runs
 from tests.datasets import edit_manifest
 from tests.runs import finish, scalars
+from trainer import trained as built
+from trainer.config.flags.checkpoint import CheckpointFlags
+from trainer.stored import record
 
 MODELS = """
 import keras
@@ -250,3 +255,27 @@ def test_other_data_are_normalised_as_the_runs_were(digits, tmp_path):
     assert json_of(f"--model_dir={run}", f"--data_dir={tmp_path / 'moved'}")["loss"] == as_trained
     given = (f"--data_dir={other}", f"--statistics={tmp_path / 'moved'}")
     assert json_of(f"--model_dir={run}", *given)["loss"] == as_trained
+
+
+def test_mirrored_images_count_in_evaluations_and_exports(digits, tmp_path):
+    run, flags = tmp_path / "run", ("--model=lenet", "--eval_flip", "--distort=shift", "--train_steps=40")
+    [(code, out, err)] = finish(runs.start(digits, run, *flags))
+    assert code == 0, err
+    model = built.build(record.read(run / "ckpt-40"), CheckpointFlags(model_dir=str(run))).model
+    right, examples = 0, 0
+    for images, labels, weights in input_fn(digits, "test", global_batch_size=46, training=False, distort="shift"):
+        mirrored = model(images[:, :, ::-1], training=False)
+        classes = np.argmax(model(images, training=False) + mirrored, axis=1)
+        right += int(((classes == labels.numpy()) * weights.numpy()).sum())
+        examples += int(weights.numpy().sum())
+    assert f"test accuracy = {right / examples:.4f} ({examples} examples)" in out
+    found = json_of(f"--model_dir={run}")
+    assert found["metrics"]["accuracy"] == pytest.approx(right / examples)
+    assert found["report"]["accuracy"] == pytest.approx(right / examples)
+    made = forked.run(["-m", "trainer.export", f"--model_dir={run}", f"--output={tmp_path / 'out'}", "--format=keras"])
+    assert made.returncode == 0, made.stderr
+    assert float(re.search(r"largest difference (\S+)", made.stdout)[1]) < 1e-5
+    served = keras.models.load_model(tmp_path / "out" / "model.keras")
+    image = np.random.default_rng(0).integers(0, 256, (1, *served.input_shape[1:])).astype(np.uint8)
+    one, other = (np.asarray(served(each)["probabilities"]) for each in (image, image[:, :, ::-1]))
+    assert one == pytest.approx(other, abs=1e-6)

@@ -148,7 +148,8 @@ def _step(trained: Trained) -> Step:
     @tf.function(autograph=False)
     def step(features: Any, labels: Any, weights: tf.Tensor) -> tuple[Sums, Any]:
         kinds = model.trainable_variables, model.non_trainable_variables
-        forward = Forward(model, *([tf.convert_to_tensor(v.value) for v in variables] for variables in kinds))
+        trainable, fixed = ([tf.convert_to_tensor(v.value) for v in variables] for variables in kinds)
+        forward = Forward(model, trainable, fixed, trained.state.eval_flip)
         outputs: list[Any] = []
 
         def call(features: Any, training: bool = False) -> Any:

@@ -41,7 +41,8 @@ def trained_probabilities(trained: Trained, count: int) -> NDArray[np.float32]:
     @tf.function(autograph=False)
     def probabilities(features: Any) -> tf.Tensor:
         kinds = model.trainable_variables, model.non_trainable_variables
-        forward = Forward(model, *([tf.convert_to_tensor(v.value) for v in variables] for variables in kinds))
+        trainable, fixed = ([tf.convert_to_tensor(v.value) for v in variables] for variables in kinds)
+        forward = Forward(model, trainable, fixed, trained.state.eval_flip)
         outputs = forward(features)
         return outputs if is_done else tf.nn.softmax(outputs)
 

@@ -78,14 +78,19 @@ def served(trained: Trained) -> Served:
     images = keras.Input(shape, dtype="uint8", name="images")
     measured = trained.split.statistics
     pixels = preprocess(recipe, images, ImageStatistics(measured.image_mean, measured.image_std))
-    return Served(keras.Model(images, _probabilities(trained.model, pixels)), fitting, _told_apart(names))
+    return Served(keras.Model(images, _probabilities(trained, pixels)), fitting, _told_apart(names))
 
 
-def _probabilities(model: keras.Model, pixels: keras.KerasTensor) -> keras.KerasTensor:
+def _probabilities(trained: Trained, pixels: keras.KerasTensor) -> keras.KerasTensor:
+    model = trained.model
     wanted = model.inputs[0].dtype if getattr(model, "inputs", None) else "uint8"
     if pixels.dtype == "uint8" and wanted != "uint8":
         pixels = ops.cast(pixels, wanted)  # as `trainer.step.forward` does
-    outputs = plain(model)(pixels)
+    core = plain(model)
+    outputs = core(pixels)
+    if trained.state.eval_flip:
+        both = (outputs, core(ops.flip(pixels, axis=2)))
+        outputs = ops.divide(ops.add(*(ops.cast(each, "float32") for each in both)), 2.0)
     if gives_probabilities(model):
         return keras.layers.Activation("linear", dtype="float32", name="probabilities")(outputs)
     return keras.layers.Softmax(dtype="float32", name="probabilities")(outputs)

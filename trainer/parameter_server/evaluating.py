@@ -47,7 +47,8 @@ class _Copy:
     def sums(self, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
         """See `ReplicaStep.sums`."""
         values = [tf.convert_to_tensor(variable) for variable in self._mine]
-        forward = Forward(self._state.model, values[: self._num_weights], values[self._num_weights :])
+        weights_and_rest = values[: self._num_weights], values[self._num_weights :]
+        forward = Forward(self._state.model, *weights_and_rest, self._state.eval_flip)
         return self._state.measure.evaluation_sums(forward, features, labels, weights)
 
     def update(self, features: Any, labels: Any, weights: tf.Tensor) -> StepResult:

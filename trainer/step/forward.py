@@ -11,6 +11,7 @@ from pipeline.errors import UsageError
 from pipeline.order import hashing_tf
 from pipeline.order.hashing import Domain
 
+_WIDTH = 2  # the axis of a batch of images
 _HALF = 32  # bits of a key in each of the two numbers of a Keras seed
 _SEED_NAME = "seed_generator_state"  # of Keras' variables
 
@@ -23,12 +24,25 @@ class Forward:
       losses: regularisation terms of the last call.
     """
 
-    def __init__(self, model: keras.Model, trainable: list[tf.Tensor], state: list[tf.Tensor]) -> None:
-        self._model, self._trainable, self.state = model, trainable, state
+    def __init__(
+        self, model: keras.Model, trainable: list[tf.Tensor], state: list[tf.Tensor], eval_flip: bool = False
+    ) -> None:
+        self._model, self._trainable, self.state, self._eval_flip = model, trainable, state, eval_flip
         self.losses: list[tf.Tensor] = []
 
     def __call__(self, features: Any, training: bool = False) -> Any:
-        """Returns the model's outputs, float32 where the model computes in less."""
+        """Returns the model's outputs, float32 where the model computes in less.
+
+        With `eval_flip`, those of an evaluation are the mean over images and their mirror images: a part of the
+        multi-crop evaluation of airbench94 (Jordan 2024).
+        """
+        outputs = self._outputs(features, training)
+        if training or not self._eval_flip:
+            return outputs
+        mirrored = self._outputs(tf.reverse(features, axis=[_WIDTH]), training)
+        return tf.nest.map_structure(lambda one, other: (one + other) / 2, outputs, mirrored)
+
+    def _outputs(self, features: Any, training: bool) -> Any:
         outputs, self.state, self.losses = self._model.stateless_call(
             self._trainable, self.state, _as_input(self._model, features), training=training, return_losses=True
         )

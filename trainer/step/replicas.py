@@ -75,7 +75,8 @@ def evaluation_sums(state: TrainState, compute: Gradients, features: Any, labels
     trainable, fixed = compute.read()
     if state.averages:
         trainable = [tf.convert_to_tensor(value) for value in state.averages.values]
-    return state.measure.evaluation_sums(Forward(state.model, trainable, fixed), features, labels, weights)
+    forward = Forward(state.model, trainable, fixed, state.eval_flip)
+    return state.measure.evaluation_sums(forward, features, labels, weights)
 
 
 def all_sum(value: Any) -> Any:

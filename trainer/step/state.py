@@ -47,6 +47,11 @@ class TrainState:
         """The global step as a number."""
         return int(self.global_step.numpy())
 
+    @property
+    def eval_flip(self) -> bool:
+        """Whether evaluations take images and their mirror images."""
+        return self.task.config.model.eval_flip
+
     def loss_scale(self) -> tf.Tensor | None:
         """Returns what the loss is multiplied by before it is differentiated, float32 scalar; None: by nothing."""
         scale = getattr(self.optimizer, "dynamic_scale", None)
@@ -89,6 +94,7 @@ def create(strategy: tf.distribute.Strategy, config: TrainConfig, task: Task, sc
     with strategy.scope():
         model = task.build_model()
         _check_model(model, task)
+        _check_mirrored(task)
         flag = f"--task={config.model.task}" if config.model.task else f"--model={config.model.model}"
         if model.compiled:
             _check_compiled(flag, model, config)
@@ -114,6 +120,12 @@ def _check_model(model: Any, task: Task) -> None:
     if not model.built:
         raise UsageError(f"{name}.build_model: the model is not built; give it a keras.Input")
     check_state(model)
+
+
+def _check_mirrored(task: Task) -> None:
+    shape = getattr(task.data.features, "shape", None)
+    if task.config.model.eval_flip and (shape is None or shape.rank != 4):
+        raise UsageError("--eval_flip: mirrors images, which this task's features are not; leave the flag out")
 
 
 def _check_compiled(flag: str, model: keras.Model, config: TrainConfig) -> None:

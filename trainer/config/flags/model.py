@@ -21,6 +21,7 @@ class ModelFlags:
     initialize_from: str | None = None  # weights to begin with: a model_dir, a checkpoint in it, or a .weights.h5 file
     dropout: float = 0.0  # share of the features before the last layer that is dropped in training (resnet20)
     label_smoothing: float = 0.0  # share of each label's probability that is spread over all classes
+    eval_flip: bool = False  # evaluations and exports take the mean of the outputs for an image and its mirror image
     precision: str = "float32"  # float32, or the mixed policies: bfloat16; float16, with dynamic loss scaling
     jit_compile: bool = False  # XLA for the forward and backward pass of each replica
 

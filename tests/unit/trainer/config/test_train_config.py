@@ -24,7 +24,7 @@ def test_flags_and_their_defaults_stay():
         **{"join_timeout": 600.0},
         **{"model": "mlp", "optimizer": "momentum", "learning_rate": 0.05, "decay_factor": 0.99, "decay_epochs": 1.0},
         **{"momentum": 0.9, "seed": 0, "deterministic": False, "allow_order_change": False},
-        **{"virtual_replicas": None, "cpu_threads": 8, "dropout": 0.0},
+        **{"virtual_replicas": None, "cpu_threads": 8, "dropout": 0.0, "eval_flip": False},
         **{"task": None, "initialize_from": None, "label_smoothing": 0.0, "precision": "float32", "jit_compile": False},
         **{"schedule": "exponential", "decay_at": "", "end_factor": 0.0, "warmup_epochs": 0.0, "weight_decay": 0.0},
         **{"clip_norm": None, "ema": None},

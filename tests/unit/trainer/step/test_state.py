@@ -1,3 +1,5 @@
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from trainer import plan
 from trainer.cluster.tf_config import ALONE
 from trainer.step import state
 from trainer.task import data_spec
-from trainer.task.base import Task
+from trainer.task.base import DataSpec, Task
 
 
 @pytest.fixture
@@ -92,3 +94,16 @@ def test_the_model_takes_what_the_input_gives(model, distort, resize, stored, in
     assert made.model.input_shape == (None, *inputs) == (None, *images.shape[1:])
     assert made.model.inputs[0].dtype == dtype == images.dtype.name
     assert made.step == 0
+
+
+def test_only_images_are_mirrored(config_of):
+    class Rows(Task):
+        def build_model(self):
+            return keras.Sequential([keras.Input((3,)), keras.layers.Dense(5)])
+
+    rows = DataSpec(tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int64), tuple("abcde"))
+    for flag in ("true", "false"):
+        config = config_of(eval_flip=flag)
+        refused = pytest.raises(UsageError, match="--eval_flip: mirrors images, which this task's features are not")
+        with refused if flag == "true" else contextlib.nullcontext():
+            state.create(tf.distribute.OneDeviceStrategy("/cpu:0"), config, Rows(config, rows), lambda step: 0.1)
