@@ -47,6 +47,12 @@ class Requests(logging.Handler):
         return sum(count for name, count in self.gets.items() if ".tfrecord" in name)
 
 
+@pytest.fixture(autouse=True)
+def _warnings_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever level Beam's runners have left at the root."""
+    caplog.set_level(logging.WARNING, logger="pipeline")
+
+
 @pytest.fixture
 def requests() -> Iterator[Requests]:
     log, handler = logging.getLogger("werkzeug"), Requests()

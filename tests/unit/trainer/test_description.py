@@ -52,7 +52,8 @@ def test_every_flag_is_compared(described, config_of):
     flags = {f"--{name}" for group in dataclasses.asdict(config_of()).values() for name in group}
     found = {name for name in described()[1] if name.startswith("--")}
     of_a_process = {f"--{name}" for name in ("worker_hosts", "ps_hosts", "chief_host", "job_name", "task_index")}
-    assert flags - {"--data_dir", "--model_dir", "--metrics_jsonl"} - of_a_process == found
+    of_a_machine = {"--data_dir", "--model_dir", "--metrics_jsonl", "--cache_dir", "--cache_bytes"}
+    assert flags - of_a_machine - of_a_process == found
 
 
 def test_other_data(described, tmp_path):

@@ -1,5 +1,6 @@
 """The cache of one input: jobs, copies, and what becomes of them. The originals are in another local folder."""
 
+import logging
 import multiprocessing
 import os
 import pathlib
@@ -23,6 +24,12 @@ from pipeline.read.shards import Shards
 from tests.datasets import Kind, write_dataset
 
 DIGEST = "0123456789abcdef" * 4
+
+
+@pytest.fixture(autouse=True)
+def _warnings_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever level Beam's runners have left at the root."""
+    caplog.set_level(logging.WARNING, logger="pipeline")
 
 
 @pytest.fixture
