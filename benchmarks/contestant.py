@@ -21,7 +21,10 @@ from pipeline.errors import DataError
 
 
 class Contestant:
-    """A child process that measures rounds."""
+    """A child process that measures rounds, and between them is stopped with all processes that it started.
+
+    What they make ahead would take the cores of the one whose turn it is.
+    """
 
     def __init__(self, name: str, command: Sequence[str], errors: IO[str] | None = None) -> None:
         """Starts it; its stderr goes to a file, or to this process's."""
@@ -33,15 +36,21 @@ class Contestant:
     def ask(self, line: str) -> dict[str, Any]:
         """Gives it a line, such as the seconds of a round; returns what it answers."""
         assert self._process.stdin
+        self._signal(signal.SIGCONT)
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
-        return dict(json.loads(self.line()))
+        answer = dict(json.loads(self.line()))
+        self._signal(signal.SIGSTOP)
+        return answer
 
     def end(self) -> None:
         """Ends the process and those that it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
     def line(self) -> str:
         """Returns the next line that it prints.
