@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.commands.text import count_of
+from pipeline.mixture import Mixture
 from trainer.cluster.difference import Description
 from trainer.config import TrainConfig
 from trainer.config.flags.cluster import ClusterFlags
@@ -25,11 +26,9 @@ _OF_EACH_PROCESS = tuple(field.name for field in dataclasses.fields(ClusterFlags
 
 def of(config: TrainConfig, plan: Plan) -> Description:
     """Returns the description of a run, each part before those that may differ because of it."""
-    digests = [part.manifest.digest[:12] for part in plan.training.parts]
-    data = f"{'a data set' if len(digests) == 1 else 'data sets'} of digest {', '.join(digests)}"
     gpus = count_of(len(tf.config.list_physical_devices("GPU")), "GPU")
     order = f"an order of digest {plan.training.spec.digest[:12]}"
-    return [_versions(), {**_flags(config), "data": data, "GPUs": gpus}, {"order": order}]
+    return [_versions(), {**_flags(config), "data": _data(plan.training), "GPUs": gpus}, {"order": order}]
 
 
 def of_server(config: TrainConfig) -> Description:
@@ -41,6 +40,18 @@ def of_graph_reader(config: TrainConfig, plan: Plan) -> Description:
     """Returns the description of a worker that runs graphs of the chief, with the chief's path of the data."""
     versions, flags, order = of(config, plan)
     return [versions, {"--data_dir": f"--data_dir={config.data.data_dir}"}, {**flags, "GPUs": ""}, order]
+
+
+def _data(training: Mixture) -> str:
+    """Returns the data in words; of a mixture with the splits and rows, which no flag but --data_dir has."""
+    digests = [part.manifest.digest[:12] for part in training.parts]
+    if not training.request.sources:
+        return f"a data set of digest {digests[0]}"
+    sources = [
+        f"{part.spec.global_batch_size} rows of {part.spec.split} of digest {digest}"
+        for part, digest in zip(training.parts, digests, strict=True)
+    ]
+    return f"a mixture of {' and '.join(sources)}"
 
 
 def _versions() -> dict[str, str]:

@@ -1,4 +1,5 @@
 import dataclasses
+import re
 
 import pytest
 import tensorflow as tf
@@ -59,6 +60,20 @@ def test_every_flag_is_compared(described, config_of):
 def test_other_data(described, tmp_path):
     write_dataset(tmp_path / "other", (11, 10))
     assert " a data set of digest " in compared(described, data_dir=tmp_path / "other")
+
+
+def test_another_mixture(described, tmp_path):
+    write_dataset(tmp_path / "other", (11, 10))
+    own, other = tmp_path / "data", tmp_path / "other"
+    chief = described(f"{own}=3,{other}=1", global_batch_size=8)
+    same = described(f"{tmp_path}/./data=30,{other}=10", global_batch_size=8)
+    assert difference(chief, {"worker 1": same}) is None
+    for data_dir, said in [
+        (f"{own}=2,{other}=2", "a mixture of 4 rows of train of digest .*, the chief has a mixture of 6 rows of train"),
+        (f"{own}=3,{other}:train[:9]=1", r"and 2 rows of train\[:9\] of digest .* and 2 rows of train of digest"),
+        (own, "a data set of digest .*, the chief has a mixture of"),
+    ]:
+        assert re.search(said, difference(chief, {"worker 1": described(data_dir, global_batch_size=8)}))
 
 
 def test_other_versions(described, monkeypatch):
