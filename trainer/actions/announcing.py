@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 
 from pipeline.commands.text import count_of
-from pipeline.read.cache_counts import cache_counts
+from pipeline.read.cache_counts import CacheCounts
 from trainer.actions.best import Best
 from trainer.actions.checkpoints import Restored
 from trainer.actions.output import Output
@@ -48,10 +48,12 @@ def say_start_at(
         output.line(f"note: {note}")
 
 
-def say_end(output: Output, step: int, newest: str | None, best: Best | None, logs: pathlib.Path) -> None:
+def say_end(
+    output: Output, step: int, cached: CacheCounts, newest: str | None, best: Best | None, logs: pathlib.Path
+) -> None:
     """Says what the input's cache did, and where to find what the run has written."""
-    if any(cache_counts()):
-        output.line(str(cache_counts()))
+    if any(cached):
+        output.line(str(cached))
     kept = f"; {best}" if best and best.ranking.best else ""
     shown = f"; logs: tensorboard --logdir={logs}" if logs.exists() else ""
     output.line(f"checkpoint: {newest}{kept}{shown}")

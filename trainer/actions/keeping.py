@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import tensorflow as tf
 
+from pipeline.read.cache_counts import cache_counts
 from trainer.actions import announcing
 from trainer.actions import best as bests
 from trainer.actions.best import Best
@@ -44,6 +45,7 @@ class Keeper:
         """Takes what `Checkpoints` takes, and the heartbeat, which says that the run is saving."""
         self._state, self._output, self._heartbeat, self._last_step = state, output, heartbeat, plan.last_step
         flags, training = config.steps, plan.training
+        self._cached = cache_counts()  # by earlier runs of this process
         ranking = Ranking(flags.keep_best, flags.early_stopping, flags.best_metric, flags.best_mode)
         self._checkpoints = Checkpoints(
             state,
@@ -97,7 +99,8 @@ class Keeper:
             raise NotFiniteError(f"{error}; {self._checkpoints.way_back()}") from None
 
     def say_end(self, logs: pathlib.Path) -> None:
-        """Says why the run ended early, if it did, and where to find what it has written."""
+        """Says why the run ended early, if it did, what its cache did, and where to find what it has written."""
         if self.best and self.ends_early and self._state.step < self._last_step:
             self._output.line(self.best.why_ended())
-        announcing.say_end(self._output, self._state.step, self._checkpoints.newest, self.best, logs)
+        cached = cache_counts().plus(self._cached, -1)
+        announcing.say_end(self._output, self._state.step, cached, self._checkpoints.newest, self.best, logs)

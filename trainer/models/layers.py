@@ -18,8 +18,12 @@ class LocalResponseNorm(keras.layers.Layer):
     """Local response normalisation with the CIFAR-10 tutorial's constants (Krizhevsky et al. 2012, 3.3)."""
 
     def call(self, activations: tf.Tensor) -> tf.Tensor:
-        """Returns activations of the same shape, divided by a term of 9 neighbouring channels."""
-        return tf.nn.local_response_normalization(activations, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75)
+        """Returns activations of the same shape and dtype, divided by a term of 9 neighbouring channels.
+
+        It is computed in float32: TensorFlow's kernel has no bfloat16.
+        """
+        exact = tf.cast(activations, tf.float32)
+        return tf.cast(tf.nn.local_response_normalization(exact, 4, 1.0, 0.001 / 9.0, 0.75), activations.dtype)
 
 
 def l2_loss(scale: float) -> keras.regularizers.Regularizer:

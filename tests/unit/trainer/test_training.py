@@ -4,6 +4,7 @@ import pytest
 import tensorflow  # noqa: F401, so that tests/conftest.py makes four devices of the CPU
 
 from pipeline.errors import UsageError
+from pipeline.read.cache_counts import CacheCounts, count
 from tests.datasets import Kind, write_dataset
 from trainer import plan, run
 
@@ -43,6 +44,11 @@ def test_the_note_on_shared_streams_follows_the_first_line(train, monkeypatch):
     monkeypatch.setattr(plan, "sharing_note", lambda *_: "four workers")
     lines = train("png", *RESIZED, "--train_steps=1", "--eval_split=none")
     assert lines[1] == "note: four workers"
+
+
+def test_what_an_earlier_cache_did_is_not_said(train):
+    count(CacheCounts(hits=3, misses=2, fetched_bytes=100))
+    assert "cache 3 hits" not in "\n".join(train("png", *RESIZED, "--train_steps=1", "--eval_split=none"))
 
 
 def test_another_size_is_another_model(train):

@@ -85,3 +85,11 @@ def test_local_response_norm_by_hand():
     sums = np.array([np.sum(row[max(0, d - 4) : d + 5] ** 2) for d in range(12)])
     expected = row / (1.0 + 0.001 / 9.0 * sums) ** 0.75
     np.testing.assert_allclose(layers.LocalResponseNorm()(x)[0, 0, 0], expected, rtol=1e-5)
+
+
+def test_local_response_norm_in_bfloat16():
+    x = tf.cast(np.random.default_rng(0).normal(size=(2, 3, 3, 64)) * 10, tf.bfloat16)
+    normed = layers.LocalResponseNorm(dtype="mixed_bfloat16")(x)
+    assert normed.dtype == tf.bfloat16
+    exact = layers.LocalResponseNorm()(tf.cast(x, tf.float32))
+    np.testing.assert_array_equal(normed, tf.cast(exact, tf.bfloat16))
