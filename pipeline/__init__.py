@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pipeline.batch.on_device import distort_fn
     from pipeline.distribution.strategies import distribute
     from pipeline.input import input_fn, order_spec, steps_per_epoch
     from pipeline.meter.input_meter import InputMeter
@@ -25,6 +26,7 @@ _HOME = {
     "RandomAccess": "pipeline.random_access",
     "Shard": "pipeline.order.sharding",
     "StepIterator": "pipeline.step_iterator",
+    "distort_fn": "pipeline.batch.on_device",
     "distribute": "pipeline.distribution.strategies",
     "input_fn": "pipeline.input",
     "skipped_records": "pipeline.read.corruption",
@@ -38,6 +40,7 @@ __all__ = [
     "RandomAccess",
     "Shard",
     "StepIterator",
+    "distort_fn",
     "distribute",
     "input_fn",
     "order_spec",

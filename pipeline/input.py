@@ -61,6 +61,7 @@ def input_fn(
     start_step: int = 0,
     epochs: int | None = None,
     distort: str | UserDistort | None = None,
+    distort_on: str = "host",
     resize: Size = None,
     statistics: PathLike | None = None,
     features: Sequence[str] = (),
@@ -105,6 +106,8 @@ def input_fn(
         (images uint8 (rows, height, width, channels), keys uint64 (rows,)) that returns as many rows, with
         `pipeline.uniform(keys, draw)` for its random numbers: a key is a hash of (seed, epoch, record). It is called
         in evaluation, too. None: the images as stored, uint8.
+      distort_on: `host`: here. `device`: in the replicas' steps, by what `pipeline.distort_fn` returns; the first
+        component is then a dict of `image`, uint8 as stored, and what the device needs (docs/distortions.md).
       resize: `224x160` (height, width): stretch every image to this first.
       statistics: the data set whose means and deviations recipes such as `normalize` take: None: this one; of a
         mixture, the first source. Evaluate a source of a mixture with the first source's.
@@ -147,6 +150,7 @@ def input_fn(
         start_step=start_step,
         epochs=epochs,
         distort=distort,
+        distort_on=distort_on,
         resize=resize,
         statistics=statistics,
         features=features,

@@ -27,6 +27,8 @@ UserParse: TypeAlias = "Callable[[tf.Tensor], Any]"  # of serialized records
 Size: TypeAlias = "str | tuple[int, int] | None"
 
 WEIGHTS = ("mask", "mean")
+HOST, DEVICE = PLACES = ("host", "device")  # that distort
+DISTORT_KEY, DISTORT_EPOCH = "distort_key", "distort_epoch"  # of the rows that a device distorts
 _LEAST = {  # whole numbers, and the least that each may be
     "global_batch_size": 1,
     "streams": 1,
@@ -58,6 +60,7 @@ class JobOptions(OrderOptions, total=False):
     """The options of `input_fn` that all workers of a job share: every one but `shard`."""
 
     features: Sequence[str]
+    distort_on: str
     statistics: PathLike | None
     start_step: int
     epochs: int | None
@@ -94,6 +97,7 @@ class Request:
     start_step: int = 0
     epochs: int | None = None
     distort: str | UserDistort | None = None
+    distort_on: str = HOST
     resize: Size = None
     statistics: PathLike | None = None
     features: Sequence[str] = ()
@@ -153,9 +157,11 @@ class Request:
                 raise UsageError(f"{name}={value!r} with parse: the parse function returns everything that is fed")
 
     def _check_delivery(self) -> None:
-        for name, known in (("weights", WEIGHTS), ("on_corrupt", POLICIES)):
+        for name, known in (("weights", WEIGHTS), ("on_corrupt", POLICIES), ("distort_on", PLACES)):
             if getattr(self, name) not in known:
                 raise unknown(name, str(getattr(self, name)), known)
+        if self.distort_on == DEVICE:
+            self._check_device()
         if self.on_corrupt == "skip" and self.portable:
             raise UsageError("on_corrupt='skip' with portable=True: TensorFlow's own reader cannot skip; use 'raise'")
         if self.on_corrupt == "skip" and self.weights == "mean" and self.shard is not None:
@@ -169,6 +175,17 @@ class Request:
         if self.cache_dir is not None and self.portable:
             raise UsageError(
                 "cache_dir with portable=True: TensorFlow's own reader reads no copies; leave out one of them"
+            )
+
+    def _check_device(self) -> None:
+        """Raises UsageError where a device cannot distort."""
+        if self.distort in (None, "none"):
+            what = "parse: the parse function returns everything that is fed" if self.parse else "no distort"
+            raise UsageError(f"distort_on={DEVICE!r} with {what}; leave it out")
+        if self.sources and self.mixes:
+            raise UsageError(
+                f"distort_on={DEVICE!r} with distort={self.distort!r} and {len(self.sources)} sources: rows are mixed "
+                "with rows of their own source, which do not lie side by side in a batch; use distort_on='host'"
             )
 
     def _set(self, name: str, value: Any) -> None:

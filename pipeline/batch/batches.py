@@ -8,14 +8,16 @@ from typing import Any
 
 import tensorflow as tf
 
+from pipeline.batch.recipe import distortion_of
 from pipeline.decode.forms import Examples, Form, PixelRows
-from pipeline.distort.base import ImageStatistics, Mixed, Recipe, Undistorted
-from pipeline.distort.batchwise import batchwise
+from pipeline.distort.base import Recipe, Undistorted
+from pipeline.distort.distortion import Distortion
 from pipeline.order import hashing_tf
 from pipeline.order.hashing import Domain
 from pipeline.order.window_plan import WindowPlan
 from pipeline.read import window
 from pipeline.read.window import Columns
+from pipeline.request import DEVICE, DISTORT_EPOCH, DISTORT_KEY
 from pipeline.resolved import ResolvedRequest
 
 
@@ -62,7 +64,7 @@ class Batches:
     @property
     def are_stored(self) -> bool:
         """Whether elements are rows of the window as they are, so that `stored` gives them."""
-        return isinstance(self.form, PixelRows) and isinstance(self.recipe, Undistorted)
+        return isinstance(self.form, PixelRows) and self.hands_on
 
     def stored(self, columns: Columns, plan: WindowPlan, stop: tf.Tensor, rows: int) -> tuple[Any, ...]:
         """Returns contiguous elements of a window together, with one axis more than `element`, in its memory.
@@ -82,52 +84,45 @@ class Batches:
         records = together.pop(window.RECORD_ID)
         rest = self._rest(real, plan.real_rows[first:stop], records, has_skipped=window.GOOD in columns)
         images, labels = self.form.as_images(together.pop("image")), together.pop("label")
+        together = {**together, **self._for_device(plan.epoch, records)} if self.on_device else together
         return {"image": images, **together} if together else images, labels, *rest
 
     def distorted(
         self, examples: Examples, epoch: tf.Tensor, records: tf.Tensor, real: tf.Tensor
     ) -> tuple[Any, tf.Tensor | None]:
-        """Returns x and the labels; those of a recipe that mixes are probabilities, in evaluation, too."""
-        assert self.recipe is not None
+        """Returns x and the labels; where the device distorts, what it needs for that is part of x."""
         images, labels = examples.images, examples.labels
-        if self.recipe.mixing:
-            labels = tf.one_hot(labels, len(self.resolved.manifest.class_names))
-        distort = self._compiled if self.recipe.compiled else self._distorted
-        images = distort(images, epoch, records)
-        if self.recipe.mixing and self.resolved.order.training:
-            images, labels = self._mixed(images, labels, epoch, records, real)
-        return {"image": images, **examples.features} if examples.features else images, labels
+        if self.on_device:
+            images, features = self.form.as_images(images), {**examples.features, **self._for_device(epoch, records)}
+        else:
+            images, labels = self._distortion(images, labels, epoch, records, real)
+            features = examples.features
+        return {"image": images, **features} if features else images, labels
 
-    @tf.function(jit_compile=True, autograph=False)
-    def _mixed(
-        self, images: tf.Tensor, labels: tf.Tensor, epoch: tf.Tensor, records: tf.Tensor, real: tf.Tensor
-    ) -> Mixed:
+    def _for_device(self, epoch: tf.Tensor, records: tf.Tensor) -> Columns:
         assert self.recipe is not None
-        assert self.recipe.mixing is not None
-        mix = self.recipe.mixing.mix
-        mixed: Mixed = batchwise(lambda images, labels, keys, real: mix(images, labels, keys, epoch, real))(
-            images, labels, self._keys(epoch, records), real
-        )
-        return mixed
+        keys = self._keys(epoch, records)
+        return {DISTORT_KEY: keys, **({DISTORT_EPOCH: tf.fill(tf.shape(keys), epoch)} if self.recipe.mixing else {})}
+
+    @property
+    def on_device(self) -> bool:
+        """Whether images are handed on as they are, to be distorted in the replicas' steps."""
+        return self.resolved.request.distort_on == DEVICE
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether images are handed on as they are."""
+        return self.on_device or isinstance(self.recipe, Undistorted)
 
     @property
     def alias_window(self) -> bool:
         """Whether the user's images may lie in the memory of the rows that they are made from."""
-        return self.recipe is None or not self.recipe.compiled
+        return self.on_device or self.recipe is None or not self.recipe.compiled
 
-    @tf.function(jit_compile=True, autograph=False)
-    def _compiled(self, images: tf.Tensor, epoch: tf.Tensor, records: tf.Tensor) -> tf.Tensor:
-        return self._distorted(images, epoch, records)
-
-    def _distorted(self, images: tf.Tensor, epoch: tf.Tensor, records: tf.Tensor) -> tf.Tensor:
+    @functools.cached_property
+    def _distortion(self) -> Distortion:
         assert self.recipe is not None
-        function = self.recipe.distort if self.resolved.order.training else self.recipe.evaluate
-        manifest = self.resolved.statistics
-        statistics = ImageStatistics(manifest.image_mean, manifest.image_std)
-        call = functools.partial(function, statistics=statistics)
-        distort = batchwise(call) if self.recipe.compiled else call
-        distorted: tf.Tensor = distort(self.form.as_images(images), self._keys(epoch, records))
-        return distorted
+        return distortion_of(self.resolved, self.recipe, self._keys, self.form.as_images)
 
     def _keys(self, epoch: tf.Tensor, records: tf.Tensor) -> tf.Tensor:
         return hashing_tf.derive_key(Domain.DISTORT, self.resolved.order.seed, epoch, records)

@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from pipeline import user_function
 from pipeline.batch.batches import Batches
+from pipeline.batch.recipe import recipe_of
 from pipeline.decode.forms import Form, PixelRows, Serialized, UserParsed
 from pipeline.decode.images import ExampleParser, ImageDecoder, Stretched
-from pipeline.distort.base import Crop, Recipe, UserDistorted
+from pipeline.distort.base import Crop, Recipe
 from pipeline.distort.composed import cropping_of
-from pipeline.distort.recipes import make_recipe
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import remote
 from pipeline.manifest.storage import folder
@@ -43,7 +43,7 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
     request, manifest, segments = resolved.request, resolved.manifest, resolved.selection.segments
     data_dir = request.folder
     corruption = Corruption(os.fspath(data_dir), request.on_corrupt, request.max_corrupt)
-    recipe = _recipe(resolved)
+    recipe = recipe_of(resolved)
     batches = Batches(resolved, _form(resolved, recipe), recipe)
     if request.portable or tf.inside_function():
         _check_graph(request)
@@ -96,24 +96,6 @@ def _check_first(resolved: ResolvedRequest, shards: Shards) -> None:
         example_arrays.example(record or b"", manifest.features)
     except example_arrays.BadExampleError as error:
         raise error.at(f"{shards.file(segment)}, record {taken.start}") from None
-
-
-def _recipe(resolved: ResolvedRequest) -> Recipe | None:
-    distort = resolved.request.distort
-    if resolved.request.parse is not None:
-        return None
-    if callable(distort):
-        return UserDistorted(user_function.as_given(distort))
-    if not isinstance(distort, str | None):
-        raise UsageError(f"distort={distort!r}: must be a recipe's name, a function of (images, keys), or None")
-    recipe = make_recipe("none" if distort is None else distort)
-    cropping = cropping_of(recipe)
-    image = resolved.manifest.features.get("image")
-    channels = (image.shape[2] if image else None) or 3
-    recipe.check((*cropping.crop(True).size, channels) if cropping else resolved.image_shape or (0, 0, 0))
-    if recipe.mixing and not resolved.manifest.class_names:
-        raise UsageError(f"distort={distort!r}: mixes labels, but the data set's manifest has no class_names")
-    return recipe
 
 
 def _form(resolved: ResolvedRequest, recipe: Recipe | None) -> Form:

@@ -31,7 +31,7 @@ def group_size(feed: Feed, batches: Batches, columns: Mapping[str, Any]) -> int:
       batches: how.
       columns: of a window, or their specs.
     """
-    form, recipe = batches.form, batches.recipe
+    form, recipe = batches.form, Undistorted() if batches.on_device else batches.recipe
     if not isinstance(form, PixelRows) or recipe is None or not _takes_groups(recipe):
         return 1
     if not all(isinstance(column, tf.Tensor | tf.TensorSpec) for column in columns.values()):

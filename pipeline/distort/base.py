@@ -98,7 +98,7 @@ class Mixing(Protocol):
           images: (rows, height, width, channels), an even number of rows.
           labels: float32 (rows, classes).
           keys: as of `Recipe.distort`.
-          epoch: int64 scalar.
+          epoch: int64 scalar, or (rows,).
           real: bool (rows,): the rows that may be mixed, if their partners are real, too.
         """
 
