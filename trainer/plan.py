@@ -15,7 +15,7 @@ from pipeline.manifest.storage import PathLike
 from pipeline.mixture import Mixture, check_alike, check_replicas, resolve_all
 from pipeline.order.counts import check_virtual_replicas
 from pipeline.order.sharing import sharing_note
-from pipeline.request import Request, UserParse
+from pipeline.request import HOST, Request, UserParse
 from pipeline.resolved import ResolvedRequest, resolve
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
@@ -133,6 +133,7 @@ def _request(
         remainder=config.order.remainder if training else "pad",
         parse=parse,
         distort=None if parse and config.data.distort == "none" else config.data.distort,
+        distort_on=config.data.distort_on if training else HOST,
         resize=config.data.resize,
         statistics=statistics,
         on_corrupt=config.data.on_corrupt,

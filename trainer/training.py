@@ -93,7 +93,7 @@ class _Run:
         schedule = schedules.create(config.optimizer, steps_per_epoch, plan.last_step)
         self.task = task(config, data_spec.of(plan.training.first))
         self.state = state.create(self.strategy, config, self.task, schedule)
-        self.stepper = compose.stepper(self.strategy, self.state, config)
+        self.stepper = compose.stepper(self.strategy, self.state, config, plan.training)
         remembered = {"averages": LossAverages(self.stepper)}
         self.keeper = Keeper(config, plan, cluster, self.state, output, heartbeat, remembered)
         self.feed = Feed(config, plan, cluster, self.stepper)

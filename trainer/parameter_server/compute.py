@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from pipeline.batch.on_device import DeviceDistortion
 from trainer.config import TrainConfig
 from trainer.parameter_server import numbered
 from trainer.parameter_server.transfer import Transfer
@@ -34,10 +35,16 @@ class Compute:
       trainable, kept: moves the weights, and the floating-point variables that are not trained.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, state: TrainState, config: TrainConfig) -> None:
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        state: TrainState,
+        config: TrainConfig,
+        distort: DeviceDistortion | None = None,
+    ) -> None:
         model = state.model
         self._strategy, self._state = strategy, state
-        self._gradients = Gradients(state, 1, config.order.seed, config.model.jit_compile)
+        self._gradients = Gradients(state, 1, config.order.seed, config.model.jit_compile, distort)
         self._update = Update(state, config.optimizer.clip_norm)
         self.trainable = Transfer([v.value for v in model.trainable_variables])
         self._fixed = Transfer([v.value for v in model.non_trainable_variables])

@@ -6,6 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from pipeline.batch.on_device import DeviceDistortion
+from pipeline.mixture import Mixture
+from pipeline.request import DEVICE
 from trainer.config import TrainConfig
 from trainer.step.apply import Update
 from trainer.step.gradients import Gradients
@@ -18,16 +21,38 @@ from trainer.step.virtual_replicas import VirtualReplicas
 _CHANNELS = (1, 3, 4)  # of what can be shown as an image
 
 
-def stepper(strategy: tf.distribute.Strategy, state: TrainState, config: TrainConfig) -> Stepper:
-    """Returns the loops over a state on a strategy."""
+def stepper(
+    strategy: tf.distribute.Strategy, state: TrainState, config: TrainConfig, training: Mixture | None = None
+) -> Stepper:
+    """Returns the loops over a state on a strategy.
+
+    Args:
+      strategy: whose replicas compute.
+      state: created in its scope.
+      config: of the run.
+      training: the request for training data; needed where the device distorts.
+    """
     virtual = config.order.virtual_replicas
     units = virtual or strategy.num_replicas_in_sync
-    gradients = Gradients(state, units, config.order.seed, config.model.jit_compile)
+    distort = distortion(training)
+    gradients = Gradients(state, units, config.order.seed, config.model.jit_compile, distort)
     update = Update(state, config.optimizer.clip_norm)
     replicas: ReplicaStep = (VirtualReplicas if virtual else Replicas)(state, gradients, update)
     histograms = [HISTOGRAMS] if config.output.histogram_every else []
     images = [IMAGES] if config.output.image_every and are_images(state.task.data.features) else []
-    return Stepper(strategy, state, replicas, [*histograms, *images])
+
+    def images_of(rows: tuple[Any, ...]) -> tf.Tensor:
+        first = tf.nest.map_structure(lambda part: part[0], rows) if virtual else rows
+        return (distort(*first) if distort else first)[0]
+
+    return Stepper(strategy, state, replicas, [*histograms, *images], images_of)
+
+
+def distortion(training: Mixture | None) -> DeviceDistortion | None:
+    """Returns what distorts a replica's rows in its step; None: the input has done so."""
+    if training is None or training.request.distort_on != DEVICE:
+        return None
+    return DeviceDistortion(training.first)
 
 
 def are_images(features: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from pipeline.batch.on_device import DeviceDistortion
 from trainer.step.forward import Forward, seeded
 from trainer.step.state import TrainState
 from trainer.task.sums import LOSS, Sums
@@ -37,12 +38,14 @@ class Gradients:
       units: how many replicas or virtual replicas there are in all.
       seed: of dropout.
       compiled: whether XLA compiles it.
+      distort: makes of rows that crossed the bus as uint8 what the model gets; None: the input has done so.
     """
 
     train_state: TrainState
     units: int
     seed: int
     compiled: bool = False
+    distort: DeviceDistortion | None = None
 
     def of(
         self,
@@ -87,6 +90,7 @@ class Gradients:
         self, unit: tf.Tensor, weight: tf.Tensor, step: tf.Tensor, scale: Any, values: list[Any], rows: tuple[Any, ...]
     ) -> Computed:
         trainable, fixed = values
+        rows = self.distort(*rows) if self.distort else rows
         model = self.train_state.model
         forward = Forward(model, trainable, seeded(model, fixed, self.seed, step, unit))
         with tf.GradientTape() as tape:

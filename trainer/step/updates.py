@@ -26,6 +26,7 @@ class Stepper:
       state: created in the strategy's scope.
       replicas: what each replica does in a step.
       shows: `histograms`, `images`: which of these it can be asked for; the others are not even traced.
+      images_of: from a replica's (features, labels, weights) to the images that the model gets.
       value_names: of `LoopResult.values`, once an update has been traced: the total loss, the regularisation, the loss,
         the metrics.
       averages: the last `LoopResult.averages`; NaN before the first update.
@@ -36,6 +37,7 @@ class Stepper:
     state: TrainState
     replicas: ReplicaStep
     shows: Collection[str] = ()
+    images_of: Callable[[tuple[Any, ...]], tf.Tensor] = lambda rows: rows[0]
     value_names: tuple[str, ...] = ()
     averages: tf.Variable = dataclasses.field(default_factory=details.no_averages)
     graph: tf.Graph | None = None
@@ -82,14 +84,16 @@ class Stepper:
 
     @tf.function(autograph=False)
     def train_one(self, iterator: Iterator[tuple[Any, ...]], wanted: Wanted) -> tuple[LoopResult, Any, Any]:
-        """Makes one update with a batch whose first component has `image` and `key`.
+        """Makes one update with a batch whose first component is a dict with `key`, which the model does not get.
 
         Returns:
           The result, the keys of each local replica's rows, string (rows,), and their weights, float32 (rows,): both in
           host memory, since GPUs have no strings.
         """
         features, labels, weights = next(iterator)
-        result = self._update((features["image"], labels, weights), wanted, self.averages.read_value())
+        others = {name: value for name, value in features.items() if name != "key"}
+        rows = (others if len(others) > 1 else others["image"], labels, weights)
+        result = self._update(rows, wanted, self.averages.read_value())
         self.averages.assign(result.averages)
         return result, self._local(features["key"]), self._local(weights)
 
@@ -134,14 +138,15 @@ class Stepper:
             details.moved(averages, tf.stack([values[name] for name in AVERAGED])),
             details.norm(found.gradients, wanted.norm),
             details.histograms([*variables, *found.gradients] if HISTOGRAMS in self.shows else [], wanted.histograms),
-            self._images(rows[0], wanted.images),
+            self._images(rows, wanted.images),
         )
 
-    def _images(self, features: Any, wanted: tf.Tensor) -> tf.Tensor:
+    def _images(self, rows: tuple[Any, ...], wanted: tf.Tensor) -> tf.Tensor:
         none = self._nothing().images
         if IMAGES not in self.shows:
             return none
-        return tf.cond(wanted, lambda: self._local(features)[0][:_MOST_IMAGES], lambda: none)
+        of_replica = tf.nest.map_structure(lambda part: self._local(part)[0], rows)
+        return tf.cond(wanted, lambda: self.images_of(of_replica)[:_MOST_IMAGES], lambda: none)
 
     def _nothing(self) -> LoopResult:
         """Returns the result before the first update."""

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from pipeline.manifest.storage import folder
+from pipeline.request import HOST
 from trainer.config import TrainConfig
 from trainer.timing.shares import COMMUNICATION, INPUT, Times
 
@@ -47,6 +48,8 @@ def _for_input(config: TrainConfig, facts: Facts) -> Iterator[str]:
         yield "a faster parse function"
     elif facts.encoding in ("png", "jpeg", "any"):
         yield "converting with --image_encoding=raw"
+    if facts.gpus and config.data.distort != "none" and config.data.distort_on == HOST:
+        yield "--distort_on=device"
     if config.data.distort != "none":
         yield f"a simpler --distort than {config.data.distort}"
     yield "more CPU cores"
@@ -64,7 +67,7 @@ def _for_communication(config: TrainConfig) -> Iterator[str]:
 def _for_compute(times: Times, config: TrainConfig, facts: Facts) -> Iterator[str]:
     if times.seconds / times.steps < _SHORT_STEP:
         yield f"a larger --global_batch_size than {config.order.global_batch_size}, since a step is short"
-    if not config.model.jit_compile:
+    if facts.gpus and not config.model.jit_compile:  # on CPUs, a convolution is slower in XLA
         yield "--jit_compile"
     if facts.gpus and config.model.precision == "float32":
         yield "--precision=bfloat16"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from pipeline import request
 from pipeline.manifest.sources import parse_sources, sources_of
 from pipeline.read import corruption
 from pipeline.request import parse_size
@@ -19,6 +20,7 @@ class DataFlags:
     eval_split: str = "test"  # what to evaluate on; 'none' for no evaluation
     resize: str | None = None  # stretch every image to HxW, such as 32x32, before it is distorted
     distort: str = "none"  # recipes, such as cifar10_tutorial, or 'pad_crop_flip(pad=4) | cutout(size=8) | mixup'
+    distort_on: str = request.HOST  # host: as part of the input; device: in the replicas' steps, of uint8 pixels
     on_corrupt: str = "raise"  # a corrupt record: raise an error that names it, or skip it (its row gets weight 0)
     max_corrupt: int = corruption.MAX_CORRUPT  # records that each worker may skip
     cache_dir: str | None = None  # folder on a local disk for copies of a remote data set's shards (None: no copies)
@@ -29,6 +31,7 @@ class DataFlags:
         sources = parse_sources(self.data_dir)
         if not isinstance(sources, str):
             sources_of(sources, self.train_split)
+        check_name("distort_on", self.distort_on, request.PLACES)
         check_name("on_corrupt", self.on_corrupt, corruption.POLICIES)
         parse_size(self.resize, "--resize")
         check_least(self, 0, "max_corrupt")
