@@ -66,7 +66,9 @@ def test_asynchronous_every_row_of_every_epoch_once(line, tmp_path):
 def test_two_servers_three_workers_and_the_recipes(digits, tmp_path):
     flags = ["--optimizer=adam", "--learning_rate=0.002", "--clip_norm=1", "--ema=0.99", "--label_smoothing=0.1"]
     flags += ["--weight_decay=0.001", "--schedule=cosine", "--global_batch_size=48", "--epochs=8", "--eval_every=120"]
-    outcomes = Job(3, 2, digits, tmp_path, "--model=mlp", "--distort=shift(pixels=1)", *flags).finish()
+    outcomes = Job(
+        3, 2, digits, tmp_path, "--model=mlp", "--distort=shift(pixels=1)", "--distort_on=device", *flags
+    ).finish()
     assert_all_ended(outcomes)
     out = outcomes["chief 0"][1]
     assert ledger_of(out) == (240, 240, 0, 0)

@@ -5,6 +5,7 @@ import re
 import shutil
 import time
 
+import numpy as np
 import pytest
 
 from tests import forked
@@ -88,6 +89,22 @@ def test_the_checkpoint_is_the_same_on_any_topology_and_when_the_run_changes_its
     [(code, _, error)] = finish(start(data, changing, *SMALL, "--cpu_threads=4", "--train_steps=20"))
     assert code == 2
     assert "has --cpu_threads 8, this run has 4; use the old one" in error
+
+
+def test_steps_that_distort_keep_the_bits(data, tmp_path):
+    flags = (*FLAGS, "--model=lenet", "--distort=pad_crop_flip(pad=2) | mixup", "--train_steps=4")
+    on_device = (*flags, "--distort_on=device", "--image_every=2")
+    train(data, tmp_path / "one", "one", *on_device, f"--log_keys={tmp_path / 'keys'}")
+    expected = checkpoint_bytes(tmp_path / "one", 4)
+    train(data, tmp_path / "two", "m2", *on_device)
+    assert checkpoint_bytes(tmp_path / "two", 4) == expected
+    train(data, tmp_path / "host", "one", *flags)
+    host = checkpoint_bytes(tmp_path / "host", 4)
+    names = [name for name in expected if "_trainable_variables" in name]
+    assert len(names) == 10
+    for name in names:
+        weights = np.frombuffer(host[name], np.float32), np.frombuffer(expected[name], np.float32)
+        np.testing.assert_allclose(*weights, rtol=0, atol=1e-4, err_msg=name)
 
 
 def test_skipped_records_keep_the_bits(data, damaged, tmp_path):

@@ -27,11 +27,18 @@ def test_what_may_help_a_run_that_waits_for_its_input(config_of):
     )
 
 
+@pytest.mark.parametrize(("gpus", "place", "helps"), [(1, "host", True), (1, "device", False), (0, "host", False)])
+def test_a_gpu_may_distort(gpus, place, helps, config_of):
+    config = config_of(distort="shift", distort_on=place)
+    text = verdict_of(config, Facts(1, gpus, "raw", parses=False), progress(1001, 10.0, 6.2)).text()
+    assert ("--distort_on=device" in text) == helps
+
+
 @pytest.mark.parametrize(
     ("facts", "flags", "exchange", "helps"),
     [
-        (ALONE, {}, None, "--jit_compile, more replicas"),
-        (ALONE, {"jit_compile": "true"}, None, "more replicas"),
+        (ALONE, {}, None, "more replicas"),
+        (Facts(4, 4, "raw", parses=False), {"jit_compile": "true", "precision": "bfloat16"}, None, "more replicas"),
         (
             Facts(1, 4, "raw", parses=False),
             {},

@@ -1,0 +1,132 @@
+"""`distort_on="device"`: uint8 and keys are fed, and what the step makes of them is what the host would have fed."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from pipeline import Shard, distort_fn, distribute, input_fn, uniform
+from pipeline.errors import UsageError
+from tests.datasets import Kind, write_dataset
+
+SHAPE = (10, 8, 3)
+TRAIN = {"global_batch_size": 8, "training": True, "seed": 5, "epochs": 2}
+MIXED = "shift | mixup(alpha=1.0, until_epoch=1)"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("made")
+    write_dataset(path, (20, 0, 9, 8), SHAPE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def jpegs(tmp_path_factory):
+    path = tmp_path_factory.mktemp("jpegs")
+    write_dataset(path, (11, 10), (20, 18, 3), kind=Kind("jpeg", varied=True))
+    return path
+
+
+def compiled(distort):
+    return tf.function(lambda batch: distort(*batch), autograph=False)
+
+
+def check_alike(data_dir, **options):
+    """Compares every batch of an input with what a step makes of it, and returns the element_spec of the latter's x."""
+    distort = compiled(distort_fn(data_dir, **options, distort_on="device"))
+    fed = input_fn(data_dir, **options, distort_on="device")
+    expected = list(input_fn(data_dir, **options))
+    assert len(expected) == len(fed) > 1
+    for batch, (x, labels, weights) in zip(fed, expected, strict=True):
+        made = distort(batch)
+        assert made[0].dtype == x.dtype
+        np.testing.assert_allclose(made[0], x, rtol=0, atol=2e-5)
+        np.testing.assert_allclose(made[1], labels, rtol=0, atol=1e-6)
+        np.testing.assert_array_equal(made[2], weights)
+    return fed.element_spec[0]
+
+
+def test_a_step_makes_what_the_host_would_have_fed(folder):
+    check_alike(folder, **TRAIN, distort="color_jitter | pad_crop_flip(pad=2)")
+    spec = check_alike(folder, **TRAIN, distort="flip", shuffle_bytes=3000, streams=2)
+    assert spec == {"image": tf.TensorSpec([8, *SHAPE], tf.uint8), "distort_key": tf.TensorSpec([8], tf.uint64)}
+
+
+def test_rows_are_mixed_until_an_epoch_and_padding_is_not(folder):
+    spec = check_alike(folder, **TRAIN, distort=MIXED, weights="mean", shuffle_bytes=3000)
+    assert spec["distort_epoch"] == tf.TensorSpec([8], tf.int64)
+
+
+def test_an_evaluation_gets_the_evaluation_twin(folder):
+    check_alike(folder, split="test", global_batch_size=2, training=False, distort=MIXED)
+
+
+def test_the_part_that_is_decoded_is_chosen_on_the_host(jpegs):
+    text = "random_resized_crop(size=8) | cutout(size=3)"
+    spec = check_alike(jpegs, **TRAIN, distort=text)
+    assert spec["image"] == tf.TensorSpec([8, 8, 8, 3], tf.uint8)
+    check_alike(jpegs, **TRAIN, resize="9x8", distort="flip")
+
+
+def test_a_function_of_the_users(folder):
+    def darker(images, keys):
+        return tf.cast(images, tf.float32) * uniform(keys, 0)[:, None, None, None]
+
+    check_alike(folder, **TRAIN, distort=darker)
+
+
+def test_a_mixture_has_the_keys_of_each_source(folder, jpegs):
+    sources = [(str(folder), 0.5), (str(jpegs), 0.5)]
+    check_alike(sources, **TRAIN, resize="10x8", distort="shift")
+
+
+def test_features_are_handed_on(folder):
+    options = {**TRAIN, "distort": "shift", "features": ["key"], "distort_on": "device"}
+    images, labels, weights = next(iter(input_fn(folder, **options)))
+    x, _, _ = distort_fn(folder, **options)(images, labels, weights)
+    assert set(x) == {"image", "key"}
+    np.testing.assert_array_equal(x["key"], images["key"])
+
+
+@pytest.mark.parametrize("virtual", [None, 4])
+def test_replicas_get_their_rows(folder, virtual):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    options = {**TRAIN, "distort": "shift"}
+    distort = distort_fn(folder, **options, distort_on="device")
+    fed = distribute(strategy, folder, **options, distort_on="device", virtual_replicas=virtual)
+
+    @tf.function(autograph=False)
+    def step(batch):
+        def of_replica(*rows):
+            if virtual is None:
+                return distort(*rows)[0]
+            return tf.concat([distort(*tf.nest.map_structure(lambda r, i=i: r[i], rows))[0] for i in range(2)], axis=0)
+
+        return strategy.run(of_replica, batch)
+
+    replicas = [list(input_fn(folder, **options, shard=Shard(r, 2)).as_numpy_iterator()) for r in range(2)]
+    for number, batch in enumerate(fed):
+        for made, batches in zip(strategy.experimental_local_results(step(batch)), replicas, strict=True):
+            np.testing.assert_allclose(made, batches[number][0], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"distort_on": "gpu", "distort": "shift"}, "distort_on: unknown 'gpu'; known: device, host"),
+        ({}, "distort_on='device' with no distort; leave it out"),
+        ({"distort": "none"}, "distort_on='device' with no distort; leave it out"),
+        ({"parse": lambda records: records}, "distort_on='device' with parse"),
+    ],
+)
+def test_what_a_device_cannot_distort(folder, options, said):
+    with pytest.raises(UsageError, match=said):
+        input_fn(folder, **{**TRAIN, "distort_on": "device", **options})
+
+
+def test_what_distorts_for_a_device_only(folder, jpegs):
+    with pytest.raises(UsageError, match="distort_on='host': the input distorts by itself; give 'device'"):
+        distort_fn(folder, **TRAIN, distort="shift")
+    sources = [(str(folder), 0.5), (str(jpegs), 0.5)]
+    with pytest.raises(UsageError, match="and 2 sources: rows are mixed with rows of their own source"):
+        input_fn(sources, **TRAIN, resize="10x8", distort="mixup", distort_on="device")
