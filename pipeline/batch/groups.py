@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from pipeline.batch.batches import Batches
 from pipeline.decode.forms import PixelRows
-from pipeline.distort.base import Recipe, Undistorted, output_spec
-from pipeline.distort.composed import Composed
+from pipeline.distort.base import Recipe, Undistorted, UserDistorted, output_spec
 from pipeline.order.feed import Feed
 
 _ROWS = 1024  # of a group: more gain nothing
@@ -23,8 +22,7 @@ def group_size(feed: Feed, batches: Batches, columns: Mapping[str, Any]) -> int:
     """Returns how many elements one call makes.
 
     It is 1 where an element has as many rows as a group; where examples are decoded or parsed for each element; for
-    features that vary in length; for `randaugment`, which is compiled in parts; and for the user's own function, which
-    gets one batch at a time.
+    features that vary in length; and for the user's own function, which gets one batch at a time.
 
     Args:
       feed: what is fed.
@@ -32,7 +30,7 @@ def group_size(feed: Feed, batches: Batches, columns: Mapping[str, Any]) -> int:
       columns: of a window, or their specs.
     """
     form, recipe = batches.form, Undistorted() if batches.on_device else batches.recipe
-    if not isinstance(form, PixelRows) or recipe is None or not _takes_groups(recipe):
+    if not isinstance(form, PixelRows) or recipe is None or isinstance(recipe, UserDistorted):
         return 1
     if not all(isinstance(column, tf.Tensor | tf.TensorSpec) for column in columns.values()):
         return 1
@@ -43,11 +41,6 @@ def group_size(feed: Feed, batches: Batches, columns: Mapping[str, Any]) -> int:
     # Groups of one size, the last of which is full or nearly so: what it lacks is made for nothing.
     elements = -(-feed.order.steps_per_epoch // feed.order.windows) * feed.local_replicas
     return -(-elements // -(-elements // most))
-
-
-def _takes_groups(recipe: Recipe) -> bool:
-    parts = recipe.recipes if isinstance(recipe, Composed) else (recipe,)
-    return all(part.compiled or isinstance(part, Undistorted) for part in parts)
 
 
 def _image_bytes(recipe: Recipe, shape: tuple[int, int, int]) -> int:

@@ -9,23 +9,33 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
 
-def batchwise(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function of one batch, or of several that XLA computes one after another.
+def batchwise(function: Callable[..., Any], rowwise: bool = False) -> Callable[..., Any]:
+    """Returns a function of one batch, or of several.
 
-    XLA may give a row other bits in a batch of another size. In its own turn of the loop, a batch gets the bits that it
-    gets alone, and a turn saves most of what a call costs.
+    XLA may give a row other bits in a batch of another size. Unless the function is known to be rowwise, XLA computes
+    several batches one after another: in its own turn of the loop, a batch gets the bits that it gets alone.
 
     Args:
       function: of tensors (rows, ...), the last of them (rows,); gives tensors in any structure.
+      rowwise: whether it gives a row the same bits in a batch of any size; then several batches are computed as one,
+        which XLA compiles to faster code than a loop.
 
     Returns:
-      The function, which also takes and gives (batches, rows, ...); this compiles inside XLA only.
+      The function, which also takes and gives (batches, rows, ...); unless rowwise, this compiles inside XLA only.
     """
 
     def of_one_or_several(*arguments: tf.Tensor) -> Any:
-        return function(*arguments) if arguments[-1].shape.rank == 1 else _one_by_one(function, arguments)
+        if arguments[-1].shape.rank == 1:
+            return function(*arguments)
+        return (_as_one if rowwise else _one_by_one)(function, arguments)
 
     return of_one_or_several
+
+
+def _as_one(function: Callable[..., Any], arguments: tuple[tf.Tensor, ...]) -> Any:
+    count, rows = arguments[-1].shape
+    made = function(*(tf.reshape(each, (count * rows, *each.shape[2:])) for each in arguments))
+    return tf.nest.map_structure(lambda each: tf.reshape(each, (count, rows, *each.shape[1:])), made)
 
 
 def _one_by_one(function: Callable[..., Any], arguments: tuple[tf.Tensor, ...]) -> Any:

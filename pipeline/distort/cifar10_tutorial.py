@@ -32,6 +32,7 @@ class Cifar10Tutorial(Recipe):
       standardize: give each image mean 0 and standard deviation 1; off: pixels on the scale 0..255.
     """
 
+    rowwise: ClassVar[bool] = False
     sets_size: ClassVar[bool] = True
 
     crop: int = 24

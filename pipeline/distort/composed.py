@@ -121,7 +121,7 @@ def _applied(
     statistics: ImageStatistics,
 ) -> tf.Tensor:
     """Returns what a function of a recipe gives, compiled by itself where the recipe is compiled."""
-    call = batchwise(functools.partial(function, statistics=statistics))
+    call = batchwise(functools.partial(function, statistics=statistics), recipe.rowwise)
     applied: tf.Tensor = (kernels.separate(call) if recipe.compiled else call)(images, keys)
     return applied
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from pipeline.distort.base import ImageStatistics, Mixed, Recipe
 from pipeline.distort.batchwise import batchwise
+from pipeline.distort.composed import Composed
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,7 +39,7 @@ class Distortion:
         """Returns the images and the labels; those of a recipe that mixes are probabilities, in evaluation, too.
 
         Args:
-          images: for `images_of`; one batch, or for a compiled recipe several of them with one axis more.
+          images: for `images_of`; one batch, or several of them with one axis more.
           labels: int64 (rows,).
           epoch: int64 scalar, or (rows,).
           rows: for `keys_of`, (rows,).
@@ -61,7 +62,8 @@ class Distortion:
         def call(images: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
             return function(images, keys, self.statistics)
 
-        distort = batchwise(call) if self.recipe.compiled else call
+        # What is composed takes several batches by itself, recipe by recipe.
+        distort = call if isinstance(self.recipe, Composed) else batchwise(call, self.recipe.rowwise)
         distorted: tf.Tensor = distort(self.images_of(images), self.keys_of(epoch, rows))
         return distorted
 

@@ -40,8 +40,13 @@ def size_of(folder, shard=None, **options):
 
 @pytest.mark.parametrize(
     ("distort", "shuffle_bytes"),
-    [("cifar10_tutorial(crop=6)", 1 << 30), (None, 1 << 30), ("shift | mixup(until_epoch=1)", 1500)],
-    ids=["distorted in memory", "in memory", "mixed in windows"],
+    [
+        ("cifar10_tutorial(crop=6)", 1 << 30),
+        (None, 1 << 30),
+        ("shift | mixup(until_epoch=1)", 1500),
+        ("color_jitter", 1 << 30),
+    ],
+    ids=["distorted in memory", "in memory", "mixed in windows", "rowwise"],
 )
 def test_groups_change_no_bit_and_may_begin_anywhere(folder, monkeypatch, distort, shuffle_bytes):
     options = {"distort": distort, "shuffle_bytes": shuffle_bytes, "streams": 1}
@@ -72,12 +77,11 @@ def test_groups_are_bounded_by_rows_and_bytes_and_are_about_equal(folder, monkey
     monkeypatch.setattr(groups, "_BYTES", 12 * 144)
     assert size_of(folder) == 3
     assert size_of(folder, distort="normalize") == 1  # four times the bytes
-    assert size_of(folder, distort="flip") == 3
+    assert size_of(folder, distort="flip") == size_of(folder, distort="randaugment | flip") == 3
 
 
-def test_what_is_decoded_or_compiled_in_parts_or_the_users_own_is_called_once_per_batch(folder, tmp_path):
+def test_what_is_decoded_or_the_users_own_is_called_once_per_batch(folder, tmp_path):
     assert size_of(folder, distort=lambda images, keys: images) == 1
-    assert size_of(folder, distort="randaugment") == size_of(folder, distort="randaugment | flip") == 1
     write_dataset(tmp_path, (9,), SHAPE, kind=Kind("png", extra=True))
     assert size_of(tmp_path) == 3
     assert size_of(tmp_path, distort="random_crop(size=4)") == 1
