@@ -9,6 +9,7 @@ import simple_parsing
 
 from pipeline.commands import commandline
 from pipeline.errors import UsageError
+from pipeline.request import HOST
 
 COMMAND = "pipeline.bench"
 _LEAST = {"global_batch_size": 1, "replicas": 1, "rounds": 1, "steps": 1}
@@ -22,6 +23,7 @@ class BenchConfig:
     split: str = "train"  # or a slice of one
     global_batch_size: int = 128  # rows per step over all replicas
     distort: str | None = None  # a recipe, such as cifar10_tutorial; default: none
+    distort_on: str = HOST  # device: batches are handed over as they are, and what the steps do with them is not timed
     resize: str | None = None  # stretch every image to this first, such as 224x224
     shuffle_bytes: int | None = None  # decoded bytes that are shuffled together; default: 1 GiB
     streams: int | None = None  # default: that of input_fn

@@ -74,6 +74,7 @@ def _request(config: BenchConfig) -> Request:
         training=not config.evaluation,
         seed=config.seed,
         distort=config.distort,
+        distort_on=config.distort_on,
         resize=config.resize,
         streams=config.streams,
         shuffle_bytes=SHUFFLE_BYTES if config.shuffle_bytes is None else config.shuffle_bytes,

@@ -24,6 +24,7 @@ def as_object(
         "images": resolved.order.num_records,
         "spec": dataclasses.asdict(spec),
         "distort": request.distort,
+        "distort_on": request.distort_on,
         "resize": list(request.size) if request.size else None,
         "windows": resolved.order.windows,
         "devices": list(devices),

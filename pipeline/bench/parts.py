@@ -80,7 +80,11 @@ def stages_of(subject: Subject) -> list[Stage]:
         Stage(
             "distort",
             found.get(stages.DISTORT, {}),
-            "" if stages.DISTORT in found else "no recipe is given",
+            ""
+            if stages.DISTORT in found
+            else "left to the steps"
+            if subject.batches.on_device
+            else "no recipe is given",
             at_all.get(stages.DISTORT),
         ),
         Stage("batch", found["batch"], "with tf.data's own work for each batch", batch),

@@ -17,7 +17,6 @@ from pipeline.bench.prefixes import Held, OneWindow, Prefix, first_full_window
 from pipeline.bench.reading import Reads
 from pipeline.bench.stages import DECODE, DISTORT, GATHER, NUMBERS
 from pipeline.decode.forms import PixelRows
-from pipeline.distort.base import Undistorted
 from pipeline.distribution.replica_batches import between_replicas
 from pipeline.distribution.strategies import PREFETCH, copied_ahead, distribute_request
 from pipeline.order.feed import make_feed
@@ -105,8 +104,8 @@ class Subject:
         if self.are_stored:
             return []
         decodes = not isinstance(self.batches.form, PixelRows)
-        distorts = not isinstance(self.batches.recipe, Undistorted)
-        return [NUMBERS, GATHER, *([DECODE] if decodes else []), *([DISTORT] if distorts else [])]
+        distort = [] if self.batches.hands_on else [DISTORT]
+        return [NUMBERS, GATHER, *([DECODE] if decodes else []), *distort]
 
     def dataset(self, last: str | None = None) -> tf.data.Dataset:
         """Returns the batches of the window in memory; with `last`, what there is after that stage."""

@@ -8,6 +8,7 @@ from pipeline.bench.bars import Bars
 from pipeline.bench.result import BUSY, Result, Spread
 from pipeline.bench.stages import SECTIONS, Stage
 from pipeline.commands.text import count_of, table
+from pipeline.request import DEVICE
 from pipeline.resolved import ResolvedRequest
 
 _MB, _MICRO = 1e6, 1e6
@@ -25,6 +26,7 @@ def heading(resolved: ResolvedRequest, devices: Sequence[str]) -> list[str]:
     resized = f", resized to {request.size[0]}x{request.size[1]}" if request.size else ""
     windows = f"{count_of(order.windows, 'window')} of {count_of(spec.streams, 'stream')}"
     recipe = "undistorted" if request.distort in (None, "none") else f"distorted by {request.distort}"
+    recipe += " in the steps" if request.distort_on == DEVICE else ""
     return [
         f"{made.dataset}, split {spec.split}: {count_of(order.num_records, 'image')} of {stored}{resized}",
         f"{'training' if spec.training else 'evaluation'}, {'kept in memory' if order.windows == 1 else windows}; "

@@ -42,12 +42,15 @@ def test_the_object_has_every_stage_and_adds_up(folder, capsys):
 
 
 def test_the_table_has_a_bar_per_stage_and_what_bounds_the_input(folder, capsys):
-    bench.main([str(folder), "--shuffle_bytes=3000", "--streams=4", "--split=train[10:50]", *SHORT])
+    flags = ["--split=train[10:50]", "--shuffle_bytes=3000", "--streams=4", "--distort=shift", "--distort_on=device"]
+    bench.main([str(folder), *flags, *SHORT])
     out, err = capsys.readouterr()
     assert err == ""
     lines = out.splitlines()
     assert lines[0] == "made, split train[10:50]: 40 images of 8x6x3 raw"
-    assert lines[1].startswith("training, 2 windows of 4 streams; batches of 8, undistorted; 1 replica on CPU:0")
+    assert lines[1] == (
+        "training, 2 windows of 4 streams; batches of 8, distorted by shift in the steps; 1 replica on CPU:0"
+    )
     rows = {name: next(line for line in lines[2:] if line.startswith(f"{name} ")) for name in STAGES}
     assert [name for name, row in rows.items() if " absent: " in row] == [
         "decode",
@@ -55,6 +58,7 @@ def test_the_table_has_a_bar_per_stage_and_what_bounds_the_input(folder, capsys)
         "distort",
         "copy to device",
     ]
+    assert rows["distort"].endswith("absent: left to the steps")
     assert all("%" in rows[name] for name in ("read", "check", "order", "batch"))
     assert any("#" in row for row in rows.values())
     assert lines[-1].startswith("bound by ")
