@@ -17,6 +17,7 @@ from pipeline.distort import kernels
 from pipeline.distort.base import ImageStatistics, Recipe, check_bounds, check_fits
 from pipeline.order import hashing_tf
 
+_EXACT = 1 << 24  # below it, float32 has all whole numbers
 _TOP, _LEFT, _FLIP, _BRIGHTNESS, _CONTRAST = range(5)  # draws; changing them changes what a seed gives
 
 
@@ -32,7 +33,6 @@ class Cifar10Tutorial(Recipe):
       standardize: give each image mean 0 and standard deviation 1; off: pixels on the scale 0..255.
     """
 
-    rowwise: ClassVar[bool] = False
     sets_size: ClassVar[bool] = True
 
     crop: int = 24
@@ -84,29 +84,43 @@ class Cifar10Tutorial(Recipe):
         """Folds contrast, brightness and standardisation into `(x - means) * scale + shift`.
 
         With channel means m, their mean M, contrast c and brightness b, the tutorial's image is c (x - m) + m + b. Its
-        mean is M + b, its variance c^2 mean((x - m)^2) + mean((m - M)^2), so b cancels in the standardised image. The
-        squares are summed about the channel means (two passes), which agrees with float64 to 1e-6.
+        mean is M + b, its variance c^2 mean((x - m)^2) + mean((m - M)^2), so b cancels in the standardised image. Sums
+        of pixels and of their squares are whole numbers, and exact in any order.
 
         Returns:
           scale (rows,); means and shift (rows, width * channels).
         """
-        rows, height, width = lanes.shape
-        pixels = tf.cast(lanes, tf.float32)
-        # The barriers keep XLA from merging the sums over rows and over lanes into one scalar loop, 5 times slower.
-        (sums,) = xla.optimization_barrier(tf.reduce_sum(pixels, axis=1))
-        per_channel = tf.reshape(sums, (rows, width // channels, channels))
-        means = tf.reduce_sum(per_channel, axis=1) / (height * width // channels)
-        (mean_lanes,) = xla.optimization_barrier(tf.tile(means, [1, width // channels]))
+        _, height, width = lanes.shape
+        count = height * width // channels
+        totals = _by_channel(tf.cast(lanes, tf.float32), channels)
+        means = totals / count
         if not self.standardize:
+            mean_lanes = _to_lanes(means, width)
             return contrast, mean_lanes, mean_lanes + brightness[:, None]
-        (squares,) = xla.optimization_barrier(tf.reduce_sum(tf.square(pixels - mean_lanes[:, None, :]), axis=1))
-        within = tf.reduce_sum(squares, axis=1) / (height * width)
+        exact = tf.float32 if height * 255**2 < _EXACT else tf.float64
+        squares = _by_channel(tf.square(tf.cast(lanes, exact)), channels)
+        within = tf.reduce_mean(squares - totals * means, axis=1) / count
         offset = means - tf.reduce_mean(means, axis=1, keepdims=True)
-        variance = tf.square(contrast) * within + tf.reduce_mean(tf.square(offset), axis=1)
+        variance = tf.square(tf.cast(contrast, tf.float64)) * within + tf.reduce_mean(tf.square(offset), axis=1)
         # tf.image.per_image_standardization: adjusted_stddev = max(stddev, 1 / sqrt(number of values)).
         inverse = 1.0 / tf.maximum(tf.sqrt(variance), (height * width) ** -0.5)
-        (shift,) = xla.optimization_barrier(tf.tile(offset * inverse[:, None], [1, width // channels]))
-        return contrast * inverse, mean_lanes, shift
+        scale = contrast * tf.cast(inverse, tf.float32)
+        return scale, _to_lanes(means, width), _to_lanes(offset * inverse[:, None], width)
+
+
+def _by_channel(lanes: tf.Tensor, channels: int) -> tf.Tensor:
+    """Returns each channel's sum, float64 (rows, channels), of (rows, height, width * channels)."""
+    rows, _, width = lanes.shape
+    # The barrier keeps XLA from merging the sums over rows and over lanes into one scalar loop, 5 times slower.
+    (sums,) = xla.optimization_barrier(tf.reduce_sum(lanes, axis=1))
+    per_channel = tf.reshape(tf.cast(sums, tf.float64), (rows, width // channels, channels))
+    return tf.reduce_sum(per_channel, axis=1)
+
+
+def _to_lanes(values: tf.Tensor, width: int) -> tf.Tensor:
+    """Returns float64 (rows, channels) as float32 (rows, width * channels)."""
+    (lanes,) = xla.optimization_barrier(tf.tile(tf.cast(values, tf.float32), [1, width // values.shape[1]]))
+    return lanes
 
 
 def _apply(lanes: tf.Tensor, scale: tf.Tensor, means: tf.Tensor, shift: tf.Tensor, channels: int) -> tf.Tensor:

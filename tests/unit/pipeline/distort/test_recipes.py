@@ -76,6 +76,12 @@ def test_cifar10_tutorial_evaluates_the_central_crop(images, keys):
     np.testing.assert_allclose(got, official.numpy(), atol=1e-4)
 
 
+def test_cifar10_tutorial_of_tall_images_is_exact(keys):
+    images = np.random.default_rng(0).integers(250, 256, (2, 310, 300, 3), np.uint8)
+    got = run("cifar10_tutorial(crop=300)", images, keys[:2], training=False)
+    np.testing.assert_allclose(got, np.stack([standardize(i[5:305].astype(np.float64)) for i in images]), atol=2e-5)
+
+
 def test_a_constant_image_stays_finite(keys):
     assert (run("cifar10_tutorial", np.full((64, 32, 32, 3), 7, np.uint8), keys) == 0).all()
 
