@@ -1,6 +1,7 @@
 """The rows of each source of a mixture, against a search over all ways to share them."""
 
 import itertools
+import re
 from fractions import Fraction
 
 import pytest
@@ -66,3 +67,27 @@ def test_it_says_nothing_exactly_where_all_shares_are_divided():
         else:
             with pytest.raises(UsageError, match=f"{replicas} replicas need equal parts"):
                 check_divided(rows, (2, 1), "ab", replicas)
+
+
+def test_what_an_error_names_does_work():
+    batches, weights = r"global_batch_size=([-\d]+)(?: and ([-\d]+))?$", r"the weights ([\d and]+)[,\n]?"
+    for rows, pair, parts in itertools.product(range(2, 50), [(2, 1), (40, 1), (3, 1)], (2, 3, 4)):
+        if not all(shares_of(rows, pair)):
+            continue
+        try:
+            check_divided(rows, pair, "ab", parts)
+        except UsageError as error:
+            said = str(error).partition("nearest that work: ")[2]
+            assert said
+            for size in filter(None, re.search(batches, said).groups()):
+                assert all(share > 0 and share % parts == 0 for share in shares_of(int(size), pair))
+            if named := re.match(weights, said):
+                near = [int(weight) for weight in named[1].split(" and ")]
+                assert sum(near) == rows
+                assert all(share > 0 and share % parts == 0 for share in shares_of(rows, near))
+
+
+def test_a_batch_that_an_error_names_gives_the_source_a_row():
+    with pytest.raises(UsageError, match="with global_batch_size=42 it has one"):
+        checked_shares(6, (1, 40.5), "ab")
+    assert checked_shares(42, (1, 40.5), "ab") == (1, 41)

@@ -158,3 +158,45 @@ def test_a_folder_that_cannot_be_one_is_named(tmp_path):
     for path in (tmp_path / "file/in", "/proc/cache"):
         with pytest.raises(DataError, match=f"cache_dir={path}: cannot be used: .*; give a folder on a local disk"):
             CacheFolder(path)
+
+
+def test_the_disk_space_of_a_draft_is_taken_at_once(tmp_path):
+    place, large = CacheFolder(tmp_path, 1 << 22), entry_of("x", 1 << 20)
+    with place.draft(large) as draft:
+        assert place.reserve(large, draft)
+        assert os.fstat(draft.fileno()).st_blocks * 512 >= 1 << 20
+
+
+def test_a_draft_that_is_a_link_is_not_written_through(tmp_path):
+    place, mine = CacheFolder(tmp_path / "cache", 1000), tmp_path / "mine"
+    mine.write_text("mine")
+    add(place, "y")
+    os.symlink(mine, place.file(entry_of("x")) + ".part")
+    with pytest.raises(OSError, match="symbolic link"):
+        place.draft(entry_of("x"))
+    assert mine.read_text() == "mine"
+
+
+def test_a_draft_that_another_has_made_anew_is_not_removed(tmp_path):
+    place, entry = CacheFolder(tmp_path, 1000), entry_of("x")
+    old = place.draft(entry)
+    os.unlink(place.file(entry) + ".part")
+    with place.draft(entry):
+        place.discard(entry, old)
+        assert names(place) == ["x.part"]
+
+
+def test_a_folder_that_is_a_link_is_none_of_ours(tmp_path):
+    place, mine = CacheFolder(tmp_path / "cache", 250), tmp_path / "mine"
+    mine.mkdir()
+    (mine / "notes").write_bytes(b"7" * 1000)
+    (tmp_path / "cache" / DIGEST[-16:]).symlink_to(mine)
+    assert place.num_bytes() == 0
+    add(place, "x")
+    assert (mine / "notes").exists()
+
+
+def test_a_lock_that_another_process_never_releases_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache_folder, "_LOCK_SECONDS", 0.02)
+    with CacheFolder(tmp_path, 1000)._exclusive(), pytest.raises(DataError, match="has held its lock for 0 s; give a"):
+        CacheFolder(tmp_path, 1000)

@@ -99,3 +99,10 @@ def test_the_table_is_these_bytes(stride, more):
     assert (table.offsets.tolist(), table.firsts.tolist()) == ([0, 700, 1300], [0, 2, 3])
     assert table.begins_of(1, 3).tolist() == ([400, 800, 1200] if stride else [500, 900, 1700])
     assert [table.member_of(record) for record in range(3)] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("begins", [(1, 500, 900, 1700), (0, 900, 900, 1700), (0, 900, 500, 1700)])
+def test_records_that_do_not_ascend_from_0_are_refused(begins):
+    data = TABLE + b"".join(n.to_bytes(8, "little") for n in begins)
+    with pytest.raises(ValueError, match="its records do not ascend from 0"):
+        members.parse(data, 3, 1300, None, f"{crc32c.crc32c(data):08x}")

@@ -1,0 +1,71 @@
+"""Which process failed first, and the line that says so."""
+
+import types
+
+import pytest
+
+from trainer.launching.local.cause import Cause, first, is_awaited
+from trainer.launching.local.ending import Ending
+from trainer.launching.local.process import Task
+
+LOST, ENDED = "trainer.run: lost another worker (gone)", "trainer.run: the job has ended: shard 3 is corrupt"
+
+
+def process(name, code=None, *lines, unheard=0.0, step=None, silence=""):
+    beat = None if step is None else types.SimpleNamespace(step=step)
+    listener = types.SimpleNamespace(is_late=unheard > 0, unheard=unheard, beat=beat, has_stepped=bool(step))
+    ending = None if code is None else Ending(code, silence)
+    err = types.SimpleNamespace(last=list(lines))
+    return types.SimpleNamespace(task=Task("worker", name, name), pid=7, ending=ending, listener=listener, err=err)
+
+
+@pytest.mark.parametrize(
+    ("others", "number"),
+    [
+        ([process(0, 75, LOST), process(1, 1, "no such shard")], 1),
+        ([process(0, 1, ENDED), process(1, -9)], 1),
+        ([process(0, 75, "trainer.run: step 5 is saved"), process(1, 1, "no such shard")], 1),
+        ([process(0, 1, "no such shard"), process(1, 2, "no such flag")], 0),
+        ([process(0, 75, "note", LOST, "goodbye"), process(1, 75, ENDED)], 0),
+        ([process(0, 75, LOST), process(1, unheard=5.0), process(2, unheard=9.0), process(3)], 2),
+        ([process(0, 75, LOST), process(1, -9), process(2, unheard=9.0)], 1),
+        ([process(0, 75, LOST), process(1, 0, unheard=9.0)], 0),
+    ],
+    ids=[
+        "one that followed, and the cause",
+        "followed with the cause's code, and one that was killed",
+        "one to be resumed, and an error",
+        "of two errors the one that was seen first",
+        "all followed: the first",
+        "one that followed; the longest silent is the cause",
+        "one that was killed, before a silent one",
+        "one that is done is not silent",
+    ],
+)
+def test_the_first_failure(others, number):
+    failed = [one for one in others if one.ending and not one.ending.is_good]
+    assert first(others, failed).task.index == number
+
+
+def test_the_cause_is_awaited_while_all_followed_and_none_is_silent():
+    followed, failed = process(0, 75, LOST), process(1, 1, "no such shard")
+    assert is_awaited([followed, process(1)], [followed])
+    assert not is_awaited([followed, process(1, unheard=5.0)], [followed])
+    assert not is_awaited([followed, failed], [followed, failed])
+
+
+def cause_of(process):
+    return Cause.of(process, process.ending)
+
+
+def test_it_is_one_line_and_has_more_where_there_is_more():
+    cause = cause_of(process(1, 1, "warning", "no such shard", step=12))
+    ended = "ended with exit code 1 (bad data, or an error in the program)"
+    assert str(cause) == f"worker 1 (process 7) {ended} after step 12: no such shard"
+    assert (cause.at_start, cause.context) == (False, ("warning", "no such shard"))
+    killed = cause_of(process(1, -9, "last words", step=0))
+    assert str(killed) == "worker 1 (process 7) was killed by SIGKILL after step 0"
+    assert (killed.at_start, killed.context) == (True, ("last words",))
+    assert cause_of(process(1, 1, "no such shard")).context == ()
+    silent = cause_of(process(1, -9, step=3, silence="gave no sign of life for 9 s"))
+    assert str(silent) == "worker 1 (process 7) gave no sign of life for 9 s, and was killed"
