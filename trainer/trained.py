@@ -142,7 +142,7 @@ def build(record: Record, flags: CheckpointFlags, **others: Any) -> Trained:
 def _resolved(
     record: Record, config: TrainConfig, task: type[Task], flags: CheckpointFlags
 ) -> dict[str, ResolvedRequest]:
-    statistics = flags.statistics or _statistics(record, config, flags)
+    statistics = _given_statistics(config, flags) or _statistics(record, config, flags)
     try:
         return plan.evaluation_of(config, task.parse, statistics)
     except DataError as error:
@@ -150,8 +150,30 @@ def _resolved(
             raise
         raise DataError(f"{error}; the run's data: if they have moved, give --data_dir") from None
     except UsageError as error:
-        reason = str(error).removeprefix("split: ")
-        raise UsageError(f"--split={config.data.eval_split}: {reason}") from None
+        reason = str(error)
+        if not reason.startswith("statistics="):
+            raise UsageError(f"--split={config.data.eval_split}: {reason.removeprefix('split: ')}") from None
+        if flags.statistics is None:
+            reason = f"data_dir={config.data.data_dir}: unlike what {record.path} was trained on: {reason}"
+        raise UsageError(f"--{reason}") from None
+
+
+def _given_statistics(config: TrainConfig, flags: CheckpointFlags) -> str | None:
+    """Returns the data set that --statistics names, if any.
+
+    Raises:
+      DataError: it is none.
+      UsageError: nothing is normalised by it.
+    """
+    if flags.statistics is None:
+        return None
+    if not make_recipe(config.data.distort, "--distort").normalizes:
+        raise UsageError(f"--statistics={flags.statistics}: --distort={config.data.distort} normalises nothing by it")
+    try:
+        manifests.load(flags.statistics)
+    except DataError as error:
+        raise DataError(f"--statistics={flags.statistics}: {error}") from None
+    return flags.statistics
 
 
 def _statistics(record: Record, config: TrainConfig, flags: CheckpointFlags) -> PathLike | None:

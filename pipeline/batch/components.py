@@ -45,7 +45,7 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
     corruption = Corruption(os.fspath(data_dir), request.on_corrupt, request.max_corrupt)
     recipe = recipe_of(resolved)
     batches = Batches(resolved, _form(resolved, recipe), recipe)
-    if request.portable or tf.inside_function():
+    if is_read_by_graph(request):
         _check_graph(request)
         shards = Shards.found(data_dir, segments, corruption)
         RecordsReader(shards, manifest.compression).probe()
@@ -65,6 +65,11 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
             )
     _check_first(resolved, shards)
     return RecordColumns(RecordsReader(shards, manifest.compression), corruption.skips), batches
+
+
+def is_read_by_graph(request: Request) -> bool:
+    """Whether TensorFlow's own operations read, in whatever process runs the dataset."""
+    return request.portable or tf.inside_function()
 
 
 def _check_graph(request: Request) -> None:

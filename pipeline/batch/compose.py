@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from pipeline.batch.components import choose
+from pipeline.batch.components import choose, is_read_by_graph
 from pipeline.batch.dataset import Run, resident, windowed
 from pipeline.batch.decoded_split import load
 from pipeline.batch.joining import joined
 from pipeline.commands.text import size_of
 from pipeline.errors import UsageError
-from pipeline.mixture import check_replicas, of_source, resolve_all
+from pipeline.mixture import Mixture, check_replicas, of_source, resolve_all
 from pipeline.order.feed import Feed, make_feed
-from pipeline.order.order import OrderSpec
 from pipeline.order.sharding import as_shard
 from pipeline.order.tensors import TENSORS
 from pipeline.read import memory
@@ -30,6 +29,8 @@ def make_dataset(request: Request) -> tf.data.Dataset:
     if shard := as_shard(request.shard):
         check_replicas(request, shard.num_replicas)
     mixture, datasets = resolve_all(request), []
+    if not is_read_by_graph(request):
+        _check_memory(mixture)
     for part, source in zip(mixture.parts, request.sources or (None,), strict=True):
         with of_source(request, source):
             datasets.append(_of(part))
@@ -47,23 +48,33 @@ def _of(resolved: ResolvedRequest) -> tf.data.Dataset:
     run = Run(feed, request.start_step, resolved.last_step())
     with tf.device("CPU:0"):
         reader, batches = choose(resolved)
-        if isinstance(reader, GraphReader):
-            dataset = windowed(run, batches, reader)
-        elif order.windows == 1 and len(feed.streams) == order.streams:
+        if not isinstance(reader, GraphReader) and _is_resident(feed):
             columns, batches = load(reader, batches)
             dataset = resident(run, batches, columns)
         else:
-            _check_memory(resolved.spec, feed)
             dataset = windowed(run, batches, reader)
     return dataset
 
 
-def _check_memory(spec: OrderSpec, feed: Feed) -> None:
-    """Raises UsageError where the machine, or the container, has too little for this window and the next."""
-    needed, limit = 2 * feed.window_records * spec.record_bytes, memory.available()
-    if needed > limit:
+def _is_resident(feed: Feed) -> bool:
+    """Whether this worker reads the whole split, once."""
+    return feed.order.windows == 1 and len(feed.streams) == feed.order.streams
+
+
+def _check_memory(mixture: Mixture) -> None:
+    """Raises UsageError where the machine, or the container, has too little for the windows of all sources.
+
+    A source has this window and the next in memory; one that is read once, its records.
+    """
+    request, needed, texts = mixture.request, 0, []
+    for part, source in zip(mixture.parts, request.sources or (None,), strict=True):
+        feed = make_feed(part.order, as_shard(request.shard), TENSORS)
+        own = (1 if _is_resident(feed) else 2) * feed.window_records * part.spec.record_bytes
+        needed += own
+        share = f"{source} {size_of(own)}, " if source else ""
+        texts.append(f"{share}{len(feed.streams)} of {part.spec.streams} streams")
+    if needed > (limit := memory.available()):
         raise UsageError(
-            f"shuffle_bytes={spec.shuffle_bytes}, {len(feed.streams)} of {spec.streams} streams: needs "
-            f"{size_of(needed)} on this worker, which has {size_of(limit)}; give a smaller shuffle_bytes "
-            "(another order), or more workers"
+            f"shuffle_bytes={request.shuffle_bytes}, {'; '.join(texts)}: needs {size_of(needed)} on this worker, which "
+            f"has {size_of(limit)}; give a smaller shuffle_bytes (another order), or more workers"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import Any, Protocol
 
 from pipeline.errors import DataError
@@ -11,6 +12,8 @@ from pipeline.manifest import checks, naming, seal
 from pipeline.manifest.from_json import from_json
 from pipeline.manifest.manifest import FORMAT_VERSION, MEMBERS_VERSION, Manifest
 from pipeline.manifest.storage import folder
+
+_WEIGHTED = re.compile(r"=\d*\.?\d+$")  # as `a=0.7`, which in a mixture is a source and its weight
 
 
 class RemoteFolder(Protocol):
@@ -30,9 +33,11 @@ def load(data_dir: str | os.PathLike[str] | RemoteFolder) -> Manifest:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
+        advice = "make one with: python -m beam_jobs.convert; from existing TFRecords: python -m pipeline.index"
+        if _WEIGHTED.search(str(found)):
+            advice = "leave out the weight: it is for several sources, with commas between them"
         raise DataError(
-            f"{path}: no manifest, so {found} is not a data set (or its conversion did not finish); "
-            "make one with: python -m beam_jobs.convert; from existing TFRecords: python -m pipeline.index"
+            f"{path}: no manifest, so {found} is not a data set (or its conversion did not finish); {advice}"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None

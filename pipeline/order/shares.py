@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -12,11 +13,12 @@ from numpy.typing import NDArray
 from pipeline.errors import UsageError
 
 _LOOKED_AT = 4096  # batch sizes on either side, for an error to name one that works
+_LARGEST = 1 << 20  # rows of a batch that anybody is advised to take
 
 
 def shares_of(rows: int, weights: Sequence[float]) -> tuple[int, ...]:
     """Returns the rows of each weight, by largest remainder; of equal remainders the earlier weight's is the larger."""
-    exact = [Fraction(repr(float(weight))) for weight in weights]
+    exact = _as_written(weights)
     quotas = [rows * weight / sum(exact) for weight in exact]
     shares = [math.floor(quota) for quota in quotas]
     by_remainder = sorted(range(len(quotas)), key=lambda i: shares[i] - quotas[i])
@@ -44,14 +46,25 @@ def checked_shares(rows: int, weights: Sequence[float], names: Sequence[str]) ->
       UsageError: a source has no row.
     """
     shares = shares_of(rows, weights)
-    for name, weight, share in zip(names, weights, shares, strict=True):
+    for name, weight, share in zip(names, _as_written(weights), shares, strict=True):
         if not share:
-            least = math.ceil(sum(weights) / weight)
+            total = sum(_as_written(weights))
+            least = math.ceil(total / weight)
+            advice = f"with global_batch_size={least} it has one" if least <= _LARGEST else "give it a larger weight"
             raise UsageError(
-                f"source {name!r}: its weight, {weight:g} of {sum(weights):g}, gives it none of the "
-                f"global_batch_size={rows} rows; with global_batch_size={least} it has one"
+                f"source {name!r}: its weight, {_short(weight)} of {_short(total)}, gives it none of the "
+                f"global_batch_size={rows} rows; {advice}"
             )
     return shares
+
+
+def _as_written(weights: Sequence[float]) -> list[Fraction]:
+    """Returns the weights as decimal fractions, of which no sum is rounded, or too large."""
+    return [Fraction(repr(float(weight))) for weight in weights]
+
+
+def _short(number: Fraction) -> str:
+    return f"{float(min(number, Fraction(sys.float_info.max))):g}"
 
 
 def check_divided(

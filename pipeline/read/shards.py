@@ -20,7 +20,8 @@ from pipeline.read.shard_cache import ShardCache
 from pipeline.read.threads import Result, Task, in_parallel
 
 _RECOVER = (
-    "the data is not what was converted: convert it again (python -m beam_jobs.convert ... --overwrite); "
+    "the data is not what was converted: copy it again, if it was copied; or convert it again (python -m "
+    "beam_jobs.convert ... --overwrite); "
     "or index it again, if it was indexed (python -m pipeline.index ... --overwrite)"
 )
 

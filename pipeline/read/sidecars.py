@@ -20,6 +20,7 @@ from pipeline.records.members import MemberTable
 Opener = Callable[[str, int, str], AbstractContextManager[OpenFile]]  # of a file by its name, size and CRC32C
 
 _KEPT = 8 << 20  # numbers that stay in memory: 64 MiB of offsets
+_RECOVER = "copy the data set again, or convert it again"
 
 
 class Sidecars:
@@ -148,10 +149,13 @@ def _read(
     opener: Opener | None,
 ) -> NDArray[Any]:
     file = folder(data_dir) / name
-    size = file.identity().num_bytes
+    try:
+        size = file.identity().num_bytes
+    except DataError as error:
+        raise DataError(f"{error}; it belongs to the shard {shard.file}: {_RECOVER}") from None
     with opener(name, size, crc) if opener and size <= num_bytes else file.open() as opened:
         data = opened.read_at(0, min(size, num_bytes))
     try:
         return parse(data, size, shard.num_examples, crc)
     except ValueError as error:
-        raise DataError(f"{file}: {error}; copy the data set again, or convert it again") from None
+        raise DataError(f"{file}: {error}; {_RECOVER}") from None

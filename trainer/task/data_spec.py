@@ -25,7 +25,8 @@ def of(training: ResolvedRequest) -> DataSpec:
     parse = training.request.parse
     if parse is not None:
         return _parsed(parse, classes)
-    recipe = make_recipe(str(training.request.distort or "none"), "--distort")
+    distort = training.request.distort
+    recipe = make_recipe("none" if distort is None else str(distort), "--distort")
     images = _images(training, recipe)
     labels = tf.TensorSpec([None, len(classes)], tf.float32) if recipe.mixing else tf.TensorSpec([None], tf.int64)
     return DataSpec(tf.TensorSpec([None, *images.shape[1:]], images.dtype), labels, classes)

@@ -277,3 +277,17 @@ def test_images_of_other_sizes_are_stretched_to_one(folders, tmp_path):
     write_dataset(tmp_path / "c", shape=(9, 7, 3))
     images, *_ = taken([(folders[0], 1), (tmp_path / "c", 1)], resize="5x4", epochs=1)[0]
     assert images.shape == (36, 5, 4, 3)
+
+
+def test_each_source_has_its_part_of_the_memory_and_the_first_one_ends_the_run():
+    options = {"global_batch_size": 36, "training": True, "seed": 5, "epochs": 4}
+    parts = parts_of(Request([("a", 2), ("b", 1)], **options, shuffle_bytes=999))
+    assert [(part.shuffle_bytes, part.epochs) for part in parts] == [(666, 4), (333, None)]
+    parts = parts_of(Request([("a", 2), ("b", 1)], **options, shuffle_bytes=1))
+    assert [part.shuffle_bytes for part in parts] == [1, 1]
+
+
+def test_every_source_is_compared_with_the_first(folders, tmp_path):
+    write_dataset(tmp_path / "c", shape=(8, 6, 1))
+    with pytest.raises(UsageError, match="'.*a:train' and '.*c:train' differ in channels: 3 and 1"):
+        order_spec([(folders[0], 1), (folders[1], 1), (tmp_path / "c", 1)], global_batch_size=36, training=True)

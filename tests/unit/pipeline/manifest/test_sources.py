@@ -5,7 +5,8 @@ import pathlib
 
 import pytest
 
-from pipeline.errors import UsageError
+from pipeline import manifest as manifests
+from pipeline.errors import DataError, UsageError
 from pipeline.manifest.sources import Source, parse_sources, sources_of
 
 
@@ -76,3 +77,10 @@ def test_each_home_folder_is_found(monkeypatch):
 def test_wrong_texts(text, message):
     with pytest.raises(UsageError, match=message):
         parse_sources(text)
+
+
+def test_a_weight_of_a_single_source_is_noticed(tmp_path):
+    with pytest.raises(DataError, match="a=0.7 is not a data set .*; leave out the weight: it is for several sources"):
+        manifests.load(tmp_path / "a=0.7")
+    with pytest.raises(DataError, match="a=b is not a data set .*; make one with"):
+        manifests.load(tmp_path / "a=b")

@@ -91,3 +91,16 @@ def test_a_batch_that_an_error_names_gives_the_source_a_row():
     with pytest.raises(UsageError, match="with global_batch_size=42 it has one"):
         checked_shares(6, (1, 40.5), "ab")
     assert checked_shares(42, (1, 40.5), "ab") == (1, 41)
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ((1e9, 0.5), "source 'b': its weight, 0.5 of 1e\\+09, gives it none of .*=6 rows; give it a larger weight"),
+        ((1e308, 1e308, 1), "source 'c': its weight, 1 of 1.79769e\\+308, .* rows; give it a larger weight"),
+        ((1, 1e-320), "source 'b': .*; give it a larger weight"),
+    ],
+)
+def test_weights_of_very_different_sizes_are_one_clear_line(weights, words):
+    with pytest.raises(UsageError, match=words):
+        checked_shares(6, weights, "abc"[: len(weights)])

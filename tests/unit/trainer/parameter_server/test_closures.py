@@ -1,5 +1,7 @@
 """Functions that are run again where a worker is lost, and errors that are raised, on a coordinator of the tests."""
 
+import time
+
 import pytest
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator.cluster_coordinator import ClosureAbortedError, ClosureInputError
@@ -50,8 +52,8 @@ def jobs(monkeypatch):
 
 def results(made):
     """Returns the results by tag, until all have come back."""
-    found = {}
-    while made.waiting:
+    found, end = {}, time.monotonic() + 10
+    while made.waiting and time.monotonic() < end:
         if came := made.next(2):
             found[came[0]] = came[1]
     return found

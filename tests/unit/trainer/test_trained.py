@@ -1,0 +1,83 @@
+"""By which statistics a run's images are normalised outside of it, and what is said of those that do not fit."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+
+from pipeline.errors import DataError, UsageError
+from tests.datasets import edit_manifest, write_dataset
+from trainer import plan, trained
+from trainer.cluster.tf_config import ALONE
+from trainer.config.flags.checkpoint import CheckpointFlags
+from trainer.stored.record import Record
+from trainer.task.base import Task
+
+DARKER = (1.0, 2.0, 3.0)
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Data sets `own`, a `copy` of it, `darker`, which says that it has other means, and `grey` images."""
+    for name, shape in {"own": (8, 6, 3), "darker": (8, 6, 3), "grey": (8, 6, 1)}.items():
+        write_dataset(tmp_path / name, (12,), shape)
+    edit_manifest(tmp_path / "darker", lambda content: content.update(image_mean=list(DARKER)))
+    shutil.copytree(tmp_path / "own", tmp_path / "copy")
+    return tmp_path
+
+
+@pytest.fixture
+def record_of(data, config_of):
+    """Returns a function that makes what a checkpoint says of a run on the data of a flag."""
+
+    def record_of(data_dir, distort="normalize"):
+        config = config_of(data_dir=data_dir, distort=distort, global_batch_size=4)
+        order = json.loads(plan.make(config, ALONE).training.spec.to_json())
+        return Record(data / "run" / "ckpt-3", 3, False, {"config": dataclasses.asdict(config), "order": order})
+
+    return record_of
+
+
+def means(record, **flags):
+    """Returns the means that normalise what a command with these flags evaluates on."""
+    given = CheckpointFlags("run", **{name: str(value) for name, value in flags.items()})
+    config = record.config(**({} if given.data_dir is None else {"data_dir": given.data_dir}))
+    return next(iter(trained._resolved(record, config, Task, given).values())).statistics.image_mean
+
+
+def test_they_are_those_of_the_run_unless_others_are_given(data, record_of):
+    record = record_of(data / "own")
+    own = means(record)
+    assert own != DARKER
+    for name in ("copy", "darker"):
+        assert means(record, data_dir=data / name) == own
+        assert means(record, data_dir=data / name, statistics=data / "darker") == DARKER
+    assert means(record, statistics=data / "darker") == DARKER
+    mixture = record_of(f"{data / 'own'}=0.5,{data / 'darker'}=0.5")
+    assert means(mixture, data_dir=data / "darker") == own
+
+
+def test_a_run_whose_data_are_gone_needs_them_where_they_count(data, record_of):
+    record, plain = record_of(data / "own"), record_of(data / "own", "none")
+    shutil.rmtree(data / "own")
+    assert means(plain, data_dir=data / "darker") == DARKER
+    assert means(record, data_dir=data / "copy") != DARKER
+    words = f"--data_dir={data}/darker: is not what .*ckpt-3 was trained on, and {data}/own, .* give its folder as --st"
+    with pytest.raises(UsageError, match=words):
+        means(record, data_dir=data / "darker")
+    with pytest.raises(DataError, match=f"{data}/own/manifest.json: no manifest.*if they have moved, give --data_dir"):
+        means(record)
+
+
+def test_what_does_not_fit_is_one_line_with_the_flag_at_fault(data, record_of):
+    record, plain = record_of(data / "own"), record_of(data / "own", "none")
+    grey = data / "grey"
+    with pytest.raises(UsageError, match=f"^--statistics='{grey}': are of images of 1 channels, those of .*own have 3"):
+        means(record, statistics=grey)
+    with pytest.raises(UsageError, match=f"^--data_dir={grey}: unlike what .*ckpt-3 was trained on: .* of 3 channels"):
+        means(record, data_dir=grey)
+    with pytest.raises(DataError, match=f"^--statistics={data}/none: {data}/none/manifest.json: no manifest"):
+        means(record, statistics=data / "none")
+    with pytest.raises(UsageError, match=f"^--statistics={grey}: --distort=none normalises nothing by it"):
+        means(plain, statistics=grey)
