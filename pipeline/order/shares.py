@@ -48,7 +48,7 @@ def checked_shares(rows: int, weights: Sequence[float], names: Sequence[str]) ->
     shares = shares_of(rows, weights)
     for name, weight, share in zip(names, _as_written(weights), shares, strict=True):
         if not share:
-            total = sum(_as_written(weights))
+            total = sum(_as_written(weights), Fraction())
             least = math.ceil(total / weight)
             advice = f"with global_batch_size={least} it has one" if least <= _LARGEST else "give it a larger weight"
             raise UsageError(
