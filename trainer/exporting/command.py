@@ -62,14 +62,15 @@ def _write_all(config: ExportConfig, trained: Trained, model: Served, folder: pa
     """Writes and compares each format, and the description of all."""
     images = records.stored_images(trained, config.examples)
     expected = records.trained_probabilities(trained, config.examples)
-    tolerance, differences = config.tolerance or _tolerance(trained, model), {}
+    tolerance, differences, files = config.tolerance or _tolerance(trained, model), {}, {}
     for name in config.formats:
         module = _module(name)
         path = folder / module.FILE
         with named(f"--output={config.output}", "cannot be written"), quiet.logs():
             module.write(model, path, config.stablehlo_batch)
         batches = comparison.batches_of(model, images, module.ANY_SIZE, _rows(config, name))
-        difference = comparison.largest_difference(name, path, batches, expected, model, _modules_of_user(trained))
+        files[name] = comparison.File(path, batches)
+    for name, difference in comparison.largest_differences(files, expected, model, _modules_of_user(trained)):
         if not difference <= tolerance:
             raise DataError(
                 f"--format={name}: a probability of the reloaded file differs by {difference:.2g} from the trained "

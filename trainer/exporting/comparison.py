@@ -1,13 +1,13 @@
-"""Reloads an exported file in a process of its own, and compares it with the trained model."""
+"""Reloads exported files in a process of their own, and compares them with the trained model."""
 
 from __future__ import annotations
 
-import os
+import dataclasses
 import pathlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +17,20 @@ from pipeline.errors import DataError
 from trainer.exporting import reading
 from trainer.exporting.served import Served
 
-_TIMEOUT = 600.0  # seconds
+_TIMEOUT = 600.0  # seconds for each file
+
+
+@dataclasses.dataclass(frozen=True)
+class File:
+    """An exported file or folder.
+
+    Attributes:
+      path: of it.
+      batches: what it is given; rows beyond those that are expected are copies.
+    """
+
+    path: pathlib.Path
+    batches: Sequence[NDArray]
 
 
 def batches_of(served: Served, images: Sequence[NDArray[np.uint8]], any_size: bool, rows: int | None) -> list[NDArray]:
@@ -39,23 +52,32 @@ def batches_of(served: Served, images: Sequence[NDArray[np.uint8]], any_size: bo
     return [np.stack(filled[start : start + rows]) for start in range(0, len(filled), rows)]
 
 
-def largest_difference(
-    kind: str, path: pathlib.Path, batches: Sequence[NDArray], expected: NDArray, served: Served, modules: Sequence[str]
-) -> float:
-    """Returns the largest difference between a file's probabilities and those that are expected.
+def largest_differences(
+    files: Mapping[str, File], expected: NDArray, served: Served, modules: Sequence[str]
+) -> Iterator[tuple[str, float]]:
+    """Yields each format, and the largest difference between its file's probabilities and those that are expected.
 
     Args:
-      kind: the format.
-      path: of the file.
-      batches: what it is given; rows beyond those of `expected` are copies.
+      files: by format, to be read in this order, all by one process.
       expected: float32 (n, classes).
-      served: whose class names it gives.
-      modules: of the user, whose layers it may have.
+      served: whose class names they give.
+      modules: of the user, whose layers they may have.
 
     Raises:
-      DataError: it cannot be read, or gives a class or a name other than its own probabilities say.
+      DataError: one cannot be read, or gives a class or a name other than its own probabilities say.
     """
-    found = _answers(kind, path, batches, len(served.class_names), modules)
+    with tempfile.TemporaryDirectory(prefix="trainer-export-") as scratch:
+        said = _read(files, pathlib.Path(scratch), len(served.class_names), modules)
+        for kind in files:
+            answers = pathlib.Path(scratch, f"{kind}.answers.npz")
+            if not answers.exists():
+                own = "; a layer of your own needs @keras.saving.register_keras_serializable()" if modules else ""
+                raise DataError(f"--format={kind}: the file cannot be reloaded: {said}{own if kind == 'keras' else ''}")
+            with np.load(answers) as found:
+                yield kind, _largest_difference(kind, dict(found), expected, served)
+
+
+def _largest_difference(kind: str, found: Mapping[str, NDArray], expected: NDArray, served: Served) -> float:
     probabilities = found["probabilities"][: len(expected)]
     classes = probabilities.argmax(axis=1)
     names = np.array(served.class_names)[classes]
@@ -66,19 +88,13 @@ def largest_difference(
     return float(np.abs(probabilities - expected).max())
 
 
-def _answers(
-    kind: str, path: pathlib.Path, batches: Sequence[NDArray], classes: int, modules: Sequence[str]
-) -> dict[str, NDArray]:
-    with tempfile.TemporaryDirectory(prefix="trainer-export-") as scratch:
-        images, answers = os.path.join(scratch, "images.npz"), os.path.join(scratch, "answers.npz")
-        np.savez(images, *batches)
-        command = [sys.executable, "-P", str(reading.__file__), kind, str(path), images, answers, str(classes)]
-        done = subprocess.run(
-            [*command, *modules], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT, check=False
-        )
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-            own = "; a layer of your own needs @keras.saving.register_keras_serializable()" if modules else ""
-            raise DataError(f"--format={kind}: the file cannot be reloaded: {last}{own if kind == 'keras' else ''}")
-        with np.load(answers) as stored:
-            return dict(stored)
+def _read(files: Mapping[str, File], scratch: pathlib.Path, classes: int, modules: Sequence[str]) -> str:
+    """Has the answers of all files written, up to the first that cannot be read; returns why that is."""
+    for kind, file in files.items():
+        np.savez(scratch / f"{kind}.images.npz", *file.batches)
+    named = [text for kind, file in files.items() for text in (kind, str(file.path))]
+    command = [sys.executable, "-P", str(reading.__file__), str(scratch), str(classes), ",".join(modules), *named]
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT * len(files), check=False
+    )
+    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

@@ -1,9 +1,10 @@
-"""Reads an exported file in a process of its own, and writes what it gives for some images.
+"""Reads exported files in a process of its own, and writes what they give for some images.
 
-    python -P reading.py FORMAT PATH IMAGES.npz ANSWERS.npz CLASSES [MODULE ...]
+    python -P reading.py FOLDER CLASSES MODULES FORMAT PATH [FORMAT PATH ...]
 
-It imports none of our code: that the file needs none is what it shows. The modules are the user's, whose layers a
-`.keras` file may have.
+The folder has the images of each format, FORMAT.images.npz, and gets the answers, FORMAT.answers.npz, one after
+another. It imports none of our code: that the files need none is what it shows. The modules, separated by
+commas, are the user's, whose layers a `.keras` file may have.
 """
 
 # ruff: noqa: PLC0415  # each format needs another library
@@ -69,21 +70,41 @@ def stablehlo(path: str, batches: Batches, classes: int) -> Answers:
         yield {"probabilities": found[0].numpy(), "class": found[1].numpy()}
 
 
-def main(kind: str, path: str, images: str, answers: str, classes: str, *modules: str) -> None:
-    """Reads the file."""
-    if modules:
-        sys.path.insert(0, os.getcwd())
-    for module in modules:
-        importlib.import_module(module)
-    with np.load(images) as stored:
+def answer(kind: str, path: str, folder: str, classes: int) -> None:
+    """Reads one file, and writes its answers once they are complete."""
+    with np.load(os.path.join(folder, f"{kind}.images.npz")) as stored:
         batches = [stored[name] for name in stored.files]
     read = {"saved_model": saved_model, "keras": keras, "onnx": onnx, "stablehlo": stablehlo}[kind]
-    found = list(read(path, batches, int(classes)))
+    found = list(read(path, batches, classes))
     joined = {name: np.concatenate([one[name] for one in found]) for name in found[0]}
     names = joined.pop("class_name", None)
     if names is not None:
         joined["class_name"] = np.array([n.decode() if isinstance(n, bytes) else n for n in names.tolist()])
-    np.savez(answers, **joined)  # type: ignore[arg-type]  # of allow_pickle, which is not among the names
+    partial = os.path.join(folder, f"{kind}.partial.npz")
+    np.savez(partial, **joined)  # type: ignore[arg-type]  # of allow_pickle, which is not among the names
+    os.replace(partial, os.path.join(folder, f"{kind}.answers.npz"))
+
+
+def _load_keras() -> None:
+    """Loads TensorFlow and Keras without packages that they load where there are any: a third of the time."""
+    unused = [name for name in ("matplotlib", "sklearn", "jax") if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(unused))  # type: ignore[arg-type]  # None: Python raises ImportError
+    importlib.import_module("tensorflow")
+    importlib.import_module("keras")
+    for name in unused:
+        del sys.modules[name]
+
+
+def main(folder: str, classes: str, modules: str, *files: str) -> None:
+    """Reads the files in the order in which they are given."""
+    if set(files[::2]) != {"onnx"}:
+        _load_keras()
+    if modules:
+        sys.path.insert(0, os.getcwd())
+        for module in modules.split(","):
+            importlib.import_module(module)
+    for kind, path in zip(files[::2], files[1::2], strict=True):
+        answer(kind, path, folder, int(classes))
 
 
 if __name__ == "__main__":
