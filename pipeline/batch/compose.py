@@ -11,6 +11,7 @@ from pipeline.batch.joining import joined
 from pipeline.commands.text import size_of
 from pipeline.errors import UsageError
 from pipeline.mixture import Mixture, check_replicas, of_source, resolve_all
+from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import Feed, make_feed
 from pipeline.order.sharding import as_shard
 from pipeline.order.tensors import TENSORS
@@ -43,7 +44,8 @@ def make_dataset(request: Request) -> tf.data.Dataset:
 def _of(resolved: ResolvedRequest) -> tf.data.Dataset:
     """Returns the dataset of one data set."""
     request = resolved.request
-    feed, order = make_feed(resolved.order, as_shard(request.shard), TENSORS), resolved.order
+    arrays = TENSORS if is_read_by_graph(request) else NumpyArrays()
+    feed, order = make_feed(resolved.order, as_shard(request.shard), arrays), resolved.order
     resolved.check_pairs(order.global_batch_size // feed.replica_rows)
     run = Run(feed, request.start_step, resolved.last_step())
     with tf.device("CPU:0"):
@@ -68,7 +70,7 @@ def _check_memory(mixture: Mixture) -> None:
     """
     request, needed, texts = mixture.request, 0, []
     for part, source in zip(mixture.parts, request.sources or (None,), strict=True):
-        feed = make_feed(part.order, as_shard(request.shard), TENSORS)
+        feed = make_feed(part.order, as_shard(request.shard), NumpyArrays())
         own = (1 if _is_resident(feed) else 2) * feed.window_records * part.spec.record_bytes
         needed += own
         share = f"{source} {size_of(own)}, " if source else ""

@@ -13,6 +13,8 @@ import tensorflow as tf
 
 from pipeline.batch.batches import Batches
 from pipeline.batch.groups import group_size
+from pipeline.batch.numpy_plans import by_numpy
+from pipeline.order.arrays import Number, NumpyArrays
 from pipeline.order.feed import Feed
 from pipeline.order.order import MAX_STEP
 from pipeline.order.window_plan import WindowPlan
@@ -65,13 +67,15 @@ class Run:
           contiguous: whether records are read to where their elements need them.
         """
 
-        def plan_of(number: tf.Tensor) -> tuple[WindowPlan, tf.Tensor]:
+        def plan_of(number: Number) -> tuple[WindowPlan, Number]:
             epoch, window = self.feed.epoch_and_window(number)
             plan = self.feed.plan(epoch, window)
             plan = plan.with_contiguous_elements(self.feed.arrays) if contiguous else plan
             return plan, self.feed.first_element(self.first_step, epoch, window)
 
-        return tf.data.Dataset.range(*self.feed.window_numbers(self.first_step, self.last_step)).map(plan_of)
+        is_numpy = isinstance(self.feed.arrays, NumpyArrays)
+        planned = by_numpy(plan_of, self.feed.replica_rows) if is_numpy else plan_of
+        return tf.data.Dataset.range(*self.feed.window_numbers(self.first_step, self.last_step)).map(planned)
 
 
 @tf.autograph.experimental.do_not_convert

@@ -19,9 +19,9 @@ from pipeline.bench.stages import DECODE, DISTORT, GATHER, NUMBERS
 from pipeline.decode.forms import PixelRows
 from pipeline.distribution.replica_batches import between_replicas
 from pipeline.distribution.strategies import PREFETCH, copied_ahead, distribute_request
+from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import make_feed
 from pipeline.order.order import MAX_STEP
-from pipeline.order.tensors import TENSORS
 from pipeline.order.window_plan import WindowPlan
 from pipeline.read.corruption import Corruption
 from pipeline.read.rows_reader import all_pieces
@@ -68,7 +68,7 @@ class Subject:
         with tf.device("CPU:0"):
             reader, chosen = choose(resolved)
             assert isinstance(reader, LocalReader)
-            feed = make_feed(resolved.order, None, TENSORS)
+            feed = make_feed(resolved.order, None, NumpyArrays())
             run = Run(feed, 0, MAX_STEP)
             window = OneWindow(feed, 0, MAX_STEP, first_full_window(run))
             selection = resolved.selection

@@ -1,6 +1,7 @@
 """What one input pipeline feeds: its rows of every global batch, the windows it reads, and what each of them gives.
 
-This is the only statement of it. `input_fn` evaluates it with tensors, `pipeline.audit` with NumPy (`arrays`).
+This is the only statement of it. `input_fn` and `pipeline.audit` evaluate it with NumPy; datasets that run in other
+processes evaluate it with tensors (`arrays`).
 
 A worker reads its streams window by window, all of them at the same window number w. A step whose rows begin in
 window w and end in w + 1 belongs to w + 1; its rows of window w are kept as the *tail*. Neither is ever empty: a window
