@@ -18,3 +18,4 @@ import trainer.training  # noqa: E402, F401
 
 gc.collect()
 gc.freeze()  # so that a child's collector copies none of these objects' pages
+gc.set_threshold(20_000)  # as in tests/conftest.py
