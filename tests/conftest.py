@@ -7,7 +7,7 @@ import sys
 import pytest
 
 LOGICAL_DEVICES = 4
-COLLECTED_EVERY = 20_000  # new objects; with Python's 700, looking for garbage is 6% of the time that graphs take to build
+COLLECTED_EVERY = 20_000  # new objects; at Python's 700, looking for garbage takes 6% of the time of building graphs
 
 pytest_plugins = ["tests.processor_time"]
 
