@@ -65,7 +65,7 @@ def trained(make_stepper, batches):
     return trained
 
 
-@pytest.mark.parametrize(("optimizer", "counts"), [("momentum", (2, 4)), ("adam", (3,))])
+@pytest.mark.parametrize(("optimizer", "counts"), [("momentum", (4,)), ("adam", (3,))])
 def test_weights_slots_statistics_and_metrics_have_the_same_bits_on_any_number_of_replicas(trained, optimizer, counts):
     variables, results = trained(1, optimizer)
     assert len(variables) > 10
@@ -78,9 +78,10 @@ def test_weights_slots_statistics_and_metrics_have_the_same_bits_on_any_number_o
 
 RECIPES = {
     "averaged weights, clipped": {"ema": 0.9, "clip_norm": 0.5, "optimizer": "nesterov"},
-    "decay and smoothing": {"optimizer": "adamw", "weight_decay": 0.1, "label_smoothing": 0.1},
     "matrices": {"optimizer": "muon", "weight_decay": 0.01},
-    "bfloat16": {"precision": "bfloat16", "ema": 0.9},
+    "bfloat16, decay, smoothing": {
+        **{"precision": "bfloat16", "ema": 0.9, "optimizer": "adamw", "weight_decay": 0.1, "label_smoothing": 0.1}
+    },
     "float16": {"precision": "float16", "clip_norm": 0.5},
     "XLA": {"jit_compile": True, "label_smoothing": 0.1},
 }
@@ -90,7 +91,7 @@ RECIPES = {
 def test_every_recipe_has_the_same_bits(trained, recipe):
     given = RECIPES[recipe]
     flags = {"optimizer": "momentum", "rate": lambda step: 0.1 / tf.cast(step + 1, tf.float32), **given}
-    (variables, told), (others, others_told) = (trained(replicas, **flags) for replicas in (1, 3))
+    (variables, told), (others, others_told) = (trained(replicas, **flags) for replicas in (1, 2))
     keras.config.set_dtype_policy("float32")
     assert told == others_told
     assert all(np.all(np.isfinite(one)) for one in variables)
