@@ -26,9 +26,7 @@ ELASTIC = SKIPS = ENDLESS = False
 def write(folder: str, shards: list[range]) -> None:
     """Writes one file of records of equal length."""
     with open(f"{folder}/train.bin", "wb") as file:
-        for shard in shards:
-            for record in shard:
-                file.write(records.record(record))
+        file.writelines(records.record(number) for shard in shards for number in shard)
 
 
 class Records:

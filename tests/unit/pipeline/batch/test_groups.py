@@ -43,7 +43,7 @@ def size_of(folder, shard=None, **options):
     [
         ("cifar10_tutorial(crop=6)", 1 << 30),
         (None, 1 << 30),
-        ("shift | mixup(until_epoch=1)", 1500),
+        ("shift | mixup(until_epoch=1)", 2400),
         ("color_jitter", 1 << 30),
     ],
     ids=["distorted in memory", "in memory", "mixed in windows", "rowwise"],
@@ -78,6 +78,8 @@ def test_groups_are_bounded_by_rows_and_bytes_and_are_about_equal(folder, monkey
     assert size_of(folder) == 3
     assert size_of(folder, distort="normalize") == 1  # four times the bytes
     assert size_of(folder, distort="flip") == size_of(folder, distort="randaugment | flip") == 3
+    monkeypatch.setattr(groups, "_ENOUGH", 4)
+    assert (size_of(folder), size_of(folder, distort="flip")) == (3, 1)  # its batches are large enough
 
 
 def test_what_is_decoded_or_the_users_own_is_called_once_per_batch(folder, tmp_path):

@@ -1,0 +1,63 @@
+"""A contestant between its rounds is stopped with all that it has started, and ends with all of it."""
+
+import pathlib
+import signal
+import sys
+import time
+
+import pytest
+
+from benchmarks.contestant import Contestant
+from pipeline.errors import DataError
+
+PROGRAM = """
+import json, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], stdout=subprocess.DEVNULL)
+print("ready", flush=True)
+for line in sys.stdin:
+    if line == "end\\n":
+        break
+    print(json.dumps({"heard": line.strip(), "child": child.pid}), flush=True)
+"""
+
+
+@pytest.fixture
+def contestant():
+    started = Contestant("one", [sys.executable, "-c", PROGRAM])
+    yield started
+    started.end()
+
+
+def state_of(pid):
+    """Returns the letter of a process's state; empty: it has ended."""
+    try:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return ""
+    return "" if state == "Z" else state
+
+
+def wait_for(pid, states):
+    deadline = time.monotonic() + 10
+    while state_of(pid) not in states and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return state_of(pid)
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
+def test_it_runs_in_its_turns_only(contestant):
+    assert contestant.line() == "ready\n"
+    for number in ("1", "2"):
+        answer = contestant.ask(number)
+        assert answer["heard"] == number
+        assert wait_for(answer["child"], ["T"]) == "T"
+    contestant._signal(signal.SIGCONT)
+    assert wait_for(answer["child"], ["R", "S"]) in ("R", "S")
+    contestant.end()
+    assert wait_for(answer["child"], [""]) == ""
+
+
+def test_one_that_has_ended_is_an_error(contestant):
+    contestant.line()
+    with pytest.raises(DataError, match="one: ended; its error is above"):
+        contestant.ask("end")

@@ -1,0 +1,81 @@
+"""What a run keeps and restores, and what it says at its end."""
+
+import types
+
+import pytest
+
+from pipeline.read.cache_counts import CacheCounts, count
+from trainer.actions.evaluation import Evaluation
+from trainer.actions.heartbeat import Heartbeat
+from trainer.actions.keeping import Keeper
+from trainer.actions.output import Output
+from trainer.cluster.tf_config import ALONE
+from trainer.loop import NotFiniteError
+
+
+@pytest.fixture
+def make(make_strategy, make_state, spec, config_of, tmp_path):
+    """Returns a function that makes the keeper of a run of 30 steps, and its state."""
+
+    def make(**flags):
+        strategy = make_strategy()
+        state = make_state(strategy, ema=0.9)
+        plan = types.SimpleNamespace(last_step=30, training=types.SimpleNamespace(spec=spec, steps_per_epoch=10))
+        config = config_of(model_dir=tmp_path, ema=0.9, **flags)
+        keeper = Keeper(config, plan, ALONE, state, Output(), Heartbeat(), {})
+        restored = keeper.restore()
+        keeper.begin(strategy, restored)
+        return keeper, state, restored
+
+    return make
+
+
+def evaluate(keeper, state, step, loss):
+    state.global_step.assign(step)
+    keeper.best.add(step, Evaluation("test", 8, 0, loss, {"accuracy": 1 - loss}))
+    keeper.save()
+
+
+def test_the_best_are_kept_beside_the_newest_and_a_run_resumes_with_their_ranking(make, tmp_path):
+    keeper, state, restored = make(keep_best=2, eval_every=10)
+    assert restored is None
+    for step, loss in ((10, 0.5), (20, 0.9), (30, 0.3)):
+        evaluate(keeper, state, step, loss)
+    assert sorted(path.stem for path in (tmp_path / "best").glob("*.index")) == ["ckpt-10", "ckpt-30"]
+    again, state, restored = make(keep_best=2, eval_every=10)
+    assert (state.step, restored.name) == (30, "ckpt-30")
+    assert again.best.ranking.steps == [30, 10]
+    assert not again.ends_early
+
+
+def test_an_early_end_is_said_where_the_run_has_not_come_to_its_last_step(make, tmp_path, capsys):
+    keeper, state, _ = make(early_stopping=1, best_metric="accuracy", eval_every=10)
+    for step, loss in ((10, 0.1), (20, 0.9)):
+        evaluate(keeper, state, step, loss)
+    assert keeper.ends_early
+    keeper.say_end(tmp_path / "logs")
+    early, last = capsys.readouterr().out.splitlines()
+    assert early.startswith("ended early at step 20: accuracy has not been better than 0.9000 in 1 evaluation")
+    assert last.startswith(f"checkpoint: {tmp_path}/ckpt-20")
+    state.global_step.assign(30)
+    keeper.say_end(tmp_path / "logs")
+    assert "ended early" not in capsys.readouterr().out
+
+
+def test_the_end_says_what_the_cache_of_this_run_did(make, tmp_path, capsys):
+    count(CacheCounts(hits=7))
+    keeper, _, _ = make()
+    keeper.say_end(tmp_path / "logs")
+    assert "cache" not in capsys.readouterr().out
+    count(CacheCounts(hits=2, misses=1, fetched_bytes=5))
+    keeper.say_end(tmp_path / "logs")
+    assert "cache 2 hits, 1 miss (5 bytes fetched)" in capsys.readouterr().out
+
+
+def test_a_state_that_is_not_finite_names_the_way_back(make, tmp_path):
+    keeper, state, _ = make()
+    state.global_step.assign(10)
+    keeper.save()
+    words = f"^the loss is nan; rerun with a lower --learning_rate to resume from {tmp_path}/ckpt-10$"
+    with pytest.raises(NotFiniteError, match=words), keeper.naming_the_way_back():
+        raise NotFiniteError("the loss is nan")
