@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
-from pipeline.manifest.sources import Sources, parse_sources, sources_of
+from pipeline.manifest.sources import Source, Sources, parse_sources, sources_of
 from pipeline.manifest.splits import names_of
 from pipeline.manifest.storage import PathLike
 from pipeline.mixture import Mixture, check_alike, check_replicas, resolve_all
@@ -64,7 +64,7 @@ def make(config: TrainConfig, cluster: Cluster, parse: UserParse | None = None) 
     training.check_pairs(replicas)
     evaluation = _evaluation(config, parse) if config.data.evaluates else {}
     may_skip = config.data.max_corrupt * cluster.size if config.data.on_corrupt == "skip" else 0
-    notes = (*_sharing(training, cluster.size), *_left_out(config, evaluation))
+    notes = (*_sharing(training, cluster.size), *_left_out(config, evaluation), *_repeated(training))
     return Plan(training, config.last_step(training.steps_per_epoch), evaluation, may_skip, notes)
 
 
@@ -178,6 +178,18 @@ def _left_out(config: TrainConfig, evaluation: dict[str, ResolvedRequest]) -> It
     for folder in _folders(config) if evaluation else []:
         if folder not in evaluated:
             yield f"{os.fspath(folder)} has no split {config.data.eval_split!r}: it is not evaluated"
+
+
+def _repeated(training: Mixture) -> Iterator[str]:
+    """Yields what is said of sources that hold the same records."""
+    first: dict[tuple[str, str], Source] = {}
+    for part, source in zip(training.parts, training.request.sources, strict=False):
+        other = first.setdefault((part.spec.manifest_digest, part.spec.split), source)
+        if other is not source:
+            yield (
+                f"the sources {other} and {source} hold the same records, so a step may have one twice; if that is not "
+                "meant, give one of them with the sum of the weights"
+            )
 
 
 def prepare_folder(flag: str, path: str) -> None:

@@ -99,3 +99,13 @@ def test_a_folder_that_cannot_be(name, tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UsageError, match=r"--model_dir=.*file"):
         plan.prepare_folder("--model_dir", str(tmp_path / name))
+
+
+def test_sources_with_the_same_records_are_noted(data_dir, config_of):
+    for other, noted in ((data_dir, True), (f"{data_dir}/", True), (f"{data_dir}:train[:100]", False)):
+        mixture = f"{data_dir}:train=0.6,{other}=0.4"
+        notes = plan.make(config_of(data_dir=mixture, global_batch_size=20), ALONE).notes
+        words = f"{data_dir}:train and .* hold the same records, .* give one of them with the sum of the weights"
+        assert (len(notes), noted) == (int(noted), noted)
+        assert not noted or re.search(words, *notes)
+    assert not plan.make(config_of(data_dir=data_dir, global_batch_size=20), ALONE).notes
