@@ -36,11 +36,14 @@ def load(data_dir: str | os.PathLike[str] | RemoteFolder) -> Manifest:
         advice = "make one with: python -m beam_jobs.convert; from existing TFRecords: python -m pipeline.index"
         if _WEIGHTED.search(str(found)):
             advice = "leave out the weight: it is for several sources, with commas between them"
+            if "," in str(found):
+                advice = "give the folder of one data set: several, with weights, are for training and audits"
         raise DataError(
             f"{path}: no manifest, so {found} is not a data set (or its conversion did not finish); {advice}"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path}: cannot be read: {reason}") from None
     return parse(text, str(path))
 
 
