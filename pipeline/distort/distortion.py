@@ -71,7 +71,8 @@ class Distortion:
     def _mixed(self, images: tf.Tensor, labels: tf.Tensor, epoch: tf.Tensor, rows: tf.Tensor, real: tf.Tensor) -> Mixed:
         assert self.recipe.mixing is not None
         mix = self.recipe.mixing.mix
-        mixed: Mixed = batchwise(lambda images, labels, keys, real: mix(images, labels, keys, epoch, real))(
-            images, labels, self.keys_of(epoch, rows), real
-        )
+        # Pairs lie side by side, in a group as in a batch, and nothing is summed over rows.
+        mixed: Mixed = batchwise(
+            lambda images, labels, keys, real: mix(images, labels, keys, epoch, real), rowwise=True
+        )(images, labels, self.keys_of(epoch, rows), real)
         return mixed

@@ -90,10 +90,15 @@ def separate(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
-def computed(images: tf.Tensor) -> tf.Tensor:
-    """Returns the images; XLA computes them once, not again for each use that it fuses them into."""
-    (images,) = xla.optimization_barrier(images)
-    return images
+def computed(values: tf.Tensor) -> tf.Tensor:
+    """Returns the values; XLA computes them once, not again for each use that it fuses them into.
+
+    On the CPU XLA drops its own barriers before it fuses. It does not see through a condition that depends on a value.
+    """
+    (values,) = xla.optimization_barrier(values)
+    always = tf.cast(tf.reshape(values, (-1,))[0], tf.int32) & 1 < 2
+    held: tf.Tensor = tf.cond(always, lambda: values, lambda: tf.zeros_like(values))
+    return held
 
 
 def partners(rows: tf.Tensor) -> tf.Tensor:
@@ -113,8 +118,7 @@ def inside(
 
 def fixed(values: tf.Tensor, bits: int) -> tf.Tensor:
     """Returns float64 values as int32 with so many bits of fraction; XLA computes them once, not once per pixel."""
-    (rounded,) = xla.optimization_barrier(tf.cast(tf.round(values * float(1 << bits)), tf.int32))
-    return rounded
+    return computed(tf.cast(tf.round(values * float(1 << bits)), tf.int32))
 
 
 def to_pixels(values: tf.Tensor, bits: int) -> tf.Tensor:
@@ -170,14 +174,11 @@ def mix_channels(images: tf.Tensor, matrix: tf.Tensor, offset: tf.Tensor) -> tf.
       matrix: `matrix[i, d, c]` is what channel c of image i gives to channel d.
       offset: float64 (rows, channels).
     """
-    channels = images.shape[3]
     factors, offsets = fixed(matrix, _SHARE), fixed(offset, _SHARE)
-    given = [tf.cast(images[..., c], tf.int32) for c in range(channels)]
-    mixed = [
-        sum((factors[:, d, c][:, None, None] * given[c] for c in range(channels)), offsets[:, d][:, None, None])
-        for d in range(channels)
-    ]
-    return tf.stack([to_pixels(channel, _SHARE) for channel in mixed], axis=-1)
+    parts = [
+        factors[:, None, None, :, c] * tf.cast(images[..., c : c + 1], tf.int32) for c in range(images.shape[3])
+    ]  # all channels of the result at once: stacked one behind the other, they would be computed without vectors
+    return to_pixels(sum(parts, offsets[:, None, None, :]), _SHARE)
 
 
 def look_up(images: tf.Tensor, tables: tf.Tensor) -> tf.Tensor:
@@ -196,11 +197,23 @@ def histograms(images: tf.Tensor) -> tf.Tensor:
     return tf.reshape(counts, (rows, channels, 256))
 
 
+def sums_below(counts: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of the counts of all lower values, of int32 (..., 256): `tf.cumsum(exclusive=True)`.
+
+    XLA makes each value of a `tf.cumsum` a sum of 256; here it is a sum of 16 and one of 16 such sums.
+    """
+    parts = tf.reshape(counts, (*counts.shape[:-1], 16, 16))
+    lower = tf.range(16)[:, None] > tf.range(16)  # [value, other value]
+    within = tf.reduce_sum(tf.where(lower, parts[..., None, :], 0), axis=-1)
+    before = tf.reduce_sum(tf.where(lower, tf.reduce_sum(parts, axis=-1)[..., None, :], 0), axis=-1)
+    return tf.reshape(computed(within) + computed(before)[..., None], counts.shape)
+
+
 def over_pixels(images: tf.Tensor, reduce: Callable[..., tf.Tensor]) -> tf.Tensor:
     """Returns int32 (rows, channels): a sum, least or greatest value over each image; first along the lanes."""
     rows, height, width, channels = images.shape
     lanes = tf.cast(tf.reshape(images, (rows, height, width * channels)), tf.int32)
-    return reduce(tf.reshape(computed(reduce(lanes, axis=1)), (rows, width, channels)), axis=1)
+    return computed(reduce(tf.reshape(computed(reduce(lanes, axis=1)), (rows, width, channels)), axis=1))
 
 
 def whole_weights(before: int, after: int) -> NDArray[np.float32]:

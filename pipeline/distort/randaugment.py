@@ -8,15 +8,13 @@ is bilinear here.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from typing import ClassVar
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from pipeline.distort import kernels
-from pipeline.distort.affine import about_the_middle
 from pipeline.distort.base import Augmentation, ImageStatistics, check_argument
 from pipeline.distort.colour import GREY, check_channels, mean_grey
 from pipeline.distort.row_groups import by_group
@@ -29,8 +27,9 @@ OPERATIONS = (
 MOST = 30  # the greatest magnitude
 _MOST_SHEAR, _MOST_SHIFT, _MOST_DEGREES, _MOST_FACTOR = 0.3, 150 / 331, 30.0, 0.9
 _MOST_BITS = 4  # that posterize takes
-_FEW = ("sharpness", "equalize")  # computed for their rows alone
-_GROUP = [_FEW.index(name) if name in _FEW else len(_FEW) for name in OPERATIONS]
+_MOVING = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
+_COSTLY = (_MOVING, ("sharpness",), ("equalize",))  # what is computed together, for the images alone that drew it
+_GROUP = [next((number for number, group in enumerate(_COSTLY, start=1) if name in group), 0) for name in OPERATIONS]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +43,6 @@ class RandAugment(Augmentation):
       m: their magnitude, 0 to 30.
       fill: what moves in, a pixel's value.
     """
-
-    compiled: ClassVar[bool] = False  # as a whole: in parts
 
     n: int = 2
     m: int = 9
@@ -63,8 +60,7 @@ class RandAugment(Augmentation):
         """See `Recipe.distort`."""
         del statistics
         for number in range(self.n):
-            operation, sign = kernels.separate(functools.partial(_drawn, number))(keys)
-            images = self.apply(images, operation, sign)
+            images = self.apply(images, *_drawn(number, keys))
         return images
 
     def apply(self, images: tf.Tensor, operation: tf.Tensor, sign: tf.Tensor) -> tf.Tensor:
@@ -75,20 +71,30 @@ class RandAugment(Augmentation):
           operation: int32 (rows,), of OPERATIONS.
           sign: float64 (rows,), 1 or -1.
         """
-        for part in (self._moved, self._recoloured, self._others):
-            images = kernels.separate(part)(images, operation, sign)
-        return images
+        applied: tf.Tensor = kernels.separate(self._applied)(images, operation, sign)
+        return applied
+
+    def _applied(self, images: tf.Tensor, operation: tf.Tensor, sign: tf.Tensor) -> tf.Tensor:
+        images = kernels.computed(self._reduced(self._recoloured(images, operation, sign), operation))
+        return by_group(
+            images, tf.gather(_GROUP, operation), (self._moved, self._sharpened, _equalized), operation, sign
+        )
 
     def _moved(self, images: tf.Tensor, operation: tf.Tensor, sign: tf.Tensor) -> tf.Tensor:
-        maps = _maps(operation, sign * (self.m / MOST), (images.shape[1], images.shape[2]))
-        return kernels.transform(images, maps, self.fill)
+        maps = [_map(name, way * self.m / MOST, images.shape[1:3]) for name in OPERATIONS for way in (-1, 1)]
+        chosen = tf.gather(np.array(maps), 2 * operation + tf.cast(sign > 0, tf.int32))
+        return kernels.transform(images, chosen, self.fill)
 
     def _recoloured(self, images: tf.Tensor, operation: tf.Tensor, sign: tf.Tensor) -> tf.Tensor:
         return _recoloured(images, operation, self._factor(sign))
 
-    def _others(self, images: tf.Tensor, operation: tf.Tensor, sign: tf.Tensor) -> tf.Tensor:
-        images = by_group(images, tf.gather(_GROUP, operation), (_sharpened, _equalized), self._factor(sign))
-        each = lambda *names: _is(operation, *names)[:, None, None, None]  # noqa: E731
+    def _sharpened(self, images: tf.Tensor, operation: tf.Tensor, sign: tf.Tensor) -> tf.Tensor:
+        del operation
+        return _sharpened(images, self._factor(sign))
+
+    def _reduced(self, images: tf.Tensor, operation: tf.Tensor) -> tf.Tensor:
+        """Returns images with fewer bits, or with what is bright inverted."""
+        each = lambda name: _is(operation, name)[:, None, None, None]  # noqa: E731
         bits = round(_MOST_BITS * self.m / MOST)
         images = tf.where(each("posterize"), images & (256 - (1 << bits)), images)
         threshold = math.ceil(255 * (1 - self.m / MOST))
@@ -109,26 +115,27 @@ def _is(operation: tf.Tensor, *names: str) -> tf.Tensor:
     return tf.reduce_any(operation[:, None] == [OPERATIONS.index(name) for name in names], axis=1)
 
 
-def _maps(operation: tf.Tensor, part: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
-    """Returns each row's map, as `kernels.transform` takes it; shears keep the upper left pixel, rotation the middle.
+def _map(operation: str, part: float, size: tuple[int, int]) -> NDArray[np.float64]:
+    """Returns the map of an operation, (2, 3), as `kernels.transform` takes it; the identity, if it moves nothing.
+
+    Shears keep the upper left pixel, rotation the middle.
 
     Args:
-      operation: int32 (rows,).
-      part: float64 (rows,), -1..1: of the greatest magnitude.
+      operation: of OPERATIONS.
+      part: -1..1: of the greatest magnitude.
       size: (height, width).
     """
-    one, zero = tf.ones_like(part), tf.zeros_like(part)
-    chosen = lambda name, value: tf.where(_is(operation, name), value, zero)  # noqa: E731
-    angle = chosen("rotate", part * math.radians(_MOST_DEGREES))
-    cos, sin = tf.cos(angle), tf.sin(angle)
-    rotated = about_the_middle([[cos, -sin], [sin, cos]], [zero, zero], size)
-    shear = [chosen(name, part * _MOST_SHEAR) for name in ("shear_x", "shear_y")]
-    right, down = (
-        chosen(name, tf.sign(part) * tf.floor(tf.abs(part) * (_MOST_SHIFT * n)))
-        for name, n in (("translate_x", size[1]), ("translate_y", size[0]))
-    )
-    other = tf.stack([tf.stack([one, shear[0], -right], axis=1), tf.stack([shear[1], one, -down], axis=1)], axis=1)
-    return tf.where(_is(operation, "rotate")[:, None, None], rotated, other)
+    if operation == "rotate":
+        angle, (y, x) = part * math.radians(_MOST_DEGREES), ((n - 1) / 2 for n in size)
+        cos, sin = math.cos(angle), math.sin(angle)
+        return np.array([[cos, -sin, x - cos * x + sin * y], [sin, cos, y - sin * x - cos * y]])
+    moved = np.eye(2, 3)
+    if operation.startswith("shear"):
+        moved[(0, 1) if operation == "shear_x" else (1, 0)] = part * _MOST_SHEAR
+    if operation.startswith("translate"):
+        axis = 0 if operation == "translate_x" else 1
+        moved[axis, 2] = -math.trunc(part * (_MOST_SHIFT * size[1 - axis]))
+    return moved
 
 
 def _recoloured(images: tf.Tensor, operation: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
@@ -147,7 +154,7 @@ def _recoloured(images: tf.Tensor, operation: tf.Tensor, factor: tf.Tensor) -> t
         matrix += tf.where(_is(operation, "color")[:, None, None], to_grey, 0.0)
     else:
         matrix = tf.where(_is(operation, "color")[:, None, None], np.eye(1), matrix)
-    images -= tf.cast(least, tf.uint8)[:, None, None, :]
+    images -= kernels.computed(tf.cast(least, tf.uint8))[:, None, None, :]
     return kernels.mix_channels(images, matrix, tf.repeat(offset[:, None], channels, axis=1))
 
 
@@ -170,11 +177,11 @@ def _sharpened(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
 def _equalized(images: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
     """Returns images whose values are spread evenly, channel by channel, as Pillow's ImageOps.equalize does."""
     counts = kernels.histograms(images)
-    below = tf.cumsum(counts, axis=-1, exclusive=True)
+    below = kernels.sums_below(counts)
     values = tf.range(256)
     highest = tf.reduce_max(tf.where(counts > 0, values, 0), axis=-1, keepdims=True)
     in_highest = tf.reduce_sum(tf.where(values == highest, counts, 0), axis=-1, keepdims=True)
     step = (images.shape[1] * images.shape[2] - in_highest) // 255
     spread = (step // 2 + below) // tf.maximum(step, 1)
     tables = tf.where(step > 0, tf.minimum(spread, 255), values)
-    return kernels.look_up(images, tf.cast(tables, tf.uint8))
+    return kernels.look_up(images, kernels.computed(tf.cast(tables, tf.uint8)))

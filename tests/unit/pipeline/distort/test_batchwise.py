@@ -29,7 +29,7 @@ def distorting(recipe):
     @tf.function(jit_compile=True, autograph=False)
     def mix(images, labels, keys, epoch):
         real = tf.ones_like(keys, tf.bool)
-        return batchwise(lambda *arguments: recipe.mixing.mix(*arguments[:3], epoch, arguments[3]))(
+        return batchwise(lambda *arguments: recipe.mixing.mix(*arguments[:3], epoch, arguments[3]), rowwise=True)(
             images, labels, keys, real
         )
 
