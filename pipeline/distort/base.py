@@ -25,15 +25,16 @@ class ImageStatistics:
 class Recipe:
     """A distortion of a batch and its evaluation twin, with static shapes.
 
+    It gives each row the same bits in a batch of any size: XLA may sum floats in another order there, so sums are of
+    whole numbers.
+
     Attributes:
       compiled: whether both are run as one XLA function.
-      rowwise: whether each row has the same bits in a batch of any size, as where all sums are of whole numbers.
       takes_floats: whether it also takes what a recipe before it has normalised; else uint8 alone.
       sets_size: whether it decides the height and width of the result.
     """
 
     compiled: ClassVar[bool] = True
-    rowwise: ClassVar[bool] = True
     takes_floats: ClassVar[bool] = False
     sets_size: ClassVar[bool] = False
 

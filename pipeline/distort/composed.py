@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from pipeline.distort import kernels
 from pipeline.distort.base import ImageStatistics, Mixed, Mixing, Recipe, Undistorted, output_spec
-from pipeline.distort.batchwise import batchwise
 from pipeline.distort.cropping import CroppingRecipe
 from pipeline.errors import UsageError
 
@@ -121,7 +120,7 @@ def _applied(
     statistics: ImageStatistics,
 ) -> tf.Tensor:
     """Returns what a function of a recipe gives, compiled by itself where the recipe is compiled."""
-    call = batchwise(functools.partial(function, statistics=statistics), recipe.rowwise)
+    call = functools.partial(function, statistics=statistics)
     applied: tf.Tensor = (kernels.separate(call) if recipe.compiled else call)(images, keys)
     return applied
 

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from pipeline.distort.base import ImageStatistics, Mixed, Recipe
 from pipeline.distort.batchwise import batchwise
-from pipeline.distort.composed import Composed
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,9 +61,7 @@ class Distortion:
         def call(images: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
             return function(images, keys, self.statistics)
 
-        # What is composed takes several batches by itself, recipe by recipe.
-        distort = call if isinstance(self.recipe, Composed) else batchwise(call, self.recipe.rowwise)
-        distorted: tf.Tensor = distort(self.images_of(images), self.keys_of(epoch, rows))
+        distorted: tf.Tensor = batchwise(call)(self.images_of(images), self.keys_of(epoch, rows))
         return distorted
 
     @tf.function(jit_compile=True, autograph=False)
@@ -72,7 +69,7 @@ class Distortion:
         assert self.recipe.mixing is not None
         mix = self.recipe.mixing.mix
         # Pairs lie side by side, in a group as in a batch, and nothing is summed over rows.
-        mixed: Mixed = batchwise(
-            lambda images, labels, keys, real: mix(images, labels, keys, epoch, real), rowwise=True
-        )(images, labels, self.keys_of(epoch, rows), real)
+        mixed: Mixed = batchwise(lambda images, labels, keys, real: mix(images, labels, keys, epoch, real))(
+            images, labels, self.keys_of(epoch, rows), real
+        )
         return mixed

@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from pipeline.distort.base import ImageStatistics
 from pipeline.distort.batchwise import batchwise
-from pipeline.distort.composed import Composed
 from pipeline.distort.recipes import CROPPING, MIXING, RECIPES, make_recipe
 
 STATISTICS = ImageStatistics((120.0, 110.0, 100.0), (60.0, 61.0, 62.0))
@@ -22,14 +21,12 @@ def distorting(recipe):
     def distort(images, keys):
         return recipe.distort(images, keys, STATISTICS)
 
-    if not isinstance(recipe, Composed):
-        distort = batchwise(distort, recipe.rowwise)
-    distort = tf.function(distort, jit_compile=recipe.compiled or None, autograph=False)
+    distort = tf.function(batchwise(distort), jit_compile=recipe.compiled or None, autograph=False)
 
     @tf.function(jit_compile=True, autograph=False)
     def mix(images, labels, keys, epoch):
         real = tf.ones_like(keys, tf.bool)
-        return batchwise(lambda *arguments: recipe.mixing.mix(*arguments[:3], epoch, arguments[3]), rowwise=True)(
+        return batchwise(lambda *arguments: recipe.mixing.mix(*arguments[:3], epoch, arguments[3]))(
             images, labels, keys, real
         )
 
