@@ -14,7 +14,6 @@ from pipeline.distort.base import Recipe, Undistorted, UserDistorted, output_spe
 from pipeline.order.feed import Feed
 
 _ROWS = 1024  # of a group: more gain nothing
-_ENOUGH = 512  # of a distorted batch: the loop over several costs more than it saves
 _BYTES = 16 << 20  # 16 MiB: of a group's images, before or after the distortion
 
 
@@ -33,8 +32,6 @@ def group_size(feed: Feed, batches: Batches, columns: Mapping[str, Any]) -> int:
     if not isinstance(form, PixelRows) or recipe is None or isinstance(recipe, UserDistorted):
         return 1
     if not all(isinstance(column, tf.Tensor | tf.TensorSpec) for column in columns.values()):
-        return 1
-    if feed.replica_rows >= _ENOUGH and not isinstance(recipe, Undistorted):
         return 1
     rows = min(_ROWS, _BYTES // _image_bytes(recipe, form.image_shape))
     most = max(1, rows // feed.replica_rows)

@@ -78,8 +78,6 @@ def test_groups_are_bounded_by_rows_and_bytes_and_are_about_equal(folder, monkey
     assert size_of(folder) == 3
     assert size_of(folder, distort="normalize") == 1  # four times the bytes
     assert size_of(folder, distort="flip") == size_of(folder, distort="randaugment | flip") == 3
-    monkeypatch.setattr(groups, "_ENOUGH", 4)
-    assert (size_of(folder), size_of(folder, distort="flip")) == (3, 1)  # its batches are large enough
 
 
 def test_what_is_decoded_or_the_users_own_is_called_once_per_batch(folder, tmp_path):
