@@ -29,6 +29,7 @@ class MixingRecipe(Augmentation):
       until_epoch: from this epoch on, counted from 0, nothing is mixed; None: always.
     """
 
+    compiled: ClassVar[bool] = False  # `distort` hands images on, which an XLA function would copy; `mix` is compiled
     takes_floats: ClassVar[bool] = True
     name: ClassVar[str]
 

@@ -29,7 +29,7 @@ _MOST_SHEAR, _MOST_SHIFT, _MOST_DEGREES, _MOST_FACTOR = 0.3, 150 / 331, 30.0, 0.
 _MOST_BITS = 4  # that posterize takes
 _MOVING = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 _COSTLY = (_MOVING, ("sharpness",), ("equalize",))  # what is computed together, for the images alone that drew it
-_GROUP = [next((number for number, group in enumerate(_COSTLY, start=1) if name in group), 0) for name in OPERATIONS]
+_GROUP = [next((g for g, names in enumerate(_COSTLY) if name in names), len(_COSTLY)) for name in OPERATIONS]
 
 
 @dataclasses.dataclass(frozen=True)

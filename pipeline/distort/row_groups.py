@@ -14,24 +14,26 @@ _LEAST_BLOCK, _BLOCKS = 16, 16  # images that are computed together: fewer cost 
 
 
 def by_group(images: tf.Tensor, group: tf.Tensor, functions: Sequence[Distortion], *arguments: tf.Tensor) -> tf.Tensor:
-    """Returns images with `functions[g - 1](images, *arguments)` for the rows of group g; those of group 0 stay.
+    """Returns images with `functions[g](images, *arguments)` for the rows of group g; others stay as they are.
 
-    The rows are sorted by group. Each function then computes little more than the rows of its group, a block of them at
-    a time, which costs hardly more than a row of a whole batch. Compiles inside XLA only.
+    The rows are sorted by group, those that stay before all others. Each function then computes little more than the
+    rows of its group, a block of them at a time, which costs hardly more than a row of a whole batch. Compiles inside
+    XLA only.
 
     Args:
       images: (rows, height, width, channels).
-      group: int32 (rows,), 0 to the number of functions.
+      group: int32 (rows,), 0 and up.
       functions: each of some rows of the images and the arguments; gives images of the same shape and dtype.
       *arguments: tensors of as many rows.
     """
     rows = images.shape[0]
     block = min(rows, max(_LEAST_BLOCK, rows // _BLOCKS))
+    group = tf.where(group < len(functions), group, -1)
     order = tf.argsort(group, stable=True)
     taken = tf.concat([order, tf.zeros(block, tf.int32)], axis=0)  # the last block may reach beyond the last row
     given = [tf.gather(each, taken) for each in (images, *arguments)]
     done = given[0]
-    for number, function in enumerate(functions, start=1):
+    for number, function in enumerate(functions):
         first, stop = (tf.reduce_sum(tf.cast(group < end, tf.int32)) for end in (number, number + 1))
         done = _in_blocks(function, given, done, first, stop, block)
     return tf.gather(done, tf.argsort(order))
