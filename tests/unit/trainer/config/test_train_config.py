@@ -19,6 +19,7 @@ def test_flags_and_their_defaults_stay():
     """People's scripts name them."""
     assert flat(parse(PATHS)) == {
         **{"data_dir": "D", "train_split": "train", "eval_split": "test", "resize": None, "distort": "none"},
+        "distort_on": "host",
         **{"on_corrupt": "raise", "max_corrupt": 100, "log_keys": None, "cache_dir": None, "cache_bytes": None},
         **{"model_dir": "M", "strategy": "one_device", "num_replicas": None, "collective_timeout": 120.0},
         **{"join_timeout": 600.0},
