@@ -65,10 +65,7 @@ class VirtualReplicas:
             structure.append(given)
             return tf.nest.flatten(given)
 
-        if rows[-1].shape[0] == 1:
-            stacked = [value[None] for value in flat(tf.nest.map_structure(lambda part: part[0], rows))]
-        else:
-            stacked = _mapped(flat, rows)
+        stacked = _mapped(flat, rows)
         return tf.nest.pack_sequence_as(structure[0], sum_gradients(stacked, self.compute.units))
 
 
