@@ -39,7 +39,7 @@ def make(flags: Sequence[str]) -> Made:
     strategy = strategies.create(config.run, config.order.global_batch_size, tf_config.ALONE)
     schedule = schedules.create(config.optimizer, plan.training.steps_per_epoch, plan.last_step)
     trained = state.create(strategy, config, Task(config, data_spec.of(plan.training.first)), schedule)
-    return Made(config, plan, strategy, compose.stepper(strategy, trained, config))
+    return Made(config, plan, strategy, compose.stepper(strategy, trained, config, plan.training))
 
 
 def batches(made: Made, constant: bool) -> Any:

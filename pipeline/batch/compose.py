@@ -21,8 +21,12 @@ from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest
 
 
-def make_dataset(request: Request) -> tf.data.Dataset:
+def make_dataset(request: Request, replicas: int | None = None) -> tf.data.Dataset:
     """Returns the dataset that `input_fn` documents.
+
+    Args:
+      request: what is asked for.
+      replicas: between how many each element is split, which makes it a tuple of what each gets; None: it is not.
 
     Raises:
       DataError, UsageError: as `input_fn`.
@@ -34,20 +38,20 @@ def make_dataset(request: Request) -> tf.data.Dataset:
         _check_memory(mixture)
     for part, source in zip(mixture.parts, request.sources or (None,), strict=True):
         with of_source(request, source):
-            datasets.append(_of(part))
+            datasets.append(_of(part, None if request.sources else replicas))
     if not request.sources:
         return datasets[0]
     with tf.device("CPU:0"):
-        return joined(mixture, datasets)
+        return joined(mixture, datasets, replicas)
 
 
-def _of(resolved: ResolvedRequest) -> tf.data.Dataset:
+def _of(resolved: ResolvedRequest, replicas: int | None) -> tf.data.Dataset:
     """Returns the dataset of one data set."""
     request = resolved.request
     arrays = TENSORS if is_read_by_graph(request) else NumpyArrays()
     feed, order = make_feed(resolved.order, as_shard(request.shard), arrays), resolved.order
     resolved.check_pairs(order.global_batch_size // feed.replica_rows)
-    run = Run(feed, request.start_step, resolved.last_step())
+    run = Run(feed, request.start_step, resolved.last_step(), replicas)
     with tf.device("CPU:0"):
         reader, batches = choose(resolved)
         if not isinstance(reader, GraphReader) and _is_resident(feed):

@@ -14,6 +14,7 @@ import tensorflow as tf
 from pipeline.batch.batches import Batches
 from pipeline.batch.groups import group_size
 from pipeline.batch.numpy_plans import by_numpy
+from pipeline.batch.replica_rows import slices, split
 from pipeline.order.arrays import Number, NumpyArrays
 from pipeline.order.feed import Feed
 from pipeline.order.order import MAX_STEP
@@ -46,11 +47,13 @@ class Run:
     Attributes:
       feed: the part of every global batch.
       first_step, last_step: global steps; MAX_STEP is without end.
+      replicas: between how many each element is split, which makes it a tuple of what each gets; None: it is not.
     """
 
     feed: Feed
     first_step: int
     last_step: int
+    replicas: int | None = None
 
     @property
     def num_elements(self) -> int:
@@ -99,12 +102,15 @@ def resident(run: Run, batches: Batches, columns: Columns) -> tf.data.Dataset:
     def element(plan: WindowPlan, number: tf.Tensor) -> tuple:
         return batches.element(gather(columns, tf.gather(plan.take, number)), plan, number)
 
+    def one(plan: WindowPlan, number: tf.Tensor) -> tuple:
+        return split(element(plan, number), run.replicas)
+
     def group(plan: WindowPlan, first: tf.Tensor) -> tuple:
         return _cut(element(plan, _group(first, size, plan.num_elements)), plan.num_elements - first)
 
     plans = run.plans().map(of_records).prefetch(1).flat_map(elements_of)
     if size == 1:
-        return _finished(run, plans.map(element, num_parallel_calls=tf.data.AUTOTUNE))
+        return _finished(run, plans.map(one, num_parallel_calls=tf.data.AUTOTUNE))
     return _from_groups(run, plans.map(group, num_parallel_calls=tf.data.AUTOTUNE))
 
 
@@ -135,6 +141,9 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
         taken = tf.cond((first <= number) & (number < stop), side_by_side, gathered)
         return batches.element(taken, plan, number)
 
+    def one(held: tuple[_Window, Columns], number: tf.Tensor) -> tuple:
+        return split(element(held, number), run.replicas)
+
     def group(held: tuple[_Window, Columns], begin: tf.Tensor) -> tuple:
         (plan, _, columns), tail = held
         numbers, rows = _group(begin, size, plan.num_elements), run.feed.replica_rows
@@ -145,7 +154,7 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
         taken = {name: tf.reshape(column, [size, rows, *column.shape[1:]]) for name, column in taken.items()}
         return _cut(batches.element(taken, plan, numbers), plan.num_elements - begin)
 
-    traced_element = tf.function(element, autograph=False)  # once for all its uses
+    traced = tf.function(one, autograph=False)  # once for all its uses
 
     def numbered(loaded: _Window, tail: Columns) -> tf.data.Dataset:
         return _with_numbers((loaded, tail), loaded.first, loaded.plan.num_elements, size)
@@ -156,11 +165,11 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
 
         def one_by_one(begin: tf.Tensor, end: tf.Tensor) -> tf.data.Dataset:
             numbers = tf.data.Dataset.range(tf.maximum(begin, first), end)
-            return numbers.map(lambda number: traced_element((loaded, tail), number))
+            return numbers.map(lambda number: traced((loaded, tail), number))
 
         stop = tf.maximum(plan.contiguous[0], plan.contiguous[1] - _COPIED)
         whole = batches.stored(loaded.columns, plan, stop, run.feed.replica_rows)
-        whole = tf.data.Dataset.from_tensor_slices(whole).skip(tf.maximum(first - plan.contiguous[0], 0))
+        whole = slices(whole, run.replicas).skip(tf.maximum(first - plan.contiguous[0], 0))
         return one_by_one(first, plan.contiguous[0]).concatenate(whole).concatenate(one_by_one(stop, plan.num_elements))
 
     # While a window is consumed, the next one is read and the shards of the one after it are fetched.
@@ -171,7 +180,7 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
     size = group_size(run.feed, batches, windows.element_spec[0].columns) if reader.assigns_rows else 1
     windows = windows.flat_map(numbered)
     if size == 1:
-        return _finished(run, windows.map(element, num_parallel_calls=tf.data.AUTOTUNE))
+        return _finished(run, windows.map(one, num_parallel_calls=tf.data.AUTOTUNE))
     return _from_groups(run, windows.map(group, num_parallel_calls=tf.data.AUTOTUNE))
 
 
@@ -198,7 +207,7 @@ def _from_groups(run: Run, groups: tf.data.Dataset) -> tf.data.Dataset:
     """
 
     def elements(*together: Any) -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensor_slices(together)
+        return slices(together, run.replicas)
 
     return _delivered(run, groups.prefetch(_READY_GROUPS).flat_map(elements))
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from pipeline.batch.replica_rows import split
 from pipeline.errors import UsageError
 from pipeline.mixture import Mixture
 from pipeline.order.shares import rows_in_blocks
@@ -17,12 +18,13 @@ _READY = 2  # elements made ahead; each source has some, too
 
 
 @tf.autograph.experimental.do_not_convert
-def joined(mixture: Mixture, datasets: Sequence[tf.data.Dataset]) -> tf.data.Dataset:
+def joined(mixture: Mixture, datasets: Sequence[tf.data.Dataset], replicas: int | None) -> tf.data.Dataset:
     """Returns elements with the rows of all sources; it ends with the first source.
 
     Args:
       mixture: whose.
       datasets: of each source, with the same number of elements a step.
+      replicas: between how many each element is split; None: it is not.
 
     Raises:
       UsageError: a function of the user's does not give the same for all sources.
@@ -37,7 +39,7 @@ def joined(mixture: Mixture, datasets: Sequence[tf.data.Dataset]) -> tf.data.Dat
         if numbered:
             elements = tuple((*e[:-1], e[-1] + first) for e, first in zip(elements, first_ids, strict=True))
         joint: tuple[Any, ...] = tf.nest.map_structure(lambda *parts: _in_blocks(parts, rows), *elements)
-        return joint
+        return split(joint, replicas)
 
     return tf.data.Dataset.zip(*datasets).map(of_step, num_parallel_calls=tf.data.AUTOTUNE).prefetch(_READY)
 

@@ -17,7 +17,7 @@ from pipeline.bench.prefixes import Held, OneWindow, Prefix, first_full_window
 from pipeline.bench.reading import Reads
 from pipeline.bench.stages import DECODE, DISTORT, GATHER, NUMBERS
 from pipeline.decode.forms import PixelRows
-from pipeline.distribution.replica_batches import between_replicas
+from pipeline.distribution.replica_batches import as_distributed
 from pipeline.distribution.strategies import PREFETCH, copied_ahead, distribute_request
 from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import make_feed
@@ -70,7 +70,7 @@ class Subject:
             assert isinstance(reader, LocalReader)
             feed = make_feed(resolved.order, None, NumpyArrays())
             run = Run(feed, 0, MAX_STEP)
-            window = OneWindow(feed, 0, MAX_STEP, first_full_window(run))
+            window = OneWindow(feed, 0, MAX_STEP, window=first_full_window(run))
             selection = resolved.selection
             if resolved.order.windows == 1:
                 columns, batches = load(reader, chosen)
@@ -111,20 +111,21 @@ class Subject:
         """Returns the batches of the window in memory; with `last`, what there is after that stage."""
         if last not in self._datasets:
             batches = self.batches if last is None else Prefix.of(self.batches, last)
-            with tf.device("CPU:0"):
-                self._datasets[last] = self._made(batches)
+            self._datasets[last] = self._made(batches)
         return self._datasets[last]
 
-    def _made(self, batches: Batches) -> tf.data.Dataset:
-        if self.is_resident:
-            return resident(self.window, batches, self.columns)
-        return windowed(self.window, batches, Held(self.reader, self.columns))
+    def _made(self, batches: Batches, replicas: int | None = None) -> tf.data.Dataset:
+        window = dataclasses.replace(self.window, replicas=replicas)
+        with tf.device("CPU:0"):
+            if self.is_resident:
+                return resident(window, batches, self.columns)
+            return windowed(window, batches, Held(self.reader, self.columns))
 
     def on_devices(self) -> Any:
         """Returns `dataset()`, split and copied for the replicas of the strategy."""
         assert self.strategy is not None
         if self.is_on_cpus:
-            return between_replicas(self.strategy, self.dataset())
+            return as_distributed(self.strategy, self._made(self.batches, self.strategy.num_replicas_in_sync))
         return self.strategy.experimental_distribute_dataset(self.dataset(), copied_ahead(PREFETCH))
 
     @property

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from pipeline.batch.compose import make_dataset
+from pipeline.batch.replica_rows import split
 from pipeline.order.sharding import Shard
 from pipeline.request import Request
 
@@ -77,27 +78,29 @@ def in_host_memory(
     """Returns the rows of this worker's replicas, made as one batch (or stacked virtual replicas) and split."""
     replicas, local = strategy.num_replicas_in_sync, _local_replicas(strategy)
     workers = replicas // len(local)
+    between = len(local) if replicas > 1 else None
     if virtual_replicas:
         parts = virtual_replicas // workers
         shard: Shard | None = Shard(local[0] // len(local), workers, parts)
-        dataset = in_parts(dataclasses.replace(request, shard=shard), parts)
+        stacked = in_parts(dataclasses.replace(request, shard=shard), parts)
+        dataset = stacked.map(lambda *element: split(element, between)).prefetch(1)
     else:
         shard = Shard(local[0] // len(local), workers) if workers > 1 else None
-        dataset = make_dataset(dataclasses.replace(request, shard=shard))
-    if replicas == 1:
-        return dataset.prefetch(1) if virtual_replicas else dataset
-    return between_replicas(strategy, dataset)
+        dataset = make_dataset(dataclasses.replace(request, shard=shard), between)
+    return dataset if between is None else as_distributed(strategy, dataset)
 
 
-def between_replicas(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> ReplicaBatches:
-    """Returns the elements of a dataset, each split between this worker's replicas."""
-    local = _local_replicas(strategy)
+def as_distributed(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> ReplicaBatches:
+    """Returns distributed values of a dataset's elements, which are tuples of what each of this worker's replicas gets.
+
+    TensorFlow runs nothing for the map below, which only hands on its arguments.
+    """
 
     @tf.autograph.experimental.do_not_convert
-    def split(*batch: Any) -> tuple[Any, ...]:
-        return tf.nest.map_structure(lambda component: _distributed(strategy, _split(component, len(local))), batch)
+    def distributed(*elements: Any) -> Any:
+        return tf.nest.map_structure(lambda *values: _distributed(strategy, values), *elements)
 
-    return ReplicaBatches(dataset.map(split).prefetch(1))
+    return ReplicaBatches(dataset.map(distributed))
 
 
 def _local_replicas(strategy: tf.distribute.Strategy) -> list[int]:
@@ -112,15 +115,7 @@ def _local_replicas(strategy: tf.distribute.Strategy) -> list[int]:
     return found
 
 
-def _split(component: tf.Tensor | tf.RaggedTensor, parts: int) -> list[Any]:
-    """Returns as many equal runs of rows; of a RaggedTensor, too, which `tf.split` does not take."""
-    if isinstance(component, tf.RaggedTensor):
-        rows = component.nrows() // parts
-        return [component[part * rows : (part + 1) * rows] for part in range(parts)]
-    return tf.split(component, parts)
-
-
-def _distributed(strategy: tf.distribute.Strategy, values: list[Any]) -> Any:
+def _distributed(strategy: tf.distribute.Strategy, values: Sequence[Any]) -> Any:
     """Returns the values of the local replicas as one distributed value."""
 
     def value_of(context: tf.distribute.experimental.ValueContext) -> Any:

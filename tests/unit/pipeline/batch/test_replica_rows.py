@@ -1,0 +1,82 @@
+"""Elements split between replicas: each gets the rows, and the bits, that the whole element has there."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from pipeline.batch import groups
+from pipeline.batch.compose import make_dataset
+from pipeline.batch.replica_rows import slices, split
+from pipeline.request import Request
+from tests.datasets import Kind, write_dataset
+
+SHAPE = (8, 6, 3)
+ROWS = 12
+WINDOWS = {"shuffle_bytes": 2400, "streams": 1}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("made")
+    write_dataset(path, (11, 0, 12, 8), SHAPE, kind=Kind(extra=True))
+    return path
+
+
+def varied(records):
+    return {"record": records, "codes": tf.strings.unicode_decode(records, "US-ASCII", errors="replace")}
+
+
+@pytest.mark.parametrize(
+    ("options", "together"),
+    [
+        ({"distort": "cifar10_tutorial(crop=6)"}, 1024),
+        ({}, 1024),
+        ({"distort": "shift"}, 1),
+        (WINDOWS, 1024),
+        (WINDOWS | {"distort": "shift"}, 1024),
+        (WINDOWS | {"distort": "shift"}, 1),
+        ({"parse": varied}, 1024),
+        ({"features": ("key", "box")}, 1024),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_replicas_get_the_rows_of_the_whole_element(folder, monkeypatch, options, together, replicas):
+    monkeypatch.setattr(groups, "_ROWS", together)
+    request = Request(folder, global_batch_size=ROWS, training=True, epochs=3, start_step=1, record_ids=True, **options)
+    check(make_dataset(request), make_dataset(request, replicas), replicas, steps=8)
+
+
+def test_rows_of_every_source_are_split(folder, tmp_path):
+    write_dataset(tmp_path, (9, 9), SHAPE, kind=Kind(extra=True))
+    sources = [(str(folder), 0.5), (str(tmp_path), 0.5)]
+    request = Request(sources, global_batch_size=ROWS, training=True, epochs=2, record_ids=True, distort="shift")
+    check(make_dataset(request), make_dataset(request, 3), 3, steps=12)
+
+
+def check(whole, parts, replicas, steps):
+    assert len(whole) == len(parts) == steps
+    for element, given in zip(whole, parts, strict=True):
+        assert len(given) == replicas
+        for replica, mine in enumerate(given):
+            rows = slice(replica * ROWS // replicas, (replica + 1) * ROWS // replicas)
+            tf.nest.map_structure(lambda all_rows, own, rows=rows: same(all_rows[rows], own), element, mine)
+
+
+def same(one, other):
+    if isinstance(one, tf.RaggedTensor):
+        assert one.to_list() == other.to_list()
+    else:
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_run_may_begin_in_the_middle_of_elements_that_lie_together():
+    together = (tf.reshape(tf.range(24), [4, 6]),)
+    for first in range(5):
+        got = [[run[0].numpy().tolist() for run in parts] for parts in slices(together, 2).skip(first)]
+        assert got == [[[6 * i, 6 * i + 1, 6 * i + 2], [6 * i + 3, 6 * i + 4, 6 * i + 5]] for i in range(first, 4)]
+
+
+def test_no_replicas_is_the_element_itself():
+    element = (tf.range(4), tf.range(4))
+    assert split(element, None) is element
