@@ -92,13 +92,11 @@ class Cifar10Tutorial(Recipe):
         """
         _, height, width = lanes.shape
         count = height * width // channels
-        totals = _by_channel(tf.cast(lanes, tf.float32), channels)
+        totals, squares = _sums(lanes, channels)
         means = totals / count
         if not self.standardize:
             mean_lanes = _to_lanes(means, width)
             return contrast, mean_lanes, mean_lanes + brightness[:, None]
-        exact = tf.float32 if height * 255**2 < _EXACT else tf.float64
-        squares = _by_channel(tf.square(tf.cast(lanes, exact)), channels)
         within = tf.reduce_mean(squares - totals * means, axis=1) / count
         offset = means - tf.reduce_mean(means, axis=1, keepdims=True)
         variance = tf.square(tf.cast(contrast, tf.float64)) * within + tf.reduce_mean(tf.square(offset), axis=1)
@@ -108,13 +106,14 @@ class Cifar10Tutorial(Recipe):
         return scale, _to_lanes(means, width), _to_lanes(offset * inverse[:, None], width)
 
 
-def _by_channel(lanes: tf.Tensor, channels: int) -> tf.Tensor:
-    """Returns each channel's sum, float64 (rows, channels), of (rows, height, width * channels)."""
-    rows, _, width = lanes.shape
+def _sums(lanes: tf.Tensor, channels: int) -> list[tf.Tensor]:
+    """Returns each channel's sum, and that of the squares, float64 (rows, channels), of rows of lanes."""
+    rows, height, width = lanes.shape
+    values = tf.cast(lanes, tf.float32 if height * 255**2 < _EXACT else tf.float64)
     # The barrier keeps XLA from merging the sums over rows and over lanes into one scalar loop, 5 times slower.
-    (sums,) = xla.optimization_barrier(tf.reduce_sum(lanes, axis=1))
-    per_channel = tf.reshape(tf.cast(sums, tf.float64), (rows, width // channels, channels))
-    return tf.reduce_sum(per_channel, axis=1)
+    sums = xla.optimization_barrier(*kernels.sums_of_lines(values, tf.square(values)))
+    per_channel = (tf.reshape(tf.cast(each, tf.float64), (rows, width // channels, channels)) for each in sums)
+    return [tf.reduce_sum(each, axis=1) for each in per_channel]
 
 
 def _to_lanes(values: tf.Tensor, width: int) -> tf.Tensor:

@@ -209,6 +209,19 @@ def sums_below(counts: tf.Tensor) -> tf.Tensor:
     return tf.reshape(computed(within) + computed(before)[..., None], counts.shape)
 
 
+def sums_of_lines(one: tf.Tensor, other: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the sums along axis 1 of two tensors of one shape and dtype, in one pass over what they are made from."""
+    zero = tf.TensorSpec((), one.dtype)
+
+    @tf.function(autograph=False)
+    def add(one: tf.Tensor, other: tf.Tensor, more: tf.Tensor, of_other: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return one + more, other + of_other
+
+    reducer, start = add.get_concrete_function(zero, zero, zero, zero), tf.zeros((), one.dtype)
+    sums: tuple[tf.Tensor, tf.Tensor] = xla.variadic_reduce((one, other), (start, start), (1,), reducer)
+    return sums
+
+
 def over_pixels(images: tf.Tensor, reduce: Callable[..., tf.Tensor]) -> tf.Tensor:
     """Returns int32 (rows, channels): a sum, least or greatest value over each image; first along the lanes."""
     rows, height, width, channels = images.shape
