@@ -22,7 +22,7 @@ _CHANNELS = (1, 3, 4)  # of what can be shown as an image
 
 
 def stepper(
-    strategy: tf.distribute.Strategy, state: TrainState, config: TrainConfig, training: Mixture | None = None
+    strategy: tf.distribute.Strategy, state: TrainState, config: TrainConfig, training: Mixture | None
 ) -> Stepper:
     """Returns the loops over a state on a strategy.
 
@@ -30,7 +30,7 @@ def stepper(
       strategy: whose replicas compute.
       state: created in its scope.
       config: of the run.
-      training: the request for training data; needed where the device distorts.
+      training: the request for training data; only a step that distorts needs it.
     """
     virtual = config.order.virtual_replicas
     units = virtual or strategy.num_replicas_in_sync

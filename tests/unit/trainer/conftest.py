@@ -75,7 +75,7 @@ def make_stepper(make_strategy, make_state, config_of):
         flags = {key: value for key, value in options.items() if key not in ("build", "rate", "labels")}
         strategy = make_strategy(replicas, name)
         state = make_state(strategy, optimizer, **options)
-        return compose.stepper(strategy, state, config_of(optimizer=optimizer, **flags))
+        return compose.stepper(strategy, state, config_of(optimizer=optimizer, **flags), None)
 
     return make
 

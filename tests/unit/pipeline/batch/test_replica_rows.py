@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.batch import groups
+from pipeline.batch import dataset, groups
 from pipeline.batch.compose import make_dataset
 from pipeline.batch.replica_rows import slices, split
 from pipeline.request import Request
@@ -12,12 +12,19 @@ from tests.datasets import Kind, write_dataset
 
 SHAPE = (8, 6, 3)
 ROWS = 12
-WINDOWS = {"shuffle_bytes": 2400, "streams": 1}
+WINDOWS = {"shuffle_bytes": 4000, "streams": 1}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("made")
+    write_dataset(path, (11, 0, 12, 8), SHAPE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def with_features(tmp_path_factory):
+    path = tmp_path_factory.mktemp("with_features")
     write_dataset(path, (11, 0, 12, 8), SHAPE, kind=Kind(extra=True))
     return path
 
@@ -36,19 +43,26 @@ def varied(records):
         (WINDOWS | {"distort": "shift"}, 1024),
         (WINDOWS | {"distort": "shift"}, 1),
         ({"parse": varied}, 1024),
-        ({"features": ("key", "box")}, 1024),
+        ({"features": ("key",)}, 1024),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_replicas_get_the_rows_of_the_whole_element(folder, monkeypatch, options, together, replicas):
     monkeypatch.setattr(groups, "_ROWS", together)
+    monkeypatch.setattr(dataset, "_COPIED", 1)  # else these windows have no elements besides their last ones
     request = Request(folder, global_batch_size=ROWS, training=True, epochs=3, start_step=1, record_ids=True, **options)
     check(make_dataset(request), make_dataset(request, replicas), replicas, steps=8)
 
 
+def test_features_of_several_shapes_are_split(with_features):
+    wanted = {"features": ("key", "box", "scores", "tags")}
+    request = Request(with_features, global_batch_size=ROWS, training=True, epochs=2, record_ids=True, **wanted)
+    check(make_dataset(request), make_dataset(request, 3), 3, steps=6)
+
+
 def test_rows_of_every_source_are_split(folder, tmp_path):
-    write_dataset(tmp_path, (9, 9), SHAPE, kind=Kind(extra=True))
+    write_dataset(tmp_path, (9, 9), SHAPE)
     sources = [(str(folder), 0.5), (str(tmp_path), 0.5)]
     request = Request(sources, global_batch_size=ROWS, training=True, epochs=2, record_ids=True, distort="shift")
     check(make_dataset(request), make_dataset(request, 3), 3, steps=12)

@@ -81,7 +81,9 @@ def test_a_step_of_its_own(make_strategy, config_of, batch):
     config = config_of(optimizer="sgd")
     spec = DataSpec(tf.TensorSpec([None, 4, 3, 1]), tf.TensorSpec([None], tf.int64), tuple("abcde"))
     strategy = make_strategy(2)
-    stepper = compose.stepper(strategy, state.create(strategy, config, Twice(config, spec), lambda step: 0.1), config)
+    stepper = compose.stepper(
+        strategy, state.create(strategy, config, Twice(config, spec), lambda step: 0.1), config, None
+    )
     model = stepper.state.model
     losses = [
         tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model(sign * images)).numpy()[:3] for sign in (1, -1)
