@@ -77,6 +77,7 @@ def test_groups_are_bounded_by_rows_and_bytes_and_are_about_equal(folder, monkey
     monkeypatch.setattr(groups, "_BYTES", 12 * 144)
     assert size_of(folder) == 3
     assert size_of(folder, distort="normalize") == 1  # four times the bytes
+    assert size_of(folder, distort="normalize", distort_on="device") == 3
     assert size_of(folder, distort="flip") == size_of(folder, distort="randaugment | flip") == 3
 
 

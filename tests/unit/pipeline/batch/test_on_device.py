@@ -52,13 +52,28 @@ def test_a_step_makes_what_the_host_would_have_fed(folder):
     assert spec == {"image": tf.TensorSpec([8, *SHAPE], tf.uint8), "distort_key": tf.TensorSpec([8], tf.uint64)}
 
 
-def test_rows_are_mixed_until_an_epoch_and_padding_is_not(folder):
+def test_rows_are_mixed_until_an_epoch(folder):
     spec = check_alike(folder, **TRAIN, distort=MIXED, weights="mean", shuffle_bytes=3000)
     assert spec["distort_epoch"] == tf.TensorSpec([8], tf.int64)
 
 
+def test_a_row_is_not_mixed_with_padding(folder):
+    options = {**TRAIN, "distort": MIXED, "distort_on": "device"}
+    images, labels, weights = next(iter(input_fn(folder, **options)))
+    distort = compiled(distort_fn(folder, **options))
+    pair = next(row for row in (0, 2, 4, 6) if labels[row] != labels[row + 1])
+    for real, mixed in ((weights, 2), (weights - tf.one_hot(pair + 1, 8), 0)):
+        _, probabilities, _ = distort((images, labels, real))
+        assert (np.max(probabilities[pair : pair + 2], axis=1) < 1).sum() == mixed
+
+
 def test_an_evaluation_gets_the_evaluation_twin(folder):
-    check_alike(folder, split="test", global_batch_size=2, training=False, distort=MIXED)
+    options = {"split": "test", "global_batch_size": 2, "training": False}
+    check_alike(folder, **options, distort=MIXED)
+    stored, twins = input_fn(folder, **options), input_fn(folder, **options, distort=MIXED)
+    for (images, labels, _), (twin, probabilities, _) in zip(stored, twins, strict=True):
+        np.testing.assert_allclose(twin, images / 255, rtol=1e-6)
+        np.testing.assert_array_equal(probabilities, tf.one_hot(labels, 3))
 
 
 def test_the_part_that_is_decoded_is_chosen_on_the_host(jpegs):

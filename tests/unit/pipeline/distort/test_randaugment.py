@@ -57,7 +57,9 @@ def expected(operation, image, m, sign, fill):
 
 
 @pytest.mark.parametrize(
-    ("m", "sign", "shape"), [(9, 1, (13, 18, 3)), (30, -1, (8, 9, 3)), (17, 1, (3, 7, 1)), (0, 1, (2, 2, 3))]
+    ("m", "sign", "shape"),
+    [(9, 1, (13, 18, 3)), (30, -1, (8, 9, 3)), (17, 1, (3, 7, 1)), (0, 1, (2, 2, 3)), (9, 1, (23, 27, 3))],
+    ids=str,  # equalize changes an image from 256 pixels on
 )
 def test_each_operation_is_its_definition(m, sign, shape):
     images = np.repeat(reference.images_of(7, *shape), len(OPERATIONS), axis=0)

@@ -83,9 +83,10 @@ def test_batches_that_are_kept_stay_what_they_were(folder, distort, start_step):
         assert np.array_equal(weights, np.ones(ROWS, np.float32))
 
 
+@pytest.mark.parametrize("options", [{}, {"distort": "flip", "distort_on": "device"}], ids=["plain", "device"])
 @pytest.mark.parametrize(("number", "holds"), [(0, True), (20 - LAST, False), (19, False)])
-def test_only_the_first_batches_of_a_window_hold_it(folder, matrices, number, holds):
-    batches = iter(dataset(folder, distort=None))
+def test_only_the_first_batches_of_a_window_hold_it(folder, matrices, options, number, holds):
+    batches = iter(dataset(folder, **options))
     window = [next(batches) for _ in range(RECORDS // ROWS // WINDOWS)]
     kept = window[number]
     del window
@@ -94,7 +95,7 @@ def test_only_the_first_batches_of_a_window_hold_it(folder, matrices, number, ho
     gc.collect()
     assert len(matrices) >= 2 * WINDOWS
     assert (matrices[0]() is not None) == holds
-    assert kept[0].shape == (ROWS, *SHAPE)
+    assert (kept[0]["image"] if options else kept[0]).shape == (ROWS, *SHAPE)
     del batches
 
 
