@@ -82,8 +82,8 @@ def in_host_memory(
     if virtual_replicas:
         parts = virtual_replicas // workers
         shard: Shard | None = Shard(local[0] // len(local), workers, parts)
-        stacked = in_parts(dataclasses.replace(request, shard=shard), parts)
-        dataset = stacked.map(lambda *element: split(element, between)).prefetch(1)
+        of_replicas = tf.autograph.experimental.do_not_convert(lambda *stacked: split(stacked, between))
+        dataset = in_parts(dataclasses.replace(request, shard=shard), parts).map(of_replicas).prefetch(1)
     else:
         shard = Shard(local[0] // len(local), workers) if workers > 1 else None
         dataset = make_dataset(dataclasses.replace(request, shard=shard), between)
