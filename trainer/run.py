@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pipeline.commands import commandline
-from pipeline.errors import PipelineError
 from trainer import config as configs
 from trainer import heavy
 from trainer import plan as plans
@@ -40,15 +39,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     config = configs.parse(argv)
     commandline.require("tensorflow")
-    if config.run.strategy != PARAMETER_SERVER:
+    has_servers = config.run.strategy == PARAMETER_SERVER
+    with parameter_server.ends_at_once() if has_servers else contextlib.nullcontext():
         train(config)
-        return
-    try:
-        train(config)
-    except PipelineError as error:
-        parameter_server.end_at_once(error.exit_code)
-        raise
-    parameter_server.end_at_once(0)
 
 
 def train(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
@@ -52,20 +55,32 @@ def train(config: TrainConfig, task: type[Task] | None, command: str) -> Any:
     ):
         if roles.is_chief:
             return _lead(config, roles, task, interrupt, live, heartbeat)
-        code = 0
-        try:
+        with ends_at_once():
             _serve(config, roles, task, heartbeat)
-        except PipelineError as error:
-            code = error.exit_code
-            raise
-        finally:
-            end_at_once(code)
         return None
 
 
-def end_at_once(code: int) -> None:
-    """Has the interpreter end without TensorFlow's servers being taken down, which they cannot be: some abort."""
+@contextlib.contextmanager
+def ends_at_once() -> Iterator[None]:
+    """Context after which the interpreter ends without taking TensorFlow's servers down, as some would abort.
 
+    The exit code is 0 only where the context returned: a process that crashed must not look finished.
+    """
+    code = 1
+    try:
+        yield
+        code = 0
+    except PipelineError as error:
+        code = error.exit_code
+        raise
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+        raise
+    finally:
+        _end_at_once(code)
+
+
+def _end_at_once(code: int) -> None:
     def end() -> None:
         sys.stdout.flush()
         os._exit(code)
