@@ -29,7 +29,7 @@ import tensorflow as tf
 
 
 class ExactResume(keras.callbacks.Callback):
-    """Saves every `every` steps and at the end; an interrupted save does not count."""
+    """Saves every `every` steps; an interrupted save does not count."""
 
     def __init__(self, model: keras.Model, folder: str, spec: order.OrderSpec, every: int) -> None:
         super().__init__()
@@ -65,10 +65,6 @@ class ExactResume(keras.callbacks.Callback):
         print("step", self.step, flush=True)
         if self.step % self.every == 0:
             self.save()
-
-    def on_train_end(self, logs: dict | None = None) -> None:
-        """Saves the last step too."""
-        self.save()
 
 
 def make_model() -> keras.Model:
@@ -107,6 +103,7 @@ def main() -> None:
         fitted = {"initial_epoch": epoch, "epochs": last, "steps_per_epoch": steps - done, "shuffle": False}
         model.fit(data, **fitted, callbacks=[resume], verbose=2)
         epoch, done = last, 0
+    resume.save()
 
 
 if __name__ == "__main__":
