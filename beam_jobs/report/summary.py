@@ -13,6 +13,7 @@ _TRAIN, _TEST = "train", "test"  # the trainer's own defaults
 _EVALUATED = (_TEST, "validation", "val", "valid", "dev", "eval")  # names of splits to evaluate on, the best first
 _TUTORIAL_SIDE = 24  # pixels: cifar10_cnn's default distortion cuts 24x24 out
 _LENET_SIDE = 12  # pixels: what its layers need
+_SIDE = 32  # pixels that images of several sizes are stretched to
 _LISTED_SIZES = 3
 
 
@@ -79,8 +80,6 @@ def by_size(made: Manifest) -> list[tuple[str, SplitInfo]]:
 
 def _next_lines(made: Manifest, data_dir: str, has_card: bool) -> list[str]:
     card = [f"look at it:  {_inside(data_dir, naming.CARD)}"] if has_card else []
-    if "://" in data_dir:
-        return [*card, "the other commands read local or mounted folders"]
     inspect = f"python -m pipeline.inspect {shlex.quote(data_dir)}"
     return [
         *card,
@@ -90,24 +89,18 @@ def _next_lines(made: Manifest, data_dir: str, has_card: bool) -> list[str]:
 
 
 def _training(made: Manifest, data_dir: str) -> str:
-    """Returns the trainer's command; where it cannot read the data set, the flags that make one that it can."""
-    image, flags = made.features["image"], []
-    if image.encoding != "raw":
-        flags.append("--image_encoding=raw")
-    if None in image.shape[:2]:
-        flags.append("--resize=HxW")
-    if image.shape[2] is None:
-        flags.append("--channels=3")
-    if flags:
-        listed = " and ".join(filter(None, [", ".join(flags[:-1]), flags[-1]]))
-        return f"the trainer reads raw images of one size: convert with {listed}"
-    run = shlex.quote(f"{data_dir.rstrip('/')}-run")
-    where = f"--data_dir={shlex.quote(data_dir)} --model_dir={run}"
-    return f"python -m trainer.run {where} --model={_model(made)} --strategy=mirrored{_split_flags(made)}"
+    """Returns the trainer's command; images of several sizes are stretched to one."""
+    height, width, channels = made.features["image"].shape
+    resize = "" if height and width else f" --resize={_SIDE}x{_SIDE}"
+    model = _model((height or _SIDE, width or _SIDE, channels or 3))
+    # Checkpoints lie on a disk, also of a run that reads a store.
+    run = f"{made.dataset}-run" if "://" in data_dir else f"{data_dir.rstrip('/')}-run"
+    where = f"--data_dir={shlex.quote(data_dir)} --model_dir={shlex.quote(run)}"
+    return f"python -m trainer.run {where} --model={model}{resize} --strategy=mirrored{_split_flags(made)}"
 
 
-def _model(made: Manifest) -> str:
-    height, width, channels = made.image_shape
+def _model(shape: tuple[int, int, int]) -> str:
+    height, width, channels = shape
     if channels == 3 and min(height, width) >= _TUTORIAL_SIDE:
         return "cifar10_cnn"
     return "lenet" if min(height, width) >= _LENET_SIDE else "mlp"

@@ -96,6 +96,7 @@ def create(strategy: tf.distribute.Strategy, config: TrainConfig, task: Task, sc
         _check_model(model, task)
         _check_mirrored(task)
         flag = f"--task={config.model.task}" if config.model.task else f"--model={config.model.model}"
+        _check_central(strategy, flag, model)
         if model.compiled:
             _check_compiled(flag, model, config)
             measure: Measure = CompiledMeasure(model, task.data.labels, flag)
@@ -120,6 +121,16 @@ def _check_model(model: Any, task: Task) -> None:
     if not model.built:
         raise UsageError(f"{name}.build_model: the model is not built; give it a keras.Input")
     check_state(model)
+
+
+def _check_central(strategy: tf.distribute.Strategy, flag: str, model: keras.Model) -> None:
+    central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
+    statistics = [v.path for v in model.non_trainable_variables if v.dtype.startswith(("float", "bfloat"))]
+    if central and strategy.num_replicas_in_sync > 1 and statistics:
+        raise UsageError(
+            f"--strategy=central_storage: {flag} has state that is not trained, as BatchNorm has ({statistics[0]}); "
+            "TensorFlow cannot average it under this strategy: use --strategy=mirrored, or --num_replicas=1"
+        )
 
 
 def _check_mirrored(task: Task) -> None:

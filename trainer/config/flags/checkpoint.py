@@ -17,9 +17,7 @@ class CheckpointFlags:
     checkpoint: str | None = None  # ckpt-400, 400, best or best/ckpt-400 (None: the newest)
     weights: str | None = None  # raw, or ema: the average over the steps (None: the average if the run kept one)
     data_dir: str | None = None  # folder of a data set of the same classes (None: the run's)
-    statistics: str | None = (
-        None  # folder of the data set whose means and deviations normalise images (None: the run's)
-    )
+    statistics: str | None = None  # folder of the data set whose statistics normalise images (None: the run's)
     split: str | None = None  # such as test, or a slice: train[:1000] (None: the run's --eval_split)
     cache_dir: str | None = None  # folder on a local disk for copies of a remote data set's shards (None: the run's)
     cache_bytes: int | None = None  # that the copies may take (None: the run's)

@@ -85,14 +85,14 @@ def test_the_splits_are_those_that_there_are(names, flags):
 @pytest.mark.parametrize(
     ("shape", "encoding", "compression", "flags"),
     [
-        ((28, 28, 1), "png", "", "--image_encoding=raw"),
-        ((None, 500, 3), "jpeg", "", "--image_encoding=raw and --resize=HxW"),
-        ((None, None, None), "any", "GZIP", "--image_encoding=raw, --resize=HxW and --channels=3"),
+        ((28, 28, 1), "png", "", "--model=lenet"),
+        ((None, 500, 3), "jpeg", "", "--model=cifar10_cnn --resize=32x32"),
+        ((None, None, None), "any", "GZIP", "--model=cifar10_cnn --resize=32x32"),
+        ((None, None, 1), "png", "", "--model=lenet --resize=32x32"),
     ],
 )
-def test_of_data_that_the_trainer_cannot_read_it_says_how_to_convert_it(shape, encoding, compression, flags):
-    line = training(made(shape, encoding, compression))
-    assert line.endswith(f" {flags}")
+def test_images_that_are_not_raw_or_differ_in_size_are_trained_on_as_they_are(shape, encoding, compression, flags):
+    assert f" {flags} --strategy=mirrored" in training(made(shape, encoding, compression))
 
 
 def test_the_trainer_reads_compressed_shards():
@@ -143,7 +143,8 @@ def test_classes_that_are_not_mixed_are_a_warning():
     assert re.search(r"train \(0\.00 bits .*0\.99 .*--passes=2", warning)
 
 
-def test_of_a_data_set_on_an_object_store_no_command_is_shown_that_cannot_read_it():
+def test_a_data_set_on_an_object_store_is_trained_on_into_a_local_folder():
     lines = summary(made(), "s3://bucket/digits", 1.0, 1.0, has_card=True).splitlines()
-    assert lines[-2].endswith(" s3://bucket/digits/card.html")
-    assert "python" not in lines[-1]
+    assert lines[-3].endswith(" s3://bucket/digits/card.html")
+    assert lines[-2].endswith(" python -m pipeline.inspect s3://bucket/digits")
+    assert " --data_dir=s3://bucket/digits --model_dir=mine-run --model=" in lines[-1]

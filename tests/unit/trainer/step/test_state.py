@@ -58,6 +58,16 @@ def test_a_state_that_could_not_be_resumed_is_refused(make_strategy, make_state)
         make_state(make_strategy(), build=build)
 
 
+def test_central_storage_refuses_statistics_that_it_cannot_average(make_strategy, make_state):
+    def build():
+        layers = [keras.Input((4, 3, 1)), keras.layers.Flatten(), keras.layers.BatchNormalization()]
+        return keras.Sequential([*layers, keras.layers.Dense(5)])
+
+    with pytest.raises(UsageError, match=r"--strategy=central_storage: --model=\w+ .*moving_mean.*--strategy=mirrored"):
+        make_state(make_strategy(2, "central_storage"), build=build)
+    make_state(make_strategy(1, "central_storage"), build=build)
+
+
 @pytest.mark.parametrize("build", [lambda: keras.Sequential, lambda: keras.Sequential([keras.layers.Dense(5)])])
 def test_what_is_no_built_model_is_refused(build, make_strategy, make_state):
     with pytest.raises(UsageError, match="build_model: "):
