@@ -85,6 +85,7 @@ CASES = {
         "a batch that does not divide": "--data_dir={tmp}/made --model_dir={tmp}/out --strategy=mirrored"
         " --num_replicas=3 " + BATCH,
         "a model_dir that is a file": "--data_dir={tmp}/made --model_dir={tmp}/file --train_steps=5 " + BATCH,
+        "a model_dir that is a URL": "--data_dir={tmp}/made --model_dir=gs://bucket/run",
         "a recipe that does not fit": "--data_dir={tmp}/made --model_dir={tmp}/out --train_steps=5 "
         "--distort=random_crop(size=2) " + BATCH,
         "an unknown recipe": "--data_dir={tmp}/made --model_dir={tmp}/out --distort=shfit " + BATCH,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pipeline.errors import UsageError
 from pipeline.manifest.sources import parse_sources
 from trainer.config.flags.aggregation import AggregationFlags
+from trainer.config.flags.checks import check_local
 from trainer.config.flags.cluster import ClusterFlags
 from trainer.config.flags.run import PARAMETER_SERVER
 
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
 
 _OF_CLUSTERS = ("multiworker", PARAMETER_SERVER)
+
+
+def check_given(config: TrainConfig) -> None:
+    """Raises UsageError where a user gives what cannot work; a config that an earlier run has stored may have it."""
+    check_local(config.run, "model_dir", "log_keys")
+    check_local(config.output, "metrics_jsonl", what="file")
 
 
 def check_cluster(strategy: str, flags: ClusterFlags) -> None:

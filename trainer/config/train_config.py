@@ -83,6 +83,12 @@ class TrainConfig:
         for name in flags:
             if name not in _groups_of_flags():
                 raise unknown("flag", name, _groups_of_flags())
+        config = cls._of(flags)
+        together.check_given(config)
+        return config
+
+    @classmethod
+    def _of(cls, flags: Mapping[str, Any]) -> TrainConfig:
         values = {**MODEL_DEFAULTS.get(flags.get("model", ModelFlags.model), {}), **flags}
         for name in ("data_dir", "model_dir"):
             if name not in values:
@@ -108,7 +114,7 @@ class TrainConfig:
           UsageError: a value cannot work.
         """
         stored = {name: value for group in groups.values() for name, value in group.items()}
-        return cls.of(**{name: v for name, v in {**stored, **flags}.items() if name in _groups_of_flags()})
+        return cls._of({name: v for name, v in {**stored, **flags}.items() if name in _groups_of_flags()})
 
     def last_step(self, steps_per_epoch: int) -> int:
         """Returns the global step at which training ends, given T."""
@@ -131,6 +137,7 @@ def parse(argv: Sequence[str] | None) -> TrainConfig:
     if model not in MODEL_DEFAULTS and ":" not in model:
         raise unknown("--model", model, MODEL_DEFAULTS)
     config = commandline.parse("trainer.run", _DESCRIPTION, TrainConfig, arguments, _defaults(model))
+    together.check_given(config)
     if dumps:
         print(file.text_of(dataclasses.asdict(config)), end="", flush=True)
         sys.exit(0)

@@ -7,7 +7,7 @@ import os
 
 from pipeline.errors import UsageError, unknown
 from trainer.config.flags.checkpoint import CheckpointFlags
-from trainer.config.flags.checks import check_least, check_positive
+from trainer.config.flags.checks import check_least, check_local, check_positive
 
 FORMATS = {  # with the libraries that each needs besides TensorFlow
     "saved_model": (),
@@ -35,6 +35,7 @@ class ExportConfig(CheckpointFlags, _Required):
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
         super().__post_init__()
+        check_local(self, "output")
         check_least(self, 1, "stablehlo_batch", "examples")
         check_positive(self, "tolerance")
         for name in self.formats:

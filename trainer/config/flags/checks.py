@@ -36,3 +36,14 @@ def check_share(flags: object, *names: str) -> None:
         value = getattr(flags, name)
         if not 0 <= value < 1:
             raise UsageError(f"--{name}={value}: must be 0 or more and less than 1")
+
+
+def check_local(flags: object, *names: str, what: str = "folder") -> None:
+    """Raises UsageError where one of the named fields is a URL, as only data sets may be; None is allowed."""
+    for name in names:
+        value = getattr(flags, name)
+        if value is not None and "://" in value:
+            raise UsageError(
+                f"--{name}={value}: must be a {what} on this machine, or mounted; mount the store and give the path "
+                "there"
+            )

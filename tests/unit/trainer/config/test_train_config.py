@@ -5,8 +5,8 @@ import re
 import pytest
 
 from pipeline.errors import UsageError
-from trainer import models
-from trainer.config import model_defaults, parse
+from trainer import evaluate, export, launch, models
+from trainer.config import TrainConfig, model_defaults, parse
 
 PATHS = ["--data_dir=D", "--model_dir=M"]
 
@@ -82,6 +82,9 @@ def test_last_step(flags, last_step):
     ("flags", "facts"),
     [
         (["--model=lennet"], ["--model", "'lennet'", "'lenet'"]),
+        (["--model_dir=gs://bucket/run"], ["--model_dir=gs://bucket/run: must be a folder on this machine"]),
+        (["--log_keys=s3://bucket/keys"], ["--log_keys=s3://bucket/keys: must be a folder on this machine"]),
+        (["--metrics_jsonl=hdfs://h/m"], ["--metrics_jsonl=hdfs://h/m: must be a file on this machine"]),
         (["--strategy=mirored"], ["--strategy", "'mirrored'"]),
         (["--optimizer=adm"], ["--optimizer", "'adam'"]),
         (["--remainder=pat"], ["--remainder", "'pad'"]),
@@ -126,6 +129,37 @@ def test_bad_values_name_the_flag_the_value_and_the_bound(flags, facts):
     assert "\n" not in message
     for fact in facts:
         assert fact in message
+
+
+def test_a_data_set_may_be_at_a_url():
+    assert parse(["--data_dir=gs://bucket/digits", "--model_dir=M"]).data.data_dir == "gs://bucket/digits"
+
+
+def test_keywords_are_checked_as_flags_are_and_those_of_an_earlier_run_are_kept():
+    """What was trained into a local folder `gs:/bucket/run` can be evaluated still."""
+    flags = {"data_dir": "D", "model_dir": "gs://bucket/run"}
+    with pytest.raises(UsageError, match="--model_dir=gs://bucket/run: must be a folder on this machine"):
+        TrainConfig.of(**flags)
+    assert TrainConfig.of_stored({"run": flags}).run.model_dir == "gs://bucket/run"
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        (evaluate, ["--model_dir=gs://b/run"]),
+        (evaluate, ["--model_dir=M", "--output=gs://b/run"]),
+        (export, ["--model_dir=gs://b/run", "--output=out"]),
+        (export, ["--model_dir=M", "--output=gs://b/run"]),
+        (launch, ["--", "--data_dir=D", "--model_dir=gs://b/run"]),
+        (launch, ["--target=slurm", "--", "--data_dir=D", "--model_dir=gs://b/run"]),
+    ],
+)
+def test_every_command_refuses_a_url_to_write_to(command, flags, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="=gs://b/run: must be a folder on this machine, or mounted; ") as caught:
+        command.main(flags)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_paths_are_required():
