@@ -8,12 +8,18 @@ import sys
 import termios
 
 
+def opened(columns, lines=40):
+    """Returns the end of a new terminal that we read, and the file that a program writes to."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", lines, columns, 0, 0))
+    return ours, os.fdopen(theirs, "w")
+
+
 @contextlib.contextmanager
 def terminal(columns, lines=40):
     """Puts a terminal of that size in the place of stderr; yields a function that returns what it was sent."""
-    ours, theirs = os.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", lines, columns, 0, 0))
-    before, sys.stderr = sys.stderr, os.fdopen(theirs, "w")
+    ours, theirs = opened(columns, lines)
+    before, sys.stderr = sys.stderr, theirs
 
     def sent():
         sys.stderr.flush()

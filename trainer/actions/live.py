@@ -44,7 +44,10 @@ class LiveLine:
     @property
     def columns(self) -> int:
         """The width that a text may have."""
-        return (os.get_terminal_size(self._terminal).columns or _COLUMNS) - 1
+        columns = 0
+        with contextlib.suppress(OSError):  # the terminal is gone; the run goes on
+            columns = os.get_terminal_size(self._terminal).columns
+        return (columns or _COLUMNS) - 1
 
     @property
     def is_due(self) -> bool:

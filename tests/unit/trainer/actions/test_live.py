@@ -1,5 +1,8 @@
+import os
+
 import pytest
 
+from tests import displays
 from tests.displays import terminal
 from trainer.actions import live, status
 from trainer.actions.live import LiveLine
@@ -94,6 +97,21 @@ def test_it_fits_the_terminal(clock):
     with terminal(60) as sent, LiveLine() as line:
         Status(line, 1000, 50, 64, "img").watch(progress(500, 0.5))
         assert len(drawn(sent())[0]) == 59
+
+
+def test_a_run_goes_on_where_its_terminal_is_closed(clock, monkeypatch):
+    ours, theirs = displays.opened(60)
+    monkeypatch.setattr(live.sys, "stderr", theirs)
+    with LiveLine() as line:
+        shown = Status(line, 1000, 50, 64, "img")
+        shown.watch(progress(500, 0.5))
+        os.close(ours)
+        clock[0] += 1.0
+        with pytest.raises(OSError, match="Input/output error"):
+            os.get_terminal_size(theirs.fileno())
+        shown.watch(progress(501, 1.0))
+        line.phase("saving")
+    theirs.close()
 
 
 @pytest.mark.parametrize(("variable", "coloured"), [(None, True), ("1", False), ("", True)])
