@@ -116,6 +116,7 @@ class _Run:
         self.heartbeat.phase("finishing")
         self.reporter.end(self.state.step)
         self.keeper.say_end(self.metrics.events.folder)
+        self.state.take_averages()
         if self.cluster.is_chief:
             self.task.after_train(self.state.model, result)
         self._say_verdict()

@@ -6,6 +6,7 @@ import signal
 import time
 
 import pytest
+import tensorflow as tf
 
 from benchmarks import straggler
 from pipeline.index.__main__ import main as index
@@ -48,9 +49,13 @@ def assert_all_ended(outcomes, code=0):
 
 
 def test_asynchronous_every_row_of_every_epoch_once(line, tmp_path):
-    outcomes = Job(2, 1, line, tmp_path, *LINE, "--epochs=6", "--steps_per_loop=2", "--log_every=5").finish()
+    flags = (*LINE, "--epochs=6", "--steps_per_loop=2", "--log_every=5", "--ema=0.9")
+    outcomes = Job(2, 1, line, tmp_path, *flags).finish()
     assert_all_ended(outcomes)
     out = outcomes["chief 0"][1]
+    stored = tf.train.load_checkpoint(str(tmp_path / "ckpt-60"))
+    averages = [stored.get_tensor(f"averages/values/{i}/.ATTRIBUTES/VARIABLE_VALUE").item() for i in (0, 1)]
+    assert f"given {averages}\n" in out
     assert "parameter_server: 2 workers, 1 ps, asynchronous; " in out
     assert ledger_of(out) == (60, 60, 0, 0)
     assert f"checkpoint: {tmp_path}/ckpt-60" in out

@@ -154,6 +154,7 @@ class _Run:
         self.reporter.end(self.state.step)
         self.output.line(str(self.tally))
         self.keeper.say_end(self.metrics.events.folder)
+        self.state.take_averages()
         self.task.after_train(self.state.model, result)
         return result
 

@@ -26,6 +26,11 @@ class Averages(tf.Module):
         for average, weight in zip(self.values, self._weights, strict=True):
             average.assign(weight)
 
+    def to_weights(self) -> None:
+        """Sets the weights to the averages."""
+        for weight, average in zip(self._weights, self.values, strict=True):
+            weight.assign(average)
+
     def update(self, strategy: tf.distribute.Strategy, step: tf.Tensor) -> None:
         """Adds the weights after an update, in a cross-replica context; step, int64, counts the updates so far."""
         count = tf.cast(step, tf.float32)

@@ -52,6 +52,11 @@ class TrainState:
         """Whether evaluations take images and their mirror images."""
         return self.task.config.model.eval_flip
 
+    def take_averages(self) -> None:
+        """Sets the weights to their average, where there is one; no update may follow. Every worker calls it."""
+        if self.averages:
+            self.averages.to_weights()
+
     def loss_scale(self) -> tf.Tensor | None:
         """Returns what the loss is multiplied by before it is differentiated, float32 scalar; None: by nothing."""
         scale = getattr(self.optimizer, "dynamic_scale", None)

@@ -1,12 +1,13 @@
 """Whole runs in this process, on images that are not all of one size."""
 
+import numpy as np
 import pytest
-import tensorflow  # noqa: F401, so that tests/conftest.py makes four devices of the CPU
+import tensorflow as tf  # so that tests/conftest.py makes four devices of the CPU
 
 from pipeline.errors import UsageError
 from pipeline.read.cache_counts import CacheCounts, count
 from tests.datasets import Kind, write_dataset
-from trainer import plan, run
+from trainer import Task, TrainConfig, plan, run
 
 RESIZED = ("--resize=32x32", "--model=lenet")
 
@@ -55,6 +56,32 @@ def test_another_size_is_another_model(train):
     train("png", *RESIZED, "--train_steps=1", "--eval_split=none")
     with pytest.raises(UsageError, match=r"has image_shape \[32, 32, 3\], this run has \[24, 32, 3\]"):
         train("png", "--resize=24x32", "--model=lenet", "--train_steps=2")
+
+
+class Kept(Task):
+    """Keeps the weights that it is given after the training."""
+
+    weights = None
+
+    def after_train(self, model, evaluation):
+        Kept.weights = [variable.numpy() for variable in model.trainable_variables]
+
+
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_after_the_training_a_task_gets_the_averaged_weights_where_there_are(ema, tmp_path):
+    write_dataset(tmp_path / "data", (25, 15), (8, 6, 3))
+    flags = {"data_dir": str(tmp_path / "data"), "model_dir": str(tmp_path / "model"), "model": "mlp", "ema": ema}
+    steps = {"train_steps": 5, "global_batch_size": 8}
+    run.train(TrainConfig.of(**flags, **steps, strategy="mirrored", num_replicas=2), task=Kept)
+    reader = tf.train.load_checkpoint(str(tmp_path / "model" / "ckpt-5"))
+    names = [name for name in sorted(reader.get_variable_to_shape_map()) if name.endswith("VALUE")]
+    averages = [name for name in names if name.startswith("averages/values/")]
+    of_last_step = [reader.get_tensor(name) for name in names if name not in averages]
+    assert len(averages) == (4 if ema else 0)
+    same = [any(np.array_equal(weight, other) for other in of_last_step) for weight in Kept.weights]
+    assert same == [not ema] * 4
+    for name, weight in zip(averages, Kept.weights, strict=False):
+        np.testing.assert_array_equal(reader.get_tensor(name), weight)
 
 
 @pytest.mark.parametrize(
