@@ -21,12 +21,13 @@ class Metrics:
         """Opens what is written to.
 
         Raises:
-          UsageError: --metrics_jsonl cannot be written to.
+          UsageError: --metrics_jsonl cannot be written to, or has something else in it.
         """
         steps, path = config.steps, config.output.metrics_jsonl
         shows = bool(steps.summary_every or steps.summary_secs)
-        self.events = EventFile(pathlib.Path(config.run.model_dir) / LOGS, start_step, is_chief and shows)
-        self._lines = MetricsFile(path, start_step) if path and is_chief else None
+        model_dir = pathlib.Path(config.run.model_dir)
+        self.events = EventFile(model_dir / LOGS, start_step, is_chief and shows)
+        self._lines = MetricsFile(path, start_step, model_dir) if path and is_chief else None
         self._task, self._is_chief = task, is_chief
 
     def write(self, step: int, values: dict[str, float]) -> None:

@@ -10,33 +10,45 @@ from typing import Any
 
 from pipeline import errors
 from pipeline.errors import UsageError
+from trainer.config import file
+
+NOTE = ".trainer.metrics"  # in model_dir: the first lines of the files that this run has begun
 
 
 class MetricsFile:
     """A file of lines such as `{"step": 100, "time": 1767225600.0, "train/loss": 0.3}`, by step.
 
     A run that resumes removes the lines of later steps than it resumes from, and what a kill left of a line: no step is
-    there twice, and the file ends as that of an undisturbed run.
+    there twice, and the file ends as that of an undisturbed run. The lines of another run stay: a first line, with its
+    time, is like no other, and is noted in model_dir before it is written.
     """
 
-    def __init__(self, path: str, start_step: int) -> None:
+    def __init__(self, path: str, start_step: int, model_dir: pathlib.Path) -> None:
         """Opens the file, or makes it.
 
         Args:
           path: of it.
           start_step: global step of the state that training begins with.
+          model_dir: folder of the run.
 
         Raises:
           UsageError: it cannot be written to, or something else is in it.
         """
-        self._path = pathlib.Path(path)
+        self._path, self._note, self._model_dir = pathlib.Path(path), model_dir / NOTE, model_dir
         self._at_start: set[tuple[str, ...]] = set()  # names of what is written of the first step already
         try:
+            if self._path.exists() and not self._path.is_file():
+                raise UsageError(
+                    f"--metrics_jsonl={path}: is not a regular file, from which a resumed run could remove lines; name "
+                    "a file"
+                )
             self._file = self._path.open("ab", buffering=0)
         except OSError as error:
             raise UsageError(f"--metrics_jsonl={path}: cannot be written to: {error.strerror}") from None
         self._start_step = start_step
-        self._file.truncate(self._end())
+        end = self._end()
+        self._file.truncate(end)
+        self._is_begun = end > 0
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """Adds a line, at once; numbers that JSON does not have (NaN, infinity) are null.
@@ -47,21 +59,48 @@ class MetricsFile:
         if step == self._start_step and tuple(values) in self._at_start:
             return  # an evaluation that a finished run makes again
         numbers = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        line = f"{json.dumps({'step': step, 'time': round(time.time(), 3), **numbers})}\n".encode()
+        if not self._is_begun:
+            self._begin(line)
         with errors.named(str(self._path), "cannot be written to"):
-            self._file.write(f"{json.dumps({'step': step, 'time': round(time.time(), 3), **numbers})}\n".encode())
+            self._file.write(line)
+
+    def _begin(self, line: bytes) -> None:
+        with errors.named(self._note, "cannot be written to"):
+            new = self._note.with_name(f"{NOTE}.tmp")
+            new.write_bytes(b"".join([*self._first_lines(), line]))
+            new.replace(self._note)
+        self._is_begun = True
+
+    def _first_lines(self) -> list[bytes]:
+        return self._note.read_bytes().splitlines(keepends=True) if self._note.exists() else []
 
     def _end(self) -> int:
         """Returns where the lines up to the first step end."""
         end = 0
         with self._path.open("rb") as lines:
             for line in lines:
-                content = self._content(line) if line.endswith(b"\n") else None
+                if end == 0 and not self._is_own(line):
+                    self._content(line)
+                    raise UsageError(
+                        f"--metrics_jsonl={self._path}: has the metrics of another run than that in "
+                        f"--model_dir={self._model_dir}; name another file, or move this one away"
+                    )
+                content = self._content(line) if line.endswith(b"\n") else None  # what a kill left of a line
                 if content is None or content["step"] > self._start_step:
                     break
                 if content["step"] == self._start_step:
                     self._at_start.add(tuple(name for name in content if name not in ("step", "time")))
                 end += len(line)
         return end
+
+    def _is_own(self, first: bytes) -> bool:
+        """Returns whether this run wrote what is left of a first line."""
+        if self._note.exists():
+            return any(line.startswith(first) for line in self._first_lines())
+        config = self._model_dir / file.NAME  # an earlier version noted no lines
+        flags = [line.strip() for line in config.read_text("utf-8").splitlines()] if config.exists() else []
+        return first.endswith(b"\n") and f"metrics_jsonl: {self._path}" in flags
 
     def _content(self, line: bytes) -> dict[str, Any]:
         try:
