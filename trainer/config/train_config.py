@@ -24,6 +24,7 @@ from trainer.config.flags.output import OutputFlags
 from trainer.config.flags.run import PARAMETER_SERVER, RunFlags
 from trainer.config.flags.steps import StepFlags
 from trainer.config.model_defaults import DEFAULT_EPOCHS, MODEL_DEFAULTS
+from trainer.config.values import as_flag
 
 _DESCRIPTION = (
     "Trains a model on one device or many; resumes where it stopped. --config=FILE.yaml takes flags from a file, which "
@@ -75,7 +76,7 @@ class TrainConfig:
         """Returns the config of some flags: `TrainConfig.of(data_dir="mnist", model_dir="run", model="lenet")`.
 
         Args:
-          **flags: by name, without the dashes; data_dir and model_dir are required.
+          **flags: by name, without the dashes; data_dir and model_dir are required, and may be of pathlib.
 
         Raises:
           UsageError: an unknown flag, a missing one, or a value that cannot work.
@@ -89,7 +90,8 @@ class TrainConfig:
 
     @classmethod
     def _of(cls, flags: Mapping[str, Any]) -> TrainConfig:
-        values = {**MODEL_DEFAULTS.get(flags.get("model", ModelFlags.model), {}), **flags}
+        given = {name: as_flag(name, value, _types_of_flags()[name]) for name, value in flags.items()}
+        values = {**MODEL_DEFAULTS.get(given.get("model", ModelFlags.model), {}), **given}
         for name in ("data_dir", "model_dir"):
             if name not in values:
                 raise UsageError(f"{name}: is missing")
@@ -165,3 +167,9 @@ def _groups() -> Mapping[str, Any]:
 def _groups_of_flags() -> dict[str, str]:
     """Returns the group of each flag, by its name."""
     return {field.name: name for name, kind in _groups().items() for field in dataclasses.fields(kind)}
+
+
+@functools.cache
+def _types_of_flags() -> dict[str, Any]:
+    """Returns the type of each flag, by its name."""
+    return {name: kind for group in _groups().values() for name, kind in typing.get_type_hints(group).items()}
