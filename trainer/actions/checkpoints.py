@@ -8,11 +8,12 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import tensorflow as tf
 
 from pipeline import errors
-from pipeline.errors import DataError
+from pipeline.errors import DataError, UsageError
 from pipeline.order.mixture_spec import Spec
 from trainer.actions.checkpoint_files import CheckpointFiles
 from trainer.actions.origin import Origin
@@ -22,7 +23,7 @@ from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig, file
 from trainer.loop import NotFiniteError
 from trainer.step.state import TrainState
-from trainer.stored import record
+from trainer.stored import record, weights
 from trainer.stored.files import PREFIX
 
 
@@ -120,8 +121,7 @@ class Checkpoints:
                 stored = record.read(pathlib.Path(path)).content
                 self._origin.check(path, stored)
                 with record.readable(pathlib.Path(path)):
-                    # Earlier versions stored a count of saves, too, which is expected to be left over.
-                    self._checkpoint.read(path, self._options).assert_existing_objects_matched().expect_partial()
+                    self._read(path, stored)
             except record.UnreadableError as error:
                 self._output.line(f"skipped {path}, which is damaged: {error.reason}")
                 continue
@@ -135,6 +135,17 @@ class Checkpoints:
                 "restore one from a backup, or start anew with another --model_dir"
             )
         return None
+
+    def _read(self, path: str, stored: dict[str, Any]) -> None:
+        try:
+            # Earlier versions stored a count of saves, too, which is expected to be left over.
+            self._checkpoint.read(path, self._options).assert_existing_objects_matched().expect_partial()
+        except (AssertionError, ValueError) as error:
+            changes = "".join(f"; {change}" for change in self._origin.changes(stored))
+            raise UsageError(
+                f"{path} is of another form of the model or the optimizer: {weights.mismatch(error)}{changes}; go back "
+                "to what it was, code and flags, or use another --model_dir"
+            ) from None
 
     def save(self) -> None:
         """Saves the state, unless this step is saved already.

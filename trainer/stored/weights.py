@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import keras
 import tensorflow as tf
 
 from pipeline.errors import UsageError
 from trainer.stored.record import Record, readable
+
+_MOST_NAMES = 3  # of variables in a message
 
 
 def load(record: Record, model: keras.Model, averaged: bool) -> None:
@@ -29,10 +33,21 @@ def load(record: Record, model: keras.Model, averaged: bool) -> None:
         try:
             stored.read(str(record.path)).assert_existing_objects_matched().expect_partial()
         except (AssertionError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise UsageError(f"{record.path}: its weights are not those of this model: {reason}") from None
+            raise UsageError(f"{record.path}: its weights are not those of this model: {mismatch(error)}") from None
     for weight, value in zip(model.trainable_variables, average.values, strict=False):
         weight.assign(value)
+
+
+def mismatch(error: Exception) -> str:
+    """Returns in one line how variables differ from those of a checkpoint, of the error of restoring them."""
+    text = str(error)
+    names = re.findall(r"<Variable path=([^,]+),", text)
+    shapes = re.search(r"variable\.shape=(\(.*?\)), Received: value\.shape=(\(.*?\))", text)
+    if names and shapes:
+        return f"{names[0]} was {shapes[2]}, is {shapes[1]}"
+    if names:
+        return f"it lacks {', '.join(names[:_MOST_NAMES])}{', ...' if len(names) > _MOST_NAMES else ''}"
+    return text.strip().splitlines()[0][:300]
 
 
 def choose(record: Record, kind: str | None) -> bool:

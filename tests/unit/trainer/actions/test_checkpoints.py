@@ -219,6 +219,44 @@ def test_another_model_or_optimizer_is_one_line(flags, saved, make_checkpoints, 
     assert "\n" not in str(caught.value)
 
 
+def net(*units):
+    """Returns a function that builds a model with such layers."""
+
+    def build():
+        import keras
+
+        layers = [keras.layers.Dense(number) for number in (*units, 5)]
+        return keras.Sequential([keras.Input((4, 3, 1)), keras.layers.Flatten(), *layers])
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("build", "optimizer", "facts"),
+    [
+        (net(8, 8), "adam", r"ckpt-10 .*: sequential\w*/dense_\d+/kernel was \(8, 5\), is \(8, 8\); go back"),
+        (net(9), "adam", r"ckpt-10 .*/dense\w*/kernel was \(12, 8\), is \(12, 9\); go back"),
+        (
+            net(8),
+            "adam(amsgrad=True)",
+            r"it lacks (\S+_velocity_hat, ){3}\.\.\.; --optimizer was adam, is adam\(amsgrad=True\); go back",
+        ),
+    ],
+    ids=["a layer more", "another width", "an argument of the optimizer"],
+)
+def test_another_form_of_the_model_or_optimizer_is_one_line(
+    build, optimizer, facts, make_strategy, make_state, make_checkpoints
+):
+    state = make_state(make_strategy(2), "adam", build=net(8))
+    state.global_step.assign(10)
+    make_checkpoints(state, optimizer="adam").save()
+    other = make_state(make_strategy(), optimizer, build=build)
+    with pytest.raises(UsageError, match=facts) as caught:
+        make_checkpoints(other, optimizer=optimizer).restore()
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith("or use another --model_dir")
+
+
 def test_somebody_elses_checkpoint_is_refused(make_checkpoints, make_one, tmp_path):
     tf.train.Checkpoint(x=tf.Variable(1.0)).write(str(tmp_path / "ckpt-7"))
     with pytest.raises(UsageError, match="ckpt-7.*--model_dir"):
