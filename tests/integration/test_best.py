@@ -95,3 +95,20 @@ def test_two_workers_keep_the_best_with_averaged_weights(digits, tmp_path):
     again = finish(*start_workers(digits, [tmp_path] * 2, *flags, "--train_steps=80"))
     assert [code for code, _, _ in again] == [0, 0], again
     assert "resumed from" in again[0][1]
+
+
+def test_resumed_with_other_flags_the_best_hold_the_weights_that_were_ranked(digits, tmp_path):
+    """What the run abandoned has evaluated at the same steps, and better."""
+    flags = (*FLAGS[:4], "--train_steps=40", "--checkpoint_every=20", "--eval_every=10", "--keep_best=4")
+    flags = (*flags, "--best_metric=loss", "--steps_per_loop=10")
+    for rate in (0.4, 0.01):
+        for path in tmp_path.glob("ckpt-40.*"):  # as if killed before this one
+            path.unlink()
+        ((code, out, err),) = finish(start(digits, tmp_path, *flags, f"--learning_rate={rate}"))
+        assert (code, err) == (0, "")
+    assert "--learning_rate was 0.4, is 0.01" in out
+    best, _ = best_of(tmp_path)
+    newest = checkpoint_bytes(tmp_path, 40)
+    assert sorted(best) == [10, 20, 30, 40]
+    del best[40][RECORD_KEY], newest[RECORD_KEY]
+    assert best[40] == newest

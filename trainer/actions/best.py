@@ -9,7 +9,6 @@ from trainer.actions.checkpoint_files import CheckpointFiles
 from trainer.actions.checkpoints import Checkpoints
 from trainer.actions.evaluation import Evaluation
 from trainer.actions.ranking import Ranking
-from trainer.stored import record
 from trainer.stored.files import BEST, path_of
 
 NAME = "ranking"  # in what checkpoints remember
@@ -20,7 +19,8 @@ class Best:
 
     A best checkpoint is a whole one, and remembers the ranking that it is part of, as does the next one in model_dir.
     One that is no longer among the best is removed only after that: whatever is killed, a run resumes with all that its
-    ranking names.
+    ranking names. What else is in the folder may be of a run with other flags, from the same checkpoint: it is never
+    read, is replaced where its step is ranked, and is removed with the others.
 
     Attributes:
       ranking: of the evaluations.
@@ -29,34 +29,42 @@ class Best:
 
     def __init__(self, ranking: Ranking, checkpoints: Checkpoints, model_dir: str, is_chief: bool) -> None:
         self.ranking, self.folder = ranking, pathlib.Path(model_dir) / BEST
-        self._checkpoints, self._is_chief = checkpoints, is_chief
+        self._checkpoints, self._is_chief, self._written = checkpoints, is_chief, 0
         self._files = CheckpointFiles(self.folder, max_to_keep=ranking.keep, steps_per_epoch=1)
         if ranking.keep and is_chief:
             self.folder.mkdir(exist_ok=True)
             self._files.tidy()
 
     def resume(self, step: int) -> None:
-        """Completes the ranking that was restored with a step: that evaluation may have followed the checkpoint."""
-        if step in self._files.steps:
-            remembered = record.read(path_of(self.folder, step)).content.get("remembered", {})
-            self.ranking.restore(remembered.get(NAME))
-        self.tidy(step)
+        """Writes the state that was restored where it is among the best: that file may be lost or damaged."""
+        if self.ranking.keep and step in self.ranking.steps:
+            self._write(step)
 
     def is_missing(self, step: int, every: int) -> bool:
-        """Returns whether a signal has prevented the evaluation that was due at the step of a checkpoint."""
-        return bool(step and every and step % every == 0 and self.ranking.evaluated < step)
+        """Returns whether the step of a checkpoint is to be evaluated before the next one.
+
+        A signal has prevented it when it was due; or it followed the checkpoint, which does not know of it.
+        """
+        is_due = every and step % every == 0
+        return bool(step and (is_due or step in self._files.steps) and self.ranking.evaluated < step)
 
     def add(self, step: int, evaluation: Evaluation) -> None:
         """Ranks an evaluation of the state; saves the state where it is among the best."""
-        is_best = self.ranking.add(step, evaluation.loss, evaluation.metrics)
-        if is_best and step not in self._files.steps:
-            self._checkpoints.write(self._files.write)
+        if self.ranking.add(step, evaluation.loss, evaluation.metrics):
+            self._write(step)
 
-    def tidy(self, step: int) -> None:
-        """Removes what is no longer among the best; to be called once a checkpoint of this step remembers that."""
+    def tidy(self) -> None:
+        """Removes what is not among the best, once one of these is there; a checkpoint must remember the ranking."""
         if self.ranking.keep and self._is_chief:
-            worst_first = [best for best in reversed(self.ranking.steps) if best in self._files.steps]
-            self._files.keep(worst_first, upto=step)
+            there = self._files.steps
+            worst_first = [best for best in reversed(self.ranking.steps) if best in there]
+            if worst_first:
+                self._files.keep(worst_first)
+
+    def _write(self, step: int) -> None:
+        if step != self._written:
+            self._checkpoints.write(self._files.write)
+            self._written = step
 
     def why_ended(self) -> str:
         """Returns the line of a run that ended early."""

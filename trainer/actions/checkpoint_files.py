@@ -62,7 +62,7 @@ class CheckpointFiles:
         self.keep(kept(steps, self.max_to_keep, self.steps_per_epoch), upto=step)
 
     def write(self, step: int, write: Callable[[str], object]) -> None:
-        """Adds a checkpoint, as `add`; removes none."""
+        """Adds a checkpoint, as `add`, or replaces the one of this step; removes none."""
         name = f"{PREFIX}-{step}"
         with errors.named(self._path(step), "cannot be saved"):
             self._check_folder()
@@ -75,8 +75,8 @@ class CheckpointFiles:
                 for path in sorted(written, key=lambda path: path.suffix == ".index"):
                     path.replace(self.folder / path.name)
 
-    def keep(self, steps: Sequence[int], upto: int) -> None:
-        """Removes what is of other steps, up to one of them, and lists these in their order.
+    def keep(self, steps: Sequence[int], upto: int | None = None) -> None:
+        """Removes what is of other steps, up to one of them or all, and lists these in their order.
 
         Raises:
           DataError: as `add`.
@@ -85,7 +85,7 @@ class CheckpointFiles:
             self._check_folder()
             checkpoint_list.write(self.folder, steps)
             for old in self.steps:
-                if old <= upto and old not in steps:
+                if (upto is None or old <= upto) and old not in steps:
                     self._remove(old)
 
     def tidy(self) -> list[str]:

@@ -65,7 +65,7 @@ class Keeper:
         return self._checkpoints.restore()
 
     def begin(self, strategy: tf.distribute.Strategy, restored: Restored | None) -> None:
-        """Initializes the state of a new run as its task wants, and completes the ranking of a resumed one."""
+        """Initializes the state of a new run as its task wants, and the best checkpoints of a resumed one."""
         if restored is None:
             with strategy.scope():
                 self._state.task.initialize(self._state.model)
@@ -83,7 +83,7 @@ class Keeper:
     def tidy(self) -> None:
         """Removes what is no longer among the best; to be called once the state is saved."""
         if self.best:
-            self.best.tidy(self._state.step)
+            self.best.tidy()
 
     @property
     def ends_early(self) -> bool:

@@ -2,7 +2,9 @@
 
 import types
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from pipeline.read.cache_counts import CacheCounts, count
 from trainer.actions.evaluation import Evaluation
@@ -11,6 +13,8 @@ from trainer.actions.keeping import Keeper
 from trainer.actions.output import Output
 from trainer.cluster.tf_config import ALONE
 from trainer.loop import NotFiniteError
+
+WEIGHT = "optimizer/_trainable_variables/1/.ATTRIBUTES/VARIABLE_VALUE"
 
 
 @pytest.fixture
@@ -46,6 +50,76 @@ def test_the_best_are_kept_beside_the_newest_and_a_run_resumes_with_their_rankin
     assert (state.step, restored.name) == (30, "ckpt-30")
     assert again.best.ranking.steps == [30, 10]
     assert not again.ends_early
+
+
+def rank(keeper, state, step, loss, weight=0.0):
+    """Evaluates a state whose weights are all the same, without saving it in model_dir."""
+    for variable in state.model.trainable_variables:
+        variable.assign(np.full(variable.shape, weight, np.float32))
+    state.global_step.assign(step)
+    keeper.best.add(step, Evaluation("test", 8, 0, loss, {"accuracy": 1 - loss}))
+
+
+def weights_of(folder):
+    """Returns the weight that each best checkpoint holds, by step."""
+    paths = [path.with_suffix("") for path in (folder / "best").glob("*.index")]
+    readers = {int(path.name.split("-")[1]): tf.train.load_checkpoint(str(path)) for path in paths}
+    return {step: float(reader.get_tensor(WEIGHT).flat[0]) for step, reader in readers.items()}
+
+
+def test_a_best_checkpoint_of_another_attempt_is_replaced_where_its_step_is_ranked_and_else_removed(make, tmp_path):
+    keeper, state, _ = make(keep_best=2, eval_every=10)
+    rank(keeper, state, 10, 0.9, weight=1)
+    keeper.save()
+    for step in (20, 30):
+        rank(keeper, state, step, 0.1, weight=1)
+    again, state, restored = make(keep_best=2, eval_every=10)  # killed before it was saved
+    assert (restored.name, sorted(weights_of(tmp_path))) == ("ckpt-10", [10, 20, 30])
+    rank(again, state, 20, 0.5, weight=2)
+    assert weights_of(tmp_path) == {10: 1, 20: 2, 30: 1}
+    again.save()
+    assert weights_of(tmp_path) == {10: 1, 20: 2}
+
+
+def test_a_new_run_replaces_the_best_checkpoints_of_an_earlier_one(make, tmp_path):
+    keeper, state, _ = make(keep_best=2, eval_every=10)
+    for step in (10, 20):
+        rank(keeper, state, step, 0.1, weight=1)
+    new, state, restored = make(keep_best=2, eval_every=10)
+    assert restored is None
+    state.global_step.assign(5)
+    new.save()
+    assert weights_of(tmp_path) == {10: 1, 20: 1}
+    rank(new, state, 10, 0.5, weight=2)
+    new.save()
+    assert weights_of(tmp_path) == {10: 2}
+
+
+def test_of_an_evaluation_that_the_checkpoint_does_not_know_of_the_file_is_not_believed(make, tmp_path):
+    keeper, state, _ = make(keep_best=1, eval_every=10)
+    rank(keeper, state, 25, 0.1, weight=1)
+    other, state, _ = make(keep_best=1, eval_every=10)
+    state.global_step.assign(25)
+    other.save()
+    again, state, restored = make(keep_best=1, eval_every=10)
+    assert (restored.name, again.best.ranking.best) == ("ckpt-25", [])
+    assert again.best.is_missing(25, 10)
+    rank(again, state, 25, 0.5, weight=2)
+    assert weights_of(tmp_path) == {25: 2}
+    assert not again.best.is_missing(25, 10)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "lost"])
+def test_a_damaged_best_checkpoint_of_the_step_resumed_from_is_written_anew(damage, make, tmp_path):
+    keeper, state, _ = make(keep_best=2, eval_every=10)
+    for step in (10, 20):
+        rank(keeper, state, step, 1 / step, weight=step)
+    keeper.save()
+    for path in (tmp_path / "best").glob("ckpt-20.*"):
+        path.write_bytes(path.read_bytes()[:50]) if damage == "truncated" else path.unlink()
+    again, state, restored = make(keep_best=2, eval_every=10)
+    assert (restored.name, again.best.ranking.steps) == ("ckpt-20", [20, 10])
+    assert weights_of(tmp_path) == {10: 10, 20: 20}
 
 
 def test_an_early_end_is_said_where_the_run_has_not_come_to_its_last_step(make, tmp_path, capsys):
