@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+import re
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
 from pipeline.errors import UsageError, unknown
 
 NAME = "config.yaml"  # in model_dir
+
+
+class _Texts(yaml.SafeLoader):
+    """YAML whose numbers and dates are texts as they are written, for the types of the flags to read."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+
+# What the command line does not read as YAML means it, by the characters that it may begin with.
+for _kind, _pattern, _first in (
+    ("null", "~|null|Null|NULL|", "~nN"),
+    ("merge", "<<", "<"),
+    ("bool", "on|On|ON|off|Off|OFF", "oO"),
+    ("float", r"[-+]?\.(inf|Inf|INF)", "-+."),
+):
+    _Texts.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"(?:{_pattern})\Z"), ["", *_first])
 
 
 def taken_out(arguments: Sequence[str], names: Collection[str]) -> tuple[list[str], bool]:
@@ -28,14 +45,18 @@ def taken_out(arguments: Sequence[str], names: Collection[str]) -> tuple[list[st
       UsageError: the file cannot be read, or has something other than flags.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--config", nargs="?", const="")
+    parser.add_argument("--config", nargs="?", const="", action="append", default=[])
     parser.add_argument("--dump_config", action="store_true")
-    found, rest = parser.parse_known_args(list(arguments))
-    if found.config == "":
+    try:
+        found, rest = parser.parse_known_args(list(arguments))
+    except argparse.ArgumentError:
+        raise UsageError("--dump_config: takes no value; write --dump_config alone") from None
+    if "" in found.config:
         raise UsageError("--config: expected a value, as in --config=FILE.yaml")
-    if found.config is None:
-        return rest, found.dump_config
-    return [*_flags(pathlib.Path(found.config).expanduser(), names), *rest], found.dump_config
+    if len(found.config) > 1:
+        raise UsageError(f"{' '.join(f'--config={path}' for path in found.config)}: give one file")
+    flags = [flag for path in found.config for flag in _flags(pathlib.Path(path).expanduser(), names)]
+    return [*flags, *rest], found.dump_config
 
 
 def text_of(groups: dict[str, dict[str, Any]]) -> str:
@@ -56,7 +77,7 @@ def write(folder: pathlib.Path, groups: dict[str, dict[str, Any]]) -> None:
 
 def _flags(path: pathlib.Path, names: Collection[str]) -> Iterator[str]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), _Texts)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--config={path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except yaml.YAMLError as error:

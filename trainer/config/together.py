@@ -21,6 +21,31 @@ def check_given(config: TrainConfig) -> None:
     """Raises UsageError where a user gives what cannot work; a config that an earlier run has stored may have it."""
     check_local(config.run, "model_dir", "log_keys")
     check_local(config.output, "metrics_jsonl", what="file")
+    _check_used(config)
+
+
+def _check_used(config: TrainConfig) -> None:
+    """Raises UsageError where a flag has no effect beside the others."""
+    steps, output = config.steps, config.output
+    if steps.eval_every and not config.data.evaluates:
+        raise UsageError(
+            f"--eval_every={steps.eval_every} with --eval_split={config.data.eval_split or 'none'}: there is nothing "
+            "to evaluate; give --eval_every=0, or a split"
+        )
+    for name in ("best_metric", "best_mode"):
+        value = getattr(steps, name)
+        if value and value != getattr(type(steps), name) and not steps.ranks:
+            raise UsageError(
+                f"--{name}={value}: evaluations are ranked for --keep_best and --early_stopping alone; give one of "
+                f"them, or leave --{name} out"
+            )
+    for name in ("histogram_every", "image_every"):
+        value = getattr(output, name)
+        if value and not (steps.summary_every or steps.summary_secs):
+            raise UsageError(
+                f"--{name}={value} with --summary_every=0: nothing is written for TensorBoard; give --{name}=0, or "
+                "--summary_every=STEPS"
+            )
 
 
 def check_cluster(strategy: str, flags: ClusterFlags) -> None:

@@ -28,6 +28,7 @@ OPTIMIZERS = (
 WITH_MOMENTUM = ("momentum", "nesterov")
 SCHEDULES = ("exponential", "piecewise", "cosine", "linear", "constant")
 ENDING = ("cosine", "linear")  # schedules that depend on the last step
+_EPOCHS = 1e9  # that no training comes to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +58,9 @@ class OptimizerFlags:
         check_positive(self, "learning_rate", "decay_factor", "decay_epochs", "clip_norm")
         check_share(self, "momentum")
         check_least(self, 0, "warmup_epochs", "weight_decay", "end_factor")
+        for flag in ("warmup_epochs", "decay_epochs"):
+            if getattr(self, flag) >= _EPOCHS:
+                raise UsageError(f"--{flag}={getattr(self, flag)}: must be below {_EPOCHS:.0e}")
         if self.ema is not None and not 0 < self.ema < 1:
             raise UsageError(f"--ema={self.ema}: must be above 0 and below 1, such as 0.999")
         if (self.schedule == "piecewise") != bool(self.stairs):
@@ -74,6 +78,6 @@ class OptimizerFlags:
             raise UsageError(
                 f"--decay_at={self.decay_at}: must be numbers with commas between, such as 91,136"
             ) from None
-        if found != sorted(set(found)) or not all(0 < epoch < 1e9 for epoch in found):
+        if found != sorted(set(found)) or not all(0 < epoch < _EPOCHS for epoch in found):
             raise UsageError(f"--decay_at={self.decay_at}: must be numbers above 0 that ascend")
         return found

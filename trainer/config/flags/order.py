@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+from pipeline.errors import UsageError
 from pipeline.order import order
 from trainer.config.flags.checks import check_least, check_name
+
+_SEEDS = 1 << 32  # that Keras, and so NumPy, take
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,5 +30,7 @@ class OrderFlags:
         check_name("remainder", self.remainder, order.REMAINDERS)
         check_least(self, 1, "global_batch_size", "virtual_replicas", "cpu_threads", "streams", "shuffle_bytes")
         check_least(self, 0, "seed", "prefetch")
+        if self.seed >= _SEEDS:
+            raise UsageError(f"--seed={self.seed}: must be below {_SEEDS}")
         if self.streams is not None:
             order.check_streams(self.global_batch_size, self.streams)

@@ -25,6 +25,57 @@ def test_lists_and_groups(path):
     assert parse(["--config", str(path)]) == TrainConfig.of(**PATHS, schedule="piecewise", decay_at="3,4.5")
 
 
+def test_texts_stay_as_they_are_written(path):
+    path.write_text(
+        "data_dir: 2024_01_01\nmodel_dir: 010\nprofile: 10:20\neval_split: no\nresize: 8x8\nmodel: softmax_regression\n"
+    )
+    flags = ["--data_dir=2024_01_01", "--model_dir=010", "--profile=10:20", "--eval_split=no", "--resize=8x8"]
+    assert parse([f"--config={path}"]) == parse([*flags, "--model=softmax_regression"])
+    path.write_text("data_dir: 2024-13-01\nmodel_dir: 1e3\n")
+    assert parse([f"--config={path}"]) == parse(["--data_dir=2024-13-01", "--model_dir=1e3"])
+
+
+@pytest.mark.parametrize("text", ["true", "True", "TRUE", "yes", "on", "On", "1", "'true'"])
+def test_what_is_true(path, text):
+    path.write_text(f"data_dir: D\nmodel_dir: M\njit_compile: {text}\n")
+    assert parse([f"--config={path}"]) == TrainConfig.of(**PATHS, jit_compile=True)
+
+
+@pytest.mark.parametrize("text", ["false", "False", "no", "off", "0"])
+def test_what_is_false(path, text):
+    path.write_text(f"data_dir: D\nmodel_dir: M\nmodel: fast_cifar\neval_flip: {text}\n")
+    assert parse([f"--config={path}"]) == TrainConfig.of(**PATHS, model="fast_cifar", eval_flip=False)
+
+
+@pytest.mark.parametrize("text", ["null", "~", "", "Null"])
+def test_what_is_unset(path, text):
+    path.write_text(f"data_dir: D\nmodel_dir: M\nclip_norm: {text}\nresize: {text}\n")
+    assert parse([f"--config={path}"]) == TrainConfig.of(**PATHS)
+
+
+def test_numbers(path):
+    path.write_text(
+        "data_dir: D\nmodel_dir: M\nlearning_rate: 1e-3\nweight_decay: 1.0e-05\nmomentum: .5\ntrain_steps: 1_000\n"
+        "summary_secs: .inf\nseed: +3\n"
+    )
+    rates = {"learning_rate": 0.001, "weight_decay": 0.00001, "momentum": 0.5, "summary_secs": float("inf")}
+    assert parse([f"--config={path}"]) == TrainConfig.of(**PATHS, **rates, train_steps=1000, seed=3)
+
+
+def test_merged_groups(path):
+    path.write_text("run: &run {model_dir: M, seed: 3}\ndata: {data_dir: D, seed: 4, <<: *run}\n")
+    assert parse([f"--config={path}"]) == TrainConfig.of(**PATHS, seed=4)
+
+
+@pytest.mark.parametrize(
+    "name", ["2024_01_01", "2024-01-01", "010", "10:20", "no", "null", "1e3", "true", "=", "", "on"]
+)
+def test_a_stored_text_is_read_as_it_was(tmp_path, name):
+    config = TrainConfig.of(data_dir=f"{name}/D", model_dir=name or "M", train_split=name, summary_secs=float("inf"))
+    file.write(tmp_path, dataclasses.asdict(config))
+    assert parse([f"--config={tmp_path / 'config.yaml'}"]) == config
+
+
 def test_what_is_dumped_is_the_same_config(path, capsys):
     flags = ["--model=cifar10_cnn", "--ema=0.99", "--optimizer=adam(beta_2=0.95)", "--seed=3", "--resize=8x8"]
     given = [*(f"--{name}={value}" for name, value in PATHS.items()), *flags]
@@ -63,9 +114,15 @@ def test_a_file_that_cannot_work_is_one_line(text, message, path):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"), [(["--config=no.yaml"], "no.yaml: cannot be read"), (["--config"], "value")]
+    ("given", "message"),
+    [
+        (["--config=no.yaml"], "no.yaml: cannot be read"),
+        (["--config"], "--config: expected a value"),
+        (["--config=a.yaml", "--model_dir=M", "--config", "b.yaml"], "--config=a.yaml --config=b.yaml: give one file$"),
+        (["--data_dir=D", "--model_dir=M", "--dump_config=true"], "^--dump_config: takes no value; write"),
+    ],
 )
-def test_no_file(given, message):
+def test_what_cannot_work_of_the_command_line(given, message):
     with pytest.raises(UsageError, match=message):
         parse(given)
 

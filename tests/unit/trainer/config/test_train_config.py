@@ -102,6 +102,16 @@ def test_last_step(flags, last_step):
         (["--cache_bytes=0"], ["--cache_bytes=0", "1 or more"]),
         (["--resize=32"], ["--resize='32'", "224x224"]),
         (["--seed=-1"], ["--seed=-1", "0 or more"]),
+        (["--seed=5000000000"], ["--seed=5000000000", "below 4294967296"]),
+        (["--warmup_epochs=inf"], ["--warmup_epochs=inf", "below 1e+09"]),
+        (["--warmup_epochs=1e300"], ["--warmup_epochs=1e+300", "below 1e+09"]),
+        (["--decay_epochs=1e300"], ["--decay_epochs=1e+300", "below 1e+09"]),
+        (["--eval_every=5", "--eval_split=none"], ["--eval_every=5 with --eval_split=none", "--eval_every=0"]),
+        (["--eval_every=5", "--eval_split="], ["--eval_every=5 with --eval_split=none"]),
+        (["--best_metric=loss"], ["--best_metric=loss", "--keep_best", "--early_stopping", "leave --best_metric out"]),
+        (["--best_mode=max"], ["--best_mode=max", "--keep_best", "--early_stopping", "leave --best_mode out"]),
+        (["--histogram_every=5", "--summary_every=0"], ["--histogram_every=5 with --summary_every=0", "TensorBoard"]),
+        (["--image_every=5", "--summary_every=0"], ["--image_every=5 with --summary_every=0", "TensorBoard"]),
         (["--join_timeout=0"], ["--join_timeout=0.0", "above 0"]),
         (["--schedule=cosin"], ["--schedule", "'cosine'"]),
         (["--schedule=piecewise"], ["--schedule=piecewise", "--decay_at"]),
@@ -172,6 +182,29 @@ def test_what_happens_every_so_many_steps_may_never_happen():
     steps = parse([*PATHS, *flags, "--train_steps=1e3"]).steps
     assert (steps.log_every, steps.summary_every, steps.eval_every, steps.checkpoint_every) == (0, 0, 0, 0)
     assert steps.train_steps == 1000
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--best_mode=auto", "--eval_every=0", "--eval_split=none", "--image_every=0", "--summary_every=0"],
+        ["--best_metric=", "--keep_best=0"],
+        ["--best_metric=loss", "--best_mode=min", "--early_stopping=1", "--eval_every=5"],
+        ["--best_metric=loss", "--keep_best=1", "--eval_every=5"],
+        ["--histogram_every=5", "--image_every=5", "--summary_every=0", "--summary_secs=9"],
+        ["--seed=4294967295", "--warmup_epochs=1e8"],
+    ],
+)
+def test_what_is_used_and_the_defaults_are_taken(flags):
+    parse([*PATHS, *flags])
+
+
+def test_what_an_earlier_run_stored_and_did_not_use_is_taken():
+    flags = {"eval_every": 5, "eval_split": "none", "best_metric": "loss", "image_every": 5, "summary_every": 0}
+    stored = TrainConfig.of_stored({"": {"data_dir": "D", "model_dir": "M", **flags}})
+    assert stored.steps.eval_every == 5
+    with pytest.raises(UsageError, match="--eval_every=5 with --eval_split=none"):
+        TrainConfig.of(data_dir="D", model_dir="M", **flags)
 
 
 def test_one_replica_on_one_device_is_fine():
