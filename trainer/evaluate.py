@@ -30,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     config = commandline.parse(COMMAND, _DESCRIPTION, EvaluateConfig, argv)
     commandline.require("tensorflow")
+    if config.continuous:
+        files.check_run_folder(config.model_dir)
     found = [] if config.continuous else files.candidates(config.model_dir, config.checkpoint)
     if config.output is not None:
         plans.prepare_folder("--output", config.output)

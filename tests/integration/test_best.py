@@ -2,11 +2,13 @@
 
 import json
 import random
+import shutil
 import subprocess
 
 import pytest
 import tensorflow as tf
 
+from tests import forked
 from tests.runs import RECORD_KEY, checkpoint_bytes, finish, start, start_workers
 
 # Losses go up and down at this rate. Training ends early; checkpoints, lines and evaluations are at unrelated steps.
@@ -55,6 +57,17 @@ def test_a_run_that_ends_early_keeps_its_best(undisturbed, digits):
     assert tf.train.latest_checkpoint(str(undisturbed / "best")).endswith(f"ckpt-{by_loss[0]}")
     assert f'all_model_checkpoint_paths: "ckpt-{by_loss[1]}"' in listed
     assert set(dict(ranking)) <= set(losses)
+
+
+def test_beside_a_run_that_ends_early_an_evaluation_ends(undisturbed, tmp_path):
+    copy = shutil.copytree(undisturbed, tmp_path / "run")
+    watch = forked.Process(["-m", "trainer.evaluate", f"--model_dir={copy}", "--continuous"])
+    try:
+        out, _ = watch.communicate(timeout=60)
+    finally:
+        watch.kill()
+    assert watch.returncode == 0
+    assert f"step {last_of(undisturbed)}, test accuracy = " in out.splitlines()[-1]
 
 
 def test_run_again_it_stays_as_it_is(undisturbed, digits):

@@ -220,6 +220,24 @@ def test_beside_a_run_each_checkpoint_is_evaluated_once(digits, tmp_path):
             assert own[tag, step] == pytest.approx(value, rel=1e-4)
 
 
+def test_beside_a_run_whose_folder_is_removed_it_ends(copy):
+    no_folder = evaluate(f"--model_dir={copy / 'ckpt-40'}", "--continuous")
+    said = f"trainer.evaluate: --model_dir={copy}/ckpt-40: is a checkpoint, not the folder of a run\n"
+    assert (no_folder.returncode, no_folder.stderr) == (2, said)
+    for file in copy.glob("ckpt-60.*"):
+        file.unlink()
+    watch = forked.Process(
+        ["-m", "trainer.evaluate", f"--model_dir={copy}", "--continuous", "--interval=0.2"], {"PYTHONUNBUFFERED": "1"}
+    )
+    for step in (20, 40):
+        assert watch.stdout.readline().startswith(f"step {step}, test accuracy = ")
+    assert watch.stdout.readline().startswith("waiting for checkpoints")
+    shutil.rmtree(copy)
+    [(code, _, err)] = finish(watch)
+    said = f"trainer.evaluate: {copy}: was removed or moved while its checkpoints were evaluated\n"
+    assert (code, err) == (1, said)
+
+
 def test_ctrl_c_ends_it_in_one_line(copy):
     for step in (40, 60):
         for file in copy.glob(f"ckpt-{step}.*"):

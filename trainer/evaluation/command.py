@@ -46,6 +46,7 @@ class _Evaluation:
         self._config = config
         self._made: tuple[Trained, Judge] | None = None
         self._events: EventFile | None = None
+        self._last = 0  # step that was written
 
     def evaluate_first(self, paths: Sequence[pathlib.Path]) -> None:
         """Evaluates the first checkpoint that can be read."""
@@ -82,8 +83,9 @@ class _Evaluation:
 
     def _write_events(self, trained: Trained, judgement: Judgement) -> None:
         step, split = trained.record.step, judgement.evaluation.split
-        if self._events is None:
+        if self._events is None or step <= self._last:  # of a run that began anew or went back
             self._events = EventFile(pathlib.Path(self._config.model_dir) / LOGS / _RUN, step - 1)
+        self._last = step
         self._events.scalars(step, judgement.evaluation.scalars())
         drawn = outputs.pictures(trained, judgement)
         self._events.images(step, {f"eval/{split}/{name}": np.asarray(image) for name, image in drawn.items()})

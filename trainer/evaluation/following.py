@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import time
 from collections.abc import Callable
 
-from pipeline.errors import PipelineError
+from pipeline.errors import DataError, PipelineError
 from pipeline.mixture import resolve_all
 from trainer import heavy, plan
 from trainer.stored import files, record
@@ -20,10 +21,10 @@ def follow(
     say: Callable[[str], object],
     sleep: Callable[[float], object] = time.sleep,
 ) -> None:
-    """Calls `evaluate` with each checkpoint in the order of their steps; returns after that of the run's last step.
+    """Calls `evaluate` with each checkpoint in the order of their steps; returns after the last one of the run.
 
     The folder is only read, and need not be there yet. A checkpoint that is damaged, or that the run removes before it
-    is read, is left out.
+    is read, is left out. One that is written again, by a run that began anew or went back, is evaluated again.
 
     Args:
       model_dir: of the run.
@@ -31,29 +32,58 @@ def follow(
       evaluate: what is called.
       say: takes lines for the user.
       sleep: waits so many seconds.
+
+    Raises:
+      DataError: the folder was there and is gone.
     """
-    folder, done, waits = pathlib.Path(model_dir), -1, False
+    folder, looked_at, latest = pathlib.Path(model_dir), dict[int, int](), ""
+    was_there = waits = False
     while True:
-        steps = [step for step in files.steps_in(folder) if step > done]
-        if not steps:
+        new = {step: written for step, written in _found(folder).items() if looked_at.get(step) != written}
+        is_there = folder.is_dir()
+        if was_there and not is_there:
+            raise DataError(f"{folder}: was removed or moved while its checkpoints were evaluated")
+        was_there = is_there
+        if not new:
             if not waits:
-                after = f" after step {done}" if done >= 0 else ""
-                say(f"waiting for checkpoints in {folder}{after}, looking every {interval:g} s; Ctrl-C ends")
+                say(f"waiting for checkpoints in {folder}{latest}, looking every {interval:g} s; Ctrl-C ends")
             waits = True
             sleep(interval)
             continue
         waits = False
-        for done in steps:
-            path = files.path_of(folder, done)
-            try:
-                found = record.read(path)
-                evaluate(found)
-            except UnreadableError as error:
-                is_there = path.with_name(f"{path.name}.index").exists()
-                say(f"skipped {path}, which is damaged: {error.reason}" if is_there else f"skipped {path}: was removed")
-                continue
-            if done >= _last_step(found):
+        for step, written in new.items():
+            looked_at[step], latest = written, f" after step {step}"
+            if _is_last(files.path_of(folder, step), evaluate, say):
                 return
+
+
+def _found(folder: pathlib.Path) -> dict[int, int]:
+    """Returns the steps of the checkpoints, ascending, and when each was written."""
+    found = {}
+    for step in files.steps_in(folder):
+        path = files.path_of(folder, step)
+        with contextlib.suppress(FileNotFoundError):  # removed in between
+            found[step] = path.with_name(f"{path.name}.index").stat().st_mtime_ns
+    return found
+
+
+def _is_last(path: pathlib.Path, evaluate: Callable[[Record], object], say: Callable[[str], object]) -> bool:
+    """Evaluates a checkpoint, where it can be read; returns whether its run ends with it."""
+    try:
+        found = record.read(path)
+        evaluate(found)
+    except UnreadableError as error:
+        is_there = path.with_name(f"{path.name}.index").exists()
+        say(f"skipped {path}, which is damaged: {error.reason}" if is_there else f"skipped {path}: was removed")
+        return False
+    return _ended_early(found) or found.step >= _last_step(found)
+
+
+def _ended_early(found: Record) -> bool:
+    """Returns whether the evaluations up to a checkpoint have ended its run, by --early_stopping."""
+    patience = found.content.get("config", {}).get("steps", {}).get("early_stopping", 0)
+    ranking = found.content.get("remembered", {}).get("ranking") or {}
+    return bool(patience) and ranking.get("stale", 0) >= patience
 
 
 def _last_step(found: Record) -> float:

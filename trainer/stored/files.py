@@ -23,6 +23,14 @@ def path_of(folder: pathlib.Path, step: int) -> pathlib.Path:
     return folder / f"{PREFIX}-{step}"
 
 
+def check_run_folder(model_dir: str) -> None:
+    """Raises UsageError where a path is no folder, nor can become that of a run: a file, or a checkpoint."""
+    path = pathlib.Path(model_dir)
+    kind = "a file" if path.is_file() else "a checkpoint" if path.with_name(f"{path.name}.index").is_file() else None
+    if kind and not path.is_dir():
+        raise UsageError(f"--model_dir={model_dir}: is {kind}, not the folder of a run")
+
+
 def candidates(model_dir: str, checkpoint: str | None) -> list[pathlib.Path]:
     """Returns the checkpoints that a user may mean: the one that is named, or else all, the newest first.
 

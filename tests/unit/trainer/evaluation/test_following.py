@@ -1,30 +1,32 @@
 """Which checkpoints are evaluated, in what order, and when it ends; a run that writes is played by `sleep`."""
 
 import pathlib
+import shutil
 from types import SimpleNamespace
 
 import pytest
 
 from pipeline.errors import DataError
 from trainer.evaluation import following
-from trainer.stored.record import UnreadableError
+from trainer.stored.record import Record, UnreadableError
 
 
 @pytest.fixture
 def follow(tmp_path, monkeypatch):
     """Returns a function that follows a run, given what happens at each look for new checkpoints."""
-    unreadable = set()
+    unreadable, content = set(), {}
 
     def read(path):
         if not path.with_name(f"{path.name}.index").exists():
             raise UnreadableError(path, "no such file")
-        return SimpleNamespace(path=path, step=int(path.name[5:]))
+        return Record(path, int(path.name[5:]), False, content.get(path.name, {}))
 
     monkeypatch.setattr(following.record, "read", read)
     monkeypatch.setattr(following, "_last_step", lambda found: 60)
 
-    def follow(*looks, start=(), evaluate=lambda step: None, bad=()):
+    def follow(*looks, start=(), evaluate=lambda step: None, bad=(), contents=()):
         unreadable.update(bad)
+        content.update(contents)
         evaluated, lines, happening = [], [], iter(looks)
         write(tmp_path / "run", *start)
 
@@ -88,6 +90,44 @@ def test_one_that_is_removed_or_damaged_meanwhile_is_left_out(follow, tmp_path):
 
 def test_a_damaged_one_of_the_last_step_does_not_end_it(follow):
     assert follow(writes(70), start=(60,), bad=(60,))[0] == [70]
+
+
+def test_a_run_that_ended_early_has_no_later_checkpoint(follow):
+    def content(stale, early_stopping=3):
+        return {"config": {"steps": {"early_stopping": early_stopping}}, "remembered": {"ranking": {"stale": stale}}}
+
+    contents = {"ckpt-20": content(2), "ckpt-30": content(4, 0), "ckpt-40": content(3)}
+    assert follow(nothing, writes(30, 40), start=(20,), contents=contents)[0] == [20, 30, 40]
+
+
+def test_a_folder_that_is_removed_ends_it(follow, tmp_path):
+    with pytest.raises(DataError, match=f"^{tmp_path}/run: was removed or moved while "):
+        follow(nothing, writes(20), nothing, shutil.rmtree)
+
+
+def begins_anew(*steps):
+    def begin_anew(folder):
+        shutil.rmtree(folder)
+        write(folder, *steps)
+
+    return begin_anew
+
+
+def goes_back(folder):
+    (folder / "ckpt-50.index").unlink()
+
+
+@pytest.mark.parametrize(
+    ("looks", "steps"),
+    [
+        ((begins_anew(10, 20), writes(60)), [20, 50, 10, 20, 60]),
+        ((begins_anew(55), writes(60)), [20, 50, 55, 60]),
+        ((goes_back, writes(30), writes(60)), [20, 50, 30, 60]),  # 20 is the one that was evaluated
+    ],
+    ids=["anew", "anew, and already further", "back"],
+)
+def test_what_a_run_writes_again_is_evaluated_again(looks, steps, follow):
+    assert follow(nothing, *looks, start=(20, 50))[0] == steps
 
 
 def test_the_last_step_is_that_of_the_flags_or_of_the_data(monkeypatch):

@@ -55,3 +55,12 @@ def test_a_folder_without_checkpoints_is_named(tmp_path, name):
         files.candidates(str(tmp_path / name), None)
     with pytest.raises(DataError, match="best: has no checkpoint"):
         files.candidates(str(tmp_path), "best")
+
+
+def test_a_file_or_a_checkpoint_is_no_folder_of_a_run(folder):
+    files.check_run_folder(str(folder))
+    files.check_run_folder(str(folder / "not-there-yet"))
+    with pytest.raises(UsageError, match=f"^--model_dir={folder}/ckpt-20: is a checkpoint, not the folder of a run$"):
+        files.check_run_folder(str(folder / "ckpt-20"))
+    with pytest.raises(UsageError, match=r"ckpt-9.index: is a file, not the folder of a run$"):
+        files.check_run_folder(str(folder / "ckpt-9.index"))
