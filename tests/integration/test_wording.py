@@ -86,6 +86,13 @@ CASES = {
         " --num_replicas=3 " + BATCH,
         "a model_dir that is a file": "--data_dir={tmp}/made --model_dir={tmp}/file --train_steps=5 " + BATCH,
         "a model_dir that is a URL": "--data_dir={tmp}/made --model_dir=gs://bucket/run",
+        "metrics to a device": "--data_dir={tmp}/made --model_dir={tmp}/run --metrics_jsonl=/dev/null --train_steps=6 "
+        + BATCH,
+        "a seed too large": "--data_dir={tmp}/made --model_dir={tmp}/out --seed=5000000000",
+        "nothing to evaluate": "--data_dir={tmp}/made --model_dir={tmp}/out --eval_every=5 --eval_split=none",
+        "nothing to rank": "--data_dir={tmp}/made --model_dir={tmp}/out --best_metric=loss",
+        "nothing for TensorBoard": "--data_dir={tmp}/made --model_dir={tmp}/out --image_every=5 --summary_every=0",
+        "two config files": "--config=a.yaml --config=b.yaml",
         "a recipe that does not fit": "--data_dir={tmp}/made --model_dir={tmp}/out --train_steps=5 "
         "--distort=random_crop(size=2) " + BATCH,
         "an unknown recipe": "--data_dir={tmp}/made --model_dir={tmp}/out --distort=shfit " + BATCH,
