@@ -37,6 +37,25 @@ def compiled():
     return model
 
 
+class Net(keras.Model):
+    \"\"\"Has no output_shape.\"\"\"
+
+    def __init__(self, classes):
+        super().__init__()
+        self.scale, self.flatten = keras.layers.Rescaling(1 / 255), keras.layers.Flatten()
+        self.last = keras.layers.Dense(classes)
+
+    def call(self, images):
+        return self.last(self.flatten(self.scale(images)))
+
+
+class Subclassed(trainer.Task):
+    def build_model(self):
+        model = Net(10)
+        model(tf.zeros((1, 28, 28, 1)))
+        return model
+
+
 class Ink(trainer.Task):
     \"\"\"Predicts how bright an image is: no classes.\"\"\"
 
@@ -138,7 +157,7 @@ def test_mistakes_are_named_by_their_keys(trained, digits):
         assert (example["key"].decode(), example["label"]) == (each["key"], each["label"])
 
 
-@pytest.mark.parametrize("model", ["--model=models:small", "--model=models:compiled"])
+@pytest.mark.parametrize("model", ["--model=models:small", "--model=models:compiled", "--task=models:Subclassed"])
 def test_a_model_of_the_users(model, digits, tmp_path):
     (tmp_path / "models.py").write_text(MODELS)
     flags = ["-m", "trainer.run", f"--data_dir={digits}", "--model_dir=run", model, "--train_steps=30"]
@@ -148,6 +167,11 @@ def test_a_model_of_the_users(model, digits, tmp_path):
     assert f"test accuracy = {found['metrics']['accuracy']:.4f}" in ran.stdout
     assert found["report"]["accuracy"] == pytest.approx(found["metrics"]["accuracy"], abs=1e-6)
     assert found["report"]["loss"] == pytest.approx(found["loss"], rel=1e-4)
+    if model == "--task=models:Subclassed":
+        flags = ["--model_dir=run", "--output=out", "--format=saved_model"]
+        exported = forked.run(["-m", "trainer.export", *flags], cwd=tmp_path)
+        assert (exported.returncode, exported.stderr) == (0, "")
+        assert "exported: out/saved_model" in exported.stdout
 
 
 def test_a_task_without_classes_has_its_metrics_alone(digits, tmp_path):

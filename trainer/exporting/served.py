@@ -15,7 +15,7 @@ from pipeline.errors import UsageError
 from trainer.exporting.fitting import Fitting, fitting_of
 from trainer.exporting.plain_layers import plain
 from trainer.exporting.preprocessing import preprocess
-from trainer.task.outputs import classes_of, gives_probabilities
+from trainer.task.outputs import classes_of, gives_probabilities, shape_of
 from trainer.trained import Trained
 
 
@@ -67,7 +67,7 @@ def served(trained: Trained) -> Served:
     names = classes_of(trained.model, data)
     if names is None:
         raise UsageError(
-            f"{trained.name}: gives outputs of shape {trained.model.output_shape}, not one for each of the "
+            f"{trained.name}: gives outputs of shape {shape_of(trained.model, data)}, not one for each of the "
             f"{len(data.class_names)} classes; only such a model can be exported"
         )
     manifest = trained.split.manifest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import keras
@@ -43,10 +44,17 @@ class Forward:
         return tf.nest.map_structure(lambda one, other: (one + other) / 2, outputs, mirrored)
 
     def _outputs(self, features: Any, training: bool) -> Any:
+        mode = {"training": training} if _takes_training(self._model) else {}
         outputs, self.state, self.losses = self._model.stateless_call(
-            self._trainable, self.state, _as_input(self._model, features), training=training, return_losses=True
+            self._trainable, self.state, _as_input(self._model, features), return_losses=True, **mode
         )
         return tf.nest.map_structure(lambda value: tf.cast(value, tf.float32) if _is_low(value) else value, outputs)
+
+
+def _takes_training(model: keras.Model) -> bool:
+    """Returns whether the model's call has the argument `training`, which that of a subclass may lack."""
+    parameters = inspect.signature(model.call).parameters.values()
+    return any(one.name == "training" or one.kind is one.VAR_KEYWORD for one in parameters)
 
 
 def _is_low(value: tf.Tensor) -> bool:

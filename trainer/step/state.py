@@ -104,7 +104,7 @@ def create(strategy: tf.distribute.Strategy, config: TrainConfig, task: Task, sc
         _check_central(strategy, flag, model)
         if model.compiled:
             _check_compiled(flag, model, config)
-            measure: Measure = CompiledMeasure(model, task.data.labels, flag)
+            measure: Measure = CompiledMeasure(model, task.data, flag)
             optimizer, own_schedule = model.optimizer, None
         else:
             measure, own_schedule = RowMeasure(task), schedule

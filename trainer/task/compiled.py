@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from pipeline.errors import UsageError
-from trainer.task.base import Model
+from trainer.task.base import DataSpec, Model
+from trainer.task.outputs import shape_of
 from trainer.task.sums import LOSS, WEIGHT, Sums
 
 _SEPARATOR = "/"  # between a metric's name and the number of its state
+_MOST_CHARACTERS = 300  # of an error of Keras
 
 
 class CompiledMeasure:
@@ -22,26 +25,33 @@ class CompiledMeasure:
     AUC, precision or IoU are those of the whole batch or split.
     """
 
-    def __init__(self, model: keras.Model, labels: Any, flag: str) -> None:
+    def __init__(self, model: keras.Model, data: DataSpec, flag: str) -> None:
         """Builds the metrics.
 
         Args:
           model: compiled.
-          labels: TensorSpec of them.
+          data: what it gets, and the labels.
           flag: what the model was given as, for messages.
 
         Raises:
-          UsageError: it is not compiled with one loss of one output.
+          UsageError: it is not compiled with one loss of one output, or the loss or a metric does not fit the labels.
         """
         if not isinstance(model.loss, str | keras.Loss) and not callable(model.loss):
             raise UsageError(f"{flag}: compiled with loss={model.loss!r}; one loss of one output is supported")
-        self._loss = keras.losses.get(model.loss)
+        shape = shape_of(model, data)
+        if not isinstance(shape, tuple) or any(isinstance(size, tuple) for size in shape):
+            raise UsageError(f"{flag}: compiled, with {len(shape)} outputs; one loss of one output is supported")
+        with _in_one_line(flag):
+            self._loss = keras.losses.get(model.loss)
         reduction = getattr(self._loss, "reduction", "sum_over_batch_size")
         if reduction != "sum_over_batch_size":
             raise UsageError(f"{flag}: its loss has reduction={reduction!r}; the trainer takes means over rows")
-        outputs = keras.KerasTensor((1, *model.output_shape[1:]), "float32")
-        expected = keras.KerasTensor((1, *labels.shape[1:]), labels.dtype.name)
-        self._metrics = {metric.name: metric for metric in _metrics(model, expected, outputs)}
+        outputs = keras.KerasTensor((1, *shape[1:]), "float32")
+        expected = keras.KerasTensor((1, *data.labels.shape[1:]), data.labels.dtype.name)
+        with _in_one_line(flag):
+            self._metrics = {metric.name: metric for metric in _metrics(model, expected, outputs)}
+            rows = [tf.TensorSpec((2, *some.shape[1:]), some.dtype) for some in (expected, outputs)]
+            tf.function(self._sums, autograph=False).get_concrete_function(*rows, tf.TensorSpec((2,)))
 
     def train_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
         """See `Measure.train_sums`."""
@@ -72,6 +82,16 @@ class CompiledMeasure:
             state = metric.stateless_update_state(zeros, labels, tf.stop_gradient(outputs), sample_weight=weights)
             sums.update({_key(name, i): tf.cast(value, tf.float32) for i, value in enumerate(state)})
         return sums
+
+
+@contextlib.contextmanager
+def _in_one_line(flag: str) -> Iterator[None]:
+    """Turns what Keras says of a loss or a metric into a UsageError."""
+    try:
+        yield
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+        reason = " ".join(str(error).split())[:_MOST_CHARACTERS]
+        raise UsageError(f"{flag}: compiled with a loss or a metric that does not work: {reason}") from None
 
 
 def _key(metric: str, number: int) -> str:

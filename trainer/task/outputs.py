@@ -1,11 +1,27 @@
-"""What a model's outputs say of classes."""
+"""The shape of a model's outputs, and what they say of classes."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from trainer.task.base import DataSpec
+
+
+def shape_of(model: keras.Model, data: DataSpec) -> Any:
+    """Returns the shape of a model's outputs, in their structure where there are several.
+
+    Args:
+      model: built; one of a subclass, which Keras does not know the shape of, is called with symbols.
+      data: what it gets.
+    """
+    known = getattr(model, "output_shape", None)
+    if known is not None:
+        return known
+    features = tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), data.features)
+    return tf.nest.map_structure(lambda found: tuple(found.shape), model.compute_output_spec(features))
 
 
 def classes_of(model: keras.Model, data: DataSpec) -> tuple[str, ...] | None:
@@ -16,7 +32,7 @@ def classes_of(model: keras.Model, data: DataSpec) -> tuple[str, ...] | None:
       data: labels that are numbers of classes, or where rows are mixed the probabilities of all; where the classes have
         no names, the numbers are the names.
     """
-    shape, labels = model.output_shape, data.labels
+    shape, labels = shape_of(model, data), data.labels
     if not isinstance(labels, tf.TensorSpec):
         return None
     numbers = labels.dtype.is_integer and labels.shape.rank == 1

@@ -100,9 +100,53 @@ def test_a_schedule_of_its_own_is_followed(make_stepper, rows):
     assert rates == pytest.approx([0.5, 0.05, 0.005])
 
 
+def classifier(loss, metrics=(), outputs=1):
+    def build():
+        inputs = keras.Input(SHAPE)
+        heads = [keras.layers.Dense(5, "softmax")(keras.layers.Flatten()(inputs)) for _ in range(outputs)]
+        model = keras.Model(inputs, heads if outputs > 1 else heads[0])
+        model.compile("sgd", loss, metrics=list(metrics))
+        return model
+
+    return build
+
+
+class Subclassed(keras.Model):
+    """Has no output_shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.flatten, self.last = keras.layers.Flatten(), keras.layers.Dense(1, "sigmoid")
+
+    def call(self, images):
+        return self.last(self.flatten(images))
+
+
+def subclassed():
+    model = Subclassed()
+    model(np.zeros((1, *SHAPE), np.float32))
+    model.compile("sgd", "binary_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def test_a_subclassed_model(steps):
+    _, values, found = steps(2, subclassed)
+    assert set(values) >= {"loss", "accuracy"}
+    assert set(found) == {"loss", "accuracy"}
+
+
 @pytest.mark.parametrize(
     ("build", "flags", "message"),
     [
+        (classifier("sparse_categorical_crossentropi"), {}, "Could not interpret .*sparse_categorical_crossentropi"),
+        (classifier("mse", ["acuracy"]), {}, "Could not interpret .*acuracy"),
+        (classifier("mse", outputs=2), {}, "with 2 outputs; one loss of one output"),
+        (classifier("categorical_crossentropy"), {}, "compiled with a loss or a metric that does not work: .*rank"),
+        (
+            classifier("sparse_categorical_crossentropy", ["categorical_crossentropy"]),
+            {},
+            "compiled with a loss or a metric that does not work: .*rank",
+        ),
         (compiled(lambda: keras.losses.BinaryCrossentropy(reduction="sum")), {}, "reduction='sum'"),
         (compiled(["mse", "mse"]), {}, "one loss of one output"),
         (compiled(), {"learning_rate": 0.3}, "--learning_rate=0.3: .* compiled with an optimizer of its own"),
@@ -112,5 +156,6 @@ def test_a_schedule_of_its_own_is_followed(make_stepper, rows):
     ],
 )
 def test_what_cannot_work_is_one_line(build, flags, message, make_stepper):
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=message) as caught:
         make_stepper(1, optimizer="momentum", build=build, **flags)
+    assert "\n" not in str(caught.value)

@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from trainer.task.base import DataSpec
-from trainer.task.outputs import classes_of, gives_probabilities
+from trainer.task.outputs import classes_of, gives_probabilities, shape_of
 
 NAMES = ("ape", "bee", "cat")
 
@@ -32,6 +32,24 @@ def spec(shape=(None,), dtype=tf.int64, names=NAMES):
 )
 def test_classes_are_those_of_which_there_is_a_number_each(units, data, classes):
     assert classes_of(model_of(keras.layers.Dense(units)), data) == classes
+
+
+class Subclassed(keras.Model):
+    """Has no output_shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = keras.layers.Dense(3)
+
+    def call(self, features):
+        return self.last(features)
+
+
+def test_the_shape_of_a_subclassed_model_is_found():
+    model = Subclassed()
+    model(tf.zeros((1, 4)))
+    assert shape_of(model, spec()) == (None, 3)
+    assert classes_of(model, spec()) == NAMES
 
 
 def test_outputs_of_more_axes_or_several_are_no_classes():
