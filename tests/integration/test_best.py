@@ -98,7 +98,7 @@ def test_killed_at_any_moment_it_ends_with_the_same(seed, undisturbed, digits, t
 
 
 def test_two_workers_keep_the_best_with_averaged_weights(digits, tmp_path):
-    flags = (*FLAGS, "--ema=0.9", "--train_steps=60")
+    flags = (*FLAGS, "--ema=0.9", "--train_steps=60", "--best_metric=accuracy")
     first = finish(*start_workers(digits, [tmp_path] * 2, *flags))
     assert [code for code, _, _ in first] == [0, 0], first
     assert "; best: " in first[0][1]
@@ -125,3 +125,21 @@ def test_resumed_with_other_flags_the_best_hold_the_weights_that_were_ranked(dig
     assert sorted(best) == [10, 20, 30, 40]
     del best[40][RECORD_KEY], newest[RECORD_KEY]
     assert best[40] == newest
+
+
+def test_a_mistyped_metric_is_named_before_the_first_step_and_removes_nothing(undisturbed, digits, tmp_path):
+    folder = shutil.copytree(undisturbed, tmp_path / "run")
+    ((code, out, err),) = finish(start(digits, folder, *FLAGS, "--best_metric=acuracy"))
+    assert (code, out.count("\nstep ")) == (2, 0)
+    assert err == "trainer.run: --best_metric=acuracy: evaluations have accuracy, loss\n"
+    assert (best_of(folder), last_of(folder)) == (best_of(undisturbed), last_of(undisturbed))
+
+
+def test_evaluated_on_another_split_the_ranking_begins_anew_and_says_so(undisturbed, digits, tmp_path):
+    folder = shutil.copytree(undisturbed, tmp_path / "run")
+    last = last_of(folder)
+    flags = ("--eval_split=train", f"--train_steps={last + 17}", "--early_stopping=0")
+    ((code, out, err),) = finish(start(digits, folder, *FLAGS, *flags))
+    assert (code, err) == (0, "")
+    assert "evaluations were of test, are of train, so the ranking of evaluations begins anew\n" in out
+    assert sorted(best_of(folder)[0]) == [last, last + 17]

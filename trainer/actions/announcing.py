@@ -54,7 +54,7 @@ def say_end(
     """Says what the input's cache did, and where to find what the run has written."""
     if any(cached):
         output.line(str(cached))
-    kept = f"; {best}" if best and best.ranking.best else ""
+    kept = f"; {best}" if best and str(best) else ""
     shown = f"; logs: tensorboard --logdir={logs}" if logs.exists() else ""
     output.line(f"checkpoint: {newest}{kept}{shown}")
     output.other_line(f"done at step {step}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Sequence
 
 from pipeline.commands.text import count_of
 from trainer.actions.checkpoint_files import CheckpointFiles
 from trainer.actions.checkpoints import Checkpoints
-from trainer.actions.evaluation import Evaluation
+from trainer.actions.evaluation import Evaluation, Evaluator
 from trainer.actions.ranking import Ranking
 from trainer.stored.files import BEST, path_of
 
@@ -36,9 +37,13 @@ class Best:
             self._files.tidy()
 
     def resume(self, step: int) -> None:
-        """Writes the state that was restored where it is among the best: that file may be lost or damaged."""
+        """Writes the state that was restored where it is among the best: that file may be lost or damaged.
+
+        Lists the best as the checkpoint remembers them, whether or not the ranking begins anew; removes none.
+        """
         if self.ranking.keep and step in self.ranking.steps:
             self._write(step)
+        self._keep([best for best, _ in self.ranking.stored()["best"]], upto=0)
 
     def is_missing(self, step: int, every: int) -> bool:
         """Returns whether the step of a checkpoint is to be evaluated before the next one.
@@ -48,6 +53,14 @@ class Best:
         is_due = every and step % every == 0
         return bool(step and (is_due or step in self._files.steps) and self.ranking.evaluated < step)
 
+    def check_metric(self, evaluator: Evaluator) -> None:
+        """Checks --best_metric before the first evaluation; every worker has to call it.
+
+        Raises:
+          UsageError: evaluations have no such metric.
+        """
+        self.ranking.check(evaluator.names)
+
     def add(self, step: int, evaluation: Evaluation) -> None:
         """Ranks an evaluation of the state; saves the state where it is among the best."""
         if self.ranking.add(step, evaluation.loss, evaluation.metrics):
@@ -55,11 +68,14 @@ class Best:
 
     def tidy(self) -> None:
         """Removes what is not among the best, once one of these is there; a checkpoint must remember the ranking."""
+        self._keep(self.ranking.steps)
+
+    def _keep(self, best_first: Sequence[int], upto: int | None = None) -> None:
         if self.ranking.keep and self._is_chief:
             there = self._files.steps
-            worst_first = [best for best in reversed(self.ranking.steps) if best in there]
+            worst_first = [step for step in reversed(best_first) if step in there]
             if worst_first:
-                self._files.keep(worst_first)
+                self._files.keep(worst_first, upto)
 
     def _write(self, step: int) -> None:
         if step != self._written:
@@ -78,7 +94,7 @@ class Best:
 
     def __str__(self) -> str:
         """The best one, for the last line of a run."""
-        if not self.ranking.best:
+        if not (self.ranking.keep and self.ranking.best):
             return ""
         step, value = self.ranking.best[0]
         return f"best: {path_of(self.folder, step)} ({self.ranking.metric} = {value:.4f})"

@@ -98,6 +98,12 @@ class Evaluator:
         self.write(state.step, result.scalars())
         return result
 
+    def names(self) -> list[str]:
+        """Returns the names of the loss and the metrics, as one batch has them."""
+        name = next(iter(self.splits))
+        sums = self.stepper.evaluate(iter(self.batches[name]), tf.constant(1, tf.int64))
+        return list(self.stepper.state.measure.results(sums))
+
     def _sums(self, batches: Iterable[tuple[Any, ...]], all_steps: int) -> Mapping[str, tf.Tensor] | None:
         iterator, totals = iter(batches), dict[str, tf.Tensor]()
         for begin in range(0, all_steps, self.steps_per_loop):

@@ -21,13 +21,18 @@ class Evaluations:
             self._evaluate(progress.step)
 
     def before(self, start: int, every: int) -> bool:
-        """Makes up for the evaluation of the step to resume from, which a signal had ended, where they are ranked.
+        """Makes up for an evaluation that the checkpoint to resume from does not know of, where they are ranked.
 
         Returns:
           Whether the run may go on: False if a signal has ended this one, too.
+
+        Raises:
+          UsageError: evaluations lack the metric to rank them by.
         """
-        is_missing = self._best is not None and self._best.is_missing(start, every)
-        return not is_missing or self._evaluate(start)
+        if self._best is None:
+            return True
+        self._best.check_metric(self._evaluator)
+        return not self._best.is_missing(start, every) or self._evaluate(start)
 
     def at_end(self, step: int) -> Evaluation | None:
         """Returns the evaluation of the last state; None if it was stopped."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pathlib
 from collections.abc import Iterator, Mapping
 
@@ -46,7 +47,8 @@ class Keeper:
         self._state, self._output, self._heartbeat, self._last_step = state, output, heartbeat, plan.last_step
         flags, training = config.steps, plan.training
         self._cached = cache_counts()  # by earlier runs of this process
-        ranking = Ranking(flags.keep_best, flags.early_stopping, flags.best_metric, flags.best_mode)
+        data = {name: split.spec.manifest_digest for name, split in plan.evaluation.items()}
+        ranking = Ranking(flags.keep_best, flags.early_stopping, flags.best_metric, flags.best_mode, data)
         self._checkpoints = Checkpoints(
             state,
             training.spec,
@@ -54,7 +56,7 @@ class Keeper:
             config,
             cluster,
             output,
-            {**remembered, bests.NAME: ranking} if flags.ranks else remembered,
+            {**remembered, bests.NAME: ranking},  # a run that ranks nothing hands it on
             io_device,
         )
         model_dir, is_chief = config.run.model_dir, cluster.is_chief
@@ -62,7 +64,11 @@ class Keeper:
 
     def restore(self) -> Restored | None:
         """Restores the newest checkpoint; returns None if there is none."""
-        return self._checkpoints.restore()
+        restored = self._checkpoints.restore()
+        if restored and self.best and self.best.ranking.anew:
+            anew = f"{self.best.ranking.anew}, so the ranking of evaluations begins anew"
+            return dataclasses.replace(restored, changes=(*restored.changes, anew))
+        return restored
 
     def begin(self, strategy: tf.distribute.Strategy, restored: Restored | None) -> None:
         """Initializes the state of a new run as its task wants, and the best checkpoints of a resumed one."""

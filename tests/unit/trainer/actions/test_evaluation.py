@@ -42,6 +42,11 @@ def test_evaluation_is_over_the_whole_split(make_evaluator, batch, tmp_path):
     assert evaluator.evaluate() == result
 
 
+def test_the_names_are_those_that_an_evaluation_has(make_evaluator):
+    evaluator = make_evaluator()
+    assert evaluator.names() == ["loss", *evaluator.evaluate().metrics] == ["loss", "accuracy"]
+
+
 def test_skipped_examples_are_counted_and_their_number_is_bounded(make_evaluator):
     result = make_evaluator(num_examples=11, may_skip=2).evaluate()
     assert (result.num_examples, result.num_skipped) == (9, 2)

@@ -24,7 +24,9 @@ def make(make_strategy, make_state, spec, config_of, tmp_path):
     def make(**flags):
         strategy = make_strategy()
         state = make_state(strategy, ema=0.9)
-        plan = types.SimpleNamespace(last_step=30, training=types.SimpleNamespace(spec=spec, steps_per_epoch=10))
+        training, split = types.SimpleNamespace(spec=spec, steps_per_epoch=10), types.SimpleNamespace(spec=spec)
+        evaluation = {flags.get("eval_split", "test"): split}
+        plan = types.SimpleNamespace(last_step=30, training=training, evaluation=evaluation)
         config = config_of(model_dir=tmp_path, ema=0.9, **flags)
         keeper = Keeper(config, plan, ALONE, state, Output(), Heartbeat(), {})
         restored = keeper.restore()
@@ -120,6 +122,55 @@ def test_a_damaged_best_checkpoint_of_the_step_resumed_from_is_written_anew(dama
     again, state, restored = make(keep_best=2, eval_every=10)
     assert (restored.name, again.best.ranking.steps) == ("ckpt-20", [20, 10])
     assert weights_of(tmp_path) == {10: 10, 20: 20}
+
+
+def test_a_run_that_ranks_nothing_hands_the_ranking_on(make, tmp_path):
+    keeper, state, _ = make(keep_best=2, eval_every=10)
+    for step in (10, 20):
+        evaluate(keeper, state, step, 1 / step)
+    other, state, _ = make()
+    state.global_step.assign(25)
+    other.save()
+    again, state, restored = make(keep_best=2, eval_every=10)
+    assert (restored.name, restored.changes, again.best.ranking.steps) == ("ckpt-25", (), [20, 10])
+    again.tidy()
+    assert sorted(weights_of(tmp_path)) == [10, 20]
+    evaluate(again, state, 30, 1 / 30)
+    assert sorted(weights_of(tmp_path)) == [20, 30]
+
+
+@pytest.mark.parametrize(
+    ("flags", "change"),
+    [
+        ({"best_metric": "loss"}, "--best_metric was accuracy, is loss"),
+        ({"best_mode": "min"}, "--best_mode was auto, is min"),
+        ({"eval_split": "train"}, "evaluations were of test, are of train"),
+    ],
+)
+def test_ranked_by_something_else_the_best_stay_until_an_evaluation_is_ranked(flags, change, make, tmp_path):
+    keeper, state, _ = make(keep_best=2, eval_every=10)
+    for step in (10, 20):
+        evaluate(keeper, state, step, 1 / step)
+    other, state, restored = make(keep_best=2, eval_every=10, **flags)
+    assert restored.changes == (f"{change}, so the ranking of evaluations begins anew",)
+    state.global_step.assign(25)
+    other.save()
+    assert sorted(weights_of(tmp_path)) == [10, 20]
+    again, _, restored = make(keep_best=2, eval_every=10)
+    assert (restored.name, restored.changes, again.best.ranking.steps) == ("ckpt-25", (), [20, 10])
+    other, state, _ = make(keep_best=2, eval_every=10, **flags)
+    evaluate(other, state, 30, 0.9)
+    assert sorted(weights_of(tmp_path)) == [30]
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "loss"])
+def test_resumed_the_best_is_still_the_one_that_tensorflow_finds(metric, make, tmp_path):
+    keeper, state, _ = make(keep_best=2, eval_every=10)
+    for step, loss in ((10, 0.1), (20, 0.5)):
+        evaluate(keeper, state, step, loss)
+    make(keep_best=2, eval_every=10, best_metric=metric)
+    assert tf.train.latest_checkpoint(str(tmp_path / "best")) == str(tmp_path / "best/ckpt-10")
+    assert sorted(weights_of(tmp_path)) == [10, 20]
 
 
 def test_an_early_end_is_said_where_the_run_has_not_come_to_its_last_step(make, tmp_path, capsys):

@@ -87,6 +87,58 @@ def test_by_something_else_the_ranking_begins_anew(metric, mode):
     assert ranking == Ranking(2, 0, metric, mode)
 
 
+@pytest.mark.parametrize(
+    ("metric", "mode", "data", "text"),
+    [
+        ("loss", "auto", {"test": "d"}, "--best_metric was accuracy, is loss"),
+        ("accuracy", "min", {"test": "d"}, "--best_mode was auto, is min"),
+        ("accuracy", "auto", {"train": "d"}, "evaluations were of test, are of train"),
+        ("accuracy", "auto", {"test": "e"}, "evaluations are of other data called test"),
+        ("accuracy", "max", {"test": "d"}, ""),
+        (None, "auto", {"test": "d"}, ""),
+        ("accuracy", "auto", None, ""),
+    ],
+)
+def test_by_what_else_it_ranks_is_said(metric, mode, data, text):
+    before = ranked([0.5, 0.7])
+    before.data = {"test": "d"}
+    ranking = Ranking(2, 0, metric, mode, data)
+    ranking.restore(before.stored())
+    assert (ranking.anew, ranking.steps) == (text, [] if text else [20, 10])
+
+
+def test_what_is_not_taken_over_is_handed_on_until_there_is_an_evaluation():
+    before = ranked([0.5, 0.7]).stored()
+    ranking = Ranking(2, 0, "loss", "auto")
+    ranking.restore(before)
+    assert ranking.stored() == before
+    ranking.add(30, 0.4, {})
+    assert (ranking.stored()["metric"], ranking.stored()["best"]) == ("loss", [(30, 0.4)])
+
+
+def test_a_ranking_of_an_earlier_version_is_taken_over():
+    before = ranked([0.5, 0.7]).stored()
+    del before["data"]
+    ranking = Ranking(2, 0, None, "auto", {"test": "d"})
+    ranking.restore(before)
+    assert (ranking.anew, ranking.steps, ranking.stored()["data"]) == ("", [20, 10], {"test": "d"})
+
+
+def test_early_stopping_alone_leaves_the_best_as_they_are():
+    ranking = Ranking(0, 3, "accuracy", "auto")
+    ranking.restore(ranked([0.5, 0.7]).stored())
+    assert ranking.add(30, 0.1, {"accuracy": 0.9}) is False
+    assert (ranking.steps, ranking.top) == ([20, 10], 0.9)
+
+
+def test_the_metric_is_checked_before_the_first_evaluation_and_once():
+    with pytest.raises(UsageError, match=r"^--best_metric=acuracy: evaluations have accuracy, loss$"):
+        Ranking(1, 0, "acuracy", "auto").check(lambda: ["loss", "accuracy"])
+    Ranking(1, 0, "accuracy", "auto").check(lambda: ["loss", "accuracy"])
+    for known in (Ranking(1, 0, None, "auto"), Ranking(1, 0, "loss", "auto"), ranked([0.5])):
+        known.check(lambda: pytest.fail("asked for the names"))
+
+
 def test_of_a_checkpoint_that_remembers_none_it_begins_anew():
     ranking = Ranking(2, 0, None, "auto")
     ranking.restore(None)
