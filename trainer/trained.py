@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from pipeline import manifest as manifests
 from pipeline.distort.recipes import make_recipe
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, PipelineError, UsageError
 from pipeline.manifest.sources import parse_sources, sources_of
 from pipeline.manifest.storage import PathLike
 from pipeline.resolved import ResolvedRequest
@@ -23,8 +23,8 @@ from trainer.config.flags.checkpoint import CheckpointFlags
 from trainer.config.flags.optimizer import OptimizerFlags
 from trainer.step import state
 from trainer.step.state import TrainState
+from trainer.stored import files, weights
 from trainer.stored import record as records
-from trainer.stored import weights
 from trainer.stored.record import Record, UnreadableError
 from trainer.task import data_spec
 from trainer.task.base import Task
@@ -92,6 +92,8 @@ def build_first(
 ) -> Trained:
     """Returns the model of the first checkpoint that can be read, with its weights.
 
+    Where none can, the checkpoints are looked for once more: a run that is training may have replaced all of them.
+
     Args:
       paths: one or more.
       flags, **others: as of `build`.
@@ -101,12 +103,26 @@ def build_first(
       UnreadableError: none can be read.
       DataError, UsageError: as `build`.
     """
+    try:
+        return _build_first(paths, flags, say, **others)
+    except UnreadableError:
+        now = []
+        with contextlib.suppress(PipelineError):
+            now = files.candidates(flags.model_dir, flags.checkpoint)
+        if set(now) <= set(paths):
+            raise
+    return _build_first(now, flags, say, **others)
+
+
+def _build_first(
+    paths: Sequence[pathlib.Path], flags: CheckpointFlags, say: Callable[[str], object], **others: Any
+) -> Trained:
     *rest, last = records.best_first(paths)
     for path in rest:
         try:
             return build(records.read(path), flags, **others)
         except UnreadableError as error:
-            say(f"skipped {path}, which is damaged: {error.reason}")
+            say(error.skipped)
     return build(records.read(last), flags, **others)
 
 
@@ -124,7 +140,10 @@ def build(record: Record, flags: CheckpointFlags, **others: Any) -> Trained:
     """
     given = {"data_dir": flags.data_dir, "eval_split": flags.split, **others}
     given |= {"cache_dir": flags.cache_dir, "cache_bytes": flags.cache_bytes}
-    config = record.config(**{name: value for name, value in given.items() if value is not None})
+    given = {name: value for name, value in given.items() if value is not None}
+    if "global_batch_size" in given:
+        given["streams"] = None  # those of the run need not divide it; an evaluation has one
+    config = record.config(**given)
     if not config.data.evaluates:
         raise UsageError(f"--split is missing: the run had --eval_split={config.data.eval_split}")
     task_class = heavy.load_task(config.model.task) or Task

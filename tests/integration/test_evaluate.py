@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from pipeline import input_fn
+from pipeline.errors import DataError
 from tests import forked, runs
 from tests.datasets import edit_manifest
 from tests.runs import finish, scalars
@@ -76,7 +77,9 @@ def trained(digits, tmp_path_factory):
     """A run of 60 steps with averaged weights, and its last line but one."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     [(code, out, err)] = finish(
-        runs.start(digits, folder, "--model=lenet", "--train_steps=60", "--ema=0.9", "--eval_every=20", *FLAGS)
+        runs.start(
+            digits, folder, "--model=lenet", "--train_steps=60", "--ema=0.9", "--eval_every=20", "--streams=4", *FLAGS
+        )
     )
     assert code == 0, err
     return folder, out.splitlines()[-2]
@@ -206,6 +209,27 @@ def test_a_damaged_checkpoint_is_skipped_unless_it_was_named(copy):
     assert (named.returncode, named.stdout) == (1, "")
     assert named.stderr.startswith(f"trainer.evaluate: {copy}/ckpt-60: cannot be read: ")
     assert named.stderr.count("\n") == 1
+
+
+def test_where_a_run_has_replaced_all_checkpoints_the_newest_is_looked_for_again(copy):
+    listed = [copy / f"ckpt-{step}" for step in (40, 20)]
+    for path in listed:
+        for file in copy.glob(f"{path.name}.*"):
+            file.unlink()
+    lines = []
+    found = built.build_first(listed, CheckpointFlags(str(copy)), lines.append)
+    assert found.record.path == copy / "ckpt-60"
+    assert lines == [f"skipped {copy}/ckpt-40: was removed"]
+    shutil.rmtree(copy)
+    with pytest.raises(DataError, match=f"^{copy}/ckpt-20: cannot be read: "):
+        built.build_first(listed, CheckpointFlags(str(copy)), lines.append)
+
+
+def test_it_ends_quietly_where_nobody_reads_on(copy):
+    process = forked.Process(["-m", "trainer.evaluate", f"--model_dir={copy}"], {"PYTHONUNBUFFERED": "1"})
+    process.stdout.close()  # as `head` does
+    assert process.wait() == 128 + signal.SIGPIPE
+    assert process.stderr.read() == ""
 
 
 def test_data_that_have_moved_or_do_not_fit_are_said(copy, digits, tmp_path):

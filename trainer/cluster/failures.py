@@ -35,12 +35,13 @@ def in_one_line(num_workers: int) -> Iterator[None]:
     Raises:
       RerunError: in a job of several workers, one was lost.
       DataError: all other errors of an op, and of the system, such as a folder that is gone.
+      BrokenPipeError: the reader of the output (head) is gone, which the command ends with in its own way.
     """
     try:
         yield
     except tf.errors.OpError as error:
         raise translate(error, num_workers) from None
-    except PipelineError:
+    except (PipelineError, BrokenPipeError):
         raise
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)

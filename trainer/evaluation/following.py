@@ -73,8 +73,7 @@ def _is_last(path: pathlib.Path, evaluate: Callable[[Record], object], say: Call
         found = record.read(path)
         evaluate(found)
     except UnreadableError as error:
-        is_there = path.with_name(f"{path.name}.index").exists()
-        say(f"skipped {path}, which is damaged: {error.reason}" if is_there else f"skipped {path}: was removed")
+        say(error.skipped)
         return False
     return _ended_early(found) or found.step >= _last_step(found)
 

@@ -94,7 +94,10 @@ def _read(files: Mapping[str, File], scratch: pathlib.Path, classes: int, module
         np.savez(scratch / f"{kind}.images.npz", *file.batches)
     named = [text for kind, file in files.items() for text in (kind, str(file.path))]
     command = [sys.executable, "-P", str(reading.__file__), str(scratch), str(classes), ",".join(modules), *named]
-    done = subprocess.run(
-        command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT * len(files), check=False
-    )
+    seconds = _TIMEOUT * len(files)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        names = ",".join(files)
+        raise DataError(f"--format={names}: not reloaded and run within {seconds:g} s; give fewer --examples") from None
     return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

@@ -73,8 +73,8 @@ def ends_at_once() -> Iterator[None]:
     except PipelineError as error:
         code = error.exit_code
         raise
-    except KeyboardInterrupt:
-        code = 128 + signal.SIGINT
+    except (KeyboardInterrupt, BrokenPipeError) as error:
+        code = 128 + (signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGPIPE)
         raise
     finally:
         _end_at_once(code)

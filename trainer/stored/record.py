@@ -32,7 +32,14 @@ class UnreadableError(DataError):
 
     def __init__(self, path: pathlib.Path, reason: str) -> None:
         super().__init__(f"{path}: cannot be read: {reason}")
-        self.reason = reason
+        self.path, self.reason = path, reason
+
+    @property
+    def skipped(self) -> str:
+        """The line on a checkpoint that is left out."""
+        is_there = self.path.with_name(f"{self.path.name}.index").exists()
+        what = f"skipped {self.path}"
+        return f"{what}, which is damaged: {self.reason}" if is_there else f"{what}: was removed"
 
 
 @dataclasses.dataclass(frozen=True)

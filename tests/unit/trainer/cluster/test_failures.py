@@ -72,3 +72,8 @@ def test_our_errors_stay():
         raise RerunError("stopped")
     with pytest.raises(DataError, match="^as it was$"), failures.in_one_line(1):
         raise DataError("as it was")
+
+
+def test_the_end_of_a_pipe_is_left_to_the_command():
+    with pytest.raises(BrokenPipeError), failures.in_one_line(1):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")

@@ -31,8 +31,9 @@ commandline.run(run.COMMAND, run.main, sys.argv[1:])
         ("raise DataError('a record is corrupt')", 1, "trainer.run: a record is corrupt"),
         ("raise RuntimeError('a bug')", 1, "RuntimeError: a bug"),
         ("raise KeyboardInterrupt", 130, "trainer.run: interrupted"),
+        ("raise BrokenPipeError", 141, None),
     ],
-    ids=["done", "error", "crash", "interrupt"],
+    ids=["done", "error", "crash", "interrupt", "pipe"],
 )
 def test_a_process_that_crashed_does_not_look_finished(job, body, code, last_line, tmp_path, monkeypatch):
     hosts = {"chief": ["localhost:1"], "worker": ["localhost:2"], "ps": ["localhost:3"]}
