@@ -129,7 +129,7 @@ def test_resumed_with_other_flags_the_best_hold_the_weights_that_were_ranked(dig
 
 def test_a_mistyped_metric_is_named_before_the_first_step_and_removes_nothing(undisturbed, digits, tmp_path):
     folder = shutil.copytree(undisturbed, tmp_path / "run")
-    ((code, out, err),) = finish(start(digits, folder, *FLAGS, "--best_metric=acuracy"))
+    ((code, out, err),) = finish(start(digits, folder, *FLAGS, "--best_metric=acuracy", "--eval_every=50"))
     assert (code, out.count("\nstep ")) == (2, 0)
     assert err == "trainer.run: --best_metric=acuracy: evaluations have accuracy, loss\n"
     assert (best_of(folder), last_of(folder)) == (best_of(undisturbed), last_of(undisturbed))
