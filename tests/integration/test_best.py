@@ -112,17 +112,17 @@ def test_two_workers_keep_the_best_with_averaged_weights(digits, tmp_path):
 
 def test_resumed_with_other_flags_the_best_hold_the_weights_that_were_ranked(digits, tmp_path):
     """What the run abandoned has evaluated at the same steps, and better."""
-    flags = (*FLAGS[:4], "--train_steps=40", "--checkpoint_every=20", "--eval_every=10", "--keep_best=4")
+    flags = (*FLAGS[:4], "--train_steps=50", "--checkpoint_every=20", "--eval_every=10", "--keep_best=5")
     flags = (*flags, "--best_metric=loss", "--steps_per_loop=10")
     for rate in (0.4, 0.01):
-        for path in tmp_path.glob("ckpt-40.*"):  # as if killed before this one
+        for path in (*tmp_path.glob("ckpt-40.*"), *tmp_path.glob("ckpt-50.*")):  # as if killed before these
             path.unlink()
         ((code, out, err),) = finish(start(digits, tmp_path, *flags, f"--learning_rate={rate}"))
         assert (code, err) == (0, "")
     assert "--learning_rate was 0.4, is 0.01" in out
     best, _ = best_of(tmp_path)
     newest = checkpoint_bytes(tmp_path, 40)
-    assert sorted(best) == [10, 20, 30, 40]
+    assert sorted(best) == [10, 20, 30, 40, 50]
     del best[40][RECORD_KEY], newest[RECORD_KEY]
     assert best[40] == newest
 
