@@ -45,7 +45,16 @@ def varied(records):
         ({"parse": varied}, 1024),
         ({"features": ("key",)}, 1024),
     ],
-    ids=str,
+    ids=[
+        "distorted in memory",
+        "in memory",
+        "one by one",
+        "windows",
+        "distorted in windows",
+        "windows, one by one",
+        "parsed",
+        "keys",
+    ],
 )
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_replicas_get_the_rows_of_the_whole_element(folder, monkeypatch, options, together, replicas):
