@@ -117,9 +117,8 @@ def input_fn(
       remainder: `pad`: copies of weight 0 fill the last step of an epoch; `drop`: that step is left out.
       weights: `mask`: 1 real, 0 padding. `mean`: G / real rows instead of 1, so that Keras' mean over the batch size is
         the mean over the real rows; in a mixture for each source by itself, so that it keeps its share of the mean.
-      streams: K; None: 1 where the decoded split fits `shuffle_bytes`, else the largest divisor of G up to 64,
-        for G > 8,192 up to more (docs/order.md).
-        Evaluation always has 1.
+      streams: K; None: 1 where the decoded split fits `shuffle_bytes`, else the largest divisor of G up to 64, or
+        beyond that for G > 8,192 (docs/order.md, Defaults). Evaluation always has 1.
       shuffle_bytes: decoded bytes that are shuffled together, over the whole job.
       shard: the replicas whose rows to return: a `tf.distribute.InputContext` or a `Shard`; None: all.
       on_corrupt: `raise`: a corrupt record is an error that names it. `skip`: its row gets weight 0 (and another
