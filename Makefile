@@ -13,10 +13,10 @@ help:
 	@echo "make bench      the benchmarks, as ratios"
 	@echo "make clean      remove .venv, demo/ and what was compiled"
 
-$(READY): setup.py constraints.txt pipeline/read/_unpack.c
+$(READY): setup.py constraints.txt $(wildcard pipeline/read/*.c)
 	@test -n "$(PYTHON)" || { echo "needs Python 3.11, 3.12 or 3.13; name one with: make PYTHON=/path/to/python" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
-	@rm -f pipeline/read/_unpack*.so
+	@rm -f pipeline/read/*.so
 	@echo "Installing the locked dependencies into .venv (about 2.5 GB, some minutes the first time)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all]'
 	@touch $(READY)
@@ -62,4 +62,4 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.topology
 
 clean:
-	rm -rf .venv demo pipeline/read/_unpack*.so
+	rm -rf .venv demo pipeline/read/*.so

@@ -57,8 +57,11 @@ setup(
         "pipeline.read": ["*.pyi"],
         "beam_jobs.report.card": ["*.jinja", "*.css"],
     },
-    # Optional: without a compiler, NumPy does the same.
-    ext_modules=[Extension("pipeline.read._unpack", ["pipeline/read/_unpack.c"], py_limited_api=STABLE, optional=True)],
+    # Optional: without a compiler, NumPy and TensorFlow do the same.
+    ext_modules=[
+        Extension(f"pipeline.read.{name}", [f"pipeline/read/{name}.c"], py_limited_api=STABLE, optional=True)
+        for name in ("_unpack", "_gather_parts")
+    ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {},
     install_requires=[
         "numpy>=2.0",

@@ -46,7 +46,7 @@ class Batches:
         rest, records = self.weights(taken, plan, number), taken[window.RECORD_ID]
         real = self.real(taken, plan, number)
         taken = {name: column for name, column in taken.items() if name not in (window.RECORD_ID, window.GOOD)}
-        examples = self.form.examples(taken, lambda: self._keys(plan.epoch, records))
+        examples = self.form.examples(taken, lambda: self.keys_of(plan.epoch, records))
         if self.recipe is None:
             return examples.images, *rest
         return *self.distorted(examples, plan.epoch, records, real), *rest
@@ -101,7 +101,7 @@ class Batches:
 
     def _for_device(self, epoch: tf.Tensor, records: tf.Tensor) -> Columns:
         assert self.recipe is not None
-        keys = self._keys(epoch, records)
+        keys = self.keys_of(epoch, records)
         return {DISTORT_KEY: keys, **({DISTORT_EPOCH: tf.fill(tf.shape(keys), epoch)} if self.recipe.mixing else {})}
 
     @property
@@ -122,9 +122,10 @@ class Batches:
     @functools.cached_property
     def _distortion(self) -> Distortion:
         assert self.recipe is not None
-        return distortion_of(self.resolved, self.recipe, self._keys, self.form.as_images)
+        return distortion_of(self.resolved, self.recipe, self.keys_of, self.form.as_images)
 
-    def _keys(self, epoch: tf.Tensor, records: tf.Tensor) -> tf.Tensor:
+    def keys_of(self, epoch: tf.Tensor, records: tf.Tensor) -> tf.Tensor:
+        """Returns the key of each record in an epoch, uint64: what all its distortions are drawn from."""
         return hashing_tf.derive_key(Domain.DISTORT, self.resolved.order.seed, epoch, records)
 
     def _rest(self, real: tf.Tensor, real_rows: tf.Tensor, records: tf.Tensor, has_skipped: bool) -> list[tf.Tensor]:

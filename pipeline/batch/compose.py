@@ -55,8 +55,8 @@ def _of(resolved: ResolvedRequest, replicas: int | None) -> tf.data.Dataset:
     with tf.device("CPU:0"):
         reader, batches = choose(resolved)
         if not isinstance(reader, GraphReader) and _is_resident(feed):
-            columns, batches = load(reader, batches)
-            dataset = resident(run, batches, columns)
+            rows, batches = load(reader, batches)
+            dataset = resident(run, batches, rows)
         else:
             dataset = windowed(run, batches, reader)
     return dataset

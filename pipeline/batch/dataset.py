@@ -15,11 +15,12 @@ from pipeline.batch.batches import Batches
 from pipeline.batch.groups import group_size
 from pipeline.batch.numpy_plans import by_numpy
 from pipeline.batch.replica_rows import slices, split
+from pipeline.batch.resident_rows import ResidentRows
 from pipeline.order.arrays import Number, NumpyArrays
 from pipeline.order.feed import Feed
 from pipeline.order.order import MAX_STEP
 from pipeline.order.window_plan import WindowPlan
-from pipeline.read.window import RECORD_ID, Columns, WindowReader, empty_tail, gather, gather_both, rows_of
+from pipeline.read.window import RECORD_ID, Columns, WindowReader, empty_tail, gather_both, rows_of
 
 _READY = 4  # elements made ahead: enough to hide the sorting of the next window's order
 _READY_GROUPS = 1  # besides those that are being made
@@ -82,25 +83,25 @@ class Run:
 
 
 @tf.autograph.experimental.do_not_convert
-def resident(run: Run, batches: Batches, columns: Columns) -> tf.data.Dataset:
+def resident(run: Run, batches: Batches, rows: ResidentRows) -> tf.data.Dataset:
     """Returns the elements of a run whose one window lies in memory.
 
     Args:
       run: what is fed.
       batches: how.
-      columns: the whole selection, one row per record, in its order.
+      rows: the whole selection.
     """
 
     def of_records(plan: WindowPlan, first: tf.Tensor) -> tuple[WindowPlan, tf.Tensor]:
         return plan._replace(take=tf.gather(plan.records, plan.take)), first
 
-    size = group_size(run.feed, batches, columns)
+    size = group_size(run.feed, batches, rows.columns)
 
     def elements_of(plan: WindowPlan, first: tf.Tensor) -> tf.data.Dataset:
         return _with_numbers(plan, first, plan.num_elements, size)
 
     def element(plan: WindowPlan, number: tf.Tensor) -> tuple:
-        return batches.element(gather(columns, tf.gather(plan.take, number)), plan, number)
+        return batches.element(rows.take(plan.epoch, tf.gather(plan.take, number)), plan, number)
 
     def one(plan: WindowPlan, number: tf.Tensor) -> tuple:
         return split(element(plan, number), run.replicas)

@@ -10,19 +10,21 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.batch.batches import Batches
+from pipeline.batch.resident_rows import Parts, ResidentRows
 from pipeline.decode.forms import Form, PixelRows, Serialized
-from pipeline.distort.composed import cropping_of
+from pipeline.distort.composed import cropping_of, first_part, of_parts
 from pipeline.errors import DataError
 from pipeline.manifest.splits import Selection
 from pipeline.read.buffers import aligned_matrix
+from pipeline.read.gather_parts import is_compiled
 from pipeline.read.rows_reader import all_pieces
-from pipeline.read.window import GOOD, RECORD_ID, Columns, LocalReader, as_tensor
+from pipeline.read.window import GOOD, Columns, LocalReader, as_tensor
 
 _DECODED_TOGETHER = 256  # images, so that no second copy of the split lies in memory
 
 
-def load(reader: LocalReader, batches: Batches) -> tuple[Columns, Batches]:
-    """Returns the columns of a whole selection, one row per record, with the record ids, and their batches.
+def load(reader: LocalReader, batches: Batches) -> tuple[ResidentRows, Batches]:
+    """Returns a whole selection, and the batches of its rows.
 
     Images are decoded, unless each batch decodes other parts of them.
 
@@ -33,8 +35,21 @@ def load(reader: LocalReader, batches: Batches) -> tuple[Columns, Batches]:
     columns = reader.load(all_pieces(selection))
     if isinstance(form, Serialized) and cropping_of(batches.recipe) is None:
         columns, form = _decoded(form, columns, selection)
-    columns = {RECORD_ID: tf.range(selection.num_examples, dtype=tf.int64), **columns}
-    return columns, dataclasses.replace(batches, form=form)
+    batches = dataclasses.replace(batches, form=form)
+    parts = _parts(batches)
+    if parts is None:
+        return ResidentRows(columns), batches
+    assert batches.recipe is not None
+    batches = dataclasses.replace(batches, form=PixelRows(parts.shape), recipe=of_parts(batches.recipe))
+    return ResidentRows(columns, parts), batches
+
+
+def _parts(batches: Batches) -> Parts | None:
+    """Returns what takes the parts that the recipe begins with; None: rows are taken whole."""
+    first, form = first_part(batches.recipe), batches.form
+    if first is None or not isinstance(form, PixelRows) or batches.on_device or not batches.resolved.order.training:
+        return None
+    return Parts(first, form.image_shape, batches.keys_of) if is_compiled() else None
 
 
 def _decoded(form: Serialized, columns: Columns, selection: Selection) -> tuple[Columns, Form]:

@@ -40,7 +40,7 @@ class Prefix(Batches):
             return tuple(taken.values())
         records = taken[RECORD_ID]
         columns = {name: column for name, column in taken.items() if name not in (RECORD_ID, GOOD)}
-        examples = self.form.examples(columns, lambda: self._keys(plan.epoch, records))
+        examples = self.form.examples(columns, lambda: self.keys_of(plan.epoch, records))
         if self.last == DECODE:
             return examples.images, examples.labels, records
         return *self.distorted(examples, plan.epoch, records, self.real(taken, plan, number)), records

@@ -12,6 +12,7 @@ from pipeline.batch.components import choose
 from pipeline.batch.compose import make_dataset
 from pipeline.batch.dataset import Run, resident, windowed
 from pipeline.batch.decoded_split import load
+from pipeline.batch.resident_rows import ResidentRows
 from pipeline.bench import reading
 from pipeline.bench.prefixes import Held, OneWindow, Prefix, first_full_window
 from pipeline.bench.reading import Reads
@@ -39,10 +40,10 @@ class Subject:
       strategy: whose replicas get the batches; None: host memory does, as one batch.
       reader: of windows.
       chosen: how their rows become batches.
-      batches: the same of `columns`, where a split that is kept is decoded already.
+      batches: the same of `held`, where a split that is kept is decoded already.
       run: the whole order.
       window: one window of it, again and again.
-      columns: its rows.
+      held: its rows; of a split that is kept, all rows.
       reads: what it reads.
     """
 
@@ -53,7 +54,7 @@ class Subject:
     batches: Batches
     run: Run
     window: OneWindow
-    columns: Columns
+    held: Columns | ResidentRows
     reads: Reads
     _datasets: dict[str | None, tf.data.Dataset] = dataclasses.field(default_factory=dict)
 
@@ -72,17 +73,18 @@ class Subject:
             run = Run(feed, 0, MAX_STEP)
             window = OneWindow(feed, 0, MAX_STEP, window=first_full_window(run))
             selection = resolved.selection
+            held: Columns | ResidentRows
             if resolved.order.windows == 1:
-                columns, batches = load(reader, chosen)
+                held, batches = load(reader, chosen)
                 pieces, row_of = all_pieces(selection), None
             else:
                 plan = _plan(window, reader)
                 read = tf.function(reader.read, autograph=False)  # in a graph, whose errors carry the reader's words
-                columns, batches = read(plan.pieces, plan.slots), chosen
+                held, batches = read(plan.pieces, plan.slots), chosen
                 pieces, row_of = plan.pieces.numpy(), plan.slots.numpy()
         shards = Shards.found(resolved.request.folder, selection.segments, Corruption(str(resolved.request.folder)))
         reads = reading.limited(shards, pieces, row_of, resolved.manifest.compression)
-        return cls(resolved, strategy, reader, chosen, batches, run, window, columns, reads)
+        return cls(resolved, strategy, reader, chosen, batches, run, window, held, reads)
 
     @property
     def is_resident(self) -> bool:
@@ -117,9 +119,9 @@ class Subject:
     def _made(self, batches: Batches, replicas: int | None = None) -> tf.data.Dataset:
         window = dataclasses.replace(self.window, replicas=replicas)
         with tf.device("CPU:0"):
-            if self.is_resident:
-                return resident(window, batches, self.columns)
-            return windowed(window, batches, Held(self.reader, self.columns))
+            if isinstance(self.held, ResidentRows):
+                return resident(window, batches, self.held)
+            return windowed(window, batches, Held(self.reader, self.held))
 
     def on_devices(self) -> Any:
         """Returns `dataset()`, split and copied for the replicas of the strategy."""

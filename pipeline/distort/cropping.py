@@ -51,10 +51,7 @@ class CroppingRecipe(Recipe):
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """See `Recipe.distort`; `images` are the decoded parts."""
         if self.flip:
-            rows, height, width, channels = images.shape
-            lanes = tf.reshape(images, (rows, height, width * channels))
-            lanes = kernels.flip(lanes, hashing_tf.uniform(keys, self.flip_draw) < 0.5, channels)
-            images = kernels.to_images(lanes, channels)
+            images = kernels.flip_images(images, hashing_tf.uniform(keys, self.flip_draw) < 0.5)
         return self.evaluate(images, keys, statistics)
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:

@@ -69,6 +69,13 @@ def flip(lanes: tf.Tensor, flipped: tf.Tensor, channels: int) -> tf.Tensor:
     return tf.where(flipped[:, None, None], mirrored, lanes)
 
 
+def flip_images(images: tf.Tensor, flipped: tf.Tensor) -> tf.Tensor:
+    """Returns images (rows, height, width, channels), mirrored where `flipped` (bool (rows,)) says so."""
+    rows, height, width, channels = images.shape
+    lanes = tf.reshape(images, (rows, height, width * channels))
+    return to_images(flip(lanes, flipped, channels), channels)
+
+
 def to_images(lanes: tf.Tensor, channels: int) -> tf.Tensor:
     """Returns rows of lanes as (rows, height, width, channels)."""
     rows, height, width = lanes.shape

@@ -8,22 +8,29 @@ from typing import ClassVar
 import tensorflow as tf
 
 from pipeline.distort import kernels
-from pipeline.distort.base import Augmentation, ImageStatistics, Recipe, check_argument, check_bounds, check_fits
+from pipeline.distort.base import Augmentation, ImageStatistics, check_argument, check_bounds, check_fits
+from pipeline.distort.parts import PartRecipe
 from pipeline.order import hashing_tf
 
 _TOP, _LEFT, _FLIP = range(3)  # draws
 
 
-def _random_shift(images: tf.Tensor, keys: tf.Tensor, pixels: int) -> tf.Tensor:
-    """Returns the images shifted by up to `pixels` in each direction as rows of lanes."""
-    height, width = images.shape[1:3]
-    top, left = (kernels.random_below(2 * pixels + 1, keys, draw) for draw in (_TOP, _LEFT))
-    padded = tf.pad(images, [[0, 0], [pixels, pixels], [pixels, pixels], [0, 0]])
-    return kernels.crop(padded, top, left, height, width)
+class _RandomShift(PartRecipe):
+    """Begins with an image of the same size, moved by up to `margin` pixels in each direction."""
+
+    def part_size(self, image_shape: tuple[int, int, int]) -> tuple[int, int]:
+        """See `PartRecipe.part_size`."""
+        return image_shape[:2]
+
+    def corners(self, image_shape: tuple[int, int, int], keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `PartRecipe.corners`."""
+        del image_shape
+        top = kernels.random_below(2 * self.margin + 1, keys, _TOP)
+        return top, kernels.random_below(2 * self.margin + 1, keys, _LEFT)
 
 
 @dataclasses.dataclass(frozen=True)
-class Shift(Recipe):
+class Shift(_RandomShift):
     """Shift by up to `pixels` in each direction, zeros moving in; float32 in [0, 1]. A 6 never becomes a 9."""
 
     pixels: int = 2
@@ -40,10 +47,14 @@ class Shift(Recipe):
         """Raises UsageError where a shift may leave nothing of an image."""
         check_fits("shift", "pixels", self.pixels, 0, min(image_shape[:2]) - 1, image_shape)
 
-    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `Recipe.distort`; the images' shape."""
-        shifted = kernels.to_images(_random_shift(images, keys, self.pixels), images.shape[3])
-        return self.evaluate(shifted, keys, statistics)
+    @property
+    def margin(self) -> int:
+        """See `PartRecipe.margin`."""
+        return self.pixels
+
+    def distort_parts(self, parts: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `PartRecipe.distort_parts`."""
+        return self.evaluate(parts, keys, statistics)
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """See `Recipe.evaluate`: scaled to [0, 1] only."""
@@ -52,7 +63,7 @@ class Shift(Recipe):
 
 
 @dataclasses.dataclass(frozen=True)
-class PadCropFlip(Recipe):
+class PadCropFlip(_RandomShift):
     """Zero-pad, crop to the image's own size, flip, normalise by the training images' mean and standard deviation.
 
     The augmentation of the ResNet paper's CIFAR-10 runs (He et al. 2015, section 4.2).
@@ -84,13 +95,16 @@ class PadCropFlip(Recipe):
         """Raises UsageError where a crop may hold nothing of an image."""
         check_fits("pad_crop_flip", "pad", self.pad, 0, min(image_shape[:2]) - 1, image_shape)
 
-    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `Recipe.distort`; the images' shape."""
-        channels = images.shape[3]
-        lanes = _random_shift(images, keys, self.pad)
+    @property
+    def margin(self) -> int:
+        """See `PartRecipe.margin`."""
+        return self.pad
+
+    def distort_parts(self, parts: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `PartRecipe.distort_parts`."""
         if self.flip:
-            lanes = kernels.flip(lanes, hashing_tf.uniform(keys, _FLIP) < 0.5, channels)
-        return self.evaluate(kernels.to_images(lanes, channels), keys, statistics)
+            parts = kernels.flip_images(parts, hashing_tf.uniform(keys, _FLIP) < 0.5)
+        return self.evaluate(parts, keys, statistics)
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """See `Recipe.evaluate`: normalised only."""
@@ -116,7 +130,4 @@ class Flip(Augmentation):
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """See `Recipe.distort`."""
         del statistics
-        rows, height, width, channels = images.shape
-        lanes = tf.reshape(images, (rows, height, width * channels))
-        flipped = kernels.flip(lanes, hashing_tf.uniform(keys, 0) < self.prob, channels)
-        return kernels.to_images(flipped, channels)
+        return kernels.flip_images(images, hashing_tf.uniform(keys, 0) < self.prob)

@@ -34,8 +34,8 @@ def taken(folder, **options):
 def size_of(folder, shard=None, **options):
     request = Request(folder, **{"global_batch_size": 4, "training": True, **options})
     resolved = resolve(request)
-    columns, batches = load(*choose(resolved))
-    return group_size(make_feed(resolved.order, as_shard(shard), TENSORS), batches, columns)
+    rows, batches = load(*choose(resolved))
+    return group_size(make_feed(resolved.order, as_shard(shard), TENSORS), batches, rows.columns)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,152 @@
+/* An operation of TensorFlow that copies a part of each of some images: pipeline/read/gather_parts.py describes it.
+ *
+ * It is written against TensorFlow's C interface (tensorflow/c), whose functions are looked up when TensorFlow loads
+ * this library: so it compiles without TensorFlow, and one build serves its versions. Where a function is missing,
+ * nothing is registered. */
+#include <dlfcn.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { OK = 0, INVALID_ARGUMENT = 3 }; /* TF_Code */
+enum { UINT8 = 4 };                    /* TF_DataType */
+enum { LINE = 64 };                    /* bytes of a line of the cache */
+enum { IMAGES, ROWS, TOP, LEFT, SIZE, INPUTS };
+static const int RANKS[INPUTS] = {3, 1, 1, 1, 1};
+static const char *const NAME = "StepfeedGatherParts";
+
+/* All objects of TensorFlow are pointers here. */
+#define FUNCTIONS(F)                                                                                            \
+    F(void *, TF_NewStatus, (void))                                                                             \
+    F(void, TF_DeleteStatus, (void *status))                                                                    \
+    F(void, TF_SetStatus, (void *status, int code, const char *message))                                        \
+    F(int, TF_GetCode, (const void *status))                                                                    \
+    F(int, TF_NumDims, (const void *tensor))                                                                    \
+    F(int64_t, TF_Dim, (const void *tensor, int dimension))                                                     \
+    F(void *, TF_TensorData, (const void *tensor))                                                              \
+    F(void, TF_DeleteTensor, (void *tensor))                                                                    \
+    F(void *, TF_NewOpDefinitionBuilder, (const char *name))                                                    \
+    F(void, TF_OpDefinitionBuilderAddInput, (void *builder, const char *spec))                                  \
+    F(void, TF_OpDefinitionBuilderAddOutput, (void *builder, const char *spec))                                 \
+    F(void, TF_OpDefinitionBuilderSetShapeInferenceFunction, (void *builder, void (*infer)(void *, void *)))    \
+    F(void, TF_ShapeInferenceContextSetUnknownShape, (void *context, void *status))                             \
+    F(void, TF_RegisterOpDefinition, (void *builder, void *status))                                             \
+    F(void *, TF_NewKernelBuilder, (const char *operation, const char *device, void *(*create)(void *),         \
+                                    void (*compute)(void *, void *), void (*release)(void *)))                  \
+    F(void, TF_RegisterKernelBuilder, (const char *name, void *builder, void *status))                          \
+    F(void, TF_GetInput, (void *context, int number, void **tensor, void *status))                              \
+    F(void *, TF_AllocateOutput, (void *context, int number, int type, const int64_t *shape, int rank,          \
+                                  size_t bytes, void *status))                                                  \
+    F(void, TF_OpKernelContext_Failure, (void *context, void *status))
+
+#define DECLARED(result, name, arguments) static result(*name) arguments;
+FUNCTIONS(DECLARED)
+
+typedef struct {
+    int64_t images, height, width; /* of the images: how many, lines, bytes of a line */
+    int64_t parts, tall, wide;     /* of the parts: the same */
+} Shape;
+
+/* Copies a part that lies inside its image. */
+static void copy_inside(const uint8_t *from, uint8_t *to, const Shape *shape) {
+    for (int64_t y = 0; y < shape->tall; y++, from += shape->width, to += shape->wide)
+        memcpy(to, from, (size_t)shape->wide);
+}
+
+/* Copies a part of which some lies outside: zeros. */
+static void copy_beyond(const uint8_t *image, int64_t top, int64_t left, uint8_t *to, const Shape *shape) {
+    int64_t first = left < 0 ? -left : 0, end = shape->width - left; /* bytes of its lines that lie inside */
+    if (end > shape->wide) end = shape->wide;
+    memset(to, 0, (size_t)(shape->tall * shape->wide));
+    for (int64_t y = 0; y < shape->tall; y++, to += shape->wide)
+        if (top + y >= 0 && top + y < shape->height && first < end)
+            memcpy(to + first, image + (top + y) * shape->width + left + first, (size_t)(end - first));
+}
+
+static int is_inside(int64_t top, int64_t left, const Shape *shape) {
+    return top >= 0 && left >= 0 && top + shape->tall <= shape->height && left + shape->wide <= shape->width;
+}
+
+static void copy(const uint8_t *images, const int64_t *rows, const int32_t *top, const int32_t *left, uint8_t *to,
+                 const Shape *shape) {
+    int64_t image = shape->height * shape->width, part = shape->tall * shape->wide;
+    for (int64_t i = 0; i < shape->parts; i++, to += part) {
+        const uint8_t *this = images + rows[i] * image;
+        if (i + 1 < shape->parts && is_inside(top[i + 1], left[i + 1], shape)) {
+            const uint8_t *next = images + rows[i + 1] * image + top[i + 1] * shape->width;
+            for (int64_t k = 0; k < shape->tall * shape->width; k += LINE) __builtin_prefetch(next + k);
+        }
+        if (is_inside(top[i], left[i], shape))
+            copy_inside(this + top[i] * shape->width + left[i], to, shape);
+        else
+            copy_beyond(this, top[i], left[i], to, shape);
+    }
+}
+
+/* Returns what is wrong with the inputs, or NULL. */
+static const char *checked(void *const *inputs, Shape *shape) {
+    for (int i = 0; i < INPUTS; i++)
+        if (TF_NumDims(inputs[i]) != RANKS[i]) return "images must have three dimensions, the others one";
+    shape->images = TF_Dim(inputs[IMAGES], 0);
+    shape->height = TF_Dim(inputs[IMAGES], 1);
+    shape->width = TF_Dim(inputs[IMAGES], 2);
+    shape->parts = TF_Dim(inputs[ROWS], 0);
+    if (TF_Dim(inputs[TOP], 0) != shape->parts || TF_Dim(inputs[LEFT], 0) != shape->parts)
+        return "rows, top and left must be equally long";
+    if (TF_Dim(inputs[SIZE], 0) != 2) return "size must be two numbers";
+    const int32_t *size = TF_TensorData(inputs[SIZE]);
+    shape->tall = size[0];
+    shape->wide = size[1];
+    if (shape->tall < 0 || shape->wide < 0) return "size must not be negative";
+    const int64_t *rows = TF_TensorData(inputs[ROWS]);
+    for (int64_t i = 0; i < shape->parts; i++)
+        if (rows[i] < 0 || rows[i] >= shape->images) return "rows must be those of images";
+    return NULL;
+}
+
+static void compute(void *kernel, void *context) {
+    void *inputs[INPUTS] = {0}, *status = TF_NewStatus();
+    Shape shape = {0};
+    (void)kernel;
+    for (int i = 0; i < INPUTS && TF_GetCode(status) == OK; i++) TF_GetInput(context, i, &inputs[i], status);
+    if (TF_GetCode(status) == OK) {
+        const char *problem = checked(inputs, &shape);
+        if (problem) TF_SetStatus(status, INVALID_ARGUMENT, problem);
+    }
+    if (TF_GetCode(status) == OK) {
+        int64_t dimensions[3] = {shape.parts, shape.tall, shape.wide};
+        size_t bytes = (size_t)(shape.parts * shape.tall * shape.wide);
+        void *parts = TF_AllocateOutput(context, 0, UINT8, dimensions, 3, bytes, status);
+        if (TF_GetCode(status) == OK)
+            copy(TF_TensorData(inputs[IMAGES]), TF_TensorData(inputs[ROWS]), TF_TensorData(inputs[TOP]),
+                 TF_TensorData(inputs[LEFT]), TF_TensorData(parts), &shape);
+        if (parts) TF_DeleteTensor(parts);
+    }
+    if (TF_GetCode(status) != OK) TF_OpKernelContext_Failure(context, status);
+    for (int i = 0; i < INPUTS; i++)
+        if (inputs[i]) TF_DeleteTensor(inputs[i]);
+    TF_DeleteStatus(status);
+}
+
+static void infer(void *context, void *status) { TF_ShapeInferenceContextSetUnknownShape(context, status); }
+
+static int found(void) {
+    void *tensorflow = dlopen("libtensorflow_framework.so.2", RTLD_NOW | RTLD_NOLOAD); /* it is loaded already */
+    if (!tensorflow) return 0;
+#define FOUND(result, name, arguments) \
+    if (!(*(void **)&name = dlsym(tensorflow, #name))) return 0;
+    FUNCTIONS(FOUND)
+    return 1;
+}
+
+__attribute__((constructor)) static void register_operation(void) {
+    if (!found()) return;
+    void *status = TF_NewStatus(), *definition = TF_NewOpDefinitionBuilder(NAME);
+    static const char *const inputs[INPUTS] = {"images: uint8", "rows: int64", "top: int32", "left: int32", "size: int32"};
+    for (int i = 0; i < INPUTS; i++) TF_OpDefinitionBuilderAddInput(definition, inputs[i]);
+    TF_OpDefinitionBuilderAddOutput(definition, "parts: uint8");
+    TF_OpDefinitionBuilderSetShapeInferenceFunction(definition, infer);
+    TF_RegisterOpDefinition(definition, status);
+    if (TF_GetCode(status) == OK)
+        TF_RegisterKernelBuilder(NAME, TF_NewKernelBuilder(NAME, "CPU", NULL, compute, NULL), status);
+    TF_DeleteStatus(status);
+}
