@@ -56,6 +56,10 @@ class Batches:
         real, records = self.real(taken, plan, number), taken[window.RECORD_ID]
         return self._rest(real, tf.gather(plan.real_rows, number), records, has_skipped=window.GOOD in taken)
 
+    def weigh_whole_elements(self, columns: Columns) -> bool:
+        """Whether weights depend on how many rows of an element are skipped, so that it is not to be cut before."""
+        return window.GOOD in columns and self.resolved.request.weights == "mean"
+
     def real(self, taken: Columns, plan: WindowPlan, number: tf.Tensor) -> tf.Tensor:
         """Returns bool (rows,): which rows of element `number` are not padding, and not skipped."""
         good, real = taken.get(window.GOOD), tf.gather(plan.real, number)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from pipeline.batch.batches import Batches
 from pipeline.batch.groups import group_size
 from pipeline.batch.numpy_plans import by_numpy
-from pipeline.batch.replica_rows import slices, split
+from pipeline.batch.replica_rows import cut, cut_numbers, joined_rows, slices, split
 from pipeline.batch.resident_rows import ResidentRows
 from pipeline.order.arrays import Number, NumpyArrays
 from pipeline.order.feed import Feed
@@ -23,7 +23,7 @@ from pipeline.order.window_plan import WindowPlan
 from pipeline.read.window import RECORD_ID, Columns, WindowReader, empty_tail, gather_both, rows_of
 
 _READY = 4  # elements made ahead: enough to hide the sorting of the next window's order
-_READY_GROUPS = 1  # besides those that are being made
+_READY_GROUPS = 2  # besides those that are being made
 _COPIED = 16  # last elements of a window: keeping or prefetching these does not keep the window in memory
 
 
@@ -91,11 +91,12 @@ def resident(run: Run, batches: Batches, rows: ResidentRows) -> tf.data.Dataset:
       batches: how.
       rows: the whole selection.
     """
+    size = group_size(run.feed, batches, rows.columns)
+    between = run.replicas if size > 1 and not batches.weigh_whole_elements(rows.columns) else None
 
     def of_records(plan: WindowPlan, first: tf.Tensor) -> tuple[WindowPlan, tf.Tensor]:
-        return plan._replace(take=tf.gather(plan.records, plan.take)), first
-
-    size = group_size(run.feed, batches, rows.columns)
+        plan = plan._replace(take=tf.gather(plan.records, plan.take))
+        return (cut(plan, between) if between else plan), first
 
     def elements_of(plan: WindowPlan, first: tf.Tensor) -> tf.data.Dataset:
         return _with_numbers(plan, first, plan.num_elements, size)
@@ -107,12 +108,14 @@ def resident(run: Run, batches: Batches, rows: ResidentRows) -> tf.data.Dataset:
         return split(element(plan, number), run.replicas)
 
     def group(plan: WindowPlan, first: tf.Tensor) -> tuple:
-        return _cut(element(plan, _group(first, size, plan.num_elements)), plan.num_elements - first)
+        numbers = _group(first, size, plan.num_elements)
+        together = element(plan, cut_numbers(numbers, between) if between else numbers)
+        return _joined(run, together, between, plan.num_elements - first)
 
     plans = run.plans().map(of_records).prefetch(1).flat_map(elements_of)
     if size == 1:
         return _finished(run, plans.map(one, num_parallel_calls=tf.data.AUTOTUNE))
-    return _from_groups(run, plans.map(group, num_parallel_calls=tf.data.AUTOTUNE))
+    return _from_groups(run, plans.map(group, num_parallel_calls=tf.data.AUTOTUNE), between)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -153,7 +156,7 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
         gathered = lambda: gather_both(columns, tail, tf.reshape(tf.gather(plan.take, numbers), [-1]))  # noqa: E731
         taken = tf.cond((first <= begin) & (begin + size <= stop), side_by_side, gathered)
         taken = {name: tf.reshape(column, [size, rows, *column.shape[1:]]) for name, column in taken.items()}
-        return _cut(batches.element(taken, plan, numbers), plan.num_elements - begin)
+        return _joined(run, batches.element(taken, plan, numbers), None, plan.num_elements - begin)
 
     traced = tf.function(one, autograph=False)  # once for all its uses
 
@@ -182,7 +185,7 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
     windows = windows.flat_map(numbered)
     if size == 1:
         return _finished(run, windows.map(one, num_parallel_calls=tf.data.AUTOTUNE))
-    return _from_groups(run, windows.map(group, num_parallel_calls=tf.data.AUTOTUNE))
+    return _from_groups(run, windows.map(group, num_parallel_calls=tf.data.AUTOTUNE), None)
 
 
 def _with_numbers(held: Any, first: tf.Tensor, stop: tf.Tensor, size: int) -> tf.data.Dataset:
@@ -195,22 +198,34 @@ def _group(first: tf.Tensor, size: int, stop: tf.Tensor) -> tf.Tensor:
     return tf.minimum(first + tf.range(size, dtype=tf.int64), stop - 1)
 
 
-def _cut(together: tuple, count: tf.Tensor) -> tuple:
-    """Returns the first `count` of elements that are together, in the same memory."""
+def _joined(run: Run, together: tuple, between: int | None, count: tf.Tensor) -> tuple:
+    """Returns the first `count` elements of a group for `_from_groups`, in the group's memory."""
+    if run.replicas == between:
+        return joined_rows(together, between, count)
     return tf.nest.map_structure(lambda component: component[:count], together)
 
 
 @tf.autograph.experimental.do_not_convert
-def _from_groups(run: Run, groups: tf.data.Dataset) -> tf.data.Dataset:
+def _from_groups(run: Run, groups: tf.data.Dataset, between: int | None) -> tf.data.Dataset:
     """Returns the elements of groups, each a slice in its group's memory.
 
     Groups are made ahead. Elements are not: a slice costs less than handing it from one thread to another.
+
+    Args:
+      run: what is fed.
+      groups: what `_joined` gives.
+      between: how many replicas the rows of a group were gathered for; where that is what the run asks for, elements
+        are rows of the group that follow each other.
     """
 
     def elements(*together: Any) -> tf.data.Dataset:
         return slices(together, run.replicas)
 
-    return _delivered(run, groups.prefetch(_READY_GROUPS).flat_map(elements))
+    groups = groups.prefetch(_READY_GROUPS)
+    if run.replicas == between:
+        rows = run.feed.replica_rows // (between or 1)
+        return _delivered(run, groups.rebatch(rows, drop_remainder=True))
+    return _delivered(run, groups.flat_map(elements))
 
 
 def _finished(run: Run, dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -38,6 +38,10 @@ def varied(records):
     [
         ({"distort": "cifar10_tutorial(crop=6)"}, 1024),
         ({}, 1024),
+        ({"weights": "mean"}, 1024),
+        ({"weights": "mean", "on_corrupt": "skip"}, 1024),
+        ({"distort": "shift | mixup", "distort_on": "host"}, 24),
+        ({"distort": "shift", "distort_on": "device"}, 1024),
         ({"distort": "shift"}, 1),
         (WINDOWS, 1024),
         (WINDOWS | {"distort": "shift"}, 1024),
@@ -48,6 +52,10 @@ def varied(records):
     ids=[
         "distorted in memory",
         "in memory",
+        "weights of all rows",
+        "weights of all rows that are not skipped",
+        "mixed",
+        "for the device",
         "one by one",
         "windows",
         "distorted in windows",
