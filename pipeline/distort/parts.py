@@ -7,7 +7,7 @@ import dataclasses
 import tensorflow as tf
 
 from pipeline.distort import kernels
-from pipeline.distort.base import ImageStatistics, Mixing, Recipe
+from pipeline.distort.base import ImageStatistics, Recipe
 
 
 class PartRecipe(Recipe):
@@ -53,11 +53,6 @@ class OfParts(Recipe):
     """
 
     recipe: PartRecipe
-
-    @property
-    def mixing(self) -> Mixing | None:
-        """See `Recipe.mixing`."""
-        return self.recipe.mixing
 
     @property
     def normalizes(self) -> bool:

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from pipeline.read import unpack
+from pipeline.read import gather_parts, unpack
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +29,12 @@ def without_compiled(monkeypatch):
 def engine(request):
     """Has records unpacked by compiled code, and without it."""
     request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="session")
+def compiled_operation():
+    """TensorFlow's operation for parts of images, which was compiled when the package was installed."""
+    if not gather_parts.is_compiled():
+        if platform.system() == "Linux" and shutil.which("cc"):
+            pytest.fail("pipeline.read._gather_parts was not built or not loaded, though there is a compiler")
+        pytest.skip("pipeline.read._gather_parts was not built: no compiler, or not Linux")

@@ -36,9 +36,10 @@ def rows_of(folder, **options):
 
 @pytest.mark.parametrize("distort", [*PARTS, "shift(pixels=3) | cutout(size=2) | mixup"])
 @pytest.mark.parametrize("options", [{}, {"start_step": 5}, {"shard": Shard(1, 2)}], ids=["all", "later", "a shard"])
-def test_parts_give_the_bytes_of_whole_images(folder, monkeypatch, distort, options):
+def test_parts_give_the_bytes_of_whole_images(folder, compiled_operation, monkeypatch, distort, options):
     parts = taken(folder, distort=distort, **options)
     monkeypatch.setattr(decoded_split, "is_compiled", lambda: False)
+    assert rows_of(folder, distort=distort).parts is None
     whole = taken(folder, distort=distort, **options)
     assert len(parts) == len(whole) == 16 - options.get("start_step", 0)
     assert any(not np.array_equal(parts[0][0][0], element[0][0]) for element in parts)
@@ -48,7 +49,7 @@ def test_parts_give_the_bytes_of_whole_images(folder, monkeypatch, distort, opti
             assert mine.tobytes() == theirs.tobytes()
 
 
-def test_parts_are_taken_where_a_recipe_begins_with_them(folder):
+def test_parts_are_taken_where_a_recipe_begins_with_them(folder, compiled_operation):
     for distort in PARTS:
         assert rows_of(folder, distort=distort).parts is not None
         assert rows_of(folder, distort=distort, distort_on="device").parts is None

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from pipeline.distort import recipes
 from pipeline.distort.base import output_spec
-from pipeline.distort.composed import DRAWS
+from pipeline.distort.composed import DRAWS, first_part, of_parts
 from pipeline.distort.recipes import make_recipe
 from pipeline.errors import UsageError
 from tests.unit.pipeline.distort import reference
@@ -92,3 +92,19 @@ def test_what_is_said_of_a_text_without_loading_recipes_is_what_they_do():
     assert recipes.mixes("affine | mixup(alpha=1)")
     assert recipes.crops(" random_crop(size=8)|mixup")
     assert not recipes.crops("flip | resize")
+
+
+@pytest.mark.parametrize(
+    "text", ["cifar10_tutorial", "pad_crop_flip", "pad_crop_flip(normalize=False)", "shift", "pad_crop_flip | mixup"]
+)
+def test_a_recipe_of_parts_is_otherwise_the_same(text):
+    recipe = make_recipe(text)
+    parts = of_parts(recipe)
+    assert (parts.normalizes, parts.mixing, parts.gives_floats(False)) == (
+        recipe.normalizes,
+        recipe.mixing,
+        recipe.gives_floats(False),
+    )
+    assert parts.compiled == recipe.compiled
+    assert first_part(recipe) is not None
+    assert first_part(parts) is None  # they are taken once
