@@ -19,8 +19,8 @@ class Prefix(Batches):
     """`Batches` that hand on what there is after a stage.
 
     Attributes:
-      last: the stage. `NUMBERS` hands on the element's number alone, which is what tf.data itself costs; `WEIGHTS` the
-        weights alone.
+      last: the stage. `NUMBERS` hands on the element's number alone, in each of its rows, which is what tf.data itself
+        costs; `WEIGHTS` the weights alone.
     """
 
     last: str = NUMBERS
@@ -33,7 +33,7 @@ class Prefix(Batches):
     def element(self, taken: Columns, plan: WindowPlan, number: tf.Tensor) -> tuple[Any, ...]:
         """See `Batches.element`."""
         if self.last == NUMBERS:
-            return (number,)
+            return (number[..., None] + tf.zeros([taken[RECORD_ID].shape[-1]], tf.int64),)
         if self.last == WEIGHTS:
             return tuple(self.weights(taken, plan, number))
         if self.last == GATHER:

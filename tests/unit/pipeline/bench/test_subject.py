@@ -57,13 +57,25 @@ def test_batches_of_the_window_in_memory_are_those_of_the_input(folders, name, w
     assert subject.is_resident == (not windows)
 
 
+@pytest.mark.parametrize("windows", [{}, WINDOWS])
+def test_each_prefix_has_an_element_per_step(folders, windows):
+    """Else a stage's cost would be that of another number of rows; these are made in groups."""
+    subject = opened(folders / "raw", distort="cifar10_tutorial(crop=5)", **windows)
+    steps = len(subject.window.plans().take(1).as_numpy_iterator().next()[0].take)
+    for name in [*subject.prefixes(), WEIGHTS, None]:
+        elements = list(subject.dataset(name).take(steps).as_numpy_iterator())
+        assert all(len(part) == 8 for element in elements for part in element), name
+        if name == NUMBERS:
+            assert [element[0].tolist() for element in elements] == [[n] * 8 for n in range(steps)]
+
+
 def test_each_prefix_hands_on_what_its_stage_makes(folders):
     options = {"distort": "cifar10_tutorial(crop=5)", **WINDOWS}
     subject = opened(folders / "png", **options)
     assert subject.prefixes() == [NUMBERS, GATHER, DECODE, DISTORT]
     images, labels, weights = next(subject.dataset().as_numpy_iterator())
     first = {name: next(subject.dataset(name).as_numpy_iterator()) for name in [*subject.prefixes(), WEIGHTS]}
-    assert first[NUMBERS] == (0,)
+    assert first[NUMBERS][0].tolist() == [0] * 8
     np.testing.assert_array_equal(first[WEIGHTS][0], weights)
     records = [values for values in first[GATHER] if values.dtype == object]
     assert records[0].shape == (8,)
