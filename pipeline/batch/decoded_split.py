@@ -10,13 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.batch.batches import Batches
-from pipeline.batch.resident_rows import Parts, ResidentRows
+from pipeline.batch.resident_rows import Crops, ResidentRows
 from pipeline.decode.forms import Form, PixelRows, Serialized
-from pipeline.distort.composed import cropping_of, first_part, of_parts
+from pipeline.distort.composed import crop_first_of, cropping_of, of_crops
 from pipeline.errors import DataError
 from pipeline.manifest.splits import Selection
 from pipeline.read.buffers import aligned_matrix
-from pipeline.read.gather_parts import is_compiled
+from pipeline.read.gather_crops import is_compiled
 from pipeline.read.rows_reader import all_pieces
 from pipeline.read.window import GOOD, Columns, LocalReader, as_tensor
 
@@ -36,20 +36,20 @@ def load(reader: LocalReader, batches: Batches) -> tuple[ResidentRows, Batches]:
     if isinstance(form, Serialized) and cropping_of(batches.recipe) is None:
         columns, form = _decoded(form, columns, selection)
     batches = dataclasses.replace(batches, form=form)
-    parts = _parts(batches)
-    if parts is None:
+    crops = _crops(batches)
+    if crops is None:
         return ResidentRows(columns), batches
     assert batches.recipe is not None
-    batches = dataclasses.replace(batches, form=PixelRows(parts.shape), recipe=of_parts(batches.recipe))
-    return ResidentRows(columns, parts), batches
+    batches = dataclasses.replace(batches, form=PixelRows(crops.shape), recipe=of_crops(batches.recipe))
+    return ResidentRows(columns, crops), batches
 
 
-def _parts(batches: Batches) -> Parts | None:
-    """Returns what takes the parts that the recipe begins with; None: rows are taken whole."""
-    first, form = first_part(batches.recipe), batches.form
+def _crops(batches: Batches) -> Crops | None:
+    """Returns what takes the crops that the recipe begins with; None: rows are taken whole."""
+    first, form = crop_first_of(batches.recipe), batches.form
     if first is None or not isinstance(form, PixelRows) or batches.on_device or not batches.resolved.order.training:
         return None
-    return Parts(first, form.image_shape, batches.keys_of) if is_compiled() else None
+    return Crops(first, form.image_shape, batches.keys_of) if is_compiled() else None
 
 
 def _decoded(form: Serialized, columns: Columns, selection: Selection) -> tuple[Columns, Form]:

@@ -8,14 +8,14 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from pipeline.distort import kernels
-from pipeline.distort.parts import PartRecipe
-from pipeline.read.gather_parts import gather_parts
+from pipeline.distort.crop_first import CropFirst
+from pipeline.read.gather_crops import gather_crops
 from pipeline.read.window import RECORD_ID, Columns, gather
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Parts:
-    """Takes the parts of images that a recipe begins with, which costs less than to take whole images.
+class Crops:
+    """Takes the crops of images that a recipe begins with, which costs less than to take whole images.
 
     Attributes:
       recipe: that recipe.
@@ -23,17 +23,17 @@ class Parts:
       keys_of: from an epoch and its records to their keys, uint64.
     """
 
-    recipe: PartRecipe
+    recipe: CropFirst
     image_shape: tuple[int, int, int]
     keys_of: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of the parts."""
-        return *self.recipe.part_size(self.image_shape), self.image_shape[2]
+        """Height, width and channels of the crops."""
+        return *self.recipe.crop_size(self.image_shape), self.image_shape[2]
 
     def take(self, images: tf.Tensor, epoch: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-        """Returns the parts of some images, uint8 (..., pixels of a part).
+        """Returns the crops of some images, uint8 (..., pixels of a crop).
 
         Args:
           images: uint8 (n, pixels).
@@ -45,12 +45,12 @@ class Parts:
 
         def corners(epoch: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             top, left = self.recipe.corners(self.image_shape, self.keys_of(epoch, rows))
-            return top - self.recipe.margin, (left - self.recipe.margin) * channels
+            return top - self.recipe.padding, (left - self.recipe.padding) * channels
 
         lanes, flat = tf.reshape(images, (-1, height, width * channels)), tf.reshape(rows, [-1])
         top, left = kernels.separate(corners)(epoch, flat)
-        parts = gather_parts(lanes, flat, top, left, tall, wide * channels)
-        return tf.reshape(parts, (*rows.shape, tall * wide * channels))
+        crops = gather_crops(lanes, flat, top, left, tall, wide * channels)
+        return tf.reshape(crops, (*rows.shape, tall * wide * channels))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,16 +59,16 @@ class ResidentRows:
 
     Attributes:
       columns: one row per record, in the selection's order.
-      parts: takes parts of the images of column `image`; None: they are taken whole.
+      crops: takes crops of the images of column `image`; None: they are taken whole.
     """
 
     columns: Columns
-    parts: Parts | None = None
+    crops: Crops | None = None
 
     def take(self, epoch: tf.Tensor, rows: tf.Tensor) -> Columns:
         """Returns the columns of some rows, int64 (...), and their record ids, which are these."""
-        if self.parts is None:
+        if self.crops is None:
             return {RECORD_ID: rows, **gather(self.columns, rows)}
         others = {name: column for name, column in self.columns.items() if name != "image"}
-        image = self.parts.take(self.columns["image"], epoch, rows)
+        image = self.crops.take(self.columns["image"], epoch, rows)
         return {RECORD_ID: rows, "image": image, **gather(others, rows)}

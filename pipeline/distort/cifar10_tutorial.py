@@ -15,7 +15,7 @@ from tensorflow.compiler.tf2xla.python import xla
 
 from pipeline.distort import kernels
 from pipeline.distort.base import ImageStatistics, check_bounds, check_fits
-from pipeline.distort.parts import PartRecipe
+from pipeline.distort.crop_first import CropFirst
 from pipeline.order import hashing_tf
 
 _EXACT = 1 << 24  # below it, float32 has all whole numbers
@@ -23,7 +23,7 @@ _TOP, _LEFT, _FLIP, _BRIGHTNESS, _CONTRAST = range(5)  # draws; changing them ch
 
 
 @dataclasses.dataclass(frozen=True)
-class Cifar10Tutorial(PartRecipe):
+class Cifar10Tutorial(CropFirst):
     """Random crop, flip, brightness, contrast, standardisation; float32 (rows, crop, crop, channels).
 
     Attributes:
@@ -57,22 +57,22 @@ class Cifar10Tutorial(PartRecipe):
         """Raises UsageError where the crop is larger than the images."""
         check_fits("cifar10_tutorial", "crop", self.crop, 1, min(image_shape[:2]), image_shape)
 
-    def part_size(self, image_shape: tuple[int, int, int]) -> tuple[int, int]:
-        """See `PartRecipe.part_size`."""
+    def crop_size(self, image_shape: tuple[int, int, int]) -> tuple[int, int]:
+        """See `CropFirst.crop_size`."""
         del image_shape
         return self.crop, self.crop
 
     def corners(self, image_shape: tuple[int, int, int], keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `PartRecipe.corners`."""
+        """See `CropFirst.corners`."""
         height, width, _ = image_shape
         top = kernels.random_below(height - self.crop + 1, keys, _TOP)
         return top, kernels.random_below(width - self.crop + 1, keys, _LEFT)
 
-    def distort_parts(self, parts: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `PartRecipe.distort_parts`."""
+    def distort_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `CropFirst.distort_crops`."""
         del statistics
-        rows, height, width, channels = parts.shape
-        lanes = tf.reshape(parts, (rows, height, width * channels))
+        rows, height, width, channels = crops.shape
+        lanes = tf.reshape(crops, (rows, height, width * channels))
         brightness = (hashing_tf.uniform(keys, _BRIGHTNESS) * 2.0 - 1.0) * self.brightness
         spread = self.contrast_high - self.contrast_low
         contrast = hashing_tf.uniform(keys, _CONTRAST) * spread + self.contrast_low

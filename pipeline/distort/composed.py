@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from pipeline.distort import kernels
 from pipeline.distort.base import ImageStatistics, Mixed, Mixing, Recipe, Undistorted, output_spec
+from pipeline.distort.crop_first import CropFirst, OfCrops
 from pipeline.distort.cropping import CroppingRecipe
-from pipeline.distort.parts import OfParts, PartRecipe
 from pipeline.errors import UsageError
 
 DRAWS = 64  # of a key, for each recipe: number i of them has the draws 64i to 64i + 63
@@ -113,19 +113,19 @@ def cropping_of(recipe: Recipe | None) -> CroppingRecipe | None:
     return recipe if isinstance(recipe, CroppingRecipe) else None
 
 
-def first_part(recipe: Recipe | None) -> PartRecipe | None:
+def crop_first_of(recipe: Recipe | None) -> CropFirst | None:
     """Returns the recipe that begins by taking a part of each image, if there is one."""
     first = recipe.recipes[0] if isinstance(recipe, Composed) else recipe
-    return first if isinstance(first, PartRecipe) else None
+    return first if isinstance(first, CropFirst) else None
 
 
-def of_parts(recipe: Recipe) -> Recipe:
-    """Returns a recipe that has a `first_part`, to be called with these parts."""
-    first = first_part(recipe)
+def of_crops(recipe: Recipe) -> Recipe:
+    """Returns a recipe that has a `crop_first_of`, to be called with these parts."""
+    first = crop_first_of(recipe)
     assert first is not None
     if isinstance(recipe, Composed):
-        return dataclasses.replace(recipe, recipes=(OfParts(first), *recipe.recipes[1:]))
-    return OfParts(first)
+        return dataclasses.replace(recipe, recipes=(OfCrops(first), *recipe.recipes[1:]))
+    return OfCrops(first)
 
 
 def _applied(

@@ -9,24 +9,24 @@ import tensorflow as tf
 
 from pipeline.distort import kernels
 from pipeline.distort.base import Augmentation, ImageStatistics, check_argument, check_bounds, check_fits
-from pipeline.distort.parts import PartRecipe
+from pipeline.distort.crop_first import CropFirst
 from pipeline.order import hashing_tf
 
 _TOP, _LEFT, _FLIP = range(3)  # draws
 
 
-class _RandomShift(PartRecipe):
-    """Begins with an image of the same size, moved by up to `margin` pixels in each direction."""
+class _RandomShift(CropFirst):
+    """Begins with an image of the same size, moved by up to `padding` pixels in each direction."""
 
-    def part_size(self, image_shape: tuple[int, int, int]) -> tuple[int, int]:
-        """See `PartRecipe.part_size`."""
+    def crop_size(self, image_shape: tuple[int, int, int]) -> tuple[int, int]:
+        """See `CropFirst.crop_size`."""
         return image_shape[:2]
 
     def corners(self, image_shape: tuple[int, int, int], keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `PartRecipe.corners`."""
+        """See `CropFirst.corners`."""
         del image_shape
-        top = kernels.random_below(2 * self.margin + 1, keys, _TOP)
-        return top, kernels.random_below(2 * self.margin + 1, keys, _LEFT)
+        top = kernels.random_below(2 * self.padding + 1, keys, _TOP)
+        return top, kernels.random_below(2 * self.padding + 1, keys, _LEFT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Shift(_RandomShift):
         check_fits("shift", "pixels", self.pixels, 0, min(image_shape[:2]) - 1, image_shape)
 
     @property
-    def margin(self) -> int:
-        """See `PartRecipe.margin`."""
+    def padding(self) -> int:
+        """See `CropFirst.padding`."""
         return self.pixels
 
-    def distort_parts(self, parts: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `PartRecipe.distort_parts`."""
-        return self.evaluate(parts, keys, statistics)
+    def distort_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `CropFirst.distort_crops`."""
+        return self.evaluate(crops, keys, statistics)
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """See `Recipe.evaluate`: scaled to [0, 1] only."""
@@ -96,15 +96,15 @@ class PadCropFlip(_RandomShift):
         check_fits("pad_crop_flip", "pad", self.pad, 0, min(image_shape[:2]) - 1, image_shape)
 
     @property
-    def margin(self) -> int:
-        """See `PartRecipe.margin`."""
+    def padding(self) -> int:
+        """See `CropFirst.padding`."""
         return self.pad
 
-    def distort_parts(self, parts: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `PartRecipe.distort_parts`."""
+    def distort_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `CropFirst.distort_crops`."""
         if self.flip:
-            parts = kernels.flip_images(parts, hashing_tf.uniform(keys, _FLIP) < 0.5)
-        return self.evaluate(parts, keys, statistics)
+            crops = kernels.flip_images(crops, hashing_tf.uniform(keys, _FLIP) < 0.5)
+        return self.evaluate(crops, keys, statistics)
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """See `Recipe.evaluate`: normalised only."""

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from pipeline.read import gather_parts, unpack
+from pipeline.read import gather_crops, unpack
 
 
 @pytest.fixture(scope="session")
@@ -33,8 +33,8 @@ def engine(request):
 
 @pytest.fixture(scope="session")
 def compiled_operation():
-    """TensorFlow's operation for parts of images, which was compiled when the package was installed."""
-    if not gather_parts.is_compiled():
+    """TensorFlow's operation that crops images in memory, which was compiled when the package was installed."""
+    if not gather_crops.is_compiled():
         if platform.system() == "Linux" and shutil.which("cc"):
-            pytest.fail("pipeline.read._gather_parts was not built or not loaded, though there is a compiler")
-        pytest.skip("pipeline.read._gather_parts was not built: no compiler, or not Linux")
+            pytest.fail("pipeline.read._gather_crops was not built or not loaded, though there is a compiler")
+        pytest.skip("pipeline.read._gather_crops was not built: no compiler, or not Linux")

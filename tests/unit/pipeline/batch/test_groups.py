@@ -20,13 +20,6 @@ SHAPE = (8, 6, 3)
 TRAIN = {"global_batch_size": 4, "training": True, "epochs": 2, "record_ids": True, "seed": 7}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("made")
-    write_dataset(path, (11, 0, 12, 8), SHAPE)
-    return path
-
-
 def taken(folder, **options):
     return [[part.tobytes() for part in e] for e in input_fn(folder, **TRAIN, **options).as_numpy_iterator()]
 

@@ -16,13 +16,6 @@ WINDOWS = {"shuffle_bytes": 4000, "streams": 1}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("made")
-    write_dataset(path, (11, 0, 12, 8), SHAPE)
-    return path
-
-
-@pytest.fixture(scope="module")
 def with_features(tmp_path_factory):
     path = tmp_path_factory.mktemp("with_features")
     write_dataset(path, (11, 0, 12, 8), SHAPE, kind=Kind(extra=True))

@@ -1,4 +1,4 @@
-"""Splits in memory: rows of which only parts are taken give the same batches to the byte."""
+"""Splits in memory: rows of which only crops are taken give the same batches to the byte."""
 
 import numpy as np
 import pytest
@@ -10,23 +10,14 @@ from pipeline.batch.components import choose
 from pipeline.batch.decoded_split import load
 from pipeline.request import Request
 from pipeline.resolved import resolve
-from tests.datasets import write_dataset
 
-SHAPE = (8, 6, 3)
 PARTS = ["cifar10_tutorial(crop=5)", "cifar10_tutorial(crop=6, flip=False)", "pad_crop_flip(pad=3)", "shift(pixels=5)"]
 WHOLE = ["none", "cutout(size=2) | pad_crop_flip(pad=1)", "color_jitter"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("made")
-    write_dataset(path, (11, 0, 12, 8), SHAPE)
-    return path
-
-
 def taken(folder, **options):
     given = {"global_batch_size": 4, "training": True, "epochs": 2, "record_ids": True, "seed": 7, **options}
-    return [[np.asarray(part) for part in element] for element in input_fn(folder, **given)]
+    return [[np.asarray(crop) for crop in element] for element in input_fn(folder, **given)]
 
 
 def rows_of(folder, **options):
@@ -37,13 +28,13 @@ def rows_of(folder, **options):
 @pytest.mark.parametrize("distort", [*PARTS, "shift(pixels=3) | cutout(size=2) | mixup"])
 @pytest.mark.parametrize("options", [{}, {"start_step": 5}, {"shard": Shard(1, 2)}], ids=["all", "later", "a shard"])
 def test_parts_give_the_bytes_of_whole_images(folder, compiled_operation, monkeypatch, distort, options):
-    parts = taken(folder, distort=distort, **options)
+    crops = taken(folder, distort=distort, **options)
     monkeypatch.setattr(decoded_split, "is_compiled", lambda: False)
-    assert rows_of(folder, distort=distort).parts is None
+    assert rows_of(folder, distort=distort).crops is None
     whole = taken(folder, distort=distort, **options)
-    assert len(parts) == len(whole) == 16 - options.get("start_step", 0)
-    assert any(not np.array_equal(parts[0][0][0], element[0][0]) for element in parts)
-    for one, other in zip(parts, whole, strict=True):
+    assert len(crops) == len(whole) == 16 - options.get("start_step", 0)
+    assert any(not np.array_equal(crops[0][0][0], element[0][0]) for element in crops)
+    for one, other in zip(crops, whole, strict=True):
         for mine, theirs in zip(one, other, strict=True):
             assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
             assert mine.tobytes() == theirs.tobytes()
@@ -51,15 +42,15 @@ def test_parts_give_the_bytes_of_whole_images(folder, compiled_operation, monkey
 
 def test_parts_are_taken_where_a_recipe_begins_with_them(folder, compiled_operation):
     for distort in PARTS:
-        assert rows_of(folder, distort=distort).parts is not None
-        assert rows_of(folder, distort=distort, distort_on="device").parts is None
-        assert rows_of(folder, distort=distort, training=False).parts is None
+        assert rows_of(folder, distort=distort).crops is not None
+        assert rows_of(folder, distort=distort, distort_on="device").crops is None
+        assert rows_of(folder, distort=distort, training=False).crops is None
     for distort in WHOLE:
-        assert rows_of(folder, distort=distort).parts is None
+        assert rows_of(folder, distort=distort).crops is None
 
 
 def test_the_zeros_around_an_image_are_where_it_was_moved_from(folder):
-    """Each shifted image is one of the stored ones, moved: so of one color, and black where nothing was."""
+    """Each image is the stored one, moved, and zero where it was moved from."""
     stored = {
         int(r): image for images, _, _, ids in taken(folder, distort=None) for r, image in zip(ids, images, strict=True)
     }

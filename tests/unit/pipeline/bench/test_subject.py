@@ -12,7 +12,7 @@ from pipeline.bench.result import result_of
 from pipeline.bench.stages import BYTES, DECODE, DISTORT, GATHER, NUMBERS, ORDER, READER, WEIGHTS
 from pipeline.bench.subject import Subject
 from pipeline.manifest.storage import OpenFile
-from pipeline.read.gather_parts import is_compiled
+from pipeline.read.gather_crops import is_compiled
 from pipeline.request import Request
 from pipeline.resolved import resolve
 from tests.datasets import Kind, write_dataset

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from pipeline.distort import recipes
 from pipeline.distort.base import output_spec
-from pipeline.distort.composed import DRAWS, first_part, of_parts
+from pipeline.distort.composed import DRAWS, crop_first_of, of_crops
 from pipeline.distort.recipes import make_recipe
 from pipeline.errors import UsageError
 from tests.unit.pipeline.distort import reference
@@ -97,14 +97,14 @@ def test_what_is_said_of_a_text_without_loading_recipes_is_what_they_do():
 @pytest.mark.parametrize(
     "text", ["cifar10_tutorial", "pad_crop_flip", "pad_crop_flip(normalize=False)", "shift", "pad_crop_flip | mixup"]
 )
-def test_a_recipe_of_parts_is_otherwise_the_same(text):
+def test_a_recipe_of_crops_is_otherwise_the_same(text):
     recipe = make_recipe(text)
-    parts = of_parts(recipe)
-    assert (parts.normalizes, parts.mixing, parts.gives_floats(False)) == (
+    crops = of_crops(recipe)
+    assert (crops.normalizes, crops.mixing, crops.gives_floats(False)) == (
         recipe.normalizes,
         recipe.mixing,
         recipe.gives_floats(False),
     )
-    assert parts.compiled == recipe.compiled
-    assert first_part(recipe) is not None
-    assert first_part(parts) is None  # they are taken once
+    assert crops.compiled == recipe.compiled
+    assert crop_first_of(recipe) is not None
+    assert crop_first_of(crops) is None  # they are taken once

@@ -1,4 +1,4 @@
-/* An operation of TensorFlow that copies a part of each of some images: pipeline/read/gather_parts.py describes it.
+/* An operation of TensorFlow that copies a crop of each of some images: pipeline/read/gather_crops.py describes it.
  *
  * It is written against TensorFlow's C interface (tensorflow/c), whose functions are looked up when TensorFlow loads
  * this library: so it compiles without TensorFlow, and one build serves its versions. Where a function is missing,
@@ -12,7 +12,7 @@ enum { UINT8 = 4 };                    /* TF_DataType */
 enum { LINE = 64 };                    /* bytes of a line of the cache */
 enum { IMAGES, ROWS, TOP, LEFT, SIZE, INPUTS };
 static const int RANKS[INPUTS] = {3, 1, 1, 1, 1};
-static const char *const NAME = "StepfeedGatherParts";
+static const char *const NAME = "StepfeedGatherCrops";
 
 /* All objects of TensorFlow are pointers here. */
 #define FUNCTIONS(F)                                                                                            \
@@ -43,16 +43,16 @@ FUNCTIONS(DECLARED)
 
 typedef struct {
     int64_t images, height, width; /* of the images: how many, lines, bytes of a line */
-    int64_t parts, tall, wide;     /* of the parts: the same */
+    int64_t crops, tall, wide;     /* of the crops: the same */
 } Shape;
 
-/* Copies a part that lies inside its image. */
+/* Copies a crop that lies inside its image. */
 static void copy_inside(const uint8_t *from, uint8_t *to, const Shape *shape) {
     for (int64_t y = 0; y < shape->tall; y++, from += shape->width, to += shape->wide)
         memcpy(to, from, (size_t)shape->wide);
 }
 
-/* Copies a part of which some lies outside: zeros. */
+/* Copies a crop of which some lies outside: zeros. */
 static void copy_beyond(const uint8_t *image, int64_t top, int64_t left, uint8_t *to, const Shape *shape) {
     int64_t first = left < 0 ? -left : 0, end = shape->width - left; /* bytes of its lines that lie inside */
     if (end > shape->wide) end = shape->wide;
@@ -68,10 +68,10 @@ static int is_inside(int64_t top, int64_t left, const Shape *shape) {
 
 static void copy(const uint8_t *images, const int64_t *rows, const int32_t *top, const int32_t *left, uint8_t *to,
                  const Shape *shape) {
-    int64_t image = shape->height * shape->width, part = shape->tall * shape->wide;
-    for (int64_t i = 0; i < shape->parts; i++, to += part) {
+    int64_t image = shape->height * shape->width, crop = shape->tall * shape->wide;
+    for (int64_t i = 0; i < shape->crops; i++, to += crop) {
         const uint8_t *this = images + rows[i] * image;
-        if (i + 1 < shape->parts && is_inside(top[i + 1], left[i + 1], shape)) {
+        if (i + 1 < shape->crops && is_inside(top[i + 1], left[i + 1], shape)) {
             const uint8_t *next = images + rows[i + 1] * image + top[i + 1] * shape->width;
             for (int64_t k = 0; k < shape->tall * shape->width; k += LINE) __builtin_prefetch(next + k);
         }
@@ -89,8 +89,8 @@ static const char *checked(void *const *inputs, Shape *shape) {
     shape->images = TF_Dim(inputs[IMAGES], 0);
     shape->height = TF_Dim(inputs[IMAGES], 1);
     shape->width = TF_Dim(inputs[IMAGES], 2);
-    shape->parts = TF_Dim(inputs[ROWS], 0);
-    if (TF_Dim(inputs[TOP], 0) != shape->parts || TF_Dim(inputs[LEFT], 0) != shape->parts)
+    shape->crops = TF_Dim(inputs[ROWS], 0);
+    if (TF_Dim(inputs[TOP], 0) != shape->crops || TF_Dim(inputs[LEFT], 0) != shape->crops)
         return "rows, top and left must be equally long";
     if (TF_Dim(inputs[SIZE], 0) != 2) return "size must be two numbers";
     const int32_t *size = TF_TensorData(inputs[SIZE]);
@@ -98,7 +98,7 @@ static const char *checked(void *const *inputs, Shape *shape) {
     shape->wide = size[1];
     if (shape->tall < 0 || shape->wide < 0) return "size must not be negative";
     const int64_t *rows = TF_TensorData(inputs[ROWS]);
-    for (int64_t i = 0; i < shape->parts; i++)
+    for (int64_t i = 0; i < shape->crops; i++)
         if (rows[i] < 0 || rows[i] >= shape->images) return "rows must be those of images";
     return NULL;
 }
@@ -113,13 +113,13 @@ static void compute(void *kernel, void *context) {
         if (problem) TF_SetStatus(status, INVALID_ARGUMENT, problem);
     }
     if (TF_GetCode(status) == OK) {
-        int64_t dimensions[3] = {shape.parts, shape.tall, shape.wide};
-        size_t bytes = (size_t)(shape.parts * shape.tall * shape.wide);
-        void *parts = TF_AllocateOutput(context, 0, UINT8, dimensions, 3, bytes, status);
+        int64_t dimensions[3] = {shape.crops, shape.tall, shape.wide};
+        size_t bytes = (size_t)(shape.crops * shape.tall * shape.wide);
+        void *crops = TF_AllocateOutput(context, 0, UINT8, dimensions, 3, bytes, status);
         if (TF_GetCode(status) == OK)
             copy(TF_TensorData(inputs[IMAGES]), TF_TensorData(inputs[ROWS]), TF_TensorData(inputs[TOP]),
-                 TF_TensorData(inputs[LEFT]), TF_TensorData(parts), &shape);
-        if (parts) TF_DeleteTensor(parts);
+                 TF_TensorData(inputs[LEFT]), TF_TensorData(crops), &shape);
+        if (crops) TF_DeleteTensor(crops);
     }
     if (TF_GetCode(status) != OK) TF_OpKernelContext_Failure(context, status);
     for (int i = 0; i < INPUTS; i++)
@@ -143,7 +143,7 @@ __attribute__((constructor)) static void register_operation(void) {
     void *status = TF_NewStatus(), *definition = TF_NewOpDefinitionBuilder(NAME);
     static const char *const inputs[INPUTS] = {"images: uint8", "rows: int64", "top: int32", "left: int32", "size: int32"};
     for (int i = 0; i < INPUTS; i++) TF_OpDefinitionBuilderAddInput(definition, inputs[i]);
-    TF_OpDefinitionBuilderAddOutput(definition, "parts: uint8");
+    TF_OpDefinitionBuilderAddOutput(definition, "crops: uint8");
     TF_OpDefinitionBuilderSetShapeInferenceFunction(definition, infer);
     TF_RegisterOpDefinition(definition, status);
     if (TF_GetCode(status) == OK)
