@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import struct
 import warnings
+import zlib
 
 import numpy as np
 import PIL.ExifTags
@@ -27,6 +29,8 @@ _TURNS = {  # by EXIF's orientation, as Pillow's ImageOps.exif_transpose has the
 _ON_ITS_SIDE = (5, 6, 7, 8)
 _MODE_OF_CHANNELS = {1: "L", 3: "RGB"}
 _JPEG_QUALITY = 95
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_PNG_CHUNK, _PNG_CRC = struct.Struct(">I4s"), struct.Struct(">I")  # before and after a chunk's data
 _PNG_BITS = 24  # offset of the bit depth in a PNG file: after the signature, and IHDR's length, name, width and height
 
 
@@ -51,7 +55,26 @@ def open_file(data: bytes) -> PIL.Image.Image:
         raise BadImageError(f"the image has {data[_PNG_BITS]} bits per channel, not 8")
     if image.mode not in _EIGHT_BITS:
         raise BadImageError(f"the image has mode {image.mode}, not 8 bits per channel")
+    if image.format == "PNG":
+        _check_png(data)
     return image
+
+
+def _check_png(data: bytes) -> None:
+    """Raises BadImageError if a chunk that decoding needs is damaged; libpng in TensorFlow checks, Pillow does not."""
+    start, name = len(_PNG_SIGNATURE), b""
+    while name != b"IEND":
+        header = data[start : start + _PNG_CHUNK.size]
+        if len(header) < _PNG_CHUNK.size:
+            raise BadImageError("the PNG file is cut short")
+        length, name = _PNG_CHUNK.unpack(header)
+        end = start + _PNG_CHUNK.size + length
+        if len(data) < end + _PNG_CRC.size:
+            raise BadImageError("the PNG file is cut short")
+        is_critical = name[:1].isupper()
+        if is_critical and zlib.crc32(data[start + 4 : end]) != _PNG_CRC.unpack_from(data, end)[0]:
+            raise BadImageError(f"the CRC of the PNG file's chunk {name.decode('latin-1')!r} is wrong")
+        start = end + _PNG_CRC.size
 
 
 def channels_of(image: PIL.Image.Image) -> int:

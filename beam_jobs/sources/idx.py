@@ -46,13 +46,13 @@ def open_file(path: LocalPath, name: str, rank: int) -> RowFile:
             handle.close()
             # One byte more than the header says: enough to notice a longer file, without unpacking a gzip bomb.
             handle = streams.spool(itertools.chain([header], streams.blocks(stream, size + 1)))
-    found = streams.size(handle) - len(header)
-    if found != size:
-        text = "more" if found > size else str(found)
-        hint = "it is not what its header says" if found > size else "it is cut short; get the file again"
-        raise DataError(
-            f"{path}: its header says {'x'.join(map(str, shape))} = {count_of(size, 'byte')}, it has {text}: {hint}"
-        )
+        found = streams.size(handle) - len(header)
+        if found != size:
+            text = "more" if found > size else str(found)
+            hint = "it is not what its header says" if found > size else "it is cut short; get the file again"
+            raise DataError(
+                f"{path}: its header says {'x'.join(map(str, shape))} = {count_of(size, 'byte')}, it has {text}: {hint}"
+            )
     unpack = functools.partial(open_file, path, name, rank) if packed else None
     file = RowFile(path, stamp, streams.describe(name, handle), shape, len(header), unpack)
     file.keep(handle)

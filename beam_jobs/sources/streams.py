@@ -22,6 +22,7 @@ from pipeline.manifest import SourceFile
 GZIP_MAGIC = b"\x1f\x8b"
 PARTIAL = ".partial-"  # prefix of files that are not complete yet
 BLOCK = 1 << 20  # 1 MiB: how much of a file is in memory at a time
+MAX_REST = 64 << 20  # 64 MiB: three times the largest padding that tar writes; more is a gzip bomb
 
 
 @contextlib.contextmanager
@@ -97,13 +98,18 @@ def is_packed(handle: IO[bytes]) -> bool:
 def opened(path: StoragePath) -> Iterator[IO[bytes]]:
     """Opens a file for reading, decompressed if it begins like gzip.
 
+    The block need not read to the end: what it leaves of gzip data is read when it ends, as the CRC comes last.
+
     Raises:
-      DataError: as `open_plain`; or the gzip data is cut short or corrupt, which may be found while it is read.
+      DataError: as `open_plain`; or the gzip data is cut short or corrupt, which may be found while it is read, or at
+        the end of the block.
     """
     with errors_of(path), open_plain(path) as raw:
         if is_packed(raw):
             with gzip.open(raw, "rb") as stream:
                 yield stream  # type: ignore[misc]
+                if sum(map(len, blocks(stream, MAX_REST + 1))) > MAX_REST:  # type: ignore[arg-type]
+                    raise DataError(f"{path}: goes on for more than {MAX_REST} bytes after its content; refused")
         else:
             yield raw
 

@@ -127,7 +127,7 @@ def _open(path: StoragePath, options: SourceOptions) -> _Opened:
         with parquet_reader.one_line(f"{path}: its schema cannot be read"):
             schema = file.file.schema_arrow
         columns = parquet_columns.choose(str(path), schema, options)
-        table = dataclasses.replace(table, groups=tuple(file.rows(group, columns.paths) for group in file.groups))
+        table = dataclasses.replace(table, groups=file.rows_of_groups(columns.paths))
     return _Opened(table, columns, parquet_columns.class_names(schema).get(columns.label, ()))
 
 

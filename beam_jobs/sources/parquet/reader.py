@@ -94,6 +94,20 @@ class OpenFile:
                 f"{rows:,}; get the file again"
             )
 
+    def rows_of_groups(self, columns: Sequence[str]) -> tuple[int, ...]:
+        """Returns the number of rows in each row group, after checking some columns of it.
+
+        Raises:
+          DataError: as `rows`; or they do not sum to the file's rows: the footer, which has no checksum, is corrupt.
+        """
+        counts = tuple(self.rows(group, columns) for group in self.groups)
+        if sum(counts) != self.file.metadata.num_rows:
+            raise DataError(
+                f"{self.path}: its row groups have {count_of(sum(counts), 'row')}, but its footer says "
+                f"{self.file.metadata.num_rows:,}; it is corrupt, get the file again"
+            )
+        return counts
+
     def rows(self, group: int, columns: Sequence[str]) -> int:
         """Returns the number of rows in a row group, after checking that some columns of it fit into memory.
 

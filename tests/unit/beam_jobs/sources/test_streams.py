@@ -1,0 +1,191 @@
+"""Damage to every kind of file with a checksum: a single flipped bit is found, or changes nothing that is converted."""
+
+import gzip
+import io
+import random
+import tarfile
+import zipfile
+import zlib
+
+import numpy as np
+import PIL.Image
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from beam_jobs import sources
+from beam_jobs.examples import images
+from beam_jobs.examples.images import BadImageError
+from beam_jobs.sources import archive, row_files, streams
+from beam_jobs.sources.base import SourceOptions
+from beam_jobs.sources.parquet import reader as parquet_reader
+from beam_jobs.storage.paths import LocalPath
+from pipeline.errors import DataError
+from pipeline.records import example_proto, framing
+from tests.converting import convert_in_process
+
+FLIPS = 40
+
+
+def smooth_png(row):
+    stream = io.BytesIO()
+    PIL.Image.fromarray((np.add.outer(np.arange(8), np.arange(9)) * 3 + row).astype(np.uint8)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def cifar(tmp_path, cifar_folder, mode="w:gz"):
+    folder, _ = cifar_folder(4)
+    with tarfile.open(tmp_path / "cifar.tar.gz", mode) as tar:
+        tar.add(folder, folder.name)
+    return SourceOptions("cifar10", str(tmp_path / "cifar.tar.gz")), tmp_path / "cifar.tar.gz"
+
+
+def mnist(tmp_path, mnist_folder):
+    folder = mnist_folder(packed=True)
+    return SourceOptions("mnist", str(folder)), folder / "train-images-idx3-ubyte.gz"
+
+
+def records(tmp_path, pack):
+    features = [{"image": smooth_png(row), "label": row % 3, "more": float(row)} for row in range(30)]
+    path = tmp_path / "rows.tfrecord"
+    path.write_bytes(pack(b"".join(framing.frame(example_proto.encode(each)) for each in features)))
+    return SourceOptions("tfrecord", str(path), keep_columns=("more",)), path
+
+
+def parquet(tmp_path, **options):
+    path = tmp_path / "rows.parquet"
+    columns = {"image": [smooth_png(row) for row in range(30)], "label": [row % 3 for row in range(30)]}
+    pq.write_table(pa.table(columns), path, row_group_size=11, write_page_checksum=True, **options)
+    return SourceOptions("parquet", str(path)), path
+
+
+KINDS = {
+    "tar.gz": lambda request: cifar(request.getfixturevalue("tmp_path"), request.getfixturevalue("cifar_folder")),
+    "idx.gz": lambda request: mnist(request.getfixturevalue("tmp_path"), request.getfixturevalue("mnist_folder")),
+    "tfrecord": lambda request: records(request.getfixturevalue("tmp_path"), bytes),
+    "tfrecord, gzip": lambda request: records(request.getfixturevalue("tmp_path"), gzip.compress),
+    "tfrecord, zlib": lambda request: records(request.getfixturevalue("tmp_path"), zlib.compress),
+    "parquet": lambda request: parquet(request.getfixturevalue("tmp_path")),
+    "parquet, zstd": lambda request: parquet(request.getfixturevalue("tmp_path"), compression="zstd"),
+}
+
+
+def content(options):
+    """Returns all that a source gives, as a process does that has read nothing yet."""
+    row_files._kept.clear()
+    parquet_reader._footer.cache_clear()
+    source = sources.open_source(options)
+    blocks = {split: source.read(split, np.arange(count)) for split, count in source.splits.items()}
+    values = [
+        (split, np.asarray(block.images, object).tolist(), block.labels.tolist(), list(block.keys), block.bad)
+        for split, block in blocks.items()
+    ]
+    extra = [{name: np.asarray(column).tolist() for name, column in block.extra.items()} for block in blocks.values()]
+    return source.class_names, source.splits, source.features, values, extra
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_flipped_bit_is_found_or_changes_nothing(kind, request):
+    options, path = KINDS[kind](request)
+    whole, expected, draw, found = path.read_bytes(), content(options), random.Random(2026), 0
+    for _ in range(FLIPS):
+        bit = draw.randrange(8 * len(whole))
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        try:
+            outcome = content(options)
+        except DataError as error:
+            outcome = str(error)
+            found += 1
+        is_one_line = isinstance(outcome, str) and path.name in outcome and "\n" not in outcome
+        assert is_one_line or outcome == expected, f"bit {bit} of {8 * len(whole)}"
+    assert found >= FLIPS // 4  # much of a small Parquet file is statistics, which nothing reads
+
+
+def test_no_bit_of_a_footer_loses_rows(tmp_path):
+    options, path = parquet(tmp_path)
+    whole, rows = path.read_bytes(), 30
+    start = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    refused = set()
+    for at in range(start, len(whole) - 8):
+        if whole[at - 2] == 0x16 and whole[at] == 0x26:  # num_rows, before file_offset
+            for bit in range(8):
+                data = bytearray(whole)
+                data[at - 1] ^= 1 << bit
+                path.write_bytes(data)
+                try:
+                    assert sources.open_source(options).splits == {"train": rows}
+                except DataError as error:
+                    refused.add(str(error).split("; ")[-1])
+    assert "it is corrupt, get the file again" in refused
+
+
+def test_the_checksum_at_the_end_of_an_archive_is_read(tmp_path, cifar_folder):
+    options, path = cifar(tmp_path, cifar_folder)
+    whole = path.read_bytes()
+    for at, fact in ((-8, "CRC"), (-1, "length|CRC")):
+        data = bytearray(whole)
+        data[at] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(DataError, match=rf"cifar.tar.gz: its gzip data is corrupt \(.*({fact}).*; get the file"):
+            sources.open_source(options)
+    for cut in (1, 8, 9):
+        path.write_bytes(whole[:-cut])
+        with pytest.raises(DataError, match=r"cifar.tar.gz: its gzip data is cut short; get the file again"):
+            sources.open_source(options)
+
+
+def test_nothing_is_published_from_a_damaged_archive(tmp_path, cifar_folder):
+    _, path = cifar(tmp_path, cifar_folder)
+    data = bytearray(path.read_bytes())
+    data[-6] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="corrupt"):
+        convert_in_process("--dataset=cifar10", f"--source={path}", f"--data_dir={tmp_path / 'out'}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_stream_that_goes_on_after_its_content_is_bounded(tmp_path, cifar_folder, monkeypatch):
+    options, path = cifar(tmp_path, cifar_folder)
+    path.write_bytes(path.read_bytes() + gzip.compress(bytes(3 << 20)))
+    sources.open_source(options)
+    monkeypatch.setattr(streams, "MAX_REST", 2 << 20)
+    with pytest.raises(DataError, match="cifar.tar.gz: goes on for more than 2097152 bytes after its content; refused"):
+        sources.open_source(options)
+
+
+def test_a_flipped_bit_of_a_zip_is_found_or_changes_nothing(tmp_path):
+    path, names, target = LocalPath(tmp_path / "rows.zip"), ["a", "b.gz"], tmp_path / "out"
+    values = {name: np.random.default_rng(4).integers(0, 9, 3000, np.uint8).tobytes() for name in names}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
+        for name in names:
+            made.writestr(f"gzip/{name}", values[name])
+    whole, draw, found = path.read_bytes(), random.Random(2026), 0
+    for _ in range(FLIPS):
+        data, bit = bytearray(whole), draw.randrange(8 * len(whole))
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        for name in names:
+            (target / name).unlink(missing_ok=True)
+        try:
+            archive.unzip(path, "gzip", names, target)
+            assert {name: (target / name).read_bytes() for name in names} == values
+        except DataError:
+            found += 1
+            assert not (target / "b.gz").exists()
+    assert found >= FLIPS // 2
+
+
+def test_a_flipped_bit_of_a_png_file_is_found_or_changes_nothing():
+    whole = smooth_png(3)
+    expected = images.pixels(images.open_file(whole))
+    for bit in range(8 * len(whole)):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(BadImageError):
+            images.pixels(images.open_file(bytes(data)))
+    for length in range(len(whole)):
+        with pytest.raises(BadImageError):
+            images.pixels(images.open_file(whole[:length]))
+    assert (images.pixels(images.open_file(whole + b"more")) == expected).all()
