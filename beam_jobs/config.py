@@ -38,7 +38,8 @@ class ConvertConfig:
     key_column: str = ""
     """parquet: the column of unique keys; default: <file>#<row>"""
     keep_columns: str = ""
-    """parquet, tfrecord, tfds:NAME: other columns to keep as features: a,b,..."""
+    """parquet, tfrecord, tfds:NAME: other columns to keep as features: a,b,...; parquet: NAME:TYPE converts to float32
+    (rounded), int64 or string (text)"""
     feature_map: str = ""
     """tfrecord: the names of the features in foreign records: image:image_raw,label:label"""
     image_shape: str = ""

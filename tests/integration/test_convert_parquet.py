@@ -41,6 +41,9 @@ def rows(start, stop):
             "animal": CLASSES[n * n % 4],
             "id": f"ü{n}",
             "weight": n / 7,
+            "ratio": n / 7,
+            "half": n / 2,
+            "time": 1700000001.0 + n,
             "count": n * 10**9,
             "caption": f"the {n}th",
             "boxes": [n] * (n % 3),
@@ -53,7 +56,11 @@ def rows(start, stop):
 TYPES = {
     "count": pa.int64(), "boxes": pa.list_(pa.int32()), "point": pa.list_(pa.float32(), 2), "weight": pa.float64(),
 }  # fmt: skip
-FLAGS = ("--label_column=animal", "--key_column=id", "--keep_columns=weight,count,caption,boxes,point")
+FLAGS = (
+    "--label_column=animal",
+    "--key_column=id",
+    "--keep_columns=weight:float32,ratio:string,half,time:int64,count,caption,boxes,point",
+)
 
 
 def write(path, content):
@@ -93,6 +100,7 @@ def test_every_row_becomes_one_example_with_its_columns(source, tmp_path):
     shapes = {name: (feature.dtype, feature.shape) for name, feature in made.features.items() if name != "image"}
     assert shapes == {
         "label": ("int64", ()), "key": ("string", ()), "weight": ("float32", ()), "count": ("int64", ()),
+        "ratio": ("string", ()), "half": ("float32", ()), "time": ("int64", ()),
         "caption": ("string", ()), "boxes": ("int64", (None,)), "point": ("float32", (2,)),
     }  # fmt: skip
     assert [file.file for file in made.source] == [
@@ -106,6 +114,9 @@ def test_every_row_becomes_one_example_with_its_columns(source, tmp_path):
             assert entry["image"] == [row["img"]["bytes"]]
             assert entry["label"].tolist() == [CLASSES.index(row["animal"])]
             assert entry["weight"] == np.float32(row["weight"])
+            assert float(entry["ratio"][0]) == row["ratio"]
+            assert entry["half"].tolist() == [row["half"]]
+            assert entry["time"].tolist() == [row["time"]]
             assert entry["count"].tolist() == [row["count"]]
             assert entry["caption"] == [row["caption"].encode()]
             assert list(entry["boxes"]) == row["boxes"]

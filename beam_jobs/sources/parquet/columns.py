@@ -19,6 +19,7 @@ _LABEL_NAME = "label"
 _LABELS, _KEYS = ("int", "bool", "string"), ("int", "string", "bytes", "fixed")  # kinds of columns
 _MOST_LISTED = 16
 IMAGE_FIELD = "bytes"  # of Hugging Face's struct of bytes and path
+_GIVEN = ("float32", "int64", "string")  # types that a kept column can be given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Columns:
       label_kind: `int`, `bool` or `string`.
       key: name of the keys' column; "" if keys are made of file and row.
       kept: (name, feature) of the others.
+      given: names of those whose type the user gave: they are converted to it, float32 is rounded.
+      doubles: names of the others that hold float64, of which float32 must hold every value. Files may differ in it.
     """
 
     image: str
@@ -40,6 +43,8 @@ class Columns:
     label_kind: str
     key: str
     kept: tuple[tuple[str, Feature], ...]
+    given: tuple[str, ...] = ()
+    doubles: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     @property
     def paths(self) -> list[str]:
@@ -63,19 +68,26 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
     if options.key_column:
         _checked_kind(path, schema, "key_column", options.key_column, _KEYS, "strings, binary or integers")
     names = class_names(schema)
-    kept = []
-    for name in options.keep_columns:
-        if name in OWN_FEATURES or name in (image, label, options.key_column):
+    kept: list[tuple[str, Feature]] = []
+    given: list[str] = []
+    doubles: list[str] = []
+    for text in options.keep_columns:
+        name, wanted = _name_and_type(schema, text)
+        if name in OWN_FEATURES or name in (image, label, options.key_column, *(other for other, _ in kept)):
             problem = "every example has that feature" if name in OWN_FEATURES else "that column is already in use"
             raise UsageError(f"--keep_columns: {name!r} cannot be kept: {problem}")
-        feature = _feature(path, schema, name)
+        feature = _feature(path, schema, name, wanted)
         own_names = names.get(name, ()) if feature.dtype == "int64" else ()
         kept.append((name, dataclasses.replace(feature, class_names=own_names)))
+        if wanted:
+            given.append(name)
+        elif _holds_doubles(schema.field(name).type):
+            doubles.append(name)
     if len({image, label, options.key_column}) != 3:
         raise UsageError(
             f"{path}: image, label and key must be three columns, not {image}, {label}, {options.key_column}"
         )
-    return Columns(image, nested, label, label_kind, options.key_column, tuple(kept))
+    return Columns(image, nested, label, label_kind, options.key_column, tuple(kept), tuple(given), tuple(doubles))
 
 
 def class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
@@ -132,17 +144,36 @@ def _checked_kind(path: str, schema: pa.Schema, flag: str, name: str, kinds: Seq
     return kind
 
 
-def _feature(path: str, schema: pa.Schema, name: str) -> Feature:
+def _name_and_type(schema: pa.Schema, text: str) -> tuple[str, str]:
+    """Returns the name of a column to keep and the type that the user gave, or ""; a name may itself have a colon."""
+    name, colon, wanted = text.rpartition(":")
+    if text in schema.names or not colon or name not in schema.names:
+        return text, ""
+    if wanted not in _GIVEN:
+        choices = " or ".join(f"{name}:{kind}" for kind in _GIVEN)
+        raise UsageError(f"--keep_columns={text}: must be {name}, {choices}")
+    return name, wanted
+
+
+def _feature(path: str, schema: pa.Schema, name: str, wanted: str) -> Feature:
+    """Returns the feature that a column becomes; of the type `wanted`, if that is not empty."""
     found = plain(_type_of(path, schema, "keep_columns", name))
     kind = _kind(found)
-    if kind in _DTYPES:
+    if kind in _DTYPES and not wanted:
         return Feature(_DTYPES[kind])
-    if kind in ("list", "vector") and (dtype := _DTYPES.get(_kind(found.value_type), "string")) != "string":
-        return Feature(dtype, (found.list_size if kind == "vector" else None,))
-    raise UsageError(
-        f"--keep_columns: {path} has {name!r} as {_text(found)}; integers, booleans, floats, lists of them, strings "
-        "and binary can be kept"
-    )
+    if kind in _CASTS[wanted]:
+        return Feature(wanted)
+    if kind in ("list", "vector") and wanted != "string" and _DTYPES.get(_kind(found.value_type), "string") != "string":
+        return Feature(wanted or _DTYPES[_kind(found.value_type)], (found.list_size if kind == "vector" else None,))
+    advice = "integers, booleans, floats, lists of them, strings and binary can be kept"
+    if choices := [f"{name}:{type_}" for type_ in _GIVEN if kind in _CASTS[type_]]:
+        advice = f"keep it as {' or '.join(choices)}"
+    raise UsageError(f"--keep_columns: {path} has {name!r} as {_text(found)}; {advice}")
+
+
+def _holds_doubles(found: pa.DataType) -> bool:
+    found = plain(found)
+    return bool(pa.types.is_float64(found.value_type if _kind(found) in ("list", "vector") else found))
 
 
 def plain(found: pa.DataType) -> pa.DataType:
@@ -162,14 +193,22 @@ _KINDS: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {
     "int": (pa.types.is_integer,),
     "bool": (pa.types.is_boolean,),
     "float": (pa.types.is_floating,),
+    "decimal": (pa.types.is_decimal,),
+    "time": (pa.types.is_temporal,),
     "string": (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
     "bytes": (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view),
     "fixed": (pa.types.is_fixed_size_binary,),
     "list": (pa.types.is_list, pa.types.is_large_list),
     "vector": (pa.types.is_fixed_size_list,),
 }
-_DTYPES = {  # of features; float64 is rounded
+_DTYPES = {  # of features
     **dict.fromkeys(("int", "bool"), "int64"),
     "float": "float32",
     **dict.fromkeys(("string", "bytes", "fixed"), "string"),
+}
+_CASTS: dict[str, tuple[str, ...]] = {  # {type that the user gives: kinds of columns that can be converted to it}
+    "": (),
+    "float32": ("int", "bool", "float", "decimal"),
+    "int64": ("int", "bool", "float", "decimal", "time"),
+    "string": ("int", "bool", "float", "decimal", "time", "string", "bytes", "fixed"),
 }

@@ -19,13 +19,14 @@ from beam_jobs.sources.parquet import columns as parquet_columns
 from beam_jobs.sources.parquet import files as parquet_files
 from beam_jobs.sources.parquet import labels as parquet_labels
 from beam_jobs.sources.parquet import reader as parquet_reader
+from beam_jobs.sources.parquet import values as parquet_values
 from beam_jobs.sources.parquet.columns import Columns
 from beam_jobs.sources.parquet.reader import OpenFile, ParquetFile
 from beam_jobs.sources.parquet.values import BatchedBuilder
 from beam_jobs.storage import paths
 from beam_jobs.storage.paths import LocalPath, StoragePath
 from pipeline.errors import DataError, UsageError
-from pipeline.manifest import SourceFile
+from pipeline.manifest import Feature, SourceFile
 
 _TAIL = 8  # bytes: the length of the footer, uint32, and PAR1
 
@@ -94,7 +95,7 @@ def open_source(options: SourceOptions) -> ParquetSource:
       options: `source` is a file, a folder of *.parquet, or a glob; the columns are as `config.ConvertConfig` says.
 
     Raises:
-      UsageError: --source is missing; a column is missing or cannot be converted.
+      UsageError: --source is missing; a column is missing or cannot be converted; float32 cannot hold one's values.
       DataError: a file is missing or cannot be read, files differ in their columns or class names, the split of a file
         is unclear, a split has no row, a row group is larger than 1 GiB, or no row has a label.
     """
@@ -103,11 +104,14 @@ def open_source(options: SourceOptions) -> ParquetSource:
     first = _open(folder / names[0], options)
     resolved = dataclasses.replace(options, image_column=first.columns.image, label_column=first.columns.label)
     others = paths.each(lambda name: _open_another(folder / name, resolved, first), names[1:], folder.is_remote)
-    tables = {name: opened.table for name, opened in zip(names, [first, *others], strict=True)}
+    files = [first, *others]
+    tables = {name: opened.table for name, opened in zip(names, files, strict=True)}
     parts = {
         split: Files(tuple(members), tuple(sum(tables[name].groups) for name in members))
         for split, members in by_split.items()
     }
+    for _ in paths.each(_check_doubles, files, folder.is_remote):
+        pass
     return ParquetSource(
         dataset=options.dataset,
         splits=base.rows_of(parts, folder),
@@ -142,6 +146,39 @@ def _open_another(path: StoragePath, options: SourceOptions, first: _Opened) -> 
             "class names; all files must have the same"
         )
     return other
+
+
+def _check_doubles(opened: _Opened) -> None:
+    """Raises UsageError if a kept column has a value that would be rounded, and the user has not allowed it.
+
+    All values are read before anything is written: the user need not wait for a row in the middle, and what is allowed
+    does not depend on which rows are sampled.
+    """
+    names, table = opened.columns.doubles, opened.table
+    if not names:
+        return
+    with table.opened() as file:
+        start = 0
+        for group in file.groups:
+            for batch in file.batches(group, names):
+                with file.errors_of(group):
+                    found = {name: parquet_values.first_inexact(batch.column(name)) for name in names}
+                for name, inexact in found.items():
+                    if inexact:
+                        raise _rounded(
+                            table.path, start + inexact[0], name, inexact[1], dict(opened.columns.kept)[name]
+                        )
+                start += len(batch)
+
+
+def _rounded(path: StoragePath, row: int, name: str, value: float, feature: Feature) -> UsageError:
+    choices = [f"{name}:float32 (rounded)"]
+    choices += [] if feature.shape else [f"{name}:string (exact, as text)"]
+    choices += [f"{name}:int64 (whole numbers)"] if value.is_integer() and abs(value) < 2**63 else []
+    return UsageError(
+        f"--keep_columns={name}: {path}, row {row}: is {value!r}, which float32, the only floating-point type of a "
+        f"tf.train.Example, cannot hold; keep {' or '.join(choices)}"
+    )
 
 
 def _describe(folder: StoragePath, names: Sequence[str]) -> tuple[SourceFile, ...]:

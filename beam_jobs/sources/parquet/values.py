@@ -43,7 +43,7 @@ class BatchedBuilder(BlockBuilder):
         if columns.key:
             self.keys[positions] = _keys(taken[columns.key], columns.key, bad)
         for name, feature in columns.kept:
-            self.extra[name][positions] = _kept(taken[name], name, feature, bad)
+            self.extra[name][positions] = _kept(taken[name], name, feature, name in columns.given, bad)
         self.bad.update({int(positions[row]): reason for row, reason in bad.items()})
 
 
@@ -109,26 +109,94 @@ def _keys(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.object_
     return keys
 
 
-def _kept(array: pa.Array, name: str, feature: Feature, bad: dict[int, str]) -> NDArray[Any]:
-    if feature.dtype == "string":
-        return _bytes(array, f"{name} is null", bad)
-    if feature.shape == ():
-        return _numbers(array, name, bad)
-    _refuse_nulls(bad, array, f"{name} is null")
-    return _lists(array, name, bad) if feature.shape == (None,) else _vectors(array, name, bad)
+def first_inexact(array: pa.Array) -> tuple[int, float] | None:
+    """Returns (row, value) of the first value of a column of float64, or of lists of it, that float32 does not hold."""
+    array = decoded(array)
+    is_scalar = pa.types.is_floating(array.type)
+    values = (array if is_scalar else array.flatten()).to_numpy(zero_copy_only=False)
+    wrong = np.flatnonzero(_is_inexact(values))
+    if not len(wrong):
+        return None
+    row = int(wrong[0]) if is_scalar else pc.list_parent_indices(array)[int(wrong[0])].as_py()
+    return row, float(values[wrong[0]])
 
 
-def _numbers(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[Any]:
-    if not pa.types.is_floating(array.type):
-        return _integers(array, name, bad)
-    _refuse_nulls(bad, array, f"{name} is null")
+def _is_inexact(values: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
     with np.errstate(over="ignore"):  # beyond float32: infinite
-        return array.to_numpy(zero_copy_only=False).astype(np.float32)  # nulls become NaN
+        different: NDArray[np.bool_] = values.astype(np.float32) != values
+    return different & ~np.isnan(values)
 
 
-def _lists(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.object_]:
+def _kept(array: pa.Array, name: str, feature: Feature, is_given: bool, bad: dict[int, str]) -> NDArray[Any]:
+    if feature.dtype == "string":
+        if is_given and not _is_bytes(array.type):
+            array = array.cast(pa.large_string())  # of a float: the shortest text that is exactly this value
+        return _bytes(array, f"{name} is null", bad)
+    dtype = feature.dtype if is_given else ""
+    if feature.shape == ():
+        return _numbers(array, name, dtype, bad)
+    _refuse_nulls(bad, array, f"{name} is null")
+    return _lists(array, name, dtype, bad) if feature.shape == (None,) else _vectors(array, name, dtype, bad)
+
+
+def _is_bytes(found: pa.DataType) -> bool:
+    return bool(pa.types.is_fixed_size_binary(found) and not pa.types.is_decimal(found)) or bool(
+        pa.types.is_binary(found) or pa.types.is_large_binary(found)
+    )
+
+
+def _numbers(array: pa.Array, name: str, given: str, bad: dict[int, str]) -> NDArray[Any]:
+    """Returns numbers as int64 or float32; `given` is the type that the user gave, or ""."""
+    if pa.types.is_decimal(array.type) or pa.types.is_temporal(array.type):
+        return _from_objects(array, name, given, bad)
+    if not pa.types.is_floating(array.type):
+        integers = _integers(array, name, bad)
+        return integers.astype(np.float32) if given == "float32" else integers
+    _refuse_nulls(bad, array, f"{name} is null")
+    values = array.to_numpy(zero_copy_only=False)  # nulls become NaN
+    if given == "int64":
+        whole = (np.floor(values) == values) & (values >= -(2.0**63)) & (values < 2.0**63)
+        _refuse_values(bad, ~whole, values, f"{name} {{!r}} is no whole number that int64 holds")
+        return np.where(whole, values, 0).astype(np.int64)
+    with np.errstate(over="ignore"):  # beyond float32: infinite
+        rounded = values.astype(np.float32)
+    if given:
+        _refuse_values(bad, np.isinf(rounded) & np.isfinite(values), values, f"{name} {{!r}} is beyond float32")
+    else:
+        _refuse_values(bad, _is_inexact(values), values, f"{name} {{!r}} is not exactly a float32")
+    return rounded
+
+
+def _from_objects(array: pa.Array, name: str, given: str, bad: dict[int, str]) -> NDArray[Any]:
+    """Returns decimals, or dates and times as their number of units, as int64 or float32; 0 in bad rows."""
+    _refuse_nulls(bad, array, f"{name} is null")
+    if pa.types.is_temporal(array.type):
+        units = array.view(pa.int64() if array.type.bit_width == 64 else pa.int32())  # days, s, ms, us, ns as stored
+        return _integers(units.fill_null(0), name, bad)
+    out = np.zeros(len(array), given)
+    for row, value in enumerate(array.to_pylist()):
+        if value is None:
+            continue
+        if given == "int64" and (value != value.to_integral_value() or not -_HIGHEST - 1 <= value <= _HIGHEST):
+            bad.setdefault(row, f"{name} {value} is no whole number that int64 holds")
+        else:
+            out[row] = value
+            if given == "float32" and np.isinf(out[row]):
+                bad.setdefault(row, f"{name} {value} is beyond float32")
+    return out
+
+
+def _refuse_values(
+    bad: dict[int, str], rows: NDArray[np.bool_], values: NDArray[np.floating[Any]], reason: str
+) -> None:
+    """Adds bad rows; `reason` has a place for the value."""
+    for row in np.flatnonzero(rows).tolist():
+        bad.setdefault(row, reason.format(float(values[row])))
+
+
+def _lists(array: pa.Array, name: str, given: str, bad: dict[int, str]) -> NDArray[np.object_]:
     offsets = array.offsets.to_numpy()
-    values, wrong = _elements(array.values, name)
+    values, wrong = _elements(array.values, name, given)
     for element, reason in wrong.items():
         row = int(np.searchsorted(offsets, element, side="right")) - 1
         if 0 <= row < len(array):  # else it is outside the slice
@@ -139,15 +207,15 @@ def _lists(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.object
     return out
 
 
-def _vectors(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[Any]:
+def _vectors(array: pa.Array, name: str, given: str, bad: dict[int, str]) -> NDArray[Any]:
     size = array.type.list_size
-    values, wrong = _elements(array.values.slice(array.offset * size, len(array) * size), name)
+    values, wrong = _elements(array.values.slice(array.offset * size, len(array) * size), name, given)
     for element, reason in wrong.items():
         bad.setdefault(element // size, reason)
     return values.reshape(len(array), size)
 
 
-def _elements(array: pa.Array, name: str) -> tuple[NDArray[Any], dict[int, str]]:
+def _elements(array: pa.Array, name: str, given: str) -> tuple[NDArray[Any], dict[int, str]]:
     """Returns the numbers in lists, and {element: reason} of the invalid ones."""
     wrong: dict[int, str] = {}
-    return _numbers(array, f"an element of {name}", wrong), wrong
+    return _numbers(array, f"an element of {name}", given, wrong), wrong

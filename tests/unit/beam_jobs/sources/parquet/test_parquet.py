@@ -1,3 +1,5 @@
+import datetime
+import decimal
 import io
 import json
 import os
@@ -189,7 +191,8 @@ KEPT = [
     (pa.array([*range(9), None], pa.uint16()), Feature("int64"), [*range(9), 0]),
     (pa.array([True] * 9 + [None]), Feature("int64"), [1] * 9 + [0]),
     (pa.array([0.5] * 9 + [None], pa.float32()), Feature("float32"), [0.5] * 9 + [None]),
-    (pa.array([0.1] * 9 + [None], pa.float64()), Feature("float32"), [float(np.float32(0.1))] * 9 + [None]),
+    (pa.array([-0.125] * 9 + [None], pa.float64()), Feature("float32"), [-0.125] * 9 + [None]),
+    (pa.array([0.1] * 9 + [None], pa.float16()), Feature("float32"), [float(np.float16(0.1))] * 9 + [None]),
     (pa.array(["é"] * 9 + [None]), Feature("string"), ["é".encode()] * 9 + [b""]),
     (pa.array([b"\0\xff"] * 9 + [None]), Feature("string"), [b"\0\xff"] * 9 + [b""]),
     (pa.array([b"1234"] * 9 + [None], pa.binary(4)), Feature("string"), [b"1234"] * 9 + [b""]),
@@ -214,6 +217,106 @@ def test_other_columns_become_features_and_nulls_in_them_bad_rows(tmp_path, colu
         assert np.asarray(block.extra["other"][0]).dtype == feature.dtype
     if feature.shape == (2,):
         assert block.extra["other"].shape == (5, 2)
+
+
+EXACT = [0.5, -0.0, float("nan"), float("inf"), 2.0**-149, 16_777_216.0, 1.0, 2.0, 3.0, 4.0]
+INEXACT = [
+    (1700000001.0, "1700000001.0", "(rounded) or other:string (exact, as text) or other:int64 (whole numbers)"),
+    (1e300, "1e+300", "other:float32 (rounded) or other:string (exact, as text)"),
+    (0.1, "0.1", "other:float32 (rounded) or other:string (exact, as text)"),
+    (2.0**-150, "7.006492321624085e-46", "other:float32 (rounded) or other:string (exact, as text)"),
+]  # fmt: skip
+
+
+def test_float64_is_kept_where_float32_holds_every_value(tmp_path):
+    block = everything(one(tmp_path, flags={"keep_columns": ("other",)}, other=pa.array(EXACT)))
+    assert block.bad == {}
+    assert np.array_equal(block.extra["other"].astype(np.float64), EXACT, equal_nan=True)
+    assert np.signbit(block.extra["other"][1])
+
+
+@pytest.mark.parametrize("row", [0, 3, 9])  # among those that are sampled and not
+@pytest.mark.parametrize(("value", "text", "choices"), INEXACT, ids=lambda value: str(value)[:20])
+def test_float64_that_float32_cannot_hold_is_refused_with_what_to_do(tmp_path, value, text, choices, row):
+    column = [*EXACT[:row], value, *EXACT[row + 1 :]]
+    message = re.escape(f"a.parquet, row {row}: is {text}, which float32, the only") + ".*" + re.escape(choices) + "$"
+    with pytest.raises(UsageError, match=f"--keep_columns=other: .*{message}"):
+        one(tmp_path, flags={"keep_columns": ("other",)}, other=pa.array(column))
+    lists = pa.array([[1.0, None]] * row + [[0.5, value]] + [[]] * (9 - row))
+    with pytest.raises(UsageError, match=rf"row {row}: is {re.escape(text)}, .* keep other:float32 \(rounded\)"):
+        one(tmp_path, flags={"keep_columns": ("other",)}, other=lists)
+    pairs = pa.array([[1.0, 2.0]] * row + [[0.5, value]] + [[3.0, 4.0]] * (9 - row), pa.list_(pa.float64(), 2))
+    with pytest.raises(UsageError, match=rf"row {row}: is {re.escape(text)}, "):
+        one(tmp_path, flags={"keep_columns": ("other",)}, other=pairs)
+
+
+def test_a_later_file_may_hold_float64_that_float32_cannot(tmp_path):
+    write(tmp_path / "a.parquet", table(other=pa.array([0.5] * 10, pa.float32())))
+    write(tmp_path / "b.parquet", table(other=pa.array(EXACT)))
+    assert everything(opened(tmp_path, keep_columns=("other",))).bad == {}
+    write(tmp_path / "b.parquet", table(other=pa.array([*EXACT[:9], 0.3])))
+    with pytest.raises(UsageError, match=r"b\.parquet, row 9: is 0\.3, "):
+        opened(tmp_path, keep_columns=("other",))
+
+
+DAY = datetime.datetime(2026, 1, 2, 3, 4, 5)
+GIVEN = [
+    ("float32", pa.array([0.1, 1e300, None, 2.0**-150]), [np.float32(0.1), None, None, 0], "1e+300 is beyond float32"),
+    ("int64", pa.array([1700000001.0, 0.5, None, -(2.0**63)]), [1700000001, None, None, -(2**63)], "0.5 is no whole"),
+    ("int64", pa.array([7.0, 2.0**63, None, float("nan")]), [7, None, None, None], "is no whole number that int64"),
+    ("string", pa.array([0.1, 1e300, None, 1 / 3]), [b"0.1", b"1e+300", None, repr(1 / 3).encode()], "is null"),
+    ("string", pa.array([2**64 - 1, 1, None, 0], pa.uint64()), [b"18446744073709551615", b"1", None, b"0"], "is null"),
+    ("float32", pa.array([2**24 + 1, 1, None, 0], pa.int64()), [2**24, 1, None, 0], "is null"),
+    ("string", pa.array([decimal.Decimal("1.20"), decimal.Decimal("-3.00"), None]), [b"1.20", b"-3.00", None], "null"),
+    (
+        "int64",
+        pa.array([decimal.Decimal("1.20"), decimal.Decimal("-3.00"), None]),
+        [None, -3, None],
+        "1.20 is no whole",
+    ),
+    ("float32", pa.array([decimal.Decimal("1.25"), decimal.Decimal("-3.00"), None]), [1.25, -3, None], "is null"),
+    ("int64", pa.array([DAY, None], pa.timestamp("us")), [1767323045000000, None], "is null"),
+    ("int64", pa.array([DAY.date(), None]), [20455, None], "is null"),
+    ("string", pa.array([DAY, None], pa.timestamp("s")), [b"2026-01-02 03:04:05.000", None], "is null"),
+    ("string", pa.array(["a", None]), [b"a", None], "is null"),
+    (
+        "float32",
+        pa.array([[0.1, 0.5], [1e300], None]),
+        [np.float32([0.1, 0.5]), None, None],
+        "1e+300 is beyond float32",
+    ),
+    ("int64", pa.array([[2.0**53], [0.5], None]), [[2**53], None, None], "0.5 is no whole"),
+]
+
+
+@pytest.mark.parametrize(("given", "column", "values", "reason"), GIVEN, ids=lambda value: str(value)[:40])
+def test_a_kept_column_can_be_converted_on_purpose(tmp_path, given, column, values, reason):
+    count = len(column)
+    column = pa.concat_arrays([column] * (10 // count + 1))[:10]
+    source = one(tmp_path, flags={"keep_columns": (f"other:{given}",)}, other=column)
+    assert source.features["other"].dtype == given
+    rows = np.array([9, *range(9)])
+    block = source.read("train", rows)
+    assert list(block.bad) == [place for place, row in enumerate(rows) if values[row % count] is None]
+    assert reason in " ".join(block.bad.values())
+    for place, row in enumerate(rows):
+        if place not in block.bad:
+            assert np.array_equal(block.extra["other"][place], values[row % count])
+
+
+def test_the_text_of_float64_is_exact(tmp_path):
+    bits = np.random.default_rng(1).integers(0, 2**64, 4000, np.uint64).view(np.float64)
+    values = bits[np.isfinite(bits)][:3000]
+    images, labels = pa.array([IMAGES[0]] * 3000), pa.array([0] * 3000)
+    write(tmp_path / "a.parquet", pa.table({"image": images, "label": labels, "other": values}))
+    found = everything(opened(tmp_path / "a.parquet", keep_columns=("other:string",))).extra["other"]
+    assert [float(text) for text in found] == values.tolist()
+
+
+def test_a_name_may_itself_end_like_a_type(tmp_path):
+    path = tmp_path / "a.parquet"
+    write(path, table().append_column("other:string", pa.array([1] * 10)))
+    assert opened(path, keep_columns=("other:string",)).features == {"other:string": Feature("int64")}
 
 
 def test_an_integer_above_int64_is_a_bad_row(tmp_path):
@@ -258,6 +361,10 @@ USAGE = [
     ({"key_column": "weight"}, "--key_column=weight: .*double"),
     ({"key_column": "label"}, "image, label, label"),
     ({"keep_columns": ("text", "gone")}, "--keep_columns: .*'gone'"),
+    ({"keep_columns": ("gone:int64",)}, "--keep_columns: .*'gone:int64'"),
+    ({"keep_columns": ("weight:float64",)}, "--keep_columns=weight.*: must be weight, weight:float32 or .*:string$"),
+    ({"keep_columns": ("weight", "weight:int64")}, "--keep_columns: 'weight' cannot be kept: .* already in use"),
+    ({"keep_columns": ("text:float32",)}, "--keep_columns: .* has 'text' as string; keep it as text:string"),
     ({"keep_columns": ("label",)}, "--keep_columns: 'label'"),
     ({"keep_columns": ("key",)}, "--keep_columns: 'key'"),
     ({"label_column": "text", "keep_columns": ("text",)}, "--keep_columns: 'text'"),
