@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import re
 from collections.abc import Iterable, Iterator
 
 EXIT_DATA = 1
 EXIT_USAGE = 2
 EXIT_RERUN = 75  # EX_TEMPFAIL of sysexits.h: not finished; rerun the same command
 _MOST_LISTED = 20  # names in one line
+_MOST_CHARACTERS = 300  # of what TensorFlow says
+
+# The lines of an operation's error that locate it, in the graph, the Python code or the cluster, and say nothing else.
+_LOCATES = re.compile(
+    r"\s*(Graph execution error:|Detected at node|File \"|\[\[|From /job:|<stack traces? unavailable>|"
+    r"The op is created at:|Traceback \(most recent call last\)|\d+ root error\(s\) found|\d+ successful operations|"
+    r"\d+ derived errors? ignored)"
+)
+_ROOT = re.compile(r"^[ \t]*\(\d+\)[ \t]+([A-Z_]{2,}):", re.MULTILINE)  # of a list: `  (0) ABORTED:  text`
+_NAMES = re.compile(r"\{\{[^}]*\}\}\s*| ?__inference_\w+(\[[^\]]*\])?| *\[Op:\w*\]")  # of nodes and compiled functions
+_CONSEQUENCES = ("CANCELLED", "ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")  # of another error, where there is one
 
 
 class PipelineError(Exception):
@@ -55,6 +67,35 @@ def unknown(what: str, value: str, known: Iterable[str]) -> UsageError:
     hint = f"did you mean {near[0]!r}? " if near else ""
     listed = f"known: {', '.join(names)}" if len(names) <= _MOST_LISTED else "see --help"
     return UsageError(f"{what}: unknown {value!r}; {hint}{listed}")
+
+
+def root_cause(message: str) -> tuple[str | None, str]:
+    """Returns what the message of TensorFlow's error says once it is unwrapped: the code, and the line that says what.
+
+    An error of a compiled function comes with a listing of where its node was made. Where several operations failed, as
+    on several replicas, the message is `2 root error(s) found.` and a list; the one taken is the first that is no
+    consequence of another, such as a cancelled operation.
+
+    Args:
+      message: of a `tf.errors.OpError`; this function does not load TensorFlow.
+
+    Returns:
+      The code, such as INVALID_ARGUMENT, None where the message lists no errors and the class of the error has it; and
+      at most 300 characters, empty where nothing is said.
+    """
+    before, *listed = _ROOT.split(_NAMES.sub("", message))
+    if not listed:
+        return None, _first_line(before)
+    roots = [(code, line) for code, body in zip(listed[::2], listed[1::2], strict=True) if (line := _first_line(body))]
+    if not roots:
+        return listed[0], ""
+    return min(roots, key=lambda root: _CONSEQUENCES[::-1].index(root[0]) + 1 if root[0] in _CONSEQUENCES else 0)
+
+
+def _first_line(text: str) -> str:
+    """Returns the first line that does not only say where."""
+    lines = (line.strip() for line in text.splitlines() if line.strip() and not _LOCATES.match(line))
+    return next(lines, "")[:_MOST_CHARACTERS]
 
 
 @contextlib.contextmanager

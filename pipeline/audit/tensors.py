@@ -12,6 +12,7 @@ from pipeline.audit.claims import Check, Fault, NotCheckedError
 from pipeline.audit.topology import Topology
 from pipeline.commands import quiet
 from pipeline.commands.text import count_of
+from pipeline.errors import root_cause
 from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import Feed, make_feed
 from pipeline.order.order import Order
@@ -46,7 +47,7 @@ def _check(order: Order, epoch: int, topology: Topology) -> str:
                     _compare_window(f"worker {worker}, window {window}", (epoch, window), number, *feeds)
                 count += len(windows)
     except tf.errors.OpError as error:
-        raise Fault(f"TensorFlow cannot make a plan: {error.message}".splitlines()[0]) from None
+        raise Fault(f"TensorFlow cannot make a plan: {root_cause(error.message)[1]}") from None
     return f"{count_of(count, 'window')} compared element for element"
 
 

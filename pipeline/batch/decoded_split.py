@@ -13,7 +13,7 @@ from pipeline.batch.batches import Batches
 from pipeline.batch.resident_rows import Crops, ResidentRows
 from pipeline.decode.forms import Form, PixelRows, Serialized
 from pipeline.distort.composed import crop_first_of, cropping_of, of_crops
-from pipeline.errors import DataError
+from pipeline.errors import DataError, root_cause
 from pipeline.manifest.splits import Selection
 from pipeline.read.buffers import aligned_matrix
 from pipeline.read.gather_crops import is_compiled
@@ -84,6 +84,6 @@ def _undecodable(
             decode(records[number : number + 1])
         except tf.errors.OpError as alone:
             file, row = selection.locate(number)
-            reason = next(line for line in reversed(alone.message.splitlines()) if line and "[[" not in line)
+            reason = root_cause(alone.message)[1]
             return DataError(f"{file}, record {row}: its image cannot be decoded: {reason}; convert the data again")
-    return DataError(f"images cannot be decoded: {error.message}")
+    return DataError(f"images cannot be decoded: {root_cause(error.message)[1]}")

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from pipeline.decode.forms import Form
-from pipeline.errors import DataError
+from pipeline.errors import DataError, root_cause
 from pipeline.read.numpy_calls import message_of_input
 
 _DECODED_TOGETHER = 256  # as `decoded_split` does
@@ -68,11 +68,10 @@ def input_errors() -> Iterator[None]:
     """Context that reads the input.
 
     Raises:
-      DataError: a shard is missing, changed or corrupt.
+      DataError: a shard is missing, changed or corrupt, or a function of the user failed.
     """
     try:
         yield
     except tf.errors.OpError as error:
-        if said := message_of_input(error.message):
-            raise DataError(said) from None
-        raise
+        said = message_of_input(error.message) or root_cause(error.message)[1]
+        raise DataError(said or type(error).__name__) from None

@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 from pipeline.errors import DataError, PipelineError, UsageError
-from tests.runs import scalars
+from tests import forked
+from tests.runs import checkpoint_bytes, scalars
 from trainer import run
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -227,3 +228,100 @@ def test_without_tensorflow_nothing_is_made(monkeypatch, tmp_path):
     with pytest.raises(UsageError, match=r"needs tensorflow, .*pip install 'stepfeed\[train\]'"):
         run.main([f"--data_dir={tmp_path / 'data'}", f"--model_dir={tmp_path / 'model'}"])
     assert list(tmp_path.iterdir()) == []
+
+
+TWO = ("--strategy=mirrored", "--num_replicas=2")
+LAYERS = """
+import keras
+import tensorflow as tf
+
+
+def fails(x):
+    raise ValueError(f"no class of {len(x)} rows\\nand more lines")
+
+
+DO = {
+    "numerics": lambda x: tf.debugging.check_numerics(x + float("inf"), "the third layer"),
+    "python": lambda x: tf.ensure_shape(tf.numpy_function(fails, [x], tf.float32), x.shape),
+    "clock": lambda x: x + tf.cast(0.0 * tf.timestamp(), tf.float32),
+}
+
+
+@keras.saving.register_keras_serializable()
+class Does(keras.layers.Layer):
+    def __init__(self, what, only_evaluating=False, **options):
+        super().__init__(**options)
+        self.what, self.only_evaluating = what, only_evaluating
+
+    def call(self, x, training=False):
+        return x if training and self.only_evaluating else DO[self.what](x)
+
+    def get_config(self):
+        return {**super().get_config(), "what": self.what, "only_evaluating": self.only_evaluating}
+
+
+def model(what, **options):
+    images = keras.Input((28, 28, 1))
+    x = Does(what, **options)(keras.layers.Flatten()(images))
+    return keras.Model(images, keras.layers.Dense(10)(x))
+
+
+numerics = lambda **given: model("numerics")
+python = lambda **given: model("python")
+clock = lambda **given: model("clock")
+evaluated = lambda **given: model("numerics", only_evaluating=True)
+"""
+
+
+@pytest.fixture
+def command(digits, tmp_path):
+    """Returns a function that runs a command on the digits, beside the layers above; (exit code, stdout, stderr)."""
+    (tmp_path / "layers.py").write_text(LAYERS)
+
+    def command(module, *flags):
+        done = forked.run(["-m", module, f"--data_dir={digits}", "--model_dir=run", *flags], cwd=tmp_path)
+        return done.returncode, done.stdout, done.stderr
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--model=layers:numerics", *TWO), "the third layer : Tensor had Inf values"),
+        (("--model=layers:python", *TWO), r"ValueError: no class of 50 rows"),
+        (("--model=layers:python", *TWO, "--virtual_replicas=4"), r"ValueError: no class of 25 rows"),
+        (("--model=layers:clock", *TWO, "--deterministic"), "Timestamp cannot be called when determinism is enabled"),
+    ],
+)
+def test_an_error_in_a_step_of_two_replicas_is_the_line_that_says_it(flags, said, command):
+    code, out, error = command("trainer.run", "--train_steps=2", "--eval_split=none", *flags)
+    assert (code, "2 replicas, here CPU:0, CPU:1" in out) == (1, True)
+    assert re.fullmatch(f"trainer.run: ({said})\n", error)
+
+
+def test_an_error_in_an_evaluation_or_an_export_is_the_line_that_says_it(command):
+    for module, *flags in (
+        ("trainer.run", "--model=layers:evaluated", "--train_steps=2", *TWO),
+        ("trainer.evaluate",),
+        ("trainer.export", "--output=out"),
+    ):
+        code, _, error = command(module, *flags)
+        assert (code, error) == (1, f"{module}: the third layer : Tensor had Inf values\n")
+
+
+@pytest.mark.parametrize("flags", [(), TWO, (*TWO, "--virtual_replicas=4")])
+def test_deterministic_runs_train_to_the_same_bits_and_know_how_long_they_waited(flags, command, tmp_path):
+    ends = []
+    for name in ("one", "other"):
+        given = ("--deterministic", "--train_steps=4", "--eval_split=none", "--distort=shift", "--headspace=2", *flags)
+        code, out, error = command("trainer.run", f"--model_dir={name}", *given)
+        assert (code, error) == (0, "")
+        assert re.search(r"\b[1-9]\d*% of \d+\.\d s waiting for input", out)
+        ends.append(checkpoint_bytes(tmp_path / name, 4))
+    assert ends[0] == ends[1]
+
+
+def test_what_deterministic_refuses_trains_without_it(command):
+    """The clock in a model stands for what is not deterministic: see the case of two replicas above."""
+    assert command("trainer.run", "--model=layers:clock", "--train_steps=2", "--eval_split=none")[::2] == (0, "")

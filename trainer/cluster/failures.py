@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 from collections.abc import Iterator
 
 import tensorflow as tf
 
-from pipeline.errors import DataError, PipelineError, RerunError
+from pipeline.errors import DataError, PipelineError, RerunError, root_cause
 from pipeline.read.numpy_calls import message_of_input
 
-# Errors of this worker's own. In a job of several workers the others mean a lost peer: Unavailable, DeadlineExceeded
-# (the collective timeout), Cancelled, Aborted, Internal, FailedPrecondition, Unknown.
+# The others: Unavailable, DeadlineExceeded (the collective timeout), Cancelled, Aborted, Internal, FailedPrecondition,
+# Unknown.
 OWN = (
     tf.errors.DataLossError,
     tf.errors.InvalidArgumentError,
@@ -25,7 +24,6 @@ OWN = (
     tf.errors.UnimplementedError,
 )
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
-_WHERE = re.compile(r"Graph execution error:|Detected at node|\s*File \"|\s*\[\[")
 
 
 @contextlib.contextmanager
@@ -53,12 +51,12 @@ def translate(error: tf.errors.OpError, num_workers: int) -> PipelineError:
     reason = first_line(error)
     if any(words in error.message for words in _FULL):
         return _disk_full(reason)
-    if num_workers > 1 and not isinstance(error, OWN):
+    if num_workers > 1 and not is_own(error):
         return RerunError(
             f"lost another worker ({reason}); rerun the same commands on all {num_workers} to resume from the last "
             "checkpoint"
         )
-    if isinstance(error, tf.errors.ResourceExhaustedError):
+    if issubclass(kind(error), tf.errors.ResourceExhaustedError):
         return DataError(f"out of memory ({reason}); try a smaller --global_batch_size")
     return DataError(reason)
 
@@ -69,13 +67,19 @@ def _disk_full(reason: str) -> DataError:
     )
 
 
-def first_line(error: tf.errors.OpError) -> str:
-    """Returns the line of an error's message that says what happened, at most 300 characters of it.
+def is_own(error: tf.errors.OpError) -> bool:
+    """Whether an error is this worker's own; the others mean a lost peer in a job of several workers."""
+    return issubclass(kind(error), OWN)
 
-    The lines before it locate it in the graph and the Python code; names of graph nodes are left out.
-    """
+
+def kind(error: tf.errors.OpError) -> type[tf.errors.OpError]:
+    """Returns the class of what went wrong: the error's own, or that of its root cause where it lists several."""
+    code = getattr(tf.errors, root_cause(error.message)[0] or "", None)
+    return type(error) if code is None else tf.compat.v1.errors.exception_type_from_error_code(code)
+
+
+def first_line(error: tf.errors.OpError) -> str:
+    """Returns what an error says happened, in one line, without where in the graph and the Python code that was."""
     if said := message_of_input(error.message):
-        return said
-    text = re.sub(r"\{\{[^}]*\}\}\s*", "", error.message)
-    lines = [line for line in text.splitlines() if line.strip() and not _WHERE.match(line)]
-    return lines[0].strip()[:300] if lines else type(error).__name__
+        return " ".join(said.split("] ["))  # tf.debugging.assert_* shows values behind its message
+    return root_cause(error.message)[1] or kind(error).__name__

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from pipeline.errors import DataError
+from pipeline.errors import DataError, root_cause
 from trainer.exporting import reading
 from trainer.exporting.served import Served
 
@@ -100,4 +100,7 @@ def _read(files: Mapping[str, File], scratch: pathlib.Path, classes: int, module
     except subprocess.TimeoutExpired:
         names = ",".join(files)
         raise DataError(f"--format={names}: not reloaded and run within {seconds:g} s; give fewer --examples") from None
+    _, is_tensorflows, error = done.stderr.rpartition("tensorflow.python.framework.errors_impl.")
+    if is_tensorflows and (cause := root_cause(error.partition(": ")[2])[1]):
+        return cause
     return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

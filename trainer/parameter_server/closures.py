@@ -94,7 +94,7 @@ class Closures:
         errors = [problem for _, problem in failed if not isinstance(problem, tf.errors.CancelledError)]
         root = errors[0] if errors else error
         self._retries += 1
-        if not isinstance(root, tf.errors.OpError) or isinstance(root, failures.OWN) or self._retries > _MOST_RETRIES:
+        if not isinstance(root, tf.errors.OpError) or failures.is_own(root) or self._retries > _MOST_RETRIES:
             raise root
         self._check_lost()
         for other, result in arrived:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework.config import is_op_determinism_enabled  # public nowhere
 
 from trainer.step import details
 from trainer.step.replicas import ReplicaStep, StepResult
@@ -15,6 +17,15 @@ from trainer.step.state import TrainState
 from trainer.task.sums import LOSS, Sums
 
 _MOST_IMAGES = 8  # of a step that shows them
+
+
+def _seconds() -> tf.Tensor:
+    """Returns the clock when the op runs, float64 scalar, for differences alone."""
+    # Under op determinism TensorFlow refuses its own clock, since what is computed could depend on it; here it is only
+    # reported. Python's needs the interpreter for a moment, so that it isn't used elsewhere.
+    if is_op_determinism_enabled():
+        return tf.ensure_shape(tf.numpy_function(time.perf_counter, [], tf.float64), [])
+    return tf.timestamp()
 
 
 @dataclasses.dataclass(eq=False)
@@ -48,11 +59,11 @@ class Stepper:
 
         def take(before: LoopResult) -> tuple[Any, tf.Tensor]:
             with tf.control_dependencies([before.finite]):  # the update before has ended
-                began = tf.timestamp()
+                began = _seconds()
             with tf.control_dependencies([began]):
                 batch = next(iterator)
             with tf.control_dependencies(tf.nest.flatten(self._local(batch), expand_composites=True)):
-                return batch, tf.timestamp() - began
+                return batch, _seconds() - began
 
         return self._loop(take, steps, wanted)
 

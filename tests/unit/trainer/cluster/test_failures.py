@@ -14,6 +14,16 @@ Detected at node CollectiveReduceV2 defined at (most recent call last):
 Collective ops is aborted by: Error reported from /job:worker/task:1: unhealthy
 The error could be from a previous operation. Restart your program to reset.
 \t [[{{node CollectiveReduceV2}}]] [Op:__inference__all_sum_147]"""
+CANCELLED_FIRST = """Graph execution error:
+
+From /job:worker/replica:0/task:1:
+2 root error(s) found.
+  (0) CANCELLED:  Function was cancelled before it was started
+  (1) INVALID_ARGUMENT:  \n\t [[{{node cond/Check}}]]
+  (2) RESOURCE_EXHAUSTED:  {{function_node __inference_step_7}} OOM when allocating tensor with shape[9,9]
+\t [[{{node cond/Check}}]]
+0 successful operations.
+1 derived errors ignored. [Op:__inference_step_72]"""
 FULL = "/runs/ckpt-10_temp/part-00000-of-00001.data-00000-of-00001; No space left on device [Op:SaveV2]"
 
 
@@ -26,8 +36,11 @@ FULL = "/runs/ckpt-10_temp/part-00000-of-00001.data-00000-of-00001; No space lef
         (
             "DataLossError",
             "{{function_node __wrapped__X}} corrupted record at 12 [Op:X]",
-            "corrupted record at 12 [Op:X]",
+            "corrupted record at 12",
         ),
+        ("CancelledError", CANCELLED_FIRST, "OOM when allocating tensor with shape[9,9]"),
+        ("CancelledError", CANCELLED_FIRST.partition("  (1)")[0], "Function was cancelled before it was started"),
+        ("UnknownError", "2 root error(s) found.\n  (0) UNKNOWN:  \n  (1) INTERNAL:  \n", "UnknownError"),
         ("UnavailableError", "", "UnavailableError"),
     ],
 )
@@ -45,6 +58,7 @@ def test_the_line_that_says_what_happened(kind, message, line):
         ("UnavailableError", "Socket closed", 1, DataError, "Socket closed"),  # alone, there is no worker to lose
         ("DataLossError", "corrupted record", 3, DataError, "corrupted record"),
         ("ResourceExhaustedError", "OOM when allocating tensor", 1, DataError, "OOM.*--global_batch_size"),
+        ("CancelledError", CANCELLED_FIRST, 3, DataError, "OOM.*--global_batch_size"),  # not a lost worker
         ("InternalError", FULL.replace("No space left on device", "Disk quota exceeded"), 3, DataError, "disk is full"),
         ("ResourceExhaustedError", FULL, 1, DataError, r"disk is full.*ckpt-10_temp((?!--global_batch_size).)*$"),
     ],
@@ -52,6 +66,52 @@ def test_the_line_that_says_what_happened(kind, message, line):
 def test_tensorflows_errors_become_ours(kind, message, workers, error, facts):
     with pytest.raises(error, match=facts), failures.in_one_line(workers):
         raise getattr(tf.errors, kind)(None, None, message)
+
+
+def fails_in_python(rows):
+    raise ValueError("no such class: 7\nin two lines")
+
+
+@pytest.mark.parametrize("in_a_loop", [False, True])
+@pytest.mark.parametrize("only", [None, 0, 1])
+@pytest.mark.parametrize(
+    ("fails", "line"),
+    [
+        (lambda x: tf.debugging.check_numerics(x / 0.0, "layer 3"), "layer 3 : Tensor had Inf values"),
+        (lambda x: tf.numpy_function(fails_in_python, [x], tf.float32), "ValueError: no such class: 7"),
+        (
+            lambda x: tf.debugging.Assert(tf.reduce_all(x < 1), ["labels must be below 1, they are", x]) or x,
+            "labels must be below 1, they are 1 2",
+        ),
+    ],
+)
+def test_what_a_step_of_two_replicas_raises(fails, line, only, in_a_loop):
+    """Both fail, in any order; or one, and the other is cancelled."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    rows = tf.constant([1.0, 2.0])
+
+    def replica(number):
+        def some():
+            fails(rows)
+            return tf.constant(0.0)
+
+        return some() if only is None else tf.cond(tf.equal(number, only), some, lambda: tf.constant(0.0))
+
+    @tf.function(autograph=False)
+    def loop(numbers):
+        return tf.while_loop(lambda i: i < 3, lambda i: (strategy.run(replica, (numbers,)), i + 1)[1:], [0])
+
+    @tf.function(autograph=False)
+    def step(numbers):
+        return strategy.experimental_local_results(strategy.run(replica, (numbers,)))
+
+    numbers = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(context.replica_id_in_sync_group)
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        (loop if in_a_loop else step)(numbers)
+    assert failures.first_line(caught.value) == line
+    assert failures.is_own(caught.value)
 
 
 @pytest.mark.parametrize(
