@@ -2,7 +2,8 @@
 
 $FAKE is a JSON object: for the name of a process, such as `worker 1`, a list of what its starts do, one by one:
 `{"do": "exit", "at": 3, "code": 75, "say": "..."}`; or `kill`, `stop`, `hang` at a step. At step 0 is at start-up. The
-starts that follow make all steps. While model_dir has a file `broken-gpu-N`, processes with GPU N die at start-up.
+starts that follow make all steps. On SIGTERM it saves, for $FAKE_SAVE_SECONDS, without a beat meanwhile.
+While model_dir has a file `broken-gpu-N`, processes with GPU N die at start-up.
 Workers do not wait for each other.
 """
 
@@ -18,6 +19,7 @@ from trainer.loop import Progress
 
 PLAN = json.loads(os.environ.get("FAKE", "{}"))
 SECONDS = float(os.environ.get("FAKE_SECONDS", "0.02"))  # of a step
+SAVE_SECONDS = float(os.environ.get("FAKE_SAVE_SECONDS", "0"))
 
 
 def flag(name):
@@ -80,7 +82,10 @@ def train(folder, last, beats, action, stopped):
         beats.watch(Progress(step, {"total_loss": 0.5}, step - start, SECONDS * (step - start), 0.0, 0.001, None))
         act(action, step)
         if stopped:
+            with beats._lock:  # as a library does that holds the interpreter's lock
+                time.sleep(SAVE_SECONDS)
             write(saved, max(step, read(saved)))
+            (folder / f"ckpt-{step}.index").touch()
             print(f"fake: stopped, step {step} is saved", file=sys.stderr, flush=True)
             sys.exit(75)
     write(saved, step)

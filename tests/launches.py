@@ -15,7 +15,7 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 FAKE = (sys.executable, str(ROOT / "tests" / "fake_trainer.py"))
 SECONDS = 300.0  # within which anything happens, on a busy machine
-_CODE = """
+CODE = """
 import sys
 from pipeline.commands import commandline
 from trainer import launch
@@ -44,7 +44,7 @@ class Launch:
           environment: variables to add.
         """
         self.folder = model_dir / "launch"
-        command = ["-c", _CODE.format(program=program)] if program else ["-m", "trainer.launch"]
+        command = ["-c", CODE.format(program=program)] if program else ["-m", "trainer.launch"]
         self.process = subprocess.Popen(
             [sys.executable, *command, *flags, "--", f"--model_dir={model_dir}", *trainer_flags],
             stdout=subprocess.PIPE,

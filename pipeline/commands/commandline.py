@@ -11,7 +11,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 import simple_parsing
 from simple_parsing.wrappers.field_wrapper import DashVariant
@@ -155,17 +155,47 @@ def require(*modules: str) -> None:
 
 def run(command: str, main: Callable[[Sequence[str] | None], Any], argv: Sequence[str] | None = None) -> NoReturn:
     """Runs a command's main and exits: 0, or the error's code after one line on stderr."""
+    _open_closed_streams()
     try:
         main(argv)
         sys.stdout.flush()
     except errors.PipelineError as error:
         line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(error))  # a file's name may hold a newline
-        print(f"{command}: {line}", file=sys.stderr, flush=True)
+        _complain(f"{command}: {line}")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        print(f"{command}: interrupted", file=sys.stderr, flush=True)
+        _complain(f"{command}: interrupted")
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:  # the reader of a pipe (head) is gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
+        discard(sys.stderr)
         sys.exit(128 + signal.SIGPIPE)
     sys.exit(0)
+
+
+def discard(stream: TextIO) -> None:
+    """Sends what a stream still holds, and all that follows, to the null device: its reader is gone."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
+
+
+def _complain(line: str) -> None:
+    """Prints a line to stderr. If nobody can read it, the exit code alone says what happened."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        discard(sys.stderr)
+
+
+def _open_closed_streams() -> None:
+    """Opens standard streams that the caller has closed (`>&-`) on the null device.
+
+    Python sets a closed stream to None. Its descriptor is free, so that the next file to be opened, such as a
+    checkpoint, would take its number and receive what libraries print.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest that is free: that of the stream
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, mode))

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import signal
 import struct
 import subprocess
@@ -16,9 +17,10 @@ import time
 import pytest
 
 from tests.datasets import write_dataset
-from tests.launches import FAKE, ROOT, Launch, is_running, left_within
+from tests.launches import CODE, FAKE, ROOT, Launch, is_running, left_within
 
 QUICK = ("--restart_delay=0.1",)
+UNSAVED = r"no checkpoint was saved; at least \d+ steps? (?:is|are) lost"
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +97,8 @@ def test_bad_data_and_flags_are_not_started_again(launch, code):
     job = launch("--num_workers=2", plan=failing({"do": "exit", "at": 5, "code": code, "say": "a\nb is wrong"}))
     ended, _, err = job.end()
     assert ended == code
-    assert re.fullmatch(rf"trainer.launch: worker 1 .* exit code {code} \(.*\) after step \d: b is wrong", last(err))
+    said = rf"trainer.launch: worker 1 .* exit code {code} \(.*\) after step \d: b is wrong; {UNSAVED}"
+    assert re.fullmatch(said, last(err))
     assert "restart" not in err
     assert (job.status()["state"], job.status()["exit_code"]) == ("failed", code)
 
@@ -124,9 +127,8 @@ def test_there_is_a_last_restart(launch):
     plan = {"worker 0": [{"do": "kill", "at": 3}] * 9}
     code, _, err = launch("--num_workers=1", "--max_restarts=2", plan=plan).end()
     assert code == 137
-    assert re.search(
-        r"killed by SIGKILL after step \d; not started again after 2 restarts \(--max_restarts\)$", last(err)
-    )
+    said = rf"killed by SIGKILL after step \d; not started again after 2 restarts \(--max_restarts\); {UNSAVED}$"
+    assert re.search(said, last(err))
     assert err.count("again in") == 2
 
 
@@ -180,23 +182,90 @@ def test_a_signal_lets_all_save_and_end(launch, number):
     code, _, err = job.end()
     assert code == 75
     assert err.count("fake: stopped, step") == 2
-    assert re.search(
-        rf"trainer.launch: stopped by {number.name} after step \d+; rerun the same command to resume$", err
+    step = max(int(step) for step in re.findall(r"fake: stopped, step (\d+) is saved", err))
+    said = (
+        rf"stopped by {number.name} after step {step}; \S+/model/ckpt-{step} is saved; rerun the same command to resume"
     )
-    assert (job.status()["state"], job.status()["exit_code"]) == ("stopped", 75)
+    assert re.fullmatch(f"trainer.launch: {said}", last(err)), err
+    status = job.status()
+    assert (status["state"], status["exit_code"], status["saved_step"]) == ("stopped", 75, step)
+
+
+@pytest.mark.parametrize("why", ["a signal", "a failure of a peer"])
+def test_who_is_silent_while_saving_has_all_of_stop_timeout(launch, why):
+    """Saving may take longer than the heartbeats of a training process may fail to come."""
+    plan = failing({"do": "exit", "at": 5, "code": 1}) if why != "a signal" else {}
+    job = launch("--num_workers=2", steps=100_000, plan=plan, environment={"FAKE_SAVE_SECONDS": "6.5"})
+    if why == "a signal":
+        job.wait_for_step(5)
+        job.process.send_signal(signal.SIGTERM)
+    code, _, err = job.end()
+    assert code == (75 if why == "a signal" else 1)
+    assert "killed" not in err.partition("save and end; a second one kills them")[2]
+    saved = re.findall(r"worker (\d) \| fake: stopped, step (\d+) is saved", err)
+    assert [worker for worker, _ in sorted(saved)] == (["0", "1"] if why == "a signal" else ["0"])
+    assert f"ckpt-{max(int(step) for _, step in saved)} is saved" in last(err)
+
+
+def test_a_stopped_process_is_woken_to_save(launch):
+    job = launch("--num_workers=2", steps=100_000)
+    os.kill(job.wait_for_step(5)["processes"][1]["pid"], signal.SIGSTOP)
+    job.process.send_signal(signal.SIGTERM)
+    code, _, err = job.end()
+    assert code == 75
+    assert sorted(re.findall(r"worker (\d) \| fake: stopped", err)) == ["0", "1"]
+
+
+def test_who_is_killed_after_stop_timeout_is_named_with_the_steps_that_are_lost(launch, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "ckpt-4.index").touch()
+    plan = {"worker 0": [{"do": "hang", "at": 9}]}
+    job = launch("--num_workers=1", "--stop_timeout=0.5", steps=100_000, plan=plan)
+    job.wait_until(lambda status: status["step"] == 9)
+    job.process.send_signal(signal.SIGTERM)
+    code, _, err = job.end()
+    assert code == 75
+    late, end = err.splitlines()[-2:]
+    assert re.fullmatch(
+        r"trainer.launch: worker 0 \(process \d+\) did not end within 0.5 s \(--stop_timeout\), and was killed", late
+    )
+    assert end == (
+        f"trainer.launch: stopped by SIGTERM after step 9; {tmp_path}/model/ckpt-4 is saved; "
+        "at least 5 steps are lost; rerun the same command to resume"
+    )
 
 
 def test_a_second_signal_kills(launch):
-    job = launch("--num_workers=2", steps=100_000, environment={"FAKE_SECONDS": "5"}, plan={})
-    status = job.wait_until(lambda status: len(status["processes"]) == 2)
-    for pid in (one["pid"] for one in status["processes"]):
-        os.kill(pid, signal.SIGSTOP)  # they cannot save
+    job = launch("--num_workers=2", steps=100_000, plan={f"worker {i}": [{"do": "hang", "at": 7}] for i in (0, 1)})
+    job.wait_until(lambda status: [one["step"] for one in status["processes"]] == [7, 7])
     job.process.send_signal(signal.SIGINT)
     job.wait_until(lambda status: status["state"] == "stopping")
     job.process.send_signal(signal.SIGINT)
     code, _, err = job.end()
     assert code == 130
-    assert "SIGINT again: killed" in last(err)
+    said = "trainer.launch: SIGINT again: killed; no checkpoint was saved; at least 7 steps are lost; rerun the same "
+    assert last(err) == f"{said}command to resume"
+    assert "--stop_timeout" not in err
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "| true", "2>&1 | true"])
+def test_output_that_is_closed(data, tmp_path, closed):
+    """The job goes on; no file takes the place of a closed stream; the exit code is that of the job."""
+    flags = f"--data_dir={data} --model_dir={tmp_path / 'model'} --global_batch_size=24"
+    program = shlex.join([sys.executable, "-c", CODE.format(program=FAKE)])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for steps, code in ((5, 0), (-1, 2)):
+        script = f"set -o pipefail\n{program} -- {flags} --train_steps={steps} {closed}"
+        done = subprocess.run(
+            ["bash", "-c", script], capture_output=True, text=True, env=environment, check=False, cwd=ROOT
+        )
+        assert done.returncode == code, (done.stdout, done.stderr)
+        assert "Traceback" not in done.stdout + done.stderr
+        assert ("worker 0 | done at step 5" in done.stdout) == (closed == "2>&-" and code == 0)
+        assert ("--train_steps=-1" in done.stderr) == (closed in (">&-", "| true") and code == 2)
+    logs = tmp_path / "model" / "launch" / "logs"
+    assert "done at step 5" in (logs / "worker-0.stdout.log").read_text()
+    assert (logs.parent / ".trainer.lock").read_text().count("\n") == 1
 
 
 def test_no_process_is_left_when_the_launcher_is_killed(launch):

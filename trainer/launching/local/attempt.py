@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from pipeline.errors import EXIT_RERUN
 from trainer.launching.local import cause as causes
 from trainer.launching.local.asynchronous import Workers
 from trainer.launching.local.cause import Cause
@@ -21,8 +20,7 @@ from trainer.launching.local.stopping import Stopping
 _TICK = 0.05  # seconds
 _GATHERED = 0.5  # seconds after the first failure in which others are seen that may have come before it
 _AWAITED = 10.0  # seconds, likewise, while only those have ended that followed another: it may take long to end
-_BROKEN = 5.0  # seconds that processes whose peer is gone have to end: they cannot save
-_PREEMPTED = 30.0  # seconds at most, where the first process ended with 75: the others may be saving
+_SERVED = 5.0  # seconds that processes have to end who served others and have nothing to save
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +74,7 @@ class Attempt:
             if self._stopping.is_asked:
                 return self._stopped()
             if self._group.is_done:
-                self._end(self._group.running, _BROKEN)
+                self._end(self._group.running, _SERVED)
                 return Outcome("done")
             self._workers.look_after(ended)
             if self._group.failed:
@@ -108,8 +106,7 @@ class Attempt:
         for line in cause.context:
             self._screen.say(f"  {line}")
         self._screen.release()
-        grace = min(_PREEMPTED, self._stop_timeout) if cause.ending.code == EXIT_RERUN else _BROKEN
-        self._end(self._group.running, grace)
+        self._end_all()
         return Outcome("failed", cause)
 
     def _gather(self) -> None:
@@ -133,9 +130,8 @@ class Attempt:
         return self._ended("grow")
 
     def _ended(self, kind: Literal["stopped", "grow"]) -> Outcome:
-        """Lets the group save and end: first those that lead it, who need the others to save."""
-        for part in (self._group.leading, self._group.serving):
-            self._end(part, self._stop_timeout)
+        """Lets the group save and end."""
+        self._end_all()
         if self._group.is_done:
             return Outcome("done")
         wrong = [
@@ -147,14 +143,30 @@ class Attempt:
             return Outcome("failed", Cause.of(wrong[0], wrong[0].ending))
         return Outcome(kind)
 
-    def _end(self, processes: Sequence[Process], grace: float) -> None:
-        """Asks processes to end, and kills those that have not after `grace` seconds."""
+    def _end_all(self) -> None:
+        """Lets all save and end: first those that lead the group, who need the others to save."""
+        late = self._end(self._group.leading, self._stop_timeout)
+        for one in late:
+            what = f"{one.task.name} (process {one.pid})"
+            self._screen.say(f"{what} did not end within {self._stop_timeout:g} s (--stop_timeout), and was killed")
+        self._end(self._group.serving, min(_SERVED, self._stop_timeout))
+
+    def _end(self, processes: Sequence[Process], grace: float) -> list[Process]:
+        """Asks processes to end, and kills those that have not after `grace` seconds, or once the user is in a hurry.
+
+        Heartbeats do not matter here: a process that saves may be busy for long.
+
+        Returns:
+          Those that were too late.
+        """
         for one in processes:
             one.ask_to_end()
         end = time.monotonic() + grace
-        while any(one.ending is None for one in processes):
+        late: list[Process] = []
+        while left := [one for one in processes if one.ending is None]:
             self._tick()
-            is_late = time.monotonic() > end or self._stopping.is_urgent
-            for one in processes:
-                if is_late or one.listener.is_late:  # stopped, or dead in all but name: it will not end by itself
+            if time.monotonic() > end or self._stopping.is_urgent:
+                late = late or ([] if self._stopping.is_urgent else left)
+                for one in left:
                     one.kill()
+        return late

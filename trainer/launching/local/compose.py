@@ -30,8 +30,6 @@ from trainer.launching.local.slots import Slots
 from trainer.launching.local.stopping import Stopping
 from trainer.launching.local.supervisor import Supervisor
 
-_ORPHANS = 20.0  # seconds that processes have to save where the launcher is gone
-
 
 def run(job: Job, program: Sequence[str] | None = None) -> None:
     """Runs a job to its end.
@@ -92,7 +90,7 @@ def _run(layout: Layout, counts: list[int], screen: Screen, stopping: Stopping) 
     reporter = Reporter(records, screen, layout.folder, lambda: slots.lost)
     supervisor = Supervisor(job, slots, records, reporter, screen, stopping)
     _say_start(layout, counts, screen)
-    with Ports() as ports, Guardian(min(_ORPHANS, job.stop_timeout)) as guardian, _reported(reporter):
+    with Ports() as ports, Guardian(job.stop_timeout) as guardian, _reported(reporter):
 
         def start(chosen: Sequence[int]) -> Group:
             ports.free()

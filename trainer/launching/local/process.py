@@ -115,10 +115,11 @@ class Process:
         return self.ending
 
     def ask_to_end(self) -> None:
-        """Asks it to save and end, once."""
+        """Asks it to save and end, once; wakes it if it is stopped, since it could not end otherwise."""
         if not self.is_ending and self.ending is None:
             self.is_ending = True
             self._popen.send_signal(signal.SIGTERM)
+            self._popen.send_signal(signal.SIGCONT)
 
     def kill(self, silence: str = "") -> None:
         """Kills it and all that it has started.

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import collections
 import os
+import pathlib
 import time
 from collections.abc import Sequence
 
+from pipeline.commands.text import count_of
 from trainer.launching.local.group import Group
 from trainer.launching.local.layout import Layout
 from trainer.launching.local.process import Process, Task
 from trainer.launching.local.report import VERSION, JobReport, ProcessReport, State
+from trainer.stored.files import path_of, steps_in
 
 
 class Records:
@@ -24,6 +27,7 @@ class Records:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
+        self._folder = pathlib.Path(layout.job.model_dir)
         self.restarts, self.error = 0, ""
         self.best: int | None = None
         self._last_step: int | None = None
@@ -58,6 +62,25 @@ class Records:
             self.best = max(step, self.best or 0)
 
     @property
+    def saved(self) -> int | None:
+        """The step of the newest checkpoint; None: there is none."""
+        return max(steps_in(self._folder), default=None)
+
+    @property
+    def left(self) -> str:
+        """What the end of the job leaves, to be added to a message: the newest checkpoint, and how many steps are lost.
+
+        Steps are those of the last heartbeats; more may have been made since.
+        """
+        saved = self.saved
+        if saved is None and self.best is None:
+            return ""
+        lost = max(0, (self.best or 0) - (saved or 0))
+        steps = f"; at least {count_of(lost, 'step')} {'is' if lost == 1 else 'are'} lost" if lost else ""
+        kept = "no checkpoint was saved" if saved is None else f"{path_of(self._folder, saved)} is saved"
+        return f"; {kept}{steps}"
+
+    @property
     def has_stepped(self) -> bool:
         """Whether the group has made a step."""
         return self._group is not None and self._group.has_stepped
@@ -76,6 +99,7 @@ class Records:
             exit_code,
             (group.step if group else None) if state != "waiting" else self.best,
             self._last_step,
+            self.saved,
             len(group.slots) if group else job.num_workers,
             job.elastic,
             tuple(lost),

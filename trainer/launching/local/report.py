@@ -68,6 +68,7 @@ class JobReport:
       exit_code: null until the end.
       step: global step.
       last_step: at which training ends; null: not known yet.
+      saved_step: of the newest checkpoint; null: there is none.
       num_workers: now.
       elastic: the fewest and the most workers; null: their number is fixed.
       lost: slots that are given up, and tried again later.
@@ -85,6 +86,7 @@ class JobReport:
     exit_code: int | None
     step: int | None
     last_step: int | None
+    saved_step: int | None
     num_workers: int
     elastic: tuple[int, int] | None
     lost: tuple[int, ...]

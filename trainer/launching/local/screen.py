@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import sys
 from typing import TextIO
 
+from pipeline.commands import commandline
 from trainer.launching.local.report import JobReport
 
 _COMMAND = "trainer.launch"
@@ -67,4 +68,5 @@ def _write(stream: TextIO, text: str) -> None:
         stream.write(text)
         stream.flush()
     except (OSError, ValueError):  # its reader is gone; what it holds must not be tried again at the end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        with contextlib.suppress(OSError, ValueError):
+            commandline.discard(stream)

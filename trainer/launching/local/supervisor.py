@@ -138,12 +138,13 @@ class Supervisor:
         """Raises an error where the user wants an end."""
         if self._stopping.is_urgent:
             number = self._stopping.received[1]
-            message = f"{number.name} again: killed, perhaps without saving; rerun the same command to resume"
+            message = f"{number.name} again: killed{self._records.left}; rerun the same command to resume"
             raise JobFailedError(message, _KILLED + number)
         if self._stopping.is_asked:
-            at = "before the first step" if self._records.best is None else f"after step {self._records.best}"
+            best = self._records.best
+            at = "before the first step" if best is None else f"after step {max(best, self._records.saved or 0)}"
             name = self._stopping.received[0].name
-            raise RerunError(f"stopped by {name} {at}; rerun the same command to resume")
+            raise RerunError(f"stopped by {name} {at}{self._records.left}; rerun the same command to resume")
 
     def _fail(self, cause: Cause, why: str) -> NoReturn:
-        raise JobFailedError(f"{cause}{why}", cause.ending.exit_code)
+        raise JobFailedError(f"{cause}{why}{self._records.left}", cause.ending.exit_code)

@@ -1,6 +1,9 @@
 import dataclasses
 import importlib.util
 import re
+import shlex
+import subprocess
+import sys
 
 import pytest
 
@@ -118,3 +121,15 @@ def test_unknown_names_suggest_the_nearest_or_none(given, facts):
     text = str(errors.unknown("--model", given, ["mlp", "lenet"]))
     assert re.match(f"--model.*{facts}$", text)
     assert ("mean" in text) == (given == "lent")
+
+
+@pytest.mark.parametrize(("closed", "said"), [(">&-", "pipeline.inspect: "), ("2>&-", ""), (">&- 2>&- <&-", "")])
+def test_no_file_takes_the_number_of_a_closed_stream(closed, said):
+    code = "import os; from pipeline.commands import commandline; from pipeline.errors import UsageError; import sys\n"
+    code += "def main(argv): assert os.open('/', os.O_RDONLY) > 2; print('hidden'); raise UsageError('wrong')\n"
+    code += "commandline.run('pipeline.inspect', main)"
+    script = f"{sys.executable} -c {shlex.quote(code)} {closed}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (f"{said}wrong\n" if said else "")
+    assert done.stdout == ("hidden\n" if closed == "2>&-" else "")

@@ -11,7 +11,7 @@ PROCESS = ProcessReport(
     "worker 1", "worker", 1, 2, ("2",), 4711, "running", "training", 1200, 51234.5, 0.034, 3, None, "out", "err"
 )
 JOB = JobReport(
-    report.VERSION, 1.0, 1, ("python",), "training", None, 1200, 5000, 2, (1, 4), (1,), 3, 10, "gone",
+    report.VERSION, 1.0, 1, ("python",), "training", None, 1200, 5000, 1000, 2, (1, 4), (1,), 3, 10, "gone",
     (PROCESS, dataclasses.replace(PROCESS, name="worker 0", last_error="was [killed] by SIGKILL", state="ended")),
 )  # fmt: skip
 
