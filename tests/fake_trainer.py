@@ -1,8 +1,8 @@
 """Stands for `trainer.run` in tests of the launcher: it counts steps, beats, saves, and fails as it is told.
 
 $FAKE is a JSON object: for the name of a process, such as `worker 1`, a list of what its starts do, one by one:
-`{"do": "exit", "at": 3, "code": 75, "say": "..."}`; or `kill`, `stop`, `hang` at a step. At step 0 is at start-up. The
-starts that follow make all steps. On SIGTERM it saves, for $FAKE_SAVE_SECONDS, without a beat meanwhile.
+`{"do": "exit", "at": 3, "code": 75, "say": "..."}`; or `kill`, `stop`, `hang` at a step; `"save": 2` leaves the
+checkpoint of step 2. At step 0 is at start-up. The starts that follow make all steps. On SIGTERM it saves, for $FAKE_SAVE_SECONDS, without a beat meanwhile.
 While model_dir has a file `broken-gpu-N`, processes with GPU N die at start-up.
 Workers do not wait for each other.
 """
@@ -95,6 +95,8 @@ def train(folder, last, beats, action, stopped):
 def act(action, step):
     if action.get("at") != step:
         return
+    if action.get("save"):
+        (pathlib.Path(flag("model_dir")) / f"ckpt-{action['save']}.index").touch()
     if "say" in action:
         print(action["say"], file=sys.stderr, flush=True)
     if action["do"] == "exit":

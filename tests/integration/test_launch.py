@@ -127,9 +127,19 @@ def test_there_is_a_last_restart(launch):
     plan = {"worker 0": [{"do": "kill", "at": 3}] * 9}
     code, _, err = launch("--num_workers=1", "--max_restarts=2", plan=plan).end()
     assert code == 137
-    said = rf"killed by SIGKILL after step \d; not started again after 2 restarts \(--max_restarts\); {UNSAVED}$"
+    said = rf"after step \d; not started again after 2 restarts \(--max_restarts\) without a new checkpoint; {UNSAVED}$"
     assert re.search(said, last(err))
     assert err.count("again in") == 2
+
+
+def test_a_new_checkpoint_forgives_restarts(launch):
+    plan = {
+        "worker 0": [{"do": "kill", "at": at, "save": save} for at, save in ((3, 0), (3, 2), (3, 0), (4, 1), (3, 0))]
+    }
+    code, _, err = launch("--num_workers=1", "--max_restarts=2", plan=plan).end()
+    assert code == 137
+    assert re.findall(r"\(restart (\d) of 2\)", err) == ["1", "1", "2"]
+    assert re.search(r"without a new checkpoint; \S+/ckpt-2 is saved", last(err))
 
 
 @pytest.mark.parametrize(
@@ -346,7 +356,7 @@ def test_elastic_ends_below_its_least(launch, tmp_path):
     os.kill(job.pids()[2], signal.SIGKILL)
     code, _, err = job.end()
     assert code == 137
-    assert last(err).endswith("; too few workers are left for --elastic=3:3")
+    assert re.search(r"; too few workers are left for --elastic=3:3; \S+/ckpt-\d+ is saved$", last(err))
 
 
 def test_numbers_of_workers_that_cannot_share_a_batch_are_never_used(launch):

@@ -14,6 +14,7 @@ _MEMORY = re.compile(r"([1-9]\d*)([MGT])i")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d\d))?(?::(\d\d))?")
 _DNS_LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _CLAIM = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")  # it names the volume, too, where dots are not allowed
+_SLURM_NAMES = re.compile(r"[A-Za-z0-9_.,+@/-]+")
 _MOST_PORT = 65535
 
 
@@ -112,9 +113,13 @@ class SlurmFlags:
         for option in self.options:
             if not option.startswith("-"):
                 raise UsageError(f"--sbatch={self.sbatch}: {option!r} is not an option of sbatch, such as --qos=high")
-        for flag in ("partition", "account", "sbatch", "setup"):
+        for flag in ("sbatch", "setup"):
             if "\n" in (getattr(self, flag) or ""):
                 raise UsageError(f"--{flag}: must be one line")
+        for flag in ("partition", "account"):
+            value = getattr(self, flag)
+            if value is not None and not _SLURM_NAMES.fullmatch(value):
+                raise UsageError(f"--{flag}={value}: must be a name that sbatch takes, without spaces or quotes")
 
     @property
     def options(self) -> tuple[str, ...]:

@@ -73,7 +73,7 @@ class JobReport:
       elastic: the fewest and the most workers; null: their number is fixed.
       lost: slots that are given up, and tried again later.
       restarts: of the group of all processes.
-      max_restarts: of it.
+      max_restarts: of it, without a new checkpoint.
       error: the first cause of the last failure; null: there was none.
       processes: now, or at the end.
     """

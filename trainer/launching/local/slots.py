@@ -81,6 +81,11 @@ class Slots:
         slot.failures, slot.at_start, slot.is_tried = 0, 0, False
         return True
 
+    def forgive(self) -> None:
+        """Forgets failures after the first step: the job has saved a new checkpoint since."""
+        for slot in self._slots:
+            slot.failures = slot.at_start
+
     @property
     def lost(self) -> list[int]:
         """The slots that wait for another try."""

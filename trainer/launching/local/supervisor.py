@@ -57,6 +57,7 @@ class Supervisor:
         self._screen, self._stopping = screen, stopping
         self._back_off = BackOff(job.restart_delay)
         self._size = job.num_workers
+        self._restarts, self._saved = 0, records.saved  # the restarts since there was a new checkpoint, and its step
 
     def run(self, start: Callable[[Sequence[int]], Group], attempt: Callable[[Group], Attempt]) -> None:
         """Runs the job.
@@ -110,11 +111,16 @@ class Supervisor:
             self._fail(cause, "; not started again, since no step was made")
 
     def _check_restarts(self, cause: Cause) -> None:
-        """Raises JobFailedError where there may be no other start."""
-        most = self._job.max_restarts
+        """Raises JobFailedError where there may be no other start. A new checkpoint forgives what was before it."""
+        most, saved = self._job.max_restarts, self._records.saved
+        if saved is not None and (self._saved is None or saved > self._saved):
+            self._saved, self._restarts = saved, 0
+            self._slots.forgive()
         if self._job.elastic is None:
-            if self._records.restarts >= most:
-                self._fail(cause, f"; not started again after {count_of(most, 'restart')} (--max_restarts)")
+            if self._restarts >= most:
+                why = f"after {count_of(most, 'restart')} (--max_restarts) without a new checkpoint"
+                self._fail(cause, f"; not started again {why}")
+            self._restarts += 1
             return
         slot = cause.task.slot
         if self._slots.failed(slot, cause.at_start):
@@ -125,9 +131,10 @@ class Supervisor:
     def _wait(self) -> None:
         """Waits before a restart, less long where there was progress."""
         seconds = self._back_off.next(self._records.best)
-        most = "" if self._job.elastic else f" of {self._job.max_restarts}"
+        elastic = self._job.elastic
+        number = f"{self._records.restarts + 1}" if elastic else f"{self._restarts} of {self._job.max_restarts}"
         what = "the process" if sum(self._job.roles.values()) == 1 else "all processes"
-        self._screen.say(f"starting {what} again in {seconds:g} s (restart {self._records.restarts + 1}{most})")
+        self._screen.say(f"starting {what} again in {seconds:g} s (restart {number})")
         self._reporter.set("waiting")
         end = time.monotonic() + seconds
         while time.monotonic() < end and not self._stopping.is_asked:

@@ -8,15 +8,23 @@ import re
 # - SIGTERM to srun kills the tasks at once ("forcing job termination"), so scancel passes the warning on to them.
 # - The warning is SIGUSR1, and to this script only: scancel and preemption send SIGTERM, and are to end the job.
 # - srun returns the highest code of all tasks: 1 or 2 of one would be lost beside 75 of the others.
-# - scontrol requeue keeps the job's number, so the count of restarts is kept in a file of that number.
+# - srun returns 127 where a command is not found, as `wait` does for a child that was waited for already.
+# - scontrol requeue keeps the job's number, so the count of restarts is kept in a file of that number, with the newest
+#   checkpoint at that time: a newer one forgives the restarts before it. The file is there only once a step was made.
+# - Task 0, the chief, runs on the node of this script, and its heartbeat says whether a step was made.
 _TEXT = r"""#!/bin/bash
 @OPTIONS@
 
 # Written by trainer.launch --target=slurm. Submit it with: sbatch FILE
+@VARIABLES@
 @SETUP@
 set -u
 command=(@COMMAND@)
 export ROLES="@ROLES@"  # of each task, by its rank
+model_dir=@MODEL_DIR@
+restarts_file="@NAME@-$SLURM_JOB_ID.restarts"  # how many, and the newest checkpoint then
+export BEATS="$model_dir/launch/heartbeats/slurm.json"
+mkdir -p "$model_dir/launch/heartbeats" && rm -f "$BEATS"
 
 # host:port of each task, by its rank
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
@@ -47,17 +55,25 @@ unset TF_CONFIG
 if [ "${#roles[@]}" -gt 1 ]; then
     export TF_CONFIG="{\"cluster\": {$cluster}, \"task\": {\"type\": \"$role\", \"index\": $index}}"
 fi
+if [ "$SLURM_PROCID" -eq 0 ]; then export STEPFEED_HEARTBEAT="$BEATS"; else unset STEPFEED_HEARTBEAT; fi
+has_stepped() { grep -q "\"made\": [1-9]" "$BEATS" 2> /dev/null; }
 alone=@ALONE@ ended="" restarts=0
 trap "ended=yes" TERM  # which the command gets, too, and saves
 "$@"; code=$?
 # An asynchronous worker that was killed comes back while the others go on; with 75 the whole job has ended.
-while [ "$alone $role" = "yes worker" ] && [ "$code" -gt 128 ] && [ -z "$ended" ] && [ "$restarts" -lt @RESTARTS@ ]; do
+while [ "$alone $role" = "yes worker" ] && [ "$code" -gt 128 ] && [ -z "$ended" ] && [ "$restarts" -lt @RESTARTS@ ] \
+    && has_stepped; do
     restarts=$((restarts + 1))
     echo "worker $index ended with code $code; restart $restarts of @RESTARTS@" >&2
     sleep 1
     "$@"; code=$?
 done
-case $code in 1|2) code=$((code + 200));; esac  # higher than any other: srun returns the highest
+case $code in  # higher than any other: srun returns the highest
+    1|2) code=$((code + 200));;
+    126|127)  # there is no such command here, of which nothing tells the others
+        code=$((code + 77))
+        scancel --signal=TERM "$SLURM_JOB_ID.$SLURM_STEP_ID";;
+esac
 if [ "$alone" = yes ]; then  # the chief says how the job ended
     if [ "$role" = chief ]; then
         scancel --signal=TERM "$SLURM_JOB_ID.$SLURM_STEP_ID"  # a worker may be coming back, and wait for it
@@ -73,29 +89,47 @@ trap 'interrupted=yes stopped=limit; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
 trap 'interrupted=yes stopped=cancelled' TERM  # which the tasks got, too
 srun @SRUN@ bash -c "$task" task "${command[@]}" &
 step=$!
-code=75
+code=
 while :; do
     interrupted=
     wait "$step"; status=$?
-    if [ "$status" -ne 127 ]; then code=$status; fi  # 127: it was waited for already
+    if [ "$status" -ne 127 ] || [ -z "$code" ]; then code=$status; fi  # 127 later: it was waited for already
     [ -n "$interrupted" ] || break
 done
 
+newest=-1  # checkpoint
+for file in "$model_dir"/ckpt-*.index; do
+    number=${file##*/ckpt-}; number=${number%.index}
+    case $number in *[!0-9]*) continue;; esac  # no checkpoint, or the pattern itself, which nothing matches
+    if [ "$number" -gt "$newest" ]; then newest=$number; fi
+done
+left="no checkpoint is saved"
+if [ "$newest" -ge 0 ]; then left="$model_dir/ckpt-$newest is saved"; fi
+end() {  # code, why
+    echo "$2; $left" >&2
+    exit "$1"
+}
+
 case $code in
-    0) rm -f "@NAME@-$SLURM_JOB_ID.restarts"; exit 0;;
-    201|202) exit $((code - 200));;  # bad data or a bad flag: they would be bad again
+    0) rm -f "$restarts_file"; exit 0;;
+    201|202) end $((code - 200)) "a process ended with code $((code - 200)), which says that it would fail again";;
+    203|204) code=$((code - 77));;
 esac
-if [ "$stopped" = cancelled ]; then exit "$code"; fi
-if [ "$stopped" = limit ]; then
-    restarts=0  # it came that far
-else
-    restarts=$(($(cat "@NAME@-$SLURM_JOB_ID.restarts" 2>/dev/null || echo 0) + 1))
+case $code in
+    126|127) end "$code" "a command could not be run (code $code): see --setup, and python in PATH on each node";;
+esac
+if [ "$stopped" = cancelled ]; then end "$code" "the job was cancelled (code $code)"; fi
+if [ ! -e "$restarts_file" ] && ! grep -q '"made": [1-9]' "$BEATS" 2> /dev/null; then
+    end "$code" "the job ended with code $code${stopped:+ at the time limit} before its first step, and is not requeued"
 fi
+read -r restarts saved 2> /dev/null < "$restarts_file" || restarts=0 saved=-1
+if [ "$newest" -gt "${saved:-0}" ]; then restarts=0; fi  # there is progress since then
+if [ "$stopped" != limit ] || [ "$newest" -le "${saved:-0}" ]; then restarts=$((restarts + 1)); fi
 if [ "$restarts" -gt @RESTARTS@ ]; then
-    echo "a process ended with code $code; no restart is left of @RESTARTS@ (--max_restarts)" >&2
-    exit "$code"
+    end "$code" "the job ended with code $code after @RESTARTS@ restarts (--max_restarts) without a new checkpoint"
 fi
-echo "$restarts" > "@NAME@-$SLURM_JOB_ID.restarts"
+echo "$restarts $newest" > "$restarts_file"
+echo "the job ended with code $code, and is requeued (restart $restarts of @RESTARTS@); $left" >&2
 scontrol requeue "$SLURM_JOB_ID"
 exit 75
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 
 from pipeline.errors import UsageError
@@ -12,6 +13,21 @@ from trainer.launching.targets import sbatch_script
 
 _OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm")
 _MOST_WARNING = 65535  # seconds that sbatch accepts in --signal
+_MOST_PORT = 65535
+# What options of sbatch the script sets itself, by their long and short names, and the flag that sets them.
+_SET_HERE = {
+    **dict.fromkeys(("--job-name", "-J"), "--name"),
+    **dict.fromkeys(("--nodes", "-N", "--ntasks", "-n"), "--num_workers, --num_ps and --tasks_per_node"),
+    "--ntasks-per-node": "--tasks_per_node",
+    **dict.fromkeys(("--cpus-per-task", "-c"), "--cpus"),
+    "--mem": "--memory",
+    "--gpus-per-task": "--gpus_per_worker",
+    **dict.fromkeys(("--time", "-t"), "--time_limit"),
+    **dict.fromkeys(("--partition", "-p"), "--partition"),
+    **dict.fromkeys(("--account", "-A"), "--account"),
+    "--signal": "--stop_timeout",
+    **dict.fromkeys(("--requeue", "--no-requeue"), "--max_restarts"),
+}
 
 
 def render(job: Job) -> str:
@@ -27,7 +43,9 @@ def render(job: Job) -> str:
     port = job.elsewhere.processes.port
     return sbatch_script.fill(
         OPTIONS="\n".join(f"#SBATCH {option}" for option in _options(job, flags, len(roles), per_node)),
-        SETUP=flags.setup or "",
+        VARIABLES="",
+        SETUP=_setup(flags.setup) if flags.setup else "",
+        MODEL_DIR=shlex.quote(job.model_dir.rstrip("/") or "/"),
         COMMAND=shlex.join(job.command),
         ROLES=" ".join(roles),
         TASKS=str(len(roles)),
@@ -60,6 +78,12 @@ def _options(job: Job, flags: SlurmFlags, tasks: int, per_node: int) -> list[str
     return [*options, "--requeue", *flags.options]
 
 
+def _setup(line: str) -> str:
+    """Returns the lines that prepare the job, and end it if they fail; not in braces, so that `set -e` works."""
+    failed = 'echo "--setup failed with code $code; the job is not requeued" >&2; exit "$code"'
+    return f'{line}\ncode=$?\nif [ "$code" -ne 0 ]; then {failed}; fi'
+
+
 def _srun_options(job: Job, tasks: int, per_node: int) -> str:
     cpus = job.elsewhere.processes.cpus
     return " ".join(
@@ -73,6 +97,17 @@ def _srun_options(job: Job, tasks: int, per_node: int) -> str:
 
 def _check(job: Job, flags: SlurmFlags) -> None:
     tasks, per_node = sum(job.roles.values()), flags.tasks_per_node or 1
+    for option in flags.options:
+        name = re.split(r"[=\s]", option, maxsplit=1)[0]
+        name = name if name.startswith("--") else name[:2]  # -N4 is -N 4
+        if name in _SET_HERE:
+            raise UsageError(f"--sbatch: {option!r}: the launcher sets {name} itself; give {_SET_HERE[name]}")
+    port = job.elsewhere.processes.port
+    if port and port + per_node - 1 > _MOST_PORT:
+        raise UsageError(
+            f"--port={port} with --tasks_per_node={per_node}: the processes of a node listen on ports from it on; must "
+            f"be {_MOST_PORT - per_node + 1} or less"
+        )
     if tasks % per_node:
         kinds = ", ".join(f"{count} {role}" for role, count in job.roles.items())
         raise UsageError(f"--tasks_per_node={per_node}: must divide the {tasks} processes of the job ({kinds})")

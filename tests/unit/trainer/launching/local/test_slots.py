@@ -41,6 +41,15 @@ def test_one_that_has_made_steps_again_has_all_its_restarts():
     assert not slots.failed(1, at_start=True)
 
 
+def test_failures_after_steps_are_forgiven_but_none_at_the_start():
+    slots = Slots([1, 2], max_restarts=1, delay=10.0)
+    assert not slots.failed(0, at_start=False)
+    assert not slots.failed(1, at_start=True)
+    slots.forgive()
+    assert not slots.failed(0, at_start=False)
+    assert slots.failed(1, at_start=True)
+
+
 def test_sizes_that_do_not_work_are_left_out():
     slots = Slots([1, 2, 4], max_restarts=0, delay=10.0)
     assert slots.chosen(0.0) == [0, 1, 2, 3]

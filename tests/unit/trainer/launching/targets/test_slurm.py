@@ -11,16 +11,24 @@ from pipeline.errors import UsageError
 from trainer.cluster import tf_config
 from trainer.launching.targets import slurm as target
 
+TRAINER = ("--data_dir=data/mnist", "--model_dir=run/", "--global_batch_size=24")
 SHELLCHECK = pathlib.Path(sys.executable).with_name("shellcheck")
-# A process that notes its TF_CONFIG and ends with the code of its rank; or waits for SIGTERM and ends with
-# 75; or ends once rank 2 waits.
+# A process that notes its TF_CONFIG, says that it has made $MADE steps, saves $CHECKPOINT, and ends with the code of
+# its rank; or waits for SIGTERM, saves (or not: wait2) and ends with 75; or ends once rank 2 waits.
 PYTHON = """#!/bin/bash
 echo "${TF_CONFIG-not set}" > "$STUB/config-$SLURM_PROCID"
 echo started >> "$STUB/starts-$SLURM_PROCID"
+[ -z "$STEPFEED_HEARTBEAT" ] || echo "{\\"pid\\": 1, \\"made\\": ${MADE-12}, \\"achieved\\": 5}" > "$STEPFEED_HEARTBEAT"
+[ -z "${CHECKPOINT-}" ] || { mkdir -p run; touch "run/ckpt-$CHECKPOINT.index" "run/ckpt-x.index"; }
 read -ra codes <<< "$CODES"
 [ "$SLURM_PROCID" != 0 ] || sleep "${CHIEF_SECONDS-0.5}"  # the chief ends last
+if [ "${codes[SLURM_PROCID]}" = wait2 ]; then  # without saving
+    trap 'exit 75' TERM
+    touch "$STUB/waits-$SLURM_PROCID"
+    while :; do sleep 0.05; done
+fi
 if [ "${codes[SLURM_PROCID]}" = wait ]; then
-    trap 'echo saved >> "$STUB/saved-$SLURM_PROCID"; exit 75' TERM
+    trap 'echo saved >> "$STUB/saved-$SLURM_PROCID"; touch run/ckpt-7.index; exit 75' TERM
     touch "$STUB/waits-$SLURM_PROCID"
     while :; do sleep 0.05; done
 fi
@@ -38,6 +46,7 @@ def script_of(job_of, slurm):
     slurm.command("python", PYTHON)
 
     def script_of(*flags, workers=2, **options):
+        options = {"trainer": TRAINER, **options}
         return target.render(job_of("--target=slurm", f"--num_workers={workers}", *flags, **options))
 
     return script_of
@@ -122,11 +131,58 @@ def test_one_process_has_no_cluster(script_of, slurm):
         ("137 75", 75, 1),
         ("2 137", 2, 0),
         ("3 0", 75, 1),
+        ("127 0", 127, 0),
+        ("0 126", 126, 0),
+        ("2 127", 127, 0),
     ],
 )
 def test_exit_codes(script_of, slurm, codes, code, requeued):
     assert slurm.run(script_of(), CODES=codes)[0] == code
     assert slurm.requeued() == requeued
+
+
+@pytest.mark.parametrize("codes", ["75 75", "137 75", "3 0"])
+def test_a_failure_before_the_first_step_is_not_requeued(script_of, slurm, codes):
+    code, output = slurm.run(script_of(), CODES=codes, MADE="0")
+    assert code == max(map(int, codes.split()))
+    assert slurm.requeued() == 0
+    said = f"the job ended with code {code} before its first step, and is not requeued; no checkpoint is saved"
+    assert output.splitlines()[-1] == said
+
+
+def test_but_a_later_attempt_may_fail_at_its_start(script_of, slurm):
+    script = script_of()
+    assert slurm.run(script, CODES="75 75", CHECKPOINT="5")[0] == 75
+    code, output = slurm.run(script, CODES="137 75", MADE="0")
+    assert (code, slurm.requeued()) == (75, 2)
+    assert (
+        output.splitlines()[-1] == "the job ended with code 137, and is requeued (restart 2 of 10); run/ckpt-5 is saved"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"), [("--setup=false", 1), ("--setup=. none/bin/activate", 1), ("--setup=set -e; false; true", 1)]
+)
+def test_a_setup_that_fails_is_final(script_of, slurm, flag, said):
+    code, output = slurm.run(script_of(flag), CODES="0 0")
+    assert (code, slurm.requeued(), slurm.tasks()) == (said, 0, [])
+    if "set -e" not in flag:
+        assert output.splitlines()[-1] == "--setup failed with code 1; the job is not requeued"
+
+
+def test_no_python_is_final_and_ends_the_tasks_that_wait(script_of, slurm):
+    """On one of two nodes: the other task would wait for it until --join_timeout."""
+    slurm.command("python", PYTHON.replace("#!/bin/bash", '#!/bin/bash\n[ "$SLURM_PROCID" = 0 ] || exit 127'))
+    code, output = slurm.run(script_of(), CODES="wait 0")
+    assert (code, slurm.requeued()) == (127, 0)
+    assert "a command could not be run (code 127): see --setup, and python in PATH on each node" in output
+
+
+def test_no_srun_is_final(script_of, slurm):
+    (slurm.folder / "bin" / "srun").unlink()
+    code, output = slurm.run(script_of())
+    assert (code, slurm.requeued()) == (127, 0)
+    assert "a command could not be run (code 127)" in output
 
 
 def test_restarts_end(script_of, slurm):
@@ -138,7 +194,31 @@ def test_restarts_end(script_of, slurm):
         codes.append(slurm.run(script, CODES="75 75"))
     assert [code for code, _ in codes] == [75, 75, 75]
     assert slurm.requeued() == 2
-    assert "no restart is left of 2 (--max_restarts)" in codes[2][1]
+    assert "after 2 restarts (--max_restarts) without a new checkpoint" in codes[2][1]
+
+
+def test_a_new_checkpoint_forgives_restarts(script_of, slurm):
+    script = script_of("--max_restarts=1")
+    for attempt, (checkpoint, requeued) in enumerate([("", 1), ("100", 2), ("250", 3), ("90", 3)]):
+        for path in slurm.folder.glob("starts-*"):
+            path.unlink()
+        code, output = slurm.run(script, CODES="75 137", CHECKPOINT=checkpoint)
+        assert slurm.requeued() == requeued, (attempt, output)
+    assert code == 137
+    assert output.splitlines()[-1].endswith("without a new checkpoint; run/ckpt-250 is saved")
+
+
+def test_a_time_limit_that_comes_before_any_checkpoint_is_not_met_for_ever(script_of, slurm):
+    script = script_of("--max_restarts=1")
+    for code, requeued in ((75, 1), (75, 1)):
+        for path in slurm.folder.glob("waits-*"):
+            path.unlink()
+        process = slurm.start(script, CODES="wait2 wait2")
+        slurm.wait_for("waits-0", "waits-1")
+        slurm.warn(process)
+        output, _ = process.communicate(timeout=60)
+        assert (process.returncode, slurm.requeued()) == (code, requeued), output
+    assert "after 1 restarts (--max_restarts) without" in output
 
 
 def test_before_the_time_limit_the_tasks_save_and_the_job_is_requeued(script_of, slurm):
@@ -196,6 +276,16 @@ def test_an_asynchronous_job_that_lost_a_parameter_server_restarts_as_a_whole(sc
         (["--time_limit=1:00"], "--time_limit=1:00: must be more than the 120 s"),
         (["--time_limit=2h"], "--time_limit=2h: must be minutes"),
         (["--sbatch=qos=high"], "'qos=high' is not an option of sbatch"),
+        (["--sbatch=--nodes=3"], "'--nodes=3': the launcher sets --nodes itself; give --num_workers, --num_ps and"),
+        (["--sbatch=--qos=high;-N4"], "'-N4': the launcher sets -N itself"),
+        (["--sbatch=--no-requeue"], "the launcher sets --no-requeue itself; give --max_restarts"),
+        (["--partition=gpu --nodes=9"], "--partition=gpu --nodes=9: must be a name that sbatch takes"),
+        (["--account=a'b"], "--account=a'b: must be a name"),
+        (
+            ["--port=65535", "--tasks_per_node=2"],
+            "--port=65535 with --tasks_per_node=2: the processes of a node listen",
+        ),
+        (["--port=0"], "--port=0: must be 1 or more"),
         (["--stop_timeout=1e5"], "--stop_timeout=100000: must be 65535 or less"),
         (["--image=x"], "--image=x with --target=slurm: is for --target=kubernetes"),
         (["--elastic=1:4"], "--elastic=1:4 with --target=slurm: is for --target=local"),
