@@ -3,7 +3,8 @@
 $FAKE is a JSON object: for the name of a process, such as `worker 1`, a list of what its starts do, one by one:
 `{"do": "exit", "at": 3, "code": 75, "say": "..."}`; or `kill`, `stop`, `hang` at a step; `"save": 2` leaves the
 checkpoint of step 2. At step 0 is at start-up. The starts that follow make all steps. On SIGTERM
-it saves, for $FAKE_SAVE_SECONDS, without a beat meanwhile. While model_dir has a file `broken-gpu-N`, processes with GPU N die at start-up.
+it saves, for $FAKE_SAVE_SECONDS, without a beat meanwhile.
+While model_dir has a file `broken-gpu-N`, processes with GPU N die at start-up.
 Workers do not wait for each other.
 """
 
