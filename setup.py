@@ -17,6 +17,8 @@ CONVERT = [
 ]
 REMOTE = ["pyarrow>=18"]  # data sets at s3:// and hdfs://
 EXPORT = ["tf2onnx>=1.17", "onnx>=1.20", "onnxruntime>=1.20"]  # trainer.export --format=onnx
+# Further formats of images in a source: HEIC by pillow-heif, AVIF by Pillow from 11.3 on.
+IMAGES = ["pillow>=11.3", "pillow-heif>=1"]
 DEMO = ["scikit-learn>=1.5", "matplotlib>=3.9"]
 TEST = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "filelock>=3.16", "syrupy>=4.7"]
 OTHER_READERS = ["tfrecord>=1.14.6", "google-crc32c>=1.6"]  # that the tests open shards with; CRCs for Beam's own
@@ -76,10 +78,11 @@ setup(
         "convert": CONVERT,
         "remote": REMOTE,
         "export": EXPORT,
+        "images": IMAGES,
         "demo": DEMO,
         "dev": DEV,
         "bench": BENCH,
-        "all": [*TRAIN, *CONVERT, *EXPORT, *DEMO, *DEV],
+        "all": [*TRAIN, *CONVERT, *EXPORT, *IMAGES, *DEMO, *DEV],
     },
     entry_points={
         "console_scripts": [

@@ -1,11 +1,17 @@
-"""Image files to pixels and back, with Pillow. Files may come from anywhere, so decoding is bounded."""
+"""Image files to pixels and back, with Pillow. Files may come from anywhere, so decoding is bounded.
+
+Pixels are uint8. Of 16 bits per channel the upper eight are taken, as TensorFlow's `decode_png` does.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import io
 import struct
 import warnings
 import zlib
+from typing import Any
 
 import numpy as np
 import PIL.ExifTags
@@ -13,10 +19,20 @@ import PIL.Image
 from numpy.typing import NDArray
 
 MAX_PIXELS = 1 << 26  # 64 Mi, three times those of a large camera, 192 MiB decoded; more is a decompression bomb
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
+# In Pillow's words. AVIF needs Pillow 11.3, HEIF (the HEIC files of phones) the package pillow-heif.
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "JPEG2000", "AVIF", "HEIF", "PPM")
+_HEIC = (b"ftypheic", b"ftypheix", b"ftypheim", b"ftypheis", b"ftyphevc", b"ftypmif1")  # from byte 4 on
 # What every reader of TFRecords decodes; cameras write MPO, a JPEG file with more images after the first.
 KEPT_FORMATS = {"PNG": "png", "JPEG": "jpeg", "MPO": "jpeg"}
-_EIGHT_BITS = {"1": 1, "L": 1, "LA": 1, "P": 3, "PA": 3, "RGB": 3, "RGBA": 3, "RGBX": 3, "CMYK": 3, "YCbCr": 3}
+_SIXTEEN_BITS = (
+    "I;16",
+    "I;16B",
+    "I;16L",
+    "I;16N",
+)  # modes of grey images; of colours, Pillow itself drops the lower bits
+_CHANNELS = {"1": 1, "L": 1, "LA": 1, "P": 3, "PA": 3, "RGB": 3, "RGBA": 3, "RGBX": 3, "CMYK": 3, "YCbCr": 3}
+_CHANNELS |= dict.fromkeys(_SIXTEEN_BITS, 1)
+_SUBFILE, _BITS, _PHOTOMETRIC, _DNG = 254, 258, 262, 50706  # tags of TIFF
 _TURNS = {  # by EXIF's orientation, as Pillow's ImageOps.exif_transpose has them
     2: PIL.Image.Transpose.FLIP_LEFT_RIGHT,
     3: PIL.Image.Transpose.ROTATE_180,
@@ -31,7 +47,6 @@ _MODE_OF_CHANNELS = {1: "L", 3: "RGB"}
 _JPEG_QUALITY = 95
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_CHUNK, _PNG_CRC = struct.Struct(">I4s"), struct.Struct(">I")  # before and after a chunk's data
-_PNG_BITS = 24  # offset of the bit depth in a PNG file: after the signature, and IHDR's length, name, width and height
 
 
 class BadImageError(ValueError):
@@ -42,22 +57,41 @@ def open_file(data: bytes) -> PIL.Image.Image:
     """Returns an image of which only the header has been read.
 
     Raises:
-      BadImageError: it is none of `FORMATS`, or has more than 8 bits per channel or more than 64 Mi pixels.
+      BadImageError: it is none of `FORMATS`, a camera's raw file or a damaged PNG file, or has more than 16 bits per
+        channel or more than 64 Mi pixels.
     """
     try:
         with warnings.catch_warnings(action="ignore"):
-            image = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
+            image = PIL.Image.open(io.BytesIO(data), formats=_readable())
     except Exception as error:  # Pillow's readers raise a dozen types, even SyntaxError
         raise BadImageError(_reason(data, error)) from None
     if image.width * image.height > MAX_PIXELS:
         raise BadImageError(f"the image has {image.width}x{image.height} pixels, more than {MAX_PIXELS}")
-    if image.format == "PNG" and data[_PNG_BITS : _PNG_BITS + 1] > b"\x08":  # Pillow would drop the lower ones
-        raise BadImageError(f"the image has {data[_PNG_BITS]} bits per channel, not 8")
-    if image.mode not in _EIGHT_BITS:
-        raise BadImageError(f"the image has mode {image.mode}, not 8 bits per channel")
+    if image.mode not in _CHANNELS:
+        raise BadImageError(f"the image has mode {image.mode}, not 8 or 16 bits per channel")
     if image.format == "PNG":
         _check_png(data)
+    if image.format == "TIFF" and (data[8:10] == b"CR" or _DNG in _tags(image) or _tags(image).get(_SUBFILE, 0) & 1):
+        raise BadImageError(
+            "it is a camera's raw file, of which only a preview could be read; develop it to PNG or JPEG"
+        )
     return image
+
+
+@functools.cache
+def _readable() -> tuple[str, ...]:
+    """Returns those of `FORMATS` that this installation reads."""
+    with contextlib.suppress(ImportError):
+        import pillow_heif  # noqa: PLC0415 (optional)
+
+        pillow_heif.register_heif_opener()
+    PIL.Image.init()
+    return tuple(name for name in FORMATS if name in PIL.Image.OPEN)
+
+
+def _tags(image: PIL.Image.Image) -> Any:
+    """Returns the {tag: value} of a TIFF file's first image."""
+    return image.tag_v2  # type: ignore[attr-defined]
 
 
 def _check_png(data: bytes) -> None:
@@ -79,7 +113,7 @@ def _check_png(data: bytes) -> None:
 
 def channels_of(image: PIL.Image.Image) -> int:
     """Returns 1 for a grey image, 3 for others; transparency does not count."""
-    return _EIGHT_BITS[image.mode]
+    return _CHANNELS[image.mode]
 
 
 def orientation(image: PIL.Image.Image) -> int:
@@ -97,6 +131,8 @@ def orientation(image: PIL.Image.Image) -> int:
 
 def upright_size(image: PIL.Image.Image) -> tuple[int, int]:
     """Returns the (height, width) of an opened image after it was turned upright."""
+    if image.format == "TIFF":  # Pillow turns it when it decodes it, and says its size as it will be then
+        return image.height, image.width
     return (image.width, image.height) if orientation(image) in _ON_ITS_SIDE else (image.height, image.width)
 
 
@@ -114,12 +150,23 @@ def pixels(image: PIL.Image.Image, channels: int = 0, upright: bool = False) -> 
     channels = channels or channels_of(image)
     try:
         with warnings.catch_warnings(action="ignore"):
-            decoded = image.convert(_MODE_OF_CHANNELS[channels])
+            decoded = _eight_bits(image).convert(_MODE_OF_CHANNELS[channels])
             turn = _TURNS.get(orientation(image)) if upright else None
             decoded = decoded if turn is None else decoded.transpose(turn)
     except Exception as error:
         raise BadImageError(f"the image cannot be decoded: {error or type(error).__name__}") from None
     return np.asarray(decoded, np.uint8).reshape(decoded.height, decoded.width, channels)
+
+
+def _eight_bits(image: PIL.Image.Image) -> PIL.Image.Image:
+    """Returns an image with the upper eight of its bits, if it has more."""
+    if image.mode not in _SIXTEEN_BITS:
+        return image
+    bits, is_negative = 16, False
+    if image.format == "TIFF":
+        bits, is_negative = _tags(image).get(_BITS, (16,))[0], _tags(image).get(_PHOTOMETRIC) == 0  # white is zero
+    values = (np.asarray(image) >> (bits - 8)).astype(np.uint8)
+    return PIL.Image.fromarray(255 - values if is_negative else values)
 
 
 def with_channels(array: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]:
@@ -150,8 +197,10 @@ def _image(array: NDArray[np.uint8]) -> PIL.Image.Image:
 
 def _reason(data: bytes, error: Exception) -> str:
     if isinstance(error, PIL.UnidentifiedImageError):
+        if data[4:].startswith(_HEIC) and "HEIF" not in _readable():
+            return "it is a HEIC file, which needs pillow-heif: pip install 'stepfeed[images]'"
         begin = f"begins with 0x{data[:4].hex()}" if data else "is empty"
-        return f"no image of {', '.join(FORMATS)}: it {begin}"
+        return f"no image of a known format: it {begin}"
     if isinstance(error, PIL.Image.DecompressionBombError):
         return f"more than {MAX_PIXELS} pixels"
     return f"the image's header is corrupt: {error or type(error).__name__}"

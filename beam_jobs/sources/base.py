@@ -6,7 +6,9 @@ import abc
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,19 @@ from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 
 OWN_FEATURES = ("image", "label", "key")  # of every example
+# {(offset, first bytes there): format} of encoded images; of BMP's two letters, with the zeros that follow the size.
+_IMAGE_STARTS = {
+    (0, b"\x89PNG\r\n\x1a\n"): "PNG",
+    (0, b"\xff\xd8\xff"): "JPEG",
+    (0, b"GIF8"): "GIF",
+    (8, b"WEBP"): "WebP",
+    **dict.fromkeys(((0, b"II*\0"), (0, b"MM\0*"), (0, b"II+\0"), (0, b"MM\0+")), "TIFF"),
+    **dict.fromkeys(((4, b"jP  \r\n"), (0, b"\xff\x4f\xff\x51")), "JPEG 2000"),
+    **dict.fromkeys(((4, b"ftypavif"), (4, b"ftypavis")), "AVIF"),
+    **dict.fromkeys(((4, b"ftyphei"), (4, b"ftyphev"), (4, b"ftypmif1")), "HEIC"),
+}
+_NUMBER = re.compile(r"[0-9]{1,18}")
+IMAGE_START = 16  # bytes by which `image_format` tells the format
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,6 +214,39 @@ class Files:
         for number, chosen, own in by_part(self.counts, rows):
             keys[chosen] = row_keys(self.names[number], own, digits[number])
         return keys
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Returns class names in the order of their labels: by value if all are whole numbers, else by code points.
+
+    Folders "0" to "11" then have the labels 0 to 11. Names are otherwise sorted as torchvision and Keras sort folders.
+    """
+    listed = sorted(names)
+    return sorted(listed, key=int) if all(map(_NUMBER.fullmatch, listed)) else listed
+
+
+def alike(names: Iterable[str], ignore_case: bool = False) -> tuple[str, str] | None:
+    """Returns two class names that people would take for one, or None: see `_seen`."""
+    seen: dict[str, str] = {}
+    for name in sorted(names):
+        if (other := seen.setdefault(_seen(name, ignore_case), name)) != name:
+            return other, name
+    return None
+
+
+def _seen(name: str, ignore_case: bool) -> str:
+    """Returns a name without what is hardly seen: Unicode's form of letters, invisible characters, spaces, zeros."""
+    shown = "".join(each for each in unicodedata.normalize("NFC", name) if unicodedata.category(each) != "Cf")
+    shown = " ".join(shown.split())
+    shown = str(int(shown)) if _NUMBER.fullmatch(shown) else shown
+    return unicodedata.normalize("NFC", shown.casefold()) if ignore_case else shown
+
+
+def image_format(start: bytes) -> str:
+    """Returns the format of an encoded image by the first bytes of its file, at least `IMAGE_START`; "" for others."""
+    if start.startswith(b"BM") and start[6:10] == bytes(4):
+        return "BMP"
+    return next((name for (at, magic), name in _IMAGE_STARTS.items() if start[at:].startswith(magic)), "")
 
 
 def by_part(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterable
 
+from beam_jobs.sources import base
 from pipeline.errors import DataError
 
 
@@ -42,11 +44,19 @@ class SeenLabels:
             raise DataError(f"{file}: {self._what} {problem}; {self._advice}")
 
     def class_names(self, source: object) -> tuple[str, ...]:
-        """Returns the texts, sorted, or "0" to the highest number.
+        """Returns the texts, in `base.in_order`, or "0" to the highest number. Says which texts differ only in case.
 
         Raises:
-          DataError: no label was added.
+          DataError: no label was added, or two texts look alike.
         """
         if not self._texts and self._highest < 0:
             raise DataError(f"{source}: {self._what} has no label that is a text or 0 or more; {self._advice}")
-        return tuple(sorted(self._texts)) or tuple(map(str, range(self._highest + 1)))
+        if pair := base.alike(self._texts):
+            labels = " and ".join(map(ascii, pair))
+            raise DataError(
+                f"{source}: {self._what}: the labels {labels} look alike (spaces, Unicode's form of a letter, zeros "
+                "before a number) but would be two classes; make them equal in the files"
+            )
+        if pair := base.alike(self._texts, ignore_case=True):
+            print(f"{source}: the classes {pair[0]!r} and {pair[1]!r} differ only in case", file=sys.stderr, flush=True)
+        return tuple(base.in_order(self._texts)) or tuple(map(str, range(self._highest + 1)))

@@ -11,7 +11,7 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.sources import digest, streams
+from beam_jobs.sources import base, digest, streams
 from beam_jobs.sources.base import Block, Source, SourceOptions
 from beam_jobs.sources.digest import Advance
 from beam_jobs.sources.folders import listing as folder_listing
@@ -58,15 +58,18 @@ class ImageFolderSource(Source):
         """Returns images, with their paths relative to the folder as keys; see `base.Source.read`."""
         images = self._images(split)
         found, bad = [], {}
+        keys = [images.path(row) for row in rows.tolist()]
         for position, row in enumerate(rows.tolist()):
-            size = int(images.sizes[row])
+            size, extension = int(images.sizes[row]), folder_listing.extension_of(keys[position])
             if size > MAX_FILE:
                 bad[position] = f"has {count_of(size, 'byte')}, above {MAX_FILE:,}, the most that an image file can be"
-                found.append(b"")
+            elif extension in folder_listing.UNREADABLE:
+                bad[position] = f"{extension.decode()} files cannot be read; convert it to PNG or JPEG, or move it away"
             else:
-                path = os.path.join(os.fsencode(self.folder), images.path(row))
+                path = os.path.join(os.fsencode(self.folder), keys[position])
                 found.append(_content(path, size, int(images.times[row])))
-        keys = [images.path(row) for row in rows.tolist()]
+                continue
+            found.append(b"")
         return Block(found, images.labels[rows].astype(np.int64), keys, {}, bad)
 
     def _images(self, split: str) -> Images:
@@ -96,6 +99,8 @@ def open_source(options: SourceOptions) -> ImageFolderSource:
     listing = folder_listing.scan(os.fsencode(folder), options.follow_links)
     if listing.ignored:
         print(f"{folder}: {folder_listing.skipped(listing.ignored)}", file=sys.stderr, flush=True)
+    if pair := base.alike(listing.class_names, ignore_case=True):
+        print(f"{folder}: the classes {pair[0]!r} and {pair[1]!r} differ only in case", file=sys.stderr, flush=True)
     with _lock:
         _keep(folder, listing)
     return ImageFolderSource(

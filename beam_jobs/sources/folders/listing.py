@@ -16,13 +16,35 @@ from collections.abc import Iterator, Sequence, Set
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from beam_jobs.sources import streams
+from beam_jobs.sources import base, streams
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 
-EXTENSIONS = frozenset((b".png", b".jpg", b".jpeg", b".bmp", b".gif", b".webp"))
+
+def _extensions(text: str) -> frozenset[bytes]:
+    return frozenset(b"." + name.encode() for name in text.split())
+
+
+# Read where Pillow can; what the file is, its content says. No image of a class folder is left out: one that cannot be
+# read is an invalid row, which --max_rejects counts and rejects.jsonl lists.
+EXTENSIONS = _extensions(
+    """png apng jpg jpeg jpe jfif mpo bmp dib gif webp tif tiff jp2 j2k j2c jpc jpf jpx avif heic heif hif
+    ppm pgm pbm pnm"""
+)
+# Images that are not read: drawings, cameras' raw files (Pillow would return their preview), documents of editors.
+UNREADABLE = _extensions(
+    """svg svgz eps ai psd xcf kra tga ico cur icns pcx dds exr hdr jxl jxr wdp jng qoi dcm dicom nii fits fit
+    dng nef nrw cr2 cr3 crw arw srf sr2 raf orf rw2 pef srw x3f raw 3fr iiq"""
+)
+# What lies beside images and is none. Files of other extensions are images if they begin like one.
+_OTHERS = _extensions(
+    """txt json jsonl ndjson csv tsv xml yaml yml toml md rst html htm pdf log ini cfg db lnk url doc docx xls xlsx py
+    ipynb sh npy npz pkl pt pth h5 hdf5 mat parquet tfrecord zip tar gz tgz bz2 xz 7z rar mp4 avi mov mkv webm mp3 wav
+    md5 sha256"""
+)
 _SPLITS = {
     b"train": "train",
     **dict.fromkeys((b"validation", b"val", b"valid", b"dev"), "validation"),
@@ -61,10 +83,10 @@ class Listing:
     """All images of a folder.
 
     Attributes:
-      class_names: of all splits, sorted.
+      class_names: of all splits, in `base.in_order`.
       splits: {name: its images}.
       folders: {split: its folder, relative to the listed one}; b"" if splits have no folders.
-      ignored: {extension: number of files of unsupported formats}.
+      ignored: {extension: number of files that are no images}.
     """
 
     class_names: tuple[str, ...]
@@ -91,9 +113,9 @@ def scan(root: bytes, follow_links: bool = False) -> Listing:
       follow_links: whether to follow links that lead out of it, and links to folders.
 
     Raises:
-      DataError: it has neither; a class has no image; an image is in no class or is not a regular file; a link is not
-        to be followed, or leads to a folder that it lies in; the name of a class is not valid UTF-8; a folder cannot be
-        read.
+      DataError: it has neither, or both; a class has no image; an image is in no class or is not a regular file; a link
+        is not to be followed, or leads to a folder that it lies in; the name of a class is not valid UTF-8, or looks
+        like another one's; a folder cannot be read.
     """
     return _Scan(root, follow_links).listing()
 
@@ -107,7 +129,7 @@ class _Scan:
     """One pass over a folder.
 
     Attributes:
-      ignored: {extension: number of files of unsupported formats}.
+      ignored: {extension: number of files that are no images}.
     """
 
     def __init__(self, root: bytes, follow_links: bool) -> None:
@@ -119,12 +141,15 @@ class _Scan:
     def listing(self) -> Listing:
         folders = self._split_folders()
         classes = {split: self._class_folders(folder) for split, folder in folders.items()}
-        names = sorted(set().union(*classes.values()))
+        names = [name.encode() for name in base.in_order(name.decode() for name in set().union(*classes.values()))]
         if not names:
             self._check_links()
             raise DataError(f"{text(self._root)}: has no class folders; images are expected as class/file.png")
+        self._check_names_differ(classes)
         splits = {split: self._images(folder, names, classes[split]) for split, folder in folders.items()}
         self._check_links()
+        if folders == {"train": b""}:
+            self._check_levels(names, splits["train"])
         self._check_not_empty(names, splits)
         class_names = tuple(name.decode() for name in names)
         return Listing(class_names, splits, folders, self.ignored)
@@ -198,20 +223,67 @@ class _Scan:
     def _is_image(self, entry: os.DirEntry[bytes]) -> bool:
         if entry.path in self._refused:
             return False
-        extension = os.path.splitext(entry.name)[1].lower()
-        if extension not in EXTENSIONS:
-            self.ignored[extension] += 1
-        return extension in EXTENSIONS
+        extension = extension_of(entry.name)
+        if extension in EXTENSIONS or extension in UNREADABLE:
+            return True
+        if extension not in _OTHERS and self._begins_like_an_image(entry):
+            return True
+        self.ignored[extension] += 1
+        return False
+
+    def _begins_like_an_image(self, entry: os.DirEntry[bytes]) -> bool:
+        if not entry.is_file() or (self._leads_out(entry) and not self._follows_links):
+            return False
+        with streams.errors_of(text(entry.path)), open(entry.path, "rb", buffering=0) as file:
+            return bool(base.image_format(file.read(base.IMAGE_START)))
+
+    def _leads_out(self, entry: os.DirEntry[bytes]) -> bool:
+        return entry.is_symlink() and not os.path.realpath(entry.path).startswith(self._real_root)
 
     def _status(self, entry: os.DirEntry[bytes]) -> tuple[int, int]:
-        leads_out = entry.is_symlink() and not os.path.realpath(entry.path).startswith(self._real_root)
-        if leads_out and not self._follows_links:
+        if self._leads_out(entry) and not self._follows_links:
             self._refused[entry.path] = "is a link that leads out of the folder, which is not followed; copy the file"
         with streams.errors_of(text(entry.path)):
             status = entry.stat()
         if not stat.S_ISREG(status.st_mode):
             raise DataError(f"{text(entry.path)}: is not a regular file")
         return status.st_size, status.st_mtime_ns
+
+    def _check_names_differ(self, classes: dict[str, set[bytes]]) -> None:
+        by_split = [[name.decode() for name in names] for names in classes.values()]
+        every = {name for names in by_split for name in names}
+        problem, pair = "look alike (spaces, Unicode's form of a letter, zeros before a number)", base.alike(every)
+        # "A" and "a" may be two letters of one split; "Cat" of one split and "cat" of another are one class.
+        if not pair and (found := base.alike(every, ignore_case=True)):
+            is_of_two = not any(set(found) <= set(names) for names in by_split)
+            problem, pair = "of different splits differ only in case", found if is_of_two else None
+        if pair:
+            names = " and ".join(map(ascii, pair))
+            raise DataError(f"{text(self._root)}: the class folders {names} {problem}; join them, or rename one")
+
+    def _check_levels(self, names: Sequence[bytes], images: Images) -> None:
+        """Checks that folders of splits are not taken for classes, nor classes for parts of one."""
+        for label, name in enumerate(names):
+            if name.lower() in _SPLITS and len(names) > 1:
+                rows = range(*np.searchsorted(images.labels, [label, label + 1]).tolist())
+                if rows and all(images.path(row).count(b"/") > 1 for row in rows):
+                    rows_shown = rows.start, 0 if rows.start else rows.stop
+                    split, other = (repr(text(images.path(row))) for row in rows_shown)
+                    raise DataError(
+                        f"{text(self._root)}: {split} is split/class/file, {other} is class/file; put all images at "
+                        "one level"
+                    )
+        inner: dict[str, bytes] = {}  # an image below a folder of each split inside a class
+        for folder, split in _SPLITS.items():
+            found = pc.match_substring_regex(images.paths, f"^[^/]+/{folder.decode()}/", ignore_case=True)
+            if (row := pc.index(found, True).as_py()) >= 0:
+                inner.setdefault(split, images.path(row))
+        if len(inner) > 1:
+            pair = " and ".join(repr(text(path)) for path in list(inner.values())[:2])
+            raise DataError(
+                f"{text(self._root)}: {pair} are of different splits, inside a class; images are expected as "
+                "split/class/file.png"
+            )
 
     def _check_links(self) -> None:
         for path, problem in self._refused.items():
@@ -223,9 +295,8 @@ class _Scan:
         empty = [f"class {text(name)!r}" for label, name in enumerate(names) if label not in present]
         empty += [f"split {split!r}" for split, images in splits.items() if not len(images)]
         if empty:
-            known = ", ".join(f"*{extension.decode()}" for extension in sorted(EXTENSIONS))
             others = f"; {skipped(self.ignored)}" if self.ignored else ""
-            raise DataError(f"{text(self._root)}: {empty[0]} has no image{others}; images are {known}")
+            raise DataError(f"{text(self._root)}: {empty[0]} has no image{others}; remove it, or put images there")
 
 
 def _entries(folder: bytes) -> list[os.DirEntry[bytes]]:
@@ -233,8 +304,12 @@ def _entries(folder: bytes) -> list[os.DirEntry[bytes]]:
         return sorted((entry for entry in found if not entry.name.startswith(_HIDDEN)), key=lambda entry: entry.name)
 
 
+def extension_of(path: bytes) -> bytes:
+    """Returns the extension of a file's name in lower case, with its dot; empty if there is none."""
+    return os.path.splitext(path)[1].lower()
+
+
 def skipped(ignored: collections.Counter[bytes]) -> str:
     """Returns how many files were skipped, and the most frequent of their extensions, for messages."""
     extensions = ", ".join(text(extension) or "without extension" for extension, _ in ignored.most_common(5))
-    formats = "unsupported format" if len(ignored) == 1 else "unsupported formats"
-    return f"skipped {count_of(ignored.total(), 'file')}: {formats} ({extensions})"
+    return f"skipped {count_of(ignored.total(), 'file')}: no image ({extensions})"

@@ -3,6 +3,7 @@
 import io
 import random
 import struct
+import sys
 import time
 import tracemalloc
 import warnings
@@ -40,6 +41,12 @@ def decoded(data, channels=0):
     return images.pixels(images.open_file(data), channels)
 
 
+LOSSLESS = [
+    *(("PNG", {}), ("BMP", {}), ("WEBP", {"lossless": True}), ("TIFF", {}), ("TIFF", {"compression": "tiff_lzw"})),
+    *(("JPEG2000", {}), ("JPEG2000", {"no_jp2": True}), ("PPM", {})),
+]
+
+
 @pytest.fixture
 def colour(pixels):
     return pixels(1, (13, 9, 3))[0]
@@ -58,7 +65,7 @@ def palette():
     return image, np.arange(100, 136, dtype=np.uint8).reshape(4, 3, 3)
 
 
-@pytest.mark.parametrize(("kind", "options"), [("PNG", {}), ("BMP", {}), ("WEBP", {"lossless": True})])
+@pytest.mark.parametrize(("kind", "options"), LOSSLESS)
 def test_a_lossless_file_gives_its_pixels(kind, options, colour):
     data = file_of(colour, kind, **options)
     assert images.channels_of(images.open_file(data)) == 3
@@ -66,7 +73,7 @@ def test_a_lossless_file_gives_its_pixels(kind, options, colour):
     assert decoded(data, 1).shape == (13, 9, 1)
 
 
-@pytest.mark.parametrize("kind", ["PNG", "BMP"])
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "JPEG2000", "PPM"])
 def test_a_grey_file_has_one_channel(kind, grey):
     data = file_of(grey[..., 0], kind)
     assert images.channels_of(images.open_file(data)) == 1
@@ -125,7 +132,7 @@ def with_orientation(image, kind, value, **options):
     return file_of(image, kind, exif=exif, **options)
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
 @pytest.mark.parametrize("value", range(1, 9))
 def test_an_image_is_turned_upright_as_pillow_does_it(kind, value, colour):
     data = with_orientation(colour, kind, value)
@@ -134,7 +141,8 @@ def test_an_image_is_turned_upright_as_pillow_does_it(kind, value, colour):
     assert images.orientation(opened) == value
     assert images.upright_size(opened) == expected.shape[:2]
     assert (images.pixels(opened, upright=True) == expected).all()
-    assert images.pixels(images.open_file(data)).shape == colour.shape  # as TensorFlow decodes it
+    if kind != "TIFF":  # which Pillow turns itself
+        assert images.pixels(images.open_file(data)).shape == colour.shape  # as TensorFlow decodes it
     assert images.pixels(images.open_file(data), 1, upright=True).shape == (*expected.shape[:2], 1)
 
 
@@ -152,24 +160,78 @@ def test_damaged_exif_data_is_no_orientation(colour):
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "no image of PNG, JPEG, BMP, GIF, WEBP: it is empty"),
-        (b"hello", "no image of PNG, JPEG, BMP, GIF, WEBP: it begins with 0x68656c6c"),
+        (b"", "no image of a known format: it is empty"),
+        (b"hello", "no image of a known format: it begins with 0x68656c6c"),
         (b"\x89PNG\r\n\x1a\n", "begins with 0x89504e47|header is corrupt"),
-        (png(0, 5), "no image of PNG"),
+        (png(0, 5), "no image of a known format"),
         (png(60_000, 60_000), "more than 67108864 pixels"),
         (png(8193, 8192), "the image has 8193x8192 pixels, more than 67108864"),
         (png(1 << 26, 2), "67108864"),
-        (png(2, 1, 16, 0, bytes(5)), "the image has 16 bits per channel, not 8"),
-        (png(2, 1, 16, 2, bytes(13)), "the image has 16 bits per channel, not 8"),
+        (file_of(np.zeros((2, 2), np.float32), "TIFF"), "the image has mode F, not 8 or 16 bits per channel"),
+        (file_of(np.zeros((2, 2), np.int32), "TIFF"), "the image has mode I, not 8 or 16 bits per channel"),
         (
-            file_of(np.zeros((2, 2), np.float32), "TIFF"),
-            "no image of PNG, JPEG, BMP, GIF, WEBP: it begins with 0x49492a00",
+            file_of(np.zeros((2, 2), np.uint8), "TIFF", tiffinfo={254: 1}),
+            "a camera's raw file, of which only a preview",
         ),
+        (file_of(np.zeros((2, 2), np.uint8), "TIFF", tiffinfo={50706: b"\1\4\0\0"}), "a camera's raw file"),
+        (png(2, 1, 8, 0, bytes(3))[:-12], "the PNG file is cut short"),
+        (png(2, 1, 8, 0, bytes(3))[:-1], "the PNG file is cut short"),
+        (png(2, 1, 8, 0, bytes(3))[:-1] + b"x", "the CRC of the PNG file's chunk 'IEND' is wrong"),
     ],
 )
 def test_what_is_no_image_that_can_be_used(data, reason):
     with pytest.raises(BadImageError, match=reason):
         images.open_file(data)
+
+
+def grey_and_colour_of_16_bits():
+    """Returns pixels of 16 bits, grey (3, 4) and colour (3, 4, 3), and their PNG files."""
+    draw = np.random.default_rng(2)
+    grey, colour = draw.integers(0, 1 << 16, (3, 4), np.uint16), draw.integers(0, 1 << 16, (3, 4, 3), np.uint16)
+    files = [
+        png(4, 3, 16, kind, b"".join(b"\0" + row.tobytes() for row in values.astype(">u2")))
+        for kind, values in ((0, grey), (2, colour))
+    ]
+    return grey, colour, *files
+
+
+def test_of_16_bits_the_upper_eight_are_taken_as_tensorflow_does():
+    grey, colour, grey_png, colour_png = grey_and_colour_of_16_bits()
+    assert (decoded(grey_png)[..., 0] == grey >> 8).all()
+    assert (decoded(colour_png) == colour >> 8).all()
+    assert (decoded(grey_png, 3) == (grey >> 8)[..., None]).all()
+    for kind, options in (("TIFF", {}), ("TIFF", {"compression": "tiff_deflate"}), ("JPEG2000", {})):
+        assert (decoded(file_of(grey, kind, **options))[..., 0] == grey >> 8).all()
+    assert (decoded(file_of(grey, "TIFF", tiffinfo={262: 0}))[..., 0] == 255 - (grey >> 8)).all()  # white is zero
+    tensorflow = pytest.importorskip("tensorflow")
+    for data in (grey_png, colour_png):
+        assert (tensorflow.io.decode_png(data).numpy() == decoded(data)).all()
+
+
+def test_avif_is_read_nearly(colour):
+    ramp = np.repeat(np.add.outer(np.arange(40), np.arange(30))[..., None].astype(np.uint8) * 3, 3, axis=2)
+    assert np.abs(decoded(file_of(ramp, "AVIF", quality=100)).astype(int) - ramp).max() <= 3
+
+
+def test_heic_is_read_where_pillow_heif_is_installed():
+    pytest.importorskip("pillow_heif").register_heif_opener()
+    ramp = np.repeat(np.add.outer(np.arange(40), np.arange(30))[..., None].astype(np.uint8) * 3, 3, axis=2)
+    data = file_of(ramp, "HEIF", quality=90)
+    assert np.abs(decoded(data).astype(int) - ramp).max() <= 6
+    assert images.open_file(data).format not in images.KEPT_FORMATS
+
+
+def test_heic_without_pillow_heif_is_refused_with_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    images._readable.cache_clear()
+    monkeypatch.delitem(PIL.Image.OPEN, "HEIF", raising=False)
+    try:
+        with pytest.raises(
+            BadImageError, match=r"a HEIC file, which needs pillow-heif: pip install 'stepfeed\[images\]'"
+        ):
+            images.open_file(b"\0\0\0\x18ftypheic" + bytes(100))
+    finally:
+        images._readable.cache_clear()
 
 
 def test_the_largest_image_that_is_read():
@@ -188,7 +250,7 @@ def test_a_text_that_unpacks_to_200_mib_is_refused_in_little_memory(name):
     tracemalloc.stop()
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF", "WEBP"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "JPEG2000", "AVIF", "PPM"])
 def test_a_file_cut_anywhere_is_bad_or_whole(kind, pixels):
     data = file_of(pixels(1, (33, 31, 3))[0], kind)
     whole, bad = decoded(data), 0
@@ -218,7 +280,7 @@ def mutated(data, draw):
     return bytes(out)
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF", "WEBP"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "JPEG2000", "AVIF", "PPM"])
 def test_mutated_files_are_bad_or_pixels_at_once_and_without_a_warning(kind, pixels):
     draw, reasons = random.Random(kind), []
     originals = [file_of(image, kind) for image in pixels(3, (40, 30, 3))]

@@ -124,19 +124,26 @@ def test_files_that_are_no_images_are_left_out_with_one_line(tmp_path, capsys):
     assert source.splits == {"train": 6}
     error = capsys.readouterr().err
     assert error.startswith(f"{tmp_path}: ")
-    assert error.endswith(": skipped 3 files: unsupported formats (.txt, without extension)\n")
+    assert error.endswith(": skipped 3 files: no image (.txt, without extension)\n")
     assert error.count("\n") == 1
     for name in others:
         (tmp_path / name).unlink()
     opened(fill(tmp_path, {"cat/notes.txt": b""}))
-    assert capsys.readouterr().err.endswith(": skipped 1 file: unsupported format (.txt)\n")
+    assert capsys.readouterr().err.endswith(": skipped 1 file: no image (.txt)\n")
 
 
 REFUSED = [
     ({}, "class/file.png"),
     ({"1.png": b"x", "cat/1.png": b"x"}, r"1\.png: "),
     ({"train/1.png": b"x", "test/cat/1.png": b"x"}, r"train/1\.png: "),
-    ({"cat/1.png": b"x", "dog/1.tiff": b"x"}, r"'dog'.*skipped 1 file: unsupported format \(\.tiff\)"),
+    ({"cat/1.png": b"x", "dog/1.txt": b"x"}, r"'dog' has no image; skipped 1 file: no image \(\.txt\)"),
+    ({"train/a/0.png": b"x", "b/0.png": b"x"}, "'train/a/0.png' is split/class/file, 'b/0.png' is class/file; put all"),
+    ({"test/a/0.png": b"x", "z/0.png": b"x"}, "'test/a/0.png' is split/class/file, 'z/0.png' is class/file; put all"),
+    ({"a/train/0.png": b"x", "b/Test/0.png": b"x"}, "'a/train/0.png' and 'b/Test/0.png' are of different splits"),
+    ({"caf\u00e9/1.png": b"x", "cafe\u0301/1.png": b"x"}, r"'cafe\\u0301' and 'caf\\xe9' look alike"),
+    ({"cat/1.png": b"x", "cat /1.png": b"x"}, "'cat' and 'cat ' look alike"),
+    ({"7/1.png": b"x", "07/1.png": b"x"}, "'07' and '7' look alike"),
+    ({"train/cat/1.png": b"x", "test/Cat/1.png": b"x"}, "'Cat' and 'cat' of different splits differ only in case"),
     ({"big\ncat/1.png": b"x"}, r"class 0, 'big\\ncat', holds a line break"),
     ({"train/cat/1.png": b"x", "val/dog/1.txt": b"x"}, "'dog'"),
     ({"train/cat/1.png": b"x", "val/cat/1.txt": b"x"}, "'validation'"),
@@ -152,6 +159,52 @@ def test_a_folder_of_another_layout_is_refused_in_one_line(tmp_path, content, me
     with pytest.raises(DataError, match=message) as raised:
         opened(tmp_path)
     assert "\n" not in str(raised.value)
+
+
+def test_classes_that_differ_only_in_case_are_named(tmp_path, capsys):
+    source = opened(fill(tmp_path, {"train/A/1.png": b"x", "train/a/1.png": b"x", "test/a/1.png": b"x"}))
+    assert source.class_names == ("A", "a")
+    assert capsys.readouterr().err == f"{tmp_path}: the classes 'A' and 'a' differ only in case\n"
+
+
+def test_classes_that_are_numbers_are_sorted_as_numbers(tmp_path):
+    source = opened(fill(tmp_path, {f"{n}/1.png": b"%d" % n for n in (11, 10, 2, 1, 0)}))
+    assert source.class_names == ("0", "1", "2", "10", "11")
+    block = everything(source)
+    assert [names.split(b"/")[0] for names in block.keys] == [b"0", b"1", b"2", b"10", b"11"]
+    assert block.labels.tolist() == [0, 1, 2, 3, 4]
+    fill(tmp_path, {"other/1.png": b"x"})
+    assert opened(tmp_path).class_names == ("0", "1", "10", "11", "2", "other")  # as torchvision and Keras sort
+
+
+def test_no_image_is_left_out_whatever_its_name_says(tmp_path, capsys):
+    images = ["1.tif", "2.TIFF", "3.jp2", "4.avif", "5.heic", "6.ppm", "7.pgm", "8.jfif", "9.nef", "a.svg", "b.jxl"]
+    content = {f"cat/{name}": b"x" for name in images}
+    begins = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"RIFF\0\0\0\0WEBP", b"II*\0", b"\0\0\0\x0cjP  \r\n")
+    unnamed = {f"cat/n{n}{end}": start for n, start in enumerate(begins) for end in ("", ".jpg~", ".jpg_large")}
+    others = {"cat/Thumbs.db": begins[0], "cat/.DS_Store": b"", "cat/1.json": b"{}", "cat/weights.xyz": b"hello"}
+    source = opened(fill(tmp_path, content | unnamed | others))
+    assert sorted(key.decode() for key in everything(source).keys) == sorted(content | unnamed)
+    assert capsys.readouterr().err.endswith(": skipped 3 files: no image (.json, .db, .xyz)\n")
+
+
+def test_files_of_formats_that_cannot_be_read_are_bad_rows(tmp_path):
+    source = opened(fill(tmp_path, {"cat/1.png": CONTENT["cat/2.png"], "cat/2.NEF": b"II*\0", "cat/3.svg": b"<svg>"}))
+    block = everything(source)
+    assert block.bad == {
+        1: ".nef files cannot be read; convert it to PNG or JPEG, or move it away",
+        2: ".svg files cannot be read; convert it to PNG or JPEG, or move it away",
+    }
+    assert block.images == [CONTENT["cat/2.png"], b"", b""]
+
+
+def test_a_link_that_leads_out_is_not_read_to_tell_whether_it_is_an_image(tmp_path):
+    root = fill(tmp_path / "root")
+    (tmp_path / "secret").write_bytes(CONTENT["cat/2.png"])
+    (root / "cat" / "link").symlink_to(tmp_path / "secret")
+    os.mkfifo(root / "cat" / "pipe")
+    assert opened(root).splits == {"train": 6}
+    assert opened(root, follow_links=True).splits == {"train": 7}
 
 
 def test_sources_that_are_no_folder(tmp_path):

@@ -181,6 +181,18 @@ def test_too_many_classes_are_refused(tmp_path, monkeypatch):
         one(tmp_path, label=pa.array([f"name {n}" for n in range(10)]))
 
 
+def test_labels_that_are_numbers_as_text_are_sorted_as_numbers(tmp_path):
+    assert one(tmp_path, label=pa.array([str(n) for n in range(2, 12)])).class_names == tuple(map(str, range(2, 12)))
+
+
+def test_labels_that_look_alike_are_refused_and_those_that_differ_in_case_are_named(tmp_path, capsys):
+    for other in ("cat ", "c\u200bat"):
+        with pytest.raises(DataError, match=r"a\.parquet: column 'label': the labels .* look alike .* make them equal"):
+            one(tmp_path, label=pa.array(["cat", other] * 5))
+    assert one(tmp_path, label=pa.array(["cat", "Cat"] * 5)).class_names == ("Cat", "cat")
+    assert capsys.readouterr().err.endswith("a.parquet: the classes 'Cat' and 'cat' differ only in case\n")
+
+
 @pytest.mark.parametrize("column", [pa.array([None, -5] * 5), pa.array([None, ""] * 5, pa.string())])
 def test_a_column_without_any_label_is_refused(tmp_path, column):
     with pytest.raises(DataError, match=r"a\.parquet: column 'label'"):
