@@ -22,6 +22,8 @@ _LOCATES = re.compile(
 _ROOT = re.compile(r"^[ \t]*\(\d+\)[ \t]+([A-Z_]{2,}):", re.MULTILINE)  # of a list: `  (0) ABORTED:  text`
 _NAMES = re.compile(r"\{\{[^}]*\}\}\s*| ?__inference_\w+(\[[^\]]*\])?| *\[Op:\w*\]")  # of nodes and compiled functions
 _CONSEQUENCES = ("CANCELLED", "ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")  # of another error, where there is one
+# Flags that replace something or lift a protection: nobody is to get there by following a hint.
+_NEVER_SUGGESTED = frozenset({"overwrite", "allow_order_change", "update"})
 
 
 class PipelineError(Exception):
@@ -55,7 +57,7 @@ class RerunError(PipelineError):
 
 
 def unknown(what: str, value: str, known: Iterable[str]) -> UsageError:
-    """Returns the error for a name that is not one of `known`, with the nearest of them.
+    """Returns the error for a name that is not one of `known`, with the nearest of them, if following that is harmless.
 
     Args:
       what: the flag or argument, as the user wrote it (`--model`).
@@ -64,7 +66,8 @@ def unknown(what: str, value: str, known: Iterable[str]) -> UsageError:
     """
     names = sorted(known)
     near = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    is_harmless = near and near[0].removeprefix("--").removeprefix("no") not in _NEVER_SUGGESTED
+    hint = f"did you mean {near[0]!r}? " if is_harmless else ""
     listed = f"known: {', '.join(names)}" if len(names) <= _MOST_LISTED else "see --help"
     return UsageError(f"{what}: unknown {value!r}; {hint}{listed}")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Sequence
 
 from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
@@ -53,16 +54,61 @@ def check_same(plan: Plan, present: Manifest, data_dir: StoragePath) -> None:
             raise DataError(f"{data_dir / name}: {problem}; --overwrite converts it again")
 
 
+@dataclasses.dataclass(frozen=True)
+class Unlisted:
+    """The names in a data set's folder that its manifest does not list, sorted.
+
+    Attributes:
+      as_shards: files that those who read by a pattern (`train-*`, `*.tfrecord*`) would take for shards, and other
+        files with names that only a conversion gives.
+      temporary: what a killed conversion left.
+      others: everything else.
+    """
+
+    as_shards: tuple[str, ...]
+    temporary: tuple[str, ...]
+    others: tuple[str, ...]
+
+
+def unlisted(data_dir: StoragePath, present: Manifest) -> Unlisted:
+    """Returns what is in a data set's folder besides the data set.
+
+    Beside records of another program, which `pipeline.index` described, nothing is taken for a shard: a manifest may
+    list some of them on purpose.
+
+    Raises:
+      DataError: the folder cannot be listed.
+    """
+    listed = {*shard_files(present), *write.BESIDE_SHARDS}
+    names = sorted(name for name in data_dir.files() if name not in listed)
+    temporary = [name for name in names if write.is_temporary(name)]
+    as_shards = [name for name in names if present.has_images and _looks_like_shard(name, present)]
+    return Unlisted(
+        tuple(as_shards), tuple(temporary), tuple(name for name in names if name not in {*as_shards, *temporary})
+    )
+
+
+def _looks_like_shard(name: str, present: Manifest) -> bool:
+    if name.startswith("."):  # no pattern finds it
+        return False
+    return write.is_ours(name) or ".tfrecord" in name.lower() or name.startswith(tuple(f"{s}-" for s in present.splits))
+
+
 def notes(data_dir: StoragePath, present: Manifest) -> list[str]:
-    """Returns a line for each kind of file that looks like a conversion's but is not the data set's."""
+    """Returns a line for each kind of file in a data set's folder that is not the data set's."""
     try:
-        names = sorted(data_dir.names())
+        found = unlisted(data_dir, present)
     except DataError as error:
         return [str(error)]
-    listed = {*shard_files(present), *write.BESIDE_SHARDS}
+    return listed_notes(found.as_shards, found.temporary)
+
+
+def listed_notes(unlisted: Sequence[str], temporary: Sequence[str], others: Sequence[str] = ()) -> list[str]:
+    """Returns a line for each kind of which there are files: how many, what they are, and some of their names."""
     kinds = {
-        "that the manifest does not list": [name for name in names if write.is_ours(name) and name not in listed],
-        "left by a killed conversion": [name for name in names if write.is_temporary(name)],
+        "that the manifest does not list": unlisted,
+        "left by a killed conversion": temporary,
+        "that the data set does not have": others,
     }
     return [f"{count_of(len(found), 'file')} {what} ({_some(found)})" for what, found in kinds.items() if found]
 
@@ -94,7 +140,7 @@ def _differences(plan: Plan, present: Manifest) -> Iterator[tuple[str, object, o
             yield f"the SHA-256 of --source's {name}", _digest(before.get(name)), _digest(now.get(name))
 
 
-def _some(names: list[str]) -> str:
+def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
 
 

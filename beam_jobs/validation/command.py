@@ -12,7 +12,7 @@ import simple_parsing
 from beam_jobs import flag_values
 from beam_jobs.storage import paths
 from beam_jobs.storage.paths import StoragePath
-from beam_jobs.target.present import notes
+from beam_jobs.target.present import listed_notes, unlisted
 from beam_jobs.validation import report as reports
 from beam_jobs.validation.report import Report
 from pipeline import manifest as manifests
@@ -75,7 +75,7 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
     report = _run(config, data_dir, content, options)
     for line in lines(report, content, config.deep, time.monotonic() - began):
         print(line)
-    for note in notes(data_dir, content):
+    for note in _notes(data_dir, content):
         print(f"note: {note}")
     if report.num_problems:
         raise DataError(f"{config.data_dir}: {count(report, content)}")
@@ -114,6 +114,15 @@ def count(report: Report, content: Manifest) -> str:
         f"{report.bad_shards:,} of {count_of(len(content.shards), 'shard')}" if report.bad_shards else "the other files"
     )
     return f"{count_of(report.num_problems, 'problem')} in {where}"
+
+
+def _notes(data_dir: StoragePath, content: Manifest) -> list[str]:
+    """Returns a line for each kind of file that is not the data set's and that nobody takes for a part of it."""
+    try:
+        found = unlisted(data_dir, content)
+    except DataError as error:
+        return [str(error)]
+    return listed_notes((), found.temporary, found.others if content.has_images else ())
 
 
 def _run(config: ValidateConfig, data_dir: StoragePath, content: Manifest, options: PipelineOptions) -> Report:

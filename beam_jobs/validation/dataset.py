@@ -1,7 +1,8 @@
-"""What is wrong with a data set as a whole: repeated keys, totals that do not match its shards, TFDS's files."""
+"""What is wrong with a data set as a whole: repeated keys, totals that do not match its shards, other files."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections import Counter, defaultdict
@@ -9,12 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from beam_jobs.examples.statistics import moments
+from beam_jobs.report.card import page
 from beam_jobs.shards import reader, tfds_info
 from beam_jobs.shards.key_check import Repeated
 from beam_jobs.shards.manifest_writer import STATISTICS_SPLIT, size_histogram
 from beam_jobs.storage.paths import StoragePath
+from beam_jobs.target import present
 from beam_jobs.validation.report import MOST_LISTED, Problem, ShardReport
 from pipeline.commands.text import count_of
+from pipeline.errors import DataError
 from pipeline.manifest import Manifest, SplitInfo, naming
 
 _MOST_NAMED = 3  # labels or sizes in one line
@@ -68,6 +72,27 @@ def tfds_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Problem
     for name in naming.TFDS_FILES if manifest.has_images else ():
         text = _tfds_problem(data_dir / name, made.get(name))
         if text:
+            yield Problem(len(manifest.shards), -1, name, "", text)
+
+
+def card_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Problem]:
+    """Yields what is wrong with the card. There need not be one; beside foreign records it is somebody else's."""
+    text = None
+    try:
+        text = page.problem_of((data_dir / naming.CARD).read_bytes(), manifest) if manifest.has_images else None
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        text = f"cannot be read: {error.strerror or error}"
+    if text:
+        yield Problem(len(manifest.shards), -1, naming.CARD, "", text)
+
+
+def stray_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Problem]:
+    """Yields the files that the manifest does not list and that others would read as shards of the data set."""
+    with contextlib.suppress(DataError):  # where the folder cannot be listed, its shards say more
+        for name in present.unlisted(data_dir, manifest).as_shards:
+            text = "is not in the manifest; programs that read by a pattern (train-*, *.tfrecord*) would read it"
             yield Problem(len(manifest.shards), -1, name, "", text)
 
 

@@ -66,7 +66,8 @@ class Validation(ShardJob):
         shards = [by_number[number] for number in self.shards]
         keys = dataset.key_problems(self.data_dir, self.manifest, repeated)
         totals = dataset.total_problems(self.manifest, shards, self.decodes)
-        beside = dataset.tfds_problems(self.data_dir, self.manifest)
+        checks = (dataset.tfds_problems, dataset.card_problems, dataset.stray_problems)
+        beside = [problem for check in checks for problem in check(self.data_dir, self.manifest)]
         if not self.report.is_remote and not self.report.parent.is_dir():
             raise DataError(
                 f"{self.report.parent}: a worker cannot reach this folder; give --report=FILE in one that it can"

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TextIO, TypeVar
 
 import simple_parsing
+from simple_parsing.helpers.custom_actions import BooleanOptionalAction
+from simple_parsing.utils import str2bool
 from simple_parsing.wrappers.field_wrapper import DashVariant
 
 from pipeline import errors
@@ -41,6 +43,12 @@ class _Parser(simple_parsing.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.register("type", int, _whole_number)
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        if message:  # --nodeep=true: an error, which simple_parsing would report with exit code 0
+            raise errors.UsageError(" ".join(message.split()))
+        super().exit(status)
+        raise AssertionError
 
     def error(self, message: str) -> NoReturn:
         if message.startswith(_REQUIRED):
@@ -113,9 +121,49 @@ def parse_known(
     )
     parser.add_arguments(kind, "config", default=default)
     parser.given = [_with_home(token) for token in (sys.argv[1:] if argv is None else argv)]
+    parser._preprocessing()  # adds the flags, which parsing would do as late
+    if places := len(parser._get_positional_actions()):
+        parser.given = _with_switches_apart(parser, parser.given)
+        _check_places(parser, places)
     known, rest = parser.parse_known_args(parser.given)
     _check_values_given(parser)
     return known.config, rest, [option for option in parser._option_string_actions if option.startswith("--")]
+
+
+def _with_switches_apart(parser: _Parser, tokens: Sequence[str]) -> list[str]:
+    """Returns the arguments with `=true` at each bare switch before a positional one, which argparse would take for it.
+
+    A switch is a boolean flag: `--deep DIR` and `DIR --deep` are to mean the same.
+    """
+    apart = []
+    for token, following in zip(tokens, [*tokens[1:], "--"], strict=False):
+        action = parser._option_string_actions.get(token)
+        if isinstance(action, BooleanOptionalAction) and not (following.startswith("-") or _is_bool(following)):
+            apart.append(f"{action.option_strings[0]}={token not in action.negative_option_strings}")
+        else:
+            apart.append(token)
+    return apart
+
+
+def _is_bool(text: str) -> bool:
+    try:
+        str2bool(text)
+    except argparse.ArgumentTypeError:
+        return False
+    return True
+
+
+def _check_places(parser: _Parser, places: int) -> None:
+    """Refuses `--theirs VALUE DIR`, whose value, if it is that, our positional argument would be."""
+    ours = parser._option_string_actions
+    free = [
+        (before, token)
+        for before, token in zip(["", *parser.given], parser.given, strict=False)
+        if not token.startswith("-") and not isinstance(ours.get(before), argparse._StoreAction)
+    ]
+    for before, token in free[:places] if len(free) > places else []:
+        if before.startswith("--") and "=" not in before and before not in ours:
+            raise errors.UsageError(f"{before} {token}: is {token!r} its value? write {before}={token}")
 
 
 def _check_values_given(parser: _Parser) -> None:

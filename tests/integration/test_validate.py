@@ -11,6 +11,9 @@ import time
 import pytest
 
 from beam_jobs import validate
+from beam_jobs.report.card import page
+from beam_jobs.report.image_facts import of_manifest
+from beam_jobs.storage.paths import path_of
 from pipeline.errors import PipelineError
 from pipeline.manifest import naming
 from tests import forked
@@ -44,7 +47,7 @@ def run(capfd):
 @pytest.mark.parametrize("deep", [[], ["--deep"]])
 def test_a_data_set_as_it_was_written_is_said_to_be_so(kind, deep, tmp_path, run):
     made = write(tmp_path, kind)
-    code, lines, error = run(tmp_path, *deep)
+    code, lines, error = run(*deep, tmp_path)
     assert (code, error) == (0, "")
     assert lines[0] == f"{tmp_path}: checking 22 records in 4 shards"
     assert re.fullmatch(OK, lines[1])
@@ -191,20 +194,57 @@ def test_the_first_hundred_problems_are_listed_and_all_counted(tmp_path, run):
     assert lines[101] == "and 80 more"
 
 
-def test_files_that_look_like_ours_are_a_note(tmp_path, run):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train-00003-of-00005.tfrecord",
+        "train-00003-of-00005.tfrecord.offsets",
+        "train-00000-of-00003.tfrecord.receipt.json",
+        "train-00000-of-00003.tfrecord.bak",
+        "more.TFRecords",
+        "test-copy",
+    ],
+)
+def test_a_file_that_others_would_read_as_a_shard_is_a_problem(name, tmp_path, run):
     write(tmp_path)
-    (tmp_path / "train-00003-of-00005.tfrecord").write_bytes(b"x")
-    (tmp_path / "train-00003-of-00005.tfrecord.offsets").write_bytes(b"x")
-    (tmp_path / ".train-00003-of-00005.tfrecord.tmp-0123456789abcdef").write_bytes(b"x")
-    (tmp_path / "card.html").write_bytes(b"x")
-    (tmp_path / "notes.txt").write_bytes(b"x")
+    (tmp_path / name).write_bytes(b"x")
+    code, lines, error = run(tmp_path)
+    assert (code, error) == (1, f"{tmp_path}: 1 problem in the other files")
+    assert lines[1].startswith(f"{name}: is not in the manifest; ")
+
+
+def test_other_files_are_a_note(tmp_path, run):
+    write(tmp_path)
+    for name in ("notes.txt", ".hidden", "trained", ".train-00003-of-00005.tfrecord.tmp-0123456789abcdef"):
+        (tmp_path / name).write_bytes(b"x")
     code, lines, _ = run(tmp_path)
     assert code == 0
     assert re.fullmatch(OK, lines[1])
-    assert re.search(r"2 .*\(train-00003-of-00005.tfrecord, train-00003-of-00005.tfrecord.offsets\)", lines[2])
-    assert re.search(r"1 .*\(\.train-00003-of-00005", lines[3])
-    assert all(line.startswith("note: ") for line in lines[2:])
+    assert lines[2] == (
+        "note: 1 file left by a killed conversion (.train-00003-of-00005.tfrecord.tmp-0123456789abcdef)"
+    )
+    assert lines[3] == "note: 3 files that the data set does not have (.hidden, notes.txt, trained)"
     assert len(lines) == 4
+
+
+def test_the_card_is_compared_with_the_manifest_and_with_what_was_written(tmp_path, run):
+    made, other = write(tmp_path / "made"), write(tmp_path / "other", counts=(3, 3, 3))
+    path = tmp_path / "made" / naming.CARD
+    for name, content in (("made", made), ("other", other)):
+        assert page.write_card(path_of(str(tmp_path / name)), "a", [], of_manifest(content)) is None
+    card = path.read_bytes()
+    code, lines, _ = run(tmp_path / "made")
+    assert (code, len(lines)) == (0, 2)
+    path.write_bytes((tmp_path / "other" / naming.CARD).read_bytes())
+    code, lines, error = run(tmp_path / "made")
+    assert (code, error) == (1, f"{tmp_path / 'made'}: 1 problem in the other files")
+    assert lines[1].startswith("card.html: belongs to another data set: ")
+    path.write_bytes(card.replace(b"class 1", b"class 7", 1))
+    assert run(tmp_path / "made")[1][1].startswith("card.html: was altered: ")
+    path.write_bytes(b"x")
+    assert run(tmp_path / "made")[1][1].startswith("card.html: is not a card ")
+    path.write_bytes(card[: card.rindex(b"<!--") - 1])  # of a release without a seal
+    assert run(tmp_path / "made")[0] == 0
 
 
 def test_the_report_is_json(tmp_path, run):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from pipeline.manifest import Manifest, naming
 
 _JOINERS = "\u200c\u200d"  # not printable by Python's rule, but parts of words (Persian, Hindi) and emoji
 _LONGEST = 20_000  # characters of one text
+_IDENTITY = re.compile(rb"<footer>SHA-256 that identifies the data: <code>([0-9a-f]{64})</code></footer>")
+_SEAL = b"\n<!-- SHA-256 of all before this line:"
 # What can be a secret in a URL: user and password, and an object store's options.
 _USER, _QUERY = re.compile(r"(?<=://)[^/@\s]+@"), re.compile(r"(?<=\?).+", re.DOTALL)
 
@@ -32,12 +35,33 @@ def write_card(folder: StoragePath, command: str, arguments: Sequence[str], imag
     The command is the module that was run, with its arguments as they were given.
     """
     try:
-        page = make_card(folder, manifest.load(folder), command_line(command, arguments), images)
-        write.publish(folder / naming.CARD, page.encode(errors="backslashreplace"))
+        text = make_card(folder, manifest.load(folder), command_line(command, arguments), images)
+        page = text.encode(errors="backslashreplace")
+        write.publish(folder / naming.CARD, page + _seal_of(page))
     except Exception as error:  # whatever it is: hours of conversion are worth more than a page
         reason = str(error).replace(f"{folder}/", "")  # of files that will have moved
         return f"there is no {naming.CARD}: {type(error).__name__}: {reason}"
     return None
+
+
+def problem_of(page: bytes, made: Manifest) -> str | None:
+    """Returns what is wrong with a card beside a manifest: it is another data set's, or was altered; else None.
+
+    Cards of earlier releases have no seal: of these, only the data set is compared.
+    """
+    found = _IDENTITY.search(page)
+    if not found:
+        return "is not a card that a conversion wrote"
+    if found[1].decode() != made.digest:
+        return "belongs to another data set: the SHA-256 at its end is not that of the manifest"
+    start = page.rfind(_SEAL)
+    if start >= 0 and page[start:] != _seal_of(page[:start]):
+        return "was altered: its bytes are not those that the conversion wrote"
+    return None
+
+
+def _seal_of(page: bytes) -> bytes:
+    return _SEAL + b" %s -->\n" % hashlib.sha256(page).hexdigest().encode()
 
 
 def command_line(command: str, arguments: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import simple_parsing
 
 from pipeline import errors
 from pipeline.commands import commandline
@@ -133,3 +134,60 @@ def test_no_file_takes_the_number_of_a_closed_stream(closed, said):
     assert done.returncode == 2
     assert done.stderr == (f"{said}wrong\n" if said else "")
     assert done.stdout == ("hidden\n" if closed == "2>&-" else "")
+
+
+@pytest.mark.parametrize(
+    "given", ["--overwite", "--overwrit", "--ovrwrite", "--nooverwrit", "overwrit", "--allow_order_chnge"]
+)
+def test_a_flag_that_replaces_something_is_not_suggested(given):
+    text = str(errors.unknown("flag", given, ["--overwrite", "--nooverwrite", "overwrite", "--allow_order_change"]))
+    assert "mean" not in text
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """A command with a positional argument."""
+
+    data_dir: str = simple_parsing.field(positional=True, metavar="DATA_DIR")  # where
+    deep: bool = False  # more
+    json: bool = True  # as JSON
+    png: str | None = None  # a picture
+
+
+@pytest.mark.parametrize(
+    ("argv", "deep", "json"),
+    [
+        (["--deep", "a"], True, True),
+        (["a", "--deep"], True, True),
+        (["--deep", "true", "a"], True, True),
+        (["--deep", "False", "a"], False, True),
+        (["--deep=false", "a"], False, True),
+        (["--nojson", "a"], False, False),
+        (["--deep", "--nojson", "a"], True, False),
+        (["--nojson", "--deep", "--png", "b.png", "a"], True, False),
+        (["--png", "b.png", "--deep", "a"], True, True),
+    ],
+)
+def test_a_switch_does_not_take_the_positional_argument_after_it(argv, deep, json):
+    config = commandline.parse("made", "A command.", Placed, argv)
+    assert (config.data_dir, config.deep, config.json) == ("a", deep, json)
+
+
+@pytest.mark.parametrize(
+    ("argv", "facts"),
+    [
+        (["--deep", "a", "b"], "unexpected argument 'b'"),
+        (["--workers", "2", "a"], r"^--workers 2: is '2' its value\? write --workers=2$"),
+        (["--nodeep=true", "a"], "--nodeep"),
+        (["--deep"], "DATA_DIR is missing"),
+        (["--dep", "a"], "'--dep'.*'--deep'"),
+    ],
+)
+def test_what_may_be_a_value_or_the_positional_argument_is_refused(argv, facts):
+    with pytest.raises(errors.UsageError, match=facts):
+        commandline.parse("made", "A command.", Placed, argv)
+
+
+def test_a_flag_of_another_parser_has_its_value_behind_the_positional_argument():
+    _, rest, _ = commandline.parse_known("made", "A command.", Placed, ["a", "--workers", "2"])
+    assert rest == ["--workers", "2"]
