@@ -48,7 +48,8 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
         if staged is None:
             print(f"{target.data_dir}: already holds this data set, made with the same options; nothing to do")
             return
-        _say_begin(plan, target.shown, runners.use_all_cores(options, plan.sample.seconds))
+        lowered = runners.bound_workers(options, len(plan.elements))
+        _say_begin(plan, target.shown, runners.use_all_cores(options, plan.sample.seconds, len(plan.elements)), lowered)
         resumed, began = progress.finished_part(staged), time.monotonic()
         passes.run(staged, options)
         seconds = time.monotonic() - began
@@ -85,7 +86,9 @@ def replacing(target: Target, plan: Plan, overwrite: bool) -> Iterator[Plan | No
             yield staged
 
 
-def _say_begin(plan: Plan, data_dir: str, workers: int) -> None:
+def _say_begin(plan: Plan, data_dir: str, workers: int, lowered: str) -> None:
     with_workers = f" with {workers} processes" if workers > 1 else ""
     what = f"{count_of(plan.num_rows, 'example')} to {count_of(len(plan.elements), 'shard')}"
     print(f"{plan.source.dataset}: {what} in {data_dir}{with_workers}")
+    if lowered:
+        print(lowered)

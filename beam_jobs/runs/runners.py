@@ -33,11 +33,67 @@ from beam_jobs.runs import engines, flink_job, job_server
 from beam_jobs.runs.lifeline import Lifeline
 from pipeline import errors
 from pipeline.commands import quiet
+from pipeline.commands.text import count_of
 
 _SECONDS_THAT_PAY = 12.0  # of work on one core; worker processes take 2 to 4 s to start
+_WORKERS_PER_CORE = 4
 DEFAULT_RUNNER = "FnApiRunner"  # in-process, without the download that Beam's own default tries first
 _MISSING = re.compile(r"Missing (?:required|GCS path) option: (\w+)\.")  # of Beam's validator
 _LOOPBACK = re.compile(r"(localhost|127(\.[0-9]+){3}|\[::1\]):[0-9]+|embed")  # the job servers of this machine
+
+
+# Which runners read Beam's flags, by the name of their class of options; a runner is one of its base classes, too.
+# Classes that are not here (of a plugin, or of a runner that is not Beam's) are taken with every runner. The pipeline
+# reads files by pyarrow, so that what Beam's own file systems are told has no effect.
+_EVERY = None
+_NONE: frozenset[str] = frozenset()
+_FN_API = frozenset({"FnApiRunner", "SwitchingDirectRunner", "InteractiveRunner"})
+_DATAFLOW = frozenset({"DataflowRunner"})
+_PORTABLE = frozenset({"PortableRunner"})
+_READERS: dict[str, frozenset[str] | None] = {
+    "StandardOptions": _EVERY,
+    "StreamingOptions": _EVERY,
+    "TypeOptions": _EVERY,
+    "DebugOptions": _EVERY,
+    "CrossLanguageOptions": _NONE,
+    "DirectOptions": _FN_API,
+    "GoogleCloudOptions": _DATAFLOW,
+    "WorkerOptions": _DATAFLOW,
+    "ProfilingOptions": _DATAFLOW | _PORTABLE,
+    "SetupOptions": _DATAFLOW | _PORTABLE,
+    "PortableOptions": _PORTABLE,
+    "JobServerOptions": _PORTABLE,
+    "FlinkRunnerOptions": frozenset({"FlinkRunner"}),
+    "SparkRunnerOptions": frozenset({"SparkRunner"}),
+    "PrismRunnerOptions": frozenset({"PrismRunner"}),
+    "KafkaStreamsRunnerOptions": frozenset({"KafkaStreamsRunner"}),
+    "AzureOptions": _NONE,
+    "HadoopFileSystemOptions": _NONE,
+    "S3Options": _NONE,
+    "TestOptions": frozenset({"TestDirectRunner", "TestDataflowRunner"}),
+    "TestDataflowOptions": frozenset({"TestDataflowRunner"}),
+}
+_OF_STORES = ("AzureOptions", "HadoopFileSystemOptions", "S3Options")
+_OF_ENGINES = ("FlinkRunnerOptions", "SparkRunnerOptions")  # which a PortableRunner passes on to a job server
+# Flags that others read than the rest of their class.
+_READERS_OF_FLAG: dict[str, frozenset[str] | None] = {
+    **dict.fromkeys(("dry_run", "no_wait_until_finish"), _NONE),  # the command waits for the job and its result
+    **dict.fromkeys(("dataflow_job_file", "number_of_worker_harness_threads"), _DATAFLOW),
+    "direct_runner_use_stacked_bundle": frozenset({"BundleBasedDirectRunner"}),
+    **dict.fromkeys(("streaming", "resource_hints"), _DATAFLOW | _PORTABLE),
+    "job_name": _DATAFLOW | _PORTABLE,
+    **dict.fromkeys(("pickle_library", "save_main_session", "beam_plugins", "gbek"), _EVERY),
+    **dict.fromkeys(
+        ("profile_cpu", "profile_memory", "profile_location", "profile_sample_rate"), _FN_API | _DATAFLOW | _PORTABLE
+    ),
+    **dict.fromkeys(
+        (
+            *("default_sdk_harness_log_level", "sdk_harness_log_level_overrides"),
+            *("max_cache_memory_usage_mb", "element_processing_timeout_minutes", "sdk_container_image"),
+        ),
+        _DATAFLOW | _PORTABLE,
+    ),
+}
 
 
 class _Parser(_BeamArgumentParser):  # type: ignore[misc]
@@ -57,23 +113,50 @@ def parse(arguments: Sequence[str], our_flags: Iterable[str]) -> PipelineOptions
         unknown or cannot be loaded.
     """
     parser = _Parser(allow_abbrev=False, add_help=False)
+    classes: dict[str, str] = {}
     for group in PipelineOptions.__subclasses__():
         group._add_argparse_args(parser)
+        classes |= dict.fromkeys(parser._option_string_actions.keys() - classes.keys(), group.__name__)
     _, unknown = parser.parse_known_args(list(arguments))
     for argument in unknown:
         if not argument.startswith("-"):
             raise errors.UsageError(f"unexpected argument {argument!r}; see --help")
         raise errors.unknown("flag", argument.split("=")[0], [*our_flags, *parser._option_string_actions])
     options = PipelineOptions(list(arguments))
-    _check(options)
+    runner = _create(options)
+    for flag in (argument.split("=")[0] for argument in arguments):
+        if action := parser._option_string_actions.get(flag):
+            _check_read(flag, action.dest, classes[flag], runner)
+    _check(options, runner)
     return options
 
 
-def _check(options: PipelineOptions) -> None:
+def _check_read(flag: str, name: str, group: str, runner: PipelineRunner) -> None:
+    """Raises UsageError where a runner does not read a flag of Beam, whose name and class of options are given."""
+    readers = _READERS_OF_FLAG.get(name, _READERS.get(group, _EVERY))
+    is_a = {base.__name__ for base in type(runner).__mro__}
+    is_beams = type(runner).__module__.startswith("apache_beam.")
+    if readers is None or readers & is_a or (type(runner) is PortableRunner and group in _OF_ENGINES):
+        return
+    if not readers:
+        advice = "; options of a store follow its URL: s3://bucket/folder?endpoint_override=http://host:9000"
+        raise errors.UsageError(
+            f"{flag}: has no effect with --runner={type(runner).__name__} or any other runner"
+            f"{advice if group in _OF_STORES else ''}; leave it out"
+        )
+    if is_beams:
+        others = " and ".join(sorted(readers - {"SwitchingDirectRunner", "InteractiveRunner"}))
+        raise errors.UsageError(
+            f"{flag}: has no effect with --runner={type(runner).__name__}, only with {others}; leave it out"
+        )
+
+
+def _check(options: PipelineOptions, runner: PipelineRunner) -> None:
     workers = options.view_as(DirectOptions).direct_num_workers
-    if workers < 0:
-        raise errors.UsageError(f"--direct_num_workers={workers}: must be 0 (one per core) or more")
-    runner = _create(options)
+    if workers < 1:
+        raise errors.UsageError(
+            f"--direct_num_workers={workers}: must be 1 or more; without the flag, every core is used where that pays"
+        )
     if isinstance(runner, PortableRunner):
         _check_job_server(runner, options)
     name = type(runner).__name__
@@ -142,31 +225,52 @@ def _tie(runner: PortableRunner, options: PipelineOptions, folder: pathlib.Path)
     return lifeline
 
 
-def use_all_cores(options: PipelineOptions, seconds: float) -> int:
+def use_all_cores(options: PipelineOptions, seconds: float, shards: int) -> int:
     """Lets the in-process runner use one process per core, if that pays and the flags leave it open.
 
     Args:
       options: Beam's options; modified.
       seconds: how long the work takes one core, an estimate.
+      shards: how many shards there are to work on: more processes would have nothing to do.
 
     Returns:
       The number of processes.
     """
-    direct, cores = options.view_as(DirectOptions), len(os.sched_getaffinity(0))
+    direct, cores = options.view_as(DirectOptions), min(shards, len(os.sched_getaffinity(0)))
     name = options.view_as(StandardOptions).runner or DEFAULT_RUNNER
     given = any(flag.startswith(("--direct_num_workers", "--direct_running_mode")) for flag in options._flags)
     if name == DEFAULT_RUNNER and not given and cores > 1 and seconds > _SECONDS_THAT_PAY:
         direct.direct_num_workers, direct.direct_running_mode = cores, "multi_processing"
     if direct.direct_running_mode != "multi_processing":
         return 1
-    return direct.direct_num_workers or cores
+    return int(direct.direct_num_workers)
+
+
+def bound_workers(options: PipelineOptions, shards: int) -> str:
+    """Lowers --direct_num_workers to what can help: one worker per shard, and a few per core, as they wait for disks.
+
+    Args:
+      options: Beam's options; modified.
+      shards: how many shards there are to work on.
+
+    Returns:
+      A line that says how many are used and why; "" if it is as many as the flag says.
+    """
+    direct, cores = options.view_as(DirectOptions), len(os.sched_getaffinity(0))
+    given, most = int(direct.direct_num_workers), _WORKERS_PER_CORE * cores
+    used = min(given, shards, most)
+    if used == given:
+        return ""
+    direct.direct_num_workers = used
+    why = "one per shard" if shards <= most else f"{_WORKERS_PER_CORE} per core"
+    return f"--direct_num_workers={given}: {count_of(used, 'worker')} will be used, {why}"
 
 
 def workers(pipeline: beam.Pipeline) -> int:
     """Returns how many workers share a bundle's elements on the in-process runner; 0 for other runners."""
     if type(pipeline.runner) is not FnApiRunner:
         return 0
-    return pipeline.options.view_as(DirectOptions).direct_num_workers or os.cpu_count() or 1
+    return int(pipeline.options.view_as(DirectOptions).direct_num_workers)
 
 
 def _check_job_server(runner: PortableRunner, options: PipelineOptions) -> None:

@@ -66,11 +66,14 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
     with quiet.loading():
         from beam_jobs.runs import runners  # noqa: PLC0415 (2 s to import: after --help and our own flags)
     options = runners.parse(beam_arguments, flags)
-    workers = runners.use_all_cores(options, seconds(content, config.deep))
+    lowered = runners.bound_workers(options, len(content.shards))
+    workers = runners.use_all_cores(options, seconds(content, config.deep), len(content.shards))
     records = sum(split.num_examples for split in content.splits.values())
     with_workers = f" with {workers} processes" if workers > 1 else ""
     what = f"{count_of(records, 'record')} in {count_of(len(content.shards), 'shard')}"
     print(f"{config.data_dir}: checking {what}{with_workers}", flush=True)
+    if lowered:
+        print(lowered, flush=True)
     began = time.monotonic()
     report = _run(config, data_dir, content, options)
     for line in lines(report, content, config.deep, time.monotonic() - began):
