@@ -261,7 +261,7 @@ def test_the_manifest_says_nothing_of_this_machine(mnist_folder, tmp_path, conve
         (["--direct_num_workers=-1"], "--direct_num_workers=-1: must be 1 or more"),
         (["--runner=PortableRunner"], "--runner=PortableRunner: --job_endpoint is missing"),
         (["--environment_type=PROCESS"], "--environment_type: has no effect with --runner=FnApiRunner"),
-        (["--dry_run=true", "--no_wait_until_finish"], "--no_wait_until_finish: has no effect"),
+        (["--no_wait_until_finish"], "--no_wait_until_finish: has no effect"),
         (["more"], "unexpected argument 'more'"),
         (["--dataset=digits"], "takes no --source"),
         (["--data_dir=/dev/null"], "/dev/null is not a folder"),
