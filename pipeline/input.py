@@ -80,6 +80,9 @@ def input_fn(
 ) -> tf.data.Dataset:
     """Returns batches of a split: `(images, labels, weights)`, Keras' (x, y, sample_weight).
 
+    With `parse`, a pair that your function returns becomes `(x, y, weights)` in the same way; anything else becomes
+    `(parsed, weights)`, for loops of your own: Keras would take those weights for labels.
+
     Without `shard` an element is a global batch of G rows, for Keras, `strategy.experimental_distribute_dataset` or a
     loop. With `shard`, element i is step i // local_replicas for local replica i % local_replicas, of G / R rows.
     Shapes are static and full at every step.
@@ -113,7 +116,8 @@ def input_fn(
         mixture, the first source. Evaluate a source of a mixture with the first source's.
       features: names of further features. The first component is then a dict of these and `image`.
       parse: for examples that are not images: a function of serialized records, string (rows,), that returns what to
-        feed. The element is then `(parsed, weights)`.
+        feed, one row per record: a pair (x, y), each a tensor or a structure of them, which makes the element
+        `(x, y, weights)`; or anything else, which makes it `(parsed, weights)`.
       remainder: `pad`: copies of weight 0 fill the last step of an epoch; `drop`: that step is left out.
       weights: `mask`: 1 real, 0 padding. `mean`: G / real rows instead of 1, so that Keras' mean over the batch size is
         the mean over the real rows; in a mixture for each source by itself, so that it keeps its share of the mean.
@@ -134,7 +138,7 @@ def input_fn(
 
     Returns:
       A dataset with known cardinality (or infinite): images uint8 or float32 (rows, height, width, channels), labels
-      int64 (rows,), weights float32 (rows,).
+      int64 (rows,), weights float32 (rows,); with `parse`, what it gives, and weights.
 
     Raises:
       DataError: no valid data set, or a shard that is missing, cut or corrupt; if only iterating finds that, it raises

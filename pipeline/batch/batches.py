@@ -36,7 +36,9 @@ class Batches:
     recipe: Recipe | None
 
     def element(self, taken: Columns, plan: WindowPlan, number: tf.Tensor) -> tuple[Any, ...]:
-        """Returns element `number` of a window: (x, labels, weights) or (parsed, weights), and record ids if wanted.
+        """Returns element `number` of a window: (x, labels, weights), and record ids if wanted.
+
+        Of a user's parser that gives no pair it is (parsed, weights).
 
         Args:
           taken: its rows, by column.
@@ -48,7 +50,7 @@ class Batches:
         taken = {name: column for name, column in taken.items() if name not in (window.RECORD_ID, window.GOOD)}
         examples = self.form.examples(taken, lambda: self.keys_of(plan.epoch, records))
         if self.recipe is None:
-            return examples.images, *rest
+            return (examples.images, *rest) if examples.labels is None else (examples.images, examples.labels, *rest)
         return *self.distorted(examples, plan.epoch, records, real), *rest
 
     def weights(self, taken: Columns, plan: WindowPlan, number: tf.Tensor) -> list[tf.Tensor]:

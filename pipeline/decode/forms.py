@@ -23,8 +23,9 @@ class Examples:
     """The rows of a batch.
 
     Attributes:
-      images: uint8, of which `Form.as_images` makes (rows, height, width, channels); or what the user's parser gave.
-      labels: int64 (rows,); None from the user's parser.
+      images: uint8, of which `Form.as_images` makes (rows, height, width, channels); or what the user's parser gave,
+        of a pair its first part.
+      labels: int64 (rows,); or the second part of the pair that the user's parser gave, None if it gave no pair.
       features: further ones, by name.
     """
 
@@ -88,7 +89,14 @@ class UserParsed(Form):
     def examples(self, columns: Columns, keys: Callable[[], tf.Tensor]) -> Examples:
         """See `Form.examples`."""
         del keys
-        return Examples(parsed(self.parse, columns["record"]), None, {})
+        given = parsed(self.parse, columns["record"])
+        # As (x, y), weights: Keras would take ((x, y), weights) for inputs and labels, and train on the weights.
+        return Examples(*given, {}) if is_pair(given) else Examples(given, None, {})
+
+
+def is_pair(given: Any) -> bool:
+    """Whether a parser gave (features, labels), which become components of their own: (x, y, weights)."""
+    return isinstance(given, tuple | list) and len(given) == 2
 
 
 def parsed(parse: Callable[[tf.Tensor], Any], records: tf.Tensor) -> Any:

@@ -50,8 +50,9 @@ def distribute(
       **options: of `input_fn`, all but `shard`; global_batch_size and training are required.
 
     Returns:
-      Elements (images, labels, weights): distributed values, or tensors where there is one replica in all. Where the
-      run ends, `batches.cardinality` is its number of steps (TensorFlow's own distributed datasets have no `len`).
+      Elements of `input_fn`, such as (images, labels, weights): distributed values, or tensors where there is one
+      replica in all. Where the run ends, `batches.cardinality` is its number of steps (TensorFlow's own distributed
+      datasets have no `len`).
 
     Raises:
       DataError, UsageError: as `input_fn`; also where the replicas do not divide the global batch, and for

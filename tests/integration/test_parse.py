@@ -3,6 +3,7 @@
 import gzip
 import os
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -117,6 +118,68 @@ def test_strings_and_ragged_tensors_are_those_of_the_record(folder, shuffle_byte
             assert [word.decode() for word in words.numpy()] == text_of(number).split()
         seen += record_ids.numpy()[weights.numpy() > 0].tolist()
     assert sorted(seen) == list(range(COUNT))
+
+
+def a_pair(records):
+    found = parse(records)
+    return tf.one_hot(found["id"], COUNT), found["id"]
+
+
+def a_list(records):
+    return list(a_pair(records))
+
+
+def a_pair_of_structures(records):
+    found = parse(records)
+    return {"text": found["text"], "words": found["words"]}, (found["id"], -found["id"])
+
+
+SOURCES = [("{folder}", 3), ("{compressed}:train[:20]", 1)]
+
+
+@EACH_WAY
+@pytest.mark.parametrize("function", [a_pair, a_list])
+def test_a_pair_becomes_two_components_however_it_is_fed(folder, compressed, function, shuffle_bytes):
+    given = {"global_batch_size": SIZE, "training": True, "epochs": 1, "parse": function}
+    memory = {"shuffle_bytes": shuffle_bytes, "streams": None if shuffle_bytes == RESIDENT else STREAMS}
+    mirrored = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(4)])
+    sources = [(text.format(folder=folder, compressed=compressed), weight) for text, weight in SOURCES]
+    feeds = {
+        "input_fn": input_fn(folder, **given, **memory),
+        "record ids": input_fn(folder, record_ids=True, **given, **memory),
+        "portable": input_fn(folder, portable=True, **given),
+        "a shard": input_fn(folder, shard=Shard(1, 2), **given, **memory),
+        "a mixture": input_fn(sources, **given),
+        "NumPy": StepIterator(folder, **given, **memory),
+        "replicas": distribute(mirrored, folder, **given),
+        "virtual replicas": distribute(mirrored, folder, virtual_replicas=8, **given),
+    }
+    for name, feed in feeds.items():
+        x, y, weights, *ids = next(iter(feed))
+        values = [mirrored.experimental_local_results(value)[0] for value in (x, y, weights)]
+        x, y, weights = (np.asarray(value) for value in values)
+        assert x.shape == (*y.shape, COUNT), name
+        assert (x.argmax(-1) == y).all(), name
+        assert (weights == 1).all(), name
+        assert [found.numpy().tolist() for found in ids] == [y.tolist()] * (name == "record ids"), name
+
+
+def test_a_pair_of_structures_keeps_them(folder):
+    for features, (ids, negative), weights in elements(folder, a_pair_of_structures):
+        assert weights.shape == (SIZE,)
+        assert [text.decode() for text in features["text"].numpy()] == [text_of(number) for number in ids.numpy()]
+        assert (negative.numpy() == -ids.numpy()).all()
+
+
+def test_keras_fits_the_labels_of_a_pair(folder):
+    """One step over all records, of which each is a class of its own: zeros of weights give the loss log(classes)."""
+    model = keras.Sequential([keras.Input((COUNT,)), keras.layers.Dense(COUNT, kernel_initializer="zeros")])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(100.0), loss, weighted_metrics=["accuracy"])
+    given = {"global_batch_size": COUNT + 3, "parse": a_pair, "weights": "mean"}
+    fitted = model.fit(input_fn(folder, training=True, **given), steps_per_epoch=1, epochs=1, verbose=0)
+    np.testing.assert_allclose(fitted.history["loss"], np.log(COUNT), rtol=1e-5)
+    assert model.evaluate(input_fn(folder, training=False, **given), verbose=0, return_dict=True)["accuracy"] == 1.0
 
 
 @EACH_WAY

@@ -80,11 +80,10 @@ class Judge:
     def _sums(self, one: _Pass, tally: Tally | None, first: int) -> dict[str, tf.Tensor]:
         """Returns the sums over a split, whose records are numbered from `first` on in the tally."""
         totals: dict[str, tf.Tensor] = {}
-        for *rows, weights, records in one.batches:
-            features, labels = rows if len(rows) == 2 else rows[0]
-            keys, features = (features["key"], features["image"]) if one.has_keys else (None, features)
-            sums, outputs = self._step(features, labels, weights)
-            labels = tf.argmax(labels, axis=1) if tally and labels.shape.rank == 2 else labels  # no row is mixed here
+        for x, y, weights, records in one.batches:
+            keys, features = (x["key"], x["image"]) if one.has_keys else (None, x)
+            sums, outputs = self._step(features, y, weights)
+            labels = tf.argmax(y, axis=1) if tally and y.shape.rank == 2 else y  # no row is mixed here
             totals = added(totals, sums)
             if tally:
                 real = weights.numpy() > 0

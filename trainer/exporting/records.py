@@ -27,7 +27,7 @@ def stored_images(trained: Trained, count: int) -> list[NDArray[np.uint8]]:
         return image, label
 
     request = dataclasses.replace(trained.split.request, parse=parse, distort=None, resize=None)
-    rows = _real_rows(make_dataset(request), lambda batch: batch[0][0], count)
+    rows = _real_rows(make_dataset(request), lambda batch: batch[0], count)
     if feature.encoding == "raw":
         return [np.frombuffer(row, np.uint8).reshape(trained.split.manifest.image_shape) for row in rows]
     channels = feature.shape[2] or 3

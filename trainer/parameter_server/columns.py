@@ -86,8 +86,7 @@ class ColumnBatches:
             part = lambda rows: tf.ensure_shape(rows[first : first + self.rows], [self.rows])  # noqa: E731
             taken = gather(columns, tf.gather(plan.records, part(plan.take[number])))
             here = plan._replace(real=part(plan.real[number])[None], real_rows=plan.real_rows[number][None])
-            element = self._batches.element(taken, here, tf.constant(0, tf.int64))
-            return element if len(element) == 3 else (*element[0], element[1])
+            return self._batches.element(taken, here, tf.constant(0, tf.int64))
 
         return batch
 

@@ -114,7 +114,7 @@ class Stepper:
         structure: list[Sums] = []
 
         def add(done: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            structure.append(self._first(self.strategy.run(self.replicas.sums, self._rows(next(iterator)))))
+            structure.append(self._first(self.strategy.run(self.replicas.sums, next(iterator))))
             values = [tf.reshape(tf.cast(v, tf.float64), [-1]) for v in tf.nest.flatten(structure[-1])]
             new = tf.concat(values, axis=0)
             return done + 1, tf.cond(done > 0, lambda: total + new, lambda: new)
@@ -129,10 +129,10 @@ class Stepper:
         return sums
 
     def _update(self, batch: tuple[Any, ...], wanted: Wanted, averages: tf.Tensor) -> LoopResult:
-        state, rows, self.graph = self.state, self._rows(batch), tf.compat.v1.get_default_graph()
+        state, self.graph = self.state, tf.compat.v1.get_default_graph()
         if state.schedule:
             state.optimizer.learning_rate = state.schedule(state.global_step.read_value())
-        found: StepResult = self._first(self.strategy.run(self.replicas.update, rows))
+        found: StepResult = self._first(self.strategy.run(self.replicas.update, batch))
         state.global_step.assign_add(1)
         step = state.global_step.read_value()
         if state.averages:
@@ -149,14 +149,14 @@ class Stepper:
             details.moved(averages, tf.stack([values[name] for name in AVERAGED])),
             details.norm(found.gradients, wanted.norm),
             details.histograms([*variables, *found.gradients] if HISTOGRAMS in self.shows else [], wanted.histograms),
-            self._images(rows, wanted.images),
+            self._images(batch, wanted.images),
         )
 
-    def _images(self, rows: tuple[Any, ...], wanted: tf.Tensor) -> tf.Tensor:
+    def _images(self, batch: tuple[Any, ...], wanted: tf.Tensor) -> tf.Tensor:
         none = self._nothing().images
         if IMAGES not in self.shows:
             return none
-        of_replica = tf.nest.map_structure(lambda part: self._local(part)[0], rows)
+        of_replica = tf.nest.map_structure(lambda part: self._local(part)[0], batch)
         return tf.cond(wanted, lambda: self.images_of(of_replica)[:_MOST_IMAGES], lambda: none)
 
     def _nothing(self) -> LoopResult:
@@ -177,10 +177,6 @@ class Stepper:
         """Returns the shapes of the loop's result, of which those are open that depend on what is traced."""
         shapes = [value.shape for value in self._nothing()]
         return LoopResult(*(shape if not shape.rank else tf.TensorShape([None, *shape[1:]]) for shape in shapes))
-
-    def _rows(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Returns (features, labels, weights); what a user's parser gives comes as ((features, labels), weights)."""
-        return batch if len(batch) == 3 else (*batch[0], batch[1])
 
     def _local(self, value: Any) -> Any:
         return self.strategy.experimental_local_results(value)

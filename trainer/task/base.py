@@ -45,7 +45,8 @@ class Task:
 
     Attributes:
       parse: None: the data set's images and labels. A static method `parse(records)`: from serialized records, string
-        (rows,), to (features, labels), for data that are not images.
+        (rows,), to a pair (features, labels), for data that are not images. It is `parse` of `pipeline.input_fn`: the
+        batches are (features, labels, weights).
       config: all flags.
       data: the rows that the model gets.
     """

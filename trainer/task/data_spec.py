@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from pipeline import user_function
+from pipeline.decode.forms import is_pair
 from pipeline.distort.base import Recipe, output_spec
 from pipeline.distort.composed import cropping_of
 from pipeline.distort.recipes import make_recipe
@@ -43,7 +44,7 @@ def _images(training: ResolvedRequest, recipe: Recipe) -> tf.TensorSpec:
 def _parsed(parse: Any, classes: tuple[str, ...]) -> DataSpec:
     with tf.Graph().as_default():
         given = user_function.call("Task.parse", user_function.as_given(parse), tf.zeros([1], tf.string))
-    if not isinstance(given, tuple | list) or len(given) != 2:
+    if not is_pair(given):
         raise UsageError(f"Task.parse: must return (features, labels), returned {given!r}")
     features, labels = tf.nest.map_structure(
         lambda value: tf.TensorSpec([None, *value.shape[1:]], value.dtype), tuple(given)
