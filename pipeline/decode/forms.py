@@ -90,8 +90,11 @@ class UserParsed(Form):
         """See `Form.examples`."""
         del keys
         given = parsed(self.parse, columns["record"])
-        # As (x, y), weights: Keras would take ((x, y), weights) for inputs and labels, and train on the weights.
-        return Examples(*given, {}) if is_pair(given) else Examples(given, None, {})
+        if not is_pair(given):
+            return Examples(given, None, {})
+        # Apart: Keras would take ((features, labels), weights) for inputs and labels, and train on the weights.
+        features, labels = given
+        return Examples(features, labels, {})
 
 
 def is_pair(given: Any) -> bool:
