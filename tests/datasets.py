@@ -18,6 +18,7 @@ from pipeline.manifest import FORMAT_VERSION, MEMBERS_VERSION, Feature, Manifest
 from pipeline.records import example_proto, framing
 
 MEMBERS_1 = 0x01737265626D656D  # the bytes "members" and 1, as a little-endian number
+GREY_STEP = 4
 EXTRA = {
     "box": Feature("float32", (4,)),
     "id": Feature("int64"),
@@ -35,6 +36,7 @@ class Kind:
       unequal_keys: keys, and so records, of several lengths: the shards have files of offsets.
       extra: the features of `EXTRA`, too.
       varied: image i is i % 3 rows higher and i % 2 columns wider.
+      grey: image i is of one grey, i * GREY_STEP, which JPEG and distortions keep.
       compression: of the shards.
       members: records in each GZIP member of a compressed shard, with a table of the members; 0: one, without a table.
     """
@@ -43,6 +45,7 @@ class Kind:
     unequal_keys: bool = False
     extra: bool = False
     varied: bool = False
+    grey: bool = False
     compression: str = ""
     members: int = 0
 
@@ -75,6 +78,8 @@ def image_of(number: int, shape: tuple[int, int, int], kind: Kind = Kind()) -> n
     """Returns the image of record `number`, before it is encoded."""
     height, width, channels = shape
     more = (number % 3, number % 2) if kind.varied else (0, 0)
+    if kind.grey:
+        return np.full((height + more[0], width + more[1], channels), number * GREY_STEP, np.uint8)
     return images_of(number, 1, (height + more[0], width + more[1], channels))[0]
 
 
