@@ -33,6 +33,7 @@ class AuditConfig:
     against_workers: int | None = None  # compare with a job of this many workers
     against_replicas: int | None = None  # and this many replicas; default: one per worker
     exhaustive: bool = False  # replay every window of every worker, however long that takes
+    content: bool = False  # compare about 1,000 rows that input_fn feeds with what a plain walk over the shards finds
     observed: str | None = None  # logs of --log_keys: files, folders, globs, joined by commas
     png: str | None = None  # draw who reads what
     list_all: bool = False  # list every worker and every shard

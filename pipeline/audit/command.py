@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.audit import budget, key_log, seen, tables
-from pipeline.audit.claims import check_all
+from pipeline.audit.claims import Check, check_all
 from pipeline.audit.contract import Contract
 from pipeline.audit.key_log import Header
 from pipeline.audit.keys import read_keys
@@ -19,7 +19,7 @@ from pipeline.audit.reading import Reading
 from pipeline.audit.runs import Runs
 from pipeline.audit.tensors import tensor_check
 from pipeline.audit.topology import Topology
-from pipeline.commands import commandline
+from pipeline.commands import commandline, quiet
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, named
 from pipeline.manifest.sources import Sources, parse_sources, sources_of
@@ -141,9 +141,19 @@ def _prove(config: AuditConfig, source: ResolvedRequest, topologies: Sequence[To
     checks = [*order_checks(source, contract), *runs[0].checks()]
     checks += [check for other in runs[1:] for check in other.checks(first)]
     print()
-    check_all([*checks, tensor_check(source.order, config.epoch, first)])
+    checks.append(tensor_check(source.order, config.epoch, first))
+    if config.content:
+        checks.append(_content_check(config, source, first))
+    check_all(checks)
     print(tables.GIVEN, flush=True)
     return all(run.is_complete for run in runs)
+
+
+def _content_check(config: AuditConfig, source: ResolvedRequest, topology: Topology) -> Check:
+    commandline.require("tensorflow")
+    with quiet.loading():
+        from pipeline.audit import content  # noqa: PLC0415, here because it loads TensorFlow
+    return content.content_check(source, config.epoch, topology)
 
 
 def _draw(png: str, reading: Reading) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -9,12 +10,15 @@ import time
 
 import pytest
 
+from pipeline.audit.__main__ import main
 from pipeline.audit.key_log import Header, KeyLogWriter
+from pipeline.index import __main__ as index
 from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo
+from pipeline.records import framing
 from pipeline.request import Request
 from pipeline.resolved import resolve
 from tests import forked
-from tests.datasets import write_dataset
+from tests.datasets import Kind, write_dataset
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -191,3 +195,95 @@ def test_a_log_is_audited_with_other_users_locale(tmp_path):
     assert done.returncode == 1
     assert "12 differences; the first at step 0, row 0" in done.stderr
     assert r"seen key '\udcff\udcfe'" in done.stderr
+
+
+CONTENT = ("--global_batch_size=12", "--workers=2", "--replicas=4", "--streams=4", "--shuffle_bytes=5184", "--content")
+SWAPPED = """
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+from pipeline.audit import __main__ as audit
+from pipeline.commands import commandline
+from pipeline.decode import forms, images
+from pipeline.read import window
+
+what, *arguments = sys.argv[1:]
+parse, arrays = images.ExampleParser.parse, window.RowColumns.arrays
+
+
+def parsed(self, records):
+    found, labels, features = parse(self, records)
+    if what == "label":
+        labels = tf.roll(labels, 1, 0)
+    elif what != "image":
+        features[what] = tf.roll(features[what], 1, 0)
+    return tf.roll(found, 1, 0) if what == "image" else found, labels, features
+
+
+def columns(self, pieces, row_of):
+    found = arrays(self, pieces, row_of)
+    return {**found, what: np.roll(found[what], 1, 0)}
+
+
+images.ExampleParser.parse, window.RowColumns.arrays = parsed, columns
+commandline.run("pipeline.audit", audit.main, arguments)
+"""
+
+
+@pytest.fixture(scope="module")
+def contents(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("contents")
+    write_dataset(folder / "raw", (30, 0, 25, 44), classes=99)
+    write_dataset(folder / "png", (30, 0, 25, 44), classes=99, kind=Kind("png", extra=True, varied=True))
+    write_dataset(folder / "jpeg", (9, 8), kind=Kind("jpeg", compression="GZIP", members=4))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("form", "flags", "said"),
+    [
+        ("raw", [], "108 rows compared, of 21.5 KiB of shards: image, key, label"),
+        ("raw", ["--evaluation", "--resize=6x6"], "image, key, label; images resized to 6x6"),
+        ("png", ["--resize=6x6", "--epoch=2"], "box, id, image, key, label, scores, tags; images resized to 6x6"),
+        ("png", ["--distort=random_crop"], "box, id, image, key, label, scores, tags; images resized to 11x11"),
+        ("jpeg", [], "of shards: image, key, label"),
+    ],
+)
+def test_values_that_are_fed_are_those_of_the_records(form, flags, said, contents, capsys):
+    main([str(contents / form), *CONTENT, *flags])
+    lines = capsys.readouterr().out.splitlines()
+    claim = "holds  the values that are fed are those of the records, as a plain walk over the shards finds them"
+    assert said in lines[lines.index(claim) + 1]
+
+
+@pytest.mark.parametrize(
+    ("form", "what", "fed", "stored"),
+    [
+        ("raw", "label", r"\d+", r"\d+"),
+        ("raw", "image", r"\d+", r"\d+"),
+        ("png", "label", r"\d+", r"\d+"),
+        ("png", "image", r"\d+", r"\d+"),
+        ("png", "key", r"b'train#\d+'", r"b'train#\d+'"),
+        ("png", "box", r"[\d.]+", r"[\d.]+"),
+    ],
+)
+def test_an_input_that_gives_a_row_the_value_of_another_fails(form, what, fed, stored, contents):
+    """The process feeds the neighbour's value, and exits with 1 and one line that says where."""
+    size = ["--resize=6x6"] if form == "png" else []
+    done = forked.run(["-c", SWAPPED, what, contents / form, *CONTENT, *size])
+    assert done.returncode == 1, done.stderr
+    assert re.fullmatch(
+        r"pipeline.audit: the proof fails: the values that are fed .*: .*/train-0000\d-of-00004.tfrecord, record \d+, "
+        rf"byte offset \d+: {what}( at .*)? is fed as {fed}, and the record has {stored} "
+        r"\(step \d, row \d+ of the global batch, replica \d \(worker \d of 2\)\)\n",
+        done.stderr,
+    ), done.stderr
+
+
+def test_records_that_are_no_images_are_compared_by_their_bytes(tmp_path, capsys):
+    (tmp_path / "a.rec").write_bytes(b"".join(framing.frame(b"text %d" % i) for i in range(30)))
+    index.main([str(tmp_path), "--split=train:a.rec"])
+    main([str(tmp_path), "--global_batch_size=8", "--content"])
+    assert "32 rows compared, of 680 bytes of shards: record" in capsys.readouterr().out

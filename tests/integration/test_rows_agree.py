@@ -1,7 +1,7 @@
 """Each row that is fed belongs to one record: its image, label, key, features and record id carry the same number.
 
-One table of forms of data, and of ways to feed them. Record i has label i % 100; its number is in its image (two pixels of
-noise, or a grey that distortions keep), in its key and in its features.
+One table of forms of data, and of ways to feed them. Record i has label i % 100; its number is in its image (two
+pixels of noise, or a grey that distortions keep), in its key and in its features.
 """
 
 from __future__ import annotations

@@ -138,6 +138,7 @@ CASES = {
     "pipeline.audit": {
         "a proof": "{tmp}/made --workers=2 " + BATCH,
         "every record, and against another job": "{tmp}/made --workers=2 --exhaustive --against_workers=4 " + BATCH,
+        "what is fed": "{tmp}/made --workers=2 --content " + BATCH,
         "no batch size": "{tmp}/made",
         "no manifest": "{tmp}/nothing " + BATCH,
         "replicas that do not divide": "{tmp}/made --workers=3 " + BATCH,

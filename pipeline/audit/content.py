@@ -1,0 +1,225 @@
+"""Compares the values that `input_fn` feeds with those that a plain walk over the shards finds for the same records.
+
+The walk shares no code with the readers, the parser and the batches: it goes through a shard from its first byte, takes
+the records by their number, and decodes each by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from pipeline.audit.claims import Check, Fault
+from pipeline.audit.contract import Contract
+from pipeline.audit.topology import Topology
+from pipeline.commands.text import count_of, size_of
+from pipeline.decode.resize import resize
+from pipeline.errors import DataError
+from pipeline.input import input_fn
+from pipeline.manifest import Feature
+from pipeline.manifest.storage import folder
+from pipeline.read.numpy_calls import message_of_input
+from pipeline.records import example_arrays, walk
+from pipeline.records.stream import RecordStream, forward
+from pipeline.request import Request
+from pipeline.resolved import ResolvedRequest, resolve
+
+_ROWS = 1000  # of a worker, about: a third each from the epoch's beginning, its middle and its end
+_MOST_BYTES = 4 << 30  # 4 GiB of shards are walked through; at least one shard
+_SIDE = 64  # at most, of images that differ in size, where the run's flags name no size: a batch has one
+_SHOWN = 40  # characters of a value
+_DECODERS = {"png": tf.io.decode_png, "jpeg": tf.io.decode_jpeg}
+
+
+class _Fed(NamedTuple):
+    """A row as it was fed: its place, the record it claims to be, and its values by field."""
+
+    where: str
+    record: int
+    values: dict[str, Any]
+
+
+def content_check(source: ResolvedRequest, epoch: int, topology: Topology) -> Check:
+    """Returns the check of the values that the first and the last worker are fed."""
+    return (
+        "the values that are fed are those of the records, as a plain walk over the shards finds them",
+        lambda: _check(source, epoch, topology),
+    )
+
+
+def _check(source: ResolvedRequest, epoch: int, topology: Topology) -> str:
+    fed = defaultdict[str, dict[int, list[_Fed]]](lambda: defaultdict(list))
+    size = None
+    for worker in sorted({0, topology.workers - 1}):
+        request = _request(source, topology, worker)
+        size = request.size
+        for row in _rows(request, epoch, topology, worker):
+            file, number = source.selection.locate(row.record)
+            fed[file][number].append(row)
+    shards = {segment.shard.file: segment.shard for segment in source.selection.segments}
+    compared, walked, left = 0, 0, 0
+    for file, rows in sorted(fed.items(), key=lambda item: -len(item[1])):
+        if walked and walked + shards[file].num_bytes > _MOST_BYTES:
+            left += len(rows)
+            continue
+        walked += shards[file].num_bytes
+        for where, number, values in _stored(source, file, max(rows), size):
+            for row in rows.get(number, ()):
+                _compare(row, where, values)
+                compared += 1
+    fields = ", ".join(source.manifest.features or ["record"])
+    more = f"; {count_of(left, 'record')} of other shards left out: at most {size_of(_MOST_BYTES)} are walked through"
+    resized = f"; images resized to {size[0]}x{size[1]}" if size else ""
+    return (
+        f"{count_of(compared, 'row')} compared, of {size_of(walked)} of shards: {fields}{resized}{more if left else ''}"
+    )
+
+
+def _request(source: ResolvedRequest, topology: Topology, worker: int) -> Request:
+    """Returns the request for a worker's rows, undistorted, with all features."""
+    request, features = source.request, source.manifest.features
+    request = dataclasses.replace(request, record_ids=True, distort=None, shard=topology.shard(worker))
+    if not source.manifest.has_images:
+        return dataclasses.replace(request, parse=lambda records: records, resize=None)
+    height, width, channels = features["image"].shape
+    size = request.size
+    if size is None and None in (height, width):
+        side = min(_SIDE, max(1, math.isqrt(source.spec.record_bytes // (channels or 3))))  # no more than in the run
+        size = (side, side)
+    names = tuple(
+        name
+        for name, feature in features.items()
+        if name not in ("image", "label") and not (None in feature.shape and len(feature.shape) > 1)
+    )
+    return dataclasses.replace(request, features=names, resize=size)
+
+
+def _rows(request: Request, epoch: int, topology: Topology, worker: int) -> Iterator[_Fed]:
+    """Yields the rows of some steps of a worker, each with the contract's record.
+
+    Raises:
+      Fault: a row has another record than the contract.
+      DataError: a shard is missing, changed or corrupt.
+    """
+    resolved = resolve(request)
+    contract, steps = Contract.of(resolved), resolved.order.steps_per_epoch
+    size = topology.global_batch_size // topology.replicas
+    run = max(1, _ROWS // 3 // (size * topology.local_replicas))
+    begins = {0, max(0, (steps - run) // 2), max(0, steps - run)} if steps > 3 * run else {0}
+    for begin in sorted(begins):
+        first = epoch * steps + begin
+        count = run if len(begins) > 1 else steps
+        epochs = None if resolved.order.training else epoch + 1
+        dataset = input_fn(**_arguments(dataclasses.replace(request, start_step=first, epochs=epochs)))
+        elements = iter(dataset.take(count * topology.local_replicas))
+        for number in range(count * topology.local_replicas):
+            step, local = first + number // topology.local_replicas, number % topology.local_replicas
+            replica = worker * topology.local_replicas + local
+            yield from _of_element(_next(elements), contract, step, replica * size, topology)
+
+
+def _arguments(request: Request) -> dict[str, Any]:
+    return {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
+
+
+def _next(elements: Iterator[Any]) -> Any:
+    try:
+        return next(elements)
+    except tf.errors.OpError as error:
+        if said := message_of_input(error.message):
+            raise DataError(said) from None
+        raise
+
+
+def _of_element(element: Any, contract: Contract, step: int, first: int, topology: Topology) -> Iterator[_Fed]:
+    *parts, weights, records = element
+    values = parts[0] if isinstance(parts[0], dict) else {"image" if len(parts) > 1 else "record": parts[0]}
+    if len(parts) > 1:
+        values = {**values, "label": parts[1]}
+    columns = {name: _array(value) for name, value in values.items()}
+    expected, real = contract.batch(step)
+    for i, (record, weight) in enumerate(zip(records.numpy().tolist(), weights.numpy().tolist(), strict=True)):
+        row = first + i
+        where = f"step {step}, row {row} of the global batch, {topology.name_of_row(row)}"
+        if (record, weight > 0) != (expected[row], real[row]):
+            kinds = {True: "real", False: "padding"}
+            raise Fault(
+                f"{where}: is fed record {record} ({kinds[weight > 0]}), and the order has {expected[row]} "
+                f"({kinds[bool(real[row])]})"
+            )
+        yield _Fed(where, record, {name: column[i] for name, column in columns.items()})
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, tf.RaggedTensor):
+        return [row.numpy() for row in value]
+    return value.numpy()
+
+
+def _stored(
+    source: ResolvedRequest, file: str, last: int, size: tuple[int, int] | None
+) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Yields (location, number, values) of a shard's records up to number `last`."""
+    features, compression = source.manifest.features, source.manifest.compression
+    path = folder(source.request.folder) / file
+    with path.open() as opened:
+        stream = RecordStream(forward(opened), compression)
+        found = walk.records(stream.read, path, is_compressed=bool(compression), advice="; convert the data again")
+        for number, (offset, _, record) in enumerate(itertools.islice(found, last + 1)):
+            where = walk.location(path, number, offset, bool(compression))
+            if not source.manifest.has_images:
+                yield where, number, {"record": record}
+                continue
+            try:
+                values = example_arrays.example(record, features, decode=False)
+            except example_arrays.BadExampleError as error:
+                raise error.at(where) from None
+            yield where, number, {**values, "image": _pixels(values["image"], features["image"], size)}
+
+
+def _pixels(data: bytes, feature: Feature, size: tuple[int, int] | None) -> Any:
+    """Returns an image decoded by itself; by TensorFlow's decoders, since others round JPEG in other ways."""
+    if feature.encoding == "raw":
+        pixels = np.frombuffer(data, np.uint8).reshape([n or 0 for n in feature.shape])
+    else:
+        decode = _DECODERS.get(feature.encoding or "")
+        channels = feature.shape[2] or 3
+        decoded = (
+            decode(data, channels=channels) if decode else tf.io.decode_image(data, channels, expand_animations=False)
+        )
+        pixels = decoded.numpy()
+    return pixels if size is None or pixels.shape[:2] == size else resize(tf.constant(pixels), size).numpy()
+
+
+def _compare(row: _Fed, where: str, stored: dict[str, Any]) -> None:
+    for name, fed in row.values.items():
+        one, other = np.asarray(fed), np.asarray(stored[name])
+        if one.shape == other.shape and _equal(one, other):
+            continue
+        at, shown = "", (fed, stored[name])
+        if one.shape != other.shape:
+            shown = (f"an array of shape {one.shape}", f"one of shape {other.shape}")
+        elif one.ndim:
+            place = tuple(int(i) for i in np.argwhere(~_same(one, other))[0])
+            at, shown = f" at {place if len(place) > 1 else place[0]}", (one[place], other[place])
+        fed_text, stored_text = (str(value)[:_SHOWN] for value in shown)
+        raise Fault(f"{where}: {name}{at} is fed as {fed_text}, and the record has {stored_text} ({row.where})")
+
+
+def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+    return bool(np.all(_same(one, other)))
+
+
+def _same(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Returns where two arrays are equal; NaN is equal to NaN."""
+    same: np.ndarray = one == other
+    if one.dtype.kind == "f":
+        same = same | (np.isnan(one) & np.isnan(other))
+    return np.asarray(same)
