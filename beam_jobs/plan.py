@@ -121,7 +121,7 @@ def make_plan(config: ConvertConfig, data_dir: StoragePath) -> Plan:
       PipelineError: the source or a flag cannot work.
     """
     source = resplit.resplit(sources.open_source(config.source_options), config.split_fractions)
-    taken = sample.take(source, config.image_encoding, config.size, config.channels)
+    taken = sample.take(source, config.image_encoding, config.size, config.channels, config.max_rejects)
     return Plan(
         source=source,
         data_dir=data_dir,

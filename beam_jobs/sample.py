@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -18,7 +19,7 @@ from beam_jobs.examples.records import make_records
 from beam_jobs.examples.selection import select
 from beam_jobs.sources.base import Block, Source
 from pipeline.commands.text import count_of
-from pipeline.errors import UsageError
+from pipeline.errors import DataError, UsageError
 
 _ROWS = 16  # of a split
 _MOST_CHANNELS = 4  # whose meaning is known: grey or colour, with or without transparency
@@ -43,7 +44,7 @@ class Sample:
     seconds: float
 
 
-def take(source: Source, encoding: str, size: tuple[int, int] | None, channels: int) -> Sample:
+def take(source: Source, encoding: str, size: tuple[int, int] | None, channels: int, max_rejects: int = 0) -> Sample:
     """Reads some rows of each split and makes records of them.
 
     Args:
@@ -51,12 +52,15 @@ def take(source: Source, encoding: str, size: tuple[int, int] | None, channels: 
       encoding: `source`, `raw`, `png` or `jpeg`.
       size: (height, width) to resize to, or None.
       channels: 1 or 3, or 0: as the rows have.
+      max_rejects: rows that may be invalid: so many of the sampled images may have another size than raw images get.
 
     Raises:
-      UsageError: none of the rows is valid, or raw images would differ in size.
+      UsageError: a flag cannot be followed with this source.
+      DataError: none of the rows is valid, or raw images would differ in size. Like bad data anywhere else in the
+        source, so that the exit code does not depend on which rows are sampled.
     """
     blocks = {split: source.read(split, _some_rows(source, split)) for split in source.splits}
-    options = _image_options(source, list(blocks.values()), encoding, size, channels)
+    options = _image_options(source, list(blocks.values()), encoding, size, channels, max_rejects)
     sizes, seconds = {}, 0.0
     for split, block in blocks.items():
         sizes[split], taken = _timed(functools.partial(_record_bytes, source, split, block, options))
@@ -70,7 +74,7 @@ def _record_bytes(source: Source, split: str, block: Block, options: ImageOption
     chosen = select(block, len(source.class_names), options)
     if not len(chosen.rows.labels):
         file, row = source.where(split, int(_some_rows(source, split)[0]))
-        raise UsageError(
+        raise DataError(
             f"{file}, row {row}: {chosen.bad[0]}; sampled {count_of(len(chosen.bad), 'row')}: none is valid"
         )
     records = make_records(chosen.rows)
@@ -102,13 +106,13 @@ def _some_rows(source: Source, split: str) -> NDArray[np.int64]:
 
 
 def _image_options(
-    source: Source, blocks: list[Block], encoding: str, size: tuple[int, int] | None, channels: int
+    source: Source, blocks: list[Block], encoding: str, size: tuple[int, int] | None, channels: int, max_rejects: int
 ) -> ImageOptions:
     if source.image_shape is not None:
-        shapes = {source.image_shape}
+        shapes = Counter([source.image_shape])
         encoding = "raw" if encoding == "source" else encoding
     else:
-        shapes = set(itertools.chain.from_iterable(_shapes(block) for block in blocks))
+        shapes = Counter(itertools.chain.from_iterable(_shapes(block) for block in blocks))
         if encoding == "source" and (size or channels):
             flag = "--resize" if size else "--channels"
             raise UsageError(f"{flag}: changes the images, so give --image_encoding=raw, png or jpeg with it")
@@ -121,12 +125,16 @@ def _image_options(
         raise UsageError(f"{flag}: images of {channels} channels can only be stored raw, as large as they are")
     if encoding != "raw":
         return ImageOptions(encoding, channels, size)
-    if size is None and len({shape[:2] for shape in shapes}) > 1:
-        text = ", ".join(sorted(f"{height}x{width}" for height, width, _ in shapes)[:3])
-        raise UsageError(
+    sizes: Counter[tuple[int, int]] = Counter()
+    for (height, width, _), count in shapes.items():
+        sizes[height, width] += count
+    usual = sizes.most_common(1)[0] if sizes else ((1, 1), 0)
+    if size is None and sizes.total() - usual[1] > max_rejects:
+        text = ", ".join(sorted(f"{height}x{width}" for height, width in sizes)[:3])
+        raise DataError(
             f"--image_encoding=raw: the images differ in size ({text}, ...); give --resize=HxW, or png, jpeg or source"
         )
-    height, width = size or next(iter(shapes), (1, 1, channels))[:2]
+    height, width = size or usual[0]
     return ImageOptions(encoding, channels, size, (height, width, channels))
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
-from beam_jobs.sources.base import OWN_FEATURES, SourceOptions
+from beam_jobs.sources.base import OWN_FEATURES, SourceOptions, image_format
 from beam_jobs.sources.records.columns import DTYPES, Columns, kind
 from pipeline.commands.text import count_of
 from pipeline.errors import UsageError, unknown
@@ -19,7 +20,6 @@ _SIZES = (
     ("height", "width", "channels"),
     ("image/height", "image/width", "image/channels"),
 )
-_MAGIC = {b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG"}
 
 
 def infer(records: Sequence[Mapping[str, Any]], file: str, options: SourceOptions) -> Columns:
@@ -28,8 +28,11 @@ def infer(records: Sequence[Mapping[str, Any]], file: str, options: SourceOption
     Raises:
       UsageError: a flag does not fit the first record, or is missing.
     """
-    first = records[0]
-    names = _names(first, file, options.feature_map)
+    # Not simply the first: a damaged row is bad data wherever it lies, and no reason to refuse the flags.
+    candidates = {theirs for _, theirs in options.feature_map}.union(*_USUAL.values())
+    usual = _of_usual_form(records, lambda record: _form(record, candidates))
+    names = _names(usual[0], file, options.feature_map)
+    first = _of_usual_form(usual, lambda record: _image_form(record[names["image"]]))[0]
     listed = _listed(first)
     for ours, wanted in (("image", ("bytes",)), ("label", ("int64", "bytes")), ("key", ("bytes", "int64"))):
         if ours in names and (kind(first[names[ours]]) not in wanted or len(first[names[ours]]) != 1):
@@ -41,6 +44,26 @@ def infer(records: Sequence[Mapping[str, Any]], file: str, options: SourceOption
     extra = {name: _feature(records, name, file) for name in options.keep_columns}
     is_text = kind(first[names["label"]]) == "bytes"
     return Columns(names["image"], names["label"], names.get("key", ""), shape, sizes, extra, is_text)
+
+
+def _of_usual_form(
+    records: Sequence[Mapping[str, Any]], form: Callable[[Mapping[str, Any]], object]
+) -> list[Mapping[str, Any]]:
+    """Returns the records of the most frequent form, in their order; of equally frequent ones, the first."""
+    forms = [form(record) for record in records]
+    usual = Counter(forms).most_common(1)[0][0]
+    return [record for record, own in zip(records, forms, strict=True) if own == usual]
+
+
+def _form(record: Mapping[str, Any], names: Set[str]) -> object:
+    """Returns which of some features a record has, and of which kind."""
+    return frozenset((name, kind(record[name]), len(record[name]) == 1) for name in names & record.keys())
+
+
+def _image_form(values: Any) -> object:
+    """Returns the format of an encoded image, or the number of its raw pixels."""
+    image = values[0] if isinstance(values, list) and values else b""
+    return image_format(image) or len(image)
 
 
 def _names(first: Mapping[str, Any], file: str, feature_map: Sequence[tuple[str, str]]) -> dict[str, str]:
@@ -70,13 +93,11 @@ def _image_shape(
     first: Mapping[str, Any], name: str, file: str, given: tuple[int, int, int] | None
 ) -> tuple[tuple[int, int, int] | None, tuple[str, ...]]:
     image: bytes = first[name][0]
-    for magic, encoding in _MAGIC.items():
-        if image.startswith(magic):
-            if given:
-                raise UsageError(
-                    f"--image_shape: {file}: feature {name!r} holds {encoding} files, which say their size"
-                )
-            return None, ()
+    encoding = image_format(image)
+    if encoding and given and math.prod(given) != len(image):
+        raise UsageError(f"--image_shape: {file}: feature {name!r} holds {encoding} files, which say their size")
+    if encoding and not given:
+        return None, ()
     sizes = next((names for names in _SIZES if all(_is_size(first.get(size)) for size in names)), ())
     if given is None and not sizes:
         raise UsageError(

@@ -8,7 +8,7 @@ from beam_jobs.examples import images
 from beam_jobs.examples.recode import ImageOptions
 from beam_jobs.examples.records import make_records
 from beam_jobs.sources.base import Block
-from pipeline.errors import UsageError
+from pipeline.errors import DataError, UsageError
 from tests.made_source import Content, write_source
 
 
@@ -71,7 +71,6 @@ def test_flags_shape_the_images(encoding, size, channels, options, source, pixel
     [
         ("source", (4, 5), 0, "--resize: .*--image_encoding=raw, png or jpeg"),
         ("source", None, 3, "--channels: .*--image_encoding=raw, png or jpeg"),
-        ("raw", None, 0, "--image_encoding=raw: .*40x4, 8x6.*--resize=HxW"),
     ],
 )
 def test_flags_that_cannot_be_followed(encoding, size, channels, message, source, pixels):
@@ -122,18 +121,29 @@ def test_bad_rows_in_the_sample_are_passed_over(source, pixels):
     assert 16 + 108 < looked.record_bytes["train"] < 250
 
 
+def test_raw_images_of_other_sizes_are_bad_data_wherever_they_lie(source, pixels):
+    few = source({"train": Content(pngs(pixels, (8, 6, 3), *[(40, 4, 3)] * 2))})
+    with pytest.raises(DataError, match="--image_encoding=raw: .*40x4, 8x6.*--resize=HxW") as caught:
+        sample.take(few, "raw", None, 0)
+    assert caught.value.exit_code == 1
+    assert sample.take(few, "raw", None, 0, max_rejects=1).images.shape == (40, 4, 3)
+    half = source({"train": Content(pngs(pixels, *[(8, 6, 3), (40, 4, 3)] * 3))})
+    with pytest.raises(DataError, match="--image_encoding=raw"):
+        sample.take(half, "raw", None, 0, max_rejects=2)
+
+
 def test_a_sample_without_an_example_is_an_error_with_its_first_row(source, pixels):
     stored = pngs(pixels, (6, 6, 3), (6, 6, 3), (6, 6, 3))
     stored[0] = b""
     made = source({"train": Content(stored, labels=[1, 77, 99])})
-    with pytest.raises(UsageError, match="train.rows, row 0: .*empty.* sampled 3 rows"):
+    with pytest.raises(DataError, match="train.rows, row 0: .*empty.* sampled 3 rows"):
         sample.take(made, "source", None, 0)
 
 
 def test_files_that_are_no_images_at_all_are_one_error(source):
     made = source({"train": Content([b"x", b"y"])})
     for encoding, size in (("source", None), ("raw", None), ("raw", (3, 3)), ("png", None)):
-        with pytest.raises(UsageError, match="train.rows, row 0: "):
+        with pytest.raises(DataError, match="train.rows, row 0: "):
             sample.take(made, encoding, size, 0)
 
 

@@ -276,6 +276,35 @@ class TestForeign:
         assert block.images.shape == (8, 28, 28, 1)
         assert block.labels[6] == -1  # out of range: for the reader of the block
 
+    @pytest.mark.parametrize("row", [0, 1, 7])
+    def test_a_bad_row_is_a_bad_row_wherever_it_lies(self, tmp_path, row):
+        for bad, fact in (
+            ({"label": 1}, "no feature 'image'"),
+            ({"image": png(pixels_of(0))}, "no feature 'label'"),
+            ({"image": 3, "label": 1}, "holds int64"),
+            ({"image": png(pixels_of(0)), "label": b"cat"}, "holds bytes"),
+        ):
+            features = [{"image": png(pixels_of(n)), "label": n % 2} for n in range(8)]
+            features[row] = bad
+            source = opened(write(tmp_path / "a.tfrecord", features))
+            block = source.read("train", np.arange(8))
+            assert list(block.bad) == [row]
+            assert fact in block.bad[row]
+
+    @pytest.mark.parametrize("row", [0, 7])
+    def test_a_raw_image_that_is_cut_is_a_bad_row_wherever_it_lies(self, tmp_path, row):
+        features = [book(n) for n in range(8)]
+        features[row]["image_raw"] = b"cut"
+        source = opened(write(tmp_path / "a.tfrecord", features), image_shape=(28, 28, 1))
+        assert list(source.read("train", np.arange(8)).bad) == [row]
+
+    def test_encoded_images_of_other_formats_are_no_raw_pixels(self, tmp_path):
+        stream = io.BytesIO()
+        PIL.Image.fromarray(pixels_of(1)).save(stream, "WEBP", lossless=True)
+        source = opened(write(tmp_path / "a.tfrecord", [{"image": stream.getvalue(), "label": 0}]))
+        assert source.image_shape is None
+        assert source.read("train", np.arange(1)).images == [stream.getvalue()]
+
     def test_kept_columns_have_the_types_of_the_first_records(self, tmp_path):
         records = [
             {
