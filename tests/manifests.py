@@ -11,7 +11,6 @@ from typing import Any
 import kubernetes_validate
 
 Manifest = dict[str, Any]
-_REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 
 
 def check_built_in(manifest: Manifest) -> None:
@@ -71,11 +70,13 @@ def unknown(given: Any, read: Any, path: str = "") -> list[str]:
 def environment(container: Manifest, annotations: dict[str, str]) -> dict[str, str]:
     """Returns the variables of a container as the kubelet makes them: `$(NAME)` is one that stands before it.
 
-    Kubernetes' rule (third_party/forked/golang/expansion): what is not known stays, `$$` is one dollar.
+    Those from secrets are left out.
     """
     found: dict[str, str] = {}
     for variable in container["env"]:
         if reference := variable.get("valueFrom"):
+            if "secretKeyRef" in reference:
+                continue
             (key,) = re.fullmatch(r"metadata\.annotations\['(.+)'\]", reference["fieldRef"]["fieldPath"]).groups()
             found[variable["name"]] = annotations[key]
         else:
@@ -84,9 +85,23 @@ def environment(container: Manifest, annotations: dict[str, str]) -> dict[str, s
 
 
 def expanded(text: str, variables: dict[str, str]) -> str:
-    """Returns a text with the variables that it refers to."""
+    """Returns what the kubelet makes of a text in a command or a variable: Expand of expansion.go, byte by byte.
 
-    def value(match: re.Match[str]) -> str:
-        return "$" if match[0] == "$$" else variables.get(match[1], match[0])
-
-    return _REFERENCE.sub(value, text)
+    `$$` is one dollar, `$(NAME)` a variable that is known, or stays; what else follows a dollar is copied as a rune of
+    its own, one byte of it.
+    """
+    given, found, checkpoint, cursor = text.encode(), b"", 0, 0
+    while cursor < len(given):
+        if given[cursor : cursor + 1] == b"$" and cursor + 1 < len(given):
+            found += given[checkpoint:cursor]
+            rest = given[cursor + 1 :]
+            end = rest.find(b")") if rest[:1] == b"(" else -1
+            if end >= 0:
+                name = rest[1:end].decode(errors="replace")
+                read, advance = variables.get(name, f"$({name})").encode(), end + 1
+            else:
+                read, advance = (b"" if rest[:1] == b"$" else b"$") + chr(rest[0]).encode(), 1
+            found, cursor = found + read, cursor + advance
+            checkpoint = cursor + 1
+        cursor += 1
+    return (found + given[checkpoint:]).decode()

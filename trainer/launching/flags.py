@@ -69,7 +69,9 @@ class LaunchFlags:
         """Checks values of several groups together."""
         self.elsewhere.check_meant_for(self.job.target)
         if self.job.target != "local":
-            check_local_only(self.restarts, ("restart_delay", "silent_timeout", "elastic"), self.job.target)
+            check_local_only(self.restarts, ("restart_delay", "regrow_delay", "elastic"), self.job.target)
+        if self.job.target == "slurm":
+            check_local_only(self.restarts, ("silent_timeout",), self.job.target)
 
     @property
     def elsewhere(self) -> Elsewhere:

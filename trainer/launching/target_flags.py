@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import posixpath
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from pipeline.errors import UsageError
 from trainer.config.flags.checks import check_least, check_name
@@ -12,10 +14,31 @@ from trainer.config.flags.checks import check_least, check_name
 KINDS = ("jobset", "trainjob", "tfjob")
 _MEMORY = re.compile(r"([1-9]\d*)([MGT])i")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d\d))?(?::(\d\d))?")
+# Names as Kubernetes checks them (apimachinery/pkg/util/validation). A job's name is also that of a service: RFC 1035.
 _DNS_LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
-_CLAIM = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")  # it names the volume, too, where dots are not allowed
+_NAMESPACE = re.compile(r"(?=.{1,63}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+_SECRET_KEY = re.compile(r"(?!\.\.?$)[-._a-zA-Z0-9]{1,253}")
+_LABEL_NAME = re.compile(r"(?=.{1,63}$)[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# An image as registries name it (github.com/distribution/reference).
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_WORD = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
+_HOST = rf"(?:{_WORD}(?:\.{_WORD})*|\[[0-9a-fA-F:]+\])(?::\d+)?"
+_IMAGE = re.compile(rf"(?:{_HOST}/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?", re.ASCII)
+_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+_MOST_ID = 2**31 - 1  # users, groups and counts in Kubernetes
+# What the launcher sets itself for each process.
+_SET_HERE = ("TF_CONFIG", "TASK_INDEX", "PYTHONUNBUFFERED", "STEPFEED_HEARTBEAT")
 _SLURM_NAMES = re.compile(r"[A-Za-z0-9_.,+@/-]+")
 _MOST_PORT = 65535
+_LONGEST_IMAGE = 255
+
+
+def _repeated(metavar: str, text: str) -> dict[str, Any]:
+    """Returns what simple_parsing is to know of a flag that may be given several times, with its text for --help."""
+    text = f"{text}; may be given several times"
+    return {"custom_args": {"action": "append", "nargs": None, "metavar": metavar, "help": text}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +49,13 @@ class ProcessFlags:
     cpus: int | None = None  # of each process
     memory: str | None = None  # of each process, such as 16Gi
     port: int | None = None  # that processes listen on (None: 2222; slurm: follows from the job's number)
+    env: list[str] | None = dataclasses.field(
+        default=None, metadata=_repeated("NAME=VALUE", "variable of each process")
+    )
 
     def __post_init__(self) -> None:
         """Checks the values."""
+        self.variables  # noqa: B018, it raises
         check_least(self, 1, "cpus", "port")
         if self.port is not None and self.port > _MOST_PORT:
             raise UsageError(f"--port={self.port}: must be {_MOST_PORT} or less")
@@ -38,6 +65,11 @@ class ProcessFlags:
             raise UsageError(
                 f"--memory={self.memory}: must be a whole number and Mi, Gi or Ti without a space, such as 16Gi"
             )
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The values of --env by their names."""
+        return _pairs("env", self.env, "NAME=VALUE, such as TF_CPP_MIN_LOG_LEVEL=1", _check_variable)
 
     @property
     def job_name(self) -> str:
@@ -57,6 +89,7 @@ class Mount:
 
     claim: str
     path: str
+    is_read_only: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,29 +99,111 @@ class KubernetesFlags:
     kind: str | None = None  # jobset, trainjob (Kubeflow Trainer 2) or tfjob (Training Operator 1) (None: jobset)
     image: str | None = None  # container image with this package; required
     namespace: str | None = None  # of the job (None: that of kubectl)
-    volume: str | None = None  # CLAIM:/FOLDER, with commas between: persistent volume claims and where pods see them
+    volume: str | None = None  # CLAIM:/FOLDER or CLAIM:/FOLDER:ro, with commas between: claims and where pods see them
+    secret_env: list[str] | None = dataclasses.field(
+        default=None, metadata=_repeated("NAME=SECRET:KEY", "variable from a secret")
+    )
+    service_account: str | None = None  # that pods run as (None: the namespace's default)
+    node_selector: list[str] | None = dataclasses.field(
+        default=None, metadata=_repeated("LABEL=VALUE", "of the nodes to run on")
+    )
+    toleration: list[str] | None = dataclasses.field(
+        default=None, metadata=_repeated("KEY[=VALUE][:EFFECT]", "of a taint of nodes")
+    )
+    priority_class: str | None = None  # of the pods
+    pull_secret: list[str] | None = dataclasses.field(
+        default=None, metadata=_repeated("SECRET", "for the image's registry")
+    )
+    run_as: str | None = None  # UID or UID:GID of the processes; volumes are given to the group (None: the image's)
+    ttl: int | None = None  # seconds after its end at which the job is deleted (None: never)
 
     def __post_init__(self) -> None:
         """Checks the values."""
         if self.kind is not None:
             check_name("kind", self.kind, KINDS)
-        if self.namespace is not None and not _DNS_LABEL.fullmatch(self.namespace):
-            raise UsageError(f"--namespace={self.namespace}: must be lower-case letters, digits and hyphens")
-        self.mounts  # noqa: B018, it raises
+        if self.namespace is not None and not _NAMESPACE.fullmatch(self.namespace):
+            raise UsageError(
+                f"--namespace={self.namespace}: must be lower-case letters, digits and hyphens, at most 63"
+            )
+        if self.image and not (_IMAGE.fullmatch(self.image) and len(self.image) <= _LONGEST_IMAGE):
+            raise UsageError(
+                f"--image={self.image}: is not the name of an image, such as registry.example/team/stepfeed:0.1.0"
+            )
+        for flag in ("service_account", "priority_class"):
+            if (name := getattr(self, flag)) is not None:
+                _check_name_of_object(flag, name, name)
+        for name in self.pull_secret or ():
+            _check_name_of_object("pull_secret", name, name)
+        if self.ttl is not None and not 0 <= self.ttl <= _MOST_ID:
+            raise UsageError(f"--ttl={self.ttl}: must be seconds from 0 to {_MOST_ID}")
+        self.mounts, self.secrets, self.node_labels, self.tolerations, self.user  # noqa: B018, they raise
 
     @property
     def mounts(self) -> tuple[Mount, ...]:
         """The claims of --volume."""
-        return tuple(self._mount(part) for part in (self.volume or "").split(",") if part)
+        mounts = tuple(self._mount(part) for part in (self.volume or "").split(",") if part)
+        paths = [mount.path for mount in mounts]
+        for path in paths:
+            if paths.count(path) > 1:
+                raise UsageError(f"--volume={self.volume}: {path} is there twice; give each claim a folder of its own")
+        return mounts
+
+    @property
+    def secrets(self) -> dict[str, tuple[str, str]]:
+        """Secret and key of --secret_env by the names of variables."""
+        found = {}
+        form = "NAME=SECRET:KEY, such as AWS_SECRET_ACCESS_KEY=store:key"
+        for name, value in _pairs("secret_env", self.secret_env, form, _check_variable).items():
+            secret, colon, key = value.partition(":")
+            if not (colon and _SECRET_KEY.fullmatch(key)):
+                raise UsageError(f"--secret_env={name}={value}: must be {form}")
+            _check_name_of_object("secret_env", secret, f"{name}={value}")
+            found[name] = (secret, key)
+        return found
+
+    @property
+    def node_labels(self) -> dict[str, str]:
+        """The labels of --node_selector."""
+        found = _pairs("node_selector", self.node_selector, "LABEL=VALUE, such as pool=gpu", _check_label)
+        for name, value in found.items():
+            _check_label_value("node_selector", value, f"{name}={value}")
+        return found
+
+    @property
+    def tolerations(self) -> list[dict[str, str]]:
+        """The taints of --toleration, as a pod has them."""
+        return [_toleration(text) for text in self.toleration or ()]
+
+    @property
+    def user(self) -> tuple[int, int] | None:
+        """User and group of --run_as; the group is that of the same number where none is given."""
+        if self.run_as is None:
+            return None
+        user, colon, group = self.run_as.partition(":")
+        ids = (user, group if colon else user)
+        if not all(each.isascii() and each.isdecimal() and int(each) <= _MOST_ID for each in ids):
+            raise UsageError(
+                f"--run_as={self.run_as}: must be UID or UID:GID, numbers up to {_MOST_ID}, such as 1000:100"
+            )
+        return int(ids[0]), int(ids[1])
 
     def _mount(self, text: str) -> Mount:
-        claim, colon, path = text.partition(":")
-        if not (_CLAIM.fullmatch(claim) and colon and path.startswith("/") and path.strip("/")):
+        claim, colon, rest = text.partition(":")
+        path, _, mode = rest.partition(":")
+        path = path.rstrip("/")
+        if not (
+            _SUBDOMAIN.fullmatch(claim)
+            and colon
+            and path.startswith("/")
+            and posixpath.normpath(path) == path
+            and not path.startswith("//")
+            and rest.partition(":")[1:] in (("", ""), (":", "ro"))
+        ):
             raise UsageError(
-                f"--volume={self.volume}: {text!r} is not CLAIM:/FOLDER, such as data:/data,runs:/runs for the "
-                "persistent volume claims data and runs"
+                f"--volume={self.volume}: {text!r} is not CLAIM:/FOLDER or CLAIM:/FOLDER:ro, such as "
+                "data:/data:ro,runs:/runs for the claims data and runs; a folder has no colon and no .."
             )
-        return Mount(claim, path.rstrip("/"))
+        return Mount(claim, path, mode == "ro")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,17 +265,89 @@ class Elsewhere:
       slurm: what Slurm alone knows.
     """
 
-    processes: ProcessFlags = ProcessFlags()
-    kubernetes: KubernetesFlags = KubernetesFlags()
-    slurm: SlurmFlags = SlurmFlags()
+    processes: ProcessFlags = dataclasses.field(default_factory=ProcessFlags)
+    kubernetes: KubernetesFlags = dataclasses.field(default_factory=KubernetesFlags)
+    slurm: SlurmFlags = dataclasses.field(default_factory=SlurmFlags)
 
     def check_meant_for(self, target: str) -> None:
         """Raises UsageError where a flag was given that `target` does not know."""
         if target == "local":
             _check_not_given(self.processes, target, "kubernetes or --target=slurm")
+        check_no_variable_twice(self.processes, self.kubernetes)
         for name, flags in (("kubernetes", self.kubernetes), ("slurm", self.slurm)):
             if name != target:
                 _check_not_given(flags, target, name)
+
+
+def _pairs(flag: str, given: Sequence[str] | None, form: str, check: Any) -> dict[str, str]:
+    """Returns the values of a flag that may be given several times, by the names before `=`.
+
+    Raises:
+      UsageError: one has no `=`, a name is there twice, or `check` of the flag, the name and the text raises it.
+    """
+    found: dict[str, str] = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--{flag}={text}: must be {form}")
+        check(flag, name, text)
+        if name in found:
+            raise UsageError(f"--{flag}={text}: {name} is given twice")
+        found[name] = value
+    return found
+
+
+def _check_variable(flag: str, name: str, text: str) -> None:
+    if not _VARIABLE.fullmatch(name):
+        raise UsageError(
+            f"--{flag}={text}: a variable's name must be letters, digits and _, and not begin with a digit"
+        )
+    if name in _SET_HERE:
+        raise UsageError(f"--{flag}={text}: the launcher sets {name} for each process; leave it out")
+    if "\0" in text:
+        raise UsageError(f"--{flag}={name}: must not have a zero byte")
+
+
+def _check_label(flag: str, name: str, text: str) -> None:
+    prefix, slash, rest = name.rpartition("/")
+    if not ((_SUBDOMAIN.fullmatch(prefix) if slash else True) and _LABEL_NAME.fullmatch(rest)):
+        raise UsageError(
+            f"--{flag}={text}: {name!r} is no name of a label, such as pool or cloud.google.com/gke-accelerator"
+        )
+
+
+def _check_label_value(flag: str, value: str, text: str) -> None:
+    if value and not _LABEL_NAME.fullmatch(value):
+        raise UsageError(
+            f"--{flag}={text}: {value!r} must be at most 63 letters, digits, '-', '_' and '.', and begin and end with "
+            "a letter or digit"
+        )
+
+
+def _check_name_of_object(flag: str, name: str, text: str) -> None:
+    if not _SUBDOMAIN.fullmatch(name):
+        raise UsageError(
+            f"--{flag}={text}: {name!r} must be lower-case letters, digits, hyphens and dots, and begin and end with a "
+            "letter or digit"
+        )
+
+
+def _toleration(text: str) -> dict[str, str]:
+    taint, colon, effect = text.rpartition(":") if ":" in text else (text, "", "")
+    key, equals, value = taint.partition("=")
+    _check_label("toleration", key, text)
+    _check_label_value("toleration", value, text)
+    if colon and effect not in _EFFECTS:
+        raise UsageError(f"--toleration={text}: the effect must be one of {', '.join(_EFFECTS)}, or left out for all")
+    operator = {"operator": "Equal", "value": value} if equals else {"operator": "Exists"}
+    return {"key": key, **operator, **({"effect": effect} if colon else {})}
+
+
+def check_no_variable_twice(processes: ProcessFlags, kubernetes: KubernetesFlags) -> None:
+    """Raises UsageError where a variable is given a value and a secret."""
+    for name in kubernetes.secrets:
+        if name in processes.variables:
+            raise UsageError(f"--secret_env: {name} is given by --env, too; leave one out")
 
 
 def check_local_only(flags: object, names: Sequence[str], target: str) -> None:
@@ -179,6 +366,7 @@ def _check_not_given(flags: object, target: str, meant: str) -> None:
     for field in dataclasses.fields(flags):  # type: ignore[arg-type]
         value = getattr(flags, field.name)
         if value is not None:
+            shown = value[0] if isinstance(value, list) else value
             raise UsageError(
-                f"--{field.name}={value} with --target={target}: is for --target={meant}; leave --{field.name} out"
+                f"--{field.name}={shown} with --target={target}: is for --target={meant}; leave --{field.name} out"
             )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from trainer.launching.job import PARAMETER_SERVER, Job
 from trainer.launching.targets import pods
 from trainer.launching.targets.pods import Manifest
@@ -11,6 +9,7 @@ from trainer.launching.targets.pods import Manifest
 _CONTAINER = "trainer"
 # What Kubernetes' Job controller calls a failure by podFailurePolicy.
 _BY_POLICY = "PodFailurePolicy"
+_FINAL, _EVICTED = 0, 1  # the rules of the jobs' policies
 _ALONE = "worker"  # the role whose processes restart one by one, where training is asynchronous
 
 
@@ -35,16 +34,30 @@ def spec(job: Job, replicated_jobs: list[Manifest], jobs: dict[str, str]) -> Man
       jobs: what they are called.
     """
     chief = {"successPolicy": {"operator": "All", "targetReplicatedJobs": [jobs["chief"]]}} if "chief" in jobs else {}
-    final: dict[str, Any] = {"name": "badDataOrFlag", "action": "FailJobSet", "onJobFailureReasons": [_BY_POLICY]}
+    ttl = job.elsewhere.kubernetes.ttl
     return {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+        **({} if ttl is None else {"ttlSecondsAfterFinished": ttl}),
         **chief,
         "failurePolicy": {
             "maxRestarts": job.max_restarts,
             "restartStrategy": "BlockingRecreate",  # the last pods have saved and are gone before new ones start
-            "rules": [final],
+            "rules": [
+                _rule("badDataOrFlag", "FailJobSet", _FINAL),
+                _rule("evicted", "RestartJobSetAndIgnoreMaxRestarts", _EVICTED),
+            ],
         },
         "replicatedJobs": replicated_jobs,
+    }
+
+
+def _rule(name: str, action: str, index: int) -> Manifest:
+    """Returns what follows when a job failed by a rule of its policy, which the message ends with."""
+    return {
+        "name": name,
+        "action": action,
+        "onJobFailureReasons": [_BY_POLICY],
+        "onJobFailureMessagePatterns": [f"matching FailJob rule at index {index}$"],
     }
 
 
@@ -53,7 +66,11 @@ def replicated_job(job: Job, role: str, name: str, container: Manifest) -> Manif
     count = job.roles[role]
     alone = job.strategy == PARAMETER_SERVER and role == _ALONE
     codes = {"containerName": container["name"], "operator": "In", "values": pods.FINAL_CODES}
-    evicted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    # Its pod is replaced alone, or the whole JobSet starts again, without being counted.
+    evicted = {
+        "action": "Ignore" if alone else "FailJob",
+        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+    }
     return {
         "name": name,
         "replicas": 1,
@@ -62,10 +79,9 @@ def replicated_job(job: Job, role: str, name: str, container: Manifest) -> Manif
                 "completionMode": "Indexed",
                 "completions": count,
                 "parallelism": count,
-                "backoffLimit": job.max_restarts if alone else 0,
-                "podFailurePolicy": {
-                    "rules": [{"action": "FailJob", "onExitCodes": codes}, *([evicted] if alone else [])]
-                },
+                # Of each worker; one that has none left is lost, and the others go on.
+                **({"backoffLimitPerIndex": job.max_restarts} if alone else {"backoffLimit": 0}),
+                "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": codes}, evicted]},
                 "template": {"spec": {"restartPolicy": "Never", **pods.pod_spec(job, container)}},
             }
         },

@@ -7,14 +7,20 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from trainer.actions import heartbeat
 from trainer.cluster.tf_config import VARIABLE
 from trainer.launching.job import Job
 
 Manifest = dict[str, Any]
 
 PORT = 2222  # of each process, in its own pod
-FINAL_CODES = [1, 2]  # of trainer.run: the data or a flag is bad, and would be again
+# The data or a flag is bad (of trainer.run), or there is no such command (a shell's codes, and 128, which containerd
+# gives where it cannot start one): it would fail again.
+FINAL_CODES = [1, 2, 126, 127, 128]
 RERUN_CODE = 75
+LONGEST_LABEL = 63  # characters, of names of pods and volumes
+_HEARTBEAT = "/tmp/stepfeed-heartbeat.json"
+_STARTING, _PROBED_EVERY = 900, 30  # seconds
 _INDEX = "TASK_INDEX"
 _INDEX_PATH = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _GPU = "nvidia.com/gpu"
@@ -33,9 +39,14 @@ def port(job: Job) -> int:
     return job.elsewhere.processes.port or PORT
 
 
+def escaped(text: str) -> str:
+    """Returns what Kubernetes makes `text` of: in commands and values `$$` becomes `$`, and `$(NAME)` a value."""
+    return text.replace("$", "$$")
+
+
 def command(job: Job) -> list[str]:
-    """Returns what a container runs. Kubernetes would replace `$(NAME)` in it."""
-    return [word.replace("$(", "$$(") for word in job.command]
+    """Returns what a container runs."""
+    return list(map(escaped, job.command))
 
 
 def environment(job: Job, role: str, jobs: Mapping[str, str]) -> list[Manifest]:
@@ -46,9 +57,8 @@ def environment(job: Job, role: str, jobs: Mapping[str, str]) -> list[Manifest]:
       role: of the pods.
       jobs: what each role's replicated job is called in the JobSet.
     """
-    unbuffered = {"name": "PYTHONUNBUFFERED", "value": "1"}
     if sum(job.roles.values()) == 1:  # any strategy, which would ask why there is a cluster
-        return [unbuffered]
+        return variables(job)
     name = job.elsewhere.processes.job_name
     cluster = {
         each: [f"{name}-{jobs[each]}-0-{index}.{name}:{port(job)}" for index in range(count)]
@@ -56,10 +66,45 @@ def environment(job: Job, role: str, jobs: Mapping[str, str]) -> list[Manifest]:
     }
     task = f'{{"type": "{role}", "index": $({_INDEX})}}'
     return [
-        unbuffered,
+        *variables(job),
         {"name": _INDEX, "valueFrom": {"fieldRef": {"fieldPath": _INDEX_PATH}}},  # first: TF_CONFIG refers to it
         {"name": VARIABLE, "value": f'{{"cluster": {json.dumps(cluster)}, "task": {task}}}'},
     ]
+
+
+def variables(job: Job) -> list[Manifest]:
+    """Returns the variables that all processes have: the launcher's, those of --env and of --secret_env."""
+    given, secrets = job.elsewhere.processes.variables, job.elsewhere.kubernetes.secrets
+    return [
+        {"name": "PYTHONUNBUFFERED", "value": "1"},
+        {"name": heartbeat.VARIABLE, "value": _HEARTBEAT},
+        *({"name": name, "value": escaped(value)} for name, value in given.items()),
+        *(
+            {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+            for name, (secret, key) in secrets.items()
+        ),
+    ]
+
+
+def _probes(job: Job) -> Manifest:
+    """Returns the probes by which a process that gives no sign of life is killed.
+
+    A beat may be late by what it announced itself, as where the interpreter's lock is held. Until the first one,
+    Python has time to start.
+    """
+    code = f"import json, time; beat = json.load(open({_HEARTBEAT!r}))"
+    program = ["python", "-I", "-S", "-c"]
+    late = f"raise SystemExit(time.time() - beat['time'] > {job.silent_timeout:g} + beat['quiet'])"
+    each = {"periodSeconds": _PROBED_EVERY, "timeoutSeconds": _PROBED_EVERY}
+    return {
+        "startupProbe": {
+            "exec": {"command": [*program, code]},
+            "periodSeconds": 5,
+            "timeoutSeconds": _PROBED_EVERY,
+            "failureThreshold": _STARTING // 5,
+        },
+        "livenessProbe": {"exec": {"command": [*program, f"{code}; {late}"]}, **each, "failureThreshold": 2},
+    }
 
 
 def resources(job: Job, role: str) -> Manifest:
@@ -74,8 +119,16 @@ def resources(job: Job, role: str) -> Manifest:
 
 def container(job: Job, role: str, name: str) -> Manifest:
     """Returns the container of a pod, without command and environment."""
-    mounts = [{"name": mount.claim, "mountPath": mount.path} for mount in job.elsewhere.kubernetes.mounts]
-    found: Manifest = {"name": name, "image": job.elsewhere.kubernetes.image}
+    names = _volume_names(job)
+    mounts: list[Manifest] = [
+        {
+            "name": names[mount.claim],
+            "mountPath": mount.path,
+            **({"readOnly": True} if mount.is_read_only else {}),
+        }
+        for mount in job.elsewhere.kubernetes.mounts
+    ]
+    found: Manifest = {"name": name, "image": job.elsewhere.kubernetes.image, **_probes(job)}
     if sum(job.roles.values()) > 1:
         found["ports"] = [{"containerPort": port(job)}]
     if asked := resources(job, role):
@@ -87,11 +140,41 @@ def container(job: Job, role: str, name: str) -> Manifest:
 
 def pod_spec(job: Job, container: Manifest) -> Manifest:
     """Returns what a pod with this container is."""
-    claims = dict.fromkeys(mount.claim for mount in job.elsewhere.kubernetes.mounts)
-    volumes = [{"name": claim, "persistentVolumeClaim": {"claimName": claim}} for claim in claims]
+    flags = job.elsewhere.kubernetes
+    volumes = [
+        {"name": name, "persistentVolumeClaim": {"claimName": claim}} for claim, name in _volume_names(job).items()
+    ]
+    given: Manifest = {
+        "serviceAccountName": flags.service_account,
+        "nodeSelector": flags.node_labels,
+        "tolerations": flags.tolerations,
+        "priorityClassName": flags.priority_class,
+        "imagePullSecrets": [{"name": name} for name in flags.pull_secret or ()],
+        "securityContext": _security(flags.user),
+    }
     return {
         "terminationGracePeriodSeconds": math.ceil(job.stop_timeout),  # SIGTERM saves
         "shareProcessNamespace": True,  # process 1 of a container gets no SIGTERM until it handles it
+        **{name: value for name, value in given.items() if value},
         "containers": [container],
         **({"volumes": volumes} if volumes else {}),
+    }
+
+
+def _volume_names(job: Job) -> dict[str, str]:
+    """Returns what the volume of each claim is called: like the claim, whose name may be longer and have dots."""
+    claims = list(dict.fromkeys(mount.claim for mount in job.elsewhere.kubernetes.mounts))
+    if all(len(claim) <= LONGEST_LABEL and "." not in claim for claim in claims):
+        return {claim: claim for claim in claims}
+    return {claim: f"volume-{index}" for index, claim in enumerate(claims)}
+
+
+def _security(user: tuple[int, int] | None) -> Manifest:
+    if user is None:
+        return {}
+    return {
+        "runAsUser": user[0],
+        "runAsGroup": user[1],
+        "fsGroup": user[1],  # which volumes are given to
+        **({"runAsNonRoot": True} if user[0] else {}),
     }

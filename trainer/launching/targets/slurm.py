@@ -43,7 +43,9 @@ def render(job: Job) -> str:
     port = job.elsewhere.processes.port
     return sbatch_script.fill(
         OPTIONS="\n".join(f"#SBATCH {option}" for option in _options(job, flags, len(roles), per_node)),
-        VARIABLES="",
+        VARIABLES="\n".join(
+            f"export {name}={shlex.quote(value)}" for name, value in job.elsewhere.processes.variables.items()
+        ),
         SETUP=_setup(flags.setup) if flags.setup else "",
         MODEL_DIR=shlex.quote(job.model_dir.rstrip("/") or "/"),
         COMMAND=shlex.join(job.command),

@@ -22,9 +22,11 @@ exit "$code"
 
 def documents(job: Job) -> list[Manifest]:
     """Returns the manifest."""
+    ttl = job.elsewhere.kubernetes.ttl
     spec = {
         "runPolicy": {
             "cleanPodPolicy": "Running",  # parameter servers do not end by themselves
+            **({} if ttl is None else {"ttlSecondsAfterFinished": ttl}),
             **({"backoffLimit": job.max_restarts} if job.max_restarts else {}),
         },
         **({} if "chief" in job.roles else {"successPolicy": "AllWorkers"}),
@@ -37,8 +39,8 @@ def _replicas(job: Job, role: str) -> Manifest:
     container = {
         **pods.container(job, role, _CONTAINER),
         "ports": [{"name": _PORT_NAME, "containerPort": pods.port(job)}],
-        "command": ["sh", "-c", _PASS_ON.replace("$(", "$$("), "sh", *pods.command(job)],
-        "env": [{"name": "PYTHONUNBUFFERED", "value": "1"}],
+        "command": ["sh", "-c", pods.escaped(_PASS_ON), "sh", *pods.command(job)],
+        "env": pods.variables(job),
     }
     return {
         "replicas": job.roles[role],

@@ -1,20 +1,27 @@
 """The manifests: against the published models, and what their pods do."""
 
+import ast
 import contextlib
+import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
+import sys
 import time
 
+import hypothesis
 import pytest
 import yaml
+from hypothesis import strategies as st
 
 from pipeline.errors import UsageError
 from tests import manifests
 from tests.unit.trainer.launching.targets.conftest import KUBERNETES
+from trainer.actions.heartbeat import Beat, Heartbeat
 from trainer.cluster import tf_config
-from trainer.launching.targets import kubernetes
+from trainer.launching.targets import kubernetes, pods
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 LARGE = ("--cpus=8", "--memory=16Gi", "--gpus_per_worker=2", "--namespace=ml", "--max_restarts=3")
@@ -132,26 +139,63 @@ def test_roles_with_parameter_servers(documents_of):
 
 def test_one_process_has_no_cluster(documents_of):
     (jobset,) = documents_of()
-    assert [each["name"] for each in container_of(replicated(jobset["spec"])["worker"])["env"]] == ["PYTHONUNBUFFERED"]
+    assert [each["name"] for each in container_of(replicated(jobset["spec"])["worker"])["env"]] == [
+        "PYTHONUNBUFFERED",
+        "STEPFEED_HEARTBEAT",
+    ]
 
 
 def test_exit_codes_of_a_synchronous_job(documents_of):
     (jobset,) = documents_of("--num_workers=2", "--max_restarts=3")
     job, policy = replicated(jobset["spec"])["worker"], jobset["spec"]["failurePolicy"]
     assert job["backoffLimit"] == 0  # any pod that fails fails the Job, and the JobSet restarts, all of it
-    codes = {"containerName": "trainer", "operator": "In", "values": [1, 2]}
-    assert job["podFailurePolicy"] == {"rules": [{"action": "FailJob", "onExitCodes": codes}]}
+    codes = {"containerName": "trainer", "operator": "In", "values": [1, 2, 126, 127, 128]}  # no such command, too
+    evicted = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    assert job["podFailurePolicy"] == {"rules": [{"action": "FailJob", "onExitCodes": codes}, evicted]}
     assert job["template"]["spec"]["restartPolicy"] == "Never"
     assert (policy["maxRestarts"], policy["restartStrategy"]) == (3, "BlockingRecreate")
-    (rule,) = policy["rules"]
-    assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
     assert "successPolicy" not in jobset["spec"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "action"),
+    [
+        (
+            "PodFailurePolicy",
+            "Container trainer for pod ml/train-worker-0-1 failed with exit code 2 matching FailJob rule at index 0",
+            "FailJobSet",
+        ),
+        (
+            "PodFailurePolicy",
+            "Pod ml/train-worker-0-1-x7k2p has condition DisruptionTarget matching FailJob rule at index 1",
+            "RestartJobSetAndIgnoreMaxRestarts",
+        ),
+        ("BackoffLimitExceeded", "Job has reached the specified backoff limit", "RestartJobSet"),
+    ],
+)
+def test_what_jobset_does_when_a_job_fails(documents_of, reason, message, action):
+    """By the messages of Kubernetes' Job controller, and JobSet's rule: the first that matches, else a restart."""
+    (jobset,) = documents_of("--num_workers=2")
+    matching = [
+        rule["action"]
+        for rule in jobset["spec"]["failurePolicy"]["rules"]
+        if reason in rule["onJobFailureReasons"]
+        and any(re.search(pattern, message) for pattern in rule["onJobFailureMessagePatterns"])
+    ]
+    assert [*matching, "RestartJobSet"][0] == action
 
 
 def test_an_asynchronous_worker_restarts_alone_and_the_chief_ends_the_job(documents_of):
     (jobset,) = documents_of("--num_workers=2", "--max_restarts=3", num_ps=1)
     jobs = replicated(jobset["spec"])
-    assert {name: job["backoffLimit"] for name, job in jobs.items()} == {"chief": 0, "worker": 3, "ps": 0}
+    assert {name: job.get("backoffLimit") for name, job in jobs.items()} == {"chief": 0, "worker": None, "ps": 0}
+    assert {name: job.get("backoffLimitPerIndex") for name, job in jobs.items()} == {
+        "chief": None,
+        "worker": 3,
+        "ps": None,
+    }
+    assert "maxFailedIndexes" not in jobs["worker"]  # a worker that is lost does not end the others
+    assert [rule["action"] for rule in jobs["chief"]["podFailurePolicy"]["rules"]] == ["FailJob", "FailJob"]
     assert [rule["action"] for rule in jobs["worker"]["podFailurePolicy"]["rules"]] == ["FailJob", "Ignore"]
     assert jobset["spec"]["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["chief"]}
 
@@ -174,11 +218,180 @@ def test_resources_volumes_and_time_to_save(documents_of):
         assert mounts == [{"name": "data", "mountPath": "/data"}, {"name": "runs", "mountPath": "/runs"}]
 
 
-def test_what_looks_like_a_reference_stays_as_it_is(documents_of):
-    trainer = ("--data_dir=/data/$(HOME)", "--model_dir=/runs/one")
-    (jobset,) = documents_of(trainer=trainer)
-    command = container_of(replicated(jobset["spec"])["worker"])["command"]
-    assert "--data_dir=/data/$(HOME)" in [manifests.expanded(word, {"HOME": "/root"}) for word in command]
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("$$(A)", "$(A)"),
+        ("$(A)", "value"),
+        ("$(B)$$$", "$(B)$$"),
+        ("$$$(A)", "$value"),
+        ("$(A", "$(A"),
+        ("$A$", "$A$"),
+        ("$()", "$()"),
+    ],
+)
+def test_the_model_of_the_kubelets_rule(text, made):
+    assert manifests.expanded(text, {"A": "value"}) == made
+
+
+WORDS = st.text(
+    st.one_of(st.sampled_from("$()A{}`\"'\\ !;&|*#~é\n"), st.characters(codec="utf-8", exclude_characters="\0"))
+)
+
+
+@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.given(word=WORDS)
+def test_any_text_reaches_the_pod_as_it_is(word):
+    assert manifests.expanded(pods.escaped(word), {"A": "value", "": "nothing", "HOME": "/root"}) == word
+
+
+NASTY = [
+    "$$",
+    "$(HOME)",
+    "$HOME",
+    "$$(HOME)",
+    "`id`",
+    "a'b\"c",
+    "é$é",
+    "back\\slash",
+    "*",
+    "a~",
+    "!x",
+    "two\nlines",
+    "# no",
+]
+
+
+@pytest.mark.parametrize("kind", ["jobset", "trainjob", "tfjob"])
+def test_flags_and_variables_reach_the_process_as_they_are(documents_of, kind):
+    """The pod's command is really run, with a program that prints what it gets instead of the trainer."""
+    flags = [f"--env=V{index}={word}" for index, word in enumerate(NASTY)]
+    trainer = ("--data_dir=/data/" + "".join(NASTY), "--model_dir=/runs/one")
+    *_, last = documents_of(f"--kind={kind}", *flags, trainer=trainer)
+    spec = last["spec"]
+    if kind == "trainjob":
+        container = spec["trainer"]
+    elif kind == "tfjob":
+        container = container_of(spec["tfReplicaSpecs"]["Worker"])
+    else:
+        container = container_of(replicated(spec)["worker"])
+    variables = manifests.environment(container, {INDEX: "0"})
+    command = [manifests.expanded(word, variables) for word in container["command"]]
+    code = "import os, sys; print([sys.argv[1:], [os.environ[f'V{i}'] for i in range(int(sys.argv[1]))]])"
+    at = command.index("python")
+    program = [*command[:at], sys.executable, "-c", code, str(len(NASTY)), *command[at:]]
+    done = subprocess.run(program, env={**os.environ, **variables}, capture_output=True, text=True, check=True)
+    arguments, values = ast.literal_eval(done.stdout)
+    assert arguments[1:] == ["python", "-m", "trainer.run", *trainer, "--strategy=multiworker"]
+    assert values == NASTY
+
+
+@pytest.fixture
+def probes(documents_of, tmp_path):
+    """Returns a function that runs the probes of a pod whose heartbeat is `text`, or none: whether each holds."""
+    (jobset,) = documents_of("--silent_timeout=20")
+    container = container_of(replicated(jobset["spec"])["worker"])
+    path = manifests.environment(container, {INDEX: "0"})["STEPFEED_HEARTBEAT"]
+    beats = tmp_path / "beats.json"
+
+    def probes(text):
+        beats.unlink(missing_ok=True)
+        if text is not None:
+            beats.write_text(text)
+        found = []
+        for probe in ("startupProbe", "livenessProbe"):
+            program, *words = (manifests.expanded(word, {}) for word in container[probe]["exec"]["command"])
+            assert (program, words[-1].count(path)) == ("python", 1)
+            words[-1] = words[-1].replace(path, str(beats))
+            found.append(subprocess.run([sys.executable, *words], check=False, capture_output=True).returncode == 0)
+        return found
+
+    return probes
+
+
+@pytest.mark.parametrize(
+    ("age", "quiet", "holds"), [(0, 0, True), (15, 0, True), (25, 0, False), (70, 60, True), (90, 60, False)]
+)
+def test_a_process_without_a_heartbeat_is_not_alive(probes, age, quiet, holds):
+    beat = Beat(1, time.time() - age, quiet=float(quiet))
+    assert probes(json.dumps(dataclasses.asdict(beat))) == [True, holds]
+
+
+def test_before_the_first_beat_a_process_starts(probes, documents_of, tmp_path):
+    assert probes(None) == [False, False]
+    with Heartbeat(str(tmp_path / "real.json")):
+        assert probes((tmp_path / "real.json").read_text()) == [True, True]
+    (jobset,) = documents_of()
+    probe = container_of(replicated(jobset["spec"])["worker"])["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == 900
+
+
+OPERATOR = (
+    *("--env=HTTP_PROXY=http://proxy:3128", "--env=EMPTY=", "--secret_env=AWS_SECRET_ACCESS_KEY=store.s3:secret-key"),
+    *(
+        "--service_account=trainer",
+        "--node_selector=pool=gpu",
+        "--node_selector=cloud.google.com/gke-accelerator=nvidia-l4",
+    ),
+    *("--toleration=nvidia.com/gpu:NoSchedule", "--toleration=team=vision:NoExecute", "--toleration=spot"),
+    *("--priority_class=batch-low", "--pull_secret=registry", "--pull_secret=mirror", "--run_as=1000:100"),
+)
+
+
+@pytest.mark.parametrize("num_ps", [0, 1])
+@pytest.mark.parametrize("kind", ["jobset", "trainjob", "tfjob"])
+def test_what_an_operator_sets(documents_of, kind, num_ps):
+    ttl = () if kind == "trainjob" else ("--ttl=3600",)
+    documents = documents_of(f"--kind={kind}", *OPERATOR, *ttl, "--volume=data:/data:ro,runs.v2:/runs", num_ps=num_ps)
+    spec = documents[0]["spec"]
+    if kind == "tfjob":
+        manifests.check_tfjob(documents[0])
+        templates, owner = [each["template"]["spec"] for each in spec["tfReplicaSpecs"].values()], spec["runPolicy"]
+    else:
+        owner = spec["template"]["spec"] if kind == "trainjob" else spec
+        manifests.check_trainer_api(
+            documents[0], "TrainerV1alpha1TrainingRuntime" if kind == "trainjob" else "JobsetV1alpha2JobSet"
+        )
+        templates = [job["template"]["spec"] for job in replicated(owner).values()]
+    assert owner.get("ttlSecondsAfterFinished") == (3600 if ttl else None)
+    assert len(templates) == (3 if num_ps else 1)
+    for pod in templates:
+        manifests.check_pod(pod)
+        (container,) = pod["containers"]
+        assert pod["serviceAccountName"] == "trainer"
+        assert pod["nodeSelector"] == {"pool": "gpu", "cloud.google.com/gke-accelerator": "nvidia-l4"}
+        assert pod["tolerations"] == [
+            {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+            {"key": "team", "operator": "Equal", "value": "vision", "effect": "NoExecute"},
+            {"key": "spot", "operator": "Exists"},
+        ]
+        assert pod["priorityClassName"] == "batch-low"
+        assert pod["imagePullSecrets"] == [{"name": "registry"}, {"name": "mirror"}]
+        security = {"runAsUser": 1000, "runAsGroup": 100, "fsGroup": 100, "runAsNonRoot": True}
+        assert pod["securityContext"] == security
+        claims = {volume["name"]: volume["persistentVolumeClaim"]["claimName"] for volume in pod["volumes"]}
+        assert [
+            (claims[each["name"]], each["mountPath"], each.get("readOnly")) for each in container["volumeMounts"]
+        ] == [
+            ("data", "/data", True),
+            ("runs.v2", "/runs", None),
+        ]
+        if "env" not in container:  # of a TrainJob's own part
+            container = documents[1]["spec"]["trainer"]
+        variables = {variable["name"]: variable for variable in container["env"]}
+        assert variables["HTTP_PROXY"]["value"] == "http://proxy:3128"
+        assert variables["EMPTY"]["value"] == ""
+        reference = {"name": "store.s3", "key": "secret-key"}
+        assert variables["AWS_SECRET_ACCESS_KEY"]["valueFrom"] == {"secretKeyRef": reference}
+
+
+def test_root_and_a_user_without_a_group(documents_of):
+    for given, found in (
+        ("0", {"runAsUser": 0, "runAsGroup": 0, "fsGroup": 0}),
+        ("7", {"runAsUser": 7, "runAsNonRoot": True}),
+    ):
+        (jobset,) = documents_of(f"--run_as={given}")
+        assert found.items() <= replicated(jobset["spec"])["worker"]["template"]["spec"]["securityContext"].items()
 
 
 def wrapped(documents_of, program):
@@ -226,7 +439,45 @@ def test_a_tfjobs_process_gets_sigterm(documents_of, tmp_path):
         ([f"--name={'a' * 60}"], "must be 46 characters or less"),
         (["--port=70000"], "--port=70000: must be 65535 or less"),
         (["--time_limit=10"], "--time_limit=10 with --target=kubernetes: is for --target=slurm"),
-        (["--silent_timeout=10"], "--silent_timeout=10.0 with --target=kubernetes: is for --target=local"),
+        (["--regrow_delay=10"], "--regrow_delay=10.0 with --target=kubernetes: is for --target=local"),
+        (["--volume=data:/data:ro,runs:/runs:rw"], "'runs:/runs:rw' is not CLAIM:/FOLDER or CLAIM:/FOLDER:ro"),
+        (["--volume=data:/data:ro,runs:/runs:ro"], "--model_dir=/runs/one: lies on a volume that is mounted read-only"),
+        (["--volume=runs:/runs"], "--data_dir=/data/mnist: /data/mnist lies on no volume of --volume (/runs)"),
+        (["--volume=data:/data,runs:/runs/../x"], "'runs:/runs/../x' is not CLAIM:/FOLDER"),
+        (["--volume=data:/data,runs://runs"], "'runs://runs' is not CLAIM:/FOLDER"),
+        (["--volume=data:/data,Runs:/runs"], "'Runs:/runs' is not CLAIM:/FOLDER"),
+        (["--volume=data:/data,runs:/"], "'runs:/' is not CLAIM:/FOLDER"),
+        (["--volume=data:/data,data:/data/,runs:/runs"], "/data is there twice"),
+        (["--image=registry/Stepfeed:1"], "--image=registry/Stepfeed:1: is not the name of an image"),
+        (["--image=stepfeed:"], "is not the name of an image"),
+        (["--image= stepfeed"], "is not the name of an image"),
+        ([f"--image={'a' * 256}"], "is not the name of an image"),
+        (["--image=https://registry/stepfeed"], "is not the name of an image"),
+        (["--namespace=-ml"], "--namespace=-ml: must be lower-case letters, digits and hyphens, at most 63"),
+        ([f"--namespace={'a' * 64}"], "at most 63"),
+        (["--env=A"], "--env=A: must be NAME=VALUE"),
+        (["--env=1A=2"], "--env=1A=2: a variable's name must be letters"),
+        (["--env=A=1", "--env=A=2"], "--env=A=2: A is given twice"),
+        (["--env=A=1", "--secret_env=A=s:k"], "--secret_env: A is given by --env, too"),
+        (["--env=TF_CONFIG={}"], "--env=TF_CONFIG={}: the launcher sets TF_CONFIG for each process"),
+        (["--secret_env=A=b"], "--secret_env=A=b: must be NAME=SECRET:KEY"),
+        (["--secret_env=A=B_C:k"], "--secret_env=A=B_C:k: 'B_C' must be lower-case letters"),
+        (["--secret_env=A=b:.."], "--secret_env=A=b:..: must be NAME=SECRET:KEY"),
+        (["--service_account=My"], "--service_account=My: 'My' must be lower-case"),
+        (["--priority_class=a_b"], "--priority_class=a_b: 'a_b' must be lower-case"),
+        (["--pull_secret="], "--pull_secret=: '' must be lower-case"),
+        (["--node_selector=pool"], "--node_selector=pool: must be LABEL=VALUE"),
+        (["--node_selector=-p=gpu"], "'-p' is no name of a label"),
+        (["--node_selector=a/b/c=gpu"], "'a/b/c' is no name of a label"),
+        ([f"--node_selector=pool={'x' * 64}"], "must be at most 63 letters"),
+        (["--toleration=a:Never"], "--toleration=a:Never: the effect must be one of NoSchedule, PreferNoSchedule"),
+        (["--toleration=a b"], "'a b' is no name of a label"),
+        (["--run_as=root"], "--run_as=root: must be UID or UID:GID"),
+        (["--run_as=1:"], "--run_as=1:: must be UID or UID:GID"),
+        (["--run_as=4294967296"], "numbers up to 2147483647"),
+        (["--ttl=-1"], "--ttl=-1: must be seconds from 0"),
+        (["--ttl=5", "--kind=trainjob"], "--ttl=5 with --kind=trainjob: a TrainJob has no time to live"),
+        ([f"--env=A={'x' * 140000}"], "A has 140,000 characters, of which Linux takes at most"),
     ],
 )
 def test_what_cannot_work(documents_of, flags, words):

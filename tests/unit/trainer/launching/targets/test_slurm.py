@@ -1,5 +1,6 @@
 """The batch script, run with stubs of Slurm's commands, and of Python for what the processes do."""
 
+import ast
 import json
 import pathlib
 import subprocess
@@ -80,7 +81,7 @@ def test_options_of_sbatch(script_of):
 def test_it_is_a_valid_script(script_of, tmp_path, num_ps):
     path = tmp_path / "script"
     task = tmp_path / "task"
-    text = script_of("--setup=. venv/bin/activate", num_ps=num_ps)
+    text = script_of("--setup=. venv/bin/activate", "--env=A=it's", num_ps=num_ps)
     path.write_text(text)
     task.write_text(text.partition("\ntask='\n")[2].partition("\n'\n")[0])
     for each in (path, task):
@@ -168,6 +169,36 @@ def test_a_setup_that_fails_is_final(script_of, slurm, flag, said):
     assert (code, slurm.requeued(), slurm.tasks()) == (said, 0, [])
     if "set -e" not in flag:
         assert output.splitlines()[-1] == "--setup failed with code 1; the job is not requeued"
+
+
+NASTY = [
+    "$$",
+    "$(id)",
+    "$HOME",
+    "`id`",
+    "a'b\"c",
+    "é$é",
+    "back\\slash",
+    "*",
+    "a~",
+    "!x",
+    "two\nlines",
+    "# no",
+    "@TASKS@",
+]
+
+
+def test_flags_and_variables_reach_the_process_as_they_are(script_of, slurm):
+    code = "import os, sys; print([sys.argv[1:], [os.environ[f'V{i}'] for i in range(13)]])"
+    slurm.command("python", f'#!/bin/bash\nexec {sys.executable} -c "{code}" "$@" > "$STUB/got"\n')
+    trainer = ("--data_dir=" + "".join(NASTY), "--model_dir=run/" + "".join(NASTY))
+    flags = [f"--env=V{index}={word}" for index, word in enumerate(NASTY)]
+    code, output = slurm.run(script_of(*flags, workers=1, trainer=trainer), CODES="0")
+    assert code == 0, output
+    arguments, values = ast.literal_eval((slurm.folder / "got").read_text())
+    assert arguments == ["-m", "trainer.run", *trainer, "--strategy=multiworker"]
+    assert values == NASTY
+    assert (slurm.folder / f"run/{''.join(NASTY)}/launch/heartbeats").is_dir()
 
 
 def test_no_python_is_final_and_ends_the_tasks_that_wait(script_of, slurm):
@@ -288,6 +319,9 @@ def test_an_asynchronous_job_that_lost_a_parameter_server_restarts_as_a_whole(sc
         (["--port=0"], "--port=0: must be 1 or more"),
         (["--stop_timeout=1e5"], "--stop_timeout=100000: must be 65535 or less"),
         (["--image=x"], "--image=x with --target=slurm: is for --target=kubernetes"),
+        (["--pull_secret=x"], "--pull_secret=x with --target=slurm: is for --target=kubernetes"),
+        (["--silent_timeout=9"], "--silent_timeout=9.0 with --target=slurm: is for --target=local"),
+        (["--env=A"], "--env=A: must be NAME=VALUE"),
         (["--elastic=1:4"], "--elastic=1:4 with --target=slurm: is for --target=local"),
         (["--memory=10 GB"], "--memory=10 GB: must be a whole number and Mi, Gi or Ti"),
         (["--gpus_per_worker=-1"], "--gpus_per_worker=-1: must be 0 or more"),
