@@ -70,6 +70,8 @@ class ConvertConfig:
     overwrite: bool = False
     """replace the data set in data_dir: the new one is written beside it; then the old manifest is removed, and the
     files that it lists"""
+    dry_run: bool = False
+    """say what would be written (shards, some examples, bytes, time, invalid rows of a sample); write nothing"""
 
     def __post_init__(self) -> None:
         """Checks every value."""

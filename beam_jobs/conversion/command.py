@@ -12,6 +12,7 @@ from beam_jobs.config import ConvertConfig
 from beam_jobs.plan import Plan, make_plan
 from beam_jobs.report import image_facts
 from beam_jobs.report.summary import summary
+from beam_jobs.sources import download
 from beam_jobs.target.base import Target, target_of
 from beam_jobs.target.present import check_same, existing_manifest, notes
 from pipeline import manifest
@@ -36,20 +37,25 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
     commandline.require("apache_beam", *sources.packages_needed(config.dataset))
     with quiet.loading():
         # 2 s to import: after --help and our own flags.
-        from beam_jobs.conversion import passes, progress  # noqa: PLC0415
+        from beam_jobs.conversion import dry_run, passes, progress  # noqa: PLC0415
         from beam_jobs.report.card import page as card  # noqa: PLC0415
         from beam_jobs.runs import runners  # noqa: PLC0415
     options = runners.parse(beam_arguments, flags)
     target = target_of(config.data_dir)
     target.check(config.dataset, config.source)
-    plan = make_plan(config, target.data_dir)
+    with download.refused() if config.dry_run else contextlib.nullcontext():
+        plan = make_plan(config, target.data_dir)
+    lowered = runners.bound_workers(options, len(plan.elements))
+    workers = runners.use_all_cores(options, plan.sample.seconds, len(plan.elements))
+    if config.dry_run:
+        dry_run.show(plan, target, config.overwrite, workers, lowered)
+        return
 
     with replacing(target, plan, config.overwrite) as staged:
         if staged is None:
             print(f"{target.data_dir}: already holds this data set, made with the same options; nothing to do")
             return
-        lowered = runners.bound_workers(options, len(plan.elements))
-        _say_begin(plan, target.shown, runners.use_all_cores(options, plan.sample.seconds, len(plan.elements)), lowered)
+        _say_begin(plan, target.shown, workers, lowered)
         resumed, began = progress.finished_part(staged), time.monotonic()
         passes.run(staged, options)
         seconds = time.monotonic() - began

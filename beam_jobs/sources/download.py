@@ -7,6 +7,7 @@ Addresses, sizes and SHA-256 checksums are those that TensorFlow Datasets has re
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import hashlib
 import importlib.util
@@ -20,8 +21,8 @@ from typing import Any
 
 from beam_jobs.sources import digest, streams
 from beam_jobs.storage.paths import LocalPath
-from pipeline.commands.text import count_of
-from pipeline.errors import DataError
+from pipeline.commands.text import count_of, size_of
+from pipeline.errors import DataError, UsageError
 
 _PACKAGE = "tensorflow_datasets"
 PATIENCE = 20.0  # seconds to wait for a connection, for an answer, and between two bytes
@@ -33,6 +34,9 @@ _BLOCK = 64 << 10  # 64 KiB
 _LINE = re.compile(r"(?P<url>\S+)\t(?P<num_bytes>\d+)\t(?P<sha256>[0-9a-f]{64})\t(?P<name>[\w.-]+)")
 
 
+_is_dry = contextvars.ContextVar("_is_dry", default=False)
+
+
 @dataclasses.dataclass(frozen=True)
 class Remote:
     """A published file: its address, its name in the cache, its size and SHA-256."""
@@ -41,6 +45,16 @@ class Remote:
     name: str
     num_bytes: int
     sha256: str
+
+
+@contextlib.contextmanager
+def refused() -> Iterator[None]:
+    """Context of a dry run: in it, a file that is not in the cache is a UsageError, which says what to do."""
+    token = _is_dry.set(True)
+    try:
+        yield
+    finally:
+        _is_dry.reset(token)
 
 
 def files(dataset: str) -> list[pathlib.Path]:
@@ -88,6 +102,12 @@ def cached(
     A download fails after `patience` seconds without a byte. Raises DataError as `files`.
     """
     missing = [remote for remote in remotes if not _is_whole(folder / remote.name, remote)]
+    if missing and _is_dry.get():
+        size = size_of(sum(remote.num_bytes for remote in missing))
+        raise UsageError(
+            f"--dry_run: writes nothing, but {dataset} would have to be downloaded first "
+            f"({count_of(len(missing), 'file')}, {size}, to {folder}); give its files with --source=PATH"
+        )
     if missing:
         with _cache_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)

@@ -69,6 +69,12 @@ class LocalTarget:
         finally:
             os.close(descriptor)
 
+    def check_plan(self, plan: Plan, present: Manifest | None) -> None:
+        """Checks what `opened` would, without writing anything; see there."""
+        if self.data_dir.exists():
+            staging.check_names_free(self.data_dir, plan.file_names, present)
+        self._check_space(plan, present, 0)
+
     @contextlib.contextmanager
     def opened(self, plan: Plan, present: Manifest | None) -> Iterator[Plan]:
         """Yields the plan with the folders that workers write to, as an earlier run of the same plan left them.
@@ -108,11 +114,9 @@ class LocalTarget:
 
     def _problem(self) -> str | None:
         """Returns why the folder cannot be used."""
-        existing = self.data_dir
-        while not existing.exists() and existing != existing.parent:
-            if existing.is_symlink():
-                return f"{existing} is a link to a missing file or folder"
-            existing = existing.parent
+        existing = self._existing()
+        if existing.is_symlink() and not existing.exists():
+            return f"{existing} is a link to a missing file or folder"
         if not existing.is_dir():
             return f"{existing} is not a folder"
         if not os.access(existing, os.W_OK | os.X_OK):
@@ -120,6 +124,13 @@ class LocalTarget:
         if existing == self.data_dir and not os.access(existing, os.R_OK):
             return "no permission to list it"
         return None
+
+    def _existing(self) -> LocalPath:
+        """Returns the folder, or the nearest one above it that exists; or a link that leads nowhere on the way."""
+        existing = self.data_dir
+        while not existing.exists() and not existing.is_symlink() and existing != existing.parent:
+            existing = existing.parent
+        return existing
 
     def _danger(self, dataset: str, source: str) -> str | None:
         """Returns how a conversion into the folder would harm the source."""
@@ -134,7 +145,7 @@ class LocalTarget:
 
     def _check_space(self, plan: Plan, replaced: Manifest | None, finished: int) -> None:
         """Checks that the new shards fit on the disk, beside the data set that they replace."""
-        free = shutil.disk_usage(self.data_dir).free
+        free = shutil.disk_usage(self._existing()).free
         needed = plan.num_bytes * plan.config.passes - finished
         if needed > free and not plan.config.compression:
             beside = ", beside the one that it replaces" if replaced else ""

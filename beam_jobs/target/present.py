@@ -38,8 +38,22 @@ def check_same(plan: Plan, present: Manifest, data_dir: StoragePath) -> None:
     """Checks that a folder holds, intact, the data set that `plan` would write.
 
     Raises:
-      UsageError: it was made with other options or from another source; the message has both values of each.
+      UsageError: as `check_options`.
       DataError: a file is missing or has other bytes than the manifest says.
+    """
+    check_options(plan, present, data_dir)
+    for name, expected in shard_files(present).items():
+        crc = receipts.file_crc32c(data_dir / name)
+        if crc != expected:
+            problem = f"its CRC32C is {crc}, but the manifest says {expected}" if crc else "cannot be read"
+            raise DataError(f"{data_dir / name}: {problem}; --overwrite converts it again")
+
+
+def check_options(plan: Plan, present: Manifest, data_dir: StoragePath) -> None:
+    """Checks that a folder's manifest is the one that `plan` would write, without reading a shard.
+
+    Raises:
+      UsageError: it was made with other options or from another source; the message has both values of each.
     """
     differences = [f"{name} is {there} there and {here} here" for name, there, here in _differences(plan, present)]
     if differences:
@@ -47,11 +61,6 @@ def check_same(plan: Plan, present: Manifest, data_dir: StoragePath) -> None:
             f"{data_dir}: holds another data set: {'; '.join(differences)}; "
             "choose another --data_dir, or --overwrite to replace it"
         )
-    for name, expected in shard_files(present).items():
-        crc = receipts.file_crc32c(data_dir / name)
-        if crc != expected:
-            problem = f"its CRC32C is {crc}, but the manifest says {expected}" if crc else "cannot be read"
-            raise DataError(f"{data_dir / name}: {problem}; --overwrite converts it again")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,6 +46,9 @@ class RemoteTarget:
         """Holds a lease; see `LocalTarget`."""
         return lease.held(self.data_dir)
 
+    def check_plan(self, plan: Plan, present: Manifest | None) -> None:
+        """Does nothing: a store has room, and no folder can have the name of a file; see `LocalTarget`."""
+
     @contextlib.contextmanager
     def opened(self, plan: Plan, present: Manifest | None) -> Iterator[Plan]:
         """Removes the old manifest first, and last the receipts and obsolete files; see `LocalTarget`."""

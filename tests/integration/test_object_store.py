@@ -45,6 +45,17 @@ def keys(bucket: RemotePath) -> list[str]:
         return re.findall("<Key>(.*?)</Key>", answer.read().decode())
 
 
+def test_a_dry_run_writes_no_object(bucket: RemotePath, capsys: pytest.CaptureFixture[str]) -> None:
+    convert.main(digits(bucket / "there", "--dry_run"))
+    assert f"digits: 1,797 examples to 7 shards in {bucket}/there (a dry run: nothing" in capsys.readouterr().out
+    assert keys(bucket) == []
+    convert_in_process(*digits(bucket / "there"))
+    before = keys(bucket)
+    convert.main(digits(bucket / "there", "--dry_run", "--seed=4", "--overwrite"))
+    assert f"{bucket}/there: holds digits, 1,797 examples, which would be replaced" in capsys.readouterr().out
+    assert keys(bucket) == before
+
+
 def test_no_empty_object_stays_where_receipts_were(bucket: RemotePath) -> None:
     convert_in_process(*digits(bucket / "there"))
     assert [key for key in keys(bucket) if ".converting" in key] == []

@@ -1,0 +1,261 @@
+"""`--dry_run`: what a conversion would write, where and how fast, measured on some rows; it writes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_jobs.conversion import progress
+from beam_jobs.examples import images
+from beam_jobs.examples.records import compressed, make_records
+from beam_jobs.examples.selection import Selected, select
+from beam_jobs.plan import Plan
+from beam_jobs.shards.receipts import Reject
+from beam_jobs.sources.base import Block
+from beam_jobs.target import staging
+from beam_jobs.target.base import Target
+from beam_jobs.target.present import check_options, existing_manifest
+from pipeline.commands.text import count_of, range_of, size_of, table
+from pipeline.errors import DataError
+
+_ROWS, _BYTES = 1024, 32 << 20  # 32 MiB: read of each split, at most
+_SHOWN = 3  # examples of each split
+_LISTED_REJECTS = 5
+_LONGEST = 32  # characters of a feature's value
+_RUNS, _ENOUGH_SECONDS = 3, 0.2  # in which the work is timed
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What some rows of a split say of all of them.
+
+    Attributes:
+      rows: how many were read.
+      rejects: the invalid ones.
+      num_bytes: of all shards of the split.
+      seconds: that all rows take one core.
+      formats, sizes: of their images as they would be stored.
+      examples: the first ones: {feature: value as text}.
+    """
+
+    rows: int
+    rejects: tuple[Reject, ...]
+    num_bytes: int
+    seconds: float
+    formats: frozenset[str]
+    sizes: frozenset[tuple[int, ...]]
+    examples: tuple[dict[str, str], ...]
+
+
+def show(plan: Plan, target: Target, overwrite: bool, workers: int, lowered: str) -> None:
+    """Prints what the conversion of a plan would do.
+
+    Args:
+      plan: the plan.
+      target: where to; checked.
+      overwrite: whether another data set there would be replaced.
+      workers: processes that would share the work.
+      lowered: a line about the number of workers; "" for none.
+
+    Raises:
+      PipelineError: what the conversion would end with, as far as it can be told: there is another data set, the disk
+        is too small, or the sample has more invalid rows than are allowed.
+    """
+    what = f"{count_of(plan.num_rows, 'example')} to {count_of(len(plan.elements), 'shard')}"
+    print(f"{plan.source.dataset}: {what} in {target.shown} (a dry run: nothing is written)", flush=True)
+    if lowered:
+        print(lowered)
+    measured = {split: measure(plan, split) for split in plan.num_shards}
+    print("\n".join(_lines(plan, measured, workers)))
+    print("\n".join(["", *table(_examples(plan, measured), left=("key", "class", "image"))]))
+    for line in _target_lines(plan, target, overwrite):
+        print(line)
+    _check_rejects(plan, measured)
+
+
+def measure(plan: Plan, split: str) -> Measured:
+    """Reads some rows of a split's first shard, makes their records as a worker would, and measures that.
+
+    Raises:
+      DataError: the source cannot be read.
+    """
+    rows = plan.rows(split, 0)
+    chosen, chunk = _some(plan, split, rows)
+    read_seconds, block = _timed(lambda: plan.source.read(split, chosen))
+    classes = len(plan.source.class_names)
+    make_seconds, (selected, num_bytes) = _timed(lambda: _made(plan, block, classes))
+    total, good = plan.source.splits[split], len(selected.rows.labels)
+    part = good / max(1, len(chosen))
+    return Measured(
+        rows=len(chosen),
+        rejects=tuple(
+            Reject(*plan.source.where(split, int(chosen[row])), selected.bad[row])
+            for row in sorted(selected.bad, key=lambda row: int(chosen[row]))
+        ),
+        num_bytes=round(num_bytes / max(1, good) * total * part),
+        seconds=(read_seconds / max(1, chunk or len(chosen)) + make_seconds / max(1, len(chosen))) * total,
+        formats=frozenset(selected.recoded.formats),
+        sizes=frozenset(selected.recoded.sizes),
+        examples=tuple(_first_examples(plan, split, rows[:_SHOWN])),
+    )
+
+
+def _some(plan: Plan, split: str, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """Returns the rows to measure, and how many rows reading them takes: of a source in chunks, one whole chunk."""
+    most = max(_SHOWN, min(_ROWS, int(_BYTES / max(1.0, plan.sample.source_bytes.get(split, 1.0)))))
+    chunks = plan.source.chunks(split)
+    if chunks is None:
+        return rows[:most], 0
+    ends = np.cumsum(chunks)
+    of_row = np.searchsorted(ends, rows, side="right")
+    return rows[of_row == of_row[0]][:most], int(chunks[of_row[0]])
+
+
+def _made(plan: Plan, block: Block, classes: int) -> tuple[Selected, int]:
+    """Returns the valid rows, and how many bytes their records take in a file."""
+    selected = select(block, classes, plan.sample.images)
+    records = make_records(selected.rows)
+    records = compressed(records) if plan.config.compression else records
+    return selected, sum(len(piece) for piece in records.blocks())
+
+
+def _timed(work: Any) -> tuple[float, Any]:
+    """Returns the seconds of the fastest of some runs, as the first one also loads and caches; and the result."""
+    taken: list[float] = []
+    result = None
+    while len(taken) < _RUNS and sum(taken) < _ENOUGH_SECONDS:
+        began = time.perf_counter()
+        result = work()
+        taken.append(time.perf_counter() - began)
+    return min(taken), result
+
+
+def _first_examples(plan: Plan, split: str, rows: NDArray[np.int64]) -> list[dict[str, str]]:
+    chosen = select(plan.source.read(split, rows), len(plan.source.class_names), plan.sample.images).rows
+    examples = []
+    for i, label in enumerate(chosen.labels.tolist()):
+        image = chosen.images[i]
+        features = {
+            "key": bytes(chosen.keys[i]).decode(errors="backslashreplace"),
+            "label": str(label),
+            "class": plan.source.class_names[label],
+            "image": _image(image),
+        }
+        examples.append(features | {name: _short(values[i]) for name, values in chosen.extra.items()})
+    return examples
+
+
+def _image(image: bytes | NDArray[np.uint8]) -> str:
+    if not isinstance(image, bytes):
+        return f"raw {_size(image.shape)}, {count_of(image.nbytes, 'byte')}"
+    opened = images.open_file(image)
+    kind = images.KEPT_FORMATS.get(opened.format or "", "")
+    return f"{kind} {_size((opened.height, opened.width, images.channels_of(opened)))}, {count_of(len(image), 'byte')}"
+
+
+def _size(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, bytes):
+        value = value.decode(errors="backslashreplace")
+    text = " ".join(str(value.tolist() if isinstance(value, np.generic | np.ndarray) else value).split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def _lines(plan: Plan, measured: dict[str, Measured], workers: int) -> list[str]:
+    splits = [
+        f"  {split}: {count_of(plan.source.splits[split], 'example')}, "
+        f"{count_of(count, 'shard')} of {_per_shard(plan, split, count)}, about {size_of(measured[split].num_bytes)}"
+        for split, count in plan.num_shards.items()
+    ]
+    seconds, passes = sum(found.seconds for found in measured.values()), plan.config.passes
+    rows, bad = (
+        sum(found.rows for found in measured.values()),
+        [r for found in measured.values() for r in found.rejects],
+    )
+    total = size_of(sum(found.num_bytes for found in measured.values()))
+    twice = "; the two passes take twice the room and the time" if passes == 2 else ""
+    shared = f", in {workers} processes" if workers > 1 else ""
+    lines = [
+        *splits,
+        f"  {_images(plan, measured)}",
+        f"  about {total}, and {_duration(seconds * passes)} of one core{shared}, besides the start{twice}",
+        f"  sampled {count_of(rows, 'row')}: {len(bad) or 'none'} invalid",
+    ]
+    lines += [f"    {reject.file}, row {reject.row}: {reject.reason}" for reject in bad[:_LISTED_REJECTS]]
+    return lines + ([f"    and {len(bad) - _LISTED_REJECTS:,} more"] if len(bad) > _LISTED_REJECTS else [])
+
+
+def _per_shard(plan: Plan, split: str, count: int) -> str:
+    rows = plan.source.splits[split]
+    return range_of({rows // count, -(-rows // count)})
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:,.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
+
+
+def _images(plan: Plan, measured: dict[str, Measured]) -> str:
+    kinds = " and ".join(sorted({kind for found in measured.values() for kind in found.formats})) or "no valid"
+    sizes = sorted({size for found in measured.values() for size in found.sizes})
+    of = _size(sizes[0]) if len(sizes) == 1 else f"{count_of(len(sizes), 'size')} in the sample"
+    compressed_with = f", shards compressed with {plan.config.compression}" if plan.config.compression else ""
+    return f"{kinds} images of {of}{compressed_with}"
+
+
+def _examples(plan: Plan, measured: dict[str, Measured]) -> list[list[tuple[str, str]]]:
+    """Returns the rows of the table: of one pass, the first records of each split's first shard."""
+    return [[("split", split), *example.items()] for split in plan.num_shards for example in measured[split].examples]
+
+
+def _target_lines(plan: Plan, target: Target, overwrite: bool) -> list[str]:
+    """Returns what is in the target, and what would become of it.
+
+    Raises:
+      PipelineError: as `show`.
+    """
+    if not target.data_dir.exists():
+        target.check_plan(plan, None)
+        return []
+    there = existing_manifest(target.data_dir)
+    if there and not overwrite:
+        check_options(plan, there, target.data_dir)
+        return [f"{target.shown}: already holds this data set, made with the same options: nothing would be converted"]
+    target.check_plan(plan, there)
+    receipts_dir = target.data_dir / staging.folder_name(plan.digest)
+    lines = []
+    if receipts_dir.exists() and (part := progress.finished_part(dataclasses.replace(plan, receipts_dir=receipts_dir))):
+        lines.append(f"{target.shown}: an earlier run had done {part:.0%}; the conversion would resume there")
+    if there:
+        held = sum(split.num_examples for split in there.splits.values())
+        lines.append(
+            f"{target.shown}: holds {there.dataset}, {count_of(held, 'example')}, which would be replaced (--overwrite)"
+        )
+    return lines
+
+
+def _check_rejects(plan: Plan, measured: dict[str, Measured]) -> None:
+    bad = [reject for found in measured.values() for reject in found.rejects]
+    for split, found in measured.items():
+        if found.rows and len(found.rejects) == found.rows:
+            raise DataError(f"split {split!r}: all sampled rows are invalid; the first: {found.rejects[0].reason}")
+    if len(bad) > plan.config.max_rejects:
+        rows = sum(found.rows for found in measured.values())
+        expected = sum(
+            round(len(found.rejects) / max(1, found.rows) * plan.source.splits[split])
+            for split, found in measured.items()
+        )
+        raise DataError(
+            f"{len(bad)} of {count_of(rows, 'sampled row')} invalid, so about {expected:,} of all, over "
+            f"--max_rejects={plan.config.max_rejects}: the conversion would fail; the first: {bad[0].file}, "
+            f"row {bad[0].row}: {bad[0].reason}"
+        )
