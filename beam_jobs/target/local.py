@@ -20,6 +20,8 @@ from pipeline.commands.text import count_of
 from pipeline.errors import PipelineError, TransientError, UsageError
 from pipeline.manifest import Manifest, naming
 
+_READ_AT_ANY_DEPTH = ("image_folder", "parquet")  # a data set inside such a source would be read with it
+
 
 class LocalTarget:
     """A local or mounted folder.
@@ -133,14 +135,24 @@ class LocalTarget:
         return existing
 
     def _danger(self, dataset: str, source: str) -> str | None:
-        """Returns how a conversion into the folder would harm the source."""
-        if dataset == "image_folder" and source and pathlib.Path(source).resolve() in self.data_dir.resolve().parents:
-            return f"lies in --source={source} and would be read as a class; choose another"
-        # A data set may be replaced by one made of its own records: it stays until the new one is complete.
-        if dataset != "tfrecord" or paths.is_url(source) or os.path.lexists(self.data_dir / naming.MANIFEST):
+        """Returns what a conversion into the folder would harm: the source, or a folder that is no data set's own."""
+        place = pathlib.Path(os.path.realpath(self.data_dir))
+        for special, what in (("/", "the root of the file system"), (os.path.expanduser("~"), "your home folder")):
+            if _is_same(place, pathlib.Path(special)):
+                return f"is {what}; choose a folder for the data set alone"
+        if not source or paths.is_url(source):
             return None
-        if self.data_dir.exists() and _lies_in(pathlib.Path(source), self.data_dir):
-            return "holds --source, whose files could be overwritten; choose another"
+        for folder in _folders_of(source):
+            if _is_same(place, folder):
+                # A data set may be replaced by one made of its own records: it stays until the new one is complete.
+                if dataset == "tfrecord" and os.path.lexists(self.data_dir / naming.MANIFEST):
+                    continue
+                return f"holds --source={source}, whose files could be overwritten; choose another"
+            if any(_is_same(place, parent) for parent in folder.parents):
+                return f"contains --source={source}, which is no part of the data set; choose another"
+            is_read_whole = dataset in _READ_AT_ANY_DEPTH and os.path.isdir(source)
+            if is_read_whole and any(_is_same(folder, parent) for parent in place.parents):
+                return f"lies in --source={source}, which is read with all its folders; choose another"
         return None
 
     def _check_space(self, plan: Plan, replaced: Manifest | None, finished: int) -> None:
@@ -165,8 +177,14 @@ class LocalTarget:
             pass  # some network file systems cannot lock folders; each plan still has its own inner folder
 
 
-def _lies_in(source: pathlib.Path, folder: pathlib.Path) -> bool:
-    if source.is_dir():
-        return source.samefile(folder)
-    files = [source, *map(pathlib.Path, glob.iglob(str(source), recursive=True))]
-    return any(file.exists() and file.parent.samefile(folder) for file in files)
+def _folders_of(source: str) -> set[pathlib.Path]:
+    """Returns the folder that a source is, or those of its files; links and `..` resolved."""
+    if os.path.isdir(source):
+        return {pathlib.Path(os.path.realpath(source))}
+    files = [source, *glob.iglob(source, recursive=True)]
+    return {pathlib.Path(os.path.realpath(file)).parent for file in files if os.path.exists(file)}
+
+
+def _is_same(path: pathlib.Path, other: pathlib.Path) -> bool:
+    """Returns whether two paths are one folder, also where it is mounted twice."""
+    return path == other or (path.exists() and other.exists() and path.samefile(other))

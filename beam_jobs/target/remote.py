@@ -35,12 +35,18 @@ class RemoteTarget:
     def check(self, dataset: str, source: str) -> None:
         """Checks that the store can be reached and that no shard would overwrite a source file; see `LocalTarget`."""
         self.data_dir.files()
-        if dataset == "tfrecord" and paths.is_url(source):
-            path = RemotePath(source)
-            if str(self.data_dir) in (str(path), str(path.parent)):
-                raise UsageError(
-                    f"--data_dir={self.data_dir}: holds --source, whose files could be overwritten; choose another"
-                )
+        if not paths.is_url(source):
+            return
+        place, path = f"{self.data_dir}/", RemotePath(source)
+        if str(self.data_dir) in (str(path), str(path.parent)):
+            problem = "holds --source, whose files could be overwritten"
+        elif f"{path}/".startswith(place):
+            problem = "contains --source, which is no part of the data set"
+        elif dataset == "parquet" and place.startswith(f"{path}/"):
+            problem = "lies in --source, which is read with all its folders"
+        else:
+            return
+        raise UsageError(f"--data_dir={self.data_dir}: {problem}; choose another")
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
         """Holds a lease; see `LocalTarget`."""

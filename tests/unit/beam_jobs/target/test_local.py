@@ -1,12 +1,14 @@
 """A local folder as a target: what may become one, one conversion at a time, and what a failed one leaves."""
 
 import dataclasses
+import itertools
+import re
 import shutil
 
 import pytest
 
 from beam_jobs.shards import writer
-from beam_jobs.storage.paths import RemotePath
+from beam_jobs.storage.paths import LocalPath, RemotePath
 from beam_jobs.target.local import LocalTarget
 from beam_jobs.target.remote import RemoteTarget
 from pipeline.errors import DataError, UsageError
@@ -42,9 +44,53 @@ class ReachableStore(RemotePath):
         return []
 
 
+@pytest.mark.parametrize("dataset", ["image_folder", "mnist", "cifar10", "idx", "parquet", "tfrecord", "tfds:x"])
+def test_a_source_neither_is_nor_lies_in_the_data_set(dataset, tmp_path, monkeypatch):
+    source = tmp_path / "data" / "source"
+    source.mkdir(parents=True)
+    (source / "file").write_bytes(b"")
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    same = [source, "data/../data/source", "link/source", "./link/../data/source/"]
+    for name, data_dir in itertools.product(same, same):
+        with pytest.raises(UsageError, match=f"--data_dir=.*: holds --source={name}, whose files could be overwritten"):
+            LocalTarget(LocalPath(data_dir).absolute()).check(dataset, str(name))
+    for name, data_dir in itertools.product([*same, source / "file", f"{source}/f*"], [tmp_path, tmp_path / "link"]):
+        with pytest.raises(UsageError, match=rf"--data_dir=.*: contains --source={re.escape(str(name))}, which is no"):
+            LocalTarget(LocalPath(data_dir)).check(dataset, str(name))
+    LocalTarget(tmp_path / "data" / "out").check(dataset, str(source))
+    LocalTarget(tmp_path / "data" / "source-2").check(dataset, str(source))
+    for name in (source / "file", f"{source}/f*"):
+        LocalTarget(source / "out").check(dataset, str(name))
+    for inside in (source / "out", tmp_path / "link" / "source" / "a" / "b"):
+        if dataset in ("image_folder", "parquet"):
+            with pytest.raises(UsageError, match="lies in --source=data/source, which is read with all its folders"):
+                LocalTarget(inside).check(dataset, "data/source")
+        else:
+            LocalTarget(inside).check(dataset, "data/source")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "link"]
+
+
+def test_the_root_and_the_home_folder_are_no_data_set(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    (tmp_path / "me").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "me")
+    for place in ("/", "/usr/..", "//"):
+        with pytest.raises(UsageError, match="is the root of the file system; choose a folder for the data set alone"):
+            LocalTarget(LocalPath(place)).check("digits", "")
+    for place in (tmp_path / "me", tmp_path / "link", tmp_path / "me" / "x" / ".."):
+        with pytest.raises(UsageError, match="is your home folder; choose a folder for the data set alone"):
+            LocalTarget(LocalPath(place)).check("digits", "")
+    LocalTarget(tmp_path / "me" / "data").check("digits", "")
+
+
 @pytest.mark.parametrize(
     ("source", "is_refused"),
     [
+        ("s3://bucket/folder/below", True),
+        ("s3://bucket/folder/below/*.tfrecord", True),
+        ("s3://bucket/folder-2", False),
+        ("s3://bucket", False),
         ("s3://bucket/folder", True),
         ("s3://bucket/folder/", True),
         ("s3://bucket/folder/*.tfrecord?region=eu-west-1", True),
