@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,10 +48,10 @@ class Progress:
     result: LoopResult
     start_wait: float = 0.0
 
-    @property
-    def loss(self) -> float:
-        """The loss of the last update, regularisation included."""
-        return self.values["total_loss"]
+    @functools.cached_property
+    def means(self) -> Mapping[str, float]:
+        """The means of `values` over the real rows of the epoch so far; fetched from the device when first asked."""
+        return dict(zip(self.values, self.result.means.numpy().tolist(), strict=True))
 
     def since(self, earlier: Progress | None) -> tuple[int, float]:
         """Returns the updates since an earlier progress, and the seconds that they took.

@@ -6,7 +6,6 @@ Exit codes: 0 done; 1 the data or a loss is bad; 2 a flag cannot work; 75 not do
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -100,7 +99,7 @@ def _with_code(config: TrainConfig, model: Any, task: Any) -> TrainConfig:
     """Returns the config with the names of a function and a class that were given as such."""
     given = {"model": model, "task": task}
     names: dict[str, Any] = {flag: loading.name_of(flag, code) for flag, code in given.items() if code is not None}
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, **names)) if names else config
+    return config.with_code(**names) if names else config
 
 
 def _cluster(config: TrainConfig) -> tf_config.Cluster:

@@ -19,7 +19,7 @@ from trainer.actions.live import LiveLine
 from trainer.actions.metrics import Metrics
 from trainer.actions.output import Output
 from trainer.actions.profile import Profiler
-from trainer.actions.remembered import LossAverages
+from trainer.actions.remembered import EpochSums, LossAverages
 from trainer.actions.status import Status
 from trainer.cluster import failures, rendezvous, runtime, strategies
 from trainer.cluster.agreement import Agreement
@@ -94,7 +94,8 @@ class _Run:
         self.task = task(config, data_spec.of(plan.training.first))
         self.state = state.create(self.strategy, config, self.task, schedule)
         self.stepper = compose.stepper(self.strategy, self.state, config, plan.training)
-        remembered = {"averages": LossAverages(self.stepper)}
+        self.epoch_sums = EpochSums(self.stepper)
+        remembered = {"averages": LossAverages(self.stepper), "epoch": self.epoch_sums}
         self.keeper = Keeper(config, plan, cluster, self.state, output, heartbeat, remembered)
         self.feed = Feed(config, plan, cluster, self.stepper)
         self.judge = Judge(config, plan, self.stepper)
@@ -108,6 +109,9 @@ class _Run:
         self.agreement.check_equal("the step to resume from", self.state.step)
         self.keeper.begin(self.strategy, restored)
         announcing.say_start(self.output, self.config, self.plan, self.stepper, restored)
+        if self.state.step < self.plan.last_step:
+            steps_per_epoch = self.plan.training.steps_per_epoch
+            announcing.say_epoch(self.output, self.state.step, steps_per_epoch, self.epoch_sums.steps)
         self.metrics = Metrics(self.config, self.task, self.state.step, self.cluster.is_chief)
         evaluations = self._evaluations()
         if self.state.step < self.plan.last_step and not self.keeper.ends_early:

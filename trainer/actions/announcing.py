@@ -40,12 +40,43 @@ def say_start_at(
     origin = f"resumed from {restored.path}" if restored else "a new run"
     name = config.model.task or config.model.model
     model = f"{name} with {state.model.count_params():,} parameters"
-    output.line(f"{config.run.strategy}: {where}; {model}; {part}{size}; {origin}")
+    how = "; ".join([_optimizer(config, state), *_distortion(config, plan)])
+    output.line(f"{config.run.strategy}: {where}; {model}; {how}; {part}{size}; {origin}")
     output.other_line(f"{here}; {part}; {origin}")
     if restored and restored.changes:
         output.line(f"changed since {restored.name}: {'; '.join(restored.changes)}")
     for note in plan.notes:
         output.line(f"note: {note}")
+
+
+def _optimizer(config: TrainConfig, state: TrainState) -> str:
+    if state.schedule:
+        return str(config.optimizer)
+    rate = float(state.rate(state.global_step.read_value()))
+    return f"{state.optimizer.name} {rate:g} as compiled"
+
+
+def _distortion(config: TrainConfig, plan: Plan) -> list[str]:
+    if config.data.distort != "none":
+        return [f"distort {config.data.distort}"]
+    return [] if plan.training.request.parse else ["no distortion"]  # a task's own parse need not give images
+
+
+def say_epoch(output: Output, step: int, steps_per_epoch: int, steps: int) -> None:
+    """Says from where on the means of an epoch are taken, where that is not its first step.
+
+    Args:
+      output: of lines.
+      step: global step that training goes on from.
+      steps_per_epoch: T.
+      steps: of this epoch whose sums are known.
+    """
+    done = step % steps_per_epoch
+    if steps != done and done:
+        output.line(
+            f"note: the checkpoint has no loss and metrics of its epoch so far; those shown until step "
+            f"{step - done + steps_per_epoch} are means from step {step + 1} on"
+        )
 
 
 def say_end(

@@ -72,7 +72,7 @@ class Reporter:
         if self._on and not (self._thread and self._thread.is_alive()):
             self._say_problem()
             content = status(
-                progress.step, self._last_step, self._left(progress.step), {**progress.values, **self._evaluated}
+                progress.step, self._last_step, self._left(progress.step), {**progress.means, **self._evaluated}
             )
             self._thread = threading.Thread(target=self._post, args=(content,), name="Kubeflow", daemon=True)
             self._thread.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trainer.actions.live import LiveLine
 from trainer.loop import Progress
+from trainer.step.results import TOTAL_LOSS
 
 
 class Output:
@@ -29,7 +30,9 @@ class Output:
 
 
 class LogLine:
-    """Reports the loss, and the speed since the last line; the first speed is since the second update of this process.
+    """Reports the loss of the epoch so far, and the speed since the last line.
+
+    The first speed is since the second update of this process.
 
     That leaves out tracing and compiling, which the first update waits for; a line of that update alone includes them.
     """
@@ -43,6 +46,6 @@ class LogLine:
         steps, seconds = progress.since(self._earlier)
         self._earlier = progress
         self._output.line(
-            f"step {progress.step}, loss = {progress.loss:.2f} "
+            f"step {progress.step}, loss = {progress.means[TOTAL_LOSS]:.2f} "
             f"({steps * self._rows / seconds:.1f} examples/sec; {seconds / steps:.3f} sec/batch)"
         )

@@ -32,3 +32,26 @@ class LossAverages:
         """See `Remembered.restore`."""
         if stored is not None:
             self._averages.assign([math.nan if value is None else value for value in stored])
+
+
+class EpochSums:
+    """The sums of a stepper over the epoch so far, from which its means follow."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        self._stepper = stepper
+
+    def stored(self) -> dict[str, Any]:
+        """Returns the sums, exactly, and of how many steps an epoch was."""
+        sums = self._stepper.epoch.numpy().tolist()
+        return {"steps_per_epoch": self._stepper.steps_per_epoch, "sums": sums}
+
+    def restore(self, stored: dict[str, Any] | None) -> None:
+        """See `Remembered.restore`; sums over an epoch of other steps are dropped."""
+        if stored is not None and stored["steps_per_epoch"] == self._stepper.steps_per_epoch:
+            self._stepper.epoch.assign(stored["sums"])
+
+    @property
+    def steps(self) -> int:
+        """How many steps they are of."""
+        sums = self._stepper.epoch.numpy()
+        return int(sums[0]) if len(sums) else 0

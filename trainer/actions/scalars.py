@@ -27,7 +27,8 @@ class TrainScalars:
         self._earlier = progress
         averages = zip(AVERAGED, progress.result.averages.numpy().tolist(), strict=True)
         values = {
-            **{f"train/{name}": value for name, value in progress.values.items()},
+            **{f"train/{name}": value for name, value in progress.values.items()},  # of the last batch alone
+            **{f"train/epoch_{name}": value for name, value in progress.means.items()},
             **{f"train/{name}_average": value for name, value in averages},
             "train/learning_rate": float(self._rate(tf.constant(progress.step - 1, tf.int64))),
             "train/gradient_norm": float(progress.result.norm),

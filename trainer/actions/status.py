@@ -53,16 +53,14 @@ class Status:
             self._live.show(self._drawn(progress))
 
     def text(self, progress: Progress) -> str:
-        """Returns the status without its bar."""
-        step, metrics = (
-            progress.step,
-            [name for name in progress.values if name not in (TOTAL_LOSS, REGULARIZATION, LOSS)],
-        )
+        """Returns the status without its bar; loss and metrics are means over the epoch so far."""
+        step, means = progress.step, progress.means
+        metrics = [name for name in means if name not in (TOTAL_LOSS, REGULARIZATION, LOSS)]
         parts = [
             f"step {step:,}/{self._last_step:,}",
             f"epoch {step / self._steps_per_epoch:.1f}/{self._last_step / self._steps_per_epoch:.4g}",
-            f"loss {progress.loss:.2f}",
-            *(f"{name} {progress.values[name]:.3f}" for name in metrics[:_METRICS]),
+            f"loss {means[TOTAL_LOSS]:.2f}",
+            *(f"{name} {means[name]:.3f}" for name in metrics[:_METRICS]),
         ]
         return ", ".join([*parts, *self._speeds(progress)])
 

@@ -23,19 +23,20 @@ from trainer.config.flags.order import OrderFlags
 from trainer.config.flags.output import OutputFlags
 from trainer.config.flags.run import PARAMETER_SERVER, RunFlags
 from trainer.config.flags.steps import StepFlags
-from trainer.config.model_defaults import DEFAULT_EPOCHS, MODEL_DEFAULTS
+from trainer.config.model_defaults import DEFAULT_EPOCHS, MODEL_DEFAULTS, OWN_EPOCHS, defaults_of
 from trainer.config.values import as_flag
 
 _DESCRIPTION = (
     "Trains a model on one device or many; resumes where it stopped. --config=FILE.yaml takes flags from a file, which "
     "those of the command line override; --dump_config prints them all, as such a file, and ends."
 )
+_GIVEN = "_given"  # no field: the flags that `TrainConfig.of` was given
 _ALIAS = re.compile(r"^--task_id(?==|$)")  # of the classic examples
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """All flags. The defaults shown are those of the model that is named before --help."""
+    """All flags. The defaults shown are those of the model and the optimizer that are named before --help."""
 
     data: DataFlags
     run: RunFlags
@@ -86,12 +87,27 @@ class TrainConfig:
                 raise unknown("flag", name, _groups_of_flags())
         config = cls._of(flags)
         together.check_given(config)
+        vars(config)[_GIVEN] = flags
         return config
+
+    def with_code(self, **names: str) -> TrainConfig:
+        """Returns the config with a model or task of one's own, and the defaults of such where no flags were given.
+
+        Args:
+          **names: `model`, `task`: module and name, as these flags take them.
+
+        Raises:
+          UsageError: a value cannot work.
+        """
+        if _GIVEN in vars(self):
+            return self.of(**{**vars(self)[_GIVEN], **names})
+        return dataclasses.replace(self, model=dataclasses.replace(self.model, **names))  # all of it was given
 
     @classmethod
     def _of(cls, flags: Mapping[str, Any]) -> TrainConfig:
         given = {name: as_flag(name, value, _types_of_flags()[name]) for name, value in flags.items()}
-        values = {**MODEL_DEFAULTS.get(given.get("model", ModelFlags.model), {}), **given}
+        model = given.get("model", None if given.get("task") else ModelFlags.model)
+        values = {**defaults_of(model, given.get("optimizer")), **given}
         for name in ("data_dir", "model_dir"):
             if name not in values:
                 raise UsageError(f"{name}: is missing")
@@ -120,12 +136,12 @@ class TrainConfig:
 
     def last_step(self, steps_per_epoch: int) -> int:
         """Returns the global step at which training ends, given T."""
-        epochs = self.steps.epochs or DEFAULT_EPOCHS.get(self.model.model, DEFAULT_EPOCHS[ModelFlags.model])
+        epochs = self.steps.epochs or DEFAULT_EPOCHS.get(self.model.model, OWN_EPOCHS)
         return self.steps.train_steps or epochs * steps_per_epoch
 
 
 def parse(argv: Sequence[str] | None) -> TrainConfig:
-    """Returns the config of the command line; its defaults are those of the model that it names.
+    """Returns the config of the command line; its defaults are those of the model and the optimizer that it names.
 
     Raises:
       UsageError: an unknown flag or a value that cannot work.
@@ -134,11 +150,16 @@ def parse(argv: Sequence[str] | None) -> TrainConfig:
     given = [_ALIAS.sub("--task_index", token) for token in (sys.argv[1:] if argv is None else argv)]
     arguments, dumps = file.taken_out(given, _groups_of_flags())
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--model", nargs="?")
-    model = first.parse_known_args(arguments)[0].model or ModelFlags.model
+    for flag in ("--model", "--task", "--optimizer"):
+        first.add_argument(flag, nargs="?")
+    named = first.parse_known_args(arguments)[0]
+    model = named.model or ModelFlags.model
     if model not in MODEL_DEFAULTS and ":" not in model:
         raise unknown("--model", model, MODEL_DEFAULTS)
-    config = commandline.parse("trainer.run", _DESCRIPTION, TrainConfig, arguments, _defaults(model))
+    defaults = defaults_of(named.model or (None if named.task else model), named.optimizer)
+    config = commandline.parse(
+        "trainer.run", _DESCRIPTION, TrainConfig, arguments, _by_group({**defaults, "model": model})
+    )
     together.check_given(config)
     if dumps:
         print(file.text_of(dataclasses.asdict(config)), end="", flush=True)
@@ -146,8 +167,8 @@ def parse(argv: Sequence[str] | None) -> TrainConfig:
     return config
 
 
-def _defaults(model: str) -> dict[str, dict[str, Any]]:
-    flags = {**MODEL_DEFAULTS.get(model, {}), "model": model}
+def _by_group(flags: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns all defaults by group: these, and otherwise those of the flags."""
     return {
         name: {
             field.name: flags.get(field.name, field.default)

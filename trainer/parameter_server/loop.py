@@ -10,7 +10,7 @@ from trainer.loop import Action, NotFiniteError, Progress
 from trainer.parameter_server import rows as packing
 from trainer.parameter_server.finished import Driver, Finished
 from trainer.parameter_server.ledger import SPAN, Ledger, Tally
-from trainer.parameter_server.rows import Averages, Row, Rows
+from trainer.parameter_server.rows import Averages, EpochSums, Row, Rows
 
 
 @dataclasses.dataclass(eq=False)
@@ -21,6 +21,7 @@ class Loop:
       driver: of the workers.
       rows: says what the steps came to.
       averages: over them.
+      epoch: the sums over their epoch.
       ledger: of them.
       tally: of all steps of the training.
       light: actions that only look at a step's numbers, while workers go on.
@@ -33,6 +34,7 @@ class Loop:
     driver: Driver
     rows: Rows
     averages: Averages
+    epoch: EpochSums
     ledger: Ledger
     tally: Tally
     light: Sequence[Action]
@@ -94,6 +96,7 @@ class Loop:
         for step in sorted(finished.rows):
             self._last = finished.rows[step]
             self.averages.add(self.rows.loss(self._last), self._last.penalty)
+            self.epoch.add(step, self._last, self.rows.weight(self._last))
         self._waited += finished.waited
         if self._last is None:  # all of it had been applied by a worker that was lost
             return
@@ -109,7 +112,7 @@ class Loop:
 
     def _next(self, finished: Finished, row: Row) -> Progress:
         before, values = self._progress, self.rows.values(row)
-        result = packing.result(finished.stop, self.averages, row.norm)
+        result = packing.result(finished.stop, self.averages, self.epoch.means(self.rows), row.norm)
         if before is None:
             seconds, made = self._seconds, max(1, len(finished.rows))
             return Progress(finished.stop, values, made, seconds, self._waited, seconds, result, self._waited)

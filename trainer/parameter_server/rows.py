@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -91,7 +91,43 @@ class Averages:
             self.values = [math.nan if value is None else value for value in stored]
 
 
-def result(step: int, averages: Averages, norm: float) -> LoopResult:
+class EpochSums:
+    """Sums over the steps of an epoch so far, in their order; a checkpoint remembers them as `LoopResult.epoch`."""
+
+    def __init__(self, steps_per_epoch: int) -> None:
+        self._steps_per_epoch = steps_per_epoch
+        self._epoch: int | None = None  # None: that of the next step, which goes on with the sums
+        self._sums = np.zeros(0)
+
+    @property
+    def steps(self) -> int:
+        """How many steps they are of."""
+        return int(self._sums[0]) if len(self._sums) else 0
+
+    def add(self, step: int, row: Row, weight: float) -> None:
+        """Adds a step, whose rows have this weight; the first of another epoch begins the sums."""
+        here = np.concatenate([[1.0, row.penalty * weight], row.sums])
+        goes_on = step % self._steps_per_epoch and self._epoch in (None, step // self._steps_per_epoch)
+        self._sums = self._sums + here if goes_on and len(here) == len(self._sums) else here
+        self._epoch = step // self._steps_per_epoch
+
+    def means(self, rows: Rows) -> list[float]:
+        """Returns the means over the epoch, in the order of `LoopResult.values`."""
+        total = Row(0.0, 0.0, self._sums[_OWN:])
+        penalty = float(self._sums[1]) / max(rows.weight(total), 1.0)
+        return list(rows.values(total._replace(penalty=penalty)).values())
+
+    def stored(self) -> dict[str, Any]:
+        """Returns what a checkpoint remembers."""
+        return {"steps_per_epoch": self._steps_per_epoch, "sums": self._sums.tolist()}
+
+    def restore(self, stored: dict[str, Any] | None) -> None:
+        """Takes over what a checkpoint remembers."""
+        if stored is not None and stored["steps_per_epoch"] == self._steps_per_epoch:
+            self._sums = np.array(stored["sums"])
+
+
+def result(step: int, averages: Averages, means: list[float], norm: float) -> LoopResult:
     """Returns what actions ask of a step."""
     none = tf.zeros([0])
     return LoopResult(
@@ -100,6 +136,8 @@ def result(step: int, averages: Averages, norm: float) -> LoopResult:
         tf.constant(True),
         tf.constant(0.0, tf.float64),
         tf.constant(averages.values),
+        none,
+        tf.constant(means, tf.float64),
         tf.constant(norm),
         none,
         none,

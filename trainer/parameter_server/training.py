@@ -32,7 +32,7 @@ from trainer.parameter_server.host import Host
 from trainer.parameter_server.ledger import Tally
 from trainer.parameter_server.loop import Loop
 from trainer.parameter_server.roles import CHIEF, PS, Roles, Task
-from trainer.parameter_server.rows import Averages
+from trainer.parameter_server.rows import Averages, EpochSums
 from trainer.plan import Plan
 from trainer.step import compose, schedules, state
 from trainer.task import base, data_spec
@@ -129,8 +129,8 @@ class _Run:
         self.task = task(config, data_spec.of(plan.training.first))
         self.state = state.create(self.strategy, config, self.task, schedule)
         numbered.check(self.state.optimizer, config.model.task or f"--optimizer={config.optimizer.optimizer}")
-        self.averages, self.tally = Averages(), Tally()
-        remembered: dict[str, Remembered] = {"averages": self.averages, "ledger": self.tally}
+        self.averages, self.epoch, self.tally = Averages(), EpochSums(steps_per_epoch), Tally()
+        remembered: dict[str, Remembered] = {"averages": self.averages, "epoch": self.epoch, "ledger": self.tally}
         self.keeper = Keeper(
             config, plan, tf_config.ALONE, self.state, output, heartbeat, remembered, io_device=CHIEF_DEVICE
         )
@@ -145,6 +145,8 @@ class _Run:
         self.keeper.begin(self.strategy, restored)
         start, where = self.state.step, self.workers.where
         announcing.say_start_at(self.output, where, where, self.config, self.plan, self.state, restored)
+        if start < self.plan.last_step:
+            announcing.say_epoch(self.output, start, self.plan.training.steps_per_epoch, self.epoch.steps)
         self.metrics = Metrics(self.config, self.task, start, is_chief=True)
         evaluations = self._evaluations()
         if start < self.plan.last_step and not self.keeper.ends_early:
@@ -184,6 +186,7 @@ class _Run:
             workers.driver,
             workers.rows,
             self.averages,
+            self.epoch,
             workers.ledger,
             self.tally,
             light,

@@ -45,7 +45,8 @@ def stepper(
         first = tf.nest.map_structure(lambda part: part[0], rows) if virtual else rows
         return (distort(*first) if distort else first)[0]
 
-    return Stepper(strategy, state, replicas, [*histograms, *images], images_of)
+    steps_per_epoch = training.steps_per_epoch if training else None
+    return Stepper(strategy, state, replicas, [*histograms, *images], images_of, steps_per_epoch=steps_per_epoch)
 
 
 def distortion(training: Mixture | None) -> DeviceDistortion | None:

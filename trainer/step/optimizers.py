@@ -36,8 +36,10 @@ def _create(name: str, arguments: dict[str, Any], flags: OptimizerFlags) -> kera
         if own in arguments:
             raise ValueError(f"{own} has a flag or a name of its own")
     given = {"learning_rate": 0.0, **arguments}
-    if flags.weight_decay or name == "adamw":  # whose default in Keras is not 0
+    if flags.weight_decay or name in ("adamw", "muon"):  # whose defaults in Keras are not 0
         given["weight_decay"] = flags.weight_decay
+    if name == "muon":  # of the variables that it leaves to Adam
+        given.setdefault("adam_weight_decay", flags.weight_decay)
     if name == "sgd" or name in WITH_MOMENTUM:
         momentum = flags.momentum if name in WITH_MOMENTUM else 0.0
         return keras.optimizers.SGD(momentum=momentum, nesterov=name == "nesterov", **given)

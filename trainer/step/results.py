@@ -24,6 +24,8 @@ class LoopResult(NamedTuple):
         infinite (a NaN can pass through ReLU as 0 and show in the gradient only).
       waited: seconds that the updates waited for their batches, float64 scalar.
       averages: moving averages over the updates, float32 (AVERAGED,).
+      epoch: sums over the updates of this epoch so far, float64, see `details.added_up`; none before the first.
+      means: what follows from these sums, float64 (values,), named as `values`: means over the epoch's real rows.
       norm: of the last update's summed gradients, float32 scalar; 0 unless it was wanted.
       histograms: of the weights after the last update, then of its summed gradients, float32 (2 * variables,
         details.COLUMNS); none unless they were wanted.
@@ -35,6 +37,8 @@ class LoopResult(NamedTuple):
     finite: tf.Tensor
     waited: tf.Tensor
     averages: tf.Tensor
+    epoch: tf.Tensor
+    means: tf.Tensor
     norm: tf.Tensor
     histograms: tf.Tensor
     images: tf.Tensor

@@ -41,6 +41,8 @@ class Stepper:
       value_names: of `LoopResult.values`, once an update has been traced: the total loss, the regularisation, the loss,
         the metrics.
       averages: the last `LoopResult.averages`; NaN before the first update.
+      steps_per_epoch: T; None: all updates are of one epoch.
+      epoch: the last `LoopResult.epoch`.
       graph: of an update, once it has been traced.
     """
 
@@ -51,7 +53,13 @@ class Stepper:
     images_of: Callable[[tuple[Any, ...]], tf.Tensor] = lambda rows: rows[0]
     value_names: tuple[str, ...] = ()
     averages: tf.Variable = dataclasses.field(default_factory=details.no_averages)
+    steps_per_epoch: int | None = None
+    epoch: tf.Variable = dataclasses.field(default_factory=details.no_sums)
     graph: tf.Graph | None = None
+
+    def __post_init__(self) -> None:
+        """Has traced nothing yet."""
+        self._sum_shapes: dict[str, tf.TensorShape] = {}
 
     @tf.function(autograph=False)
     def train(self, iterator: Iterator[tuple[Any, ...]], steps: tf.Tensor, wanted: Wanted) -> LoopResult:
@@ -80,7 +88,7 @@ class Stepper:
         def one(done: tf.Tensor, before: LoopResult) -> tuple[tf.Tensor, LoopResult]:
             batch, waited = take(before)
             is_last = tf.equal(done + 1, steps)
-            result = self._update(batch, Wanted(*(tf.logical_and(is_last, some) for some in wanted)), before.averages)
+            result = self._update(batch, Wanted(*(tf.logical_and(is_last, some) for some in wanted)), before)
             return done + 1, result._replace(waited=before.waited + waited)
 
         _, result = tf.while_loop(
@@ -90,8 +98,7 @@ class Stepper:
             shape_invariants=(tf.TensorShape([]), self._shapes()),
             parallel_iterations=1,
         )
-        self.averages.assign(result.averages)
-        return result
+        return self._ended(result)
 
     @tf.function(autograph=False)
     def train_one(self, iterator: Iterator[tuple[Any, ...]], wanted: Wanted) -> tuple[LoopResult, Any, Any]:
@@ -104,8 +111,7 @@ class Stepper:
         features, labels, weights = next(iterator)
         others = {name: value for name, value in features.items() if name != "key"}
         rows = (others if len(others) > 1 else others["image"], labels, weights)
-        result = self._update(rows, wanted, self.averages.read_value())
-        self.averages.assign(result.averages)
+        result = self._ended(self._update(rows, wanted, self._nothing()))
         return result, self._local(features["key"]), self._local(weights)
 
     @tf.function(autograph=False)
@@ -128,7 +134,19 @@ class Stepper:
         sums: Sums = tf.nest.pack_sequence_as(structure[-1], shaped)
         return sums
 
-    def _update(self, batch: tuple[Any, ...], wanted: Wanted, averages: tf.Tensor) -> LoopResult:
+    def _ended(self, result: LoopResult) -> LoopResult:
+        """Keeps what the next loop goes on with, and adds the means over the epoch: once per loop, not per update."""
+        self.averages.assign(result.averages)
+        self.epoch.assign(result.epoch)
+        sums, penalty = details.taken_apart(result.epoch, self._sum_shapes)
+        means = [tf.cast(value, tf.float64) for value in self._values(sums, penalty).values()]
+        return result._replace(means=tf.stack(means))
+
+    def _values(self, sums: Sums, penalty: tf.Tensor) -> dict[str, tf.Tensor]:
+        results = self.state.measure.results(sums)
+        return {TOTAL_LOSS: results[LOSS] + penalty, REGULARIZATION: penalty, **results}
+
+    def _update(self, batch: tuple[Any, ...], wanted: Wanted, before: LoopResult) -> LoopResult:
         state, self.graph = self.state, tf.compat.v1.get_default_graph()
         if state.schedule:
             state.optimizer.learning_rate = state.schedule(state.global_step.read_value())
@@ -137,16 +155,18 @@ class Stepper:
         step = state.global_step.read_value()
         if state.averages:
             state.averages.update(self.strategy, step)
-        results = state.measure.results(found.sums)
-        values = {TOTAL_LOSS: results[LOSS] + found.penalty, REGULARIZATION: found.penalty, **results}
-        self.value_names = tuple(values)
+        values = self._values(found.sums, found.penalty)
+        self.value_names, self._sum_shapes = tuple(values), {name: sums.shape for name, sums in found.sums.items()}
+        begins = tf.equal((step - 1) % self.steps_per_epoch, 0) if self.steps_per_epoch else tf.constant(False)
         variables = [v.value for v in state.model.trainable_variables]
         return LoopResult(
             step,
             tf.stack(list(values.values())),
             tf.logical_and(tf.math.is_finite(values[TOTAL_LOSS]), state.has_finite_weights()),
             tf.constant(0.0, tf.float64),
-            details.moved(averages, tf.stack([values[name] for name in AVERAGED])),
+            details.moved(before.averages, tf.stack([values[name] for name in AVERAGED])),
+            details.added_up(before.epoch, found.sums, found.penalty, begins),
+            before.means,
             details.norm(found.gradients, wanted.norm),
             details.histograms([*variables, *found.gradients] if HISTOGRAMS in self.shows else [], wanted.histograms),
             self._images(batch, wanted.images),
@@ -168,6 +188,8 @@ class Stepper:
             tf.constant(True),
             tf.constant(0.0, tf.float64),
             self.averages.read_value(),
+            self.epoch.read_value(),
+            tf.zeros([0], tf.float64),
             tf.constant(0.0),
             tf.zeros([0, details.COLUMNS]),
             tf.zeros([0, *images.shape[1:]], images.dtype),

@@ -37,7 +37,7 @@ class OptimizerFlags:
 
     optimizer: str = "momentum"
     """sgd, momentum, nesterov; adam, adamw, lion, rmsprop, ... as in Keras, with arguments: 'adam(beta_2=0.95)'"""
-    learning_rate: float = 0.05  # at its highest
+    learning_rate: float = 0.01  # at its highest
     momentum: float = 0.9  # of --optimizer=momentum and nesterov
     schedule: str = "exponential"  # of the rate: exponential (a staircase), piecewise, cosine, linear or constant
     decay_factor: float = 0.99  # exponential, piecewise: the rate is multiplied by this at each stair
@@ -68,6 +68,15 @@ class OptimizerFlags:
                 f"--schedule={self.schedule} with --decay_at={self.decay_at!r}: the piecewise schedule, and no other, "
                 "takes the epochs at which its stairs begin, such as --decay_at=91,136"
             )
+
+    def __str__(self) -> str:
+        """The optimizer, its highest rate and how that changes: `momentum 0.05 exponential`."""
+        parts = [f"{self.optimizer} {self.learning_rate:g} {self.schedule}"]
+        if self.warmup_epochs:
+            parts.append(f"warm-up {self.warmup_epochs:g} epochs")
+        if self.weight_decay:
+            parts.append(f"weight decay {self.weight_decay:g}")
+        return ", ".join(parts)
 
     @property
     def stairs(self) -> list[float]:

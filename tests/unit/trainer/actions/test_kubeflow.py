@@ -3,7 +3,9 @@
 import re
 import threading
 import time
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tests import manifests
@@ -14,7 +16,10 @@ from trainer.loop import Progress
 
 
 def progress(step, **values):
-    return Progress(step, values or {"total_loss": 0.5}, 1, 1.0, 0.0, 1.0, result=None)
+    """Returns a progress whose epoch has these values, other than its last batch."""
+    epoch = values or {"total_loss": 0.5}
+    result = SimpleNamespace(means=SimpleNamespace(numpy=lambda: np.array(list(epoch.values()))))
+    return Progress(step, dict.fromkeys(epoch, 9.0), 1, 1.0, 0.0, 1.0, result)
 
 
 @pytest.fixture

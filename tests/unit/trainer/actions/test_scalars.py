@@ -13,7 +13,7 @@ from trainer.step import schedules
 
 def progress(step, loss, accuracy, steps, seconds, start_up, waited):
     values = {"total_loss": loss, "accuracy": accuracy}
-    result = SimpleNamespace(norm=2.5, averages=tf.constant([0.25, 0.5, 0.125]))
+    result = SimpleNamespace(norm=2.5, averages=tf.constant([0.25, 0.5, 0.125]), means=tf.constant([2.0, 0.25]))
     return Progress(step, values, steps, seconds, waited, start_up, result, start_wait=3.0)
 
 
@@ -33,4 +33,5 @@ def test_the_scalars_of_training_with_the_speed_since_the_last_ones(tmp_path):
     assert found["train/input_wait", 30] == 0.25  # half a second of two: that of the first step does not count
     assert found["train/input_wait", 50] == 0.25
     assert found["train/loss_average", 50] == 0.5
-    assert len(found) == 18
+    assert (found["train/epoch_total_loss", 50], found["train/epoch_accuracy", 50]) == (2.0, 0.25)
+    assert len(found) == 22

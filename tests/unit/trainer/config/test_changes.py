@@ -46,7 +46,7 @@ def test_a_later_flag_is_compared_once_it_is_stored(stored, config_of, monkeypat
     class Later:
         model: MoreFlags = MoreFlags()
         ema: MoreFlags = MoreFlags()
-        optimizer: OptimizerFlags = dataclasses.field(default_factory=OptimizerFlags)
+        optimizer: OptimizerFlags = dataclasses.field(default_factory=lambda: OptimizerFlags(learning_rate=0.05))
 
     assert changed_flags(stored, Later()) == []
     stored["model"]["smoothing"] = 0.25

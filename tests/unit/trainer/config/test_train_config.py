@@ -7,6 +7,7 @@ import pytest
 from pipeline.errors import UsageError
 from trainer import evaluate, export, launch, models
 from trainer.config import TrainConfig, model_defaults, parse
+from trainer.config.flags.optimizer import OPTIMIZERS
 
 PATHS = ["--data_dir=D", "--model_dir=M"]
 
@@ -47,6 +48,61 @@ def test_defaults_are_those_of_the_named_model(flags):
     expected = {"global_batch_size": 128, "distort": "cifar10_tutorial", "optimizer": "sgd"} | given
     expected |= {"learning_rate": 0.1, "decay_factor": 0.1, "decay_epochs": 350.0}
     assert flat(config) == flat(parse(PATHS)) | {"model": "cifar10_cnn"} | expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--model=lenet"], ("momentum", 0.01, 0.98, 0.0)),
+        (["--model=lenet", "--optimizer=adam"], ("adam", 0.001, 0.98, 0.0)),
+        (["--model=mlp", "--optimizer=adam(beta_2=0.95)"], ("adam(beta_2=0.95)", 0.001, 0.99, 0.0)),
+        (["--optimizer=adam", "--learning_rate=0.5"], ("adam", 0.5, 0.99, 0.0)),
+        (["--optimizer=adamw"], ("adamw", 0.001, 0.99, 0.004)),
+        (["--model=mlp", "--optimizer=sgd"], ("sgd", 0.1, 0.99, 0.0)),
+        (["--model=softmax_regression", "--optimizer=momentum"], ("momentum", 0.05, 0.99, 0.0)),
+        (["--model=fast_cifar", "--optimizer=momentum"], ("momentum", 0.125, 0.99, 0.01)),
+        (["--model=fast_cifar", "--optimizer=nesterov"], ("nesterov", 0.125, 0.99, 0.01)),
+        (["--model=mine:model"], ("momentum", 0.01, 0.99, 0.0)),
+        (["--model=mine:model", "--optimizer=lion"], ("lion", 0.0003, 0.99, 0.0)),
+        (["--task=mine:Task"], ("momentum", 0.01, 0.99, 0.0)),
+        (["--task=mine:Task", "--model=mlp"], ("momentum", 0.05, 0.99, 0.0)),
+    ],
+)
+def test_defaults_are_those_of_the_pair_of_model_and_optimizer(flags, expected):
+    keywords = dict(flag.removeprefix("--").split("=", 1) for flag in " ".join([*PATHS, *flags]).split())
+    if "learning_rate" in keywords:
+        keywords["learning_rate"] = float(keywords["learning_rate"])
+    for config in (parse([*PATHS, *flags]), TrainConfig.of(**keywords)):
+        found = config.optimizer
+        assert (found.optimizer, found.learning_rate, found.decay_factor, found.weight_decay) == expected
+
+
+def test_every_optimizer_has_a_rate_for_every_model():
+    for name in OPTIMIZERS:
+        found = [model_defaults.defaults_of(model, name) for model in (*model_defaults.MODEL_DEFAULTS, "mine:model")]
+        if name not in ("sgd", "momentum", "nesterov"):
+            rate = model_defaults.OPTIMIZER_DEFAULTS[name]["learning_rate"]
+            assert {flags["learning_rate"] for flags in found} == {rate}
+    assert model_defaults.OPTIMIZER_DEFAULTS.keys() == set(OPTIMIZERS) - {"momentum", "nesterov"}
+
+
+def test_code_of_ones_own_has_the_general_defaults_beside_what_was_given():
+    config = TrainConfig.of(data_dir="D", model_dir="M", epochs=3).with_code(model="mine:model")
+    assert (config.model.model, config.steps.epochs, config.optimizer.learning_rate) == ("mine:model", 3, 0.01)
+    given = TrainConfig.of(data_dir="D", model_dir="M", learning_rate=0.05).with_code(task="mine:Task")
+    assert (given.model.task, given.optimizer.learning_rate) == ("mine:Task", 0.05)
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--model=softmax_regression"], "sgd 0.5 constant"),
+        (["--model=fast_cifar"], "nesterov 0.125 linear, warm-up 2 epochs, weight decay 0.01"),
+        (["--optimizer=adam(beta_2=0.95)"], "adam(beta_2=0.95) 0.001 exponential"),
+    ],
+)
+def test_an_optimizer_in_words(flags, text):
+    assert str(parse([*PATHS, *flags]).optimizer) == text
 
 
 def test_help_says_something_of_every_flag(capsys, monkeypatch):

@@ -1,7 +1,10 @@
+import json
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from trainer.actions.remembered import EpochSums
 from trainer.step.updates import Wanted
 
 RATE = 0.5  # of the steppers
@@ -99,3 +102,75 @@ def test_all_topologies_compute_the_same(make_stepper, batch):
         losses.append([train(stepper, iterator, 10)[1]["total_loss"] for _ in range(5)])
     for other in losses[1:]:
         np.testing.assert_allclose(losses[0], other, rtol=1e-4)
+
+
+def of_batches(stepper, batches):
+    """Returns an iterator over batches, again and again."""
+    parts = tuple(np.stack(part) for part in zip(*batches, strict=True))
+    dataset = tf.data.Dataset.from_tensor_slices(parts).repeat()
+    return iter(stepper.strategy.experimental_distribute_dataset(dataset))
+
+
+def means(stepper, result):
+    return dict(zip(stepper.value_names, result.means.numpy().tolist(), strict=True))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_means_of_an_epoch_are_those_of_its_real_rows(replicas, make_stepper, batch):
+    """Epochs of 3 steps, the last of 1 real row: the mean of all rows is not that of the steps."""
+    images, labels, weights = batch
+    ones, one = np.ones(8, np.float32), np.eye(8, dtype=np.float32)[0]
+    epoch = [(images, labels, ones), (-images, labels, weights), (images, labels, one)]
+    stepper = make_stepper(replicas)
+    stepper.steps_per_epoch = 3
+    iterator, rows, found = of_batches(stepper, epoch), [8, 3, 1, 8, 3, 1, 8], []
+    for steps in (1, 1, 1, 1, 2, 1):  # the second epoch ends inside a loop
+        result, values = train(stepper, iterator, steps)
+        found.append((int(result.step), values, means(stepper, result)))
+    by_step = {step: (values, means) for step, values, means in found}
+    for name in ("accuracy", "loss", "total_loss", "regularization"):
+        expected = [by_step[step][0][name] * rows[step - 1] for step in (1, 2, 3)]
+        assert by_step[1][1][name] == pytest.approx(by_step[1][0][name])
+        assert by_step[2][1][name] == pytest.approx(sum(expected[:2]) / 11)
+        assert by_step[3][1][name] == pytest.approx(sum(expected) / 12)
+        assert by_step[4][1][name] == pytest.approx(by_step[4][0][name])
+        assert by_step[7][1][name] == pytest.approx(by_step[7][0][name])
+    assert by_step[3][1]["loss"] != pytest.approx(by_step[3][0]["loss"])
+
+
+def test_the_means_of_an_epoch_go_on_after_a_resume_to_the_bit(make_stepper, batch):
+    images, labels, weights = batch
+    batches = [(images, labels, weights), (-images, labels, weights)]
+    undisturbed, resumed = make_stepper(2), make_stepper(2)
+    for stepper in (undisturbed, resumed):
+        stepper.steps_per_epoch = 4
+    iterator = of_batches(undisturbed, batches)
+    train(undisturbed, iterator, 2)
+    stored = json.loads(json.dumps(EpochSums(undisturbed).stored()))
+    for mine, theirs in zip(resumed.state.model.variables, undisturbed.state.model.variables, strict=True):
+        mine.assign(theirs)
+    expected = means(undisturbed, train(undisturbed, iterator, 1)[0])
+    resumed.state.global_step.assign(2)
+    sums = EpochSums(resumed)
+    sums.restore(stored)
+    assert sums.steps == 2
+    result, _ = train(resumed, of_batches(resumed, batches), 1)
+    assert means(resumed, result) == expected
+    sums.restore({**stored, "steps_per_epoch": 5})  # of another order
+    assert sums.steps == 3
+    resumed.epoch.assign([1.0, 2.0])  # of other metrics: they begin again
+    result, values = train(resumed, of_batches(resumed, batches), 1)
+    assert means(resumed, result) == pytest.approx(values)
+
+
+def test_virtual_replicas_have_the_same_means_to_the_bit(make_stepper, batch):
+    images, labels, _ = batch
+    found = []
+    for replicas in (1, 2, 4):
+        stepper = make_stepper(replicas, virtual_replicas=4, global_batch_size=8)
+        rows = [np.reshape(part, (4, 2, *part.shape[1:])) for part in (images, labels, np.ones(8, np.float32))]
+        iterator = endless(stepper, tuple(rows))
+        result, _ = train(stepper, iterator, 3)
+        assert result.epoch[0] == 3
+        found.append(result.means.numpy().tolist())
+    assert found[0] == found[1] == found[2]
