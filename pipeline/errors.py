@@ -64,7 +64,7 @@ def unknown(what: str, value: str, known: Iterable[str]) -> UsageError:
       value: the unknown name.
       known: the names that work.
     """
-    names = sorted(known)
+    names = sorted(set(known))
     near = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
     is_harmless = near and near[0].removeprefix("--").removeprefix("no") not in _NEVER_SUGGESTED
     hint = f"did you mean {near[0]!r}? " if is_harmless else ""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest.sources import Source, Sources, parse_sources, sources_of
-from pipeline.manifest.splits import names_of
+from pipeline.manifest.splits import EVALUATED, names_of, to_evaluate
 from pipeline.manifest.storage import PathLike
 from pipeline.mixture import Mixture, check_alike, check_replicas, resolve_all
 from pipeline.order.counts import check_virtual_replicas
@@ -19,6 +19,8 @@ from pipeline.request import HOST, Request, UserParse
 from pipeline.resolved import ResolvedRequest, resolve
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
+
+_EVAL_SPLIT = EVALUATED[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +56,7 @@ def make(config: TrainConfig, cluster: Cluster, parse: UserParse | None = None) 
       DataError: no valid data set.
       UsageError: the config does not fit the data.
     """
+    given, config = config.data.eval_split, with_eval_split(config)
     replicas, virtual = max(config.run.num_replicas or 1, cluster.size), config.order.virtual_replicas
     request = request_of(config, parse)
     if virtual is not None:
@@ -64,8 +67,29 @@ def make(config: TrainConfig, cluster: Cluster, parse: UserParse | None = None) 
     training.check_pairs(replicas)
     evaluation = _evaluation(config, parse) if config.data.evaluates else {}
     may_skip = config.data.max_corrupt * cluster.size if config.data.on_corrupt == "skip" else 0
-    notes = (*_sharing(training, cluster.size), *_left_out(config, evaluation), *_repeated(training))
+    notes = (
+        *([] if given else _chosen(config)),
+        *_sharing(training, cluster.size),
+        *_left_out(config, evaluation),
+        *_repeated(training),
+    )
     return Plan(training, config.last_step(training.steps_per_epoch), evaluation, may_skip, notes)
+
+
+def with_eval_split(config: TrainConfig) -> TrainConfig:
+    """Returns the config with the split to evaluate on, where none is given: `test` if the data have it, or another.
+
+    Raises:
+      DataError: no valid data set.
+    """
+    if config.data.eval_split is not None:
+        return config
+    splits = dict.fromkeys(name for folder in _folders(config) for name in manifests.load(folder).splits)
+    given = parse_sources(config.data.data_dir)
+    sources = [] if isinstance(given, str) else sources_of(given, config.data.train_split)
+    trained = [name for text in [one.split for one in sources] or [config.data.train_split] for name in names_of(text)]
+    found = to_evaluate(splits, trained) or _EVAL_SPLIT
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, eval_split=found))
 
 
 def request_of(config: TrainConfig, parse: UserParse | None) -> Request:
@@ -93,7 +117,9 @@ def evaluation_of(
       DataError: no valid data set.
       UsageError: the config does not fit the data.
     """
+    config = with_eval_split(config)
     folders = _folders(config)
+    assert config.data.eval_split is not None
     names = _names(folders, config.data.eval_split)
     has_split = [folder for folder in folders if len(folders) == 1 or _has_split(folder, config.data.eval_split)]
     found = {
@@ -110,7 +136,7 @@ def _evaluation(config: TrainConfig, parse: UserParse | None) -> dict[str, Resol
     try:
         return evaluation_of(config, parse)
     except UsageError as error:
-        flag = f"--eval_split={config.data.eval_split}"
+        flag = f"--eval_split={with_eval_split(config).data.eval_split}"
         raise UsageError(f"{flag}: {error}; --eval_split=none trains without evaluation") from None
 
 
@@ -171,6 +197,11 @@ def _sharing(training: Mixture, workers: int) -> Iterator[str]:
         note = sharing_note(part.spec, part.order, workers)
         if note:
             yield f"{part.request.folder}:{part.request.split}: {note}" if training.request.sources else note
+
+
+def _chosen(config: TrainConfig) -> Iterator[str]:
+    if config.data.eval_split != _EVAL_SPLIT:
+        yield f"evaluates on the split {config.data.eval_split!r}, as there is no {_EVAL_SPLIT!r} (--eval_split)"
 
 
 def _left_out(config: TrainConfig, evaluation: dict[str, ResolvedRequest]) -> Iterator[str]:

@@ -171,7 +171,7 @@ def _resolved(
     except UsageError as error:
         reason = str(error)
         if not reason.startswith("statistics="):
-            raise UsageError(f"--split={config.data.eval_split}: {reason.removeprefix('split: ')}") from None
+            raise UsageError(f"--split={config.data.eval_split or 'test'}: {reason.removeprefix('split: ')}") from None
         if flags.statistics is None:
             reason = f"data_dir={config.data.data_dir}: unlike what {record.path} was trained on: {reason}"
         raise UsageError(f"--{reason}") from None

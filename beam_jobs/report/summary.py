@@ -8,9 +8,9 @@ from beam_jobs.report import image_facts, notices
 from beam_jobs.report.image_facts import ImageFacts
 from pipeline.commands.text import count_of, size_of
 from pipeline.manifest import Manifest, SplitInfo, naming
+from pipeline.manifest.splits import EVALUATED
 
 _TRAIN, _TEST = "train", "test"  # the trainer's own defaults
-_EVALUATED = (_TEST, "validation", "val", "valid", "dev", "eval")  # names of splits to evaluate on, the best first
 _TUTORIAL_SIDE = 24  # pixels: cifar10_cnn's default distortion cuts 24x24 out
 _LENET_SIDE = 12  # pixels: what its layers need
 _SIDE = 32  # pixels that images of several sizes are stretched to
@@ -110,7 +110,7 @@ def _split_flags(made: Manifest) -> str:
     """Returns the trainer's flags for splits of other names than its defaults."""
     names = [name for name, _ in by_size(made)]
     trained = _TRAIN if _TRAIN in names else names[0]
-    others = [name for name in (*_EVALUATED, *names) if name in made.splits and name != trained]
+    others = [name for name in (*EVALUATED, *names) if name in made.splits and name != trained]
     evaluated = others[0] if others else "none"
     train_flag = f" --train_split={trained}" if trained != _TRAIN else ""
     return train_flag + (f" --eval_split={evaluated}" if evaluated != _TEST else "")

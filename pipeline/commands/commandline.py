@@ -31,6 +31,31 @@ _EXTRA_OF = {
 }
 
 
+# What other trainers and scripts call a flag: the names here, of which a command takes the first that it has.
+_USUAL = {
+    **dict.fromkeys(("lr", "learningrate", "rate"), ("learning_rate",)),
+    **dict.fromkeys(("batch_size", "batch", "bs", "train_batch_size"), ("global_batch_size",)),
+    **dict.fromkeys(("steps", "max_steps", "num_steps", "max_train_steps", "iterations"), ("train_steps",)),
+    **dict.fromkeys(("num_epochs", "max_epochs", "train_epochs", "n_epochs"), ("epochs",)),
+    **dict.fromkeys(
+        ("train_dir", "output_dir", "logdir", "log_dir", "checkpoint_dir", "save_dir", "job_dir", "ckpt_dir"),
+        ("model_dir", "output"),
+    ),
+    **dict.fromkeys(("data", "data_path", "dataset_dir", "input", "input_dir"), ("data_dir",)),
+    **dict.fromkeys(("gpus", "num_gpus", "ngpus", "devices", "num_devices"), ("num_replicas", "gpus_per_worker")),
+    **dict.fromkeys(("num_processes", "nproc", "nproc_per_node", "world_size"), ("num_workers",)),
+    **dict.fromkeys(("hosts", "workers", "num_workers"), ("worker_hosts", "num_workers")),
+    **dict.fromkeys(("random_seed", "rng_seed"), ("seed",)),
+    **dict.fromkeys(("opt", "optim"), ("optimizer",)),
+    **dict.fromkeys(("wd", "decay", "l2"), ("weight_decay",)),
+    **dict.fromkeys(("arch", "network", "net", "model_name"), ("model",)),
+    **dict.fromkeys(("ckpt", "step", "checkpoint_path"), ("checkpoint",)),
+    **dict.fromkeys(("augment", "augmentation", "transform"), ("distort",)),
+    **dict.fromkeys(("amp", "fp16", "bf16", "dtype", "mixed_precision"), ("precision",)),
+    **dict.fromkeys(("save_every", "save_steps", "save_interval"), ("checkpoint_every",)),
+    **dict.fromkeys(("eval_steps", "eval_interval"), ("eval_every",)),
+    **dict.fromkeys(("log_steps", "logging_steps", "log_interval", "print_freq"), ("log_every",)),
+}
 _REQUIRED = "the following arguments are required: "  # argparse's words
 _NEARLY_URL = re.compile(r"(?P<scheme>s3|gs|hdfs):?/{1,2}(?P<rest>[^/].*)")
 
@@ -50,15 +75,35 @@ class _Parser(simple_parsing.ArgumentParser):
         super().exit(status)
         raise AssertionError
 
+    @property
+    def options(self) -> list[str]:
+        """The names of its flags."""
+        return [option for option in self._option_string_actions if option.startswith("--")]
+
     def error(self, message: str) -> NoReturn:
         if message.startswith(_REQUIRED):
             missing = message.removeprefix(_REQUIRED).split(", ")
             names = [token.split("=")[0] for token in self.given if token.startswith("--")]
-            for name in set(names) - set(self._option_string_actions):
-                if difflib.get_close_matches(name, missing):
-                    raise errors.unknown("flag", name, missing)
+            others = [name for name in dict.fromkeys(names) if name not in self._option_string_actions]
+            if any(_nearest(name, self.options) in missing for name in others):
+                raise _unknown(others, self.options)
             message = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; see --help"
         raise errors.UsageError(" ".join(message.removeprefix("argument ").split()))
+
+
+def _nearest(name: str, flags: Sequence[str]) -> str | None:
+    """Returns the flag that a user of an unknown one means, most likely; None: nobody knows."""
+    usual = (f"--{flag}" for flag in _USUAL.get(name.lstrip("-").replace("-", "_").lower(), ()))
+    near = [flag for flag in usual if flag in flags] or difflib.get_close_matches(name, flags, n=1, cutoff=0.5)
+    return near[0] if near else None
+
+
+def _unknown(names: Sequence[str], flags: Sequence[str]) -> errors.UsageError:
+    """Returns the error for all flags that are unknown, with what is meant, most likely."""
+    near = {name: _nearest(name, flags) for name in names}
+    hints = [repr(flag) if len(near) == 1 else f"{flag!r} for {name!r}" for name, flag in near.items() if flag]
+    asked = f"did you mean {', '.join(hints)}? " if hints else ""
+    return errors.UsageError(f"flag{'s' * (len(near) > 1)}: unknown {', '.join(map(repr, near))}; {asked}see --help")
 
 
 def _whole_number(text: str) -> int:
@@ -94,9 +139,9 @@ def parse(
     config, rest, flags = parse_known(command, description, kind, argv, default)
     if not rest:
         return config
-    name = rest[0].split("=")[0]
-    if name.startswith("-"):
-        raise errors.unknown("flag", name, flags)
+    names = [token.split("=")[0] for token in rest if token.startswith("-")]
+    if names:
+        raise _unknown(list(dict.fromkeys(names)), flags)
     raise errors.UsageError(f"unexpected argument {rest[0]!r}; see --help")
 
 
@@ -127,7 +172,7 @@ def parse_known(
         _check_places(parser, places)
     known, rest = parser.parse_known_args(parser.given)
     _check_values_given(parser)
-    return known.config, rest, [option for option in parser._option_string_actions if option.startswith("--")]
+    return known.config, rest, parser.options
 
 
 def _with_switches_apart(parser: _Parser, tokens: Sequence[str]) -> list[str]:

@@ -36,6 +36,25 @@ RECIPES = {  # their classes, and the modules of these
     "resize": ("scaling", "Resize"),
     "shift": ("shifts", "Shift"),
 }
+ARGUMENTS = {  # the fields of these classes, by which a misspelt argument is told before TensorFlow is loaded
+    "affine": ("rotate", "scale", "shift", "shear", "fill"),
+    "cifar10_tutorial": ("crop", "flip", "brightness", "contrast_low", "contrast_high", "standardize"),
+    "color_jitter": ("brightness", "contrast", "saturation", "hue"),
+    "cutmix": ("prob", "until_epoch", "alpha"),
+    "cutout": ("size",),
+    "flip": ("prob",),
+    "mixup": ("prob", "until_epoch", "alpha"),
+    "mixup_or_cutmix": ("prob", "until_epoch", "mixup_alpha", "cutmix_alpha", "cutmix_prob"),
+    "none": (),
+    "normalize": (),
+    "pad_crop_flip": ("pad", "flip", "normalize"),
+    "randaugment": ("n", "m", "fill"),
+    "random_crop": ("size", "flip", "normalize"),
+    "random_erasing": ("prob", "min_area", "max_area", "max_shape"),
+    "random_resized_crop": ("size", "flip", "normalize", "min_area", "max_shape", "central"),
+    "resize": ("height", "width"),
+    "shift": ("pixels",),
+}
 CROPPING = ("random_crop", "random_resized_crop")  # the CroppingRecipes
 MIXING = ("cutmix", "mixup", "mixup_or_cutmix")  # the MixingRecipes
 
@@ -51,15 +70,30 @@ def make_recipe(text: str, flag: str = "distort") -> Recipe:
       UsageError: no such recipe or argument (the nearest is suggested), a value out of its bounds, or recipes that
         cannot follow each other.
     """
-    calls = parse_calls(text, flag, "a recipe")
-    for name, _ in calls:
-        if name not in RECIPES:
-            raise unknown(flag, name, RECIPES)
+    calls = check_names(text, flag)
     recipes = [_made(name, arguments, flag) for name, arguments in calls]
     if len(recipes) == 1:
         return recipes[0]
     composed: Recipe = _class("composed", "Composed")(tuple(name for name, _ in calls), tuple(recipes))
     return composed
+
+
+def check_names(text: str, flag: str) -> list[tuple[str, dict[str, object]]]:
+    """Returns the calls that `text` consists of, their names and those of their arguments checked; loads none.
+
+    Raises:
+      UsageError: it is no recipe, or there is no such recipe or argument (the nearest is suggested).
+    """
+    calls = parse_calls(text, flag, "a recipe")
+    for name, arguments in calls:
+        if name not in RECIPES:
+            raise unknown(flag, name, RECIPES)
+        for argument in arguments:
+            if not ARGUMENTS[name]:
+                raise UsageError(f"{flag}: {name} takes no arguments; got {argument!r}")
+            if argument not in ARGUMENTS[name]:
+                raise unknown(f"{flag}: argument of {name}", argument, ARGUMENTS[name])
+    return calls
 
 
 def _class(module: str, name: str) -> Any:
@@ -71,10 +105,6 @@ def _made(name: str, arguments: dict[str, object], flag: str) -> Recipe:
     recipe = _class(*RECIPES[name])
     defaults = {field.name: field.default for field in dataclasses.fields(recipe)}
     for argument, value in arguments.items():
-        if not defaults:
-            raise UsageError(f"{flag}: {name} takes no arguments; got {argument!r}")
-        if argument not in defaults:
-            raise unknown(f"{flag}: argument of {name}", argument, defaults)
         _check_type(f"{flag}: {name}({argument}={value!r})", value, defaults[argument])
     made: Recipe = recipe(**arguments)
     return made

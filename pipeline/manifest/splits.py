@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
+from collections.abc import Collection, Iterable
 
 from pipeline.errors import UsageError
 from pipeline.manifest.manifest import Manifest, ShardInfo
@@ -81,6 +82,21 @@ def select(manifest: Manifest, text: str) -> Selection:
         raise UsageError(f"split {text!r}: selects no record")
     _check_disjoint(segments, text)
     return Selection("".join(text.split()), tuple(segments))
+
+
+EVALUATED = ("test", "validation", "val", "valid", "dev", "eval")  # names of splits to evaluate on, the best first
+
+
+def to_evaluate(splits: Iterable[str], trained: Collection[str]) -> str | None:
+    """Returns the split to evaluate on where a user names none: by its name, or the only one that is not trained on.
+
+    Args:
+      splits: names of what there is.
+      trained: names of what is trained on.
+    """
+    others = [name for name in splits if name not in trained]
+    named = [name for name in EVALUATED if name in others]
+    return named[0] if named else others[0] if len(others) == 1 else None
 
 
 def names_of(text: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pathlib
 
 from pipeline.commands.text import count_of
@@ -86,6 +87,7 @@ def say_end(
     if any(cached):
         output.line(str(cached))
     kept = f"; {best}" if best and str(best) else ""
-    shown = f"; logs: tensorboard --logdir={logs}" if logs.exists() else ""
+    missing = "" if importlib.util.find_spec("tensorboard") else " (pip install tensorboard)"
+    shown = f"; logs: tensorboard --logdir={logs}{missing}" if logs.exists() else ""
     output.line(f"checkpoint: {newest}{kept}{shown}")
     output.other_line(f"done at step {step}")

@@ -77,7 +77,9 @@ def write(folder: pathlib.Path, groups: dict[str, dict[str, Any]]) -> None:
 
 def _flags(path: pathlib.Path, names: Collection[str]) -> Iterator[str]:
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Texts)
+        text = path.read_text(encoding="utf-8")
+        _check_once(path, yaml.compose(text, _Texts), {})
+        content = yaml.load(text, _Texts)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--config={path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except yaml.YAMLError as error:
@@ -86,6 +88,31 @@ def _flags(path: pathlib.Path, names: Collection[str]) -> Iterator[str]:
         raise UsageError(f"--config={path}: must hold flags, as in 'learning_rate: 0.1'; got {type(content).__name__}")
     for name, value in content.items():
         yield from _flag(path, str(name), value, names)
+
+
+def _check_once(path: pathlib.Path, tree: yaml.Node | None, flags: dict[str, int]) -> None:
+    """Raises UsageError where a group or a flag is given twice, of which YAML takes the last one in silence.
+
+    Args:
+      path: of the file.
+      tree: of its content, or of a group.
+      flags: the lines of those that other groups give, to which this one's are added.
+    """
+    if not isinstance(tree, yaml.MappingNode):
+        return
+    keys = [(key.value, key.start_mark.line + 1, value) for key, value in tree.value if isinstance(key.value, str)]
+    merges = any(name == "<<" for name, _, _ in keys)  # what is merged into a group may be overridden in it
+    here: dict[str, int] = {}
+    for name, line, value in keys:
+        is_group = isinstance(value, yaml.MappingNode)
+        first = here.get(name) or (None if is_group or merges else flags.get(name))
+        if first and name != "<<":
+            raise UsageError(f"--config={path}: {name} is given twice, in lines {first} and {line}; remove one of them")
+        here[name] = line
+        if is_group:
+            _check_once(path, value, flags)
+        else:
+            flags.setdefault(name, line)
 
 
 def _flag(path: pathlib.Path, name: str, value: Any, names: Collection[str]) -> Iterator[str]:

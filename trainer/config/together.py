@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pipeline.errors import UsageError
 from pipeline.manifest.sources import parse_sources
 from trainer.config.flags.aggregation import AggregationFlags
-from trainer.config.flags.checks import check_local
+from trainer.config.flags.checks import check_apart, check_local
 from trainer.config.flags.cluster import ClusterFlags
 from trainer.config.flags.run import PARAMETER_SERVER
 
@@ -21,6 +21,8 @@ def check_given(config: TrainConfig) -> None:
     """Raises UsageError where a user gives what cannot work; a config that an earlier run has stored may have it."""
     check_local(config.run, "model_dir", "log_keys")
     check_local(config.output, "metrics_jsonl", what="file")
+    check_apart("model_dir", config.run.model_dir, config.data.data_dir)
+    check_apart("log_keys", config.run.log_keys, config.data.data_dir)
     _check_used(config)
 
 

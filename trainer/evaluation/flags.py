@@ -6,7 +6,7 @@ import dataclasses
 
 from pipeline.errors import UsageError
 from trainer.config.flags.checkpoint import CheckpointFlags
-from trainer.config.flags.checks import check_least, check_local, check_positive
+from trainer.config.flags.checks import check_apart, check_least, check_local, check_positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +24,7 @@ class EvaluateConfig(CheckpointFlags):
         """Checks the values, alone and together."""
         super().__post_init__()
         check_local(self, "output")
+        check_apart("output", self.output, self.data_dir)
         check_least(self, 1, "batch_size")
         check_least(self, 0, "mistakes")
         check_positive(self, "interval")

@@ -7,7 +7,7 @@ import os
 
 from pipeline.errors import UsageError, unknown
 from trainer.config.flags.checkpoint import CheckpointFlags
-from trainer.config.flags.checks import check_least, check_local, check_positive
+from trainer.config.flags.checks import check_apart, check_least, check_local, check_positive
 
 FORMATS = {  # with the libraries that each needs besides TensorFlow
     "saved_model": (),
@@ -36,6 +36,7 @@ class ExportConfig(CheckpointFlags, _Required):
         """Checks the values, alone and together."""
         super().__post_init__()
         check_local(self, "output")
+        check_apart("output", self.output, self.data_dir)
         check_least(self, 1, "stablehlo_batch", "examples")
         check_positive(self, "tolerance")
         for name in self.formats:

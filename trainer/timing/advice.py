@@ -73,5 +73,6 @@ def _for_compute(times: Times, config: TrainConfig, facts: Facts) -> Iterator[st
         yield "--precision=bfloat16"
     if facts.gpus > facts.replicas and config.run.strategy != "multiworker":
         yield f"--strategy=mirrored on all {facts.gpus} GPUs"
-    else:
-        yield "more replicas"
+    else:  # more replicas on logical CPUs would share the same cores
+        yield "more GPUs" if facts.gpus else "more CPU cores"
+        yield "workers on more machines"

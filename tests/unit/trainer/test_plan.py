@@ -3,6 +3,7 @@ import re
 
 import pytest
 
+from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo
 from trainer import plan
@@ -64,6 +65,31 @@ def test_raw_images_are_not_cropped_while_they_are_decoded(data_dir, config_of):
 @pytest.mark.parametrize("name", ["none", ""])
 def test_no_evaluation(name, data_dir, config_of):
     assert plan.make(config_of(data_dir=data_dir, eval_split=name), ALONE).evaluation == {}
+
+
+def renamed(data_dir, test):
+    """Gives the test split of a data set another name; returns its folder."""
+    made = manifests.load(data_dir)
+    splits = {test if name == "test" else name: split for name, split in made.splits.items()}
+    (data_dir / "manifest.json").write_bytes(dataclasses.replace(made, splits=splits).to_bytes())
+    return data_dir
+
+
+@pytest.mark.parametrize(("test", "notes"), [("test", 0), ("validation", 1), ("held_out", 1)])
+def test_the_split_to_evaluate_on_is_one_that_is_there(test, notes, data_dir, config_of):
+    made = plan.make(config_of(data_dir=renamed(data_dir, test)), ALONE)
+    assert list(made.evaluation) == [test]
+    assert len(made.notes) == notes
+    if notes:
+        assert made.notes == (f"evaluates on the split {test!r}, as there is no 'test' (--eval_split)",)
+
+
+def test_a_split_that_is_given_is_not_replaced(data_dir, config_of):
+    renamed(data_dir, "validation")
+    with pytest.raises(UsageError, match="--eval_split=test: .*validation"):
+        plan.make(config_of(data_dir=data_dir, eval_split="test"), ALONE)
+    with pytest.raises(UsageError, match="--eval_split=test: .*--eval_split=none trains without evaluation"):
+        plan.make(config_of(data_dir=data_dir, train_split="train+validation[:9]"), ALONE)  # none is left
 
 
 def test_an_unknown_split_to_evaluate_on(data_dir, config_of):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from trainer.config.flags.checks import check_least, check_local, check_name
+from trainer.config.flags.checks import check_apart, check_least, check_local, check_name
 
 WEIGHTS = ("raw", "ema")
 
@@ -25,6 +25,7 @@ class CheckpointFlags:
     def __post_init__(self) -> None:
         """Checks the values."""
         check_local(self, "model_dir")
+        check_apart("model_dir", self.model_dir, self.data_dir)
         if self.weights is not None:
             check_name("weights", self.weights, WEIGHTS)
         check_least(self, 1, "cache_bytes")

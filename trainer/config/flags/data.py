@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from pipeline import request
+from pipeline.distort import recipes
 from pipeline.manifest.sources import parse_sources, sources_of
 from pipeline.read import corruption
 from pipeline.request import parse_size
@@ -17,7 +18,8 @@ class DataFlags:
 
     data_dir: str  # the data set's folder; or several, with weights: 'a=0.7,b:train[:9000]=0.3'
     train_split: str = "train"  # what to train on; slices such as train[1000:] work
-    eval_split: str = "test"  # what to evaluate on; 'none' for no evaluation
+    eval_split: str | None = None
+    """what to evaluate on; 'none' for no evaluation (None: test, else validation, else the only split left)"""
     resize: str | None = None  # stretch every image to HxW, such as 32x32, before it is distorted
     distort: str = "none"  # recipes, such as cifar10_tutorial, or 'pad_crop_flip(pad=4) | cutout(size=8) | mixup'
     distort_on: str = request.HOST  # host: as part of the input; device: in the replicas' steps, of uint8 pixels
@@ -31,6 +33,7 @@ class DataFlags:
         sources = parse_sources(self.data_dir)
         if not isinstance(sources, str):
             sources_of(sources, self.train_split)
+        recipes.check_names(self.distort, "--distort")
         check_name("distort_on", self.distort_on, request.PLACES)
         check_name("on_corrupt", self.on_corrupt, corruption.POLICIES)
         parse_size(self.resize, "--resize")

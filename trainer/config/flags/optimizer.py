@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from pipeline.commands.call import parse_call
 from pipeline.errors import UsageError
 from trainer.config.flags.checks import check_least, check_name, check_positive, check_share
 
@@ -52,8 +53,8 @@ class OptimizerFlags:
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
-        name = self.optimizer.partition("(")[0].strip()
-        check_name("optimizer", name, OPTIMIZERS)
+        check_name("optimizer", self.optimizer.partition("(")[0].strip(), OPTIMIZERS)
+        parse_call(self.optimizer, "--optimizer", "an optimizer")
         check_name("schedule", self.schedule, SCHEDULES)
         check_positive(self, "learning_rate", "decay_factor", "decay_epochs", "clip_norm")
         check_share(self, "momentum")

@@ -20,6 +20,27 @@ def test_flags_of_the_command_line_override_those_of_the_file_and_both_the_model
     assert config.optimizer.decay_at == "91,136.5"  # the model's
 
 
+@pytest.mark.parametrize(
+    ("text", "name", "lines"),
+    [
+        ("seed: 1\nmodel: lenet\nseed: 1\n", "seed", "1 and 3"),
+        ("optimizer:\n  momentum: 0.8\nmodel: lenet\noptimizer: {ema: 0.9}\n", "optimizer", "1 and 4"),
+        ("learning_rate: 0.1\noptimizer:\n  learning_rate: 0.2\n", "learning_rate", "1 and 3"),
+        ("a: {seed: 1}\nb: {seed: 2}\n", "seed", "1 and 2"),
+    ],
+)
+def test_what_is_given_twice_is_refused_with_both_lines(text, name, lines, path):
+    path.write_text(text)
+    with pytest.raises(UsageError, match=f"--config={path}: {name} is given twice, in lines {lines}; remove one"):
+        parse([f"--config={path}", "--data_dir=D", "--model_dir=M"])
+
+
+def test_a_group_may_have_the_name_of_a_flag_and_override_what_it_merges(path):
+    path.write_text("model: {model: lenet}\nbase: &base {seed: 1, epochs: 2}\norder:\n  <<: *base\n  seed: 3\n")
+    config = parse([f"--config={path}", "--data_dir=D", "--model_dir=M"])
+    assert (config.model.model, config.order.seed, config.steps.epochs) == ("lenet", 3, 2)
+
+
 def test_lists_and_groups(path):
     path.write_text("optimizer:\n  schedule: piecewise\n  decay_at: [3, 4.5]\nrun: {model_dir: M}\ndata_dir: D\n")
     assert parse(["--config", str(path)]) == TrainConfig.of(**PATHS, schedule="piecewise", decay_at="3,4.5")

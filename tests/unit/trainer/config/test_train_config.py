@@ -19,7 +19,7 @@ def flat(config):
 def test_flags_and_their_defaults_stay():
     """People's scripts name them."""
     assert flat(parse(PATHS)) == {
-        **{"data_dir": "D", "train_split": "train", "eval_split": "test", "resize": None, "distort": "none"},
+        **{"data_dir": "D", "train_split": "train", "eval_split": None, "resize": None, "distort": "none"},
         "distort_on": "host",
         **{"on_corrupt": "raise", "max_corrupt": 100, "log_keys": None, "cache_dir": None, "cache_bytes": None},
         **{"model_dir": "M", "strategy": "one_device", "num_replicas": None, "collective_timeout": 120.0},
@@ -144,7 +144,24 @@ def test_last_step(flags, last_step):
         (["--strategy=mirored"], ["--strategy", "'mirrored'"]),
         (["--optimizer=adm"], ["--optimizer", "'adam'"]),
         (["--remainder=pat"], ["--remainder", "'pad'"]),
-        (["--batch_size=3"], ["--batch_size", "--global_batch_size"]),
+        (["--batch_size=3"], ["flag: unknown '--batch_size'; did you mean '--global_batch_size'? see --help"]),
+        (["--lr=3"], ["flag: unknown '--lr'; did you mean '--learning_rate'? see --help"]),
+        (["--max_steps=3"], ["'--train_steps'"]),
+        (["--num_gpus=3"], ["'--num_replicas'"]),
+        (["--random-seed=3"], ["'--seed'"]),
+        (
+            ["--lr=3", "--train_dir=R", "--zzzzzz"],
+            [
+                "flags: unknown '--lr', '--train_dir', '--zzzzzz'; did you mean '--learning_rate' for '--lr', "
+                "'--model_dir' for '--train_dir'? see --help"
+            ],
+        ),
+        (["--distort=shfit"], ["--distort: unknown 'shfit'; did you mean 'shift'?"]),
+        (["--distort=shift(pixles=2) | flip"], ["--distort: argument of shift: unknown 'pixles'", "'pixels'"]),
+        (["--distort=normalize(pixels=2)"], ["--distort: normalize takes no arguments; got 'pixels'"]),
+        (["--optimizer=adam(beta_1=0.9"], ["--optimizer: 'adam(beta_1=0.9' is not an optimizer"]),
+        (["--model_dir="], ["--model_dir=: is empty", "name a folder"]),
+        (["--metrics_jsonl="], ["--metrics_jsonl=: is empty", "name a file"]),
         (["--train_steps=5", "--epochs=2"], ["--train_steps=5", "--epochs=2"]),
         (["--strategy=multiworker", "--num_replicas=2"], ["--num_replicas=2", "multiworker", "TF_CONFIG"]),
         (["--num_replicas=2"], ["--num_replicas=2", "one_device", "mirrored"]),
@@ -229,8 +246,39 @@ def test_every_command_refuses_a_url_to_write_to(command, flags, tmp_path, monke
 
 
 def test_paths_are_required():
-    with pytest.raises(UsageError, match="--model_dir"):
+    with pytest.raises(UsageError, match="--model_dir is missing"):
         parse(["--data_dir=D"])
+    with pytest.raises(UsageError, match="flags: unknown '--train_dir', '--lr'; did you mean '--model_dir' for"):
+        parse(["--data_dir=D", "--train_dir=M", "--lr=1"])
+
+
+@pytest.mark.parametrize(
+    ("model_dir", "where"),
+    [("data", "is"), ("data/run", "lies in"), ("link/run", "lies in"), ("data/../data/", "is"), (".", "holds")],
+)
+def test_a_run_does_not_write_into_its_data(model_dir, where, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to("data")
+    expected = rf"--model_dir={re.escape(model_dir)}: {where} the data set's folder, --data_dir="
+    for data_dir in ("data", "link", "other=1,data=2"):
+        for check in (
+            lambda given: parse([f"--data_dir={given}", f"--model_dir={model_dir}"]),
+            lambda given: evaluate.main([f"--data_dir={given}", f"--model_dir={model_dir}"]),
+            lambda given: launch.main(["--", f"--data_dir={given}", f"--model_dir={model_dir}"]),
+        ):
+            with pytest.raises(UsageError, match=expected):
+                check(data_dir)
+    with pytest.raises(UsageError, match="--output=data/x: lies in the data set's folder, --data_dir=link"):
+        export.main(["--data_dir=link", "--model_dir=M", "--output=data/x"])
+    parse(["--data_dir=data", "--model_dir=data-run"])
+    parse(["--data_dir=gs://bucket/data", "--model_dir=data"])
+
+
+@pytest.mark.parametrize("data_dir", ["/", "/tmp/..", "data=1,/=2"])
+def test_the_root_is_no_data_set(data_dir):
+    with pytest.raises(UsageError, match=f"--data_dir={data_dir}: is the root of the file system"):
+        parse([f"--data_dir={data_dir}", "--model_dir=M"])
 
 
 def test_what_happens_every_so_many_steps_may_never_happen():

@@ -37,8 +37,13 @@ def test_a_gpu_may_distort(gpus, place, helps, config_of):
 @pytest.mark.parametrize(
     ("facts", "flags", "exchange", "helps"),
     [
-        (ALONE, {}, None, "more replicas"),
-        (Facts(4, 4, "raw", parses=False), {"jit_compile": "true", "precision": "bfloat16"}, None, "more replicas"),
+        (ALONE, {}, None, "more CPU cores, workers on more machines"),
+        (
+            Facts(4, 4, "raw", parses=False),
+            {"jit_compile": "true", "precision": "bfloat16"},
+            None,
+            "more GPUs, workers on more machines",
+        ),
         (
             Facts(1, 4, "raw", parses=False),
             {},
