@@ -65,11 +65,22 @@ def unknown(what: str, value: str, known: Iterable[str]) -> UsageError:
       known: the names that work.
     """
     names = sorted(set(known))
-    near = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
+    near = nearest(value, names)
+    hint = f"did you mean {near!r}? " if near else ""
+    return UsageError(f"{what}: unknown {value!r}; {hint}{names_that_work(names)}")
+
+
+def nearest(value: str, known: Iterable[str]) -> str | None:
+    """Returns the name that is most like a value; None: there is none, or following that hint is not harmless."""
+    near = difflib.get_close_matches(value, list(known), n=1, cutoff=0.5)
     is_harmless = near and near[0].removeprefix("--").removeprefix("no") not in _NEVER_SUGGESTED
-    hint = f"did you mean {near[0]!r}? " if is_harmless else ""
-    listed = f"known: {', '.join(names)}" if len(names) <= _MOST_LISTED else "see --help"
-    return UsageError(f"{what}: unknown {value!r}; {hint}{listed}")
+    return near[0] if is_harmless else None
+
+
+def names_that_work(known: Iterable[str]) -> str:
+    """Returns the end of a message on an unknown name: the known ones, or where many of them are listed."""
+    names = sorted(set(known))
+    return f"known: {', '.join(names)}" if len(names) <= _MOST_LISTED else "see --help"
 
 
 def root_cause(message: str) -> tuple[str | None, str]:

@@ -19,7 +19,7 @@ from trainer.actions.live import LiveLine
 from trainer.actions.metrics import Metrics
 from trainer.actions.output import Output
 from trainer.actions.profile import Profiler
-from trainer.actions.remembered import EpochSums, LossAverages
+from trainer.actions.remembered import EpochSums, LossAverages, Remembered
 from trainer.actions.status import Status
 from trainer.cluster import failures, rendezvous, runtime, strategies
 from trainer.cluster.agreement import Agreement
@@ -95,7 +95,7 @@ class _Run:
         self.state = state.create(self.strategy, config, self.task, schedule)
         self.stepper = compose.stepper(self.strategy, self.state, config, plan.training)
         self.epoch_sums = EpochSums(self.stepper)
-        remembered = {"averages": LossAverages(self.stepper), "epoch": self.epoch_sums}
+        remembered: dict[str, Remembered] = {"averages": LossAverages(self.stepper), "epoch": self.epoch_sums}
         self.keeper = Keeper(config, plan, cluster, self.state, output, heartbeat, remembered)
         self.feed = Feed(config, plan, cluster, self.stepper)
         self.judge = Judge(config, plan, self.stepper)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import importlib.util
 import os
 import re
@@ -94,8 +93,7 @@ class _Parser(simple_parsing.ArgumentParser):
 def _nearest(name: str, flags: Sequence[str]) -> str | None:
     """Returns the flag that a user of an unknown one means, most likely; None: nobody knows."""
     usual = (f"--{flag}" for flag in _USUAL.get(name.lstrip("-").replace("-", "_").lower(), ()))
-    near = [flag for flag in usual if flag in flags] or difflib.get_close_matches(name, flags, n=1, cutoff=0.5)
-    return near[0] if near else None
+    return next((flag for flag in usual if flag in flags), None) or errors.nearest(name, flags)
 
 
 def _unknown(names: Sequence[str], flags: Sequence[str]) -> errors.UsageError:
@@ -103,7 +101,8 @@ def _unknown(names: Sequence[str], flags: Sequence[str]) -> errors.UsageError:
     near = {name: _nearest(name, flags) for name in names}
     hints = [repr(flag) if len(near) == 1 else f"{flag!r} for {name!r}" for name, flag in near.items() if flag]
     asked = f"did you mean {', '.join(hints)}? " if hints else ""
-    return errors.UsageError(f"flag{'s' * (len(near) > 1)}: unknown {', '.join(map(repr, near))}; {asked}see --help")
+    what = f"flag{'s' * (len(near) > 1)}: unknown {', '.join(map(repr, near))}"
+    return errors.UsageError(f"{what}; {asked}{errors.names_that_work(flags)}")
 
 
 def _whole_number(text: str) -> int:

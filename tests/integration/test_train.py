@@ -1,6 +1,7 @@
 """`trainer.run` on real digits: what it prints, writes and refuses; in this process where that is enough."""
 
 import importlib.util
+import json
 import pathlib
 import re
 import subprocess
@@ -36,8 +37,8 @@ def files(folder):
 def test_two_replicas_learn_the_digits(train, tmp_path):
     lines = train("--strategy=mirrored", "--num_replicas=2", "--train_steps=120", "--log_every=50", "--eval_every=60")
     assert lines[0] == (
-        "mirrored: 2 replicas, here CPU:0, CPU:1; mlp with 397,510 parameters; step 0 to 120 of 100 examples, "
-        "15 per epoch; a new run"
+        "mirrored: 2 replicas, here CPU:0, CPU:1; mlp with 397,510 parameters; momentum 0.05 exponential; "
+        "no distortion; step 0 to 120 of 100 examples, 15 per epoch; a new run"
     )
     assert [int(LOG_LINE.fullmatch(line)[1]) for line in lines if "loss =" in line] == [50, 100]
     assert (
@@ -46,8 +47,38 @@ def test_two_replicas_learn_the_digits(train, tmp_path):
     accuracy, examples = re.fullmatch(r"test accuracy = (\S+) \((\d+) examples\)", lines[-2]).groups()
     assert float(accuracy) >= 0.93
     assert int(examples) == 368
-    assert lines[-1] == f"checkpoint: {tmp_path}/ckpt-120; logs: tensorboard --logdir={tmp_path}/logs"
+    how = "" if importlib.util.find_spec("tensorboard") else " (pip install tensorboard)"
+    assert lines[-1] == f"checkpoint: {tmp_path}/ckpt-120; logs: tensorboard --logdir={tmp_path}/logs{how}"
     assert list((tmp_path / "logs").glob("events.*"))
+
+
+def test_the_means_of_an_epoch_survive_a_resume(digits, tmp_path, capsys):
+    """An epoch has 15 steps, the last of 29 rows; a checkpoint of an earlier version lacks the sums."""
+
+    def train(name, last):
+        run.main(
+            [
+                *(f"--data_dir={digits}", f"--model_dir={tmp_path}/{name}", f"--train_steps={last}"),
+                *(f"--metrics_jsonl={tmp_path}/{name}.jsonl", "--summary_every=1", "--eval_split=none"),
+            ]
+        )
+        return capsys.readouterr().out
+
+    def metrics(name):
+        lines = (tmp_path / f"{name}.jsonl").read_text().splitlines()
+        found = {line["step"]: line for line in map(json.loads, lines)}
+        return {step: {tag: v for tag, v in line.items() if "epoch_" in tag} for step, line in found.items()}, found
+
+    train("undisturbed", 18)
+    train("resumed", 8)
+    assert "note: the checkpoint has no" not in train("resumed", 18)
+    means, found = metrics("undisturbed")
+    assert metrics("resumed")[0] == means
+    assert set(means[18]) == {f"train/epoch_{name}" for name in ("total_loss", "loss", "regularization", "accuracy")}
+    rows = [100] * 14 + [29]
+    expected = sum(n * found[step]["train/accuracy"] for step, n in enumerate(rows, 1)) / sum(rows)
+    assert means[15]["train/epoch_accuracy"] == pytest.approx(expected, rel=1e-6)
+    assert means[16]["train/epoch_accuracy"] == pytest.approx(found[16]["train/accuracy"])
 
 
 def test_what_is_trained_already_is_evaluated(train, tmp_path):

@@ -103,10 +103,10 @@ def _check_once(path: pathlib.Path, tree: yaml.Node | None, flags: dict[str, int
     keys = [(key.value, key.start_mark.line + 1, value) for key, value in tree.value if isinstance(key.value, str)]
     merges = any(name == "<<" for name, _, _ in keys)  # what is merged into a group may be overridden in it
     here: dict[str, int] = {}
-    for name, line, value in keys:
+    for name, line, value in (key for key in keys if key[0] != "<<"):
         is_group = isinstance(value, yaml.MappingNode)
         first = here.get(name) or (None if is_group or merges else flags.get(name))
-        if first and name != "<<":
+        if first:
             raise UsageError(f"--config={path}: {name} is given twice, in lines {first} and {line}; remove one of them")
         here[name] = line
         if is_group:

@@ -101,7 +101,8 @@ class TrainConfig:
         """
         if _GIVEN in vars(self):
             return self.of(**{**vars(self)[_GIVEN], **names})
-        return dataclasses.replace(self, model=dataclasses.replace(self.model, **names))  # all of it was given
+        model: dict[str, Any] = dict(names)
+        return dataclasses.replace(self, model=dataclasses.replace(self.model, **model))  # all of it was given
 
     @classmethod
     def _of(cls, flags: Mapping[str, Any]) -> TrainConfig:

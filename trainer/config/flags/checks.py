@@ -54,7 +54,7 @@ def check_apart(name: str, path: str | None, data_dir: str | None) -> None:
         return
     sources = parse_sources(data_dir)
     folders = [sources] if isinstance(sources, str) else [one.data_dir for one in sources_of(sources, "")]
-    for folder in map(os.fspath, folders):
+    for folder in (os.fspath(one) for one in folders):
         if not folder or "://" in folder:
             continue
         data = os.path.realpath(folder)

@@ -92,7 +92,7 @@ def test_merged_groups(path):
     "name", ["2024_01_01", "2024-01-01", "010", "10:20", "no", "null", "1e3", "true", "=", "", "on"]
 )
 def test_a_stored_text_is_read_as_it_was(tmp_path, name):
-    config = TrainConfig.of(data_dir=f"{name}/D", model_dir=name or "M", train_split=name, summary_secs=float("inf"))
+    config = TrainConfig.of(data_dir=f"D/{name}", model_dir=name or "M", train_split=name, summary_secs=float("inf"))
     file.write(tmp_path, dataclasses.asdict(config))
     assert parse([f"--config={tmp_path / 'config.yaml'}"]) == config
 
