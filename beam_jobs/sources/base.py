@@ -21,6 +21,11 @@ from pipeline.order import hashing
 from pipeline.order.hashing import Domain
 
 OWN_FEATURES = ("image", "label", "key")  # of every example
+# What to do with data that is not one labelled image per row; the end of errors about a missing image or label.
+OTHER_DATA = (
+    "text, tables, boxes, masks and captions are not converted: write them as TFRecords if they are none yet, run "
+    "python -m pipeline.index on the folder, and read it by input_fn(parse=...) or a trainer.Task (docs/reading.md)"
+)
 # {(offset, first bytes there): format} of encoded images; of BMP's two letters, with the zeros that follow the size.
 _IMAGE_STARTS = {
     (0, b"\x89PNG\r\n\x1a\n"): "PNG",

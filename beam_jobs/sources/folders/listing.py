@@ -45,6 +45,7 @@ _OTHERS = _extensions(
     ipynb sh npy npz pkl pt pth h5 hdf5 mat parquet tfrecord zip tar gz tgz bz2 xz 7z rar mp4 avi mov mkv webm mp3 wav
     md5 sha256"""
 )
+_ANNOTATIONS = _extensions("txt json jsonl csv tsv xml")  # of COCO, VOC and YOLO, of captions, texts and tables
 _SPLITS = {
     b"train": "train",
     **dict.fromkeys((b"validation", b"val", b"valid", b"dev"), "validation"),
@@ -144,7 +145,9 @@ class _Scan:
         names = [name.encode() for name in base.in_order(name.decode() for name in set().union(*classes.values()))]
         if not names:
             self._check_links()
-            raise DataError(f"{text(self._root)}: has no class folders; images are expected as class/file.png")
+            raise DataError(
+                f"{text(self._root)}: has no class folders; images are expected as class/file.png{self._advice()}"
+            )
         self._check_names_differ(classes)
         splits = {split: self._images(folder, names, classes[split]) for split, folder in folders.items()}
         self._check_links()
@@ -185,7 +188,13 @@ class _Scan:
                     raise DataError(f"{text(entry.path)}: the name of a class must be valid UTF-8; rename it") from None
                 names.add(entry.name)
             elif self._is_image(entry):
-                raise DataError(f"{text(entry.path)}: is not in a class folder; images are expected as class/file.png")
+                for other in _entries(os.path.join(self._root, folder)):
+                    if not self._is_folder(other):
+                        self._is_image(other)  # which counts those that are none, for the advice
+                raise DataError(
+                    f"{text(entry.path)}: is not in a class folder; images are expected as "
+                    f"class/file.png{self._advice()}"
+                )
         return names
 
     def _images(self, folder: bytes, names: Sequence[bytes], present: Set[bytes]) -> Images:
@@ -296,7 +305,16 @@ class _Scan:
         empty += [f"split {split!r}" for split, images in splits.items() if not len(images)]
         if empty:
             others = f"; {skipped(self.ignored)}" if self.ignored else ""
-            raise DataError(f"{text(self._root)}: {empty[0]} has no image{others}; remove it, or put images there")
+            raise DataError(
+                f"{text(self._root)}: {empty[0]} has no image{others}; remove it, or put images there{self._advice()}"
+            )
+
+    def _advice(self) -> str:
+        """Returns what to do with the files that are no images, if a data set may consist of them; else nothing."""
+        for extension, dataset in ((b".parquet", "parquet"), (b".tfrecord", "tfrecord")):
+            if self.ignored[extension]:
+                return f"; for {text(extension)} files give --dataset={dataset}"
+        return f"; {base.OTHER_DATA}" if any(self.ignored[extension] for extension in _ANNOTATIONS) else ""
 
 
 def _entries(folder: bytes) -> list[os.DirEntry[bytes]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from beam_jobs.sources.base import OWN_FEATURES, SourceOptions
+from beam_jobs.sources.base import OTHER_DATA, OWN_FEATURES, SourceOptions
 from pipeline.errors import UsageError
 from pipeline.manifest import Feature
 
@@ -63,7 +63,13 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
     present = [name for name in _IMAGE_NAMES if name in schema.names]
     image = options.image_column or (present[0] if present else _IMAGE_NAMES[0])
     label = options.label_column or _LABEL_NAME
+    if not options.image_column and not present:
+        raise _missing(path, schema, "image", [field.name for field in schema if _holds_images(field.type)])
     nested = _check_image(path, schema, image)
+    if not options.label_column and label not in schema.names:
+        used = (image, options.key_column)
+        could_be = [each.name for each in schema if _kind(plain(each.type)) in _LABELS and each.name not in used]
+        raise _missing(path, schema, "label", could_be)
     label_kind = _checked_kind(path, schema, "label_column", label, _LABELS, "integers, booleans or strings")
     if options.key_column:
         _checked_kind(path, schema, "key_column", options.key_column, _KEYS, "strings, binary or integers")
@@ -88,6 +94,28 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
             f"{path}: image, label and key must be three columns, not {image}, {label}, {options.key_column}"
         )
     return Columns(image, nested, label, label_kind, options.key_column, tuple(kept), tuple(given), tuple(doubles))
+
+
+def _missing(path: str, schema: pa.Schema, what: str, could_be: Sequence[str]) -> UsageError:
+    """Returns the error for a file without a column of the usual name; `could_be` are those of a fitting type."""
+    columns = _listed([f"{field.name} ({_text(field.type)})" for field in schema])
+    if not could_be:
+        return UsageError(f"{path} has no column that could be the {what}; it has {columns}; {OTHER_DATA}")
+    near = difflib.get_close_matches(what, could_be, n=1, cutoff=0.5)
+    choices = _listed([*near, *(name for name in could_be if name not in near)])
+    return UsageError(
+        f"--{what}_column is missing: {path} has no column {what!r}, but {columns}; the {what} could be {choices}; if "
+        f"none is, {OTHER_DATA}"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST_LISTED]) + (", ..." if len(names) > _MOST_LISTED else "")
+
+
+def _holds_images(found: pa.DataType) -> bool:
+    is_struct = pa.types.is_struct(found) and found.get_field_index(IMAGE_FIELD) >= 0
+    return _kind(plain(found.field(IMAGE_FIELD).type if is_struct else found)) == "bytes"
 
 
 def class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
@@ -119,8 +147,7 @@ def _type_of(path: str, schema: pa.Schema, flag: str, name: str) -> pa.DataType:
         raise UsageError(f"--{flag}={name}: {path} has {count} columns of that name")
     near = difflib.get_close_matches(name, schema.names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    listed = ", ".join(schema.names[:_MOST_LISTED]) + (", ..." if len(schema.names) > _MOST_LISTED else "")
-    raise UsageError(f"--{flag}: {path} has no column {name!r}; {hint}columns: {listed}")
+    raise UsageError(f"--{flag}: {path} has no column {name!r}; {hint}columns: {_listed(schema.names)}")
 
 
 def _check_image(path: str, schema: pa.Schema, name: str) -> bool:
@@ -140,7 +167,8 @@ def _checked_kind(path: str, schema: pa.Schema, flag: str, name: str, kinds: Seq
     found = _type_of(path, schema, flag, name)
     kind = _kind(plain(found))
     if kind not in kinds:
-        raise UsageError(f"--{flag}={name}: {path} has it as {_text(found)}; it must be {must}")
+        more = f"; {OTHER_DATA}" if flag == "label_column" and pa.types.is_nested(found) else ""
+        raise UsageError(f"--{flag}={name}: {path} has it as {_text(found)}; it must be {must}{more}")
     return kind
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
-from beam_jobs.sources.base import OWN_FEATURES, SourceOptions, image_format
+from beam_jobs.sources.base import OTHER_DATA, OWN_FEATURES, SourceOptions, image_format
 from beam_jobs.sources.records.columns import DTYPES, Columns, kind
 from pipeline.commands.text import count_of
 from pipeline.errors import UsageError, unknown
@@ -77,9 +77,16 @@ def _names(first: Mapping[str, Any], file: str, feature_map: Sequence[tuple[str,
         if ours not in names:
             found = [name for name in usual if name in first]
             if not found:
+                wanted = ("bytes",) if ours == "image" else ("int64", "bytes")
+                fits = {name for name, values in first.items() if kind(values) in wanted and len(values) == 1}
+                could_be = sorted(fits.difference(names.values()), key=lambda name: (ours not in name.lower(), name))
+                if not could_be:
+                    raise UsageError(
+                        f"{file}: no feature could be the {ours}: the first record has {_listed(first)}; {OTHER_DATA}"
+                    )
                 raise UsageError(
-                    f"--feature_map must name the {ours}, as in {ours}:{usual[-1]}: {file}: the first record has "
-                    f"{_listed(first)}"
+                    f"--feature_map must name the {ours}, as in {ours}:{could_be[0]}: {file}: the first record has "
+                    f"{_listed(first)}; if none is the {ours}, {OTHER_DATA}"
                 )
             names[ours] = found[0]
     return names

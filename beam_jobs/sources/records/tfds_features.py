@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from beam_jobs.sources.base import OWN_FEATURES
+from beam_jobs.sources.base import OTHER_DATA, OWN_FEATURES
 from beam_jobs.sources.records.columns import Columns
 from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError, UsageError, unknown
@@ -43,7 +43,8 @@ def _image_and_label(features: Any, root: LocalPath) -> tuple[str, str]:
             held = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in sorted(features.items()))
             problem = f"{len(names)} features" if names else "no feature"
             raise DataError(
-                f"{root}: has {problem} of type {kind.__name__}, and none is named {usual!r}; it has {held}"
+                f"{root}: has {problem} of type {kind.__name__}, and none is named {usual!r}; it has {held}; "
+                f"{OTHER_DATA}"
             )
         found.append(usual if usual in names else names[0])
     image, label = found

@@ -364,6 +364,38 @@ def test_keys_of_a_column_are_bytes_and_not_known_to_be_unique(tmp_path, column,
     assert block.bad == {row: f"id is {'null' if row == 2 else 'empty'}" for row in (2, 3) if keys[row] == b""}
 
 
+OTHER_DATA = "boxes, masks and captions are not converted: .* python -m pipeline.index .* input_fn.*trainer.Task"
+
+
+def test_data_without_images_or_labels_gets_the_columns_and_what_to_do(tmp_path):
+    path, text = tmp_path / "a.parquet", pa.array(["a", "b"])
+    boxes = pa.array([{"bbox": [[1.0, 2.0, 3.0, 4.0]], "category": [3]}] * 2)
+    for columns, facts in (
+        (
+            {"text": text, "label": [0, 1]},
+            r"a\.parquet has no column that could be the image; it has text \(string\), label",
+        ),
+        (
+            {"photo": IMAGES[:2], "label": [0, 1]},
+            "--image_column is missing: .* no column 'image', .*the image could be photo;",
+        ),
+        (
+            {"image": IMAGES[:2], "text": text, "kind": [0, 1]},
+            "--label_column is missing: .*the label could be text, kind;",
+        ),
+        (
+            {"image": IMAGES[:2], "objects": boxes},
+            r"has no column that could be the label; it has image \(binary\), objects",
+        ),
+    ):
+        write(path, pa.table(columns))
+        with pytest.raises(UsageError, match=f"{facts}.*{OTHER_DATA}") as caught:
+            opened(path)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UsageError, match=f"--label_column=objects: .*it must be integers.*{OTHER_DATA}"):
+        opened(path, label_column="objects")
+
+
 USAGE = [
     ({"image_column": "imgae"}, r"--image_column: .*'imgae'.*'image'.* image, label, text"),
     ({"label_column": "class"}, "--label_column: .*'class'"),

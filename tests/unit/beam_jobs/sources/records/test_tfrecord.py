@@ -276,6 +276,11 @@ class TestForeign:
         assert block.images.shape == (8, 28, 28, 1)
         assert block.labels[6] == -1  # out of range: for the reader of the block
 
+    def test_data_without_images_gets_what_to_do(self, tmp_path):
+        path = write(tmp_path / "a.tfrecord", [{"words": np.array([1, 2, 3]), "label": 1}] * 3)
+        with pytest.raises(UsageError, match=r"no feature could be the image: .* label \(1 int64\).* pipeline\.index"):
+            opened(path)
+
     @pytest.mark.parametrize("row", [0, 1, 7])
     def test_a_bad_row_is_a_bad_row_wherever_it_lies(self, tmp_path, row):
         for bad, fact in (
@@ -384,7 +389,11 @@ class TestForeignErrors:
     @pytest.mark.parametrize(
         ("flags", "message"),
         [
-            ({}, r"--feature_map must name the label, as in label:image/class/label: .*: the first record has "),
+            (
+                {},
+                r"--feature_map must name the label, as in label:height: .*: the first record has .*; if none is "
+                "the label, text, tables, boxes, .* python -m pipeline.index",
+            ),
             (
                 {"feature_map": (("label", "nothing"),)},
                 r"label:nothing: .*height \(1 int64\), image \(1 bytes\), of \(2",
