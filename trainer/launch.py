@@ -5,13 +5,16 @@ Exit codes: those of trainer.run; the job's is that of the process that failed f
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import sys
+import typing
 from collections.abc import Sequence
 from typing import NoReturn
 
 from pipeline.commands import commandline
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, unknown
+from trainer.config import TrainConfig
 from trainer.launching.flags import LaunchFlags
 from trainer.launching.job import Job
 from trainer.launching.local import compose
@@ -35,7 +38,9 @@ def main(argv: Sequence[str] | None = None, program: Sequence[str] | None = None
       PipelineError: whatever a user can cause; its exit code is that of the job.
     """
     own, trainer_flags = _split(sys.argv[1:] if argv is None else argv)
-    flags = commandline.parse(COMMAND, _DESCRIPTION, LaunchFlags, own)
+    flags, rest, known = commandline.parse_known(COMMAND, _DESCRIPTION, LaunchFlags, own)
+    if rest:
+        _refuse(rest[0], known)
     if trainer_flags is None:
         raise UsageError(f"-- is missing: the flags of trainer.run follow it, as in {COMMAND} --num_workers=2 -- ...")
     job = Job.of(flags, trainer_flags)
@@ -53,6 +58,23 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
         return list(arguments), None
     here = list(arguments).index("--")
     return list(arguments[:here]), list(arguments[here + 1 :])
+
+
+def _refuse(token: str, known: Sequence[str]) -> NoReturn:
+    """Raises UsageError for an argument that is no flag of the launcher."""
+    name = token.partition("=")[0]
+    if name in _flags_of_trainer():
+        raise UsageError(f"{token}: is a flag of trainer.run; give it after --, as in {COMMAND} --num_workers=2 -- ...")
+    raise (
+        unknown("flag", name, known)
+        if name.startswith("-")
+        else UsageError(f"unexpected argument {token!r}; see --help")
+    )
+
+
+def _flags_of_trainer() -> set[str]:
+    groups = typing.get_type_hints(TrainConfig)
+    return {f"--{field.name}" for group in groups.values() for field in dataclasses.fields(group)}
 
 
 def entry_point() -> NoReturn:

@@ -465,6 +465,13 @@ def test_misuse_is_one_line_before_anything_starts(data, tmp_path, arguments, sa
     assert not (tmp_path / "model").exists()
 
 
+def test_a_log_that_cannot_be_written_to(launch, tmp_path):
+    (tmp_path / "model" / "launch" / "logs" / "worker-0.stdout.log").mkdir(parents=True)
+    code, _, err = launch().end()
+    assert (code, "Traceback" in err) == (1, False)
+    assert last(err) == f"trainer.launch: {tmp_path}/model/launch: cannot be written to: Is a directory"
+
+
 def test_a_tf_config_of_the_environment_is_refused(launch):
     code, _, err = launch(environment={"TF_CONFIG": "{}"}).end()
     assert (code, err.count("\n")) == (2, 1)

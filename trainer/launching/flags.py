@@ -6,8 +6,17 @@ import dataclasses
 
 from pipeline.errors import UsageError
 from trainer.config.flags.checks import check_least, check_name, check_positive
-from trainer.launching.target_flags import Elsewhere, KubernetesFlags, ProcessFlags, SlurmFlags, check_local_only
+from trainer.launching.target_flags import (
+    MOST_NUMBER,
+    Elsewhere,
+    KubernetesFlags,
+    ProcessFlags,
+    SlurmFlags,
+    check_local_only,
+    check_most,
+)
 
+_MOST_PROCESSES = 10_000  # of a kind: more is a typing error
 TARGETS = ("local", "kubernetes", "slurm")
 
 
@@ -25,6 +34,7 @@ class JobFlags:
         check_name("target", self.target, TARGETS)
         check_least(self, 1, "num_workers")
         check_least(self, 0, "num_ps", "gpus_per_worker")
+        check_most(self, _MOST_PROCESSES, "num_workers", "num_ps", "gpus_per_worker")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +52,7 @@ class RestartFlags:
         """Checks the values."""
         check_least(self, 0, "max_restarts", "restart_delay", "regrow_delay")
         check_positive(self, "silent_timeout", "stop_timeout")
+        check_most(self, MOST_NUMBER, "max_restarts", "restart_delay", "regrow_delay", "silent_timeout", "stop_timeout")
         self.elastic_range  # noqa: B018, it raises
 
     @property
@@ -50,8 +61,11 @@ class RestartFlags:
         if self.elastic is None:
             return None
         least, _, most = self.elastic.partition(":")
-        if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
-            raise UsageError(f"--elastic={self.elastic}: must be MIN:MAX workers with 1 <= MIN <= MAX, such as 1:4")
+        if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most) <= _MOST_PROCESSES):
+            raise UsageError(
+                f"--elastic={self.elastic}: must be MIN:MAX workers with 1 <= MIN <= MAX <= {_MOST_PROCESSES}, such as "
+                "1:4"
+            )
         return int(least), int(most)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 
@@ -12,14 +13,19 @@ from trainer.config import TrainConfig
 from trainer.config.flags.checks import check_name
 from trainer.config.flags.run import STRATEGIES
 from trainer.launching import sizes
-from trainer.launching.flags import LaunchFlags
-from trainer.launching.target_flags import Elsewhere
+from trainer.launching.flags import JobFlags, LaunchFlags, RestartFlags
+from trainer.launching.target_flags import Elsewhere, KubernetesFlags, ProcessFlags, SlurmFlags
 
 MULTIWORKER, PARAMETER_SERVER = "multiworker", "parameter_server"
 CLUSTERS = (MULTIWORKER, PARAMETER_SERVER)  # strategies of several processes, which TF_CONFIG tells of each other
 # What says which process of the job one is, in a flag of trainer.run or a variable.
 _SET_HERE = ("job_name", "task_index", "task_id", "worker_hosts", "ps_hosts", "chief_host")
 _VARIABLE = "TF_CONFIG"
+_OWN_FLAGS = frozenset(
+    field.name
+    for group in (JobFlags, RestartFlags, ProcessFlags, KubernetesFlags, SlurmFlags)
+    for field in dataclasses.fields(group)
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +130,8 @@ def tf_config(addresses: Mapping[str, Sequence[str]], role: str, index: int) -> 
 def _check_not_set_here(flags: Sequence[str]) -> None:
     for token in flags:
         name = token.partition("=")[0].lstrip("-")
+        if token.startswith("--") and name in _OWN_FLAGS:
+            raise UsageError(f"{token}: is a flag of the launcher; give it before --")
         if name in (*_SET_HERE, _VARIABLE):
             raise UsageError(f"{token}: the launcher tells each process which one it is; leave {name} out")
 
@@ -168,7 +176,7 @@ def _strategy(num_workers: int, num_ps: int, given: str | None) -> str:
 def _given_strategy(flags: Sequence[str]) -> str | None:
     """Returns the value of --strategy on the command line; that in a file of --config does not matter."""
     given = None
-    for token, following in zip(flags, [*flags[1:], ""], strict=True):
+    for token, following in itertools.zip_longest(flags, flags[1:], fillvalue=""):
         if token == "--strategy":
             given = following
         elif token.startswith("--strategy="):

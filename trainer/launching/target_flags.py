@@ -27,7 +27,7 @@ _WORD = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
 _HOST = rf"(?:{_WORD}(?:\.{_WORD})*|\[[0-9a-fA-F:]+\])(?::\d+)?"
 _IMAGE = re.compile(rf"(?:{_HOST}/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?", re.ASCII)
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
-_MOST_ID = 2**31 - 1  # users, groups and counts in Kubernetes
+MOST_NUMBER = 2**31 - 1  # in Kubernetes: seconds, counts, users and groups
 # What the launcher sets itself for each process.
 _SET_HERE = ("TF_CONFIG", "TASK_INDEX", "PYTHONUNBUFFERED", "STEPFEED_HEARTBEAT")
 _SLURM_NAMES = re.compile(r"[A-Za-z0-9_.,+@/-]+")
@@ -57,8 +57,8 @@ class ProcessFlags:
         """Checks the values."""
         self.variables  # noqa: B018, it raises
         check_least(self, 1, "cpus", "port")
-        if self.port is not None and self.port > _MOST_PORT:
-            raise UsageError(f"--port={self.port}: must be {_MOST_PORT} or less")
+        check_most(self, _MOST_PORT, "port")
+        check_most(self, MOST_NUMBER, "cpus")
         if self.name is not None and not _DNS_LABEL.fullmatch(self.name):
             raise UsageError(f"--name={self.name}: must be lower-case letters, digits and hyphens, such as cifar-10")
         if self.memory is not None and not _MEMORY.fullmatch(self.memory):
@@ -134,8 +134,8 @@ class KubernetesFlags:
                 _check_name_of_object(flag, name, name)
         for name in self.pull_secret or ():
             _check_name_of_object("pull_secret", name, name)
-        if self.ttl is not None and not 0 <= self.ttl <= _MOST_ID:
-            raise UsageError(f"--ttl={self.ttl}: must be seconds from 0 to {_MOST_ID}")
+        if self.ttl is not None and not 0 <= self.ttl <= MOST_NUMBER:
+            raise UsageError(f"--ttl={self.ttl}: must be seconds from 0 to {MOST_NUMBER}")
         self.mounts, self.secrets, self.node_labels, self.tolerations, self.user  # noqa: B018, they raise
 
     @property
@@ -181,9 +181,9 @@ class KubernetesFlags:
             return None
         user, colon, group = self.run_as.partition(":")
         ids = (user, group if colon else user)
-        if not all(each.isascii() and each.isdecimal() and int(each) <= _MOST_ID for each in ids):
+        if not all(each.isascii() and each.isdecimal() and int(each) <= MOST_NUMBER for each in ids):
             raise UsageError(
-                f"--run_as={self.run_as}: must be UID or UID:GID, numbers up to {_MOST_ID}, such as 1000:100"
+                f"--run_as={self.run_as}: must be UID or UID:GID, numbers up to {MOST_NUMBER}, such as 1000:100"
             )
         return int(ids[0]), int(ids[1])
 
@@ -341,6 +341,14 @@ def _toleration(text: str) -> dict[str, str]:
         raise UsageError(f"--toleration={text}: the effect must be one of {', '.join(_EFFECTS)}, or left out for all")
     operator = {"operator": "Equal", "value": value} if equals else {"operator": "Exists"}
     return {"key": key, **operator, **({"effect": effect} if colon else {})}
+
+
+def check_most(flags: object, most: int, *names: str) -> None:
+    """Raises UsageError where one of the named fields is above `most`; None is not."""
+    for name in names:
+        value = getattr(flags, name)
+        if value is not None and not value <= most:
+            raise UsageError(f"--{name}={value}: must be {most} or less")
 
 
 def check_no_variable_twice(processes: ProcessFlags, kubernetes: KubernetesFlags) -> None:

@@ -30,6 +30,9 @@ from trainer.launching.local.slots import Slots
 from trainer.launching.local.stopping import Stopping
 from trainer.launching.local.supervisor import Supervisor
 
+_MOST_PROCESSES = 64  # on a machine of 8 cores or fewer: each is a TensorFlow of its own
+_CALLED = {"ps": "parameter server"}
+
 
 def run(job: Job, program: Sequence[str] | None = None) -> None:
     """Runs a job to its end.
@@ -66,6 +69,12 @@ def _checked(job: Job, program: tuple[str, ...]) -> tuple[Layout, list[int]]:
     """Returns where the processes are to run, and how many workers there may be."""
     if os.environ.get(tf_config.VARIABLE, "").strip():
         raise UsageError(f"{tf_config.VARIABLE} is set, but the launcher gives each process its own; unset it")
+    processes, most = sum(job.roles.values()), max(_MOST_PROCESSES, 8 * (os.cpu_count() or 1))
+    if processes > most:
+        raise UsageError(
+            f"--num_workers={job.num_workers}, --num_ps={job.num_ps}: {processes:,} processes, and this machine with "
+            f"{os.cpu_count()} cores may have {most}; give fewer, or another --target"
+        )
     found = gpus.found()
     shares = gpus.divided(found, job.num_workers, job.gpus_per_worker)
     counts = [job.num_workers]
@@ -120,7 +129,7 @@ def _reported(reporter: Reporter) -> Iterator[None]:
 
 def _say_start(layout: Layout, counts: list[int], screen: Screen) -> None:
     job = layout.job
-    parts = [count_of(count, role) for role, count in job.roles.items()]
+    parts = [count_of(count, _CALLED.get(role, role)) for role, count in job.roles.items()]
     each = len(layout.shares[0])
     devices = f"{count_of(each, 'GPU')} per worker" if each else "CPUs"
     screen.say(f"{', '.join(parts)} on {devices}; logs in {layout.folder / 'logs'}; status in {layout.folder / FILE}")

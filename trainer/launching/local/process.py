@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from pipeline import errors
 from trainer.actions import heartbeat
 from trainer.launching.local.ending import Ending
 from trainer.launching.local.guardian import Guardian
@@ -80,9 +81,10 @@ class Process:
         """
         self.task, self._guardian = task, guardian
         beats = folder / "heartbeats" / f"{task.file}.json"
-        beats.unlink(missing_ok=True)
         logs = folder / "logs"
-        self.out, self.err = Tail(logs / f"{task.file}.stdout.log"), Tail(logs / f"{task.file}.stderr.log")
+        with errors.named(folder, "cannot be written to"):
+            beats.unlink(missing_ok=True)
+            self.out, self.err = Tail(logs / f"{task.file}.stdout.log"), Tail(logs / f"{task.file}.stderr.log")
         variables = {**os.environ, **environment, heartbeat.VARIABLE: str(beats), "PYTHONUNBUFFERED": "1"}
         with self.out.path.open("ab") as out, self.err.path.open("ab") as err:
             self._popen = subprocess.Popen(

@@ -1,9 +1,12 @@
 import json
+import os
 
 import pytest
 
 from pipeline.commands import commandline
-from pipeline.errors import UsageError
+from pipeline.errors import PipelineError, UsageError
+from tests.datasets import write_dataset
+from trainer import launch
 from trainer.launching.flags import LaunchFlags
 from trainer.launching.job import Job, tf_config
 
@@ -59,6 +62,51 @@ def test_elastic_starts_with_the_most_workers_that_can_share_a_batch():
 def test_what_does_not_fit_together(flags, trainer, said):
     with pytest.raises(UsageError, match=said):
         job_of(*flags, trainer=trainer)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--num_workers=0 -- {}", "--num_workers=0: must be 1 or more"),
+        ("--num_workers=1e9 --num_ps=1 -- {}", "--num_workers=1000000000: must be 10000 or less"),
+        ("--num_ps=1e9 -- {}", "--num_ps=1000000000: must be 10000 or less"),
+        ("--elastic=1:1000000000 -- {}", "--elastic=1:1000000000: must be MIN:MAX workers"),
+        ("--max_restarts=1e12 -- {}", "--max_restarts=1000000000000: must be 2147483647 or less"),
+        ("--stop_timeout=1e12 -- {}", "--stop_timeout=1000000000000.0: must be 2147483647 or less"),
+        ("--restart_delay=inf -- {}", "--restart_delay=inf: must be 2147483647 or less"),
+        ("--stop_timeout=nan -- {}", "--stop_timeout=nan: must be a number above 0"),
+        ("--num_ps=500 -- {}", "--num_workers=1, --num_ps=500: 502 processes, and this machine with"),
+        ("--num_workers=1 --", "--data_dir and --model_dir are missing"),
+        ("--num_workers=1 -- {} --max_restarts=3", "--max_restarts=3: is a flag of the launcher; give it before --"),
+        ("--num_workers=1 -- {} --num_workers=3", "--num_workers=3: is a flag of the launcher; give it before --"),
+        ("--num_workers=1 -- {} --task_index 0", "--task_index: the launcher tells each process which one it is"),
+        ("--data_dir=D", "--data_dir=D: is a flag of trainer.run; give it after --"),
+        ("--data_dr=D -- {}", "flag: unknown '--data_dr'"),
+        ("D", "unexpected argument 'D'"),
+    ],
+)
+def test_misuse(arguments, said, tmp_path, monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with pytest.raises(UsageError) as error:
+        launch.main(arguments.format(f"--data_dir=D --model_dir={tmp_path}/m --global_batch_size=24").split())
+    assert str(error.value).startswith(said)
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_to(tmp_path):
+    data = tmp_path / "data"
+    write_dataset(data, (40,), (4, 4, 1), test_counts=(4,))
+    (tmp_path / "shut").mkdir(mode=0o500)
+    with pytest.raises(PipelineError, match="--model_dir=.*: cannot be created: Permission denied"):
+        launch.main(["--", f"--data_dir={data}", f"--model_dir={tmp_path}/shut/m", "--global_batch_size=8"])
+
+
+def test_a_folder_in_a_file(tmp_path):
+    data = tmp_path / "data"
+    write_dataset(data, (40,), (4, 4, 1), test_counts=(4,))
+    with pytest.raises(PipelineError, match=r"--model_dir=.*manifest.json/m.*: cannot be created: Not a directory"):
+        launch.main(["--", f"--data_dir={data}", f"--model_dir={data}/manifest.json/m", "--global_batch_size=8"])
 
 
 def test_tf_config():
