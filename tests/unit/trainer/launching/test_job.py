@@ -103,10 +103,11 @@ def test_a_folder_that_cannot_be_written_to(tmp_path):
 
 
 def test_a_folder_in_a_file(tmp_path):
-    data = tmp_path / "data"
+    data, file = tmp_path / "data", tmp_path / "file"
     write_dataset(data, (40,), (4, 4, 1), test_counts=(4,))
-    with pytest.raises(PipelineError, match=r"--model_dir=.*manifest.json/m.*: cannot be created: Not a directory"):
-        launch.main(["--", f"--data_dir={data}", f"--model_dir={data}/manifest.json/m", "--global_batch_size=8"])
+    file.touch()
+    with pytest.raises(PipelineError, match=r"--model_dir=.*file/m.*: cannot be created: Not a directory"):
+        launch.main(["--", f"--data_dir={data}", f"--model_dir={file}/m", "--global_batch_size=8"])
 
 
 def test_tf_config():
