@@ -23,7 +23,7 @@ from trainer.config.flags.checkpoint import CheckpointFlags
 from trainer.config.flags.optimizer import OptimizerFlags
 from trainer.step import state
 from trainer.step.state import TrainState
-from trainer.stored import files, weights
+from trainer.stored import files, structure, weights
 from trainer.stored import record as records
 from trainer.stored.record import Record, UnreadableError
 from trainer.task import data_spec
@@ -82,9 +82,20 @@ class Trained:
           UnreadableError: it is damaged or was removed.
           UsageError: it is of another model.
         """
+        self._check_structure(record)
         averaged = weights.choose(record, kind)
         weights.load(record, self.model, averaged)
         self.record, self.averaged = record, averaged
+
+    def _check_structure(self, record: Record) -> None:
+        """Raises UsageError where the code makes another model than that of a checkpoint."""
+        stored = record.content.get("structure")  # which earlier versions did not store
+        changed = structure.changes(stored, structure.of(self.model), is_trained=False) if stored else []
+        if found := [change for change in changed if not change.is_harmless]:
+            raise UsageError(
+                f"{record.path} is of another model than {self.name} is now: {structure.in_words(found)}; go back to "
+                "the code of that run"
+            )
 
 
 def build_first(

@@ -177,6 +177,41 @@ def test_from_python_and_resumed_by_the_command(models):
     assert "step 40 to 60" in out
 
 
+CHANGING = """
+import keras
+
+
+def model(image_shape, num_classes):
+    layers = [keras.layers.Dense(16, ACTIVATION), keras.layers.Dropout(0.1), keras.layers.Dense(num_classes)]
+    return keras.Sequential([keras.Input(image_shape), keras.layers.Flatten(), *layers])
+"""
+
+
+def test_a_model_that_is_another_one_now_is_neither_resumed_nor_evaluated_nor_exported(models):
+    code = models / "changing.py"
+    code.write_text(CHANGING.replace("ACTIVATION", "'relu'"))
+    flags = ("--data_dir=digits", "--model_dir=changed", "--model=changing:model", "--resize=8x8")
+    [(ended, _, error)] = finish(start(models, *flags, "--train_steps=3"))
+    assert ended == 0, error
+    code.write_text(CHANGING.replace("ACTIVATION", "'tanh'").replace("0.1", "0.4"))
+    said = r"changed/ckpt-3 is of another model.*: layer dense: activation was relu, is tanh; go back to "
+    for module, *arguments in (
+        ("trainer.run", *flags, "--train_steps=6"),
+        ("trainer.evaluate", "--model_dir=changed"),
+        ("trainer.export", "--model_dir=changed", "--output=exported"),
+    ):
+        [(ended, _, error)] = finish(forked.Process(["-m", module, *arguments], cwd=models))
+        assert (ended, error.count("\n")) == (2, 1), error
+        assert re.search(said, error)
+    other = ("--model_dir=warm", "--train_steps=3", "--initialize_from=changed")
+    [(ended, _, error)] = finish(start(models, *flags, *other))
+    assert ended == 0, error  # to begin with these weights in another model is what the flag is for
+    code.write_text(CHANGING.replace("ACTIVATION", "'relu'").replace("0.1", "0.4"))
+    [(ended, out, error)] = finish(start(models, *flags, "--train_steps=6"))
+    assert ended == 0, error
+    assert "changed since ckpt-3: layer dropout: rate was 0.1, is 0.4" in out
+
+
 def evaluated_loss(path):
     lines = map(json.loads, path.read_text().splitlines())
     return [line["eval/test/loss"] for line in lines if "eval/test/loss" in line][-1]

@@ -23,7 +23,7 @@ from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig, file
 from trainer.loop import NotFiniteError
 from trainer.step.state import TrainState
-from trainer.stored import record, weights
+from trainer.stored import record, structure, weights
 from trainer.stored.files import PREFIX
 
 
@@ -85,7 +85,7 @@ class Checkpoints:
           remembered: what a checkpoint holds besides variables, by name.
           io_device: that reads and writes the files; None: the variables' own, which must be of this process.
         """
-        self._state, self._output, self._origin = state, output, Origin(state, spec, config)
+        self._state, self._output, self._origin = state, output, Origin(state, spec, config, structure.of(state.model))
         self._folder = pathlib.Path(config.run.model_dir)
         self._files = CheckpointFiles(self._folder, config.steps.max_to_keep, steps_per_epoch)
         self._checkpoint = tf.train.Checkpoint(
@@ -122,6 +122,7 @@ class Checkpoints:
                 self._origin.check(path, stored)
                 with record.readable(pathlib.Path(path)):
                     self._read(path, stored)
+                self._origin.keep_rate(stored)
             except record.UnreadableError as error:
                 self._output.line(f"skipped {path}, which is damaged: {error.reason}")
                 continue

@@ -1,4 +1,4 @@
-"""What a checkpoint belongs to: model, optimizer, order of examples, all flags."""
+"""What a checkpoint belongs to: the model and its structure, optimizer, order of examples, all flags."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pipeline.errors import UsageError
 from pipeline.order.mixture_spec import Spec
 from trainer.config import TrainConfig
 from trainer.config.changes import changed_flags
-from trainer.step.state import TrainState
+from trainer.step.state import TrainState, policy
+from trainer.stored import structure as structures
+from trainer.stored.structure import Change
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -21,11 +23,13 @@ class Origin:
       state: of the run.
       spec: of its order of examples.
       config: all flags.
+      structure: of the model as its code makes it, before a checkpoint restores the optimizer's rate.
     """
 
     state: TrainState
     spec: Spec
     config: TrainConfig
+    structure: structures.Structure
 
     def content(self) -> dict[str, Any]:
         """Returns what a checkpoint stores, as JSON."""
@@ -40,6 +44,7 @@ class Origin:
             "num_classes": len(data.class_names),
             "--ema": None if config.optimizer.ema is None else "set",
             **self._same_bits(),
+            "structure": self.structure,
             "order": json.loads(self.spec.to_json()),
             "config": dataclasses.asdict(config),
         }
@@ -48,11 +53,17 @@ class Origin:
         """Raises UsageError where a checkpoint with such a content cannot be resumed by this run."""
         for name, here in self.content().items():
             was = stored.get(name, stored.get(name.removeprefix("--")))  # without -- in earlier versions
-            if name not in ("order", "config") and was != here:
+            if name not in ("structure", "order", "config") and was != here:
                 before, now = ("unset" if value is None else value for value in (was, here))
                 raise UsageError(
                     f"{path} has {name} {before}, this run has {now}; use the old one, or another --model_dir"
                 )
+        changed = [change for change in self._model_changes(stored) if not change.is_harmless]
+        if changed and not self.config.model.allow_model_change:
+            raise UsageError(
+                f"{path} is of another model: {structures.in_words(changed)}; go back to the old one, or use another "
+                "--model_dir, or accept the new one with --allow_model_change"
+            )
         changes = self._order_changes(stored)
         if changes and not self.config.order.allow_order_change:
             raise UsageError(
@@ -62,7 +73,25 @@ class Origin:
 
     def changes(self, stored: dict[str, Any]) -> tuple[str, ...]:
         """Returns which training options have changed since: `--learning_rate was 0.05, is 0.01`."""
-        return (*self._order_changes(stored), *changed_flags(stored.get("config", {}), self.config))
+        model, flags = map(str, self._model_changes(stored)), changed_flags(stored.get("config", {}), self.config)
+        return (*self._order_changes(stored), *flags, *model)
+
+    def keep_rate(self, stored: dict[str, Any]) -> None:
+        """Sets the learning rate of a compiled model to its code's, where that has changed since a checkpoint.
+
+        The rate is a variable, so the checkpoint has restored the old one.
+        """
+        for was, here in zip(*map(_rates, (stored.get("structure", {}), self.structure)), strict=False):
+            if was != here:
+                self.state.optimizer.learning_rate.assign(here)
+
+    def _model_changes(self, stored: dict[str, Any]) -> list[Change]:
+        """Returns in what the model has changed; nothing of a checkpoint of a version that did not store it."""
+        if "structure" not in stored:
+            return []
+        before = stored.get("config", {}).get("model", {}).get("precision")
+        both = (policy(before), policy(self.config.model.precision)) if before else None
+        return structures.changes(stored["structure"], self.structure, both)
 
     def _same_bits(self) -> dict[str, Any]:
         """Returns the flags that the bits of the sums depend on."""
@@ -73,6 +102,12 @@ class Origin:
     def _order_changes(self, stored: dict[str, Any]) -> list[str]:
         changed = self.spec.differences(stored.get("order", {}))
         return [f"{name} was {_short(was)}, is {_short(now)}" for name, (now, was) in changed.items()]
+
+
+def _rates(found: structures.Structure) -> list[float]:
+    """Returns the learning rate of a compiled model, if it is a number, not a schedule."""
+    configs = found.get("optimizer", {}).values()
+    return [one["learning_rate"] for one in configs if isinstance(one.get("learning_rate"), int | float)]
 
 
 def _short(value: Any) -> str:

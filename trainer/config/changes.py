@@ -12,8 +12,8 @@ from trainer.config.train_config import TrainConfig
 # These groups say where, how long and in which order a run trains, and what it writes. None but the order shapes it; a
 # checkpoint compares the order itself, which names what the flags come to.
 _OTHER_GROUPS = ("run", "steps", "output", "order", "cluster")
-# The order names the data, which a cache copies; an evaluation trains nothing.
-_OTHER_FLAGS = ("data_dir", "train_split", "eval_split", "cache_dir", "cache_bytes")
+# The order names the data, which a cache copies; an evaluation trains nothing; a changed model names its changes.
+_OTHER_FLAGS = ("data_dir", "train_split", "eval_split", "cache_dir", "cache_bytes", "allow_model_change")
 
 
 def changed_flags(stored: dict[str, dict[str, Any]], config: TrainConfig) -> list[str]:

@@ -94,7 +94,7 @@ def create(strategy: tf.distribute.Strategy, config: TrainConfig, task: Task, sc
     Raises:
       UsageError: the model cannot take the data, or a flag contradicts it.
     """
-    keras.config.set_dtype_policy(_policy(config.model.precision))
+    keras.config.set_dtype_policy(policy(config.model.precision))
     keras.utils.set_random_seed(config.order.seed)
     with strategy.scope():
         model = task.build_model()
@@ -115,7 +115,8 @@ def create(strategy: tf.distribute.Strategy, config: TrainConfig, task: Task, sc
     return TrainState(task, model, measure, optimizer, step, own_schedule, averages)
 
 
-def _policy(precision: str) -> str:
+def policy(precision: str) -> str:
+    """Returns Keras' dtype policy of a --precision."""
     return precision if precision == "float32" else f"mixed_{precision}"
 
 

@@ -24,6 +24,7 @@ class ModelFlags:
     eval_flip: bool = False  # evaluations and exports take the mean of the outputs for an image and its mirror image
     precision: str = "float32"  # float32, or the mixed policies: bfloat16; float16, with dynamic loss scaling
     jit_compile: bool = False  # XLA for the forward and backward pass of each replica
+    allow_model_change: bool = False  # resume although the model's structure differs from the checkpoint's
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""

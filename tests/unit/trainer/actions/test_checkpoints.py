@@ -234,8 +234,16 @@ def net(*units):
 @pytest.mark.parametrize(
     ("build", "optimizer", "facts"),
     [
-        (net(8, 8), "adam", r"ckpt-10 .*: sequential\w*/dense_\d+/kernel was \(8, 5\), is \(8, 8\); go back"),
-        (net(9), "adam", r"ckpt-10 .*/dense\w*/kernel was \(12, 8\), is \(12, 9\); go back"),
+        (
+            net(8, 8),
+            "adam",
+            r"ckpt-10 .*: sequential\w*/dense_\d+/kernel was \(8, 5\), is \(8, 8\); layer dense_1 .* is new; go back",
+        ),
+        (
+            net(9),
+            "adam",
+            r"ckpt-10 .*/dense\w*/kernel was \(12, 8\), is \(12, 9\); layer dense: units was 8, is 9; .*; go back",
+        ),
         (
             net(8),
             "adam(amsgrad=True)",
@@ -252,9 +260,98 @@ def test_another_form_of_the_model_or_optimizer_is_one_line(
     make_checkpoints(state, optimizer="adam").save()
     other = make_state(make_strategy(), optimizer, build=build)
     with pytest.raises(UsageError, match=facts) as caught:
-        make_checkpoints(other, optimizer=optimizer).restore()
+        make_checkpoints(other, optimizer=optimizer, allow_model_change=True).restore()
     assert "\n" not in str(caught.value)
     assert str(caught.value).endswith("or use another --model_dir")
+
+
+def equal(*activations):
+    """Returns a function that builds a model whose weights have the same shapes for any activations."""
+
+    def build():
+        import keras
+
+        layers = [keras.layers.Dense(12, name) for name in activations]
+        return keras.Sequential([keras.Input((4, 3, 1)), keras.layers.Flatten(), *layers, keras.layers.Dense(5)])
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (equal("relu", "gelu"), "layer dense_1: activation was relu, is gelu"),
+        (equal("relu", "relu", "relu"), "layer dense_2 (Dense) is new"),
+    ],
+)
+def test_another_model_of_fitting_weights_is_refused(
+    now, said, make_strategy, make_state, make_checkpoints, capsys, tmp_path
+):
+    state = make_state(make_strategy(), build=equal("relu", "relu"))
+    state.global_step.assign(10)
+    make_checkpoints(state).save()
+    with pytest.raises(UsageError) as caught:
+        make_checkpoints(make_state(make_strategy(), build=now)).restore()
+    assert str(caught.value).startswith(f"{tmp_path}/ckpt-10 is of another model: {said}; go back to the old one, or ")
+    assert str(caught.value).endswith("or accept the new one with --allow_model_change")
+
+
+def test_another_model_can_be_allowed_and_is_then_stored(make_strategy, make_state, make_checkpoints):
+    state = make_state(make_strategy(), build=equal("relu"))
+    state.global_step.assign(10)
+    make_checkpoints(state).save()
+    other = make_state(make_strategy(), build=equal("gelu"))
+    checkpoints = make_checkpoints(other, allow_model_change=True)
+    assert checkpoints.restore().changes == ("layer dense: activation was relu, is gelu",)
+    other.global_step.assign(20)
+    checkpoints.save()
+    assert make_checkpoints(make_state(make_strategy(), build=equal("gelu"))).restore().changes == ()
+
+
+def test_a_checkpoint_that_does_not_say_its_structure_is_resumed(
+    make_strategy, make_state, make_checkpoints, tmp_path, monkeypatch
+):
+    """As those of earlier versions."""
+    state = make_state(make_strategy(), build=equal("relu"))
+    state.global_step.assign(10)
+    checkpoints = make_checkpoints(state)
+    content = checkpoints._origin.content()
+    del content["structure"]
+    monkeypatch.setattr(type(checkpoints._origin), "content", lambda self: content)
+    checkpoints.save()
+    monkeypatch.undo()
+    assert "structure" not in record_of(tmp_path / "ckpt-10")
+    assert make_checkpoints(make_state(make_strategy(), build=equal("gelu"))).restore().changes == ()
+
+
+def compiled(rate):
+    def build():
+        import keras
+
+        model = equal("relu")()
+        model.compile(keras.optimizers.Adam(rate), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    return build
+
+
+def test_the_rate_of_a_compiled_model_is_that_of_its_code_once_that_has_changed(
+    make_strategy, make_state, make_checkpoints
+):
+    def resumed(rate):
+        state = make_state(make_strategy(), "momentum", build=compiled(rate))
+        return state, make_checkpoints(state).restore().changes
+
+    state = make_state(make_strategy(), "momentum", build=compiled(0.1))
+    checkpoints = make_checkpoints(state)
+    state.optimizer.learning_rate.assign(0.05)  # as a callback does
+    state.global_step.assign(10)
+    checkpoints.save()
+    state, changes = resumed(0.3)
+    assert changes == ("the model's optimizer: learning_rate was 0.1, is 0.3",)
+    assert float(state.optimizer.learning_rate.numpy()) == pytest.approx(0.3)
+    state, changes = resumed(0.1)
+    assert (changes, float(state.optimizer.learning_rate.numpy())) == ((), pytest.approx(0.05))
 
 
 def test_somebody_elses_checkpoint_is_refused(make_checkpoints, make_one, tmp_path):
