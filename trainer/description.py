@@ -1,10 +1,19 @@
-"""What has to be equal on all workers of a job, in words: versions, flags and data, the order of examples."""
+"""What has to be equal on all workers of a job: versions, code, flags and data, the order of examples, the model."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import hashlib
+import importlib.machinery
 import importlib.metadata
+import importlib.resources
+import itertools
+import os
 import platform
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.resources.abc import Traversable
 from typing import Any
 
 import keras
@@ -13,12 +22,16 @@ import tensorflow as tf
 
 from pipeline.commands.text import count_of
 from pipeline.mixture import Mixture
-from trainer.cluster.difference import Description
+from trainer.cluster.difference import Description, Part
 from trainer.config import TrainConfig
 from trainer.config.flags.cluster import ClusterFlags
 from trainer.plan import Plan
+from trainer.stored import structure
+from trainer.stored.structure import Structure
 
 _PACKAGE = "stepfeed"
+_COMPUTING = ("pipeline", "trainer")  # packages whose sources are compared
+_SITE = ("site-packages", "dist-packages")  # folders of what pip installs, whose versions are its own affair
 # The same folder may be mounted elsewhere, and disks differ in size.
 _OF_EACH_MACHINE = ("data_dir", "model_dir", "log_keys", "metrics_jsonl", "cache_dir", "cache_bytes")
 _OF_EACH_PROCESS = tuple(field.name for field in dataclasses.fields(ClusterFlags))  # compared as a cluster
@@ -28,7 +41,10 @@ def of(config: TrainConfig, plan: Plan) -> Description:
     """Returns the description of a run, each part before those that may differ because of it."""
     gpus = count_of(len(tf.config.list_physical_devices("GPU")), "GPU")
     order = f"an order of digest {plan.training.spec.digest[:12]}"
-    return [_versions(), {**_flags(config), "data": _data(plan.training), "GPUs": gpus}, {"order": order}]
+    named = [config.model.model, config.model.task or ""]
+    modules = [name.partition(":")[0] for name in named if ":" in name]
+    flags = {**_flags(config), "data": _data(plan.training), "GPUs": gpus}
+    return [_versions(), code_of_packages(), flags, code_of_modules(modules), {"order": order}]
 
 
 def of_server(config: TrainConfig) -> Description:
@@ -38,8 +54,137 @@ def of_server(config: TrainConfig) -> Description:
 
 def of_graph_reader(config: TrainConfig, plan: Plan) -> Description:
     """Returns the description of a worker that runs graphs of the chief, with the chief's path of the data."""
-    versions, flags, order = of(config, plan)
-    return [versions, {"--data_dir": f"--data_dir={config.data.data_dir}"}, {**flags, "GPUs": ""}, order]
+    versions, packages, flags, *rest = of(config, plan)
+    return [versions, packages, {"--data_dir": f"--data_dir={config.data.data_dir}"}, {**flags, "GPUs": ""}, *rest]
+
+
+def model_difference(chief: Structure, other: Structure) -> str | None:
+    """Returns how a worker's built model differs from the chief's, None: not at all.
+
+    As in `another model: layer dense: activation gelu, the chief has relu`.
+    """
+    changes = structure.changes(chief, other)
+    if not changes:
+        return None
+    first = changes[0]
+    if first.now is None:
+        return f"another model: no {first.what}"
+    more = "" if first.was is None else f" {first.now}"
+    of_chief = ", which the chief does not have" if first.was is None else f", the chief has {first.was}"
+    return f"another model: {first.what}{more}{of_chief}"
+
+
+def code_of_packages(names: Sequence[str] = _COMPUTING) -> Part:
+    """Returns the digest of each source file of our packages: `{"trainer/step/apply.py": [digest]}`.
+
+    Not of what is compiled: it gives the same bits as the code that takes its place where there was no compiler.
+    """
+    return {
+        f"{name}/{path}": [_digest(source)]
+        for name in names
+        for path, source in _sources(importlib.resources.files(name))
+    }
+
+
+def _sources(folder: Traversable) -> Iterator[tuple[str, bytes]]:
+    for entry in folder.iterdir():
+        if entry.name.endswith(".py"):
+            yield entry.name, entry.read_bytes()
+        elif entry.name != "__pycache__" and entry.is_dir():
+            yield from ((f"{entry.name}/{path}", source) for path, source in _sources(entry))
+
+
+def code_of_modules(modules: Sequence[str]) -> Part:
+    """Returns the digest of each source file of a user's modules, and of what they import from beside them.
+
+    They are found and parsed, not imported: what a module does when it is imported may need TensorFlow's cluster, which
+    is joined later. Of what pip has installed, only the package of the module itself is followed.
+
+    Args:
+      modules: their full names.
+    """
+    found: dict[str, list[str]] = {}
+    waiting = [(name, name.partition(".")[0]) for name in modules]
+    done = set(waiting)
+    while waiting:
+        name, package = waiting.pop()
+        for full in itertools.accumulate(name.split("."), lambda parent, part: f"{parent}.{part}"):
+            spec = _spec(full)
+            if spec is None or not _is_local(full.partition(".")[0], spec.origin or "", package):
+                break
+            if spec.origin is None or not spec.has_location:  # a namespace
+                continue
+            path = full.replace(".", "/") + ("/__init__" if spec.submodule_search_locations is not None else "")
+            kind = os.path.splitext(spec.origin)[1]
+            if f"{path}{kind}" in found:
+                continue
+            source = _read(spec)
+            if source is None:
+                continue
+            found[f"{path}{kind}"] = [_digest(source)]
+            imported = {(one, package) for one in _imports(source, full, spec)} if kind == ".py" else set()
+            waiting += imported - done
+            done |= imported
+    return found
+
+
+def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
+    """Returns where a module is, found as an import would find it, but without importing its package."""
+    parent, _, last = name.rpartition(".")
+    if not parent:
+        here = os.getcwd()  # as trainer.config.loading has it
+        path = sys.path if here in sys.path or "" in sys.path else [here, *sys.path]
+        others = [finder for finder in sys.meta_path if finder is not importlib.machinery.PathFinder]
+        known = (finder.find_spec(name, None) for finder in others)  # such as that of a package installed to be edited
+        return importlib.machinery.PathFinder.find_spec(name, path) or next(filter(None, known), None)
+    package = _spec(parent)
+    if package is None or package.submodule_search_locations is None:
+        return None
+    # By its last name: of the full one it would look for the imported package, where that is a namespace.
+    return importlib.machinery.PathFinder.find_spec(last, list(package.submodule_search_locations))
+
+
+def _is_local(top: str, origin: str, package: str) -> bool:
+    """Whether a module is the user's: neither Python's, nor ours, nor installed by pip as a part of another package."""
+    if top in sys.stdlib_module_names or top in _COMPUTING:
+        return False
+    return top == package or not any(part in _SITE for part in origin.split(os.sep))
+
+
+def _read(spec: importlib.machinery.ModuleSpec) -> bytes | None:
+    """Returns the bytes of a module's file, in a folder or a zip archive; None: it cannot be read, or is bytecode."""
+    assert spec.origin is not None
+    if spec.origin.endswith(".pyc"):  # its bytes have its path
+        return None
+    try:
+        return spec.loader.get_data(spec.origin)  # type: ignore[union-attr]  # of every loader of files
+    except (AttributeError, OSError):
+        return None
+
+
+def _imports(source: bytes, module: str, spec: importlib.machinery.ModuleSpec) -> Iterator[str]:
+    """Yields the full names of what a source imports, wherever in it, also what may be a name in a module."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # importing it says so
+        return
+    is_package = spec.submodule_search_locations is not None
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(name, names, level):
+                above = module.split(".")[: None if is_package else -1]
+                above = above[: len(above) - (level or 0) + 1] if level else []
+                base = ".".join([*above, *([name] if name else [])])
+                yield from (f"{base}.{alias.name}" if alias.name != "*" else base for alias in names if base)
+            case ast.Call(ast.Attribute(attr="import_module"), [ast.Constant(str(name))]):
+                yield name
+
+
+def _digest(content: bytes) -> str:
+    """Returns the digest of a file, whatever its line endings."""
+    return hashlib.sha256(content.replace(b"\r\n", b"\n")).hexdigest()[:16]
 
 
 def _data(training: Mixture) -> str:

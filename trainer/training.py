@@ -24,11 +24,13 @@ from trainer.actions.status import Status
 from trainer.cluster import failures, rendezvous, runtime, strategies
 from trainer.cluster.agreement import Agreement
 from trainer.cluster.interrupt import Interrupt
+from trainer.cluster.rendezvous import Ties
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
 from trainer.loop import Action, Progress
 from trainer.plan import Plan
 from trainer.step import compose, schedules, state
+from trainer.stored import structure
 from trainer.task import data_spec
 from trainer.task.base import Task
 from trainer.timing.judge import Judge
@@ -59,12 +61,13 @@ def run(
     runtime.configure(config)
     output, heartbeat = Output(cluster.rank, live), heartbeat or Heartbeat()
     heartbeat.job(plan.last_step, config.order.global_batch_size, config.steps.steps_per_loop)
+    ties = Ties(cluster)
     if cluster.size > 1:
         output.live.phase("")
         heartbeat.phase("waiting for all workers")
-        rendezvous.meet(cluster, description.of(config, plan), config.run.join_timeout)
-    with failures.in_one_line(cluster.size):
-        return _Run(config, plan, cluster, interrupt, task or Task, output, heartbeat).run()
+        ties = rendezvous.meet(cluster, description.of(config, plan), config.run.join_timeout)
+    with ties, ties.told(), failures.in_one_line(cluster.size):
+        return _Run(config, plan, cluster, interrupt, task or Task, output, heartbeat, ties).run()
 
 
 class _Run:
@@ -79,6 +82,7 @@ class _Run:
         task: type[Task],
         output: Output,
         heartbeat: Heartbeat,
+        ties: Ties,
     ) -> None:
         self.config, self.plan, self.cluster, self.interrupt = config, plan, cluster, interrupt
         self.output, self.heartbeat = output, heartbeat
@@ -93,6 +97,8 @@ class _Run:
         schedule = schedules.create(config.optimizer, steps_per_epoch, plan.last_step)
         self.task = task(config, data_spec.of(plan.training.first))
         self.state = state.create(self.strategy, config, self.task, schedule)
+        if cluster.size > 1:
+            ties.compare(structure.of(self.state.model), description.model_difference, config.run.collective_timeout)
         self.stepper = compose.stepper(self.strategy, self.state, config, plan.training)
         self.epoch_sums = EpochSums(self.stepper)
         remembered: dict[str, Remembered] = {"averages": LossAverages(self.stepper), "epoch": self.epoch_sums}

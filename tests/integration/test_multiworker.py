@@ -1,13 +1,26 @@
 """Two workers on this machine: training, signals, kills, a lost peer, resuming. Real processes."""
 
+import os
 import random
 import re
+import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
-from tests.runs import checkpoint_bytes, finish, start, start_workers, start_workers_by_flags, wait_for_step
+from tests import forked
+from tests.runs import (
+    checkpoint_bytes,
+    finish,
+    start,
+    start_workers,
+    start_workers_by_flags,
+    tf_configs,
+    wait_for_step,
+)
 
 STEPS = 120
 FLAGS = (
@@ -86,6 +99,88 @@ def test_workers_without_a_shared_model_dir_are_told(digits, tmp_path, uninterru
     outcomes = finish(*start_workers(digits, folders, *flags, "--train_steps=20"))
     assert outcomes[0][0] == 1
     assert "differs between workers: [10, 0]" in outcomes[0][2]
+
+
+MINE = """
+import keras
+
+import parts
+
+
+def model(image_shape, num_classes):
+    if parts.FAILS:
+        raise KeyError("no such part")
+    layers = [keras.layers.Dense(8, open("activation").read()), keras.layers.Dense(num_classes)]
+    return keras.Sequential([keras.Input(image_shape), keras.layers.Flatten(), *layers])
+"""
+
+
+@pytest.fixture
+def start_in(digits, tmp_path):
+    """Returns a function that starts two workers, each in a folder with a copy of the model's code."""
+
+    def start_in(one, other, parts=("FAILS = False", "FAILS = False"), activations=("relu", "relu")):
+        workers = []
+        for name, code, activation, config in zip((one, other), parts, activations, tf_configs(2), strict=True):
+            (tmp_path / name).mkdir()
+            for file, text in (("mine.py", MINE), ("parts.py", code), ("activation", activation)):
+                (tmp_path / name / file).write_text(text)
+            flags = (f"--data_dir={digits}", f"--model_dir={tmp_path}/run", "--model=mine:model", "--train_steps=3")
+            program = ["-m", "trainer.run", "--strategy=multiworker", "--collective_timeout=60", *flags]
+            workers.append(forked.Process(program, {"TF_CONFIG": config}, tmp_path / name))
+        return finish(*workers)
+
+    return start_in
+
+
+@pytest.mark.parametrize(
+    ("parts", "activations", "said"),
+    [
+        (("FAILS = 0", "FAILS = 0  # but"), ("relu", "relu"), r"another parts\.py"),
+        (("FAILS = 0",) * 2, ("relu", "gelu"), "another model: layer dense: activation gelu, the chief has relu"),
+    ],
+    ids=["code", "a model by the same code"],
+)
+def test_a_worker_with_another_is_named_by_all(parts, activations, said, start_in):
+    line = rf"trainer\.run: worker 1 \(localhost:\d+\) has {said}; start all workers with the same .* code .*\n"
+    for code, _, err in start_in("here", "there", parts, activations):
+        assert (code, bool(re.fullmatch(line, err))) == (2, True), err
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_worker_whose_model_fails_ends_the_others_with_its_words(rank, start_in):
+    fails = f"import os\nFAILS = os.environ['TF_CONFIG'].endswith(' {rank}}}}}')"
+    outcomes = start_in("here", "there", [fails] * 2)
+    assert [code for code, _, _ in outcomes] == [2, 2], outcomes
+    own, told = outcomes.pop(rank)[2], outcomes[0][2]
+    assert re.fullmatch(r"trainer\.run: --model=mine:model: .*KeyError: 'no such part'\n", own), own
+    name = "worker 1" if rank else "the chief"
+    assert re.fullmatch(rf"trainer\.run: lost {name} \(localhost:\d+\): {re.escape(own[13:])}", told), told
+
+
+@pytest.mark.slow
+def test_a_worker_with_another_copy_of_the_package_is_told(digits, tmp_path):
+    copy = tmp_path / "copy"
+    for package in ("pipeline", "trainer"):
+        shutil.copytree(forked.ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
+    gradients = copy / "trainer" / "step" / "gradients.py"
+    said = r"trainer\.run: worker 1 \(localhost:\d+\) has another trainer/step/gradients\.py; start .*\n"
+    flags = ["--strategy=multiworker", f"--data_dir={digits}", f"--model_dir={tmp_path}/run", "--train_steps=3"]
+    for is_changed in (False, True):
+        workers = [
+            subprocess.Popen(
+                [sys.executable, "-m", "trainer.run", *flags],
+                cwd=folder,
+                env={**os.environ, "TF_CONFIG": config, "PYTHONPATH": str(folder)},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for folder, config in zip((forked.ROOT, copy), tf_configs(2), strict=True)
+        ]
+        errors = [worker.communicate(timeout=300)[1] for worker in workers]
+        assert [worker.returncode for worker in workers] == ([2, 2] if is_changed else [0, 0]), errors
+        assert not is_changed or all(re.fullmatch(said, error) for error in errors), errors
+        gradients.write_text(gradients.read_text() + "\n# times 3.0\n")
 
 
 def test_a_wrong_cluster_is_one_line(digits, tmp_path):

@@ -6,8 +6,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard
 
-# What shapes a run, in parts: {name: in words, as `--seed=1`}. What follows from one part may be in a later one.
-Description: TypeAlias = Sequence[Mapping[str, str]]
+# What shapes a run, in parts: {name: in words, as `--seed=1`; or in a list, a digest of what has no words}. What
+# follows from one part may be in a later one.
+Part: TypeAlias = Mapping[str, str | Sequence[str]]
+Description: TypeAlias = Sequence[Part]
 
 _MOST_NAMED = 5  # differences, or workers, in one line
 
@@ -15,8 +17,12 @@ _MOST_NAMED = 5  # differences, or workers, in one line
 def is_description(value: Any) -> TypeGuard[Description]:
     """Returns whether something that came as JSON is a description."""
     return isinstance(value, list) and all(
-        isinstance(part, dict) and all(isinstance(words, str) for words in part.values()) for part in value
+        isinstance(part, dict) and all(_is_value(words) for words in part.values()) for part in value
     )
+
+
+def _is_value(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and [type(one) for one in value] == [str])
 
 
 def difference(chief: Description, others: Mapping[str, Description]) -> str | None:
@@ -32,10 +38,10 @@ def difference(chief: Description, others: Mapping[str, Description]) -> str | N
     for worker, theirs in others.items():
         if both := _first(chief, theirs):
             groups.setdefault(both, []).append(worker)
-    said = [
-        f"{shortened(workers)} {'has' if len(workers) == 1 else 'have'} {theirs}, the chief has {mine}"
-        for (mine, theirs), workers in groups.items()
-    ]
+    said: list[str] = []
+    for (mine, their), workers in groups.items():
+        of_chief = f", the chief has {mine}" if mine else ""
+        said.append(f"{shortened(workers)} {'has' if len(workers) == 1 else 'have'} {their}{of_chief}")
     return "; ".join(said) or None
 
 
@@ -46,14 +52,29 @@ def shortened(names: Sequence[str]) -> str:
 
 
 def _first(chief: Description, other: Description) -> tuple[str, str] | None:
-    """Returns what the chief and another have, in the first part in which they differ."""
-    nothing: Mapping[str, str] = {}
+    """Returns what the chief and another have, in the first part in which they differ; of digests the other's alone."""
+    nothing: Part = {}
     for mine, theirs in itertools.zip_longest(chief, other, fillvalue=nothing):
-        names = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
-        if names:
-            return _words(names, mine), _words(names, theirs)
+        names = [name for name in {**mine, **theirs} if _comparable(mine, name) != _comparable(theirs, name)]
+        if not names:
+            continue
+        digests = [name for name in names if not isinstance(mine.get(name, theirs.get(name)), str)]
+        if digests:
+            return "", shortened([_other(name, mine, theirs) for name in digests])
+        return _words(names, mine), _words(names, theirs)
     return None
 
 
-def _words(names: Sequence[str], part: Mapping[str, str]) -> str:
-    return shortened([part.get(name, f"no {name}") for name in names])
+def _comparable(part: Part, name: str) -> Any:
+    value = part.get(name)
+    return value if value is None or isinstance(value, str) else list(value)
+
+
+def _other(name: str, mine: Part, theirs: Part) -> str:
+    if name not in theirs:
+        return f"no {name}"
+    return f"another {name}" if name in mine else f"{name}, which the chief does not have"
+
+
+def _words(names: Sequence[str], part: Part) -> str:
+    return shortened([str(part.get(name, f"no {name}")) for name in names])

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from pipeline.errors import DataError, PipelineError, RerunError, root_cause
+from pipeline.errors import DataError, PipelineError, root_cause
 from pipeline.read.numpy_calls import message_of_input
+from trainer.cluster.rendezvous import LostError
 
 # The others: Unavailable, DeadlineExceeded (the collective timeout), Cancelled, Aborted, Internal, FailedPrecondition,
 # Unknown.
@@ -31,7 +32,7 @@ def in_one_line(num_workers: int) -> Iterator[None]:
     """Turns TensorFlow's and the system's errors inside into PipelineErrors.
 
     Raises:
-      RerunError: in a job of several workers, one was lost.
+      LostError: in a job of several workers, one was lost.
       DataError: all other errors of an op, and of the system, such as a folder that is gone.
       BrokenPipeError: the reader of the output (head) is gone, which the command ends with in its own way.
     """
@@ -52,13 +53,19 @@ def translate(error: tf.errors.OpError, num_workers: int) -> PipelineError:
     if any(words in error.message for words in _FULL):
         return _disk_full(reason)
     if num_workers > 1 and not is_own(error):
-        return RerunError(
+        return LostError(
             f"lost another worker ({reason}); rerun the same commands on all {num_workers} to resume from the last "
             "checkpoint"
         )
     if issubclass(kind(error), tf.errors.ResourceExhaustedError):
         return DataError(f"out of memory ({reason}); try a smaller --global_batch_size")
     return DataError(reason)
+
+
+def raise_if_lost(error: Exception) -> None:
+    """Raises an error of TensorFlow as it is where it is not of what a user's function does, but of a lost worker."""
+    if isinstance(error, tf.errors.OpError) and not is_own(error):
+        raise error
 
 
 def _disk_full(reason: str) -> DataError:

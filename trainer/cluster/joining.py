@@ -7,8 +7,8 @@ from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import Coordin
 from tensorflow.python.distribute import multi_worker_util
 from tensorflow.python.eager import context
 
-from pipeline.errors import RerunError
 from trainer.cluster import ports
+from trainer.cluster.rendezvous import LostError
 from trainer.cluster.tf_config import Cluster
 
 _PORT_TAKEN = "Could not start gRPC server"  # tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc
@@ -22,7 +22,7 @@ def join(cluster: Cluster, timeout: float) -> tf.distribute.Strategy:
       timeout: seconds after which a worker that does not answer is lost, here and in each collective.
 
     Raises:
-      RerunError: a worker did not join.
+      LostError: a worker did not join.
       UsageError: another process took this worker's port.
     """
     if cluster.size > 1:
@@ -31,7 +31,7 @@ def join(cluster: Cluster, timeout: float) -> tf.distribute.Strategy:
     try:
         return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except (tf.errors.DeadlineExceededError, tf.errors.UnavailableError):
-        raise RerunError(
+        raise LostError(
             f"lost another worker: it was there, but did not join (--collective_timeout={timeout:g}); rerun the same "
             f"commands on all {cluster.size} to resume from the last checkpoint"
         ) from None

@@ -14,7 +14,7 @@ from trainer.cluster.difference import Description, is_description
 
 MOST_BYTES = 1 << 20  # 1 MiB, of a message
 NOT_OURS = (OSError, TypeError, ValueError, LookupError)  # the other side is gone, or does not speak like this
-_ERRORS: dict[int, type[PipelineError]] = {error.exit_code: error for error in (DataError, UsageError, RerunError)}
+ERRORS: dict[int, type[PipelineError]] = {error.exit_code: error for error in (DataError, UsageError, RerunError)}
 _SILENT_SECONDS, _QUESTIONS = 10, 3  # after which the other machine is asked for a sign of life, and how often
 
 
@@ -50,7 +50,7 @@ async def read_answer(reader: asyncio.StreamReader) -> str | PipelineError | Non
     message = await _read(reader)
     if "waiting" in message:
         return str(message["waiting"])
-    return _ERRORS[message["exit_code"]](message["error"]) if message["exit_code"] else None
+    return ERRORS[message["exit_code"]](message["error"]) if message["exit_code"] else None
 
 
 async def read_line(reader: asyncio.StreamReader) -> str | PipelineError | None:
@@ -61,7 +61,7 @@ async def read_line(reader: asyncio.StreamReader) -> str | PipelineError | None:
     message = await _read(reader)
     if "line" in message:
         return str(message["line"])
-    return _ERRORS[message["exit_code"]](message["error"]) if message["exit_code"] else None
+    return ERRORS[message["exit_code"]](message["error"]) if message["exit_code"] else None
 
 
 async def waits_no_longer(reader: asyncio.StreamReader) -> bool:

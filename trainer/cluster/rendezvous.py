@@ -5,17 +5,23 @@ TensorFlow's own joining waits without a word, holds the interpreter's lock and 
 The chief listens on its own port of TF_CONFIG, where TensorFlow's server will listen later, and the others connect to
 it. A worker says who it is and what shapes its run; the chief says for whom all wait, and at the end that all may go
 on, or the error that ends them all. Whatever else connects to the port gets no answer.
+
+The connections stay. A worker that fails says why before it leaves, so that the others end with its words, not with
+what TensorFlow says of a lost worker.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import selectors
 import socket
-from collections.abc import Callable
-from typing import TypeAlias
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self, TypeAlias
 
-from pipeline.errors import PipelineError, RerunError, UsageError
+from pipeline.errors import EXIT_RERUN, DataError, PipelineError, RerunError, UsageError
 from trainer.cluster import messages, ports
 from trainer.cluster.difference import Description, difference, shortened
 from trainer.cluster.messages import Hello
@@ -25,18 +31,29 @@ NOTICE_SECONDS = 10.0  # between two lines that say for whom a worker waits
 _FIRST_NOTICE_SECONDS = 0.5
 RETRY_SECONDS = 0.3
 ANSWER_SECONDS = 10.0  # for a machine to answer, and for a worker to say who it is
-_ALIKE = "start all workers with the same flags, data and versions"
+_TOLD_SECONDS = 2.0  # within which the chief hears why a lost worker has left, if it has said so
+_PASSED_ON_SECONDS = 10.0  # within which the others do, from the chief, which may notice the loss later
+_MOST_CHARACTERS = 300  # of an error that is told
+_ALIKE = "start all workers with the same flags, data, code and versions"
 
+_Connection: TypeAlias = tuple[socket.socket, bytes]  # and what was read of it already
 Outcome: TypeAlias = PipelineError | None  # what ends all workers; None: they may go on
 
 
-def meet(cluster: Cluster, description: Description, timeout: float) -> None:
+class LostError(RerunError):
+    """Another worker does not answer any more."""
+
+
+def meet(cluster: Cluster, description: Description, timeout: float) -> Ties:
     """Waits until all workers are there, and compares them. While it waits, it says for whom.
 
     Args:
       cluster: of this process.
       description: what has to be equal on all workers.
       timeout: seconds to wait at most.
+
+    Returns:
+      The connections between them.
 
     Raises:
       UsageError: the workers differ, another process has this worker's rank, or its port cannot be used.
@@ -50,6 +67,162 @@ def meet(cluster: Cluster, description: Description, timeout: float) -> None:
         outcome = asyncio.run(side.meet())
     if outcome:
         raise outcome
+    return Ties(cluster, side.kept)
+
+
+class Ties:
+    """The connections between workers who have met: of the chief to all others, of each other to the chief."""
+
+    def __init__(self, cluster: Cluster, connections: Mapping[int, _Connection] = {}) -> None:
+        """Takes over connections, by the rank of the other side; a worker that is alone has none."""
+        self._cluster = cluster
+        self._peers = {rank: _Peer(cluster.name(rank), *connection) for rank, connection in connections.items()}
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Closes the connections."""
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections."""
+        for peer in self._peers.values():
+            peer.connection.close()
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Context in which the others learn why this worker fails, and a loss is what the lost worker has said.
+
+        Raises:
+          PipelineError: instead of LostError, the error that ended the lost worker, with its name.
+        """
+        try:
+            yield
+        except LostError:
+            if said := self._heard():
+                raise said from None
+            raise
+        except PipelineError as error:
+            if error.exit_code != EXIT_RERUN:  # else all stop together
+                self._tell(error)
+            raise
+        except Exception as error:
+            self._tell(DataError(f"{type(error).__name__}: {' '.join(str(error).split())[:_MOST_CHARACTERS]}"))
+            raise
+
+    def compare(self, mine: Any, difference: Callable[[Any, Any], str | None], timeout: float) -> None:
+        """Compares something that each worker has, as JSON; all of them have to call it.
+
+        Args:
+          mine: what this worker has.
+          difference: of the chief's and another's: in words, None where they are alike.
+          timeout: seconds to wait for each of the others.
+
+        Raises:
+          UsageError: a worker differs.
+          LostError: a worker is gone, or does not come.
+          PipelineError: one has failed.
+        """
+        if not self._cluster.is_chief:
+            (chief,) = self._peers.values()
+            chief.send({"has": mine})
+            if error := _error_of(self._answer(chief, timeout)["outcome"]):
+                raise error
+            return
+        theirs = {rank: self._answer(peer, timeout)["has"] for rank, peer in self._peers.items()}
+        said = [
+            f"{self._cluster.name(rank)} has {found}"
+            for rank, one in theirs.items()
+            if (found := difference(mine, one))
+        ]
+        error = UsageError(f"{'; '.join(said)}; {_ALIKE}") if said else None
+        for peer in self._peers.values():
+            peer.send({"outcome": _as_json(error)})
+        if error:
+            raise error
+
+    def _answer(self, peer: _Peer, timeout: float) -> dict[str, Any]:
+        """Returns the next message of a peer."""
+        message = peer.read(time.monotonic() + timeout)
+        if message is None:
+            raise LostError(f"lost {peer.name}: it did not build its model within {timeout:g} s, or is gone")
+        if "left" in message:
+            raise self._passed_on(peer, message)
+        return message
+
+    def _heard(self) -> PipelineError | None:
+        """Returns why another worker has left; None: nobody has said so."""
+        end = time.monotonic() + (_TOLD_SECONDS if self._cluster.is_chief else _PASSED_ON_SECONDS)
+        with selectors.DefaultSelector() as selector:
+            for peer in self._peers.values():
+                if peer.has_message and (said := peer.read(end)) and "left" in said:
+                    return self._passed_on(peer, said)
+                selector.register(peer.connection, selectors.EVENT_READ, peer)
+            while (left := end - time.monotonic()) > 0 and selector.get_map():
+                for key, _ in selector.select(left):
+                    message = key.data.read(end)
+                    if message is None:  # it is gone without a word: killed
+                        return None
+                    if "left" in message:
+                        return self._passed_on(key.data, message)
+        return None
+
+    def _passed_on(self, peer: _Peer, message: Mapping[str, Any]) -> PipelineError:
+        """Returns the error for a worker that has left, of which the chief tells the others, too."""
+        for other in self._peers.values() if self._cluster.is_chief else ():
+            if other is not peer:
+                other.send(message)
+        error = _error_of(message["left"])
+        assert error is not None
+        return type(error)(f"lost {message['name']}: {error}")
+
+    def _tell(self, error: PipelineError) -> None:
+        """Says why this worker leaves."""
+        for peer in self._peers.values():
+            peer.send({"left": _as_json(error), "name": self._cluster.name(self._cluster.rank)})
+
+
+class _Peer:
+    """The other side of a connection, which sends lines of JSON."""
+
+    def __init__(self, name: str, connection: socket.socket, rest: bytes) -> None:
+        self.name, self.connection, self._rest = name, connection, rest
+
+    @property
+    def has_message(self) -> bool:
+        """Whether one was read ahead."""
+        return b"\n" in self._rest
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Sends a message; to one that is gone nothing."""
+        with contextlib.suppress(OSError):
+            self.connection.settimeout(ANSWER_SECONDS)
+            self.connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def read(self, end: float) -> dict[str, Any] | None:
+        """Returns the next message; None: there is none until a time, or the other side is gone."""
+        parts = [self._rest]
+        while b"\n" not in parts[-1]:
+            self.connection.settimeout(max(end - time.monotonic(), 0.001))
+            try:
+                parts.append(self.connection.recv(1 << 16))
+            except OSError:
+                parts.append(b"")
+            if not parts[-1]:
+                return None
+        line, _, self._rest = b"".join(parts).partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+
+def _as_json(error: PipelineError | None) -> dict[str, Any] | None:
+    return {"exit_code": error.exit_code, "error": str(error)} if error else None
+
+
+def _error_of(told: Mapping[str, Any] | None) -> PipelineError | None:
+    return messages.ERRORS.get(told["exit_code"], DataError)(told["error"]) if told else None
 
 
 class _Chief:
@@ -58,6 +231,7 @@ class _Chief:
     def __init__(self, cluster: Cluster, hello: Hello, timeout: float, port: socket.socket) -> None:
         self._cluster, self._mine, self._timeout, self._port = cluster, hello.description, timeout, port
         self._others: dict[int, tuple[Hello, asyncio.StreamWriter]] = {}  # by rank
+        self.kept: dict[int, _Connection] = {}
 
     async def meet(self) -> Outcome:
         self._decision: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -69,8 +243,11 @@ class _Chief:
         server = await asyncio.start_server(serve, sock=self._port, limit=messages.MOST_BYTES)
         outcome = await decided(self._decision, self._timeout, self._absent)
         server.close()  # before a worker goes on, whose TensorFlow looks for the chief's on this port
-        for _, writer in self._others.values():
+        for rank, (_, writer) in self._others.items():
+            writer.transport.pause_reading()  # type: ignore[attr-defined]  # what follows is for the ties
             messages.write_end(writer, outcome)
+            if outcome is None:
+                self.kept[rank] = writer.get_extra_info("socket").dup(), b""
         return outcome
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -132,6 +309,7 @@ class _Worker:
         self._hello, self._timeout = hello, timeout
         self._chief, self._address = cluster.name(0), ports.split(cluster.addresses[0])
         self._awaited = self._chief
+        self.kept: dict[int, _Connection] = {}
 
     async def meet(self) -> Outcome:
         return await decided(asyncio.create_task(self._ask()), self._timeout, lambda: self._awaited)
@@ -155,10 +333,21 @@ class _Worker:
             try:
                 while isinstance(answer := await messages.read_answer(reader), str):
                     self._awaited = answer
+                if answer is None:
+                    writer.transport.pause_reading()  # type: ignore[attr-defined]
+                    self.kept = {0: (writer.get_extra_info("socket").dup(), await _rest_of(reader))}
                 return answer
             except asyncio.CancelledError:
                 messages.write_waits_no_longer(writer)
                 raise
+
+
+async def _rest_of(reader: asyncio.StreamReader) -> bytes:
+    """Returns what was read ahead."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0):
+            return await reader.read(messages.MOST_BYTES)
+    return b""
 
 
 async def decided(decision: asyncio.Future[Outcome], timeout: float, awaited: Callable[[], str]) -> Outcome:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError, UsageError
+from trainer.cluster import failures
 from trainer.config.flags.model import ModelFlags
 from trainer.config.loading import load
 from trainer.config.model_defaults import WITH_DROPOUT
@@ -62,6 +63,7 @@ def _of_user(name: str, function: Callable[..., Any], shape: tuple[int, ...], nu
     except PipelineError:
         raise
     except Exception as error:
+        failures.raise_if_lost(error)
         reason = (str(error).strip().splitlines() or [""])[0]
         raise UsageError(f"--model={name}: the function fails: {type(error).__name__}: {reason}") from error
     if not isinstance(model, keras.Model):

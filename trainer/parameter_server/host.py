@@ -24,7 +24,7 @@ from trainer.parameter_server.roles import PS, WORKER, Roles, Task
 
 _FIRST_NOTICE_SECONDS = 0.5
 _LOSS_SECONDS, _POLL_SECONDS = 2.0, 0.05
-_ALIKE = "start all processes with the same flags, data and versions"
+_ALIKE = "start all processes with the same flags, data, code and versions"
 _AGAIN = "rerun the same commands to resume from the last checkpoint"
 
 

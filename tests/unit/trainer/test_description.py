@@ -1,13 +1,21 @@
 import dataclasses
+import pathlib
 import re
+import shutil
+import sys
+import time
+import zipfile
 
+import keras
 import pytest
 import tensorflow as tf
 
+import trainer
 from tests.datasets import write_dataset
 from trainer import description, plan
 from trainer.cluster.difference import difference
 from trainer.cluster.tf_config import Cluster
+from trainer.stored import structure
 
 TWO = Cluster(("a:1", "b:2"))
 
@@ -51,7 +59,7 @@ def test_folders_may_have_other_paths(described, tmp_path):
 def test_every_flag_is_compared(described, config_of):
     """Those that are added later, too."""
     flags = {f"--{name}" for group in dataclasses.asdict(config_of()).values() for name in group}
-    found = {name for name in described()[1] if name.startswith("--")}
+    found = {name for name in described()[2] if name.startswith("--")}
     of_a_process = {f"--{name}" for name in ("worker_hosts", "ps_hosts", "chief_host", "job_name", "task_index")}
     of_a_machine = {"--data_dir", "--model_dir", "--metrics_jsonl", "--cache_dir", "--cache_bytes"}
     assert flags - of_a_machine - of_a_process == found
@@ -74,6 +82,111 @@ def test_another_mixture(described, tmp_path):
         (own, "a data set of digest .*, the chief has a mixture of"),
     ]:
         assert re.search(said, difference(chief, {"worker 1": described(data_dir, global_batch_size=8)}))
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """Returns a function that writes files, and returns the digests of modules as from that folder."""
+    monkeypatch.setattr("sys.path", list(sys.path))
+
+    def project(name, modules, files):
+        for path, source in files.items():
+            file = tmp_path / name / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(source.encode())
+        monkeypatch.chdir(tmp_path / name)
+        return description.code_of_modules(modules)
+
+    return project
+
+
+MINE = {
+    "mine.py": "import os, keras\nimport helpers\n",
+    "helpers.py": "def late():\n    import far.deep\n    from far import near\n",
+    "far/near.py": "from . import other",
+    "far/other.py": "from .inner.last import name",
+    "far/inner/last.py": "import mine\nname = 1",
+    "far/deep.py": "import importlib\nimportlib.import_module('named')\n",
+    "named.py": "",
+}
+
+
+def test_a_users_module_is_compared_with_all_that_it_imports_from_beside_it(project):
+    own = project("own", ["mine"], MINE | {"unused.py": ""})
+    assert set(own) == set(MINE)
+    same = {path: source.replace("\n", "\r\n") for path, source in MINE.items()}
+    assert project("elsewhere", ["mine"], same | {"unused.py": "another"}) == own
+    for number, path in enumerate(MINE):
+        other = project(f"changed{number}", ["mine"], MINE | {path: f"more = 1\n{MINE[path]}"})
+        assert difference([own], {"worker 1": [other]}) == f"worker 1 has another {path}"
+    other = project("added", ["mine"], MINE | {"far/__init__.py": ""})
+    said = "worker 1 has far/__init__.py, which the chief does not have"
+    assert difference([own], {"worker 1": [other]}) == said
+
+
+def test_modules_in_an_archive_and_installed_ones_are_compared(project, tmp_path, monkeypatch):
+    files = {path: source for path, source in MINE.items() if "/" not in path}
+    own = project("own", ["mine"], files)
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        for path, source in files.items():
+            archive.writestr(path, source)
+    monkeypatch.syspath_prepend(tmp_path / "all.zip")
+    assert project("nothing", ["mine"], {"unused.py": ""}) == own
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    installed = {"theirs/__init__.py": "", "theirs/model.py": "import more, theirs.a", "theirs/a.py": "", "more.py": ""}
+    found = project("site-packages", ["theirs.model"], installed)
+    assert set(found) == {path for path in installed if path != "more.py"}  # which is of another package
+    assert set(project("user", ["use"], {"use.py": "import theirs"})) == {"use.py"}
+
+
+@pytest.mark.parametrize("source", ["def (", "import no_such_module\nfrom .... import x", "", "from . import nothing"])
+def test_a_module_that_cannot_be_imported_is_compared_all_the_same(project, source):
+    assert set(project("own", ["broken", "missing"], {"broken.py": source})) == {"broken.py"}
+
+
+def test_our_own_sources_are_compared(described, tmp_path, monkeypatch):
+    chief = described()
+    package = pathlib.Path(trainer.__file__).parent
+    folders = {"pipeline": package.parent / "pipeline", "trainer": tmp_path / "trainer"}
+    monkeypatch.setattr("importlib.resources.files", folders.get)
+    shutil.copytree(package, tmp_path / "trainer", ignore=shutil.ignore_patterns("__pycache__"))
+    assert difference(chief, {"worker 1": described()}) is None
+    gradients = tmp_path / "trainer" / "step" / "gradients.py"
+    gradients.write_text(gradients.read_text() + "# 3.0\n")
+    assert difference(chief, {"worker 1": described(seed=1)}) == "worker 1 has another trainer/step/gradients.py"
+
+
+def test_all_that_is_compared_at_the_start_takes_little_time(described):
+    described()
+    began = time.process_time()
+    description.code_of_packages()
+    assert time.process_time() - began < 0.2  # about 0.01 s
+
+
+def test_the_module_of_a_model_is_part_of_the_description(described, monkeypatch, tmp_path):
+    (tmp_path / "my_models.py").write_text("a = 1")
+    monkeypatch.chdir(tmp_path)
+    chief = described(model="my_models:f")
+    (tmp_path / "my_models.py").write_text("a = 2")
+    assert difference(chief, {"worker 1": described(model="my_models:f")}) == "worker 1 has another my_models.py"
+
+
+def test_models_that_differ_are_named_by_the_first_layer_that_does():
+    def model(*layers):
+        return structure.of(keras.Sequential([keras.Input((4,)), *layers]))
+
+    dense = keras.layers.Dense
+    chief = model(dense(4, "relu"), dense(4))
+    assert description.model_difference(chief, model(dense(4, "relu"), dense(4))) is None
+    for other, said in (
+        (model(dense(4, "gelu"), dense(4)), "another model: layer dense: activation gelu, the chief has relu"),
+        (model(dense(4, "relu")), "another model: no layer dense_1 (Dense)"),
+        (
+            model(dense(4, "relu"), dense(4), keras.layers.ReLU()),
+            "another model: layer re_lu (ReLU), which the chief does not have",
+        ),
+    ):
+        assert description.model_difference(chief, other) == said
 
 
 def test_other_versions(described, monkeypatch):

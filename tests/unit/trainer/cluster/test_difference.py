@@ -19,6 +19,13 @@ def test_only_the_first_part_that_differs_counts():
     assert difference(chief, {"A": chief[:2]}) == "A has no order, the chief has o"
 
 
+def test_of_digests_the_other_sides_are_named():
+    chief = [{"a.py": ["1"], "b.py": ["1"]}, {"x": "x=1"}]
+    others = {"A": [{"a.py": ["2"], "b.py": ["1"]}, {"x": "x=2"}], "B": [{"a.py": ["1"], "c.py": ["1"]}, {"x": "x=1"}]}
+    assert difference(chief, others) == "A has another a.py; B has no b.py, c.py, which the chief does not have"
+    assert difference(chief, {"A": [{"b.py": ("1",), "a.py": ("1",)}, {"x": "x=1"}]}) is None
+
+
 def test_what_came_from_outside_is_checked():
-    assert is_description([{"x": "1"}, {}])
-    assert not any(map(is_description, (None, {}, "x", [1], [{"x": 1}], [["x"]])))
+    assert is_description([{"x": "1", "y": ["1"]}, {}])
+    assert not any(map(is_description, (None, {}, "x", [1], [{"x": 1}], [["x"]], [{"x": ["1", "2"]}], [{"x": [1]}])))

@@ -10,9 +10,10 @@ import time
 
 import pytest
 
-from pipeline.errors import PipelineError, RerunError, UsageError
+from pipeline.errors import DataError, PipelineError, RerunError, UsageError
 from tests.loopback import free_ports
 from trainer.cluster import messages, ports, rendezvous
+from trainer.cluster.rendezvous import LostError
 from trainer.cluster.tf_config import Cluster
 
 SAME = [{"version": "v1"}, {"--seed": "--seed=0", "--rate": "--rate=0.1"}]
@@ -30,7 +31,7 @@ def start(addresses):
 
     def meet(rank, description, timeout, addresses):
         try:
-            rendezvous.meet(Cluster(addresses, rank), description, timeout)
+            rendezvous.meet(Cluster(addresses, rank), description, timeout).close()
         except PipelineError as error:
             return error
 
@@ -189,6 +190,85 @@ def test_a_second_process_with_the_same_task_is_refused(start, connect, addresse
     first.close()
     others = [start(1), start(2)]
     assert [worker.result(timeout=30) for worker in (chief, *others)] == [None] * 3
+
+
+@pytest.fixture
+def tied(addresses):
+    """Returns a function that has three workers meet, and then each call its function with their ties."""
+    pool = concurrent.futures.ThreadPoolExecutor()
+
+    def part(rank, function):
+        with rendezvous.meet(Cluster(addresses, rank), SAME, 20) as ties, ties.told():
+            return function(ties)
+
+    def tied(*functions):
+        workers = [pool.submit(part, rank, function) for rank, function in enumerate(functions)]
+        return [worker.exception(timeout=60) or worker.result() for worker in workers]
+
+    yield tied
+    pool.shutdown()
+
+
+def fails(error):
+    def fails(ties):
+        raise error
+
+    return fails
+
+
+def loses_another(ties):
+    time.sleep(0.2)  # as TensorFlow takes a while to notice
+    raise LostError("lost another worker (Connection reset by peer)")
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (UsageError("--model=m:f: m.py:3: no"), UsageError, "--model=m:f: m.py:3: no"),
+        (DataError("shard 3 is corrupt"), DataError, "shard 3 is corrupt"),
+        (KeyError("x\ny"), DataError, r"KeyError: 'x\ny'"),
+    ],
+)
+def test_a_worker_that_fails_ends_the_others_with_its_words(tied, addresses, rank, error, kind, said):
+    outcomes = tied(*(fails(error) if one == rank else loses_another for one in range(3)))
+    assert outcomes.pop(rank) is error
+    name = f"worker {rank}" if rank else "the chief"
+    assert [str(one) for one in outcomes] == [f"lost {name} ({addresses[rank]}): {said}"] * 2
+    assert [type(one) for one in outcomes] == [kind] * 2
+
+
+def test_a_worker_that_is_gone_without_a_word_is_lost(tied):
+    began = time.monotonic()
+    outcomes = tied(loses_another, lambda ties: None, loses_another)
+    assert [str(one)[:19] for one in outcomes] == ["lost another worker", "None", "lost another worker"]
+    assert time.monotonic() - began < 8
+
+
+def test_all_that_stop_together_tell_nobody(tied):
+    began, stopped = time.monotonic(), RerunError("training stopped by SIGTERM")
+    assert tied(*[fails(stopped)] * 3) == [stopped] * 3
+    assert time.monotonic() - began < 2
+
+
+def compares(value, timeout=20):
+    def difference(chief, other):
+        return None if chief == other else f"another {other['x']}"
+
+    return lambda ties: ties.compare({"x": value}, difference, timeout)
+
+
+def test_what_workers_have_made_is_compared(tied, addresses):
+    assert tied(*[compares("a" * 200_000)] * 3) == [None] * 3
+    outcomes = tied(compares("a"), compares("b"), compares("a"))
+    said = f"worker 1 ({addresses[1]}) has another b; start all workers with the same flags, data, code and versions"
+    assert [str(one) for one in outcomes] == [said] * 3
+    outcomes = tied(compares("a"), compares("a"), fails(UsageError("no model")))
+    lost = f"lost worker 2 ({addresses[2]}): no model"
+    assert [str(one) for one in outcomes] == [lost, lost, "no model"]
+    outcomes = tied(compares("a", timeout=0.5), compares("a"), lambda ties: time.sleep(1.5))
+    assert isinstance(outcomes[0], LostError)
+    assert f"lost worker 2 ({addresses[2]}): it did not build its model within 0.5 s" in str(outcomes[0])
 
 
 STRANGERS = [
