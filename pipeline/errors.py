@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 import re
+import sysconfig
+import traceback
 from collections.abc import Iterable, Iterator
 
 EXIT_DATA = 1
@@ -22,8 +25,14 @@ _LOCATES = re.compile(
 _ROOT = re.compile(r"^[ \t]*\(\d+\)[ \t]+([A-Z_]{2,}):", re.MULTILINE)  # of a list: `  (0) ABORTED:  text`
 _NAMES = re.compile(r"\{\{[^}]*\}\}\s*| ?__inference_\w+(\[[^\]]*\])?| *\[Op:\w*\]")  # of nodes and compiled functions
 _CONSEQUENCES = ("CANCELLED", "ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")  # of another error, where there is one
+_COLOURS = re.compile("\x1b\\[[0-9;]*m")  # of Keras' messages
+# Keras' lines before what the error says.
+_CALLING = ("Exception encountered when calling ", "Could not automatically infer the ", "Error encountered:")
+_SITE = ("site-packages", "dist-packages")  # folders of what pip installs
+_OURS = ("pipeline", "trainer", "beam_jobs", "stepfeed")
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Flags that replace something or lift a protection: nobody is to get there by following a hint.
-_NEVER_SUGGESTED = frozenset({"overwrite", "allow_order_change", "update"})
+_NEVER_SUGGESTED = frozenset({"overwrite", "allow_order_change", "allow_model_change", "update"})
 
 
 class PipelineError(Exception):
@@ -110,6 +119,54 @@ def _first_line(text: str) -> str:
     """Returns the first line that does not only say where."""
     lines = (line.strip() for line in text.splitlines() if line.strip() and not _LOCATES.match(line))
     return next(lines, "")[:_MOST_CHARACTERS]
+
+
+def of_user(error: BaseException) -> str:
+    """Returns what an error in a user's code says: `my_models.py:12: ValueError: text`, in one line.
+
+    The place is that of the last line of code that is neither Python's, nor ours, nor installed by pip; without one it
+    is left out.
+    """
+    place = place_of(error)
+    return f"{place}: {said_by(error)}" if place else said_by(error)
+
+
+def said_by(error: BaseException) -> str:
+    """Returns the class of an error and the line of its message that says what happened."""
+    kind = type(error).__name__
+    if isinstance(error, SyntaxError):
+        return f"{kind}: {error.msg}"
+    lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
+    if hasattr(error, "ag_error_metadata"):  # autograph shows the user's code before it
+        lines = lines[-1:]
+    said = next((line for line in lines if not line.startswith(_CALLING)), "")[:_MOST_CHARACTERS]
+    return said if said.startswith(f"{kind}: ") else f"{kind}: {said}" if said else kind
+
+
+def place_of(error: BaseException) -> str | None:
+    """Returns the file and the line in a user's code where an error was raised; None: it was not in a user's code."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{_shown(error.filename)}:{error.lineno}"
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if metadata := getattr(error, "ag_error_metadata", None):  # the lines of the user's file, not of the converted one
+        frames += [(frame.filename, frame.lineno) for frame in reversed(metadata.translated_stack)]
+    places = [f"{_shown(file)}:{line}" for file, line in frames if _is_of_user(file)]
+    return places[-1] if places else None
+
+
+def _is_of_user(file: str) -> bool:
+    if file.startswith("<") or "__autograph_generated_file" in file:
+        return False
+    path = os.path.abspath(file)
+    library = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
+    ours = tuple(os.path.join(_HERE, name, "") for name in _OURS)
+    return not (path.startswith((*library, *ours)) or set(_SITE) & set(path.split(os.sep)))
+
+
+def _shown(file: str) -> str:
+    """Returns a path as from the working directory, where it lies in it."""
+    shown = os.path.relpath(file)
+    return os.path.abspath(file) if shown.startswith(os.pardir) else shown
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from pipeline.errors import PipelineError, UsageError
+from pipeline.errors import PipelineError, UsageError, of_user
 
 # Ops of tf.random's functions, and of tf.random.Generator, that keep a state; the stateless ones are called Stateless*.
 _STATEFUL_DRAW = re.compile(
@@ -40,7 +40,7 @@ def call(name: str, function: Callable[..., Any], *arguments: tf.Tensor) -> Any:
         raise
     except Exception as error:
         given = ", ".join(f"{spec.dtype.name} {spec.shape}" for spec in specs)
-        raise UsageError(f"{name}: the function fails on {given}: {_reason(error)}") from error
+        raise UsageError(f"{name}: the function fails on {given}: {of_user(error)}") from error
     graph = traced.graph.as_graph_def()
     for body in (graph.node, *(inner.node_def for inner in graph.library.function)):
         for node in body:
@@ -50,9 +50,3 @@ def call(name: str, function: Callable[..., Any], *arguments: tf.Tensor) -> Any:
                     "on the record; draw with pipeline.uniform(keys, draw) or tf.random.stateless_uniform"
                 )
     return traced(*arguments)
-
-
-def _reason(error: Exception) -> str:
-    """Returns the type and the last line of an error: before it, autograph shows the user's code."""
-    last, kind = (str(error).strip().splitlines() or [""])[-1].strip(), type(error).__name__
-    return last if last.startswith(f"{kind}: ") else f"{kind}: {last}"

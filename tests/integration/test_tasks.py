@@ -129,6 +129,25 @@ def fails():
 def nothing():
     return None
 """
+FAILS = MINE.splitlines().index("    return 1 / 0") + 1
+TASKS = """
+from trainer import Task
+
+class Fails(Task):
+    def build_model(self):
+        return self.nothing
+
+
+class Wrong(Task):
+    def train_step(self, model, features, labels):
+        return features[:, 0, 0] @ features[:, :, 0, 0], {}
+
+
+class Parses(Task):
+    @staticmethod
+    def parse(records):
+        return (records + records)[:, 0, 0], records
+"""
 FROM_PYTHON = """
 import sys
 
@@ -147,6 +166,8 @@ def models(tmp_path_factory, digits):
     folder = tmp_path_factory.mktemp("models")
     (folder / "mine.py").write_text(MINE)
     (folder / "broken.py").write_text("import no_such_package\n")
+    (folder / "wrong_syntax.py").write_text("\n\ndef (\n")
+    (folder / "tasks.py").write_text(TASKS)
     (folder / "digits").symlink_to(digits)
     return folder
 
@@ -250,9 +271,22 @@ def test_keys_are_not_logged_of_data_that_a_task_parses(project):
     [
         (["--model=mine:compild"], ["--model=mine:compild", "has no 'compild'"]),
         (["--model=theirs:model"], ["--model=theirs:model", "No module named 'theirs'"]),
-        (["--model=broken:model"], ["importing broken fails", "No module named 'no_such_package'"]),
+        (["--model=broken:model"], ["importing broken fails: broken.py:1: ", "No module named 'no_such_package'"]),
+        (["--model=wrong_syntax:model"], ["--model=wrong_syntax:model", "wrong_syntax.py:3: SyntaxError: "]),
+        (
+            ["--task=tasks:Fails", "--model_dir=fails"],
+            ["trainer.run: tasks.py:6: AttributeError: 'Fails' object has no"],
+        ),
+        (
+            ["--task=tasks:Wrong", "--model_dir=fails"],
+            ["trainer.run: tasks.py:11: ValueError: Dimensions must be equal"],
+        ),
+        (
+            ["--task=tasks:Parses"],
+            ["trainer.run: Task.parse: the function fails on string", "tasks.py:17: ValueError: "],
+        ),
         (["--model=mine:wants_more"], ["--model=mine:wants_more", "it takes a, b, c"]),
-        (["--model=mine:fails"], ["--model=mine:fails", "ZeroDivisionError: division by zero"]),
+        (["--model=mine:fails"], ["--model=mine:fails", f": mine.py:{FAILS}: ZeroDivisionError: division by zero"]),
         (["--model=mine:nothing"], ["--model=mine:nothing", "must return a Keras model"]),
         (["--model=mine:softmax"], ["--model=mine:softmax", "activation softmax"]),
         (["--model=mine:narrow"], ["--model=mine:narrow", "(None, 3)", "10 classes"]),

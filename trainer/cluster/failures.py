@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from pipeline.errors import DataError, PipelineError, root_cause
+from pipeline.errors import DataError, PipelineError, UsageError, of_user, place_of, root_cause
 from pipeline.read.numpy_calls import message_of_input
 from trainer.cluster.rendezvous import LostError
 
@@ -29,9 +29,10 @@ _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 
 @contextlib.contextmanager
 def in_one_line(num_workers: int) -> Iterator[None]:
-    """Turns TensorFlow's and the system's errors inside into PipelineErrors.
+    """Turns TensorFlow's and the system's errors inside, and those of a user's code, into PipelineErrors.
 
     Raises:
+      UsageError: an error in a user's code, with its file and line.
       LostError: in a job of several workers, one was lost.
       DataError: all other errors of an op, and of the system, such as a folder that is gone.
       BrokenPipeError: the reader of the output (head) is gone, which the command ends with in its own way.
@@ -39,10 +40,16 @@ def in_one_line(num_workers: int) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
+        if is_own(error) and place_of(error):
+            raise UsageError(of_user(error)) from error
         raise translate(error, num_workers) from None
     except (PipelineError, BrokenPipeError):
         raise
-    except OSError as error:
+    except Exception as error:
+        if place_of(error):
+            raise UsageError(of_user(error)) from error
+        if not isinstance(error, OSError):
+            raise
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise _disk_full(reason) if error.strerror in _FULL else DataError(reason) from None
 

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, of_user
 
 
 def load(flag: str, text: str) -> Any:
@@ -31,8 +31,7 @@ def load(flag: str, text: str) -> Any:
     except UsageError:
         raise
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [""])[-1]
-        raise UsageError(f"{flag}={text}: importing {module} fails: {type(error).__name__}: {reason}") from error
+        raise UsageError(f"{flag}={text}: importing {module} fails: {of_user(error)}") from error
     if not hasattr(found, name):
         raise UsageError(f"{flag}={text}: {found.__file__} has no {name!r}")
     return getattr(found, name)

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import PipelineError, UsageError
+from pipeline.errors import PipelineError, UsageError, of_user
 from trainer.cluster import failures
 from trainer.config.flags.model import ModelFlags
 from trainer.config.loading import load
@@ -64,8 +64,7 @@ def _of_user(name: str, function: Callable[..., Any], shape: tuple[int, ...], nu
         raise
     except Exception as error:
         failures.raise_if_lost(error)
-        reason = (str(error).strip().splitlines() or [""])[0]
-        raise UsageError(f"--model={name}: the function fails: {type(error).__name__}: {reason}") from error
+        raise UsageError(f"--model={name}: the function fails: {of_user(error)}") from error
     if not isinstance(model, keras.Model):
         raise UsageError(f"--model={name}: must return a Keras model, returned {model!r}")
     if not model.compiled:

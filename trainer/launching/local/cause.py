@@ -9,6 +9,17 @@ from pipeline.errors import EXIT_RERUN
 from trainer.launching.local.ending import Ending
 from trainer.launching.local.process import Process, Task
 
+# A line of a log: of absl, also within TensorFlow and gRPC (`E0000 00:00:1795.6 254 file.cc:52] ...`), but for F, which
+# ends the process; of TensorFlow (`2026-11-23 20:15:00.1: W file.cc:9] ...`); of Python (`WARNING:tensorflow:...`).
+_LOG = re.compile(
+    r"[IWE]\d{4} \d\d:\d\d:[\d.]+ +\d+ \S+:\d+\]"
+    r"|\d{4}-\d\d-\d\d \d\d:\d\d:[\d.]+: [IWE] \S+:\d+\]"
+    r"|(DEBUG|INFO|WARNING|ERROR):\w"
+    r"|WARNING: All log messages before absl::InitializeLog\(\)"
+    r"|To enable the following instructions: "
+    r"|\S+\.py:\d+: \w*Warning: "
+)
+_OF_COMMAND = "trainer.run: "  # the line that a trainer ends with
 LOST = re.compile(r"trainer\.run: (lost |the job has ended: )")  # the line of a trainer that ends with another process
 
 
@@ -44,10 +55,16 @@ class Cause:
         """What its last lines tell beyond the one that stands for it."""
         return self.lines if len(self.lines) > 1 or self.ending.code < 0 else ()
 
+    @property
+    def said(self) -> str | None:
+        """The line that tells why it ended: the trainer's own, or the last that is no log's; None: there is none."""
+        lines = [line for line in self.lines if not _LOG.match(line)]
+        return next((line for line in reversed(lines) if line.startswith(_OF_COMMAND)), lines[-1] if lines else None)
+
     def __str__(self) -> str:
-        """One line, with the last one that the process wrote itself."""
+        """One line, with what the process has said itself."""
         step = "" if self.step is None or self.ending.silence else f" after step {self.step}"
-        said = f": {self.lines[-1]}" if self.lines and self.ending.code > 0 else ""
+        said = f": {self.said}" if self.said and self.ending.code > 0 else ""
         return f"{self.task.name} (process {self.pid}) {self.ending}{step}{said}"
 
 

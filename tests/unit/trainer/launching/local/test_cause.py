@@ -56,6 +56,32 @@ def test_the_cause_is_awaited_while_all_followed_and_none_is_silent():
     assert not is_awaited([followed, failed], [followed, failed])
 
 
+LOGS = (
+    "E0000 00:00:1795172450.790845    2547 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error",
+    "2026-11-23 20:15:00.123456: W tensorflow/core/framework/op.cc:52] could not",
+    "WARNING:tensorflow:no gradients",
+    "To enable the following instructions: AVX2 FMA, rebuild TensorFlow",
+    "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+    "/lib/python3.11/multiprocessing/resource_tracker.py:254: UserWarning: leaked",
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ((*LOGS[:3], "trainer.run: no such shard", *LOGS), ": trainer.run: no such shard"),
+        ((*LOGS, "KeyError: 1", *LOGS), ": KeyError: 1"),
+        (("trainer.run: --model=m:f: fails", "Exception ignored in: <x>"), ": trainer.run: --model=m:f: fails"),
+        (("F0000 00:00:1.2  9 file.cc:3] Check failed", *LOGS), ": F0000 00:00:1.2  9 file.cc:3] Check failed"),
+        (LOGS, ""),
+    ],
+)
+def test_lines_of_logs_are_no_cause(lines, said):
+    cause = cause_of(process(1, 2, *lines))
+    assert str(cause) == f"worker 1 (process 7) ended with exit code 2 (a flag is wrong){said}"
+    assert cause.context == lines
+
+
 def cause_of(process):
     return Cause.of(process, process.ending)
 
