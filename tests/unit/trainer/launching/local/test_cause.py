@@ -78,7 +78,7 @@ LOGS = (
 )
 def test_lines_of_logs_are_no_cause(lines, said):
     cause = cause_of(process(1, 2, *lines))
-    assert str(cause) == f"worker 1 (process 7) ended with exit code 2 (a flag is wrong){said}"
+    assert str(cause) == f"worker 1 (process 7) ended with exit code 2 (a flag cannot work){said}"
     assert cause.context == lines
 
 
