@@ -20,7 +20,7 @@ _KINDS: dict[str, Callable[[Job], list[Manifest]]] = {
     "tfjob": tfjob.documents,
 }
 _LONGEST_NAME = pods.LONGEST_LABEL  # of a pod
-_LONGEST_VARIABLE = (1 << 17) - 100  # characters that Linux takes in a variable, less its name
+_LONGEST_VARIABLE = (1 << 17) - 100  # bytes that Linux takes in a variable, less its name
 _SUFFIX = 6  # that Kubernetes appends: -x7k2p
 
 
@@ -55,27 +55,7 @@ def _check(job: Job, flags: KubernetesFlags) -> None:
         raise UsageError("--image is missing: --target=kubernetes needs a container image, see docs/clusters.md")
     if flags.ttl is not None and flags.kind == "trainjob":
         raise UsageError(f"--ttl={flags.ttl} with --kind=trainjob: a TrainJob has no time to live; leave --ttl out")
-    folders = ", ".join(mount.path for mount in flags.mounts) or "none"
-    mount = _mount_of(job.model_dir, flags)
-    if mount is None:
-        raise UsageError(
-            f"--model_dir={job.model_dir}: lies on no volume of --volume ({folders}), so checkpoints would be lost "
-            "with their pod, and other pods could not read them; give --volume=CLAIM:/FOLDER and a folder in it"
-        )
-    if mount.is_read_only:
-        raise UsageError(f"--model_dir={job.model_dir}: lies on a volume that is mounted read-only ({mount.path}:ro)")
-    for folder in _data_folders(job.config.data.data_dir):
-        if "://" not in folder and not _mount_of(folder, flags):
-            raise UsageError(
-                f"--data_dir={job.config.data.data_dir}: {folder} lies on no volume of --volume ({folders}), so pods "
-                "do not have it; give --volume=CLAIM:/FOLDER:ro and a folder in it, or a URL"
-            )
-    for path in _config_files(job.flags):
-        if not _mount_of(path, flags):
-            raise UsageError(
-                f"--config={path}: lies on no volume of --volume ({folders}), so pods do not have it; give its flags "
-                "instead"
-            )
+    _check_folders(job, flags)
     name = job.elsewhere.processes.job_name
     longest = max(len(f"{name}-{role}-0-{count - 1}") for role, count in job.roles.items()) + _SUFFIX
     if longest > _LONGEST_NAME:
@@ -84,11 +64,45 @@ def _check(job: Job, flags: KubernetesFlags) -> None:
             f"pods have {_LONGEST_NAME}"
         )
     for variable in pods.environment(job, next(iter(job.roles)), {role: role for role in job.roles}):
-        if len(variable.get("value", "")) > _LONGEST_VARIABLE:
+        size = len(variable.get("value", "").encode())
+        if size > _LONGEST_VARIABLE:
             raise UsageError(
-                f"{variable['name']} has {len(variable['value']):,} characters, of which Linux takes at most "
+                f"{variable['name']} has {size:,} bytes, of which Linux takes at most "
                 f"{_LONGEST_VARIABLE:,}; give fewer processes, or a shorter value"
             )
+
+
+def _check_folders(job: Job, flags: KubernetesFlags) -> None:
+    """Checks that pods have what they read and keep what they write: all of it lies on volumes, or is at a URL."""
+    config = job.config
+    written = {
+        "model_dir": config.run.model_dir,
+        "log_keys": config.run.log_keys,
+        "metrics_jsonl": config.output.metrics_jsonl,
+    }
+    for flag, path in written.items():
+        if path is None:
+            continue
+        mount = _mount_of(path, flags)
+        if mount is None:
+            raise UsageError(
+                f"--{flag}={path}: lies on {_no_volume(flags)}, so it would be lost with its pod, and other pods could "
+                "not read it; give --volume=CLAIM:/FOLDER and a path in it"
+            )
+        if mount.is_read_only:
+            raise UsageError(f"--{flag}={path}: lies on a volume that is mounted read-only ({mount.path}:ro)")
+    read = [("initialize_from", config.model.initialize_from), *(("config", path) for path in _config_files(job.flags))]
+    read += [("data_dir", folder) for folder in _data_folders(config.data.data_dir) if "://" not in folder]
+    for flag, path in read:
+        if path is not None and not _mount_of(path, flags):
+            raise UsageError(
+                f"--{flag}: {path} lies on {_no_volume(flags)}, so pods do not have it; give "
+                "--volume=CLAIM:/FOLDER:ro and a path in it"
+            )
+
+
+def _no_volume(flags: KubernetesFlags) -> str:
+    return f"no volume of --volume ({', '.join(mount.path for mount in flags.mounts) or 'none'})"
 
 
 def _mount_of(path: str, flags: KubernetesFlags) -> Mount | None:

@@ -442,7 +442,7 @@ def test_a_tfjobs_process_gets_sigterm(documents_of, tmp_path):
         (["--regrow_delay=10"], "--regrow_delay=10.0 with --target=kubernetes: is for --target=local"),
         (["--volume=data:/data:ro,runs:/runs:rw"], "'runs:/runs:rw' is not CLAIM:/FOLDER or CLAIM:/FOLDER:ro"),
         (["--volume=data:/data:ro,runs:/runs:ro"], "--model_dir=/runs/one: lies on a volume that is mounted read-only"),
-        (["--volume=runs:/runs"], "--data_dir=/data/mnist: /data/mnist lies on no volume of --volume (/runs)"),
+        (["--volume=runs:/runs"], "--data_dir: /data/mnist lies on no volume of --volume (/runs)"),
         (["--volume=data:/data,runs:/runs/../x"], "'runs:/runs/../x' is not CLAIM:/FOLDER"),
         (["--volume=data:/data,runs://runs"], "'runs://runs' is not CLAIM:/FOLDER"),
         (["--volume=data:/data,Runs:/runs"], "'Runs:/runs' is not CLAIM:/FOLDER"),
@@ -477,13 +477,39 @@ def test_a_tfjobs_process_gets_sigterm(documents_of, tmp_path):
         (["--run_as=4294967296"], "numbers up to 2147483647"),
         (["--ttl=-1"], "--ttl=-1: must be seconds from 0"),
         (["--ttl=5", "--kind=trainjob"], "--ttl=5 with --kind=trainjob: a TrainJob has no time to live"),
-        ([f"--env=A={'x' * 140000}"], "A has 140,000 characters, of which Linux takes at most"),
+        ([f"--env=A={'x' * 140000}"], "A has 140,000 bytes, of which Linux takes at most"),
     ],
 )
 def test_what_cannot_work(documents_of, flags, words):
     with pytest.raises(UsageError) as error:
         documents_of(*flags)
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--log_keys=/keys", "--log_keys=/keys: lies on no volume of --volume (/data, /ro, /runs)"),
+        ("--log_keys=/ro/keys", "--log_keys=/ro/keys: lies on a volume that is mounted read-only (/ro:ro)"),
+        ("--metrics_jsonl=m.jsonl", "--metrics_jsonl=m.jsonl: lies on no volume"),
+        ("--metrics_jsonl=/ro/m.jsonl", "--metrics_jsonl=/ro/m.jsonl: lies on a volume that is mounted read-only"),
+        ("--initialize_from=/weights", "--initialize_from: /weights lies on no volume"),
+        ("--initialize_from=/data/weights", ""),
+        ("--data_dir=/data/a=0.7,/else/b:train[:50%]=0.3", "/else/b lies on no volume"),
+        ("--data_dir=/data/a=0.7,s3://bucket/b=0.3", ""),
+        ("--data_dir=/data/../etc", "/data/../etc lies on no volume"),
+        ("--model_dir=/runs2/x", "--model_dir=/runs2/x: lies on no volume"),
+    ],
+)
+def test_what_lies_on_no_volume(documents_of, flag, said):
+    trainer = {"--data_dir": "/data", "--model_dir": "/runs/one", **dict([flag.split("=", 1)])}
+    given = [f"{name}={value}" for name, value in trainer.items()]
+    if not said:
+        assert documents_of("--volume=data:/data,other:/ro:ro,runs:/runs", trainer=given)
+        return
+    with pytest.raises(UsageError) as error:
+        documents_of("--volume=data:/data,other:/ro:ro,runs:/runs", trainer=given)
+    assert said in str(error.value)
 
 
 def test_a_flag_of_kubernetes_without_it(job_of):
