@@ -286,6 +286,22 @@ def test_beside_a_run_whose_folder_is_removed_it_ends(copy):
     assert (code, err) == (1, said)
 
 
+def test_what_the_run_has_removed_is_named_in_lines_json_and_for_tensorboard(copy, tmp_path):
+    for step in (20, 40):
+        for file in copy.glob(f"ckpt-{step}.*"):
+            file.unlink()
+    found = evaluate(f"--model_dir={copy}", "--continuous", "--json", f"--output={tmp_path}/out")
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["missed_steps"] == [20, 40]
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["missed_steps"] == [20, 40]
+    assert found.stderr.splitlines()[-2:] == [
+        "missed steps 20 to 40 (2 checkpoints): the run removed them before they were evaluated; to miss none, give "
+        "the run a larger --max_to_keep than 5, or a larger --checkpoint_every than 20",
+        "evaluated 1 of 3 checkpoints; missed 2",
+    ]
+    assert scalars(copy / "logs" / "evaluate")["eval/missed_checkpoints", 60] == 2.0
+
+
 def test_ctrl_c_ends_it_in_one_line(copy):
     for step in (40, 60):
         for file in copy.glob(f"ckpt-{step}.*"):

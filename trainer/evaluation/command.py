@@ -47,14 +47,15 @@ class _Evaluation:
         self._made: tuple[Trained, Judge] | None = None
         self._events: EventFile | None = None
         self._last = 0  # step that was written
+        self._missed = 0  # checkpoints
 
     def evaluate_first(self, paths: Sequence[pathlib.Path]) -> None:
         """Evaluates the first checkpoint that can be read."""
         self._take(build_first(paths, self._config, self.note, **self._flags()))
         self._evaluate()
 
-    def evaluate(self, found: Record) -> None:
-        """Evaluates a checkpoint.
+    def evaluate(self, found: Record, missed: Sequence[int] = ()) -> None:
+        """Evaluates a checkpoint; `missed` are the steps of those that were removed before it.
 
         Raises:
           UnreadableError: it is damaged or was removed.
@@ -63,21 +64,26 @@ class _Evaluation:
             self._take(build(found, self._config, **self._flags()))
         else:
             self._made[0].take(found, self._config.weights)
-        self._evaluate()
+        self._missed += len(missed)
+        self._evaluate(missed)
 
     def note(self, text: str) -> None:
         """Prints a line that is no result."""
         print(text, file=sys.stderr if self._config.json else sys.stdout, flush=True)
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, missed: Sequence[int] = ()) -> None:
         """Says and writes what was asked for."""
         assert self._made is not None
         trained, judge = self._made
         judgement = judge.judge()
         in_words = outputs.say_line if self._config.continuous else outputs.say
-        (outputs.say_json if self._config.json else in_words)(trained, judgement)
+        more = {"missed_steps": list(missed)} if self._config.continuous else {}
+        if self._config.json:
+            outputs.say_json(trained, judgement, more)
+        else:
+            in_words(trained, judgement)
         if self._config.output is not None:
-            self.note(f"written: {', '.join(outputs.write(trained, judgement, self._config.output))}")
+            self.note(f"written: {', '.join(outputs.write(trained, judgement, self._config.output, more))}")
         if self._config.continuous:
             self._write_events(trained, judgement)
 
@@ -86,7 +92,8 @@ class _Evaluation:
         if self._events is None or step <= self._last:  # of a run that began anew or went back
             self._events = EventFile(pathlib.Path(self._config.model_dir) / LOGS / _RUN, step - 1)
         self._last = step
-        self._events.scalars(step, judgement.evaluation.scalars())
+        missed = {"eval/missed_checkpoints": float(self._missed)} if self._missed else {}
+        self._events.scalars(step, {**judgement.evaluation.scalars(), **missed})
         drawn = outputs.pictures(trained, judgement)
         self._events.images(step, {f"eval/{split}/{name}": np.asarray(image) for name, image in drawn.items()})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pipeline.errors import DataError, PipelineError
 from pipeline.mixture import resolve_all
@@ -17,19 +17,20 @@ from trainer.stored.record import Record, UnreadableError
 def follow(
     model_dir: str,
     interval: float,
-    evaluate: Callable[[Record], object],
+    evaluate: Callable[[Record, Sequence[int]], object],
     say: Callable[[str], object],
     sleep: Callable[[float], object] = time.sleep,
 ) -> None:
     """Calls `evaluate` with each checkpoint in the order of their steps; returns after the last one of the run.
 
-    The folder is only read, and need not be there yet. A checkpoint that is damaged, or that the run removes before it
-    is read, is left out. One that is written again, by a run that began anew or went back, is evaluated again.
+    The folder is only read, and need not be there yet. A checkpoint that is damaged is left out. One that is written
+    again, by a run that began anew or went back, is evaluated again. Those that the run has removed before they were
+    read, as a multiple of its --checkpoint_every tells, are missed: a line says which, and what helps.
 
     Args:
       model_dir: of the run.
       interval: seconds between two looks for new checkpoints.
-      evaluate: what is called.
+      evaluate: what is called, with the steps that were missed since the checkpoint before, too.
       say: takes lines for the user.
       sleep: waits so many seconds.
 
@@ -37,6 +38,7 @@ def follow(
       DataError: the folder was there and is gone.
     """
     folder, looked_at, latest = pathlib.Path(model_dir), dict[int, int](), ""
+    missed = _Missed(say)
     was_there = waits = False
     while True:
         new = {step: written for step, written in _found(folder).items() if looked_at.get(step) != written}
@@ -53,8 +55,79 @@ def follow(
         waits = False
         for step, written in new.items():
             looked_at[step], latest = written, f" after step {step}"
-            if _is_last(files.path_of(folder, step), evaluate, say):
+            if _is_last(files.path_of(folder, step), evaluate, missed):
+                missed.say_end()
                 return
+
+
+class _Missed:
+    """The steps of checkpoints that a run has removed before they were evaluated.
+
+    With --checkpoint_secs it saves at other steps, too: of these, those that were seen in the folder.
+    """
+
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self._say = say
+        self._latest = 0  # step that was evaluated
+        self._removed, self._damaged = set[int](), set[int]()  # since then, of those that were seen
+        self._count = self._evaluated = 0
+
+    def before(self, found: Record) -> list[int]:
+        """Returns the steps between a checkpoint and the one that was evaluated before it."""
+        every = _steps_flag(found, "checkpoint_every") or 0
+        first = min(self._latest, found.step)  # as late as this one if the run began anew, or went back
+        saved = range(first - first % every + every, found.step, every) if every else ()
+        return sorted(({*saved} - self._damaged | self._removed) - {found.step})
+
+    def left_out(self, error: UnreadableError) -> None:
+        """Takes note of a checkpoint that was seen, and says what is the matter with it unless it was removed."""
+        step = int(error.path.name.rpartition("-")[2])
+        (self._removed if error.is_removed else self._damaged).add(step)
+        if not error.is_removed:
+            self._say(error.skipped)
+
+    def evaluated(self, found: Record, missed: Sequence[int]) -> None:
+        """Takes note of an evaluation, and says which were missed before it."""
+        is_first, self._count = not self._count, self._count + len(missed)
+        self._latest, self._evaluated = found.step, self._evaluated + 1
+        self._removed.clear()
+        self._damaged.clear()
+        if missed:
+            every, kept = _steps_flag(found, "checkpoint_every"), _steps_flag(found, "max_to_keep")
+            they = "it before it was" if len(missed) == 1 else "them before they were"
+            helps = (
+                f"; to miss none, give the run a larger --max_to_keep{_than(kept)}, or a larger --checkpoint_every"
+                f"{_than(every)}"
+            )
+            text = f"missed {_listed(missed, every or 0)}: the run removed {they} evaluated"
+            self._say(f"{text}{helps if is_first else ''}")
+
+    def say_end(self) -> None:
+        """Says how many there were, if any."""
+        if self._count:
+            everything = self._evaluated + self._count
+            self._say(f"evaluated {self._evaluated} of {everything} checkpoints; missed {self._count}")
+
+
+def _steps_flag(found: Record, name: str) -> int | None:
+    value: int | None = found.content.get("config", {}).get("steps", {}).get(name)
+    return value
+
+
+def _than(value: int | None) -> str:
+    return f" than {value}" if value else ""
+
+
+def _listed(steps: Sequence[int], every: int) -> str:
+    """Returns `step 40`, or `steps 40, 80 to 120 (4 checkpoints)`, where checkpoints are `every` steps apart."""
+    spans: list[list[int]] = []
+    for step in steps:
+        if spans and step - spans[-1][-1] == every:
+            spans[-1].append(step)
+        else:
+            spans.append([step])
+    text = ", ".join(f"{span[0]} to {span[-1]}" if len(span) > 1 else str(span[0]) for span in spans)
+    return f"steps {text} ({len(steps)} checkpoints)" if len(steps) > 1 else f"step {text}"
 
 
 def _found(folder: pathlib.Path) -> dict[int, int]:
@@ -67,14 +140,20 @@ def _found(folder: pathlib.Path) -> dict[int, int]:
     return found
 
 
-def _is_last(path: pathlib.Path, evaluate: Callable[[Record], object], say: Callable[[str], object]) -> bool:
+def _is_last(
+    path: pathlib.Path,
+    evaluate: Callable[[Record, Sequence[int]], object],
+    missed: _Missed,
+) -> bool:
     """Evaluates a checkpoint, where it can be read; returns whether its run ends with it."""
     try:
         found = record.read(path)
-        evaluate(found)
+        steps = missed.before(found)
+        evaluate(found, steps)
     except UnreadableError as error:
-        say(error.skipped)
+        missed.left_out(error)
         return False
+    missed.evaluated(found, steps)
     return _ended_early(found) or found.step >= _last_step(found)
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from PIL.Image import Image
@@ -55,18 +55,18 @@ def say_line(trained: Trained, judgement: Judgement) -> None:
         print(f"step {trained.record.step}, {line}", flush=True)
 
 
-def say_json(trained: Trained, judgement: Judgement) -> None:
-    """Prints a judgement as a line of JSON."""
-    print(json.dumps(to_json(trained, judgement)), flush=True)
+def say_json(trained: Trained, judgement: Judgement, more: Mapping[str, Any]) -> None:
+    """Prints a judgement as a line of JSON, with `more`."""
+    print(json.dumps({**to_json(trained, judgement), **more}), flush=True)
 
 
-def write(trained: Trained, judgement: Judgement, folder: str) -> list[str]:
-    """Writes the report, and the pictures if it has classes; returns the files' paths.
+def write(trained: Trained, judgement: Judgement, folder: str, more: Mapping[str, Any]) -> list[str]:
+    """Writes the report, with `more`, and the pictures if it has classes; returns the files' paths.
 
     Raises:
       DataError: the folder cannot be written to.
     """
-    into, text = pathlib.Path(folder), json.dumps(to_json(trained, judgement), indent=1)
+    into, text = pathlib.Path(folder), json.dumps({**to_json(trained, judgement), **more}, indent=1)
     writers: dict[str, Callable[[str], Any]] = {"report.json": lambda path: pathlib.Path(path).write_text(text)}
     for name, picture in pictures(trained, judgement).items():
         writers[f"{name}.png"] = functools.partial(picture.save, format="PNG")

@@ -35,11 +35,15 @@ class UnreadableError(DataError):
         self.path, self.reason = path, reason
 
     @property
+    def is_removed(self) -> bool:
+        """Whether it is no longer there."""
+        return not self.path.with_name(f"{self.path.name}.index").exists()
+
+    @property
     def skipped(self) -> str:
         """The line on a checkpoint that is left out."""
-        is_there = self.path.with_name(f"{self.path.name}.index").exists()
         what = f"skipped {self.path}"
-        return f"{what}, which is damaged: {self.reason}" if is_there else f"{what}: was removed"
+        return f"{what}: was removed" if self.is_removed else f"{what}, which is damaged: {self.reason}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,13 +28,16 @@ def follow(tmp_path, monkeypatch):
         unreadable.update(bad)
         content.update(contents)
         evaluated, lines, happening = [], [], iter(looks)
+        missed = {}
         write(tmp_path / "run", *start)
 
-        def take(found):
+        def take(found, missing):
             if found.step in unreadable:
                 raise UnreadableError(found.path, "cut")
             evaluate(found.step)
             evaluated.append(found.step)
+            if missing:
+                missed[found.step] = missing
 
         def sleep(seconds):
             assert seconds == 0.5
@@ -42,6 +45,7 @@ def follow(tmp_path, monkeypatch):
 
         following.follow(str(tmp_path / "run"), 0.5, take, lines.append, sleep)
         assert list(happening) == []
+        follow.missed = missed
         return evaluated, [line.replace(str(tmp_path), "TMP") for line in lines]
 
     return follow
@@ -83,9 +87,64 @@ def test_one_that_is_removed_or_damaged_meanwhile_is_left_out(follow, tmp_path):
     evaluated, lines = follow(start=(10, 20, 30, 60), evaluate=remove_the_next, bad=(30,))
     assert evaluated == [10, 60]
     assert lines == [
-        "skipped TMP/run/ckpt-20: was removed",
         "skipped TMP/run/ckpt-30, which is damaged: cut",
+        "missed step 20: the run removed it before it was evaluated; to miss none, give the run a larger "
+        "--max_to_keep, or a larger --checkpoint_every",
+        "evaluated 2 of 3 checkpoints; missed 1",
     ]
+
+
+def rotating(every=10, max_to_keep=2):
+    return {"config": {"steps": {"checkpoint_every": every, "max_to_keep": max_to_keep, "early_stopping": 0}}}
+
+
+def rotates(*steps):
+    def rotate(folder):
+        for path in folder.iterdir():
+            path.unlink()
+        write(folder, *steps)
+
+    return rotate
+
+
+def test_those_that_were_rotated_away_are_named_with_what_helps(follow):
+    contents = {f"ckpt-{step}": rotating() for step in range(10, 70, 10)}
+    evaluated, lines = follow(rotates(40, 50), rotates(60), start=(20,), contents=contents)
+    assert evaluated == [20, 40, 50, 60]
+    assert follow.missed == {20: [10], 40: [30]}
+    how = "to miss none, give the run a larger --max_to_keep than 2, or a larger --checkpoint_every than 10"
+    assert [line for line in lines if not line.startswith("waiting")] == [
+        f"missed step 10: the run removed it before it was evaluated; {how}",
+        "missed step 30: the run removed it before it was evaluated",
+        "evaluated 4 of 6 checkpoints; missed 2",
+    ]
+
+
+def test_one_that_is_removed_while_it_is_evaluated_is_missed_with_those_before_it(follow, tmp_path):
+    """Its evaluation fails halfway; what was missed before it is told with the next one."""
+
+    def remove(step):
+        if step == 30:
+            (tmp_path / "run" / "ckpt-30.index").unlink()
+            raise UnreadableError(tmp_path / "run" / "ckpt-30", "cut")
+
+    contents = {f"ckpt-{step}": rotating() for step in range(10, 70, 10)}
+    evaluated, lines = follow(start=(10, 30, 50, 60), evaluate=remove, contents=contents)
+    assert evaluated == [10, 50, 60]
+    assert follow.missed == {50: [20, 30, 40]}
+    assert lines[0].startswith(
+        "missed steps 20 to 40 (3 checkpoints): the run removed them before they were evaluated; "
+    )
+
+
+def test_a_run_that_goes_back_has_missed_nothing_and_a_damaged_one_is_not_missed(follow):
+    contents = {f"ckpt-{step}": rotating() for step in range(10, 70, 10)}
+    evaluated, lines = follow(
+        begins_anew(30), writes(40, 50, 60), start=(10, 20, 30, 40, 50), bad=(20,), contents=contents
+    )
+    assert evaluated == [10, 30, 40, 50, 30, 40, 50, 60]
+    assert follow.missed == {}
+    assert not any("missed" in line for line in lines)
 
 
 def test_a_damaged_one_of_the_last_step_does_not_end_it(follow):
