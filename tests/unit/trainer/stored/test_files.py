@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from pipeline.errors import DataError, UsageError
@@ -49,12 +51,28 @@ def test_a_wrong_name_is_one_line(folder, checkpoint, message):
         files.candidates(str(folder), checkpoint)
 
 
-@pytest.mark.parametrize("name", ["", "nothing"])
-def test_a_folder_without_checkpoints_is_named(tmp_path, name):
-    with pytest.raises(DataError, match=f"{tmp_path / name}: has no checkpoint; give the --model_dir of a run"):
-        files.candidates(str(tmp_path / name), None)
-    with pytest.raises(DataError, match="best: has no checkpoint"):
+def test_a_folder_without_checkpoints_is_named_with_what_it_is_instead(folder, tmp_path):
+    for name in ("empty", "data", "half", "run/logs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "data" / "manifest.json").touch()
+    (tmp_path / "half" / "ckpt-20.data-00000-of-00001").touch()
+    for name, said in (
+        ("empty", "has no checkpoint; give the --model_dir of a run of trainer.run"),
+        ("nothing", "there is no such folder; give the --model_dir of a run"),
+        ("data", "is a data set (it has a manifest.json), not the folder of a run; give the --model_dir of a run"),
+        (
+            "half",
+            "its ckpt-*.data-* files lack their .index files, as half of a copy does; copy the whole folder again",
+        ),
+        ("run/logs", f"has no checkpoint, but {folder} has; give that folder"),
+        ("", f"has no checkpoint, but {folder} has; give that folder"),
+    ):
+        with pytest.raises(DataError, match=re.escape(f"{tmp_path / name}: {said}")):
+            files.candidates(str(tmp_path / name), None)
+    with pytest.raises(DataError, match="best: has no checkpoint; a run keeps the best ones with --keep_best"):
         files.candidates(str(tmp_path), "best")
+    with pytest.raises(UsageError, match=f"--model_dir={tmp_path}/data: is a data set"):
+        files.check_run_folder(str(tmp_path / "data"))
 
 
 def test_a_file_or_a_checkpoint_is_no_folder_of_a_run(folder):
