@@ -46,8 +46,8 @@ def _why_none(folder: pathlib.Path) -> str:
         return "there is no such folder; give the --model_dir of a run of trainer.run"
     if list(folder.glob(f"{PREFIX}-*.data-*")):
         return (
-            f"its {PREFIX}-*.data-* files lack their .index files, as half of a copy does; copy the whole folder again, "
-            "once no run writes to it"
+            f"its {PREFIX}-*.data-* files lack their .index files, as half of a copy does; copy the whole folder "
+            "again, once no run writes to it"
         )
     if _is_data(folder):
         return f"{_DATA}; give the --model_dir of a run of trainer.run"
