@@ -8,6 +8,7 @@ import logging
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -21,11 +22,11 @@ import pytest
 import tensorflow as tf
 
 from beam_jobs.storage.paths import RemotePath
-from pipeline import StepIterator, input_fn, manifest, skipped_records
+from pipeline import RandomAccess, StepIterator, input_fn, manifest, skipped_records
 from pipeline.read.cache_counts import cache_counts
 from pipeline.read.cache_folder import CacheFolder
 from tests.datasets import Kind, write_dataset
-from trainer import evaluate, run
+from trainer import evaluate, export, run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COUNTS = (40, 0, 30, 50, 20, 60)  # 200 records of 8 x 6 x 3 bytes
@@ -360,6 +361,42 @@ def test_trainer_and_evaluation_use_one_cache(
     run.main([*flags, "--train_steps=30"])
     evaluate.main([f"--model_dir={tmp_path / 'run'}"])
     assert [name for name in requests.gets if name.endswith(".tfrecord")] == [], requests.gets
+
+
+@pytest.mark.slow  # an export loads TensorFlow in another process
+def test_evaluations_exports_and_examples_have_a_cache_by_their_own_flags(
+    bucket: RemotePath, requests: Requests, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")  # as trainer.export sets it, and pytest takes it back
+    write_dataset(tmp_path / "data", COUNTS, test_counts=(20, 20))
+    url, model_dir = uploaded(tmp_path / "data", bucket), f"--model_dir={tmp_path / 'run'}"
+    run.main([f"--data_dir={url}", model_dir, "--global_batch_size=20", "--train_steps=2", "--eval_split=test"])
+
+    def evaluated(*flags: str) -> None:
+        evaluate.main([model_dir, *flags])
+
+    def exported(*flags: str) -> None:
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        export.main([model_dir, f"--output={tmp_path / 'out'}", "--format=keras", *flags])
+
+    def example(*flags: str) -> None:
+        options = dict(flag.removeprefix("--").split("=") for flag in flags)
+        if "cache_bytes" in options:
+            options["cache_bytes"] = int(float(options["cache_bytes"]))
+        assert RandomAccess(url, "test", **options)[39]["image"].shape == (8, 6, 3)
+
+    for number, reads in enumerate((evaluated, exported, example)):
+        cache = tmp_path / f"cache-{number}"
+        reads(f"--cache_dir={cache}")
+        kept = [name for name in names_in(cache) if name.startswith("test-")]
+        assert kept
+        requests.gets.clear()
+        reads(f"--cache_dir={cache}")
+        assert requests.shards() == 0
+        few = tmp_path / f"few-{number}"
+        reads(f"--cache_dir={few}", "--cache_bytes=5000")  # of one shard
+        assert sum(path.stat().st_size for path in few.glob("*/*.tfrecord")) <= 5000
+        assert requests.shards() > 0
 
 
 def test_while_one_window_is_consumed_the_shards_of_the_two_after_it_are_fetched(

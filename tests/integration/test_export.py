@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -200,6 +201,18 @@ def test_outputs_that_are_no_classes_are_refused(digits, tmp_path):
     done = export("run", "out", cwd=tmp_path)
     assert done.returncode == 2
     assert "models:eleven: gives outputs of shape (None, 11), not one for each of the 10 classes" in done.stderr
+
+
+def test_the_examples_to_compare_on_are_those_of_the_flags(trained, digits, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(digits, other)
+    flags = (f"--data_dir={other}", "--split=train[:30]", "--examples=12", "--format=saved_model")
+    done = export(trained, tmp_path / "out", *flags)
+    assert compared(done)["saved_model"] < 1e-5
+    assert "saved_model: reloaded, on 12 examples of train[:30]: largest difference " in done.stdout
+    shard = next(other.glob("train-00000*.tfrecord"))  # they are read from there
+    shard.write_bytes(shard.read_bytes()[:-10])
+    assert str(shard) in export(trained, tmp_path / "again", *flags).stderr
 
 
 def test_what_is_there_is_not_touched(trained, tmp_path):

@@ -188,6 +188,20 @@ def test_a_slow_worker_holds_nobody_up(line, tmp_path):
     assert all_but_one < all_of_them / 2
 
 
+def test_gradients_of_older_weights_count_where_they_may(line, tmp_path):
+    """By the first of three gradients; the two others are a step old when they come."""
+    dropped = []
+    for staleness in (0, 1000):
+        flags = ["--sync", "--replicas_to_aggregate=1", f"--max_staleness={staleness}", "--train_steps=90"]
+        outcomes = Job(3, 1, line, tmp_path / f"{staleness}", *LINE, *flags).finish()
+        assert_all_ended(outcomes)
+        out = outcomes["chief 0"][1]
+        assert ledger_of(out)[:2] == (90, 90)
+        found = re.search(r"; ([\d,]+) late gradients dropped", out)
+        dropped.append(int(found[1].replace(",", "")) if found else 0)
+    assert dropped[0] > 2 * dropped[1]
+
+
 def test_linear_regression_in_three_terminals(tmp_path):
     shutil.copy(forked.ROOT / "examples" / "regression" / "line.py", tmp_path)
     done = forked.run(["line.py"], cwd=tmp_path)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -13,7 +14,9 @@ import tensorflow as tf
 from pipeline.errors import DataError, PipelineError, UsageError
 from tests import forked
 from tests.runs import checkpoint_bytes, scalars
-from trainer import run
+from trainer import evaluate, run
+from trainer.actions import feeding
+from trainer.evaluation import command
 
 ROOT = pathlib.Path(__file__).parents[2]
 LOG_LINE = re.compile(r"step (\d+), loss = \d+\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\)")
@@ -197,6 +200,67 @@ def test_after_a_kill_and_a_resume_every_scalar_is_there_once(train, tmp_path):
     assert [step for tag, step in scalars(tmp_path / "logs") if tag == "train/loss"] == [10, 20, 30, 40, 50, 70]
 
 
+def test_by_the_clock_scalars_are_written_and_checkpoints_saved(train, tmp_path):
+    flags = ("--train_steps=20", "--steps_per_loop=1", "--eval_split=none", "--max_to_keep=20", "--log_every=0")
+    train(*flags, "--summary_every=0", "--summary_secs=0.0001", "--checkpoint_every=0", "--checkpoint_secs=0.0001")
+    steps = {step for tag, step in scalars(tmp_path / "logs") if tag == "train/loss"}
+    saved = {int(path.stem.partition("-")[2]) for path in tmp_path.glob("ckpt-*.index")}
+    assert len(steps) >= 7  # after every second loop: what is due by the clock is agreed after one
+    assert len(saved) >= 7
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_so_many_batches_are_made_ahead(prefetch, train, monkeypatch):
+    given, distribute = [], feeding.distribute_request
+    monkeypatch.setattr(
+        feeding, "distribute_request", lambda *each: given.append(each[2]) or distribute(*each)
+    )  # what it does with the number is seen in test_strategies.py
+    train("--train_steps=2", "--eval_split=none", f"--prefetch={prefetch}")
+    assert given == [prefetch]
+
+
+def test_evaluations_take_so_many_examples_at_a_time(train, tmp_path, monkeypatch, capsys):
+    run_said = train("--train_steps=2")[-2]
+    sizes, judge = [], command.Judge
+    monkeypatch.setattr(
+        command,
+        "Judge",
+        lambda trained, *rest: sizes.append(trained.split.order.global_batch_size) or judge(trained, *rest),
+    )
+    for flags in ([], ["--batch_size=7"]):
+        evaluate.main([f"--model_dir={tmp_path}", *flags])
+        assert run_said in capsys.readouterr().out
+    assert sizes == [100, 7]
+
+
+def tags_of(folder, kind):
+    """Returns {(tag, step)} of one kind of summary, histo or image, in the event files of a folder."""
+    records = (record for path in folder.glob("events.*") for record in tf.data.TFRecordDataset(str(path)))
+    events = [tf.compat.v1.Event.FromString(record.numpy()) for record in records]
+    values = [(event.step, value) for event in events for value in event.summary.value]
+    return {(value.tag, step) for step, value in values if value.WhichOneof("value") == kind}
+
+
+def test_histograms_pictures_a_profile_and_where_operations_run(digits, tmp_path):
+    flags = ["--train_steps=12", "--histogram_every=4", "--image_every=6", "--profile=3:5", "--log_device_placement"]
+    program = ["-m", "trainer.run", f"--data_dir={digits}", f"--model_dir={tmp_path}", "--eval_split=none", *flags]
+    done = subprocess.run(
+        [sys.executable, *program],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"MatMul.*CPU:0", done.stderr)
+    logs = tmp_path / "logs"
+    assert {step for _, step in tags_of(logs, "histo")} == {1, 4, 8, 12}
+    assert {step for _, step in tags_of(logs, "image")} == {1, 6, 12}
+    assert list(logs.glob("plugins/profile/*/*.xplane.pb"))
+
+
 def test_a_distortion_that_leaves_nothing_of_the_images_is_refused(train):
     with pytest.raises(UsageError, match=r"^distort: shift\(pixels=50\): must be in 0\.\.27 for images of 28x28$"):
         train("--distort=shift(pixels=50)")
@@ -305,15 +369,15 @@ evaluated = lambda **given: model("numerics", only_evaluating=True)
 
 
 @pytest.fixture
-def command(digits, tmp_path):
+def run_beside(digits, tmp_path):
     """Returns a function that runs a command on the digits, beside the layers above; (exit code, stdout, stderr)."""
     (tmp_path / "layers.py").write_text(LAYERS)
 
-    def command(module, *flags):
+    def run_beside(module, *flags):
         done = forked.run(["-m", module, f"--data_dir={digits}", "--model_dir=run", *flags], cwd=tmp_path)
         return done.returncode, done.stdout, done.stderr
 
-    return command
+    return run_beside
 
 
 @pytest.mark.parametrize(
@@ -325,34 +389,34 @@ def command(digits, tmp_path):
         (("--model=layers:clock", *TWO, "--deterministic"), "Timestamp cannot be called when determinism is enabled"),
     ],
 )
-def test_an_error_in_a_step_of_two_replicas_is_the_line_that_says_it(flags, said, command):
-    code, out, error = command("trainer.run", "--train_steps=2", "--eval_split=none", *flags)
+def test_an_error_in_a_step_of_two_replicas_is_the_line_that_says_it(flags, said, run_beside):
+    code, out, error = run_beside("trainer.run", "--train_steps=2", "--eval_split=none", *flags)
     assert (code, "2 replicas, here CPU:0, CPU:1" in out) == (1, True)
     assert re.fullmatch(f"trainer.run: ({said})\n", error)
 
 
-def test_an_error_in_an_evaluation_or_an_export_is_the_line_that_says_it(command):
+def test_an_error_in_an_evaluation_or_an_export_is_the_line_that_says_it(run_beside):
     for module, *flags in (
         ("trainer.run", "--model=layers:evaluated", "--train_steps=2", *TWO),
         ("trainer.evaluate",),
         ("trainer.export", "--output=out"),
     ):
-        code, _, error = command(module, *flags)
+        code, _, error = run_beside(module, *flags)
         assert (code, error) == (1, f"{module}: the third layer : Tensor had Inf values\n")
 
 
 @pytest.mark.parametrize("flags", [(), TWO, (*TWO, "--virtual_replicas=4")])
-def test_deterministic_runs_train_to_the_same_bits_and_know_how_long_they_waited(flags, command, tmp_path):
+def test_deterministic_runs_train_to_the_same_bits_and_know_how_long_they_waited(flags, run_beside, tmp_path):
     ends = []
     for name in ("one", "other"):
         given = ("--deterministic", "--train_steps=4", "--eval_split=none", "--distort=shift", "--headspace=2", *flags)
-        code, out, error = command("trainer.run", f"--model_dir={name}", *given)
+        code, out, error = run_beside("trainer.run", f"--model_dir={name}", *given)
         assert (code, error) == (0, "")
         assert re.search(r"\b[1-9]\d*% of \d+\.\d s waiting for input", out)
         ends.append(checkpoint_bytes(tmp_path / name, 4))
     assert ends[0] == ends[1]
 
 
-def test_what_deterministic_refuses_trains_without_it(command):
+def test_what_deterministic_refuses_trains_without_it(run_beside):
     """The clock in a model stands for what is not deterministic: see the case of two replicas above."""
-    assert command("trainer.run", "--model=layers:clock", "--train_steps=2", "--eval_split=none")[::2] == (0, "")
+    assert run_beside("trainer.run", "--model=layers:clock", "--train_steps=2", "--eval_split=none")[::2] == (0, "")

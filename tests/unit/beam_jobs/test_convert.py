@@ -55,6 +55,24 @@ def test_the_bytes_of_a_tiny_data_set_are_pinned(mnist_folder, tmp_path, convert
     assert found == GOLDEN
 
 
+def test_the_seed_and_the_split_are_those_of_the_flags(mnist_folder, tmp_path, convert, contents):
+    source, found = mnist_folder(), []
+    for number, more in enumerate(([], ["--seed=3"], ["--split=train:0.7,held:0.3"])):
+        out = tmp_path / str(number)
+        assert convert(*flags(source, out, "--num_shards=1", *more)).code == 0
+        found.append(contents(out))
+    records = [sorted(map(row_of, examples_of(tmp_path / str(number), "train"))) for number in (0, 1)]
+    assert records[0] == records[1]
+    shard = "train-00000-of-00001.tfrecord"
+    assert found[0][shard] != found[1][shard]  # the same records in another order
+    made = [manifest.load(tmp_path / str(number)) for number in (0, 2)]
+    assert made[1].splits.keys() == {"train", "held"}
+    total = sum(split.num_examples for split in made[0].splits.values())
+    shares = [made[1].splits[name].num_examples for name in ("train", "held")]
+    assert sum(shares) == total
+    assert 0 < shares[1] < shares[0]
+
+
 def examples_of(folder, split):
     """Returns the decoded examples of a split, in the order of its shards, each file checked against the manifest."""
     made = manifest.load(folder)

@@ -8,7 +8,7 @@ from pipeline.audit.contract import Contract
 from pipeline.errors import UsageError
 from pipeline.mixture import resolve_all
 from pipeline.request import Request
-from tests.datasets import write_dataset
+from tests.datasets import edit_manifest, write_dataset
 
 
 @pytest.fixture(scope="module")
@@ -17,6 +17,43 @@ def folder(tmp_path_factory):
     write_dataset(path / "a", (20, 0, 18, 15))
     write_dataset(path / "b", (33, 27))
     return path
+
+
+def audited(capsys, *flags):
+    audit.main(list(flags))
+    return capsys.readouterr().out
+
+
+def test_what_is_proved_is_the_order_of_the_flags(folder, capsys):
+    """Of a single source: what each flag changes in the answer."""
+    plain = audited(capsys, f"{folder}/a", "--global_batch_size=12", "--workers=2")
+    assert "proof holds: each of 53 records once" in plain
+    for flags, said in (
+        (["--evaluation"], "order: evaluation"),
+        (["--epoch=3"], "epoch 3,"),
+        (["--seed=7"], "seed 7,"),
+        (["--split=train[:40]"], "proof holds: each of 40 records"),
+        (["--remainder=drop"], "proof holds: 48 of 53 records"),
+        (["--streams=4"], "4 streams of 3 rows"),
+        (["--shuffle_bytes=4000"], "3 windows each, of 1 to 2 records"),
+        (["--shuffle_bytes=4000", "--resize=8x8"], "5 windows each, of 0 to 1 records"),
+        (["--replicas=4"], "proof holds: each of 53 records once per epoch, by one replica; 5 full steps on each of 4"),
+    ):
+        assert said not in plain
+        assert said in audited(capsys, f"{folder}/a", "--global_batch_size=12", "--workers=2", *flags)
+    many = (f"{folder}/a", "--global_batch_size=60", "--workers=60")
+    assert [f"\n{worker} " in audited(capsys, *many) for worker in (0, 30, 59)] == [True, False, True]
+    assert [f"\n{worker} " in audited(capsys, *many, "--list_all") for worker in (0, 30, 59)] == [True] * 3
+
+
+def test_images_of_several_sizes_need_the_distortion_of_the_run(tmp_path, capsys):
+    write_dataset(tmp_path, (20, 33))
+    edit_manifest(tmp_path, lambda content: content["features"]["image"].update(encoding="png", shape=[None, None, 3]))
+    edit_manifest(tmp_path, lambda content: content["splits"]["train"].update(image_sizes={"8x6": 53}))
+    flags = (str(tmp_path), "--global_batch_size=12")
+    with pytest.raises(UsageError, match="its images differ in size"):
+        audited(capsys, *flags)
+    assert "proof holds: each of 53 records" in audited(capsys, *flags, "--distort=random_crop(size=4)")
 
 
 def test_each_source_is_proved(folder, capsys):

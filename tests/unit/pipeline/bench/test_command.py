@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from pipeline.bench import __main__ as bench
+from pipeline.bench import rounds
 from pipeline.errors import DataError, UsageError
 from tests.datasets import write_dataset
 
@@ -15,7 +16,7 @@ STAGES = ["read", "check", "decode", "order", "gather", "distort", "batch", "cop
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("bench")
-    write_dataset(path, (20, 0, 33), (8, 6, 3))
+    write_dataset(path, (20, 0, 33), (8, 6, 3), (16,))
     return path
 
 
@@ -39,6 +40,25 @@ def test_the_object_has_every_stage_and_adds_up(folder, capsys):
     assert (found["spec"]["seed"], found["spec"]["global_batch_size"], found["distort"]) == (3, 8, "shift")
     assert found["images_per_second"]["median"] > 0
     assert set(found["sections"]) == {"planning", "making batches"}
+
+
+def test_the_input_is_that_of_the_flags(folder, capsys):
+    flags = ["--split=test[:8]", "--evaluation", "--resize=4x4", "--replicas=2", "--seed=5"]
+    bench.main([str(folder), "--json", *flags, *SHORT])
+    found = json.loads(capsys.readouterr().out)
+    spec = found["spec"]
+    assert (found["images"], found["resize"], len(found["devices"])) == (8, [4, 4], 2)
+    assert (spec["split"], spec["training"], spec["remainder"]) == ("test[:8]", False, "pad")
+    bench.main([str(folder), "--json", "--remainder=drop", "--global_batch_size=10", "--rounds=1", "--steps=1"])
+    assert json.loads(capsys.readouterr().out)["spec"]["remainder"] == "drop"
+
+
+def test_each_part_is_sampled_in_so_many_rounds_of_so_many_steps(folder, capsys, monkeypatch):
+    taken, sample = [], rounds.Part.sample
+    monkeypatch.setattr(rounds.Part, "sample", lambda part: taken.append(part) or sample(part))
+    bench.main([str(folder), "--json", "--global_batch_size=8", "--rounds=3", "--steps=4"])
+    assert {sum(part is other for other in taken) for part in taken} == {3}
+    assert {part.count for part in taken if part.by_steps} == {4}
 
 
 def test_the_table_has_a_bar_per_stage_and_what_bounds_the_input(folder, capsys):

@@ -44,6 +44,18 @@ def test_the_contact_sheet_shows_the_first_batch_as_stored_and_distorted(folder,
     assert not np.array_equal(tile, below)
 
 
+def test_another_seed_or_split_is_another_picture(folder, tmp_path, capsys):
+    pictures = []
+    for number, flags in enumerate((["--seed=4"], ["--seed=4"], ["--seed=5"], ["--split=test", "--seed=4"])):
+        path = tmp_path / f"{number}.png"
+        inspect.main([str(folder), f"--png={path}", "--distort=none", *flags])
+        pictures.append(np.asarray(Image.open(path)))
+    assert np.array_equal(pictures[0], pictures[1])
+    assert not np.array_equal(pictures[0], pictures[2])
+    assert not np.array_equal(pictures[0], pictures[3])
+    assert "contact sheet of test" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("side", "recipe"), [(4, "none"), (5, "pad_crop_flip"), (24, "cifar10_tutorial")])
 def test_the_recipe_of_the_contact_sheet_fits_the_images(side, recipe, tmp_path, capsys):
     write_dataset(tmp_path / "made", (3,), (side, side, 3), (1,))

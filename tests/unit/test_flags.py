@@ -1,0 +1,433 @@
+"""Every flag of every command, and every optional argument of the public functions, has a test that sees its effect.
+
+`SEEN` names the test: one that would fail if the flag were parsed and then ignored. That a bad value is refused, or that
+the value arrives in a config, is no effect. What this file can check is that no flag is missing, and that the test is there
+and passes the flag; that it sees the effect is for whoever adds the line, and for the review.
+"""
+
+import ast
+import dataclasses
+import functools
+import importlib
+import inspect
+import pathlib
+import re
+import typing
+
+import pytest
+
+import pipeline
+
+TESTS = pathlib.Path(__file__).parents[1]
+CONFIGS = {
+    "beam_jobs.convert": "beam_jobs.config:ConvertConfig",
+    "beam_jobs.validate": "beam_jobs.validation.command:ValidateConfig",
+    "trainer.run": "trainer.config:TrainConfig",
+    "trainer.launch": "trainer.launching.flags:LaunchFlags",
+    "trainer.evaluate": "trainer.evaluation.flags:EvaluateConfig",
+    "trainer.export": "trainer.exporting.flags:ExportConfig",
+    "pipeline.inspect": "pipeline.inspect.__main__:InspectConfig",
+    "pipeline.index": "pipeline.index.__main__:IndexConfig",
+    "pipeline.audit": "pipeline.audit.__main__:AuditConfig",
+    "pipeline.bench": "pipeline.bench.__main__:BenchConfig",
+}
+BESIDES = {"trainer.run": ("config", "dump_config")}  # flags that are read before the config is made
+
+# {command or public function: {flag or argument: test}}; tests are below tests/.
+SEEN: dict[str, dict[str, str]] = {
+    "beam_jobs.convert": {
+        "dataset": "unit/beam_jobs/sources/records/test_tfds.py::test_the_command_converts_it",
+        "data_dir": "unit/beam_jobs/test_convert.py::test_images_are_stored_as_the_flags_say",
+        "source": "integration/test_convert_parquet.py::test_every_row_becomes_one_example_with_its_columns",
+        "image_column": "unit/beam_jobs/sources/parquet/test_parquet.py::test_images_are_in_the_column_named_or_image_or_img",
+        "label_column": "integration/test_convert_parquet.py::test_every_row_becomes_one_example_with_its_columns",
+        "key_column": "integration/test_convert_parquet.py::test_every_row_becomes_one_example_with_its_columns",
+        "keep_columns": "integration/test_convert_parquet.py::test_every_row_becomes_one_example_with_its_columns",
+        "feature_map": "integration/test_interop.py::test_records_of_the_tensorflow_book_are_converted",
+        "image_shape": "unit/beam_jobs/sources/test_resplit.py::test_it_is_a_source_like_any_other",
+        "follow_links": (
+            "unit/beam_jobs/sources/folders/test_image_folder.py::"
+            "test_links_that_lead_elsewhere_are_followed_with_the_flag"
+        ),
+        "image_encoding": "unit/beam_jobs/test_convert.py::test_images_are_stored_as_the_flags_say",
+        "resize": "unit/beam_jobs/test_convert.py::test_images_are_stored_as_the_flags_say",
+        "channels": "unit/beam_jobs/test_convert.py::test_images_are_stored_as_the_flags_say",
+        "compression": "unit/beam_jobs/shards/test_writer.py::test_a_compressed_shard_is_the_same_records",
+        "split": "unit/beam_jobs/test_convert.py::test_the_seed_and_the_split_are_those_of_the_flags",
+        "num_shards": "unit/beam_jobs/test_convert.py::test_no_runner_or_number_of_workers_changes_a_byte",
+        "max_shard_bytes": (
+            "integration/test_convert_images.py::"
+            "test_rows_are_read_in_parts_where_the_source_is_larger_than_a_shard_may_be"
+        ),
+        "passes": "unit/beam_jobs/test_convert.py::test_two_passes_shuffle_rows_of_chunks_and_lose_nothing",
+        "max_rejects": (
+            "unit/beam_jobs/test_convert.py::test_rejects_are_bounded_and_the_work_is_kept_for_a_larger_bound"
+        ),
+        "seed": "unit/beam_jobs/test_convert.py::test_the_seed_and_the_split_are_those_of_the_flags",
+        "dry_run": "unit/beam_jobs/conversion/test_dry_run.py::test_what_is_said_is_what_the_conversion_does",
+        "overwrite": "integration/test_card.py::test_a_data_set_that_is_replaced_gets_a_new_one",
+    },
+    "beam_jobs.validate": {
+        "data_dir": "integration/test_validate.py::test_the_report_is_json",
+        "deep": "integration/test_validate.py::test_raw_pixels_are_summed_by_deep",
+        "report": "integration/test_validate.py::test_the_report_is_json",
+    },
+    "trainer.run": {
+        "data_dir": "integration/test_mixtures.py::test_a_run_reports_each_source_and_all_together",
+        "train_split": "integration/test_train.py::test_slices_of_splits",
+        "eval_split": "integration/test_train.py::test_slices_of_splits",
+        "resize": "unit/trainer/test_training.py::test_another_size_is_another_model",
+        "distort": "integration/test_train.py::test_a_distortion_that_leaves_nothing_of_the_images_is_refused",
+        "distort_on": "integration/test_virtual_replicas.py::test_steps_that_distort_keep_the_bits",
+        "on_corrupt": "integration/test_corruption.py::test_the_trainer_skips_says_so_and_keeps_to_the_budget",
+        "max_corrupt": "integration/test_corruption.py::test_the_trainer_skips_says_so_and_keeps_to_the_budget",
+        "cache_dir": "integration/test_cache.py::test_trainer_and_evaluation_use_one_cache",
+        "cache_bytes": "integration/test_cache.py::test_trainer_and_evaluation_use_one_cache",
+        "model_dir": "integration/test_train.py::test_what_is_trained_already_is_evaluated",
+        "strategy": "integration/test_train.py::test_two_replicas_learn_the_digits",
+        "num_replicas": "integration/test_train.py::test_two_replicas_learn_the_digits",
+        "join_timeout": "integration/test_faults.py::test_a_worker_that_never_comes",
+        "collective_timeout": "integration/test_faults.py::test_a_stopped_worker_is_given_up_and_gives_up",
+        "deterministic": (
+            "integration/test_train.py::test_an_error_in_a_step_of_two_replicas_is_the_line_that_says_it"
+        ),
+        "log_keys": "integration/test_log_keys.py::test_the_log_is_the_order_and_training_is_the_same_with_it",
+        "model": "integration/test_train.py::test_an_error_in_a_step_of_two_replicas_is_the_line_that_says_it",
+        "task": "integration/test_evaluate.py::test_a_task_without_classes_has_its_metrics_alone",
+        "initialize_from": "unit/trainer/task/test_warm_start.py::test_a_new_run_begins_with_them_and_so_does_the_average",
+        "dropout": "unit/trainer/models/test_mnist_cnn.py::test_dropout_is_of_the_hidden_units_and_in_training_only",
+        "label_smoothing": "unit/trainer/task/test_sums.py::test_label_smoothing_is_that_of_keras",
+        "eval_flip": "integration/test_evaluate.py::test_mirrored_images_count_in_evaluations_and_exports",
+        "precision": "unit/trainer/step/test_recipes.py::test_less_precision_comes_to_about_the_same",
+        "jit_compile": "unit/trainer/step/test_recipes.py::test_xla_computes_the_same",
+        "optimizer": "unit/trainer/step/test_optimizers.py::test_variables_of_an_optimizer",
+        "learning_rate": "unit/trainer/step/test_schedules.py::test_stairs_of_resnet",
+        "momentum": "unit/trainer/step/test_optimizers.py::test_all_of_keras_by_name",
+        "schedule": "unit/trainer/step/test_schedules.py::test_schedules_that_end_with_the_training",
+        "decay_factor": "unit/trainer/step/test_schedules.py::test_staircase_of_the_cifar10_tutorial",
+        "decay_epochs": "unit/trainer/step/test_schedules.py::test_staircase_of_the_cifar10_tutorial",
+        "decay_at": "unit/trainer/step/test_schedules.py::test_stairs_of_resnet",
+        "end_factor": "unit/trainer/step/test_schedules.py::test_schedules_that_end_with_the_training",
+        "warmup_epochs": "unit/trainer/step/test_schedules.py::test_a_warm_up_precedes_any_schedule",
+        "weight_decay": "unit/trainer/step/test_optimizers.py::test_adamw_decays_by_the_flag_alone",
+        "clip_norm": "unit/trainer/step/test_recipes.py::test_the_norm_of_all_gradients_is_clipped_after_they_are_summed",
+        "ema": "unit/trainer/step/test_recipes.py::test_the_average_of_the_weights_has_the_classic_warm_up",
+        "global_batch_size": "unit/trainer/test_plan.py::test_numbers",
+        "virtual_replicas": (
+            "unit/trainer/step/test_virtual_replicas.py::"
+            "test_dropout_and_batch_norm_follow_the_virtual_replicas_and_the_seed"
+        ),
+        "cpu_threads": (
+            "integration/test_virtual_replicas.py::"
+            "test_the_checkpoint_is_the_same_on_any_topology_and_when_the_run_changes_its_own"
+        ),
+        "seed": "unit/trainer/step/test_state.py::test_the_seed_gives_the_weights_of_any_task",
+        "streams": "unit/trainer/test_plan.py::test_workers_that_share_streams_are_told_what_it_costs",
+        "shuffle_bytes": "integration/test_cache.py::test_trainer_and_evaluation_use_one_cache",
+        "remainder": "unit/trainer/test_plan.py::test_numbers",
+        "prefetch": "integration/test_train.py::test_so_many_batches_are_made_ahead",
+        "allow_order_change": "integration/test_train.py::test_another_order_is_refused_and_can_be_allowed",
+        "allow_model_change": "unit/trainer/actions/test_checkpoints.py::test_another_model_can_be_allowed_and_is_then_stored",
+        "train_steps": "integration/test_train.py::test_what_is_trained_already_is_evaluated",
+        "epochs": "integration/test_train.py::test_an_epoch_counts_its_padded_step",
+        "steps_per_loop": "integration/test_terminal.py::test_a_live_line_from_the_start",
+        "log_every": "integration/test_train.py::test_two_replicas_learn_the_digits",
+        "summary_every": "integration/test_train.py::test_scalars_have_their_own_steps_and_each_split_its_tags",
+        "eval_every": "integration/test_train.py::test_scalars_have_their_own_steps_and_each_split_its_tags",
+        "checkpoint_every": "integration/test_train.py::test_besides_the_newest_checkpoints_older_ones_are_kept",
+        "summary_secs": "integration/test_train.py::test_by_the_clock_scalars_are_written_and_checkpoints_saved",
+        "checkpoint_secs": "integration/test_train.py::test_by_the_clock_scalars_are_written_and_checkpoints_saved",
+        "max_to_keep": "integration/test_train.py::test_besides_the_newest_checkpoints_older_ones_are_kept",
+        "keep_best": "integration/test_best.py::test_a_run_that_ends_early_keeps_its_best",
+        "early_stopping": "integration/test_best.py::test_a_run_that_ends_early_keeps_its_best",
+        "best_metric": "integration/test_best.py::test_a_run_that_ends_early_keeps_its_best",
+        "best_mode": "unit/trainer/actions/test_ranking.py::test_by_what_else_it_ranks_is_said",
+        "histogram_every": "integration/test_train.py::test_histograms_pictures_a_profile_and_where_operations_run",
+        "image_every": "integration/test_train.py::test_histograms_pictures_a_profile_and_where_operations_run",
+        "profile": "integration/test_train.py::test_histograms_pictures_a_profile_and_where_operations_run",
+        "metrics_jsonl": "integration/test_best.py::test_run_again_it_stays_as_it_is",
+        "headspace": "integration/test_verdict.py::test_the_bound_is_found",
+        "log_device_placement": "integration/test_train.py::test_histograms_pictures_a_profile_and_where_operations_run",
+        "worker_hosts": "unit/trainer/cluster/test_hosts.py::test_workers_are_numbered_as_they_are_listed",
+        "ps_hosts": "integration/test_parameter_server.py::test_linear_regression_in_three_terminals",
+        "chief_host": "unit/trainer/parameter_server/test_roles.py::test_a_chief_of_its_own",
+        "job_name": "unit/trainer/parameter_server/test_roles.py::test_other_workers",
+        "task_index": "unit/trainer/cluster/test_hosts.py::test_workers_are_numbered_as_they_are_listed",
+        "sync": "integration/test_parameter_server.py::test_synchronous_every_row_of_every_epoch_once",
+        "replicas_to_aggregate": "integration/test_parameter_server.py::test_synchronous_every_row_of_every_epoch_once",
+        "max_staleness": "integration/test_parameter_server.py::test_gradients_of_older_weights_count_where_they_may",
+        "config": "unit/trainer/config/test_file.py::test_numbers",
+        "dump_config": "unit/trainer/config/test_file.py::test_what_is_dumped_is_the_same_config",
+    },
+    "trainer.launch": {
+        "num_workers": "integration/test_launch.py::test_two_workers_to_the_end",
+        "num_ps": "integration/test_launch.py::test_a_dead_parameter_server_restarts_the_group",
+        "gpus_per_worker": "unit/trainer/launching/targets/test_slurm.py::test_options_of_sbatch",
+        "target": "integration/test_launch_slurm.py::test_two_workers_are_stopped_before_the_time_limit_and_go_on",
+        "max_restarts": "integration/test_launch.py::test_there_is_a_last_restart",
+        "restart_delay": "integration/test_launch.py::test_a_later_failure_at_start_up_is",
+        "silent_timeout": "integration/test_launch.py::test_a_silent_worker_is_named_and_killed",
+        "stop_timeout": "integration/test_launch.py::test_not_even_one_that_is_stopped_or_what_it_has_started",
+        "regrow_delay": "integration/test_launch.py::test_elastic_goes_on_with_fewer_and_grows_back",
+        "elastic": "integration/test_launch.py::test_elastic_goes_on_with_fewer_and_grows_back",
+        "name": "unit/trainer/launching/targets/test_slurm.py::test_options_of_sbatch",
+        "cpus": "unit/trainer/launching/targets/test_slurm.py::test_options_of_sbatch",
+        "memory": "unit/trainer/launching/targets/test_slurm.py::test_options_of_sbatch",
+        "port": "unit/trainer/launching/targets/test_slurm.py::test_tasks_of_one_node_have_ports_of_their_own",
+        "kind": "unit/docs/test_launching.py::test_the_other_kinds_are_named",
+        "image": "unit/trainer/launching/targets/test_kubernetes.py::test_a_jobset_fits_the_published_models",
+        "namespace": "unit/trainer/launching/targets/test_kubernetes.py::test_resources_volumes_and_time_to_save",
+        "volume": "unit/trainer/launching/targets/test_kubernetes.py::test_resources_volumes_and_time_to_save",
+        "time_limit": "unit/trainer/launching/targets/test_slurm.py::test_options_of_sbatch",
+        "tasks_per_node": "unit/trainer/launching/targets/test_slurm.py::test_tasks_of_one_node_have_ports_of_their_own",
+        "partition": "unit/trainer/launching/targets/test_slurm.py::test_options_of_sbatch",
+        "account": "unit/trainer/launching/targets/test_slurm.py::test_options_of_sbatch",
+        "sbatch": "unit/trainer/launching/targets/test_slurm.py::test_options_of_sbatch",
+        "env": "unit/trainer/launching/targets/test_kubernetes.py::test_what_an_operator_sets",
+        "secret_env": "unit/trainer/launching/targets/test_kubernetes.py::test_what_an_operator_sets",
+        "service_account": "unit/trainer/launching/targets/test_kubernetes.py::test_what_an_operator_sets",
+        "node_selector": "unit/trainer/launching/targets/test_kubernetes.py::test_what_an_operator_sets",
+        "toleration": "unit/trainer/launching/targets/test_kubernetes.py::test_what_an_operator_sets",
+        "priority_class": "unit/trainer/launching/targets/test_kubernetes.py::test_what_an_operator_sets",
+        "pull_secret": "unit/trainer/launching/targets/test_kubernetes.py::test_what_an_operator_sets",
+        "run_as": "unit/trainer/launching/targets/test_kubernetes.py::test_what_an_operator_sets",
+        "ttl": "unit/trainer/launching/targets/test_kubernetes.py::test_what_an_operator_sets",
+        "setup": "unit/trainer/launching/targets/test_slurm.py::test_it_is_a_valid_script",
+    },
+    "trainer.evaluate": {
+        "model_dir": "integration/test_evaluate.py::test_it_says_what_the_run_says_and_more",
+        "checkpoint": "integration/test_evaluate.py::test_raw_and_averaged_weights_of_any_checkpoint_in_any_batches",
+        "weights": "integration/test_evaluate.py::test_raw_and_averaged_weights_of_any_checkpoint_in_any_batches",
+        "data_dir": "integration/test_evaluate.py::test_a_split_without_some_classes_and_another_data_set",
+        "statistics": "integration/test_evaluate.py::test_other_data_are_normalised_as_the_runs_were",
+        "split": "integration/test_evaluate.py::test_a_split_without_some_classes_and_another_data_set",
+        "cache_dir": "integration/test_cache.py::test_evaluations_exports_and_examples_have_a_cache_by_their_own_flags",
+        "cache_bytes": "integration/test_cache.py::test_evaluations_exports_and_examples_have_a_cache_by_their_own_flags",
+        "batch_size": "integration/test_train.py::test_evaluations_take_so_many_examples_at_a_time",
+        "mistakes": "integration/test_evaluate.py::test_mistakes_are_named_by_their_keys",
+        "output": "integration/test_evaluate.py::test_it_says_what_the_run_says_and_more",
+        "json": "integration/test_evaluate.py::test_mistakes_are_named_by_their_keys",
+        "continuous": "integration/test_evaluate.py::test_beside_a_run_each_checkpoint_is_evaluated_once",
+        "interval": "integration/test_evaluate.py::test_beside_a_run_each_checkpoint_is_evaluated_once",
+    },
+    "trainer.export": {
+        "output": "integration/test_export.py::test_what_it_says_and_writes",
+        "model_dir": "integration/test_export.py::test_what_it_says_and_writes",
+        "checkpoint": "integration/test_export.py::test_raw_and_averaged_weights_differ",
+        "weights": "integration/test_export.py::test_raw_and_averaged_weights_differ",
+        "data_dir": "integration/test_export.py::test_the_examples_to_compare_on_are_those_of_the_flags",
+        "statistics": "unit/trainer/test_trained.py::test_they_are_those_of_the_run_unless_others_are_given",
+        "split": "integration/test_export.py::test_the_examples_to_compare_on_are_those_of_the_flags",
+        "cache_dir": "integration/test_cache.py::test_evaluations_exports_and_examples_have_a_cache_by_their_own_flags",
+        "cache_bytes": "integration/test_cache.py::test_evaluations_exports_and_examples_have_a_cache_by_their_own_flags",
+        "format": "integration/test_export.py::test_raw_and_averaged_weights_differ",
+        "stablehlo_batch": "integration/test_export.py::test_what_it_says_and_writes",
+        "examples": "integration/test_export.py::test_the_examples_to_compare_on_are_those_of_the_flags",
+        "tolerance": "integration/test_export.py::test_a_file_that_gives_other_numbers_is_not_exported",
+    },
+    "pipeline.inspect": {
+        "data_dir": "unit/pipeline/inspect/test_inspect.py::test_tables_show_counts_bytes_and_labels",
+        "png": (
+            "unit/pipeline/inspect/test_inspect.py::"
+            "test_the_contact_sheet_shows_the_first_batch_as_stored_and_distorted"
+        ),
+        "split": "unit/pipeline/inspect/test_inspect.py::test_another_seed_or_split_is_another_picture",
+        "distort": (
+            "unit/pipeline/inspect/test_inspect.py::"
+            "test_the_contact_sheet_shows_the_first_batch_as_stored_and_distorted"
+        ),
+        "seed": "unit/pipeline/inspect/test_inspect.py::test_another_seed_or_split_is_another_picture",
+    },
+    "pipeline.index": {
+        "data_dir": "integration/test_interop.py::test_tf_data_reads_them",
+        "split": "unit/pipeline/index/test_index.py::test_patterns_of_one_split_add_up_in_their_order",
+        "compression": (
+            "unit/pipeline/index/test_index.py::test_other_compressed_files_are_read_forward_and_the_command_says_so"
+        ),
+        "overwrite": "unit/pipeline/index/test_index.py::test_its_own_manifest_is_replaced_where_that_is_asked_for",
+    },
+    "pipeline.audit": {
+        "data_dir": "unit/pipeline/audit/test_mixture.py::test_what_is_proved_is_the_order_of_the_flags",
+        "global_batch_size": "unit/pipeline/audit/test_mixture.py::test_each_source_is_proved",
+        "workers": "unit/pipeline/audit/test_mixture.py::test_what_is_proved_is_the_order_of_the_flags",
+        "replicas": "unit/pipeline/audit/test_mixture.py::test_what_is_proved_is_the_order_of_the_flags",
+        "split": "unit/pipeline/audit/test_mixture.py::test_what_is_proved_is_the_order_of_the_flags",
+        "seed": "unit/pipeline/audit/test_mixture.py::test_what_is_proved_is_the_order_of_the_flags",
+        "remainder": "unit/pipeline/audit/test_mixture.py::test_what_is_proved_is_the_order_of_the_flags",
+        "streams": "unit/pipeline/audit/test_mixture.py::test_what_is_proved_is_the_order_of_the_flags",
+        "shuffle_bytes": "unit/pipeline/audit/test_mixture.py::test_what_is_proved_is_the_order_of_the_flags",
+        "resize": "unit/pipeline/audit/test_mixture.py::test_what_is_proved_is_the_order_of_the_flags",
+        "distort": "unit/pipeline/audit/test_mixture.py::test_images_of_several_sizes_need_the_distortion_of_the_run",
+        "evaluation": "unit/pipeline/audit/test_mixture.py::test_what_is_proved_is_the_order_of_the_flags",
+        "epoch": "unit/pipeline/audit/test_mixture.py::test_what_is_proved_is_the_order_of_the_flags",
+        "against_workers": (
+            "integration/test_audit.py::test_1024_workers_and_100_million_records_are_proved_from_the_manifest"
+        ),
+        "against_replicas": (
+            "integration/test_audit.py::test_1024_workers_and_100_million_records_are_proved_from_the_manifest"
+        ),
+        "exhaustive": "integration/test_audit.py::test_ctrl_c_ends_a_long_count_with_one_line",
+        "observed": "integration/test_log_keys.py::test_two_worker_processes",
+        "png": "integration/test_audit.py::test_1024_workers_and_100_million_records_are_proved_from_the_manifest",
+        "content": "integration/test_audit.py::test_an_input_that_gives_a_row_the_value_of_another_fails",
+        "list_all": "unit/pipeline/audit/test_mixture.py::test_what_is_proved_is_the_order_of_the_flags",
+    },
+    "pipeline.bench": {
+        "data_dir": "unit/pipeline/bench/test_command.py::test_the_input_is_that_of_the_flags",
+        "split": "unit/pipeline/bench/test_command.py::test_the_input_is_that_of_the_flags",
+        "global_batch_size": "unit/pipeline/bench/test_command.py::test_the_object_has_every_stage_and_adds_up",
+        "distort": "unit/pipeline/bench/test_command.py::test_the_object_has_every_stage_and_adds_up",
+        "distort_on": (
+            "unit/pipeline/bench/test_command.py::test_the_table_has_a_bar_per_stage_and_what_bounds_the_input"
+        ),
+        "resize": "unit/pipeline/bench/test_command.py::test_the_input_is_that_of_the_flags",
+        "shuffle_bytes": (
+            "unit/pipeline/bench/test_command.py::test_the_table_has_a_bar_per_stage_and_what_bounds_the_input"
+        ),
+        "streams": "unit/pipeline/bench/test_command.py::test_the_table_has_a_bar_per_stage_and_what_bounds_the_input",
+        "remainder": "unit/pipeline/bench/test_command.py::test_the_input_is_that_of_the_flags",
+        "seed": "unit/pipeline/bench/test_command.py::test_the_object_has_every_stage_and_adds_up",
+        "evaluation": "unit/pipeline/bench/test_command.py::test_the_input_is_that_of_the_flags",
+        "replicas": "unit/pipeline/bench/test_command.py::test_the_input_is_that_of_the_flags",
+        "rounds": "unit/pipeline/bench/test_command.py::test_each_part_is_sampled_in_so_many_rounds_of_so_many_steps",
+        "steps": "unit/pipeline/bench/test_command.py::test_each_part_is_sampled_in_so_many_rounds_of_so_many_steps",
+        "json": "unit/pipeline/bench/test_command.py::test_the_object_has_every_stage_and_adds_up",
+    },
+    "InputMeter": {"weights": "unit/pipeline/meter/test_input_meter.py::test_without_weights_padding_is_unknown"},
+    "RandomAccess": {
+        "decode": "unit/pipeline/test_random_access.py::test_files_are_decoded_or_given_as_they_are",
+        "cache_dir": "integration/test_cache.py::test_evaluations_exports_and_examples_have_a_cache_by_their_own_flags",
+        "cache_bytes": "integration/test_cache.py::test_evaluations_exports_and_examples_have_a_cache_by_their_own_flags",
+    },
+    "Shard": {"local_replicas": "unit/pipeline/test_mixture.py::test_several_replicas_of_a_worker_take_turns"},
+    "distribute": {
+        "prefetch": "unit/pipeline/distribution/test_strategies.py::test_prefetch_puts_batches_on_the_gpu",
+        "virtual_replicas": "unit/pipeline/batch/test_on_device.py::test_replicas_get_their_rows",
+    },
+    "input_fn": {
+        "global_batch_size": "unit/pipeline/test_input.py::test_cardinality_and_shapes_are_known",
+        "training": "unit/pipeline/test_input.py::test_cardinality_and_shapes_are_known",
+        "seed": "unit/pipeline/test_input.py::test_the_users_own_function_gets_pixels_and_keys_by_seed_epoch_and_record",
+        "start_step": "unit/pipeline/test_input.py::test_starting_at_a_step_gives_the_tail_of_the_run",
+        "epochs": "unit/pipeline/test_input.py::test_cardinality_and_shapes_are_known",
+        "distort": "unit/pipeline/test_input.py::test_the_users_own_function_gets_pixels_and_keys_by_seed_epoch_and_record",
+        "distort_on": "unit/pipeline/batch/test_on_device.py::test_replicas_get_their_rows",
+        "resize": "unit/pipeline/test_mixture.py::test_images_of_other_sizes_are_stretched_to_one",
+        "statistics": "unit/pipeline/test_mixture.py::test_all_are_normalised_by_the_first_sources_statistics",
+        "features": "unit/pipeline/batch/test_on_device.py::test_features_are_handed_on",
+        "parse": "unit/pipeline/test_step_iterator.py::test_what_a_parser_gives_keeps_its_structure",
+        "remainder": "unit/pipeline/test_input.py::test_cardinality_and_shapes_are_known",
+        "weights": (
+            "unit/pipeline/test_input.py::test_mean_weights_make_the_mean_over_the_batch_the_mean_over_real_rows"
+        ),
+        "streams": "unit/pipeline/audit/test_mixture.py::test_the_contract_says_what_is_fed",
+        "shuffle_bytes": "unit/pipeline/audit/test_mixture.py::test_the_contract_says_what_is_fed",
+        "shard": "unit/pipeline/test_input.py::test_shards_give_each_replica_its_rows",
+        "on_corrupt": (
+            "integration/test_corruption.py::test_twenty_damaged_records_have_weight_0_and_all_others_come_once"
+        ),
+        "max_corrupt": "integration/test_corruption.py::test_one_more_than_the_budget_is_an_error",
+        "record_ids": "unit/pipeline/test_random_access.py::test_example_i_is_the_record_id_of_the_input",
+        "portable": "integration/test_portable.py::test_a_service_in_another_process_feeds_the_same_batches",
+        "cache_dir": "integration/test_cache.py::test_a_second_epoch_and_a_second_input_fetch_nothing",
+        "cache_bytes": "integration/test_cache.py::test_files_never_take_more_than_cache_bytes_and_the_batches_stay",
+    },
+    "steps_per_epoch": {
+        "global_batch_size": "unit/pipeline/test_mixture.py::test_the_epoch_is_that_of_the_first_source",
+        "remainder": "unit/pipeline/test_mixture.py::test_the_epoch_is_that_of_the_first_source",
+    },
+}
+
+
+def flags_of(kind) -> list[str]:
+    """Returns the flags that a command makes of a dataclass, those of its groups included."""
+    hints = typing.get_type_hints(kind)
+    groups = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    return [
+        flag for name, hint in groups.items() for flag in (flags_of(hint) if dataclasses.is_dataclass(hint) else [name])
+    ]
+
+
+def arguments_of(function) -> list[str]:
+    """Returns the arguments of a function that a call may leave out, or has to name."""
+    parameters = inspect.signature(function).parameters.values()
+    optional = [p for p in parameters if p.default is not p.empty and p.name != "split"]
+    return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY or p in optional]
+
+
+def there_are() -> dict[str, set[str]]:
+    """Returns the flags of the commands and the arguments of the public functions."""
+    found = {}
+    for command, where in CONFIGS.items():
+        module, _, name = where.partition(":")
+        found[command] = {*flags_of(getattr(importlib.import_module(module), name)), *BESIDES.get(command, ())}
+    public = {name: arguments_of(getattr(pipeline, name)) for name in pipeline.__all__ if name != "uniform"}
+    return found | {name: set(arguments) for name, arguments in public.items() if arguments}
+
+
+@functools.cache
+def definitions(path: pathlib.Path) -> dict[str, ast.AST]:
+    """Returns what a module, or a conftest.py above it, defines, by name."""
+    folders = [folder for folder in reversed(path.parents) if folder.is_relative_to(TESTS)]
+    files = [*(folder / "conftest.py" for folder in folders), path]
+    found: dict[str, ast.AST] = {}
+    for file in filter(pathlib.Path.exists, files):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found[node.name] = node
+            elif isinstance(node, ast.Assign):
+                names = (n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name))
+                found.update(dict.fromkeys(names, node))
+    return found
+
+
+def passes(path: pathlib.Path, test: str, flag: str) -> bool:
+    """Whether a test, or what it uses of its module and the conftest.py above, has a flag as text or an argument."""
+    known, seen, left = definitions(path), {test}, [test]
+    while left:
+        for node in ast.walk(known[left.pop()]):
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and (text == flag or re.search(rf"--{flag}(?!\w)", text)):
+                return True
+            if isinstance(node, ast.keyword) and node.arg == flag:
+                return True
+            used = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else None
+            if used in known and used not in seen:
+                seen.add(used)
+                left.append(used)
+    return False
+
+
+def test_no_flag_is_missing_or_gone():
+    there, here = there_are(), {(what, flag) for what, flags in SEEN.items() for flag in flags}
+    all_of_them = {(what, flag) for what, flags in there.items() for flag in flags}
+    missing = [
+        f'SEEN["{what}"]["{flag}"] = "<file below tests/>::<test that fails if {flag} is ignored>"'
+        for what, flag in sorted(all_of_them - here)
+    ]
+    gone = [f'SEEN["{what}"]["{flag}"]' for what, flag in sorted(here - all_of_them)]
+    assert not missing, "write a test that sees the effect, and add to tests/unit/test_flags.py:\n" + "\n".join(missing)
+    assert not gone, "there is no such flag or argument; take out of tests/unit/test_flags.py:\n" + "\n".join(gone)
+
+
+@pytest.mark.parametrize("what", SEEN)
+def test_the_named_tests_exist_and_pass_the_flag(what):
+    wrong = []
+    for flag, named in SEEN[what].items():
+        file, _, test = named.partition("::")
+        path = TESTS / file
+        if not path.is_file() or test not in definitions(path):
+            wrong.append(f"{flag}: there is no test {named!r}")
+        elif flag == "data_dir" and what.startswith(("pipeline.", "beam_jobs.validate")):
+            continue  # DATA_DIR, without a name
+        elif not passes(path, test, flag):
+            wrong.append(f"{flag}: {named} has neither --{flag} nor an argument {flag}=")
+    assert not wrong, f'name another test in SEEN["{what}"] of tests/unit/test_flags.py:\n' + "\n".join(wrong)
+
+
+def test_what_a_test_passes_is_found(tmp_path):
+    path = TESTS / "unit" / "test_flags.py"
+    assert passes(path, "test_what_a_test_passes_is_found", "named_here")
+    assert not passes(path, "test_what_a_test_passes_is_found", "named" + "_nowhere")
+    assert not passes(path, "test_what_a_test_passes_is_found", "named_" + "her")
+    tmp_path.joinpath("named_here")
