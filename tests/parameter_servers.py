@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import re
 import time
+from collections.abc import Collection
 
 from tests import forked
 from tests.loopback import free_ports
@@ -33,10 +35,11 @@ class Job:
         model_dir: Path,
         *flags: str,
         by_flags: bool = False,
+        absent: Collection[str] = (),
         environment: dict[str, str] | None = None,
         cwd: Path = forked.ROOT,
     ) -> None:
-        """Starts them; by flags there is no chief besides worker 0."""
+        """Starts them, but for those that are absent; by flags there is no chief besides worker 0."""
         self._cwd = cwd
         counts = {"worker": workers, "ps": ps} | ({} if by_flags else {"chief": 1})
         ports = iter(free_ports(sum(counts.values())))
@@ -46,7 +49,8 @@ class Job:
         self.processes: dict[str, forked.Process] = {}
         for job, count in counts.items():
             for index in range(count):
-                self.start(job, index)
+                if f"{job} {index}" not in absent:
+                    self.start(job, index)
 
     def start(self, job: str, index: int, *more: str, **environment: str) -> forked.Process:
         """Starts a process, or starts it again with the same command."""
@@ -71,8 +75,9 @@ class Job:
         return self.processes["worker 0" if self._by_flags else "chief 0"]
 
     def finish(self) -> dict[str, tuple[int | None, str, str]]:
-        """Returns (exit code, rest of stdout, stderr) of each process at its end."""
-        return {name: (*_code(process),) for name, process in self.processes.items()}
+        """Returns (exit code, rest of stdout, stderr) of each process at its end; reads all, as a full pipe blocks."""
+        with concurrent.futures.ThreadPoolExecutor(len(self.processes)) as readers:
+            return dict(zip(self.processes, readers.map(_code, self.processes.values()), strict=True))
 
 
 def _code(process: forked.Process) -> tuple[int | None, str, str]:

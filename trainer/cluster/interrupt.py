@@ -13,6 +13,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from typing import NoReturn
 
 from pipeline import errors
 
@@ -25,14 +26,16 @@ class Interrupt:
 
     Attributes:
       requested: the signal that asked for the end, if any did.
+      receiver: the process of the job that got it; empty: this one.
       asked: whether SIGUSR1 came; who answers sets it to False.
     """
 
     def __init__(self, command: str) -> None:
         self.requested: signal.Signals | None = None
+        self.receiver = ""
         self.asked = False
         self._command = command
-        self._deferred = False
+        self._deferred = self._received = False
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
@@ -42,6 +45,25 @@ class Interrupt:
             yield
         finally:
             self._deferred = False
+
+    @property
+    def reason(self) -> str:
+        """What asked for the end: `SIGTERM`, `SIGTERM to ps 0 (host1:2222)`; empty if nothing did."""
+        if self.requested is None:
+            return ""
+        return f"{self.requested.name} to {self.receiver}" if self.receiver else self.requested.name
+
+    def forwarded(self, number: signal.Signals, receiver: str) -> None:
+        """Asks for the end because another process of the job got a signal; a signal to this one is then the first."""
+        if self.requested is None:
+            self.receiver = receiver
+            self._ask(number)
+
+    def end(self, message: str, code: int) -> NoReturn:
+        """Ends the process at once, with a line on stderr; for threads, while the main one hangs in a call."""
+        clear = "\r\x1b[K" if os.isatty(self._stderr) else ""  # a live line, which nobody will remove
+        os.write(self._stderr, f"{clear}{self._command}: {message}\n".encode())
+        os._exit(code)  # not sys.exit: this is not the main thread, which may be inside TensorFlow for long
 
     @contextlib.contextmanager
     def left_to_the_system(self) -> Iterator[None]:
@@ -86,13 +108,13 @@ class Interrupt:
         os.close(self._stderr)
 
     def _receive(self, number: signal.Signals) -> None:
-        if self.requested is not None:
-            self._end(f"{number.name} again: ended without saving", 128 + number)
-        if not self._deferred:
-            self._end(f"{number.name}: nothing to save; rerun the same command to resume", errors.EXIT_RERUN)
-        self.requested = number
+        if self._received:
+            self.end(f"{number.name} again: ended without saving", 128 + number)
+        self._received = True
+        if self.requested is None:
+            self._ask(number)
 
-    def _end(self, message: str, code: int) -> None:
-        clear = "\r\x1b[K" if os.isatty(self._stderr) else ""  # a live line, which nobody will remove
-        os.write(self._stderr, f"{clear}{self._command}: {message}\n".encode())
-        os._exit(code)  # not sys.exit: this is not the main thread, which may be inside TensorFlow for long
+    def _ask(self, number: signal.Signals) -> None:
+        self.requested = number
+        if not self._deferred:
+            self.end(f"{self.reason}: nothing to save; rerun the same command to resume", errors.EXIT_RERUN)

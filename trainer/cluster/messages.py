@@ -18,6 +18,9 @@ ERRORS: dict[int, type[PipelineError]] = {error.exit_code: error for error in (D
 _SILENT_SECONDS, _QUESTIONS = 10, 3  # after which the other machine is asked for a sign of life, and how often
 
 
+SIGN = {"alive": True}  # sent every now and then by both sides of a job with parameter servers; never an answer
+
+
 @dataclasses.dataclass(frozen=True)
 class Hello:
     """What a worker says first.
@@ -33,6 +36,11 @@ class Hello:
     description: Description
 
 
+def sign_every(silence: float) -> float:
+    """Returns the seconds between two signs of life where a process is lost after `silence` seconds without one."""
+    return min(5.0, silence / 4)
+
+
 async def read_hello(reader: asyncio.StreamReader) -> Hello:
     """Returns the first message of a worker. Raises one of NOT_OURS."""
     message = await _read(reader)
@@ -42,26 +50,50 @@ async def read_hello(reader: asyncio.StreamReader) -> Hello:
     return Hello(rank, name, description)
 
 
-async def read_answer(reader: asyncio.StreamReader) -> str | PipelineError | None:
+async def read_answer(reader: asyncio.StreamReader, within: float | None = None) -> str | PipelineError | None:
     """Returns for whom the chief waits; or the error that ends all workers; or None: they may go on.
+
+    Args:
+      reader: from the chief.
+      within: seconds in which at least a sign of life must come; None: it sends none.
 
     Raises one of NOT_OURS.
     """
-    message = await _read(reader)
+    message = await _read(reader, within)
     if "waiting" in message:
         return str(message["waiting"])
     return ERRORS[message["exit_code"]](message["error"]) if message["exit_code"] else None
 
 
-async def read_line(reader: asyncio.StreamReader) -> str | PipelineError | None:
+async def read_line(reader: asyncio.StreamReader, within: float) -> str | PipelineError | None:
     """Returns a line to print, from a chief whose job has begun; or how the job ended: an error, None for success.
 
-    Raises one of NOT_OURS.
+    Args:
+      reader: from the chief.
+      within: seconds in which at least a sign of life must come.
+
+    Raises one of NOT_OURS; of these TimeoutError if the chief is silent.
     """
-    message = await _read(reader)
+    message = await _read(reader, within)
     if "line" in message:
         return str(message["line"])
     return ERRORS[message["exit_code"]](message["error"]) if message["exit_code"] else None
+
+
+async def read_news(reader: asyncio.StreamReader, within: float) -> tuple[str, str]:
+    """Returns what a worker or a parameter server tells the chief: ("signal", "SIGTERM") or ("late", "").
+
+    Args:
+      reader: from the process.
+      within: seconds in which at least a sign of life must come.
+
+    Raises one of NOT_OURS; of these TimeoutError if the process is silent.
+    """
+    message = await _read(reader, within)
+    kind = next(iter(message), "")
+    if kind not in ("signal", "late"):
+        raise ValueError("not from a worker")
+    return kind, str(message[kind])
 
 
 async def waits_no_longer(reader: asyncio.StreamReader) -> bool:
@@ -92,6 +124,16 @@ def write_end(writer: asyncio.StreamWriter, error: PipelineError | None) -> None
     _write(writer, {"exit_code": error.exit_code if error else 0, "error": str(error or "")})
 
 
+def write_news(writer: asyncio.StreamWriter, kind: str, value: str = "") -> None:
+    """Sends what `read_news` returns."""
+    _write(writer, {kind: value})
+
+
+def write_sign(writer: asyncio.StreamWriter) -> None:
+    """Sends a sign of life."""
+    _write(writer, SIGN)
+
+
 def write_line(writer: asyncio.StreamWriter, line: str) -> None:
     """Sends a line to print."""
     _write(writer, {"line": line})
@@ -106,17 +148,21 @@ def expect_signs_of_life(writer: asyncio.StreamWriter) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"), value)
 
 
-async def _read(reader: asyncio.StreamReader) -> dict[str, Any]:
-    line = await reader.readline()  # ValueError: longer than a message may be
-    if not line:
-        raise ConnectionResetError
-    try:
-        message = json.loads(line)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(message, dict):
-        raise ValueError("not an object")
-    return message
+async def _read(reader: asyncio.StreamReader, within: float | None = None) -> dict[str, Any]:
+    """Returns the next message that is more than a sign of life."""
+    while True:
+        async with asyncio.timeout(within):
+            line = await reader.readline()  # ValueError: longer than a message may be
+        if not line:
+            raise ConnectionResetError
+        try:
+            message = json.loads(line)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+        if not isinstance(message, dict):
+            raise ValueError("not an object")
+        if message != SIGN:
+            return message
 
 
 def _write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:

@@ -92,10 +92,6 @@ def check_parameter_server(config: TrainConfig) -> None:
         "image_every": (output.image_every, "is not supported; use --strategy=one_device or mirrored"),
         "headspace": (output.headspace, "is not supported; use --strategy=one_device or mirrored"),
         "prefetch": (order.prefetch != type(order).prefetch and str(order.prefetch), "a batch is made with its step"),
-        "collective_timeout": (
-            run.collective_timeout != type(run).collective_timeout and run.collective_timeout,
-            "there are no collectives; that a process is lost shows in its connection",
-        ),
         "cache_dir": (config.data.cache_dir, "workers read with TensorFlow's own operations, which use no cache"),
         "deterministic": (run.deterministic, "the order in which workers' gradients are applied is not determined"),
     }

@@ -1,39 +1,245 @@
-"""TensorFlow's cluster as the chief sees it: the strategy, and the coordinator of the workers."""
+"""TensorFlow's cluster as the chief sees it: the strategy, and the coordinator of the workers that are there.
+
+TensorFlow waits for every process of the cluster that it is told of: when it connects, and when it takes back a worker
+that was restarted. So it is told only of those that are there, and again whenever a worker comes or is lost.
+"""
 
 from __future__ import annotations
 
-import tensorflow as tf
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
 
-from pipeline.errors import UsageError
+import tensorflow as tf
+from tensorflow.core.protobuf.tensorflow_server_pb2 import ServerDef  # type: ignore[import-untyped]
+from tensorflow.python.distribute.coordinator import cluster_coordinator
+from tensorflow.python.eager import context, remote
+
+from pipeline.errors import RerunError, UsageError
 from trainer.cluster import ports
 from trainer.parameter_server.guest import start_server
+from trainer.parameter_server.host import Host
 from trainer.parameter_server.roles import CHIEF, PS, WORKER, Roles, Task
 
 CHIEF_DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
+_POLL_SECONDS = 0.1
+_NOTICE_SECONDS = 0.3  # after an error, for the end of a process to show in its connection to the chief
+_HANGING_SECONDS = 10.0  # besides the time after which a process is silent: its own machine should have ended it
+_ENVIRONMENT = {  # as tf.distribute.ParameterServerStrategy sets them when it connects
+    "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE": "False",
+    "TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY": "True",
+}
 
 
-def connect(roles: Roles) -> tuple[tf.distribute.Strategy, tf.distribute.coordinator.ClusterCoordinator, object]:
-    """Returns the strategy, the coordinator, and what has to live as long as they do.
+class Members:
+    """The workers that take part now. TensorFlow's threads, one for each worker, ask it whether to go on."""
+
+    def __init__(self, roles: Roles, host: Host, silence: float, addresses: dict[str, list[str]]) -> None:
+        """Takes no worker in.
+
+        Args:
+          roles: the processes.
+          host: knows which of them are there.
+          silence: seconds without a sign of life after which a process is lost.
+          addresses: of each job, as the chief calls them.
+        """
+        self._roles, self._host, self._silence, self._addresses = roles, host, silence, addresses
+        self._admitted: dict[int, int] = {}
+        self._at_work: set[int] = set()
+        self._gone: dict[int, float] = {}  # since when a worker at work is not there
+        self._lock = threading.Lock()
+
+    def cluster(self, workers: dict[int, int]) -> tf.train.ClusterSpec:
+        """Returns the cluster of all but the absent workers."""
+        there = {index: self._addresses[WORKER][index] for index in sorted(workers)}
+        return tf.train.ClusterSpec({**self._addresses, WORKER: there})
+
+    @property
+    def changed(self) -> bool:
+        """Whether a worker has come or is lost since the last call of `admit`."""
+        return self._host.workers != self._admitted
+
+    def close(self) -> dict[int, int]:
+        """Gives no more work to workers that are lost; returns those that are there."""
+        workers = self._host.workers
+        with self._lock:
+            self._admitted = {i: start for i, start in self._admitted.items() if workers.get(i) == start}
+        return workers
+
+    def admit(self, workers: dict[int, int]) -> None:
+        """Gives work to workers, which TensorFlow knows now."""
+        with self._lock:
+            self._admitted = workers
+
+    def rest(self, worker: int) -> None:
+        """Takes note that a worker's thread has nothing in work."""
+        with self._lock:
+            self._at_work.discard(worker)
+
+    def takes_part(self, worker: int) -> bool:
+        """Returns whether a worker may get something to do."""
+        with self._lock:
+            return worker in self._admitted
+
+    def begins(self, worker: int) -> bool:
+        """Returns whether a worker may begin something now."""
+        leaving = worker in self._host.leaving and not self._host.is_ending
+        with self._lock:
+            if leaving or worker not in self._admitted:
+                return False
+            self._at_work.add(worker)
+            return True
+
+    def tend(self) -> None:
+        """Lets workers end that got a signal and have nothing in work; to be called every now and then.
+
+        Raises:
+          RerunError: a worker is lost, but a call to it does not end: what it has in work cannot be given to another.
+        """
+        leaving, there = self._host.leaving, self._host.workers
+        with self._lock:  # after `leaving` was read: who leaves begins nothing
+            at_work = set(self._at_work)
+        for worker in leaving - at_work:
+            if not self._host.is_ending:  # else it is needed until the state is saved
+                self._host.release(worker)
+        self._gone = {worker: self._gone.get(worker, time.monotonic()) for worker in at_work - set(there)}
+        for worker, since in self._gone.items():
+            if time.monotonic() - since > self._silence + _HANGING_SECONDS:
+                raise RerunError(
+                    f"lost {self._roles.name(Task(WORKER, worker))}, and its machine does not answer, so its steps "
+                    "cannot be given to another worker; rerun the same commands to resume from the last checkpoint"
+                )
+
+
+def connect(
+    roles: Roles, host: Host, silence: float
+) -> tuple[tf.distribute.Strategy, tf.distribute.coordinator.ClusterCoordinator, Members, object]:
+    """Returns the strategy, the coordinator, the workers that take part, and what has to live as long as they do.
 
     The chief's own server, and that of worker 0 where this process is both, are on ports that the system chooses: the
     chief's address is where the processes meet. Who connects is told the addresses by the chief.
 
+    Args:
+      roles: the processes.
+      host: knows which of them are there.
+      silence: seconds without a sign of life after which a process is lost.
+
     Raises:
       UsageError: a worker has several GPUs.
     """
-    host = roles.address(Task(CHIEF)).rpartition(":")[0]
+    address = roles.address(Task(CHIEF)).rpartition(":")[0]
     workers, server = list(roles.workers), None
     if roles.chief_works:
-        workers[0] = f"{host}:{ports.free()}"
+        workers[0] = f"{address}:{ports.free()}"
         server = start_server(roles, workers[0])
-    cluster = {CHIEF: [f"{host}:{ports.free()}"], WORKER: workers, PS: list(roles.ps)}
+    addresses = {CHIEF: [f"{address}:{ports.free()}"], WORKER: workers, PS: list(roles.ps)}
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(cluster), task_type=CHIEF, task_id=0, rpc_layer="grpc"
+        tf.train.ClusterSpec(addresses), task_type=CHIEF, task_id=0, rpc_layer="grpc"
     )
-    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    members = Members(roles, host, silence, addresses)
+    strategy = _Strategy(resolver, members)
     if strategy.num_replicas_in_sync > 1:
         raise UsageError(
             f"--strategy=parameter_server: each worker has {strategy.num_replicas_in_sync} GPUs; start one for each "
             "GPU, with CUDA_VISIBLE_DEVICES=0, 1, ..."
         )
-    return strategy, tf.distribute.coordinator.ClusterCoordinator(strategy), server
+    with _coordinated_by(members):
+        return strategy, tf.distribute.coordinator.ClusterCoordinator(strategy), members, server
+
+
+class _Strategy(tf.distribute.ParameterServerStrategy):  # type: ignore[misc]
+    """TensorFlow's strategy, connected to the workers that are there."""
+
+    def __init__(self, resolver: tf.distribute.cluster_resolver.ClusterResolver, members: Members) -> None:
+        self._members, self._filters = members, _device_filters(resolver.cluster_spec())
+        super().__init__(resolver)
+
+    def _connect_to_cluster(self, coordinator_name: str) -> None:
+        """Does what TensorFlow's method does, for a part of the cluster."""
+        spec = self._cluster_resolver.cluster_spec()
+        self._num_workers, self._num_ps = spec.num_tasks(WORKER), spec.num_tasks(PS)
+        os.environ.update(_ENVIRONMENT)
+        workers = self._members.close()
+        remote.connect_to_cluster(
+            self._members.cluster(workers),
+            job_name=coordinator_name,
+            protocol=self._cluster_resolver.rpc_layer,
+            cluster_device_filters=self._filters,
+        )
+        context.ensure_initialized()
+        self._members.admit(workers)
+
+
+def _device_filters(spec: tf.train.ClusterSpec) -> tf.config.experimental.ClusterDeviceFilters:
+    """Returns the filters of TensorFlow's strategy: workers and servers see each other, but not their like."""
+    filters = tf.config.experimental.ClusterDeviceFilters()
+    for job, other in ((WORKER, PS), (PS, WORKER)):
+        for index in range(spec.num_tasks(job)):
+            filters.set_device_filters(job, index, [f"/job:{other}", f"/job:{CHIEF}"])
+    return filters
+
+
+@contextlib.contextmanager
+def _coordinated_by(members: Members) -> Iterator[None]:
+    """Context in which TensorFlow's coordinator is made of parts that know which workers are there."""
+
+    class Queue(cluster_coordinator._CoordinatedClosureQueue):  # type: ignore[misc]
+        """Gives functions to workers that are there."""
+
+        def get(self, timeout: float | None = None, tag: int | None = None) -> Any:
+            """Waits for something that a worker may begin; None at the end."""
+            assert tag is not None
+            members.rest(tag)
+            while self._should_process_closures:
+                closure = super().get(timeout=_POLL_SECONDS, tag=tag) if members.takes_part(tag) else None
+                if closure is None:
+                    time.sleep(0 if members.takes_part(tag) else _POLL_SECONDS)
+                elif members.begins(tag):
+                    return closure
+                elif closure.tag is None:  # the worker was lost in this moment
+                    self.put_back(closure)
+                else:
+                    self.put(closure, tag=tag)
+            return None
+
+    class Handler(cluster_coordinator.WorkerPreemptionHandler):  # type: ignore[misc]
+        """Tells TensorFlow of the workers that are there when one fails, or comes."""
+
+        def _preemption_handler(self) -> None:
+            while self._should_preemption_thread_run:
+                if self._cluster_due_for_update_or_finish.wait(_POLL_SECONDS):
+                    time.sleep(_NOTICE_SECONDS)
+                elif not members.changed:
+                    continue
+                with self._cluster_update_lock:
+                    workers = members.close()
+                    try:
+                        context.context().update_server_def(_server_def(members.cluster(workers)))
+                    except tf.errors.OpError:  # one was lost meanwhile, or a server, which its connection shows
+                        time.sleep(_POLL_SECONDS)
+                        continue
+                    members.admit(workers)
+                    self._worker_up_cond.notify_all()
+                    if self._should_preemption_thread_run:
+                        self._cluster_due_for_update_or_finish.clear()
+
+    names = {"_CoordinatedClosureQueue": Queue, "WorkerPreemptionHandler": Handler}
+    before = {name: getattr(cluster_coordinator, name) for name in names}
+    for name, ours in names.items():
+        setattr(cluster_coordinator, name, ours)
+    try:
+        yield
+    finally:
+        for name, theirs in before.items():
+            setattr(cluster_coordinator, name, theirs)
+
+
+def _server_def(spec: tf.train.ClusterSpec) -> ServerDef:
+    """Returns what TensorFlow knows of this process, with another cluster."""
+    definition = ServerDef()
+    definition.CopyFrom(context.get_server_def())
+    definition.cluster.CopyFrom(spec.as_cluster_def())
+    return definition

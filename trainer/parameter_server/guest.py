@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 
 import tensorflow as tf
 
@@ -12,28 +17,58 @@ from pipeline.errors import PipelineError, RerunError
 from trainer.actions.heartbeat import Heartbeat
 from trainer.cluster import messages, ports
 from trainer.cluster.difference import Description
+from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.messages import Hello
 from trainer.cluster.rendezvous import ANSWER_SECONDS, RETRY_SECONDS, decided
 from trainer.parameter_server.roles import CHIEF, PS, WORKER, Roles, Task
 
+_POLL_SECONDS = 0.1  # between two looks at whether a signal has come
+# A process of its own, which a stop of the worker does not stop. It reads a byte per sign of life; where none comes, it
+# waits once more, as the whole machine may have been asleep, and then kills the worker: TensorFlow's calls to a stopped
+# process wait for ever, those to a dead one fail at once.
+_GUARD = """
+import os, select, signal, sys
+parent, seconds, line = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+missed = 0
+while missed < 2 and os.getppid() == parent:
+    if select.select([0], [], [], seconds if not missed else min(1.0, seconds))[0]:
+        missed = 0
+        if not os.read(0, 4096):
+            break
+    else:
+        missed += 1
+if missed == 2 and os.getppid() == parent:
+    os.write(2, line.encode())
+    os.kill(parent, signal.SIGKILL)
+"""
 
-def serve(roles: Roles, description: Description, timeout: float, heartbeat: Heartbeat) -> None:
-    """Serves the chief until the job ends.
+
+def serve(
+    roles: Roles,
+    description: Description,
+    join_timeout: float,
+    silence: float,
+    interrupt: Interrupt,
+    heartbeat: Heartbeat,
+) -> None:
+    """Serves the chief until the job ends. A signal is told to the chief, which saves; until then it is served.
 
     Args:
       roles: the processes, of which this one is no chief.
       description: what has to be equal.
-      timeout: seconds to wait for the others.
+      join_timeout: seconds to wait for the others.
+      silence: seconds without a sign of life after which another process is lost, and to serve after a signal.
+      interrupt: says whether a signal came.
       heartbeat: says what is done.
 
     Raises:
       PipelineError: the error that ended the job.
-      RerunError: the chief did not come, or was lost.
+      RerunError: the chief did not come, or was lost; or this process got a signal.
       UsageError: this process differs from the chief, or its port cannot be used.
     """
     heartbeat.phase("waiting for all processes")
     server = start_server(roles)
-    asyncio.run(_Guest(roles, description, timeout, heartbeat).attend())
+    asyncio.run(_Guest(roles, description, join_timeout, silence, interrupt, heartbeat).attend())
     del server
 
 
@@ -65,11 +100,20 @@ def start_server(roles: Roles, address: str | None = None) -> tf.distribute.Serv
 class _Guest:
     """Asks the chief."""
 
-    def __init__(self, roles: Roles, description: Description, timeout: float, heartbeat: Heartbeat) -> None:
-        mine = roles.mine
+    def __init__(
+        self,
+        roles: Roles,
+        description: Description,
+        join_timeout: float,
+        silence: float,
+        interrupt: Interrupt,
+        heartbeat: Heartbeat,
+    ) -> None:
+        self._roles, mine = roles, roles.mine
         self._hello = Hello(roles.others.index(mine) + 1, roles.name(mine), description)
         self._chief, self._address = roles.name(Task(CHIEF)), ports.split(roles.address(Task(CHIEF)))
-        self._timeout, self._heartbeat, self._awaited = timeout, heartbeat, self._chief
+        self._timeout, self._silence, self._interrupt = join_timeout, silence, interrupt
+        self._heartbeat, self._awaited = heartbeat, self._chief
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def attend(self) -> None:
@@ -80,16 +124,74 @@ class _Guest:
         assert self._streams is not None
         reader, writer = self._streams
         self._heartbeat.phase("serving the chief", expects="nothing")
-        with contextlib.closing(writer):
-            try:
-                while isinstance(said := await messages.read_line(reader), str):
-                    print(said, flush=True)
-            except messages.NOT_OURS:
-                raise RerunError(
-                    f"lost {self._chief}; rerun the same commands to resume from the last checkpoint"
-                ) from None
+        with contextlib.closing(writer), self._interrupt.deferred(), self._guarded() as guard:
+            listening = asyncio.create_task(self._listen(reader))
+            said = await self._speak(writer, guard, listening)
         if said:
             raise type(said)(f"the job has ended: {said}")
+
+    async def _speak(
+        self, writer: asyncio.StreamWriter, guard: int | None, listening: asyncio.Task[PipelineError | None]
+    ) -> PipelineError | None:
+        """Waits until the chief has said how the job ended, and tells it of a signal."""
+        until = None
+        while not listening.done():
+            now = time.monotonic()
+            if guard is not None:
+                with contextlib.suppress(OSError):  # it was killed
+                    os.write(guard, b".")
+            if self._interrupt.requested and until is None:
+                until = now + self._silence
+                messages.write_news(writer, "signal", self._interrupt.requested.name)
+                print(
+                    f"{self._interrupt.reason}: told the chief; a second signal ends this process at once", flush=True
+                )
+            if until is not None and now >= until:
+                listening.cancel()
+                raise RerunError(
+                    f"{self._interrupt.reason}: the chief has not ended the job within {self._silence:g} s "
+                    "(--collective_timeout); rerun the same commands to resume from the last checkpoint"
+                )
+            await asyncio.wait([listening], timeout=_POLL_SECONDS)
+        return listening.result()
+
+    async def _listen(self, reader: asyncio.StreamReader) -> PipelineError | None:
+        """Prints what the chief sends, until it says how the job ended."""
+        try:
+            while isinstance(said := await messages.read_line(reader, self._silence), str):
+                print(said, flush=True)
+        except TimeoutError:
+            raise RerunError(
+                f"lost {self._chief}: no sign of life for {self._silence:g} s (--collective_timeout); rerun the same "
+                "commands to resume from the last checkpoint"
+            ) from None
+        except messages.NOT_OURS:
+            after = f" after {self._interrupt.reason}" if self._interrupt.requested else ""
+            raise RerunError(
+                f"lost {self._chief}{after}; rerun the same commands to resume from the last checkpoint"
+            ) from None
+        return said
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[int | None]:
+        """Context in which a worker that is stopped is killed; gives the file descriptor for its signs of life."""
+        mine = self._roles.mine
+        if mine.job != WORKER:  # a server that is silent ends the job: its weights are gone for the others
+            yield None
+            return
+        line = (
+            f"trainer.run: {self._roles.name(mine)} was stopped, or stuck, for {self._silence:g} s "
+            "(--collective_timeout), and is killed: others make its steps; rerun the same command to take part again\n"
+        )
+        command = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), str(self._silence), line]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+        ) as guard:
+            assert guard.stdin is not None
+            try:
+                yield guard.stdin.fileno()
+            finally:
+                guard.stdin.close()  # ends it
 
     async def _meet(self) -> PipelineError | None:
         while True:
@@ -107,12 +209,20 @@ class _Guest:
         messages.expect_signs_of_life(writer)
         messages.write_hello(writer, self._hello)
         self._streams = reader, writer
+        self._signs = asyncio.create_task(self._live(writer))
         try:
-            while isinstance(answer := await messages.read_answer(reader), str):
+            while isinstance(answer := await messages.read_answer(reader, self._silence), str):
                 self._awaited = answer
             return answer
         except BaseException as error:
+            self._signs.cancel()
             if isinstance(error, asyncio.CancelledError):
-                messages.write_waits_no_longer(writer)
+                messages.write_news(writer, "late")
             writer.close()
             raise
+
+    async def _live(self, writer: asyncio.StreamWriter) -> None:
+        """Gives signs of life."""
+        while True:
+            messages.write_sign(writer)
+            await asyncio.sleep(messages.sign_every(self._silence))

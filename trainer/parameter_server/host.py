@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import signal
 import socket
 import threading
 import time
@@ -18,12 +19,15 @@ from typing import Any, Self
 from pipeline.errors import PipelineError, RerunError, UsageError
 from trainer.cluster import messages
 from trainer.cluster.difference import Description, difference, shortened
+from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.messages import Hello
 from trainer.cluster.rendezvous import ANSWER_SECONDS, NOTICE_SECONDS, late
 from trainer.parameter_server.roles import PS, WORKER, Roles, Task
 
 _FIRST_NOTICE_SECONDS = 0.5
 _LOSS_SECONDS, _POLL_SECONDS = 2.0, 0.05
+_GRACE_SECONDS = 5.0  # for which those who are there wait for workers that may come later as well
+_HANGING_SECONDS = 5.0  # for the main thread to end by itself; a call to a server that is stopped never returns
 _ALIKE = "start all processes with the same flags, data, code and versions"
 _AGAIN = "rerun the same commands to resume from the last checkpoint"
 
@@ -33,6 +37,7 @@ class Host:
 
     Attributes:
       lost: a parameter server that is gone, and the weights with it.
+      silent: processes that were lost because they gave no sign of life.
     """
 
     def __init__(
@@ -41,20 +46,30 @@ class Host:
         expected: Callable[[Task], Description],
         port: socket.socket,
         timeout: float,
+        silence: float,
+        least_workers: int,
+        interrupt: Interrupt,
         say: Callable[[str], None],
     ) -> None:
-        """Serves nobody yet.
+        """Starts nothing; the context does.
 
         Args:
           roles: the processes.
           expected: what has to be equal in a process.
           port: listens on the chief's address.
-          timeout: seconds to wait for all.
+          timeout: seconds to wait for those without whom the job cannot begin.
+          silence: seconds without a sign of life after which a process is lost.
+          least_workers: of the job that have to be there before it begins; all servers have to be.
+          interrupt: told of signals to other processes that end the job.
           say: prints a line.
         """
         self.lost: Task | None = None
+        self.silent: set[Task] = set()
         self._roles, self._expected, self._port, self._timeout, self._say = roles, expected, port, timeout, say
+        self._silence, self._interrupt = silence, interrupt
+        self._least = least_workers - roles.chief_works
         self._present: dict[Task, tuple[Hello, asyncio.StreamWriter]] = {}
+        self._leaving: dict[Task, str] = {}  # workers that got a signal, and which
         self._changed = threading.Condition()
         self._error: PipelineError | None = None
         self._begun = self._ended = False
@@ -78,27 +93,41 @@ class Host:
         self._loop.close()
 
     def wait(self) -> None:
-        """Waits until all are there, and lets them begin; says every now and then for whom it waits.
+        """Waits until the job can begin, and lets those who are there begin; says every now and then for whom it waits.
+
+        All parameter servers and some workers are needed. The other workers are waited for a moment, as processes are
+        mostly started together; a later one is taken in when it comes.
 
         Raises:
           UsageError: a process differs from the chief.
-          RerunError: one did not come in time.
+          RerunError: one that is needed did not come in time.
         """
-        end, pause = time.monotonic() + self._timeout, _FIRST_NOTICE_SECONDS
+        now = time.monotonic
+        end, notice, complete = now() + self._timeout, now() + _FIRST_NOTICE_SECONDS, None
         with self._changed:
-            while not self._changed.wait_for(lambda: self._error or self._begun, min(pause, end - time.monotonic())):
-                if time.monotonic() >= end:
+            while not self._changed.wait_for(lambda: self._error or self._begun, _POLL_SECONDS):
+                complete = (complete or now()) if self._can_begin else None
+                if complete and now() >= complete + _GRACE_SECONDS:
+                    self._say(f"begins without {self._absent()}; a worker is taken in when it comes")
+                    self._loop.call_soon_threadsafe(self._begin)
+                    complete = None
+                elif now() >= end and not complete:
                     self._error = late(self._absent(), self._timeout)
                     break
-                self._say(f"waiting for {self._absent()}")
-                pause = NOTICE_SECONDS
+                elif now() >= notice:
+                    self._say(f"waiting for {self._absent()}")
+                    notice = now() + NOTICE_SECONDS
             if self._error:
                 raise self._error
 
     def check(self) -> None:
         """Raises RerunError where a parameter server was lost."""
         if self.lost:
-            raise RerunError(f"lost {self._roles.name(self.lost)}, and the weights there; {_AGAIN}")
+            raise self._loss(self.lost)
+
+    def _loss(self, server: Task) -> RerunError:
+        why = f" (no sign of life for {self._silence:g} s, --collective_timeout)" if server in self.silent else ""
+        return RerunError(f"lost {self._roles.name(server)}{why}, and the weights there; {_AGAIN}")
 
     def check_soon(self) -> None:
         """Raises as `check`, also where the loss shows in a moment: TensorFlow may have seen it first."""
@@ -111,6 +140,40 @@ class Host:
     def has_workers(self) -> bool:
         """Whether a worker is there, or may be in this process."""
         return self._roles.chief_works or any(task.job == WORKER for task in self._present)
+
+    @property
+    def workers(self) -> dict[int, int]:
+        """The workers that are there, each with how often it has come; 0 for the one in the chief's process."""
+        with self._changed:
+            found = {task.index: self._starts[task] for task in self._present if task.job == WORKER}
+        return {0: 0, **found} if self._roles.chief_works else found
+
+    @property
+    def leaving(self) -> set[int]:
+        """The workers that got a signal, and end once they have done what they have in work."""
+        with self._changed:
+            return {task.index for task in self._leaving}
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the job is to end because of a signal; all workers are needed until the state is saved."""
+        return self._interrupt.requested is not None
+
+    @property
+    def never_came(self) -> list[str]:
+        """The names of the workers that have not come."""
+        return [self._roles.name(task) for task in self._roles.others if task.job == WORKER and not self._starts[task]]
+
+    def release(self, worker: int) -> None:
+        """Lets a worker end that got a signal: it has nothing in work."""
+        task = Task(WORKER, worker)
+
+        def tell() -> None:
+            if task in self._present and task in self._leaving:
+                left = f"{self._roles.name(task)} has left after {self._leaving[task]}; it goes on without this worker"
+                messages.write_end(self._present[task][1], RerunError(left))
+
+        self._loop.call_soon_threadsafe(tell)
 
     def starts(self, worker: int) -> int:
         """Returns how often a worker has come."""
@@ -127,7 +190,17 @@ class Host:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_until_complete(self._listen())
+        living = self._loop.create_task(self._live())
         self._loop.run_forever()
+        living.cancel()
+        self._loop.run_until_complete(asyncio.gather(living, return_exceptions=True))
+
+    async def _live(self) -> None:
+        """Gives signs of life."""
+        while True:
+            for _, writer in list(self._present.values()):
+                messages.write_sign(writer)
+            await asyncio.sleep(messages.sign_every(self._silence))
 
     async def _listen(self) -> None:
         def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -158,12 +231,32 @@ class Host:
                 self._present[task] = hello, writer
                 self._starts[task] += 1
                 self._came(task, writer)
-            waits_no_longer = await messages.waits_no_longer(reader)  # or it is gone
+            await self._follow(task, reader)
             with self._changed:
-                if waits_no_longer:  # it will not be there for the others
-                    self._fail(late(self._absent(), self._timeout))
                 del self._present[task]
                 self._left(task)
+
+    async def _follow(self, task: Task, reader: asyncio.StreamReader) -> None:
+        """Listens to a process until it is gone, or silent."""
+        try:
+            while True:
+                kind, value = await messages.read_news(reader, self._silence)
+                with self._changed:
+                    if kind == "late":  # it will not be there for the others
+                        self._fail(late(self._absent(), self._timeout))
+                        return
+                    self._signalled(task, value)
+        except TimeoutError:
+            self.silent.add(task)
+        except messages.NOT_OURS:
+            pass
+
+    def _signalled(self, task: Task, name: str) -> None:
+        """Has a worker leave, as long as others are there; without a server or the last worker the job ends."""
+        self._leaving[task] = name
+        workers = {other for other in self._present if other.job == WORKER}
+        if task.job == PS or (not self._roles.chief_works and workers <= set(self._leaving)):
+            self._interrupt.forwarded(signal.Signals[name], self._roles.name(task))
 
     def _refused(self, task: Task | None, hello: Hello, writer: asyncio.StreamWriter) -> PipelineError | None:
         """Returns why a process cannot take part now."""
@@ -173,6 +266,8 @@ class Host:
             error = UsageError(f"{found}; {_ALIKE}")
             with self._changed:
                 self._fail(error)
+                if self._begun:
+                    self._say(f"refused {hello.name}: {error}")
             return error
         if task in self._present:
             return self._taken(hello, writer, task)
@@ -192,18 +287,35 @@ class Host:
             self._decide()
         elif not self._ended:
             messages.write_end(writer, None)
-            self._say(f"{self._roles.name(task)} is back")
+            self._say(f"{self._roles.name(task)} {'is back' if self._starts[task] > 1 else 'has come'}")
 
     def _left(self, task: Task) -> None:
+        signalled = self._leaving.pop(task, None)
         if not self._begun:
+            self.silent.discard(task)
             self._decide()
         elif self._ended:
             self._changed.notify_all()
         elif task.job == PS:
             self.lost = self.lost or task
+            if task in self.silent:
+                self._loop.call_later(_HANGING_SECONDS, self._end_hanging, self.lost)
         else:
-            others = "with the other workers" if self.has_workers else "once it is back"
-            self._say(f"lost {self._roles.name(task)}; training goes on {others}")
+            why = f" (no sign of life for {self._silence:g} s, --collective_timeout)" if task in self.silent else ""
+            name = self._roles.name(task)
+            what = f"{name} has left after {signalled}" if signalled else f"lost {name}{why}"
+            self._say(f"{what}; training goes on {'with the other workers' if self.has_workers else 'once it is back'}")
+
+    def _end_hanging(self, server: Task) -> None:
+        """Ends the process where the main thread has not: it waits for a server that is stopped."""
+        if self._ended:
+            return
+
+        async def end() -> None:
+            await self._end(self._loss(server), True)
+            self._interrupt.end(str(self._loss(server)), RerunError.exit_code)
+
+        self._tasks.add(self._loop.create_task(end()))
 
     def _decide(self) -> None:
         """Lets all begin once they are there and equal."""
@@ -212,17 +324,30 @@ class Host:
             for _, writer in self._present.values():
                 messages.write_waiting(writer, absent)
             return
-        differences = [
-            difference(self._expected(task), {hello.name: hello.description})
-            for task, (hello, _) in self._present.items()
-        ]
-        if found := "; ".join(filter(None, differences)):
-            self._fail(UsageError(f"{found}; {_ALIKE}"))
-            return
-        self._begun = True
-        for _, writer in self._present.values():
-            messages.write_end(writer, None)
-        self._changed.notify_all()
+        self._begin()
+
+    @property
+    def _can_begin(self) -> bool:
+        """Whether those who are there are enough."""
+        workers = sum(task.job == WORKER for task in self._present)
+        return workers >= self._least and len(self._present) - workers == len(self._roles.ps)
+
+    def _begin(self) -> None:
+        """Lets those who are there begin if they are equal."""
+        with self._changed:
+            if self._begun or self._error or not self._can_begin:
+                return
+            differences = [
+                difference(self._expected(task), {hello.name: hello.description})
+                for task, (hello, _) in self._present.items()
+            ]
+            if found := "; ".join(filter(None, differences)):
+                self._fail(UsageError(f"{found}; {_ALIKE}"))
+                return
+            self._begun = True
+            for _, writer in self._present.values():
+                messages.write_end(writer, None)
+            self._changed.notify_all()
 
     def _fail(self, error: PipelineError) -> None:
         if not self._begun:
@@ -240,6 +365,7 @@ class Host:
                 messages.write_end(writer, error)
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await writer.drain()
-        for task in self._tasks:
+        others = self._tasks - {asyncio.current_task()}
+        for task in others:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*others, return_exceptions=True)

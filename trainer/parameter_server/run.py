@@ -56,7 +56,7 @@ def train(config: TrainConfig, task: type[Task] | None, command: str) -> Any:
         if roles.is_chief:
             return _lead(config, roles, task, interrupt, live, heartbeat)
         with ends_at_once():
-            _serve(config, roles, task, heartbeat)
+            _serve(config, roles, task, interrupt, heartbeat)
         return None
 
 
@@ -116,13 +116,15 @@ def _lead(
         return training.run(config, plan, roles, interrupt, found or Task, Output(0, live), heartbeat)
 
 
-def _serve(config: TrainConfig, roles: Roles, task: type[Task] | None, heartbeat: Heartbeat) -> None:
+def _serve(
+    config: TrainConfig, roles: Roles, task: type[Task] | None, interrupt: Interrupt, heartbeat: Heartbeat
+) -> None:
     plan = None if roles.mine.job == PS else _plan(config, roles, task)[0]
     heartbeat.phase("loading TensorFlow", quiet=LOADING_SECONDS)
     with heavy.loading():
         from trainer.parameter_server import training  # noqa: PLC0415, here because it loads TensorFlow
 
-    training.serve(config, plan, roles, heartbeat)
+    training.serve(config, plan, roles, interrupt, heartbeat)
 
 
 def _plan(config: TrainConfig, roles: Roles, task: type[Task] | None) -> tuple[plans.Plan, type[Task] | None]:

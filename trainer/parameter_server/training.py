@@ -25,7 +25,7 @@ from trainer.cluster import failures, ports, runtime, tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig
 from trainer.loop import Action, Progress
-from trainer.parameter_server import assembling, guest, numbered
+from trainer.parameter_server import assembling, guest, limits, numbered
 from trainer.parameter_server.connecting import CHIEF_DEVICE, connect
 from trainer.parameter_server.evaluating import ChiefStepper
 from trainer.parameter_server.host import Host
@@ -69,24 +69,28 @@ def run(
     output.live.phase("")
     heartbeat.phase("waiting for all processes")
     port = ports.listen_at(roles.address(chief), roles.name(chief), roles.source)
-    with Host(roles, expected_of, port, config.run.join_timeout, output.line) as host:
+    timeout, silence = config.run.join_timeout, config.run.collective_timeout
+    needed = limits.gradients_of_step(config, len(roles.workers))
+    with Host(roles, expected_of, port, timeout, silence, needed, interrupt, output.line) as host:
         host.wait()
         with _in_one_line(host):
             return _Run(config, plan, roles, interrupt, task, output, heartbeat, host).run()
 
 
-def serve(config: TrainConfig, plan: Plan | None, roles: Roles, heartbeat: Heartbeat) -> None:
+def serve(config: TrainConfig, plan: Plan | None, roles: Roles, interrupt: Interrupt, heartbeat: Heartbeat) -> None:
     """Serves the chief as a worker or a parameter server; see `guest.serve`.
 
     Args:
       config: of the job.
       plan: None on a parameter server.
       roles: the processes.
+      interrupt: says whether a signal came.
       heartbeat: says what is done.
     """
     runtime.configure(config)
     mine = description.of_graph_reader(config, plan) if plan else description.of_server(config)
-    guest.serve(roles, described(roles, mine), config.run.join_timeout, heartbeat)
+    timeout, silence = config.run.join_timeout, config.run.collective_timeout
+    guest.serve(roles, described(roles, mine), timeout, silence, interrupt, heartbeat)
 
 
 def described(roles: Roles, rest: description.Description) -> description.Description:
@@ -122,7 +126,8 @@ class _Run:
         self.config, self.plan, self.roles, self.interrupt = config, plan, roles, interrupt
         self.output, self.heartbeat, self.host = output, heartbeat, host
         output.live.phase("connecting")
-        self.strategy, coordinator, self._server = connect(roles)
+        silence = config.run.collective_timeout
+        self.strategy, coordinator, self.members, self._server = connect(roles, host, silence)
         output.live.phase("building the model")
         steps_per_epoch = plan.training.steps_per_epoch
         schedule = schedules.create(config.optimizer, steps_per_epoch, plan.last_step)
@@ -154,6 +159,8 @@ class _Run:
         result = self._evaluate_at_end(evaluations) if evaluations else None
         self.heartbeat.phase("finishing")
         self.reporter.end(self.state.step)
+        if absent := self.host.never_came:
+            self.output.line(f"never came: {', '.join(absent)}; the other workers made all steps")
         self.output.line(str(self.tally))
         self.keeper.say_end(self.metrics.events.folder)
         self.state.take_averages()
@@ -233,6 +240,7 @@ class _Run:
 
     def _stop(self) -> bool:
         self.host.check()
+        self.members.tend()
         asked = self.interrupt.requested is not None
         if asked and not self.host.has_workers:
             raise RerunError(
@@ -248,6 +256,6 @@ class _Run:
     def _stopped(self, what: str) -> PipelineError:
         assert self.interrupt.requested is not None
         return RerunError(
-            f"{what} stopped by {self.interrupt.requested.name}: step {self.state.step} of {self.plan.last_step} is "
+            f"{what} stopped by {self.interrupt.reason}: step {self.state.step} of {self.plan.last_step} is "
             "saved; rerun the same commands to resume"
         )

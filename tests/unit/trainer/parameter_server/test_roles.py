@@ -94,7 +94,6 @@ def test_both_ways_at_once(monkeypatch):
         {"optimizer": "nadam"},
         {"num_replicas": 2},
         {"prefetch": 0},
-        {"collective_timeout": 5.0},
         {"replicas_to_aggregate": 2},
         {"max_staleness": 1},
         {"sync": True, "replicas_to_aggregate": 3},

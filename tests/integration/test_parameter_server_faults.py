@@ -1,0 +1,205 @@
+"""Signals to, and stops of, the processes of a job with parameter servers: who ends, when, and with which line."""
+
+import random
+import re
+import signal
+import time
+
+import pytest
+
+from pipeline.index.__main__ import main as index
+from tests.integration import parameter_server_tasks as tasks
+from tests.parameter_servers import Job, ledger_of, wait_for_line
+from tests.runs import wait_for_step
+
+ROWS, BATCH = 120, 12
+LINE = (
+    *("--task=tests.integration.parameter_server_tasks:Line", "--eval_split=none", f"--global_batch_size={BATCH}"),
+    *(
+        "--optimizer=sgd",
+        "--learning_rate=0.1",
+        "--schedule=constant",
+        "--steps_per_loop=2",
+        "--checkpoint_every=100000",
+    ),
+)
+LONG = (*LINE, "--train_steps=100000", "--log_every=10")
+AGAIN = "rerun the same commands to resume"
+LOST_PS = r"lost ps 0 \(localhost:\d+\) \(no sign of life for 3 s, --collective_timeout\), and the weights there; "
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("line")
+    tasks.write(folder, ROWS)
+    index([str(folder), "--split=train:train-*.tfrecord"])
+    return folder
+
+
+def ends(job, seconds=60):
+    """Returns (code, output, errors) of each process; fails where they take longer."""
+    began = time.monotonic()
+    outcomes = job.finish()
+    assert time.monotonic() - began < seconds, outcomes
+    return outcomes
+
+
+def newest(folder):
+    return max((int(path.stem.removeprefix("ckpt-")) for path in folder.glob("ckpt-*.index")), default=0)
+
+
+@pytest.mark.parametrize(
+    ("victims", "number"),
+    [
+        (["ps 0"], signal.SIGTERM),
+        (["ps 0", "worker 0", "chief 0"], signal.SIGTERM),
+        pytest.param(["worker 0"], signal.SIGINT, marks=pytest.mark.slow),
+    ],
+    ids=["server", "all", "only worker"],
+)
+def test_a_signal_to_a_process_that_is_needed_saves_and_ends_all(victims, number, line, tmp_path):
+    job = Job(1, 1, line, tmp_path, *LONG)
+    wait_for_step(job.chief, 20)
+    for name in victims:
+        job.processes[name].send_signal(number)
+    outcomes = ends(job)
+    assert {code for code, _, _ in outcomes.values()} == {75}, outcomes
+    to = rf"{number.name}(?: to {victims[0]} \(localhost:\d+\))" + ("?" if len(victims) > 1 else "")
+    said = rf"training stopped by {to}: step (\d+) of 100000 is saved; {AGAIN}\n"
+    step = int(re.fullmatch(f"trainer.run: {said}", outcomes["chief 0"][2])[1])
+    assert newest(tmp_path) == step >= 20
+    assert re.fullmatch(f"trainer.run: the job has ended: {said}", outcomes["ps 0"][2])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_signal_to_one_worker_of_two_lets_it_leave(number, line, tmp_path):
+    job = Job(2, 1, line, tmp_path, *LINE, "--train_steps=600", "--log_every=10")
+    wait_for_step(job.chief, 20)
+    left = job.processes["worker 1"]
+    left.send_signal(number)
+    wait_for_line(
+        job.chief, rf"worker 1 \(localhost:\d+\) has left after {number.name}; training goes on with the other"
+    )
+    left.wait(20)
+    outcomes = ends(job)
+    assert {name: code for name, (code, _, _) in outcomes.items()} == {
+        **{"chief 0": 0, "worker 0": 0, "ps 0": 0},
+        "worker 1": 75,
+    }
+    assert ledger_of(outcomes["chief 0"][1]) == (600, 600, 0, 0)
+    assert "lost" not in outcomes["chief 0"][1]
+
+
+@pytest.mark.slow
+def test_signals_to_all_at_once_save_each_time_and_the_job_gets_to_its_end(line, tmp_path):
+    """A time limit that is always shorter than what --checkpoint_every needs."""
+    draw, steps, attempts = random.Random(4), 3000, 0
+    flags = (*LINE, f"--train_steps={steps}", "--log_every=10")
+    while True:
+        attempts += 1
+        assert attempts < 12
+        before = newest(tmp_path)
+        job = Job(2, 1, line, tmp_path, *flags)
+        wait_for_line(job.chief, r"step \d+, loss|parameter_server: 2 workers")
+        time.sleep(draw.uniform(0.0, 3.0))
+        if attempts > 2:
+            time.sleep(2 * attempts)
+        number = draw.choice([signal.SIGTERM, signal.SIGINT])
+        order = draw.sample(sorted(job.processes), len(job.processes))
+        for name in order:
+            if job.processes[name].poll() is None:
+                job.processes[name].send_signal(number)
+        outcomes = ends(job)
+        codes = {code for code, _, _ in outcomes.values()}
+        out, err = outcomes["chief 0"][1:]
+        if codes == {0}:
+            break
+        assert outcomes["chief 0"][0] == 75, outcomes
+        assert codes == {75}, outcomes
+        if "nothing to save" not in err:
+            assert newest(tmp_path) > before, outcomes
+    assert ledger_of(out) == (steps, steps, 0, 0)
+
+
+def test_a_stopped_worker_is_killed_and_the_others_make_its_steps(line, tmp_path):
+    job = Job(2, 1, line, tmp_path, *LINE, "--train_steps=800", "--log_every=10", "--collective_timeout=3")
+    wait_for_step(job.chief, 20)
+    stopped = job.processes["worker 1"]
+    stopped.send_signal(signal.SIGSTOP)
+    outcomes = ends(job)
+    out = outcomes["chief 0"][1]
+    assert outcomes["chief 0"][0] == outcomes["worker 0"][0] == outcomes["ps 0"][0] == 0, outcomes
+    assert re.search(r"^lost worker 1 \(localhost:\d+\).*; training goes on with the other workers$", out, re.M)
+    steps, once, twice, never = ledger_of(out)
+    assert (steps, never) == (800, 0)
+    assert twice <= 1
+    assert once + twice == steps
+    assert outcomes["worker 1"][0] == -signal.SIGKILL
+    assert re.fullmatch(
+        r"trainer.run: worker 1 \(localhost:\d+\) was stopped, or stuck, for 3 s .*, and is killed: .*\n",
+        outcomes["worker 1"][2],
+    )
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_for_a_moment_goes_on(line, tmp_path):
+    job = Job(2, 1, line, tmp_path, *LINE, "--train_steps=1000", "--log_every=10", "--collective_timeout=20")
+    wait_for_step(job.chief, 20)
+    stopped = job.processes["worker 1"]
+    stopped.send_signal(signal.SIGSTOP)
+    time.sleep(2)
+    stopped.send_signal(signal.SIGCONT)
+    outcomes = ends(job)
+    assert {code for code, _, _ in outcomes.values()} == {0}, outcomes
+    assert ledger_of(outcomes["chief 0"][1]) == (1000, 1000, 0, 0)
+    assert "lost" not in outcomes["chief 0"][1]
+
+
+def test_a_stopped_server_ends_the_job(line, tmp_path):
+    job = Job(1, 1, line, tmp_path, *LONG, "--collective_timeout=3")
+    wait_for_step(job.chief, 20)
+    stopped = job.processes.pop("ps 0")
+    stopped.send_signal(signal.SIGSTOP)
+    outcomes = ends(job, 30)
+    assert re.fullmatch(f"trainer.run: {LOST_PS}{AGAIN} from the last checkpoint\n", outcomes["chief 0"][2])
+    assert re.fullmatch(f"trainer.run: the job has ended: {LOST_PS}.*\n", outcomes["worker 0"][2])
+    assert {code for code, _, _ in outcomes.values()} == {75}
+    stopped.send_signal(signal.SIGCONT)
+    assert stopped.wait(20) == 75
+
+
+@pytest.mark.slow
+def test_a_stopped_chief_ends_all(line, tmp_path):
+    job = Job(1, 1, line, tmp_path, *LONG, "--collective_timeout=3")
+    wait_for_step(job.chief, 20)
+    chief = job.processes.pop("chief 0")
+    chief.send_signal(signal.SIGSTOP)
+    said = r"trainer.run: lost the chief \(localhost:\d+\): no sign of life for 3 s \(--collective_timeout\); .*\n"
+    for code, _, err in ends(job, 30).values():
+        assert code == 75
+        assert re.fullmatch(said, err)
+    chief.send_signal(signal.SIGCONT)
+    _, err = chief.communicate(60)
+    assert chief.returncode == 75, err
+
+
+def test_nobody_waits_for_a_late_worker_and_it_is_taken_in(line, tmp_path):
+    job = Job(2, 1, line, tmp_path, *LINE, "--train_steps=2000", "--log_every=10", absent=["worker 1"])
+    wait_for_line(job.chief, r"begins without worker 1 \(localhost:\d+\); a worker is taken in when it comes")
+    wait_for_step(job.chief, 20)
+    late = job.start("worker", 1)
+    wait_for_line(job.chief, r"worker 1 \(localhost:\d+\) has come")
+    outcomes = ends(job)
+    assert {code for code, _, _ in outcomes.values()} == {0}, outcomes
+    assert re.search('^rows "', outcomes["worker 1"][1], re.M)
+    assert late.returncode == 0
+    assert ledger_of(outcomes["chief 0"][1]) == (2000, 2000, 0, 0)
+
+
+def test_a_worker_that_never_comes_is_named_at_the_end(line, tmp_path):
+    job = Job(2, 1, line, tmp_path, *LINE, "--train_steps=60", absent=["worker 1"], by_flags=True)
+    outcomes = ends(job)
+    assert {code for code, _, _ in outcomes.values()} == {0}, outcomes
+    out = outcomes["worker 0"][1]
+    assert re.search(r"^never came: worker 1 \(localhost:\d+\); the other workers made all steps$", out, re.M)
+    assert ledger_of(out) == (60, 60, 0, 0)
