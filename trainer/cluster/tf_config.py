@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import json
 import os
+import re
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +15,8 @@ from pipeline.errors import UsageError
 
 VARIABLE = "TF_CONFIG"
 _MAX_PORT = 65535
+_HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9.])?")
+_FLAGS = {"chief": "--chief_host", "worker": "--worker_hosts", "ps": "--ps_hosts"}
 _EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 
 
@@ -117,9 +122,9 @@ def parse_jobs(
     jobs, task = _part(content, "cluster", source), _part(content, "task", source)
     for job, addresses in jobs.items():
         _check_job(job, addresses, known, strategy, source)
-    _check_different([address for addresses in jobs.values() for address in addresses], source)
+    _check_different(jobs, source)
     kind, index = task.get("type"), _index(task.get("index"), source)
-    if kind not in jobs:
+    if not isinstance(kind, str) or kind not in jobs:
         raise UsageError(f"{source}: task type {kind!r}, but cluster has {', '.join(jobs)}")
     if not 0 <= index < len(jobs[kind]):
         raise UsageError(f"{source}: task index {index}, but {kind} has {len(jobs[kind])} (0 and up)")
@@ -138,6 +143,7 @@ def _check_job(job: str, addresses: Any, known: Sequence[str], strategy: str, so
         raise UsageError(
             f"{source}: job {job!r} in cluster: --strategy={strategy} has only {', '.join(known[:-1])} and {known[-1]}"
         )
+    source = source_of(job, source)
     if not isinstance(addresses, list) or not addresses:
         raise UsageError(f"{source}: {job!r} in cluster must be a list of host:port; it is {addresses!r}")
     for address in addresses:
@@ -146,21 +152,62 @@ def _check_job(job: str, addresses: Any, known: Sequence[str], strategy: str, so
         raise UsageError(f"{source}: {len(addresses)} chiefs in cluster; at most one is allowed")
 
 
+def source_of(job: str, source: str) -> str:
+    """Returns what says the addresses of a job: its own flag, where flags name the cluster, else TF_CONFIG."""
+    return _FLAGS.get(job, source) if source in _FLAGS.values() else source
+
+
 def _check_address(job: str, address: Any, source: str) -> None:
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
-    if not host or "/" in host or not (port.isascii() and port.isdigit()):
-        raise UsageError(f"{source}: {job} {address!r} is not host:port")
-    if not 1 <= int(port) <= _MAX_PORT:
+    if not (port.isascii() and port.isdigit()) or not _is_host(host):
+        hint = "; an IPv6 address needs brackets, as in [::1]:2222" if ":" in host and host[:1] != "[" else ""
+        raise UsageError(f"{source}: {job} {address!r} is not host:port{hint}")
+    if len(port) > len(str(_MAX_PORT)) or not 1 <= int(port) <= _MAX_PORT:
         raise UsageError(f"{source}: {job} {address!r}: the port must be 1 to {_MAX_PORT}")
 
 
-def _check_different(addresses: list[str], source: str) -> None:
-    for address in addresses:
-        if (times := addresses.count(address)) > 1:
-            raise UsageError(f"{source}: {address!r} is listed {times} times; each process needs its own host:port")
+def _is_host(host: str) -> bool:
+    if not (host.startswith("[") and host.endswith("]")):
+        return bool(_HOST_NAME.fullmatch(host))
+    try:
+        ipaddress.IPv6Address(host[1:-1])
+    except ValueError:
+        return False
+    return True
+
+
+def _check_different(jobs: dict[str, list[str]], source: str) -> None:
+    """Raises UsageError if two processes have the same address, be it by another name of this machine."""
+    seen: dict[tuple[str, int], tuple[str, str]] = {}
+    for job, addresses in jobs.items():
+        for address in addresses:
+            host, _, port = address.rpartition(":")
+            first_job, first = seen.setdefault((_machine(host), int(port)), ("", address))
+            if first_job:
+                same = (
+                    f"{address!r} is listed 2 times" if first == address else f"{first!r} and {address!r} are the same"
+                )
+                raise UsageError(f"{source_of(job, source)}: {same}; each process needs its own host:port")
+            seen[_machine(host), int(port)] = job, address
+
+
+def _machine(host: str) -> str:
+    """Returns the same text for all names of this machine; an address in its shortest form; other names as they are."""
+    host = host.strip("[]").rstrip(".").lower()
+    own = socket.gethostname().lower()
+    if host in ("localhost", "ip6-localhost", own, own.partition(".")[0]):
+        return "localhost"
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    plain = getattr(address, "ipv4_mapped", None) or address
+    return "localhost" if plain.is_loopback or plain.is_unspecified else str(plain)
 
 
 def _index(value: Any, source: str) -> int:
-    if isinstance(value, bool) or not (isinstance(value, int) or (isinstance(value, str) and value.isdigit())):
+    if isinstance(value, bool) or not (
+        isinstance(value, int) or (isinstance(value, str) and value.isascii() and value.isdigit())
+    ):
         raise UsageError(f"{source}: task index is {value!r}, not a whole number")
     return int(value)

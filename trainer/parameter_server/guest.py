@@ -85,7 +85,7 @@ def start_server(roles: Roles, address: str | None = None) -> tf.distribute.Serv
     workers = [address, *roles.workers[1:]] if address else list(roles.workers)
     task = Task(WORKER, 0) if address else roles.mine
     name, where = roles.name(task), address or roles.address(task)
-    ports.listen_at(where, name, roles.source).close()
+    ports.listen_at(where, name, roles.source_of(task)).close()
     try:
         return tf.distribute.Server(
             tf.train.ClusterSpec({WORKER: workers, PS: list(roles.ps)}),
@@ -94,7 +94,9 @@ def start_server(roles: Roles, address: str | None = None) -> tf.distribute.Serv
             protocol="grpc",
         )
     except tf.errors.UnknownError:
-        raise ports.unusable_at(where, name, roles.source, "was taken by another process; use another port") from None
+        raise ports.unusable_at(
+            where, name, roles.source_of(task), "was taken by another process; use another port"
+        ) from None
 
 
 class _Guest:

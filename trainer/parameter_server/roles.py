@@ -67,6 +67,11 @@ class Roles:
         who = "the chief" if task.job == CHIEF else f"{task.job} {task.index}"
         return f"{who} ({self.address(task)})"
 
+    def source_of(self, task: Task) -> str:
+        """Returns what says the address of a process: `--ps_hosts`, or TF_CONFIG."""
+        job = WORKER if task.job == CHIEF and self.chief_works else task.job
+        return tf_config.source_of(job, self.source)
+
     def __str__(self) -> str:
         """All processes, for messages."""
         chief = f"chief {self.chief_address}, " if self.chief_address else ""

@@ -68,7 +68,7 @@ def run(
     chief = Task(CHIEF)
     output.live.phase("")
     heartbeat.phase("waiting for all processes")
-    port = ports.listen_at(roles.address(chief), roles.name(chief), roles.source)
+    port = ports.listen_at(roles.address(chief), roles.name(chief), roles.source_of(chief))
     timeout, silence = config.run.join_timeout, config.run.collective_timeout
     needed = limits.gradients_of_step(config, len(roles.workers))
     with Host(roles, expected_of, port, timeout, silence, needed, interrupt, output.line) as host:

@@ -1,10 +1,12 @@
 import json
+import socket
 
 import pytest
 
 from pipeline.errors import UsageError
 from trainer.cluster import tf_config
 
+HERE = socket.gethostname()
 TWO = {"worker": ["a:1", "b:2"]}
 
 
@@ -53,6 +55,20 @@ def test_ranks(config, addresses, rank, chief):
         (text({"worker": ["a:1", "b:65536"]}, "worker", 0), "'b:65536': the port must be 1 to 65535"),
         (text({"worker": ["a:1", "b:2", "a:1"]}, "worker", 0), "'a:1' is listed 2 times"),
         (text({**TWO, "chief": ["b:2"]}, "worker", 0), "'b:2' is listed 2 times"),
+        (text({"worker": ["localhost:1", "127.0.0.1:1"]}, "worker", 0), "'localhost:1' and '127.0.0.1:1' are the same"),
+        (text({"worker": ["[::1]:1", "127.0.0.2:1"]}, "worker", 0), "'[::1]:1' and '127.0.0.2:1' are the same"),
+        (text({"worker": ["LOCALHOST:1", f"{HERE}:01"]}, "worker", 0), "are the same"),
+        (text({"worker": ["[fe80::1]:1", "[FE80:0:0::1]:1"]}, "worker", 0), "are the same"),
+        (text({"worker": ["A.example.:1", "a.example:1"]}, "worker", 0), "are the same"),
+        (text({"worker": ["::1:2222"]}, "worker", 0), "'::1:2222' is not host:port; an IPv6 address needs brackets"),
+        (text({"worker": ["[::g]:1"]}, "worker", 0), "'[::g]:1' is not host:port"),
+        (text({"worker": ["a b:1"]}, "worker", 0), "'a b:1' is not host:port"),
+        (text({"worker": ["a;b:1"]}, "worker", 0), "'a;b:1' is not host:port"),
+        (text({"worker": ["a:-1"]}, "worker", 0), "'a:-1' is not host:port"),
+        (text({"worker": ["a:" + "9" * 5000]}, "worker", 0), "the port must be 1 to 65535"),
+        (text({"worker": [["a:1"]]}, "worker", 0), "is not host:port"),
+        (text(TWO, ["worker"], 0), "task type ['worker']"),
+        (text(TWO, "worker", "²"), "index is '²'"),
     ],
 )
 def test_a_config_that_cannot_work_is_one_line(config, words):
@@ -61,6 +77,11 @@ def test_a_config_that_cannot_work_is_one_line(config, words):
     assert words in str(caught.value)
     assert "TF_CONFIG" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_different_machines_may_have_the_same_port():
+    addresses = ("a:1", "a.example:1", "10.0.0.1:1", "[fe80::1]:1", "localhost:1", "under_score:1")
+    assert tf_config.parse(text({"worker": list(addresses)}, "worker", 0)).addresses == addresses
 
 
 def test_no_variable_no_cluster(monkeypatch):

@@ -62,7 +62,18 @@ def test_tf_config(monkeypatch):
         ([*CLASSIC, "--job_name=chief"], "needs --chief_host="),
         ([*CLASSIC, "--job_name=pss"], "did you mean 'ps'"),
         (["--worker_hosts=a:1,a", "--ps_hosts=c:3", "--job_name=ps"], "worker 'a' is not host:port"),
-        (["--worker_hosts=a:1", "--ps_hosts=a:1", "--job_name=ps"], "'a:1' is listed 2 times"),
+        (["--worker_hosts=a:1", "--ps_hosts=a:1", "--job_name=ps"], "--ps_hosts: 'a:1' is listed 2 times"),
+        (
+            ["--worker_hosts=a:1", "--ps_hosts=b:70000", "--job_name=ps"],
+            "--ps_hosts: ps 'b:70000': the port must be 1 to",
+        ),
+        (["--worker_hosts=a:1,", "--ps_hosts=b:2", "--job_name=ps"], "--worker_hosts: worker '' is not host:port"),
+        ([*CLASSIC, "--chief_host=d", "--job_name=ps"], "--chief_host: chief 'd' is not host:port"),
+        ([*CLASSIC, "--chief_host=d:1,e:2", "--job_name=ps"], "--chief_host: 2 chiefs"),
+        (
+            ["--worker_hosts=localhost:1", "--ps_hosts=[::1]:1", "--job_name=ps"],
+            "--ps_hosts: 'localhost:1' and '[::1]:1'",
+        ),
     ],
 )
 def test_wrong_clusters(flags, said):
@@ -70,6 +81,15 @@ def test_wrong_clusters(flags, said):
         of(*flags)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("task", "flag"),
+    [(Task("ps"), "--ps_hosts"), (Task("worker", 1), "--worker_hosts"), (Task("chief"), "--worker_hosts")],
+    ids=lambda value: getattr(value, "job", value),
+)
+def test_a_port_is_of_the_flag_that_gives_it(task, flag):
+    assert of(*CLASSIC, "--job_name=ps").source_of(task) == flag
 
 
 def test_both_ways_at_once(monkeypatch):
