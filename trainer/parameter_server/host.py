@@ -278,8 +278,8 @@ class Host:
         here, there = (peer.removeprefix("::ffff:") for peer in peers)
         return RerunError(
             f"{hello.name} is there already, a process on {there}; this one, on {here}, has the same task in "
-            f"{self._roles.source_of(task)}; give each process a task of its own, or try again in a minute if the other "
-            "machine is gone"
+            f"{self._roles.source_of(task)}; give each process a task of its own, or try again in a minute if the "
+            "other machine is gone"
         )
 
     def _came(self, task: Task, writer: asyncio.StreamWriter) -> None:
