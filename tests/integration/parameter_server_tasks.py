@@ -40,6 +40,14 @@ class Line(Task):
         print("given", [float(variable.numpy().item()) for variable in model.trainable_variables], flush=True)
 
 
+class Asserting(Line):
+    """Fails in the graph of a worker."""
+
+    def loss(self, labels, outputs):
+        tf.debugging.Assert(tf.reduce_sum(labels) < 0.0, ["the labels are not what they should be"])
+        return super().loss(labels, outputs)
+
+
 def write(folder, count, num_shards=2):
     """Writes rows 0..count-1 as TFRecords."""
     for shard in range(num_shards):

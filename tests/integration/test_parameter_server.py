@@ -238,10 +238,19 @@ def test_a_corrupt_record_is_named_and_ends_all(line, tmp_path):
     shard.write_bytes(content)
     outcomes = Job(2, 1, broken, tmp_path / "run", *LINE, "--epochs=1").finish()
     assert_all_ended(outcomes, 1)
-    said = rf"{re.escape(str(shard))}, record \d+: corrupt or cut; .*\n"
+    said = rf"worker [01] \(localhost:\d+\): {re.escape(str(shard))}, record \d+: corrupt or cut; .*\n"
     for name, (_, _, err) in outcomes.items():
         ended = "" if name == "chief 0" else "the job has ended: "
         assert re.fullmatch(f"trainer.run: {ended}{said}", err), (name, err)
+
+
+def test_an_error_of_a_workers_function_has_its_words_and_ends_all(line, tmp_path):
+    flags = [flag.replace(":Line", ":Asserting") for flag in LINE]
+    outcomes = Job(1, 1, line, tmp_path, *flags, "--epochs=1", by_flags=True).finish()
+    assert_all_ended(outcomes, 1)
+    said = r"worker 0 \(localhost:\d+\): the labels are not what they should be\n"
+    assert re.fullmatch(f"trainer.run: {said}", outcomes["worker 0"][2])
+    assert re.fullmatch(f"trainer.run: the job has ended: {said}", outcomes["ps 0"][2])
 
 
 def test_who_does_not_come_is_named(digits, tmp_path):
@@ -255,7 +264,7 @@ def test_who_does_not_come_is_named(digits, tmp_path):
 
 
 def test_usage_errors_are_one_line(digits, tmp_path):
-    hosts = ["--worker_hosts=localhost:1,localhost:2", "--ps_hosts=localhost:3", "--job_name=worker", "--task_id=0"]
+    hosts = ["--worker_hosts=localhost:1,localhost:2", "--ps_hosts=localhost:3", "--job_name=worker", "--task_id=1"]
     flags = ["--strategy=parameter_server", *hosts]
     for more, said in (
         (["--shuffle_bytes=4000", "--streams=1"], "--shuffle_bytes=4000: with --strategy=parameter_server each worker"),

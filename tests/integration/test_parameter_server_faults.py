@@ -203,3 +203,13 @@ def test_a_worker_that_never_comes_is_named_at_the_end(line, tmp_path):
     out = outcomes["worker 0"][1]
     assert re.search(r"^never came: worker 1 \(localhost:\d+\); the other workers made all steps$", out, re.M)
     assert ledger_of(out) == (60, 60, 0, 0)
+
+
+def test_a_server_ends_with_the_reason_of_the_chief(line, tmp_path):
+    """Which is known before the processes meet, and which a server cannot find by itself: it reads no data."""
+    began = time.monotonic()
+    outcomes = Job(1, 1, line, tmp_path, *LINE, "--shuffle_bytes=4000", "--streams=1").finish()
+    assert {code for code, _, _ in outcomes.values()} == {2}, outcomes
+    assert len({err for _, _, err in outcomes.values()}) == 1, outcomes
+    assert "--shuffle_bytes=4000: " in outcomes["ps 0"][2]
+    assert time.monotonic() - began < 60  # of --join_timeout=600

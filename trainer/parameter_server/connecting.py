@@ -187,12 +187,24 @@ def _coordinated_by(members: Members) -> Iterator[None]:
     """Context in which TensorFlow's coordinator is made of parts that know which workers are there."""
 
     class Queue(cluster_coordinator._CoordinatedClosureQueue):  # type: ignore[misc]
-        """Gives functions to workers that are there."""
+        """Gives functions to workers that are there, and notes which worker an error comes from."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._here = threading.local()
+
+        def mark_failed(self, e: Exception) -> None:
+            """Takes note of an error of a function, in the thread of its worker."""
+            for error in (e, getattr(e, "original_exception", None)):
+                if error is not None:
+                    error.worker = self._here.worker
+            super().mark_failed(e)
 
         def get(self, timeout: float | None = None, tag: int | None = None) -> Any:
             """Waits for something that a worker may begin; None at the end."""
             assert tag is not None
             members.rest(tag)
+            self._here.worker = tag
             while self._should_process_closures:
                 closure = super().get(timeout=_POLL_SECONDS, tag=tag) if members.takes_part(tag) else None
                 if closure is None:

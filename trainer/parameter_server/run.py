@@ -18,7 +18,7 @@ from trainer.actions.live import LiveLine
 from trainer.cluster import lock, tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig
-from trainer.parameter_server import limits
+from trainer.parameter_server import host, limits
 from trainer.parameter_server import roles as processes
 from trainer.parameter_server.roles import PS, WORKER, Roles
 
@@ -103,9 +103,12 @@ def _lead(
     live: LiveLine,
     heartbeat: Heartbeat,
 ) -> Any:
-    plan, found = _plan(config, roles, task)
-    plans.prepare_folder("--model_dir", config.run.model_dir)
-    with lock.held(config.run.model_dir):
+    limits.gradients_of_step(config, len(roles.workers))  # which a server finds by itself
+    with contextlib.ExitStack() as only_job:
+        with _telling_servers(roles, live):
+            plan, found = _plan(config, roles, task)
+            plans.prepare_folder("--model_dir", config.run.model_dir)
+            only_job.enter_context(lock.held(config.run.model_dir))
         live.phase("loading TensorFlow")
         heartbeat.phase("loading TensorFlow", quiet=LOADING_SECONDS)
         with heavy.loading():
@@ -116,9 +119,22 @@ def _lead(
         return training.run(config, plan, roles, interrupt, found or Task, Output(0, live), heartbeat)
 
 
+@contextlib.contextmanager
+def _telling_servers(roles: Roles, live: LiveLine) -> Iterator[None]:
+    """Context whose errors are told to the parameter servers, which would wait for the chief for --join_timeout."""
+    try:
+        yield
+    except PipelineError as error:
+        with live.aside():
+            print(f"tells the parameter servers why the job cannot begin: {error}", flush=True)
+        host.tell(roles, error)
+        raise
+
+
 def _serve(
     config: TrainConfig, roles: Roles, task: type[Task] | None, interrupt: Interrupt, heartbeat: Heartbeat
 ) -> None:
+    limits.gradients_of_step(config, len(roles.workers))
     plan = None if roles.mine.job == PS else _plan(config, roles, task)[0]
     heartbeat.phase("loading TensorFlow", quiet=LOADING_SECONDS)
     with heavy.loading():
@@ -129,7 +145,6 @@ def _serve(
 
 def _plan(config: TrainConfig, roles: Roles, task: type[Task] | None) -> tuple[plans.Plan, type[Task] | None]:
     """Returns the plan, checked for this strategy, and the task."""
-    limits.gradients_of_step(config, len(roles.workers))
     found = task or heavy.load_task(config.model.task)
     plan = plans.make(config, tf_config.ALONE, found.parse if found else None)
     limits.check_windows(plan.training.first)

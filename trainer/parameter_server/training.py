@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from pipeline.batch.compose import make_dataset
-from pipeline.errors import PipelineError, RerunError
+from pipeline.errors import DataError, PipelineError, RerunError
 from trainer import description
 from trainer.actions import announcing
 from trainer.actions.evaluation import Evaluation, Evaluator
@@ -31,7 +31,7 @@ from trainer.parameter_server.evaluating import ChiefStepper
 from trainer.parameter_server.host import Host
 from trainer.parameter_server.ledger import Tally
 from trainer.parameter_server.loop import Loop
-from trainer.parameter_server.roles import CHIEF, PS, Roles, Task
+from trainer.parameter_server.roles import CHIEF, PS, WORKER, Roles, Task
 from trainer.parameter_server.rows import Averages, EpochSums
 from trainer.plan import Plan
 from trainer.step import compose, schedules, state
@@ -73,7 +73,7 @@ def run(
     needed = limits.gradients_of_step(config, len(roles.workers))
     with Host(roles, expected_of, port, timeout, silence, needed, interrupt, output.line) as host:
         host.wait()
-        with _in_one_line(host):
+        with _in_one_line(host, roles):
             return _Run(config, plan, roles, interrupt, task, output, heartbeat, host).run()
 
 
@@ -99,11 +99,16 @@ def described(roles: Roles, rest: description.Description) -> description.Descri
 
 
 @contextlib.contextmanager
-def _in_one_line(host: Host) -> Iterator[None]:
-    """Turns TensorFlow's errors inside into PipelineErrors; of a lost parameter server into one that names it."""
+def _in_one_line(host: Host, roles: Roles) -> Iterator[None]:
+    """Turns TensorFlow's errors inside into PipelineErrors that name the worker or server they come from."""
     try:
         with failures.in_one_line(2):
             yield
+    except DataError as error:
+        worker = getattr(error.__context__, "worker", None)  # see `connecting`
+        if worker is None:
+            raise
+        raise type(error)(f"{roles.name(Task(WORKER, worker))}: {error}") from None
     except RerunError:
         host.check_soon()
         raise
