@@ -195,9 +195,8 @@ def _coordinated_by(members: Members) -> Iterator[None]:
 
         def mark_failed(self, e: Exception) -> None:
             """Takes note of an error of a function, in the thread of its worker."""
-            for error in (e, getattr(e, "original_exception", None)):
-                if error is not None:
-                    error.worker = self._here.worker
+            for error in filter(None, (e, getattr(e, "original_exception", None))):
+                error.worker = self._here.worker  # type: ignore[union-attr]
             super().mark_failed(e)
 
         def get(self, timeout: float | None = None, tag: int | None = None) -> Any:

@@ -140,7 +140,7 @@ class _Guest:
         while not listening.done():
             now = time.monotonic()
             if guard is not None:
-                with contextlib.suppress(OSError):  # it was killed
+                with contextlib.suppress(OSError):  # it was killed, or is stopped
                     os.write(guard, b".")
             if self._interrupt.requested and until is None:
                 until = now + self._silence
@@ -190,10 +190,11 @@ class _Guest:
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
         ) as guard:
             assert guard.stdin is not None
+            os.set_blocking(guard.stdin.fileno(), False)  # if it is stopped, it must not hold up the worker
             try:
                 yield guard.stdin.fileno()
             finally:
-                guard.stdin.close()  # ends it
+                guard.kill()
 
     async def _meet(self) -> PipelineError | None:
         while True:

@@ -256,6 +256,7 @@ class _Run:
 
     def _stop_evaluation(self) -> bool:
         self.heartbeat.evaluated()
+        self.members.tend()
         return self.interrupt.requested is not None
 
     def _stopped(self, what: str) -> PipelineError:

@@ -38,7 +38,7 @@ commandline.run(run.COMMAND, run.main, sys.argv[1:])
 def test_a_process_that_crashed_does_not_look_finished(job, body, code, last_line, tmp_path, monkeypatch):
     hosts = {"chief": ["localhost:1"], "worker": ["localhost:2"], "ps": ["localhost:3"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": hosts, "task": {"type": job, "index": 0}}))
-    flags = ["--strategy=parameter_server", f"--data_dir={tmp_path}", f"--model_dir={tmp_path / 'run'}"]
+    flags = ["--strategy=parameter_server", f"--data_dir={tmp_path / 'data'}", f"--model_dir={tmp_path / 'run'}"]
     command = [sys.executable, "-c", _CODE.format(body=body), *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.splitlines()[-1:]) == (code, [last_line] if last_line else [])
