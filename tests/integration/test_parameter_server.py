@@ -247,8 +247,8 @@ def test_a_corrupt_record_is_named_and_ends_all(line, tmp_path):
 def test_an_error_of_a_workers_function_has_its_words_and_ends_all(line, tmp_path):
     flags = [flag.replace(":Line", ":Asserting") for flag in LINE]
     outcomes = Job(1, 1, line, tmp_path, *flags, "--epochs=1", by_flags=True).finish()
-    assert_all_ended(outcomes, 1)
-    said = r"worker 0 \(localhost:\d+\): the labels are not what they should be\n"
+    assert len({code for code, _, _ in outcomes.values()} - {0, 75}) == 1, outcomes
+    said = r"worker 0 \(localhost:\d+\): .*the labels are not what they should be\n"
     assert re.fullmatch(f"trainer.run: {said}", outcomes["worker 0"][2])
     assert re.fullmatch(f"trainer.run: the job has ended: {said}", outcomes["ps 0"][2])
 

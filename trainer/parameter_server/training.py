@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from pipeline.batch.compose import make_dataset
-from pipeline.errors import DataError, PipelineError, RerunError
+from pipeline.errors import DataError, PipelineError, RerunError, UsageError
 from trainer import description
 from trainer.actions import announcing
 from trainer.actions.evaluation import Evaluation, Evaluator
@@ -104,7 +104,7 @@ def _in_one_line(host: Host, roles: Roles) -> Iterator[None]:
     try:
         with failures.in_one_line(2):
             yield
-    except DataError as error:
+    except (DataError, UsageError) as error:
         worker = getattr(error.__context__, "worker", None)  # see `connecting`
         if worker is None:
             raise
