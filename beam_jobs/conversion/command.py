@@ -62,7 +62,8 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
         images = image_facts.of_plan(staged)
         no_card = card.write_card(staged.data_dir, command, arguments, images)
     made, total = manifest.load(target.data_dir), time.monotonic() - started
-    print(summary(made, target.shown, seconds, total, resumed=resumed, has_card=not no_card, images=images))
+    url = target.data_dir.url if target.data_dir.is_remote else ""
+    print(summary(made, target.shown, seconds, total, resumed=resumed, has_card=not no_card, images=images, url=url))
     for note in [*([no_card] if no_card else []), *notes(target.data_dir, made)]:
         print(f"note: {note}")
 

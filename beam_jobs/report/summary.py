@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
-
 from beam_jobs.report import image_facts, notices
 from beam_jobs.report.image_facts import ImageFacts
 from pipeline.commands.text import count_of, size_of
-from pipeline.manifest import Manifest, SplitInfo, naming
+from pipeline.manifest import Manifest, SplitInfo, naming, storage
 from pipeline.manifest.splits import EVALUATED
 
 _TRAIN, _TEST = "train", "test"  # the trainer's own defaults
@@ -26,6 +24,7 @@ def summary(
     resumed: float = 0.0,
     has_card: bool = False,
     images: ImageFacts | None = None,
+    url: str = "",
 ) -> str:
     """Returns a few lines for a person: what was written, how fast, where, and the next commands.
 
@@ -37,6 +36,7 @@ def summary(
       resumed: the part of the work, 0 to 1, that an earlier run had done: the rate is without it.
       has_card: whether there is a card.html.
       images: what is known of the images; by default what the manifest says.
+      url: of a store, the folder with the store's options, which the next commands need.
     """
     images = images or image_facts.of_manifest(made)
     examples = sum(split.num_examples for split in made.splits.values())
@@ -55,7 +55,7 @@ def summary(
     if rejects := sum(split.num_rejects for split in made.splits.values()):
         lines.append(f"  {count_of(rejects, 'invalid row')} left out, listed in {_inside(data_dir, naming.REJECTS)}")
     lines += [f"warning: {notice}" for notice in notices.notices(made, images)]
-    return "\n".join([*lines, *_next_lines(made, data_dir, has_card)])
+    return "\n".join([*lines, *_next_lines(made, data_dir, url or data_dir, has_card)])
 
 
 def image_text(made: Manifest, images: ImageFacts) -> str:
@@ -78,24 +78,25 @@ def by_size(made: Manifest) -> list[tuple[str, SplitInfo]]:
     return sorted(made.splits.items(), key=lambda item: -item[1].num_examples)
 
 
-def _next_lines(made: Manifest, data_dir: str, has_card: bool) -> list[str]:
+def _next_lines(made: Manifest, data_dir: str, address: str, has_card: bool) -> list[str]:
     card = [f"look at it:  {_inside(data_dir, naming.CARD)}"] if has_card else []
-    inspect = f"python -m pipeline.inspect {shlex.quote(data_dir)}"
+    missing = storage.credentials_of(address)
     return [
         *card,
-        ("or:" if card else "look at it:").ljust(13) + inspect,
-        f"train on it: {_training(made, data_dir)}",
+        ("or:" if card else "look at it:").ljust(13) + f"python -m pipeline.inspect {storage.in_command(address)}",
+        f"train on it: {_training(made, data_dir, address)}",
+        *([f"for both, {missing}"] if missing else []),
     ]
 
 
-def _training(made: Manifest, data_dir: str) -> str:
+def _training(made: Manifest, data_dir: str, address: str) -> str:
     """Returns the trainer's command; images of several sizes are stretched to one."""
     height, width, channels = made.features["image"].shape
     resize = "" if height and width else f" --resize={_SIDE}x{_SIDE}"
     model = _model((height or _SIDE, width or _SIDE, channels or 3))
     # Checkpoints lie on a disk, also of a run that reads a store.
     run = f"{made.dataset}-run" if "://" in data_dir else f"{data_dir.rstrip('/')}-run"
-    where = f"--data_dir={shlex.quote(data_dir)} --model_dir={shlex.quote(run)}"
+    where = f"{storage.in_command(address, '--data_dir')} {storage.in_command(run, '--model_dir')}"
     return f"python -m trainer.run {where} --model={model}{resize} --strategy=mirrored{_split_flags(made)}"
 
 

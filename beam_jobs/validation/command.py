@@ -59,6 +59,7 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
     description = "Checks a data set against its manifest, byte by byte."
     config, beam_arguments, flags = commandline.parse_known(command, description, ValidateConfig, argv)
     data_dir = paths.path_of(config.data_dir)
+    shown = str(data_dir) if data_dir.is_remote else config.data_dir  # without what may be a secret in a URL
     content = manifests.load(data_dir)
     if config.deep:
         content.require_images()
@@ -71,7 +72,7 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
     records = sum(split.num_examples for split in content.splits.values())
     with_workers = f" with {workers} processes" if workers > 1 else ""
     what = f"{count_of(records, 'record')} in {count_of(len(content.shards), 'shard')}"
-    print(f"{config.data_dir}: checking {what}{with_workers}", flush=True)
+    print(f"{shown}: checking {what}{with_workers}", flush=True)
     if lowered:
         print(lowered, flush=True)
     began = time.monotonic()
@@ -81,7 +82,7 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
     for note in _notes(data_dir, content):
         print(f"note: {note}")
     if report.num_problems:
-        raise DataError(f"{config.data_dir}: {count(report, content)}")
+        raise DataError(f"{shown}: {count(report, content)}")
 
 
 def seconds(content: Manifest, decodes: bool) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shlex
 from typing import NamedTuple
 
 from pipeline.errors import DataError, UsageError
@@ -16,6 +17,11 @@ from pipeline.manifest import remote
 PathLike = str | os.PathLike[str]
 _USER = re.compile(r"(?<=://)[^/@]*@")  # of `s3://key:secret@bucket`
 _MOST_TEXT = 400  # characters of a reason
+# Options of pyarrow's stores that hold no secret; those that may are left out where a URL is shown.
+_OPEN_OPTIONS = re.compile(
+    r"(region|scheme|endpoint_override|force_virtual_addressing|tls_\w+|allow_\w+|background_writes|smart_defaults"
+    r"|project_id|retry_limit_seconds|user|replication|buffer_size|default_block_size)=.*"
+)
 
 
 class Identity(NamedTuple):
@@ -45,6 +51,11 @@ class File:
         """Returns the path without the store's options and the user, which may hold a secret."""
         base, options = self._parts
         return _USER.sub("", base) if remote.is_of_arrow(self.path) else base + options
+
+    @property
+    def in_command(self) -> str:
+        """The path as an argument of a command that a person pastes into a shell; see `in_command`."""
+        return in_command(self.path)
 
     @property
     def _parts(self) -> tuple[str, str]:
@@ -103,6 +114,31 @@ def folder(data_dir: PathLike) -> File:
     if not isinstance(path, str) or not path:
         raise UsageError(f"data_dir={data_dir!r}: must be the path of a data set's folder")
     return File(path)
+
+
+def in_command(path: str, flag: str = "") -> str:
+    """Returns a path or URL as a shell takes it in a printed command: quoted, with the options that the store needs.
+
+    User and password of a URL, and options that may hold a secret, are left out: a terminal's output is kept.
+
+    Args:
+      path: as the user gave it.
+      flag: `--data_dir` for `--data_dir=PATH`; by default the path stands alone.
+    """
+    if remote.is_of_arrow(path):
+        base, _, options = path.partition("?")
+        kept = [option for option in options.split("&") if _OPEN_OPTIONS.fullmatch(option)]
+        path = _USER.sub("", base) + (f"?{'&'.join(kept)}" if kept else "")
+    elif path.startswith("-") and not flag:  # it would be taken for a flag
+        path = f"./{path}"
+    return f"{flag}={shlex.quote(path)}" if flag else shlex.quote(path)
+
+
+def credentials_of(url: str) -> str | None:
+    """Returns what a command lacks that was made with `in_command`, in words; None if it works as it is."""
+    if remote.is_of_arrow(url) and _USER.search(url) and url.startswith("s3://"):
+        return "put the key and the secret of the URL into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY first"
+    return None
 
 
 class OpenFile:

@@ -162,7 +162,7 @@ class Copies:
         if not self._skips:
             raise DataError(
                 f"{problem}; copy or convert the data again; to see all that is wrong: python -m beam_jobs.validate "
-                f"{self._data_dir}"
+                f"{self._data_dir.in_command}"
             )
         self._unfit.add(entry)
         self._uncached(problem)

@@ -115,4 +115,4 @@ class Corruption:
     @property
     def advice(self) -> str:
         """What an error ends with."""
-        return f"to see all that is wrong: python -m beam_jobs.validate {File(self.data_dir)}"
+        return f"to see all that is wrong: python -m beam_jobs.validate {File(self.data_dir).in_command}"

@@ -59,7 +59,7 @@ class GraphReader:
         records = _all(opened.concatenate(found).concatenate(tf.data.Dataset.from_tensors("")))[1:-1]
         read = tf.size(records, tf.int64)
         bad = tf.strings.as_string(first + read)
-        advice = f": corrupt or cut; to see all that is wrong: python -m beam_jobs.validate {data_dir}"
+        advice = f": corrupt or cut; to see all that is wrong: python -m beam_jobs.validate {data_dir.in_command}"
         problem = tf.strings.join([file, ", record ", bad, advice])
         with tf.control_dependencies([tf.debugging.Assert(tf.equal(read, count), [problem])]):
             return tf.identity(records)

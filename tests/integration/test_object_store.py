@@ -56,6 +56,20 @@ def test_a_dry_run_writes_no_object(bucket: RemotePath, capsys: pytest.CaptureFi
     assert keys(bucket) == before
 
 
+def test_the_printed_commands_reach_the_store_that_only_the_url_names(
+    bucket: RemotePath, endpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name)
+    place = f"{bucket}/my data?endpoint_override={endpoint.partition('://')[2]}&scheme=http&region=us-east-1"
+    convert.main(["--dataset=digits", f"--data_dir={place}"])
+    line = next(line for line in capsys.readouterr().out.splitlines() if "pipeline.inspect" in line)
+    command = f"{sys.executable} -m{line.partition('python -m')[2]}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("digits: 1,797 examples")
+
+
 def test_no_empty_object_stays_where_receipts_were(bucket: RemotePath) -> None:
     convert_in_process(*digits(bucket / "there"))
     assert [key for key in keys(bucket) if ".converting" in key] == []

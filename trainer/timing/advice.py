@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from pipeline.manifest.storage import folder
+from pipeline.manifest.storage import folder, in_command
 from pipeline.request import HOST
 from trainer.config import TrainConfig
 from trainer.timing.shares import COMMUNICATION, INPUT, Times
@@ -54,7 +54,7 @@ def _for_input(config: TrainConfig, facts: Facts) -> Iterator[str]:
         yield f"a simpler --distort than {config.data.distort}"
     yield "more CPU cores"
     if not facts.parses:
-        yield f"python -m pipeline.bench {config.data.data_dir} shows which stage is slow"
+        yield f"python -m pipeline.bench {in_command(config.data.data_dir)} shows which stage is slow"
 
 
 def _for_communication(config: TrainConfig) -> Iterator[str]:

@@ -1,11 +1,14 @@
 import dataclasses
 import re
+import shlex
 from collections import Counter
 
 import pytest
 
 from beam_jobs.report.image_facts import ImageFacts
 from beam_jobs.report.summary import summary
+from pipeline.commands import commandline
+from pipeline.inspect.__main__ import InspectConfig
 from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo
 
 NAMES = tuple(map(str, range(31)))
@@ -148,3 +151,23 @@ def test_a_data_set_on_an_object_store_is_trained_on_into_a_local_folder():
     assert lines[-3].endswith(" s3://bucket/digits/card.html")
     assert lines[-2].endswith(" python -m pipeline.inspect s3://bucket/digits")
     assert " --data_dir=s3://bucket/digits --model_dir=mine-run --model=" in lines[-1]
+
+
+def test_the_next_commands_have_the_stores_options_and_no_secret():
+    url = "s3://key:s3cret@bucket/my data?endpoint_override=127.0.0.1:9000&scheme=http&session_token=x"
+    lines = summary(made(), "s3://bucket/my data", 1.0, 1.0, url=url).splitlines()
+    place = "'s3://bucket/my data?endpoint_override=127.0.0.1:9000&scheme=http'"
+    assert f"python -m pipeline.inspect {place}" in lines[-3]
+    assert f"python -m trainer.run --data_dir={place} --model_dir=mine-run " in lines[-2]
+    assert "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in lines[-1]
+    assert not any(secret in line for line in lines for secret in ("s3cret", "key:", "session_token"))
+    without = summary(made(), "s3://bucket", 1.0, 1.0, url="s3://bucket?region=eu").splitlines()
+    assert without[-1].startswith("train on it: python -m trainer.run --data_dir='s3://bucket?region=eu' ")
+
+
+@pytest.mark.parametrize("name", ["it's $x & [b]", "-dash", "a,b", "w=0.5", "\u00fcber `n`", "x\\y", "#x"])
+def test_the_next_commands_take_any_name(name):
+    inspect, training = (line.partition("python -m ")[2] for line in summary(made(), name, 1.0, 1.0).splitlines()[-2:])
+    inspected = InspectConfig(name if name[0] != "-" else f"./{name}")
+    assert commandline.parse("a", "", InspectConfig, shlex.split(inspect)[1:]) == inspected
+    assert shlex.split(training)[1:3] == [f"--data_dir={name}", f"--model_dir={name}-run"]
