@@ -1,5 +1,6 @@
 """The card of real data sets, as the command writes it and as a browser shows it."""
 
+import dataclasses
 import io
 import json
 import re
@@ -13,8 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from beam_jobs.report.card import page as card
+from beam_jobs.report.image_facts import of_manifest
+from beam_jobs.storage.paths import path_of
 from pipeline import manifest
 from tests import forked
+from tests.converting import convert_in_process
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
 
@@ -131,10 +136,27 @@ def test_a_browser_shows_it_light_or_dark_as_the_reader_likes(digits, tmp_path, 
     assert (pixels.max(axis=2) == 0).sum() > 50_000  # black: around the digits
 
 
+def worst_card(out):
+    """Returns a card with three splits, long numbers and names, and every column."""
+    convert_in_process("--dataset=digits", f"--data_dir={out}", "--split=train:0.8,validation:0.1,a_split_of_mine:0.1")
+    made = manifest.load(out)
+    splits = {
+        name: dataclasses.replace(
+            split, num_rejects=12_345_678, label_histogram=tuple(n * 1_234_567 for n in split.label_histogram)
+        )
+        for name, split in made.splits.items()
+    }
+    names = ("a class whose name has many words and an_underscored_one_that_is_long", *made.class_names[1:])
+    image = dataclasses.replace(made.features["image"], shape=(None, None, None), encoding="any")
+    features = made.features | {"image": image, "a_feature/of/a/long/name": manifest.Feature("float32", (12, 12, 12))}
+    shown = dataclasses.replace(made, splits=splits, class_names=names, features=features)
+    return card.make_card(path_of(str(out)), shown, "python -m beam_jobs.convert", of_manifest(made))
+
+
 @pytest.mark.skipif(not BROWSER, reason="Chromium is not installed")
-@pytest.mark.parametrize("width", [360, 1200])
-def test_no_table_is_cut_on_a_phone(digits, tmp_path, width):
-    page = (digits[0] / "card.html").read_text(encoding="utf-8")
+@pytest.mark.parametrize(("kind", "width"), [("digits", 360), ("digits", 1200), ("worst", 360), ("worst", 1200)])
+def test_no_table_is_cut_on_a_phone(digits, tmp_path, kind, width):
+    page = (digits[0] / "card.html").read_text(encoding="utf-8") if kind == "digits" else worst_card(tmp_path / "worst")
     page = re.sub('<meta http-equiv="Content-Security-Policy".*?>', "", page)  # which forbids the script
     script = f"""
     document.documentElement.style.width = "{width}px";  // a window has 500 or more

@@ -16,6 +16,7 @@ from pipeline.commands.text import count_of
 from pipeline.manifest import Feature, Manifest
 
 _MANY_CLASSES = 40
+_COLUMNS, _LONG_NUMBER = 2, 100_000  # of splits and examples that a phone shows beside each other in a row of labels
 _PICTURES = 1 << 20  # 1 MiB, of all pictures: a third more in the page
 _LARGEST_PICTURE = 64 << 10  # 64 KiB
 _SIDE = 96  # CSS pixels: what there is room for on a wide screen, five in a row
@@ -54,7 +55,8 @@ def labels(made: Manifest) -> dict[str, Any]:
         }
         for label in order
     ]
-    return {"count": count, "profile": profile, "rows": rows, "most": _MANY_CLASSES}
+    is_wide = len(padded) > _COLUMNS or (len(padded) > 1 and max(largest) >= _LONG_NUMBER)
+    return {"count": count, "profile": profile, "rows": rows, "most": _MANY_CLASSES, "is_wide": is_wide}
 
 
 def sizes(made: Manifest, images: ImageFacts) -> dict[str, Any]:
