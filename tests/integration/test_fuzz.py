@@ -237,13 +237,12 @@ def test_mutated_manifests_and_shards_are_refused_or_read_right(tmp_path, seed, 
 
 @pytest.mark.parametrize("command", ["trainer.run", "pipeline.inspect"])
 def test_damaged_json_as_a_command_sees_it(tmp_path, command):
-    write_dataset(tmp_path)
-    content = json.loads((tmp_path / "manifest.json").read_text())
+    write_dataset(tmp_path / "data")
+    content = json.loads((tmp_path / "data" / "manifest.json").read_text())
     content["splits"]["train"]["shards"][0]["num_bytes"] += 1
-    (tmp_path / "manifest.json").write_text(json.dumps(content))
-    flags = (
-        [f"--data_dir={tmp_path}", f"--model_dir={tmp_path / 'run'}"] if command == "trainer.run" else [str(tmp_path)]
-    )
+    (tmp_path / "data" / "manifest.json").write_text(json.dumps(content))
+    data = str(tmp_path / "data")
+    flags = [f"--data_dir={data}", f"--model_dir={tmp_path / 'run'}"] if command == "trainer.run" else [data]
     done = forked.run(["-m", command, *flags])
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
