@@ -43,6 +43,7 @@ class BenchmarkConfig:
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a line for each kind of input."""
     config = commandline.parse(COMMAND, "Measure the time to the first batch.", BenchmarkConfig, argv)
+    commands.say_processor()
     if config.start_at >= 0:
         print(start(config))
         return

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import platform
 import re
 import shutil
 import signal
@@ -17,6 +18,7 @@ from benchmarks import watcher
 from pipeline.errors import DataError
 
 _SUMMARY = re.compile(r"([\d,]+) examples/s \(")
+_VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX", "sse4_2": "SSE4.2"}  # by the flag in /proc/cpuinfo
 _EXAMPLES = re.compile(r": ([\d,]+) examples? to [\d,]+ shards?")
 
 
@@ -43,6 +45,21 @@ class Run:
         if not rate or not count:
             raise DataError(f"a conversion printed no rate: {self.output[-200:]!r}")
         return int(count[1].replace(",", "")) / int(rate[1].replace(",", ""))
+
+
+def processor() -> str:
+    """Returns the processor's name and its widest vector extension, on which kernels and so the figures depend."""
+    info = pathlib.Path("/proc/cpuinfo")
+    text = info.read_text() if info.exists() else ""
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    flags = set(" ".join(re.findall(r"^flags\s*:(.*)$", text, re.MULTILINE)).split())
+    widest = next((name for flag, name in _VECTORS.items() if flag in flags), "vector extension unknown")
+    return f"{model[1].strip() if model else platform.processor() or platform.machine()}, {widest}"
+
+
+def say_processor() -> None:
+    """Prints the processor, which belongs to every figure."""
+    print(f"processor: {processor()}", flush=True)
 
 
 def convert(dataset: str, source: pathlib.Path, data_dir: pathlib.Path, *flags: str) -> Run:

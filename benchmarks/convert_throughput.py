@@ -64,6 +64,7 @@ class Line:
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints one line per round, then the table."""
     config = commandline.parse(COMMAND, "Measure conversion, as ratios.", BenchmarkConfig, argv)
+    commands.say_processor()
     parts = inputs.parts_of(config.only, _PARTS)
     commandline.require("apache_beam", *(["tensorflow_datasets"] if "tfds" in parts else []))
     with tempfile.TemporaryDirectory(dir=config.work_dir or None, prefix="convert-throughput-") as name:

@@ -17,7 +17,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks import inputs
+from benchmarks import commands, inputs
 from benchmarks.rounds import Round, Take, alternate, taking
 from pipeline.commands import commandline
 
@@ -41,6 +41,7 @@ class BenchmarkConfig:
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a line for each input."""
     config = commandline.parse(COMMAND, "Measure what distributing the input costs.", BenchmarkConfig, argv)
+    commands.say_processor()
     with inputs.data_set(config.data_dir, lambda folder: inputs.make_cifar(folder, _IMAGES)) as data_dir:
         tf = inputs.load_tensorflow()
         devices = [tf.config.LogicalDeviceConfiguration()] * max(REPLICAS)

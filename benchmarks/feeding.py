@@ -7,11 +7,11 @@ import dataclasses
 import json
 import os
 import pathlib
-import platform
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from benchmarks import commands
 from benchmarks.contestant import Contestant
 from benchmarks.feeds.feed import Setting
 from benchmarks.interpreters import Interpreters
@@ -111,9 +111,7 @@ def measured(part: str, ready: Mapping[str, Ready], setting: Setting, rounds: in
 
 def machine() -> dict[str, Any]:
     """Returns what the figures depend on."""
-    info = pathlib.Path("/proc/cpuinfo")
-    models = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-    return {"processor": models[0] if models else platform.processor(), "cores": os.cpu_count(), "python": sys.version}
+    return {"processor": commands.processor(), "cores": os.cpu_count(), "python": sys.version}
 
 
 def _start(python: str, entry: Entry, task: str, setting: Setting) -> Contestant:

@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks import feeding, inputs, interpreters, throughput_chart
+from benchmarks import commands, feeding, inputs, interpreters, throughput_chart
 from benchmarks.feeding import Entry, Ready, Result
 from benchmarks.feeds.feed import Setting
 from benchmarks.rounds import ratio_text
@@ -84,6 +84,7 @@ class BenchmarkConfig:
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a block of lines per setting."""
     config = commandline.parse(COMMAND, "Measure this input against its peers.", BenchmarkConfig, argv)
+    commands.say_processor()
     known = interpreters.parse(config.python, set(CONTESTANTS))
     if config.chart:
         commandline.require("matplotlib")

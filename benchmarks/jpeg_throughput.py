@@ -46,6 +46,7 @@ class BenchmarkConfig:
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints one line per recipe."""
     config = commandline.parse(COMMAND, "Measure crops of JPEGs against libjpeg-turbo alone.", BenchmarkConfig, argv)
+    commands.say_processor()
     with inputs.data_set(config.data_dir, lambda folder: make_data(folder, config.images)) as data_dir:
         for name in ("random_crop", "random_resized_crop"):
             compare(config, data_dir, f"{name}(size={config.size}, normalize=False)")

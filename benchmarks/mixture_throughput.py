@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks import inputs
+from benchmarks import commands, inputs
 from benchmarks.rounds import Take, alternate, ratio_text
 from pipeline import input_fn
 from pipeline.commands import commandline
@@ -42,6 +42,7 @@ class BenchmarkConfig:
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a line for each recipe and size of batch."""
     config = commandline.parse(COMMAND, "Measure what a mixture costs, as ratios.", BenchmarkConfig, argv)
+    commands.say_processor()
     with inputs.data_set(config.data_dir, lambda folder: inputs.make_cifar(folder, _IMAGES)) as data_dir:
         for recipe in _RECIPES:
             for rows in _BATCHES:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks import inputs
+from benchmarks import commands, inputs
 from benchmarks.rounds import ratio_text
 from pipeline.commands import commandline
 from pipeline.order.arrays import NumpyArrays
@@ -43,6 +43,7 @@ class BenchmarkConfig:
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints one line per window size."""
     config = commandline.parse(COMMAND, "Measure the order against NumPy's permutation.", BenchmarkConfig, argv)
+    commands.say_processor()
     for size in WINDOWS:
         compare(config, size)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from benchmarks import inputs, rounds
+from benchmarks import commands, inputs, rounds
 from benchmarks.rounds import taking
 from pipeline.commands import commandline
 
@@ -51,6 +51,7 @@ class BenchmarkConfig:
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints one line per recipe."""
     config = commandline.parse(COMMAND, "Measure each distortion against cifar10_tutorial.", BenchmarkConfig, argv)
+    commands.say_processor()
     inputs.check_least(config, global_batch_size=2, rounds=1)
     names = inputs.parts_of(config.only, RECIPES)
     with inputs.data_set(config.data_dir, lambda folder: inputs.make_cifar(folder, _IMAGES)) as data_dir:

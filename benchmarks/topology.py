@@ -23,7 +23,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from benchmarks import inputs, loops
+from benchmarks import commands, inputs, loops
 from benchmarks.rounds import Round, Take, alternate, ratio_text
 from pipeline.commands import commandline
 from pipeline.errors import DataError
@@ -59,6 +59,7 @@ class BenchmarkConfig:
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the ratios."""
     config = commandline.parse(COMMAND, "Measure what the same bits on any topology cost.", BenchmarkConfig, argv)
+    commands.say_processor()
     with inputs.data_set(config.data_dir, lambda folder: inputs.make_cifar(folder, _IMAGES)) as data_dir:
         flags = [f"--data_dir={data_dir}", f"--model={config.model}", f"--global_batch_size={config.global_batch_size}"]
         parts = inputs.parts_of(config.only, PARTS)

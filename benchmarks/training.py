@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from benchmarks import inputs, parameter_servers, topology
+from benchmarks import commands, inputs, parameter_servers, topology
 from benchmarks.contestant import alternate
 from benchmarks.rounds import Round, ratio_text
 from pipeline.commands import commandline
@@ -60,6 +60,7 @@ class BenchmarkConfig:
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the ratios."""
     config = commandline.parse(COMMAND, "Measure the trainer against other loops.", BenchmarkConfig, argv)
+    commands.say_processor()
     with inputs.data_set(config.data_dir, lambda folder: inputs.make_cifar(folder, _IMAGES)) as data_dir:
         flags = [f"--data_dir={data_dir}", f"--global_batch_size={config.global_batch_size}"]
         for part in inputs.parts_of(config.only, PARTS):

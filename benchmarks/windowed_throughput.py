@@ -67,6 +67,7 @@ class BenchmarkConfig:
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints one line per measurement."""
     config = commandline.parse(COMMAND, "Measure input that is read in windows, as ratios.", BenchmarkConfig, argv)
+    commands.say_processor()
     if config.epoch_of:
         _read_epoch(config)
         return

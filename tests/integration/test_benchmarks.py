@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks import commands, sources, tfds_cifar
+from benchmarks import commands, feeding, sources, tfds_cifar
 from pipeline.errors import DataError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -31,6 +31,17 @@ def test_the_floor_is_measured_and_printed_as_ratios(tmp_path):
     for line, name in zip(table[1:], names, strict=True):
         assert re.match(rf"part of the floor's speed, {name} +-?\d+\.\d\d  \(", line)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_processor_is_named_with_its_widest_vectors(tmp_path, monkeypatch):
+    assert re.fullmatch(r".*\w.*, (AVX-512|AVX2|AVX|SSE4\.2|vector extension unknown)", commands.processor())
+    zen3 = "processor : 0\nmodel name : AMD EPYC 7763\nflags : fpu sse4_2 avx avx2 fma\n\n"
+    read = pathlib.Path.read_text
+    monkeypatch.setattr(
+        pathlib.Path, "read_text", lambda path, *given: zen3 if str(path) == "/proc/cpuinfo" else read(path, *given)
+    )
+    assert commands.processor() == "AMD EPYC 7763, AVX2"
+    assert feeding.machine()["processor"] == "AMD EPYC 7763, AVX2"
 
 
 def test_a_run_says_what_it_took(tmp_path):
@@ -72,7 +83,9 @@ def cifar(tmp_path_factory):
 
 def lines_of(done):
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    first, *lines = done.stdout.splitlines()
+    assert first == f"processor: {commands.processor()}"
+    return lines
 
 
 @pytest.mark.slow
@@ -157,6 +170,6 @@ def test_virtual_replicas_are_measured_against_the_classic_step(cifar):
 )
 def test_a_wrong_flag_is_one_line(benchmark, flag, fact):
     done = run(flag, benchmark=benchmark)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) in ((2, ""), (2, f"processor: {commands.processor()}\n"))
     assert fact in done.stderr
     assert done.stderr.count("\n") == 1
