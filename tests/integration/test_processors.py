@@ -1,9 +1,9 @@
 """What computes passes on other kinds of processor, too: simulated, each in a process of its own.
 
 TensorFlow turns oneDNN's operations on only where the processor has AVX-512 VNNI or better, so their absence is what
-differs most: a ReLU fused into them gives 0 for NaN, Eigen's gives NaN. oneDNN's matrix products and XLA's code are held
-to older instructions by variables of their own. What stays as it is: Eigen's kernels, which TensorFlow compiles once for
-AVX, and libraries that choose for themselves (NumPy, libjpeg-turbo, CRC32C); for these it takes such a processor.
+differs most: a ReLU fused into them gives 0 for NaN, Eigen's gives NaN. oneDNN's matrix products and XLA's code are
+held to older instructions by variables of their own. What stays as it is: Eigen's kernels, which TensorFlow compiles
+once for AVX, and libraries that choose for themselves (NumPy, libjpeg-turbo, CRC32C); these take such a processor.
 """
 
 import os
