@@ -128,6 +128,39 @@ def fails():
 
 def nothing():
     return None
+
+
+class Called(keras.Model):
+    def __init__(self, units):
+        super().__init__()
+        self.dense = keras.layers.Dense(units)
+
+    def call(self, images):
+        return self.dense(keras.ops.reshape(keras.ops.cast(images, "float32"), (-1, 64)))
+
+
+def called(image_shape, num_classes, units=None):
+    model = Called(units or num_classes)
+    model(keras.ops.zeros((1, *image_shape)))
+    return model
+
+
+def called_narrow(image_shape, num_classes):
+    return called(image_shape, num_classes, 3)
+
+
+def not_called(image_shape, num_classes):
+    return Called(num_classes)
+
+
+def of_other_images():
+    return plain((9, 9, 3), 10)
+
+
+def untrained(image_shape, num_classes):
+    model = plain(image_shape, num_classes)
+    model.trainable = False
+    return model
 """
 FAILS = MINE.splitlines().index("    return 1 / 0") + 1
 TASKS = """
@@ -187,6 +220,12 @@ def test_a_model_that_is_not_compiled_is_trained_as_the_flags_say(models):
     [(code, out, error)] = finish(start(models, *flags, "--optimizer=adamw", "--learning_rate=0.01"))
     assert code == 0, error
     assert float(re.search(r"accuracy = ([\d.]+)", out)[1]) > 0.8
+
+
+def test_a_subclass_that_was_called_is_trained(models):
+    flags = ("--data_dir=digits", "--model_dir=called", "--model=mine:called", "--resize=8x8", "--train_steps=3")
+    [(code, _, error)] = finish(start(models, *flags))
+    assert code == 0, error
 
 
 def test_from_python_and_resumed_by_the_command(models):
@@ -290,6 +329,11 @@ def test_keys_are_not_logged_of_data_that_a_task_parses(project):
         (["--model=mine:nothing"], ["--model=mine:nothing", "must return a Keras model"]),
         (["--model=mine:softmax"], ["--model=mine:softmax", "activation softmax"]),
         (["--model=mine:narrow"], ["--model=mine:narrow", "(None, 3)", "10 classes"]),
+        (["--model=mine:called_narrow", "--resize=8x8"], ["its outputs have the shape (None, 3)", "10 classes"]),
+        (["--model=mine:not_called"], ["the model is not built", "give it a keras.Input, or call it once on zeros"]),
+        (["--model=mine:of_other_images"], ["the model does not take the data, which are uint8 (None, 28, 28, 1): "]),
+        (["--model=mine:untrained"], ["--model=mine:untrained: the model has no trainable weights"]),
+        (["--global_batch_size=1e12"], ["--global_batch_size=1000000000000: must be 16777216 or less"]),
         (["--task=mine:compiled"], ["--task=mine:compiled", "subclass of trainer.Task"]),
         (["--model=mine:compiled", "--resize=8x8", "--learning_rate=1"], ["--learning_rate=1.0", "is compiled"]),
     ],

@@ -76,6 +76,7 @@ class Checkpoints:
         output: Output,
         remembered: Mapping[str, Remembered] | None = None,
         io_device: str | None = None,
+        data: Mapping[str, str] | None = None,
     ) -> None:
         """Removes what a kill left in model_dir.
 
@@ -83,9 +84,14 @@ class Checkpoints:
           state, spec, steps_per_epoch, config, cluster: of the run.
           output: of lines.
           remembered: what a checkpoint holds besides variables, by name.
+          data: what is read, in words, by the digest of its manifest.
           io_device: that reads and writes the files; None: the variables' own, which must be of this process.
         """
-        self._state, self._output, self._origin = state, output, Origin(state, spec, config, structure.of(state.model))
+        self._state, self._output, self._origin = (
+            state,
+            output,
+            Origin(state, spec, config, structure.of(state.model), data or {}),
+        )
         self._folder = pathlib.Path(config.run.model_dir)
         self._files = CheckpointFiles(self._folder, config.steps.max_to_keep, steps_per_epoch)
         self._checkpoint = tf.train.Checkpoint(

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 import tensorflow as tf
 
 from pipeline.read.cache_counts import cache_counts
+from trainer import description
 from trainer.actions import announcing
 from trainer.actions import best as bests
 from trainer.actions.best import Best
@@ -58,6 +59,7 @@ class Keeper:
             output,
             {**remembered, bests.NAME: ranking},  # a run that ranks nothing hands it on
             io_device,
+            {part.spec.manifest_digest: description.of_data(part) for part in training.parts},
         )
         model_dir, is_chief = config.run.model_dir, cluster.is_chief
         self.best = Best(ranking, self._checkpoints, model_dir, is_chief) if flags.ranks else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import UsageError
@@ -13,6 +14,8 @@ from trainer.config.changes import changed_flags
 from trainer.step.state import TrainState, policy
 from trainer.stored import structure as structures
 from trainer.stored.structure import Change
+
+_DIGEST = "manifest_digest"  # the field of an order spec, in a mixture after `source 0: `
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -24,12 +27,14 @@ class Origin:
       spec: of its order of examples.
       config: all flags.
       structure: of the model as its code makes it, before a checkpoint restores the optimizer's rate.
+      data: what is read, in words, by the digest of its manifest.
     """
 
     state: TrainState
     spec: Spec
     config: TrainConfig
     structure: structures.Structure
+    data: Mapping[str, str]
 
     def content(self) -> dict[str, Any]:
         """Returns what a checkpoint stores, as JSON."""
@@ -45,6 +50,7 @@ class Origin:
             "--ema": None if config.optimizer.ema is None else "set",
             **self._same_bits(),
             "structure": self.structure,
+            "data": dict(self.data),
             "order": json.loads(self.spec.to_json()),
             "config": dataclasses.asdict(config),
         }
@@ -53,7 +59,7 @@ class Origin:
         """Raises UsageError where a checkpoint with such a content cannot be resumed by this run."""
         for name, here in self.content().items():
             was = stored.get(name, stored.get(name.removeprefix("--")))  # without -- in earlier versions
-            if name not in ("structure", "order", "config") and was != here:
+            if name not in ("structure", "data", "order", "config") and was != here:
                 before, now = ("unset" if value is None else value for value in (was, here))
                 raise UsageError(
                     f"{path} has {name} {before}, this run has {now}; use the old one, or another --model_dir"
@@ -101,7 +107,23 @@ class Origin:
 
     def _order_changes(self, stored: dict[str, Any]) -> list[str]:
         changed = self.spec.differences(stored.get("order", {}))
-        return [f"{name} was {_short(was)}, is {_short(now)}" for name, (now, was) in changed.items()]
+        here = {"data": self.data, "config": {"data": {"data_dir": self.config.data.data_dir}}}
+        said = []
+        for name, (now, was) in changed.items():
+            if name.endswith(_DIGEST) and was and now:
+                what = f"{name.removesuffix(_DIGEST)}the data"
+                said.append(f"{what} was {_data(was, stored)}, is {_data(now, here)}")
+            else:
+                said.append(f"{name} was {_short(was)}, is {_short(now)}")
+        return said
+
+
+def _data(digest: str, content: Mapping[str, Any]) -> str:
+    """Returns in words what has a digest, by the content of a checkpoint, which may be of an earlier version."""
+    words = content.get("data", {}).get(digest)
+    folder = content.get("config", {}).get("data", {}).get("data_dir")
+    parts = [*([words] if words else []), *([f"--data_dir={folder}"] if folder else []), f"digest {_short(digest)}"]
+    return f"{parts[0]} ({', '.join(parts[1:])})" if len(parts) > 1 else parts[0]
 
 
 def _rates(found: structures.Structure) -> list[float]:

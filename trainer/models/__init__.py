@@ -33,7 +33,7 @@ def build(flags: ModelFlags, images: tf.TensorSpec, num_classes: int) -> keras.M
     """
     shape = tuple(images.shape[1:])
     if ":" in flags.model:
-        return _of_user(flags.model, load("--model", flags.model), shape, num_classes)
+        return _of_user(flags.model, load("--model", flags.model), images, num_classes)
     options = {"dropout": flags.dropout} if flags.model in WITH_DROPOUT else {}
     try:
         model: keras.Model = importlib.import_module(f"trainer.models.{flags.model}").build(
@@ -45,7 +45,7 @@ def build(flags: ModelFlags, images: tf.TensorSpec, num_classes: int) -> keras.M
     return model
 
 
-def _of_user(name: str, function: Callable[..., Any], shape: tuple[int, ...], num_classes: int) -> keras.Model:
+def _of_user(name: str, function: Callable[..., Any], images: tf.TensorSpec, num_classes: int) -> keras.Model:
     """Returns what a user's function gives: called without arguments, or with the shape and the number of classes."""
     import keras  # noqa: PLC0415
 
@@ -59,7 +59,7 @@ def _of_user(name: str, function: Callable[..., Any], shape: tuple[int, ...], nu
             f"{', '.join(p.name for p in required)}"
         )
     try:
-        model = function(shape, num_classes) if required else function()
+        model = function(tuple(images.shape[1:]), num_classes) if required else function()
     except PipelineError:
         raise
     except Exception as error:
@@ -67,20 +67,54 @@ def _of_user(name: str, function: Callable[..., Any], shape: tuple[int, ...], nu
         raise UsageError(f"--model={name}: the function fails: {of_user(error)}") from error
     if not isinstance(model, keras.Model):
         raise UsageError(f"--model={name}: must return a Keras model, returned {model!r}")
+    if not model.built:
+        raise UsageError(
+            f"--model={name}: the model is not built, so it has no weights yet; give it a keras.Input, or call it once "
+            f"on zeros of the images' shape (1, {', '.join(map(str, images.shape[1:]))}) before you return it"
+        )
     if not model.compiled:
-        _check_logits(name, model, num_classes)
+        _check_logits(name, model, images, num_classes)
     return model
 
 
-def _check_logits(name: str, model: keras.Model, num_classes: int) -> None:
+def takes(model: keras.Model, features: Any) -> str | None:
+    """Returns why a model does not take features of some TensorSpecs, in one line; None: it does."""
+    import keras  # noqa: PLC0415
+    import tensorflow as tf  # noqa: PLC0415
+
+    known = getattr(model, "input_shape", None)
+    is_one = isinstance(features, tf.TensorSpec) and isinstance(known, tuple) and _is_shape(known)
+    if is_one and tf.TensorShape(known).is_compatible_with(features.shape):
+        return None
+    specs = tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), features)
+    try:
+        model.compute_output_spec(specs)
+    except Exception as error:  # whatever a layer says of shapes that it does not take
+        return of_user(error)
+    return None
+
+
+def _is_shape(value: tuple[Any, ...]) -> bool:
+    return all(size is None or isinstance(size, int) for size in value)
+
+
+def _check_logits(name: str, model: keras.Model, images: tf.TensorSpec, num_classes: int) -> None:
     """Refuses a model that the cross-entropy of logits would not train."""
+    import keras  # noqa: PLC0415
+
     outputs = getattr(model, "output_shape", None)
+    if outputs is None and takes(model, images) is None:  # of a subclass, whose shapes Keras does not know
+        spec = model.compute_output_spec(keras.KerasTensor(images.shape, images.dtype.name))
+        outputs = tuple(spec.shape) if hasattr(spec, "shape") else type(spec).__name__
+    if outputs is None:
+        return  # it does not take the images, which is said of any model
     if outputs != (None, num_classes):
         raise UsageError(
             f"--model={name}: its outputs have the shape {outputs}; logits of {num_classes} classes need "
             f"{(None, num_classes)}; compile the model for another loss"
         )
-    activation = getattr(getattr(model.layers[-1], "activation", None), "__name__", "")
+    last = model.layers[-1] if model.layers else None
+    activation = getattr(getattr(last, "activation", None), "__name__", "")
     if activation in ("softmax", "sigmoid"):
         raise UsageError(
             f"--model={name}: its last layer has the activation {activation}; leave it out, since the loss is "

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from pipeline.errors import UsageError
+from trainer import models
 from trainer.config import TrainConfig
 from trainer.config.flags.optimizer import OptimizerFlags
 from trainer.step import optimizers
@@ -102,6 +103,7 @@ def create(strategy: tf.distribute.Strategy, config: TrainConfig, task: Task, sc
         _check_mirrored(task)
         flag = f"--task={config.model.task}" if config.model.task else f"--model={config.model.model}"
         _check_central(strategy, flag, model)
+        _check_inputs(flag, model, task)
         if model.compiled:
             _check_compiled(flag, model, config)
             measure: Measure = CompiledMeasure(model, task.data, flag)
@@ -127,6 +129,16 @@ def _check_model(model: Any, task: Task) -> None:
     if not model.built:
         raise UsageError(f"{name}.build_model: the model is not built; give it a keras.Input")
     check_state(model)
+
+
+def _check_inputs(flag: str, model: keras.Model, task: Task) -> None:
+    """Refuses a model that has nothing to train, or does not take what it is fed."""
+    if not model.trainable_variables:
+        raise UsageError(f"{flag}: the model has no trainable weights; add a layer that has, or set trainable = True")
+    is_fed = model.compiled or type(task).train_step is Task.train_step  # a task may feed it otherwise
+    if is_fed and (reason := models.takes(model, task.data.features)):
+        shapes = tf.nest.map_structure(lambda spec: f"{spec.dtype.name} {tuple(spec.shape)}", task.data.features)
+        raise UsageError(f"{flag}: the model does not take the data, which are {shapes}: {reason}")
 
 
 def _check_central(strategy: tf.distribute.Strategy, flag: str, model: keras.Model) -> None:

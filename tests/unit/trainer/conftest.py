@@ -84,12 +84,13 @@ def make_stepper(make_strategy, make_state, config_of):
 def make_checkpoints(tmp_path, spec, config_of):
     """Returns a function that makes the Checkpoints of a state, with changes to the flags or the order."""
 
-    def make(state, cluster=ALONE, order=None, **flags):
+    def make(state, cluster=ALONE, order=None, data=None, **flags):
         from trainer.actions.checkpoints import Checkpoints
         from trainer.actions.output import Output
 
         config = config_of(model_dir=tmp_path, **flags)
-        return Checkpoints(state, dataclasses.replace(spec, **(order or {})), 10, config, cluster, Output(cluster.rank))
+        order = dataclasses.replace(spec, **(order or {}))
+        return Checkpoints(state, order, 10, config, cluster, Output(cluster.rank), data=data)
 
     return make
 

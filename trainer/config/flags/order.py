@@ -8,6 +8,7 @@ from pipeline.errors import UsageError
 from pipeline.order import order
 from trainer.config.flags.checks import check_least, check_name
 
+_MOST_ROWS = 1 << 24  # of a step: 16.7 million, more than any memory holds of images
 _SEEDS = 1 << 32  # that Keras, and so NumPy, take
 
 
@@ -30,6 +31,8 @@ class OrderFlags:
         check_name("remainder", self.remainder, order.REMAINDERS)
         check_least(self, 1, "global_batch_size", "virtual_replicas", "cpu_threads", "streams", "shuffle_bytes")
         check_least(self, 0, "seed", "prefetch")
+        if self.global_batch_size > _MOST_ROWS:
+            raise UsageError(f"--global_batch_size={self.global_batch_size}: must be {_MOST_ROWS} or less")
         if self.seed >= _SEEDS:
             raise UsageError(f"--seed={self.seed}: must be below {_SEEDS}")
         if self.streams is not None:

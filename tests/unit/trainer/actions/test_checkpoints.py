@@ -142,9 +142,22 @@ def test_another_order_names_the_fields_and_both_values(saved, make_checkpoints,
     message = str(caught.value)
     assert "seed was 0, is 3" in message
     assert "global_batch_size was 8, is 16" in message
-    assert "manifest_digest was dddddddddddd..., is eeeeeeeeeeee..." in message
+    assert "the data was --data_dir=D (digest dddddddddddd...), is --data_dir=D (digest eeeeeeeeeeee...)" in message
     assert "--allow_order_change" in message
     assert "\n" not in message
+
+
+def test_other_data_are_named_in_words(make_one, make_checkpoints):
+    state = make_one()
+    state.global_step.assign(10)
+    make_checkpoints(state, data={"d" * 64: "digits:train, 9 records"}).save()
+    now = {"order": {"manifest_digest": "e" * 64}, "data": {"e" * 64: "mnist:train, 60,000 records"}}
+    with pytest.raises(UsageError) as caught:
+        make_checkpoints(make_one(), **now, data_dir="elsewhere").restore()
+    assert (
+        "the data was digits:train, 9 records (--data_dir=D, digest dddddddddddd...), is "
+        "mnist:train, 60,000 records (--data_dir=elsewhere, digest eeeeeeeeeeee...); use the old values"
+    ) in str(caught.value)
 
 
 def test_another_order_can_be_allowed_and_is_then_stored(saved, make_checkpoints, make_one, tmp_path):
@@ -339,11 +352,11 @@ def test_the_rate_of_a_compiled_model_is_that_of_its_code_once_that_has_changed(
     make_strategy, make_state, make_checkpoints
 ):
     def resumed(rate):
-        state = make_state(make_strategy(), "momentum", build=compiled(rate))
-        return state, make_checkpoints(state).restore().changes
+        state = make_state(make_strategy(), None, build=compiled(rate), model="m:f")
+        return state, make_checkpoints(state, model="m:f").restore().changes
 
-    state = make_state(make_strategy(), "momentum", build=compiled(0.1))
-    checkpoints = make_checkpoints(state)
+    state = make_state(make_strategy(), None, build=compiled(0.1), model="m:f")
+    checkpoints = make_checkpoints(state, model="m:f")
     state.optimizer.learning_rate.assign(0.05)  # as a callback does
     state.global_step.assign(10)
     checkpoints.save()
