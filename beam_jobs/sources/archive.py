@@ -18,6 +18,7 @@ from beam_jobs.storage.paths import LocalPath
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 
+_OTHER_PACKINGS = {b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\3\4": "zip"}
 MAX_FILE = 1 << 30  # 1 GiB: six times the largest file of these data sets, CIFAR-100's train
 MAX_MEMBERS = 1000  # the archives of these data sets have about ten
 _MAX_HEADER = 1 << 20  # 1 MiB, including what tarfile reads ahead
@@ -33,6 +34,11 @@ def unpack(path: LocalPath, members: Collection[tuple[str, str]]) -> dict[tuple[
       DataError: it is not a tar archive, is cut short or corrupt, holds a file twice, or is larger than allowed.
     """
     found: dict[tuple[str, str], IO[bytes]] = {}
+    with streams.open_plain(path) as raw:
+        start = raw.read(max(map(len, _OTHER_PACKINGS)))
+    for magic, packing in _OTHER_PACKINGS.items():
+        if start.startswith(magic):
+            raise DataError(f"{path}: is packed by {packing}; .tar.gz and .tar are read: unpack it and give the folder")
     with streams.opened(path) as stream:
         meter = _Meter(stream, path)
         try:

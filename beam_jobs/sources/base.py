@@ -230,13 +230,11 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(listed, key=int) if all(map(_NUMBER.fullmatch, listed)) else listed
 
 
-def alike(names: Iterable[str], ignore_case: bool = False) -> tuple[str, str] | None:
-    """Returns two class names that people would take for one, or None: see `_seen`."""
+def alike(names: Iterable[str], ignore_case: bool = False) -> list[tuple[str, str]]:
+    """Returns pairs of class names that people would take for one: see `_seen`."""
     seen: dict[str, str] = {}
-    for name in sorted(names):
-        if (other := seen.setdefault(_seen(name, ignore_case), name)) != name:
-            return other, name
-    return None
+    pairs = [(seen.setdefault(_seen(name, ignore_case), name), name) for name in sorted(names)]
+    return [(other, name) for other, name in pairs if other != name]
 
 
 def _seen(name: str, ignore_case: bool) -> str:

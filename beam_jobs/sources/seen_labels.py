@@ -51,12 +51,12 @@ class SeenLabels:
         """
         if not self._texts and self._highest < 0:
             raise DataError(f"{source}: {self._what} has no label that is a text or 0 or more; {self._advice}")
-        if pair := base.alike(self._texts):
-            labels = " and ".join(map(ascii, pair))
+        if pairs := base.alike(self._texts):
+            labels = " and ".join(map(ascii, pairs[0]))
             raise DataError(
                 f"{source}: {self._what}: the labels {labels} look alike (spaces, Unicode's form of a letter, zeros "
                 "before a number) but would be two classes; make them equal in the files"
             )
-        if pair := base.alike(self._texts, ignore_case=True):
-            print(f"{source}: the classes {pair[0]!r} and {pair[1]!r} differ only in case", file=sys.stderr, flush=True)
+        for one, other in base.alike(self._texts, ignore_case=True)[:1]:
+            print(f"{source}: the classes {one!r} and {other!r} differ only in case", file=sys.stderr, flush=True)
         return tuple(base.in_order(self._texts)) or tuple(map(str, range(self._highest + 1)))

@@ -99,8 +99,8 @@ def open_source(options: SourceOptions) -> ImageFolderSource:
     listing = folder_listing.scan(os.fsencode(folder), options.follow_links)
     if listing.ignored:
         print(f"{folder}: {folder_listing.skipped(listing.ignored)}", file=sys.stderr, flush=True)
-    if pair := base.alike(listing.class_names, ignore_case=True):
-        print(f"{folder}: the classes {pair[0]!r} and {pair[1]!r} differ only in case", file=sys.stderr, flush=True)
+    for one, other in base.alike(listing.class_names, ignore_case=True)[:1]:
+        print(f"{folder}: the classes {one!r} and {other!r} differ only in case", file=sys.stderr, flush=True)
     with _lock:
         _keep(folder, listing)
     return ImageFolderSource(

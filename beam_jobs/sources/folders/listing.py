@@ -259,14 +259,14 @@ class _Scan:
         return status.st_size, status.st_mtime_ns
 
     def _check_names_differ(self, classes: dict[str, set[bytes]]) -> None:
-        by_split = [[name.decode() for name in names] for names in classes.values()]
-        every = {name for names in by_split for name in names}
-        problem, pair = "look alike (spaces, Unicode's form of a letter, zeros before a number)", base.alike(every)
-        # "A" and "a" may be two letters of one split; "Cat" of one split and "cat" of another are one class.
-        if not pair and (found := base.alike(every, ignore_case=True)):
-            is_of_two = not any(set(found) <= set(names) for names in by_split)
-            problem, pair = "of different splits differ only in case", found if is_of_two else None
-        if pair:
+        by_split = [{name.decode() for name in names} for names in classes.values()]
+        every = set().union(*by_split)
+        problem, pairs = "look alike (spaces, Unicode's form of a letter, zeros before a number)", base.alike(every)
+        if not pairs:
+            # "A" and "a" may be two letters of one split; "Cat" of one split and "cat" of another are one class.
+            problem, in_case = "of different splits differ only in case", base.alike(every, ignore_case=True)
+            pairs = [pair for pair in in_case if not any(set(pair) <= names for names in by_split)]
+        for pair in pairs:
             names = " and ".join(map(ascii, pair))
             raise DataError(f"{text(self._root)}: the class folders {names} {problem}; join them, or rename one")
 
@@ -279,8 +279,8 @@ class _Scan:
                     rows_shown = rows.start, 0 if rows.start else rows.stop
                     split, other = (repr(text(images.path(row))) for row in rows_shown)
                     raise DataError(
-                        f"{text(self._root)}: {split} is split/class/file, {other} is class/file; put all images at "
-                        "one level"
+                        f"{text(self._root)}: {split} is split/class/file by the name of its folder, {other} is not; "
+                        "put all images at one level"
                     )
         inner: dict[str, bytes] = {}  # an image below a folder of each split inside a class
         for folder, split in _SPLITS.items():

@@ -77,6 +77,13 @@ def test_folder_parent_and_archive_are_the_same_source(cifar_folder, tmp_path, m
     assert (pickle.loads(pickle.dumps(packed)).read("test", rows).images == expected).all()
 
 
+@pytest.mark.parametrize(("mode", "packing"), [("w:bz2", "bzip2"), ("w:xz", "xz")])
+def test_an_archive_of_another_packing_is_refused_with_what_to_do(cifar_folder, tmp_path, mode, packing):
+    path = pack(tmp_path / "cifar.tar", cifar_folder()[0], mode)
+    with pytest.raises(DataError, match=rf"cifar.tar: is packed by {packing}; .*unpack it and give the folder"):
+        opened(path)
+
+
 def test_an_archive_is_read_once_by_a_worker(cifar_folder, tmp_path, monkeypatch):
     source = opened(pack(tmp_path / "cifar.tar.gz", cifar_folder()[0]))
     reads = []
