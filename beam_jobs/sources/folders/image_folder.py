@@ -101,6 +101,14 @@ def open_source(options: SourceOptions) -> ImageFolderSource:
         print(f"{folder}: {folder_listing.skipped(listing.ignored)}", file=sys.stderr, flush=True)
     for one, other in base.alike(listing.class_names, ignore_case=True)[:1]:
         print(f"{folder}: the classes {one!r} and {other!r} differ only in case", file=sys.stderr, flush=True)
+    if inner := _folders_of_only_class(listing):
+        names = f"{text(inner[0])!r}, {text(inner[1])!r}"
+        print(
+            f"{folder}: all images are of one class, {listing.class_names[0]!r}; if its folders ({names}, ...) are the "
+            "classes, give that folder as --source",
+            file=sys.stderr,
+            flush=True,
+        )
     with _lock:
         _keep(folder, listing)
     return ImageFolderSource(
@@ -112,6 +120,21 @@ def open_source(options: SourceOptions) -> ImageFolderSource:
         listing_digest=listing.digest,
         follow_links=options.follow_links,
     )
+
+
+def _folders_of_only_class(listing: Listing) -> list[bytes]:
+    """Returns two folders in the class folder if there is one class and its images all lie in such; else nothing."""
+    found: dict[bytes, None] = {}
+    if len(listing.class_names) > 1:
+        return []
+    for split, images in listing.splits.items():
+        start = len(os.path.join(listing.folders[split], listing.class_names[0].encode(), b""))
+        for row in range(len(images)):
+            inner, slash, _ = images.path(row)[start:].partition(b"/")
+            if not slash:
+                return []
+            found[inner] = None
+    return list(found) if len(found) > 1 else []
 
 
 def _keep(folder: str, listing: Listing) -> None:

@@ -175,6 +175,19 @@ def test_classes_that_differ_only_in_case_are_named(tmp_path, capsys):
     assert capsys.readouterr().err == f"{tmp_path}: the classes 'A' and 'a' differ only in case\n"
 
 
+def test_a_source_that_is_one_level_too_high_is_named(tmp_path, capsys):
+    fill(tmp_path, {"data/cat/1.png": b"x", "data/dog/1.png": b"x", "data/eel/1.png": b"x"})
+    assert opened(tmp_path).class_names == ("data",)
+    assert capsys.readouterr().err == (
+        f"{tmp_path}: all images are of one class, 'data'; if its folders ('cat', 'dog', ...) are the classes, give "
+        "that folder as --source\n"
+    )
+    opened(tmp_path / "data")
+    fill(tmp_path, {"data/0.png": b"x"})
+    assert opened(tmp_path).class_names == ("data",)
+    assert capsys.readouterr().err == ""
+
+
 def test_classes_that_are_numbers_are_sorted_as_numbers(tmp_path):
     source = opened(fill(tmp_path, {f"{n}/1.png": b"%d" % n for n in (11, 10, 2, 1, 0)}))
     assert source.class_names == ("0", "1", "2", "10", "11")
