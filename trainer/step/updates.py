@@ -98,9 +98,9 @@ class Stepper:
             shape_invariants=(tf.TensorShape([]), self._shapes()),
             parallel_iterations=1,
         )
+        self.epoch.assign(result.epoch)
         return self._ended(result)
 
-    @tf.function(autograph=False)
     def train_one(self, iterator: Iterator[tuple[Any, ...]], wanted: Wanted) -> tuple[LoopResult, Any, Any]:
         """Makes one update with a batch whose first component is a dict with `key`, which the model does not get.
 
@@ -108,6 +108,13 @@ class Stepper:
           The result, the keys of each local replica's rows, string (rows,), and their weights, float32 (rows,): both in
           host memory, since GPUs have no strings.
         """
+        result, keys, weights = self._train_one(iterator, wanted)
+        # Not in the graph: outside a loop, Grappler takes the length that is assigned for that of what was read.
+        self.epoch.assign(result.epoch)
+        return result, keys, weights
+
+    @tf.function(autograph=False)
+    def _train_one(self, iterator: Iterator[tuple[Any, ...]], wanted: Wanted) -> tuple[LoopResult, Any, Any]:
         features, labels, weights = next(iterator)
         others = {name: value for name, value in features.items() if name != "key"}
         rows = (others if len(others) > 1 else others["image"], labels, weights)
@@ -137,7 +144,6 @@ class Stepper:
     def _ended(self, result: LoopResult) -> LoopResult:
         """Keeps what the next loop goes on with, and adds the means over the epoch: once per loop, not per update."""
         self.averages.assign(result.averages)
-        self.epoch.assign(result.epoch)
         sums, penalty = details.taken_apart(result.epoch, self._sum_shapes)
         means = [tf.cast(value, tf.float64) for value in self._values(sums, penalty).values()]
         return result._replace(means=tf.stack(means))

@@ -183,3 +183,16 @@ def test_virtual_replicas_have_the_same_means_to_the_bit(make_stepper, batch):
         assert result.epoch[0] == 3
         found.append(result.means.numpy().tolist())
     assert found[0] == found[1] == found[2]
+
+
+def test_an_update_by_itself_has_the_same_means(make_stepper, batch):
+    """As with --log_keys, from a state that has no sums yet."""
+    images, labels, weights = batch
+    features = {"image": images, "key": np.array([b"k"] * 8, object)}
+    one, other = make_stepper(), make_stepper()
+    iterator, found = iter(tf.data.Dataset.from_tensors((features, labels, weights)).repeat()), []
+    for _ in range(3):
+        result, _, _ = one.train_one(iterator, Wanted.of())
+        found.append(means(one, result))
+    expected = [means(other, train(other, endless(other, batch), 1)[0]) for _ in range(3)]
+    assert found == expected
