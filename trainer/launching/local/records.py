@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import pathlib
 import time
@@ -63,8 +64,10 @@ class Records:
 
     @property
     def saved(self) -> int | None:
-        """The step of the newest checkpoint; None: there is none."""
-        return max(steps_in(self._folder), default=None)
+        """The step of the newest checkpoint; None: there is none, or the folder cannot be read now."""
+        with contextlib.suppress(OSError):
+            return max(steps_in(self._folder), default=None)
+        return None
 
     @property
     def left(self) -> str:
