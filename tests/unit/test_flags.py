@@ -167,7 +167,9 @@ SEEN: dict[str, dict[str, str]] = {
         "max_restarts": "integration/test_launch.py::test_there_is_a_last_restart",
         "restart_delay": "integration/test_launch.py::test_a_later_failure_at_start_up_is",
         "silent_timeout": "integration/test_launch.py::test_a_silent_worker_is_named_and_killed",
-        "stop_timeout": "integration/test_launch.py::test_not_even_one_that_is_stopped_or_what_it_has_started",
+        "stop_timeout": (
+            "integration/test_launch.py::test_who_is_killed_after_stop_timeout_is_named_with_the_steps_that_are_lost"
+        ),
         "regrow_delay": "integration/test_launch.py::test_elastic_goes_on_with_fewer_and_grows_back",
         "elastic": "integration/test_launch.py::test_elastic_goes_on_with_fewer_and_grows_back",
         "name": "unit/trainer/launching/targets/test_slurm.py::test_options_of_sbatch",
@@ -192,7 +194,7 @@ SEEN: dict[str, dict[str, str]] = {
         "pull_secret": "unit/trainer/launching/targets/test_kubernetes.py::test_what_an_operator_sets",
         "run_as": "unit/trainer/launching/targets/test_kubernetes.py::test_what_an_operator_sets",
         "ttl": "unit/trainer/launching/targets/test_kubernetes.py::test_what_an_operator_sets",
-        "setup": "unit/trainer/launching/targets/test_slurm.py::test_it_is_a_valid_script",
+        "setup": "unit/trainer/launching/targets/test_slurm.py::test_a_setup_that_fails_is_final",
     },
     "trainer.evaluate": {
         "model_dir": "integration/test_evaluate.py::test_it_says_what_the_run_says_and_more",
