@@ -43,6 +43,8 @@ class ValidateConfig:
 
     def __post_init__(self) -> None:
         """Checks every value."""
+        if not self.data_dir.strip():  # an unset variable, which would name the current folder
+            raise UsageError(f"DATA_DIR={self.data_dir!r}: must be the folder of a data set; see --help")
         flag_values.check_path("report", self.report)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 
 import simple_parsing
@@ -27,6 +28,10 @@ class IndexConfig:
     overwrite: bool = False  # replace a manifest that this command made
 
     def __post_init__(self) -> None:
+        if not self.data_dir.strip() or ("://" not in self.data_dir and os.path.realpath(self.data_dir) == "/"):
+            raise UsageError(
+                f"DATA_DIR={self.data_dir!r}: must be the folder of the files; a manifest is written there"
+            )
         if self.compression not in naming.COMPRESSIONS:
             raise unknown("--compression", self.compression, [name for name in naming.COMPRESSIONS if name])
         if "://" in self.data_dir:

@@ -265,6 +265,8 @@ def test_the_report_is_json(tmp_path, run):
     [
         (["{made}/manifest.json"], 1, "cannot be read|no manifest"),
         ([], 2, "DATA_DIR is missing"),
+        ([""], 2, "DATA_DIR='': must be the folder of a data set"),
+        (["/"], 1, "/manifest.json: no manifest, so / is not a data set"),
         (["{made}", "more"], 2, "unexpected argument 'more'"),
         (["{made}", "--runner=FnApiRuner"], 2, "did you mean 'FnApiRunner'"),
         (["{made}", "--report=ftp://x"], 2, "must be a local path, or one of"),

@@ -16,6 +16,7 @@ from pipeline import RandomAccess
 from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
 from pipeline.index import __main__ as index
+from pipeline.index.__main__ import IndexConfig
 from pipeline.read.sidecars import shard_members, shard_offsets
 from pipeline.records import framing
 from tests.datasets import write_dataset, write_shard
@@ -284,3 +285,9 @@ def test_what_an_index_cannot_say(folder, change, facts):
 def test_an_index_has_no_images(folder):
     with pytest.raises(UsageError, match=r"^poems: .*pipeline.index .*parse="):
         _ = run(folder, "--split=train:*").image_shape
+
+
+@pytest.mark.parametrize("folder", ["", " ", "/", "//", "/tmp/.."])
+def test_no_manifest_is_written_into_the_root_or_a_folder_without_a_name(folder):
+    with pytest.raises(UsageError, match="^DATA_DIR='.*': must be the folder of the files"):
+        IndexConfig(folder)
