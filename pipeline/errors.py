@@ -136,18 +136,23 @@ def said_by(error: BaseException) -> str:
     kind = type(error).__name__
     if isinstance(error, SyntaxError):
         return f"{kind}: {error.msg}"
-    lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
+    lines = [line.strip() for line in _NAMES.sub("", _COLOURS.sub("", str(error))).splitlines() if line.strip()]
     if hasattr(error, "ag_error_metadata"):  # autograph shows the user's code before it
         lines = lines[-1:]
     said = next((line for line in lines if not line.startswith(_CALLING)), "")[:_MOST_CHARACTERS]
     return said if said.startswith(f"{kind}: ") else f"{kind}: {said}" if said else kind
 
 
-def place_of(error: BaseException) -> str | None:
-    """Returns the file and the line in a user's code where an error was raised; None: it was not in a user's code."""
+def place_of(error: BaseException, skipped: int = 0) -> str | None:
+    """Returns the file and the line in a user's code where an error was raised; None: it was not in a user's code.
+
+    Args:
+      error: that was raised.
+      skipped: of its frames, the outermost, are not the user's whatever their files.
+    """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_shown(error.filename)}:{error.lineno}"
-    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)[skipped:]]
     if metadata := getattr(error, "ag_error_metadata", None):  # the lines of the user's file, not of the converted one
         frames += [(frame.filename, frame.lineno) for frame in reversed(metadata.translated_stack)]
     places = [f"{_shown(file)}:{line}" for file, line in frames if _is_of_user(file)]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from pipeline.errors import DataError, PipelineError, UsageError, of_user, place_of, root_cause
+from pipeline.errors import DataError, PipelineError, UsageError, place_of, root_cause, said_by
 from pipeline.read.numpy_calls import message_of_input
 from trainer.cluster.rendezvous import LostError
 
@@ -24,6 +24,7 @@ OWN = (
     tf.errors.ResourceExhaustedError,
     tf.errors.UnimplementedError,
 )
+_OWN_FRAMES = 2  # of `in_one_line`, and of the block inside, which is the trainer's
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 
 
@@ -40,14 +41,14 @@ def in_one_line(num_workers: int) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        if is_own(error) and place_of(error):
-            raise UsageError(of_user(error)) from error
+        if is_own(error) and (place := place_of(error, _OWN_FRAMES)):
+            raise UsageError(f"{place}: {said_by(error)}") from error
         raise translate(error, num_workers) from None
     except (PipelineError, BrokenPipeError):
         raise
     except Exception as error:
-        if place_of(error):
-            raise UsageError(of_user(error)) from error
+        if place := place_of(error, _OWN_FRAMES):
+            raise UsageError(f"{place}: {said_by(error)}") from error
         if not isinstance(error, OSError):
             raise
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
