@@ -286,7 +286,7 @@ def some_ragged(records):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (raises, r"^parse: the function fails on string \(8,\): ValueError: Unsupported int 7"),
+        (raises, r"^parse: the function fails on string \(8,\): .*test_parse\.py:\d+: ValueError: Unsupported int 7"),
         (
             too_few,
             r"^parse: the function .* 8 rows.* are {'id': '\(8,\)', 'first': '\(2",
