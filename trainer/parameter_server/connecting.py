@@ -99,13 +99,13 @@ class Members:
         Raises:
           RerunError: a worker is lost, but a call to it does not end: what it has in work cannot be given to another.
         """
-        leaving, there = self._host.leaving, self._host.workers
+        leaving, there = self._host.leaving, set(self._host.workers) - self._host.silent_workers
         with self._lock:  # after `leaving` was read: who leaves begins nothing
             at_work = set(self._at_work)
         for worker in leaving - at_work:
             if not self._host.is_ending:  # else it is needed until the state is saved
                 self._host.release(worker)
-        self._gone = {worker: self._gone.get(worker, time.monotonic()) for worker in at_work - set(there)}
+        self._gone = {worker: self._gone.get(worker, time.monotonic()) for worker in at_work - there}
         for worker, since in self._gone.items():
             if time.monotonic() - since > self._silence + _HANGING_SECONDS:
                 raise RerunError(

@@ -156,6 +156,11 @@ class Host:
             return {task.index for task in self._leaving}
 
     @property
+    def silent_workers(self) -> set[int]:
+        """The workers that give no sign of life."""
+        return {task.index for task in list(self.silent) if task.job == WORKER}
+
+    @property
     def is_ending(self) -> bool:
         """Whether the job is to end because of a signal; all workers are needed until the state is saved."""
         return self._interrupt.requested is not None
@@ -238,19 +243,28 @@ class Host:
                 self._left(task)
 
     async def _follow(self, task: Task, reader: asyncio.StreamReader) -> None:
-        """Listens to a process until it is gone, or silent."""
-        try:
-            while True:
+        """Listens to a process until it is gone, or is a silent server.
+
+        A silent worker gets nothing more to do, but TensorFlow keeps it until it is gone: a change of its cluster would
+        wait for what the worker has in work. Its guard kills it.
+        """
+        while True:
+            try:
                 kind, value = await messages.read_news(reader, self._silence)
+            except TimeoutError:
+                self.silent.add(task)
+                if task.job == PS or not self._begun:
+                    return
                 with self._changed:
-                    if kind == "late":  # it will not be there for the others
-                        self._fail(late(self._absent(), self._timeout))
-                        return
-                    self._signalled(task, value)
-        except TimeoutError:
-            self.silent.add(task)
-        except messages.NOT_OURS:
-            pass
+                    self._leaving.setdefault(task, f"{self._silence:g} s of silence")
+                continue
+            except messages.NOT_OURS:
+                return
+            with self._changed:
+                if kind == "late":  # it will not be there for the others
+                    self._fail(late(self._absent(), self._timeout))
+                    return
+                self._signalled(task, value)
 
     def _signalled(self, task: Task, name: str) -> None:
         """Has a worker leave, as long as others are there; without a server or the last worker the job ends."""
@@ -304,7 +318,8 @@ class Host:
         else:
             why = f" (no sign of life for {self._silence:g} s, --collective_timeout)" if task in self.silent else ""
             name = self._roles.name(task)
-            what = f"{name} has left after {signalled}" if signalled else f"lost {name}{why}"
+            what = f"{name} has left after {signalled}" if signalled and not why else f"lost {name}{why}"
+            self.silent.discard(task)
             self._say(f"{what}; training goes on {'with the other workers' if self.has_workers else 'once it is back'}")
 
     def _end_hanging(self, server: Task) -> None:
