@@ -1,10 +1,8 @@
 """Signals to, and stops of, the processes of a job with parameter servers: who ends, when, and with which line."""
 
-import os
 import random
 import re
 import signal
-import subprocess
 import time
 
 import pytest
@@ -141,29 +139,6 @@ def test_a_stopped_worker_is_killed_and_the_others_make_its_steps(line, tmp_path
         r"trainer.run: worker 1 \(localhost:\d+\) was stopped, or stuck, for 3 s .*, and is killed: .*\n",
         outcomes["worker 1"][2],
     )
-
-
-@pytest.mark.slow
-def test_a_machine_that_freezes_ends_the_job_which_goes_on_without_it(line, tmp_path):
-    flags = (*LINE, "--log_every=10", "--collective_timeout=3")
-    job = Job(2, 1, line, tmp_path, *flags, "--train_steps=100000", "--checkpoint_every=20")
-    wait_for_step(job.chief, 60)
-    frozen = job.processes.pop("worker 1")
-    guard = int(subprocess.run(["pgrep", "-P", str(frozen.pid)], capture_output=True, check=True).stdout)
-    for pid in (guard, frozen.pid):
-        os.kill(pid, signal.SIGSTOP)
-    outcomes = ends(job)
-    assert {code for code, _, _ in outcomes.values()} == {75}, outcomes
-    said = r"trainer.run: lost worker 1 \(localhost:\d+\), and its machine does not answer, so its steps cannot be .*\n"
-    assert re.fullmatch(said, outcomes["chief 0"][2])
-    steps = newest(tmp_path)
-    again = Job(2, 1, line, tmp_path, *flags, f"--train_steps={steps + 100}", absent=["worker 1"])
-    outcomes = ends(again)
-    assert {code for code, _, _ in outcomes.values()} == {0}, outcomes
-    assert ledger_of(outcomes["chief 0"][1])[3] == 0
-    for pid in (guard, frozen.pid):
-        os.kill(pid, signal.SIGCONT)
-    assert frozen.wait(20) in (75, -signal.SIGKILL)
 
 
 @pytest.mark.slow
