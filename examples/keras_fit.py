@@ -97,11 +97,14 @@ def main() -> None:
         resume = ExactResume(model := make_model(), args.model_dir, spec, every=10)
         epoch, done = divmod(resume.restore(), steps)
     print(f"resumes at step {done} of {steps} of epoch {epoch}", flush=True)
+    test = None
+    if "test" in manifest.load(args.data_dir).splits:  # weights="none": Keras' val_loss is exact without padding
+        test = input_fn(**what, split="test", training=False, distort="shift", weights="none")
     while epoch < args.epochs:  # the rest of an interrupted epoch, then all others in one fit
         last = epoch + 1 if done else args.epochs
         data = input_fn(**what, training=True, start_step=epoch * steps + done, distort="shift", weights="mean")
         fitted = {"initial_epoch": epoch, "epochs": last, "steps_per_epoch": steps - done, "shuffle": False}
-        model.fit(data, **fitted, callbacks=[resume], verbose=2)
+        model.fit(data, **fitted, validation_data=test, callbacks=[resume], verbose=2)
         epoch, done = last, 0
     resume.save()
 

@@ -121,6 +121,8 @@ def input_fn(
       remainder: `pad`: copies of weight 0 fill the last step of an epoch; `drop`: that step is left out.
       weights: `mask`: 1 real, 0 padding. `mean`: G / real rows instead of 1, so that Keras' mean over the batch size is
         the mean over the real rows; in a mixture for each source by itself, so that it keeps its share of the mean.
+        `none`, in evaluation: the element is (images, labels), each record is one row and nothing is padding, so that
+        Keras' `loss`, `metrics` and `predict` are exact. The last batches have fewer rows; give each replica 4 or more.
       streams: K; None: 1 where the decoded split fits `shuffle_bytes`, else the largest divisor of G up to 64, or
         beyond that for G > 8,192 (docs/order.md, Defaults). Evaluation always has 1.
       shuffle_bytes: decoded bytes that are shuffled together, over the whole job.

@@ -26,7 +26,7 @@ UserDistort: TypeAlias = "Callable[[tf.Tensor, tf.Tensor], Any]"  # of (images, 
 UserParse: TypeAlias = "Callable[[tf.Tensor], Any]"  # of serialized records
 Size: TypeAlias = "str | tuple[int, int] | None"
 
-WEIGHTS = ("mask", "mean")
+WEIGHTS = ("mask", "mean", "none")
 HOST, DEVICE = PLACES = ("host", "device")  # that distort
 DISTORT_KEY, DISTORT_EPOCH = "distort_key", "distort_epoch"  # of the rows that a device distorts
 _LEAST = {  # whole numbers, and the least that each may be
@@ -170,11 +170,31 @@ class Request:
                 "skip; use weights='mask' and divide by the sum of the weights"
             )
         self._set("shard", as_shard(self.shard))
+        if self.weights == "none":
+            self._check_unweighted()
         for data_dir in [source.data_dir for source in self.sources] or [self.folder]:
             check_cache(data_dir, self.cache_dir, self.cache_bytes)
         if self.cache_dir is not None and self.portable:
             raise UsageError(
                 "cache_dir with portable=True: TensorFlow's own reader reads no copies; leave out one of them"
+            )
+
+    def _check_unweighted(self) -> None:
+        """Raises UsageError where rows that do not count cannot be left out."""
+        for name, why in (
+            ("training", "training takes full batches; use 'mean' for Keras, else 'mask'"),
+            ("start_step", "an evaluation begins at its first record; leave it out"),
+            (
+                "shard",
+                "without weights, no row stands for padding, so that replicas would get different numbers of rows",
+            ),
+        ):
+            if getattr(self, name):
+                raise UsageError(f"weights='none' with {name}={getattr(self, name)!r}: {why}")
+        if self.on_corrupt == "skip" or self.remainder != "pad":
+            name = "remainder" if self.remainder != "pad" else "on_corrupt"
+            raise UsageError(
+                f"weights='none' with {name}={getattr(self, name)!r}: every record is one row; leave it out"
             )
 
     def _check_device(self) -> None:

@@ -149,4 +149,5 @@ class Batches:
             if has_skipped:
                 count = tf.maximum(tf.reduce_sum(weights, axis=-1), 1.0)
             weights *= (self.resolved.order.global_batch_size / count)[..., None]
-        return [weights, records] if request.record_ids else [weights]
+        given = [] if request.weights == "none" else [weights]
+        return [*given, records] if request.record_ids else given

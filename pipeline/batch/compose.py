@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from pipeline.batch.components import choose, is_read_by_graph
-from pipeline.batch.dataset import Run, resident, windowed
+from pipeline.batch.dataset import Run, resident, unpadded, windowed
 from pipeline.batch.decoded_split import load
 from pipeline.batch.joining import joined
 from pipeline.commands.text import size_of
@@ -39,6 +39,8 @@ def make_dataset(request: Request, replicas: int | None = None) -> tf.data.Datas
     for part, source in zip(mixture.parts, request.sources or (None,), strict=True):
         with of_source(request, source):
             datasets.append(_of(part, None if request.sources else replicas))
+    if request.weights == "none":
+        return unpadded(datasets[0], mixture.first.order, request.epochs or 1)
     if not request.sources:
         return datasets[0]
     with tf.device("CPU:0"):

@@ -18,7 +18,7 @@ from pipeline.batch.replica_rows import cut, cut_numbers, joined_rows, slices, s
 from pipeline.batch.resident_rows import ResidentRows
 from pipeline.order.arrays import Number, NumpyArrays
 from pipeline.order.feed import Feed
-from pipeline.order.order import MAX_STEP
+from pipeline.order.order import MAX_STEP, Order
 from pipeline.order.window_plan import WindowPlan
 from pipeline.read.window import RECORD_ID, Columns, WindowReader, empty_tail, gather_both, rows_of
 
@@ -186,6 +186,48 @@ def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Datase
     if size == 1:
         return _finished(run, windows.map(one, num_parallel_calls=tf.data.AUTOTUNE))
     return _from_groups(run, windows.map(group, num_parallel_calls=tf.data.AUTOTUNE), None)
+
+
+@tf.autograph.experimental.do_not_convert
+def unpadded(dataset: tf.data.Dataset, order: Order, epochs: int) -> tf.data.Dataset:
+    """Returns the elements of an evaluation without the rows that fill the last step, in batches of `unpadded_rows`.
+
+    Args:
+      dataset: of whole epochs, in elements of `order.global_batch_size` rows.
+      order: of the evaluation.
+      epochs: how many.
+    """
+    count, full, sizes = order.num_records, order.global_batch_size, unpadded_rows(order)
+
+    def real(number: tf.Tensor, element: tuple) -> tuple:
+        rows = tf.minimum(count - number % order.steps_per_epoch * full, full)
+        return tf.nest.map_structure(lambda component: component[:rows], element)
+
+    return (
+        dataset.enumerate()
+        .map(real, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        .rebatch(sizes)
+        .apply(tf.data.experimental.assert_cardinality(epochs * len(sizes)))
+        .prefetch(_READY)
+    )
+
+
+def unpadded_rows(order: Order) -> list[int]:
+    """Returns the rows of each batch of an epoch where nothing is padding.
+
+    What is left for the last batch may be fewer rows than there are replicas, of which one would get none: that breaks
+    convolutions and BatchNorm. Then the batch before gives some of its rows. All but the last are multiples of a power
+    of two, since Keras builds a model from the first batch, and cannot where replicas get different numbers of rows.
+    """
+    full, rest = divmod(order.num_records, order.global_batch_size)
+    if full and not 0 < rest < order.global_batch_size / 2:
+        return [order.global_batch_size] * full + [rest] * (rest > 0)
+    both = rest + (order.global_batch_size if full else 0)
+    unit = 1
+    while order.global_batch_size % (2 * unit) == 0 and 8 * unit <= min(both, order.global_batch_size):
+        unit *= 2
+    first = -(-both // (2 * unit)) * unit
+    return [order.global_batch_size] * (full - 1) + [first] + [both - first] * (both > first)
 
 
 def _with_numbers(held: Any, first: tf.Tensor, stop: tf.Tensor, size: int) -> tf.data.Dataset:

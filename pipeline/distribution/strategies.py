@@ -69,6 +69,11 @@ def distribute_request(
     """Returns what `distribute` does, of a request for all rows of the global batch."""
     if not isinstance(strategy, tf.distribute.Strategy):
         raise UsageError(f"strategy={strategy!r}: must be a tf.distribute.Strategy; distribute takes it first")
+    if request.weights == "none":
+        raise UsageError(
+            "weights='none' with distribute: its batches differ in size, and replicas need full ones; use 'mask', or "
+            "give input_fn's dataset to Keras"
+        )
     prefetch = whole_number("prefetch", prefetch, 0)
     workers = _num_workers(strategy)
     check_replicas(request, max(1, workers) * strategy.num_replicas_in_sync)

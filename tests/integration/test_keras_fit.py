@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline import input_fn, steps_per_epoch
-from tests.datasets import images_of, write_dataset
+from pipeline import Shard, distribute, input_fn, steps_per_epoch
+from pipeline.errors import UsageError
+from tests.datasets import Kind, images_of, write_dataset
 
 SHAPE = (8, 6, 3)
 
@@ -82,6 +83,66 @@ def test_weighted_metrics_are_exact_over_a_padded_split(folder, name, size):
     losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(13), labels]
     np.testing.assert_allclose(got["accuracy"], (logits.argmax(1) == labels).mean(), rtol=1e-6)
     np.testing.assert_allclose(got["sparse_categorical_crossentropy"], losses.mean(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "jit"), [("none", False), ("none", True), ("mirrored x2", False)])
+def test_evaluations_without_weights_are_exact_over_the_split(folder, name, jit):
+    """13 records: 8 + 5 rows of 8 or 12, 64; plain metrics, loss and predictions, of `evaluate` and of `fit`."""
+    with strategies()[name].scope():
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Conv2D(4, 3), keras.layers.BatchNormalization(), keras.layers.Flatten()]
+        model = keras.Sequential([keras.Input(SHAPE), *layers, keras.layers.Dense(3)])  # fails on an empty batch
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.0), loss, metrics=["accuracy"], jit_compile=jit)
+    train = input_fn(folder, global_batch_size=8, training=True, weights="mean")
+    for size in (8, 12, 64):
+        test = input_fn(folder, "train", global_batch_size=size, training=False, weights="none")
+        found = [model.evaluate(test, verbose=0, return_dict=True), expected(model)]
+        history = model.fit(train, steps_per_epoch=2, epochs=1, validation_data=test, verbose=0).history
+        found += [{name: history[f"val_{name}"][0] for name in ("loss", "accuracy")}, expected(model)]
+        for got, right in (found[:2], found[2:]):
+            np.testing.assert_allclose([got["loss"], got["accuracy"]], right, rtol=1e-5)
+        logits = model(images_of(0, 13, SHAPE).astype(np.float32), training=False)
+        np.testing.assert_allclose(model.predict(test, verbose=0), logits, rtol=1e-4, atol=1e-3)
+
+
+def expected(model):
+    """The mean loss and the accuracy over the split, by NumPy."""
+    labels = np.arange(13) % 3
+    logits = np.asarray(model(images_of(0, 13, SHAPE).astype(np.float32), training=False), np.float64)
+    top = logits.max(1, keepdims=True)
+    losses = np.log(np.exp(logits - top).sum(1)) + top[:, 0] - logits[np.arange(13), labels]
+    return losses.mean(), (logits.argmax(1) == labels).mean()
+
+
+@pytest.mark.parametrize("more", [{}, {"features": ("key", "scores")}, {"shuffle_bytes": 6 * 144}])
+def test_batches_without_weights_have_each_record_once(tmp_path, more):
+    write_dataset(tmp_path, (5, 0, 4, 4), SHAPE, kind=Kind("png", extra=True))
+    given = {"training": False, "weights": "none", "epochs": 2, "record_ids": True} | more
+    for size, rows in ((1, [1] * 13), (4, [4, 4, 3, 2]), (5, [5, 5, 3]), (8, [8, 5]), (13, [13]), (64, [8, 5])):
+        dataset = input_fn(tmp_path, global_batch_size=size, **given)
+        batches = list(dataset)
+        assert [len(ids) for *_, ids in batches] == rows * 2
+        assert len(dataset) == len(batches)
+        assert np.concatenate([ids for *_, ids in batches]).tolist() == [*range(13)] * 2
+        assert np.concatenate([labels for _, labels, _ in batches]).tolist() == [i % 3 for i in range(13)] * 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"training": True},
+        {"start_step": 1},
+        {"shard": Shard(0, 2)},
+        {"on_corrupt": "skip"},
+        {"remainder": "drop"},
+    ],
+)
+def test_without_weights_what_cannot_be_is_refused(folder, wrong):
+    with pytest.raises(UsageError, match=f"weights='none' with {next(iter(wrong))}="):
+        input_fn(folder, **{"global_batch_size": 8, "training": False, "weights": "none"} | wrong)
+    with pytest.raises(UsageError, match="weights='none' with distribute"):
+        distribute(tf.distribute.get_strategy(), folder, global_batch_size=8, training=False, weights="none")
 
 
 def test_fit_sees_another_order_and_other_distortions_in_its_second_epoch(folder):
