@@ -38,9 +38,9 @@ def served(data_dir: str) -> Iterator[str]:
     try:
         _make_bucket(f"{endpoint}/benchmark")
         url = "s3://benchmark/data"
-        for path in pathlib.Path(data_dir).iterdir():
+        for path in pathlib.Path(data_dir).rglob("*"):
             if path.is_file():
-                (RemotePath(url) / path.name).write_bytes(path.read_bytes())
+                (RemotePath(url) / path.relative_to(data_dir).as_posix()).write_bytes(path.read_bytes())
         yield url
     finally:
         server.kill()

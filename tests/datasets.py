@@ -133,16 +133,24 @@ def edit_manifest(folder: pathlib.Path, change: Callable[[dict], object]) -> Non
     path.write_text(json.dumps(seal.sealed(content)))
 
 
+def as_earlier_releases(folder: pathlib.Path) -> None:
+    """Moves the sidecars beside their shards, where releases before the folder of sidecars wrote them."""
+    for path in (folder / naming.SIDECARS).iterdir():
+        kind, _, shard = path.name.partition(".")
+        path.rename(folder / f"{shard.replace('.tf-rec', '.tfrec')}.{kind}")
+    (folder / naming.SIDECARS).rmdir()
+
+
 def to_memory(folder: pathlib.Path, name: str) -> str:
     """Copies a data set to TensorFlow's file system in memory, which stands for object stores; returns its URL."""
     import tensorflow as tf
 
     url = f"ram://{name}"
     tf.io.gfile.makedirs(url)
-    for old in tf.io.gfile.listdir(url):  # it appends to a file that is there
-        tf.io.gfile.remove(f"{url}/{old}")
-    for path in folder.iterdir():
-        with tf.io.gfile.GFile(f"{url}/{path.name}", "wb") as file:
+    tf.io.gfile.rmtree(url)  # it appends to a file that is there
+    tf.io.gfile.makedirs(f"{url}/{naming.SIDECARS}")
+    for path in filter(pathlib.Path.is_file, folder.rglob("*")):
+        with tf.io.gfile.GFile(f"{url}/{path.relative_to(folder)}", "wb") as file:
             file.write(path.read_bytes())
     return url
 
@@ -189,6 +197,7 @@ def write_shard(folder: pathlib.Path, file: str, records: Sequence[bytes], of_me
         data, stride = gzip.compress(data, mtime=0), None
     elif stride is None:
         offsets = begins.astype("<u8").tobytes()
+    (folder / naming.SIDECARS).mkdir(exist_ok=True)
     if offsets:
         (folder / naming.offsets_name(file)).write_bytes(offsets)
     crc = f"{crc32c.crc32c(offsets):08x}" if offsets else None

@@ -94,6 +94,7 @@ def write_shard(folder: pathlib.Path, name: str, examples: list[dict | bytes]) -
         data = gzip.compress(data, mtime=0)
     elif stride is None:
         table = np.cumsum([0, *map(len, framed)]).astype("<u8").tobytes()
+        (folder / naming.SIDECARS).mkdir(exist_ok=True)
         (folder / naming.offsets_name(name)).write_bytes(table)
         offsets = f"{crc32c.crc32c(table):08x}"
     (folder / name).write_bytes(data)

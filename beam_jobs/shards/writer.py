@@ -104,6 +104,7 @@ def _write(plan: Plan, name: str, chosen: Selected, label_entropy: float | None)
         records = compressed(records)
     drafts: dict[str, Draft] = {}
     offsets, crcs = naming.sidecar_names(name)
+    (plan.data_dir / naming.SIDECARS).make_folder()
     with _removed_on_error(drafts.values()):
         drafts[name] = Draft(plan.data_dir / name, records.blocks())
         for file, data in ((offsets, records.beside()), (crcs, records.crcs.tobytes())):

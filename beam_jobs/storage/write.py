@@ -165,7 +165,7 @@ def is_ours(name: str) -> bool:
     """Returns whether a conversion writes files with this name."""
     if name in BESIDE_SHARDS:
         return True
-    return any(naming.parse_shard_name(name.removesuffix(end)) for end in ("", ".offsets", ".crcs", ".receipt.json"))
+    return bool(naming.parse_shard_name(name.removesuffix(".receipt.json")) or naming.shard_of_sidecar(name))
 
 
 def remove_temporaries(folder: LocalPath) -> None:

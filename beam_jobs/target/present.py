@@ -42,7 +42,7 @@ def check_same(plan: Plan, present: Manifest, data_dir: StoragePath) -> None:
       DataError: a file is missing or has other bytes than the manifest says.
     """
     check_options(plan, present, data_dir)
-    for name, expected in shard_files(present).items():
+    for name, expected in shard_files(present, data_dir).items():
         crc = receipts.file_crc32c(data_dir / name)
         if crc != expected:
             problem = f"its CRC32C is {crc}, but the manifest says {expected}" if crc else "cannot be read"
@@ -88,9 +88,10 @@ def unlisted(data_dir: StoragePath, present: Manifest) -> Unlisted:
     Raises:
       DataError: the folder cannot be listed.
     """
-    listed = {*shard_files(present), *write.BESIDE_SHARDS}
-    names = sorted(name for name in data_dir.files() if name not in listed)
-    temporary = [name for name in names if write.is_temporary(name)]
+    listed = {*shard_files(present, data_dir), *write.BESIDE_SHARDS}
+    found = [*data_dir.files(), *(f"{naming.SIDECARS}/{name}" for name in sidecars_in(data_dir))]
+    names = sorted(name for name in found if name not in listed)
+    temporary = [name for name in names if write.is_temporary(name.rpartition("/")[2])]
     as_shards = [name for name in names if present.has_images and _looks_like_shard(name, present)]
     return Unlisted(
         tuple(as_shards), tuple(temporary), tuple(name for name in names if name not in {*as_shards, *temporary})
@@ -98,7 +99,7 @@ def unlisted(data_dir: StoragePath, present: Manifest) -> Unlisted:
 
 
 def _looks_like_shard(name: str, present: Manifest) -> bool:
-    if name.startswith("."):  # no pattern finds it
+    if name.startswith((".", f"{naming.SIDECARS}/")):  # no pattern finds it
         return False
     return write.is_ours(name) or ".tfrecord" in name.lower() or name.startswith(tuple(f"{s}-" for s in present.splits))
 
@@ -122,16 +123,29 @@ def listed_notes(unlisted: Sequence[str], temporary: Sequence[str], others: Sequ
     return [f"{count_of(len(found), 'file')} {what} ({_some(found)})" for what, found in kinds.items() if found]
 
 
-def shard_files(present: Manifest) -> dict[str, str]:
-    """Returns {name: CRC32C} of a data set's shards and of the files beside them."""
-    return {name: crc for shard in present.shards for name, crc in shard.files.items()}
+def shard_files(present: Manifest, data_dir: StoragePath) -> dict[str, str]:
+    """Returns {name: CRC32C} of a data set's shards and of their sidecars, where they lie in its folder."""
+    sidecars = {f"{naming.SIDECARS}/{name}" for name in sidecars_in(data_dir)}
+    there = {*data_dir.names(), *sidecars}
+    return {name: crc for shard in present.shards for name, crc in shard.files_in(there.__contains__).items()}
+
+
+def sidecars_in(data_dir: StoragePath) -> list[str]:
+    """Returns the names in the folder of a data set's sidecars; none where there is no such folder."""
+    folder = data_dir / naming.SIDECARS
+    return folder.files() if folder.is_dir() else []
 
 
 def files_of(present: Manifest | None) -> set[str]:
-    """Returns the names of a data set's files, without any that no conversion writes: a manifest may list those."""
+    """Returns the names that a data set's files may have, sidecars in their folder and beside the shards.
+
+    Those that no conversion writes are left out: a manifest may list other files.
+    """
     if not present:
         return set()
-    return {*filter(write.is_ours, shard_files(present)), *write.BESIDE_SHARDS}
+    shards = [shard.file for shard in present.shards if write.is_ours(shard.file)]
+    places = (naming.sidecar_names, naming.beside_names)
+    return {*shards, *(name for shard in shards for names in places for name in names(shard)), *write.BESIDE_SHARDS}
 
 
 def _differences(plan: Plan, present: Manifest) -> Iterator[tuple[str, object, object]]:

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from beam_jobs.plan import Plan
-from beam_jobs.storage import paths
+from beam_jobs.storage import paths, write
 from beam_jobs.storage.paths import RemotePath
 from beam_jobs.target import lease, staging
 from beam_jobs.target.present import files_of
@@ -63,7 +63,8 @@ class RemoteTarget:
         folder = self.data_dir / staging.folder_name(plan.digest)
         try:
             yield dataclasses.replace(plan, data_dir=self.data_dir, receipts_dir=folder)
-            for name in files_of(present) - files_of(manifest.load(self.data_dir)):
+            made = {name for shard in manifest.load(self.data_dir).shards for name in shard.files}
+            for name in files_of(present) - made - {*write.BESIDE_SHARDS}:
                 (self.data_dir / name).remove()
             self.tidy()
         except BaseException as error:

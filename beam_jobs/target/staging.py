@@ -81,8 +81,10 @@ def undo_interrupted_publish(data_dir: LocalPath) -> None:
         return
     for folder in _inner_folders(data_dir):
         shards = [receipts.shard_of(name) for name in folder.names() if receipts.is_receipt(name)]
+        if shards:
+            (folder / naming.SIDECARS).make_folder()
         for file in (name for shard in shards for name in (shard, *naming.sidecar_names(shard))):
-            if file in names and not (folder / file).exists():
+            if (data_dir / file).exists() and not (folder / file).exists():
                 (data_dir / file).move_to(folder / file)
     for name in write.BESIDE_SHARDS:
         if name != naming.REJECTS:
@@ -100,6 +102,9 @@ def check_names_free(data_dir: LocalPath, names: Iterable[str], replaced: Manife
         path = data_dir / name
         if path.is_dir() and not path.is_symlink():
             raise DataError(f"{path}: cannot be written: {os.strerror(errno.EISDIR)}; remove it")
+    sidecars = data_dir / naming.SIDECARS
+    if sidecars.exists() and not sidecars.is_dir():
+        raise DataError(f"{sidecars}: cannot be written to: it is no folder; remove it or choose another --data_dir")
     for name in write.BESIDE_SHARDS:
         if not replaced and name != naming.REJECTS and os.path.lexists(data_dir / name):
             raise DataError(
@@ -119,12 +124,15 @@ def publish(folder: LocalPath, data_dir: LocalPath, replaced: Manifest | None) -
     """
     made = manifest.load(folder)
     written = set(folder.names())
-    names = [*present.shard_files(made), *(name for name in write.BESIDE_SHARDS if name in written)]
+    listed = [name for shard in made.shards for name in shard.files]
+    names = [*listed, *(name for name in write.BESIDE_SHARDS if name in written)]
     check_names_free(data_dir, names, replaced or made)
     with _signals_held():
         _swap(folder, data_dir, [name for name in names if name != naming.MANIFEST])
         for name in {naming.REJECTS, *present.files_of(replaced)} - set(names):  # rejects: of a failed run
             (data_dir / name).remove()
+        with contextlib.suppress(OSError):  # it holds the new sidecars, or other files
+            (data_dir / naming.SIDECARS).rmdir()
         _remove(folder)
 
 
@@ -156,9 +164,11 @@ def _swap(folder: LocalPath, data_dir: LocalPath, names: list[str]) -> None:
     pending = data_dir / write.temporary_name(naming.MANIFEST)
     (folder / naming.MANIFEST).move_to(pending)  # from here on the inner folder is not a data set either
     (data_dir / naming.MANIFEST).remove()
+    (data_dir / naming.SIDECARS).make_folder()
     data_dir.sync()
     for name in names:
         (folder / name).move_to(data_dir / name)
+    (data_dir / naming.SIDECARS).sync()
     data_dir.sync()
     pending.move_to(data_dir / naming.MANIFEST)
     data_dir.sync()
@@ -198,8 +208,9 @@ def _inner_folders(data_dir: LocalPath) -> list[LocalPath]:
 
 
 def _folders(folder: LocalPath) -> list[LocalPath]:
-    """Returns the folders with shards: the given one, and that of the first of two passes."""
-    return [part for part in (folder, folder / FIRST_PASS) if part.is_dir()]
+    """Returns the folders with shards, the given one and that of the first of two passes, and those of sidecars."""
+    passes = (folder, folder / FIRST_PASS)
+    return [part for each in passes for part in (each, each / naming.SIDECARS) if part.is_dir()]
 
 
 def _remove(folder: LocalPath) -> None:

@@ -61,6 +61,10 @@ class _Check:
         self._begins = array("Q")  # of the records, before compression
         self._end = 0  # of the last one
         self._crcs = array("I")  # of the records; 0 of a damaged one
+        places = zip(naming.sidecar_names(self._info.file), naming.beside_names(self._info.file), strict=True)
+        self._sidecars = [
+            beside if (folder / beside).exists() and not (folder / name).exists() else name for name, beside in places
+        ]
         self._known: NDArray[np.int64] | None = None  # the offsets that lie beside the shard
         self._ended, self._damaged = True, False  # the walk reached the file's end; a frame is not as it was written
 
@@ -69,7 +73,7 @@ class _Check:
         self._report.add(Problem(self._report.shard, -1, file or self._info.file, "", text))
 
     def run(self) -> None:
-        info, names = self._info, naming.sidecar_names(self._info.file)
+        info, names = self._info, self._sidecars
         table = self._read_offsets(names[0])
         known_crcs = self._beside(names[1], sidecar.parse_crcs, info.crcs_crc32c)
         with reader.opened(self._folder / info.file, "" if table else self._manifest.compression) as stream:
@@ -179,7 +183,7 @@ class _Check:
         if len(wrong):
             first, more = wrong[0], f" ({len(wrong)} entries are wrong)" if len(wrong) > 1 else ""
             text = f"says that the CRC of record {first} is {known[first]:08x}; it is {real[first]:08x}{more}"
-            self.add(text, naming.crcs_name(self._info.file))
+            self.add(text, self._sidecars[1])
 
     def _check_offsets(self, known: NDArray[np.int64]) -> None:
         is_all = self._ended and len(self._begins) == self._info.num_examples
@@ -189,7 +193,7 @@ class _Check:
             first, more = wrong[0], f" ({len(wrong)} entries are wrong)" if len(wrong) > 1 else ""
             what = f"record {first} begins" if first < self._info.num_examples else "the file ends"
             text = f"says that {what} at byte offset {known[first]}; it is {real[first]}{more}"
-            self.add(text, naming.offsets_name(self._info.file))
+            self.add(text, self._sidecars[0])
 
     def _check_entropy(self) -> None:
         said = self._info.label_entropy

@@ -47,7 +47,7 @@ def _files(data_dir: str) -> list[str]:
     with named(data_dir, "cannot be listed"), os.scandir(data_dir) as entries:
         names = [entry.name for entry in entries if entry.is_file()]
     beside = {naming.MANIFEST, naming.REJECTS, naming.CARD, *naming.TFDS_FILES}
-    beside |= {beside_one for name in names for beside_one in naming.sidecar_names(name)}
+    beside |= {beside_one for name in names for beside_one in naming.beside_names(name)}
     return sorted(name for name in names if not name.startswith(".") and name not in beside)
 
 

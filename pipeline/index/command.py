@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import threading
@@ -25,6 +26,7 @@ from pipeline.read.threads import LOCAL_THREADS
 if TYPE_CHECKING:
     from pipeline.index.__main__ import IndexConfig
 
+_MOST_NAMED = 3  # files in a message
 _NAMELESS = "records"  # the data set of a folder without a name
 
 
@@ -44,8 +46,10 @@ def run(config: IndexConfig) -> None:
         made = _manifest(config, chosen, drafts)
         drafts.add(naming.MANIFEST, made.to_bytes())
         drafts.publish()
-    for name in _sidecars_of(earlier) - _sidecars_of(made):
+    for name in _sidecars_of(earlier) - {name for shard in made.shards for name in shard.files}:
         (data_dir / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # it holds files: of this index, or of others
+        (data_dir / naming.SIDECARS).rmdir()
     count = sum(shard.num_examples for shard in made.shards)
     print(f"{config.data_dir}: {count:,} records, all CRCs are correct, {time.monotonic() - began:.1f} s")
     for name, split in made.splits.items():
@@ -101,6 +105,13 @@ def _check_sidecars_are_ours(data_dir: pathlib.Path, chosen: dict[str, list[str]
 def _manifest(config: IndexConfig, chosen: dict[str, list[str]], drafts: Drafts) -> Manifest:
     files = [folder(config.data_dir) / name for names in chosen.values() for name in names]
     found = _shards(files, config.compression, drafts)
+    for split, names in chosen.items():
+        if not any(shard.num_examples for shard in found if shard.file in names):
+            some = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
+            raise DataError(
+                f"--split={split}: {count_of(len(names), 'file')} without a record ({some}); a split must have one: "
+                "leave it out, or check what wrote the files"
+            )
     shards, has_tables = iter(found), bool(config.compression) and any(shard.offsets_crc32c for shard in found)
     return Manifest(
         dataset=os.path.basename(os.path.realpath(config.data_dir)) or _NAMELESS,
@@ -147,4 +158,7 @@ def _shard(file: File, compression: str, drafts: Drafts, on_bytes: Callable[[int
 
 
 def _sidecars_of(made: Manifest | None) -> set[str]:
-    return {name for shard in (made.shards if made else ()) for name in shard.files if name != shard.file}
+    """Returns the names of all sidecars that a manifest's files have, also where earlier releases wrote them."""
+    shards = made.shards if made else ()
+    places = (naming.sidecar_names, naming.beside_names)
+    return {name for shard in shards for names in places for name in names(shard.file)}

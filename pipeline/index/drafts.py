@@ -28,7 +28,10 @@ class Drafts:
         Raises:
           DataError: it cannot be written.
         """
-        with named(self._folder / name, "cannot be written"), open(self._hidden / name, "xb") as file:
+        path = self._hidden / name
+        with named(self._folder / name, "cannot be written"):
+            path.parent.mkdir(exist_ok=True)
+        with named(self._folder / name, "cannot be written"), open(path, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -39,17 +42,27 @@ class Drafts:
         Raises:
           DataError: a file cannot be moved.
         """
-        names = sorted(os.listdir(self._hidden), key=lambda name: name == naming.MANIFEST)
+        found = [path.relative_to(self._hidden) for path in self._hidden.rglob("*") if path.is_file()]
+        names = sorted(found, key=lambda name: (name.name == naming.MANIFEST, name))
+        folders = {self._folder / name.parent for name in names}
         new = [self._folder / name for name in names if not (self._folder / name).exists()]
+        new_folders = [path for path in folders if not path.exists()]
         try:
+            for path in folders:
+                with named(path, "cannot be made"):
+                    path.mkdir(exist_ok=True)
             for name in names:
                 with named(self._folder / name, "cannot be written"):
-                    if name == naming.MANIFEST:
-                        _sync(self._folder)
+                    if name.name == naming.MANIFEST:
+                        for path in folders:
+                            _sync(path)
                     os.replace(self._hidden / name, self._folder / name)
         except BaseException:
             for path in new:
                 path.unlink(missing_ok=True)
+            for path in new_folders:
+                with contextlib.suppress(OSError):
+                    path.rmdir()
             raise
         _sync(self._folder)
 

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from pipeline.errors import UsageError, unknown
@@ -71,9 +72,23 @@ class ShardInfo:
 
     @property
     def files(self) -> dict[str, str]:
-        """{base name: CRC32C} of itself and of the files beside it."""
-        beside = zip(naming.sidecar_names(self.file), (self.offsets_crc32c, self.crcs_crc32c), strict=True)
-        return {self.file: self.crc32c} | {name: crc for name, crc in beside if crc is not None}
+        """{name in the data set's folder: CRC32C} of itself and of its sidecars."""
+        return self.files_in(lambda name: False)
+
+    def files_in(self, exists: Callable[[str], bool]) -> dict[str, str]:
+        """Returns `files` as they lie in a folder: earlier releases wrote sidecars beside the shards.
+
+        Args:
+          exists: whether the folder has a file of this name.
+        """
+        names = zip(naming.sidecar_names(self.file), naming.beside_names(self.file), strict=True)
+        crcs = (self.offsets_crc32c, self.crcs_crc32c)
+        sidecars = {
+            (beside if exists(beside) and not exists(name) else name): crc
+            for (name, beside), crc in zip(names, crcs, strict=True)
+            if crc is not None
+        }
+        return {self.file: self.crc32c} | sidecars
 
     def is_seekable(self, compression: str) -> bool:
         """Returns whether any record can be read without those before it; `compression` is the manifest's."""

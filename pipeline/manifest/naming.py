@@ -7,6 +7,9 @@ import re
 MANIFEST = "manifest.json"
 REJECTS = "rejects.jsonl"
 CARD = "card.html"
+# The folder of what belongs to shards. Not beside them, where `train-*` and `*.tfrecord*` would open it as records; not
+# hidden either, since copying and uploading programs leave hidden files out.
+SIDECARS = "sidecars"
 TFDS_FILES = ("dataset_info.json", "features.json", "label.labels.txt")  # what TensorFlow Datasets reads
 COMPRESSIONS = {"": "", "GZIP": ".gz"}  # of a shard's file: TensorFlow's name and what it adds to the file's
 _SPLIT = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -27,18 +30,36 @@ def shard_name(split: str, index: int, count: int, compression: str = "") -> str
 
 
 def sidecar_names(shard: str) -> tuple[str, str]:
-    """Returns the base names of all files that may lie beside a shard."""
+    """Returns the names, in the data set's folder, of all sidecars that a shard may have."""
     return offsets_name(shard), crcs_name(shard)
 
 
 def offsets_name(shard: str) -> str:
-    """Returns the base name of the file beside a shard that has the byte offset of each record."""
-    return f"{shard}.offsets"
+    """Returns the name, in the data set's folder, of the sidecar with the byte offset of each record of a shard."""
+    return _sidecar_name("offsets", shard)
 
 
 def crcs_name(shard: str) -> str:
-    """Returns the base name of the file beside a shard that has the CRC of each record."""
-    return f"{shard}.crcs"
+    """Returns the name, in the data set's folder, of the sidecar with the CRC of each record of a shard."""
+    return _sidecar_name("crcs", shard)
+
+
+def _sidecar_name(kind: str, shard: str) -> str:
+    # No pattern that opens the shards may match it, `**/train-*` and `**/*.tfrecord*` included.
+    return f"{SIDECARS}/{kind}.{shard.replace('.tfrec', '.tf-rec')}"
+
+
+def beside_names(shard: str) -> tuple[str, str]:
+    """Returns the names of a shard's sidecars where earlier releases wrote them, in the order of `sidecar_names`."""
+    return f"{shard}.offsets", f"{shard}.crcs"
+
+
+def shard_of_sidecar(name: str) -> str | None:
+    """Returns the shard that a sidecar's base name belongs to, in its folder or beside the shard; else None."""
+    kind, _, rest = name.partition(".")
+    shard = rest.replace(".tf-rec", ".tfrec") if kind in ("offsets", "crcs") else name.removesuffix(".offsets")
+    shard = shard.removesuffix(".crcs")
+    return shard if shard != name and parse_shard_name(shard) else None
 
 
 def parse_shard_name(name: str) -> tuple[str, int, int] | None:

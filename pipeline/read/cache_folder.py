@@ -28,7 +28,7 @@ _LOCK_SECONDS, _LOCK_WAIT = 30.0, 0.002
 
 
 class Entry(NamedTuple):
-    """A file of a data set: the digest of its manifest, its base name, size in bytes and CRC32C."""
+    """A file of a data set: the digest of its manifest, its name in the folder, size in bytes and CRC32C."""
 
     digest: str
     file: str
@@ -71,7 +71,7 @@ class CacheFolder:
 
     def file(self, entry: Entry) -> str:
         """Returns the path that an entry has once it is whole."""
-        return os.path.join(self.path, entry.digest[:_DIGITS], entry.file)
+        return os.path.join(self.path, entry.digest[:_DIGITS], entry.file.replace("/", "-"))
 
     def num_bytes(self) -> int:
         """Returns the bytes of all files, and those that drafts will have."""

@@ -7,14 +7,15 @@ checks every record's CRC; it ends at the first corrupt one without naming the f
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import ClassVar
 
 import numpy as np
 import tensorflow as tf
 
-from pipeline.manifest import naming
 from pipeline.manifest.splits import Selection
 from pipeline.manifest.storage import PathLike, folder
+from pipeline.read.sidecars import offsets_file
 from pipeline.read.window import Columns
 
 _BUFFER = 1 << 20  # 1 MiB: what is read at once
@@ -74,8 +75,8 @@ class GraphReader:
         stride = tf.gather(tf.constant([s.stride or 0 for s in shards], tf.int64), segment)
         if all(s.stride is not None or s.num_examples == 0 for s in shards):
             return stride * record
-        data_dir = folder(self.data_dir)
-        file = tf.gather(tf.constant([str(data_dir / naming.offsets_name(s.file)) for s in shards]), segment)
+        data_dir = os.fspath(self.data_dir)
+        file = tf.gather(tf.constant([offsets_file(data_dir, shard) for shard in shards]), segment)
 
         def stored() -> tf.Tensor:
             return tf.io.decode_raw(tf.io.read_file(file), tf.int64)[record]

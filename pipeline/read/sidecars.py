@@ -1,7 +1,8 @@
-"""The files beside shards, read once and kept: where each record begins, and the CRC that the manifest binds it to."""
+"""The sidecars of shards, read once and kept: where each record begins, and the CRC that the manifest binds it to."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -19,6 +20,7 @@ from pipeline.records.members import MemberTable
 
 Opener = Callable[[str, int, str], AbstractContextManager[OpenFile]]  # of a file by its name, size and CRC32C
 
+_OFFSETS, _CRCS = 0, 1  # in `naming.sidecar_names`
 _KEPT = 8 << 20  # numbers that stay in memory: 64 MiB of offsets
 _RECOVER = "copy the data set again, or convert it again"
 
@@ -107,8 +109,23 @@ def shard_offsets(data_dir: str, shard: ShardInfo, opener: Opener | None = None)
         return np.zeros(1, np.int64)
     if shard.stride is not None:
         return np.arange(shard.num_examples + 1, dtype=np.int64) * shard.stride
-    name, size = naming.offsets_name(shard.file), sidecar.OFFSETS.itemsize * (shard.num_examples + 1)
-    return _read(data_dir, name, size, sidecar.parse_offsets, shard, shard.offsets_crc32c or "", opener)
+    size = sidecar.OFFSETS.itemsize * (shard.num_examples + 1)
+    return _read(data_dir, _OFFSETS, size, sidecar.parse_offsets, shard, shard.offsets_crc32c or "", opener)
+
+
+def offsets_file(data_dir: str, shard: ShardInfo) -> str:
+    """Returns the path of a shard's sidecar of offsets, for those who read it by themselves."""
+    found, beside = (
+        folder(data_dir) / names(shard.file)[_OFFSETS] for names in (naming.sidecar_names, naming.beside_names)
+    )
+    if shard.offsets_crc32c is not None:
+        try:
+            found.identity()
+        except DataError:
+            with contextlib.suppress(DataError):
+                beside.identity()
+                return str(beside)
+    return str(found)
 
 
 def shard_members(data_dir: str, shard: ShardInfo) -> MemberTable:
@@ -121,8 +138,8 @@ def _shard_members(data_dir: str, shard: ShardInfo, opener: Opener | None = None
         del num_bytes
         return members.parse(data, num_examples, shard.num_bytes, shard.stride, crc)
 
-    name, size = naming.offsets_name(shard.file), members.size_bound(shard.num_examples)
-    return _read(data_dir, name, size, parse, shard, shard.offsets_crc32c or "", opener)
+    size = members.size_bound(shard.num_examples)
+    return _read(data_dir, _OFFSETS, size, parse, shard, shard.offsets_crc32c or "", opener)
 
 
 def shard_crcs(data_dir: str, shard: ShardInfo, opener: Opener | None = None) -> NDArray[np.uint32]:
@@ -134,25 +151,28 @@ def shard_crcs(data_dir: str, shard: ShardInfo, opener: Opener | None = None) ->
       DataError: the file of CRCs is missing or corrupt.
     """
     size = sidecar.CRCS.itemsize * shard.num_examples
-    return _read(
-        data_dir, naming.crcs_name(shard.file), size, sidecar.parse_crcs, shard, shard.crcs_crc32c or "", opener
-    )
+    return _read(data_dir, _CRCS, size, sidecar.parse_crcs, shard, shard.crcs_crc32c or "", opener)
 
 
 def _read(
     data_dir: str,
-    name: str,
+    kind: int,
     num_bytes: int,
     parse: Callable[[memoryview, int, int, str], NDArray[Any]],
     shard: ShardInfo,
     crc: str,
     opener: Opener | None,
 ) -> NDArray[Any]:
-    file = folder(data_dir) / name
+    name, size = naming.sidecar_names(shard.file)[kind], None
     try:
-        size = file.identity().num_bytes
+        size = (folder(data_dir) / name).identity().num_bytes
     except DataError as error:
-        raise DataError(f"{error}; it belongs to the shard {shard.file}: {_RECOVER}") from None
+        beside = naming.beside_names(shard.file)[kind]  # where earlier releases wrote it
+        with contextlib.suppress(DataError):
+            name, size = beside, (folder(data_dir) / beside).identity().num_bytes
+        if size is None:
+            raise DataError(f"{error}; it belongs to the shard {shard.file}: {_RECOVER}") from None
+    file = folder(data_dir) / name
     with opener(name, size, crc) if opener and size <= num_bytes else file.open() as opened:
         data = opened.read_at(0, min(size, num_bytes))
     try:

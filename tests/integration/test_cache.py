@@ -68,8 +68,8 @@ def requests() -> Iterator[Requests]:
 
 
 def uploaded(folder: pathlib.Path, bucket: RemotePath, name: str = "data") -> str:
-    for path in folder.iterdir():
-        (bucket / name / path.name).write_bytes(path.read_bytes())
+    for path in filter(pathlib.Path.is_file, folder.rglob("*")):
+        (bucket / name / str(path.relative_to(folder))).write_bytes(path.read_bytes())
     return str(bucket / name)
 
 

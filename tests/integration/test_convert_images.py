@@ -28,4 +28,8 @@ def test_rows_are_read_in_parts_where_the_source_is_larger_than_a_shard_may_be(t
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "card.html"}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "card.html"
+    }

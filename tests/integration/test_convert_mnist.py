@@ -29,7 +29,7 @@ def convert(dataset, source, out, *flags):
 
 def digests(folder):
     """Returns {name: SHA-256} of the files, but for the card: it holds the command."""
-    files = [path for path in folder.iterdir() if path.name != naming.CARD]
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != naming.CARD]
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 

@@ -187,7 +187,8 @@ def test_mutated_records_as_a_source(tmp_path, capfd, seed):
         for key, image, label in zip(window.keys, window.images, window.labels.tolist(), strict=True)
     }
     foreign = seed % 2 == 1
-    victim = draw.choice(sorted(p.name for p in source.iterdir() if p.suffix == ".tfrecord" or not foreign))
+    files = [path for path in source.rglob("*") if path.is_file() and (path.suffix == ".tfrecord" or not foreign)]
+    victim = draw.choice(sorted(str(path.relative_to(source)) for path in files))
     (source / victim).write_bytes(mutate((source / victim).read_bytes(), draw))
     flags = ["--dataset=tfrecord", f"--source={source}", f"--data_dir={tmp_path / 'data'}", "--num_shards=2"]
     if foreign:
@@ -222,7 +223,7 @@ def check_published_or_refused(target, error, counts, classes=10):
 def test_mutated_manifests_and_shards_are_refused_or_read_right(tmp_path, seed, kind):
     write_dataset(tmp_path, (5, 0, 4, 3), kind=kind)
     draw = random.Random(seed)
-    whole = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    whole = {str(p.relative_to(tmp_path)): p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     expected = load(tmp_path, "train")
     for _ in range(100):
         victim = draw.choice(sorted(name for name in whole if whole[name]))

@@ -1,6 +1,7 @@
 """The shards as other readers see them, and other writers' records as the converter sees them."""
 
 import json
+import os
 import pathlib
 import pickle
 import subprocess
@@ -22,6 +23,7 @@ from pipeline.manifest import naming
 from pipeline.read.sidecars import shard_members
 from pipeline.records import members
 from tests.converting import convert_in_process
+from tests.datasets import Kind, write_dataset
 
 ROOT = pathlib.Path(__file__).parents[2]
 SHAPE = (28, 28, 1)
@@ -188,3 +190,33 @@ def test_records_that_are_no_examples_are_listed(tmp_path):
         ("train-more.tfrecords", 0, "there is no feature 'image_raw'")
     ]
     assert manifest.load(out).split("train").num_examples == 30
+
+
+@pytest.mark.parametrize("pattern", ["train-*", "*.tfrecord*", "**/train-*", "**/*.tfrecord*"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Kind(),
+        Kind("jpeg", unequal_keys=True),
+        Kind(compression="GZIP", members=4),
+        Kind("jpeg", compression="GZIP", members=4),
+    ],
+    ids=["raw", "JPEG", "raw GZIP", "JPEG GZIP"],
+)
+def test_patterns_that_everybody_uses_match_the_shards_alone(tmp_path, kind, pattern):
+    made = write_dataset(tmp_path, (5, 0, 4, 3), kind=kind)
+    assert len(list((tmp_path / "sidecars").iterdir())) >= 4
+    found = tf.io.gfile.glob(f"{tmp_path}/{pattern}") if "**" not in pattern else map(str, tmp_path.glob(pattern))
+    shards = made.splits["train"].shards if "train" in pattern else made.shards
+    records = list(tf.data.TFRecordDataset(sorted(found), kind.compression))
+    assert len(records) == sum(shard.num_examples for shard in shards)
+
+
+@pytest.mark.parametrize("flags", [[], ["--compression=GZIP"], ["--image_encoding=png"]])
+def test_what_the_converter_writes_is_opened_by_patterns(tmp_path, flags):
+    made = manifest.load(convert_in_process("--dataset=digits", f"--data_dir={tmp_path / 'made'}", *flags))
+    for pattern, shards in (("train-*", made.splits["train"].shards), ("*.tfrecord*", made.shards)):
+        found = sorted(map(str, (tmp_path / "made").glob(pattern)))
+        assert [os.path.basename(path) for path in found] == sorted(shard.file for shard in shards)
+        records = list(tf.data.TFRecordDataset(found, made.compression))
+        assert len(records) == sum(shard.num_examples for shard in shards)

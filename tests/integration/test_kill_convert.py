@@ -55,7 +55,8 @@ def kill_group(process):
 
 def digests(folder):
     """Returns the digests of a data set's files but for the card, which names the command and so the folder."""
-    files = [path for path in folder.iterdir() if path.name != naming.CARD and not path.name.startswith(".")]
+    found = [*folder.iterdir(), *folder.glob("sidecars/*")]
+    files = [path for path in found if path.is_file() and path.name != naming.CARD and not path.name.startswith(".")]
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from beam_jobs import convert
 from beam_jobs.shards import manifest_writer
-from beam_jobs.storage.paths import RemotePath
+from beam_jobs.storage.paths import LocalPath, RemotePath
 from beam_jobs.target import lease
 from pipeline import manifest
 from pipeline.errors import DataError, RerunError, TransientError, UsageError
@@ -33,7 +33,7 @@ def digits(data_dir: object, *flags: str) -> list[str]:
 def test_same_bytes_as_in_a_folder(bucket: RemotePath, tmp_path: pathlib.Path, flags: tuple[str, ...]) -> None:
     convert.main(digits(tmp_path / "here", *flags))
     convert.main(digits(bucket / "there", *flags))
-    names = sorted(path.name for path in (tmp_path / "here").iterdir() if path.name != "card.html")
+    names = [name for name in LocalPath(tmp_path / "here").files(recursive=True) if name != "card.html"]
     assert [name for name in (bucket / "there").files(recursive=True) if name != "card.html"] == names
     for name in names:
         assert (bucket / "there" / name).read_bytes() == (tmp_path / "here" / name).read_bytes(), name

@@ -18,7 +18,7 @@ import pytest
 
 from beam_jobs import convert, sources
 from beam_jobs.sources.base import SourceOptions
-from beam_jobs.storage.paths import RemotePath
+from beam_jobs.storage.paths import LocalPath, RemotePath
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
 
@@ -142,7 +142,7 @@ def test_two_passes_in_a_store_give_the_same_bytes(
     assert shards_of(tmp_path / "here") == shards_of(bucket / "there")
     here, there = manifest.load(tmp_path / "here"), manifest.load(bucket / "there")
     assert there == dataclasses.replace(here, source=there.source)
-    names = {path.name for path in (tmp_path / "here").iterdir()}
+    names = set(LocalPath(tmp_path / "here").files(recursive=True))
     assert set((bucket / "there").files(recursive=True)) == names
 
 

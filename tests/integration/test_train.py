@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -289,9 +290,7 @@ def test_a_run_in_its_own_process_says_nothing_on_stderr(digits, tmp_path):
 
 def test_a_damaged_shard_is_one_line(digits, tmp_path):
     data = tmp_path / "data"
-    data.mkdir()
-    for path in digits.iterdir():
-        (data / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(digits, data)
     shard = next(data.glob("train-*.tfrecord"))
     shard.write_bytes(shard.read_bytes()[:-10])
     with pytest.raises(PipelineError, match=shard.name):

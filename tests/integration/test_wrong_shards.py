@@ -17,7 +17,7 @@ from pipeline.errors import DataError
 from pipeline.manifest import naming
 from pipeline.records import framing, walk
 from tests.converting import convert_in_process
-from tests.datasets import Kind, edit_manifest, write_dataset
+from tests.datasets import Kind, as_earlier_releases, edit_manifest, to_memory, write_dataset
 
 SHAPE, FIRST = (8, 6, 3), 2  # the record of the first shard that changes places with the next one
 KINDS = {"raw": Kind(), "png": Kind("png"), "offsets": Kind(unequal_keys=True), "gzip": Kind(compression="GZIP")}
@@ -117,15 +117,16 @@ def test_the_files_of_two_conversions_are_told_apart(tmp_path):
     shutil.copytree(other, mixed)
     shutil.copy(one / naming.MANIFEST, mixed)
     shard, windows = r"train-0000\d-of-00002\.tfrecord", WINDOWS | {"shuffle_bytes": 16 * 784}
-    with pytest.raises(DataError, match=rf"{shard}\.crcs: its CRC32C is \w+, but the manifest says"):
+    crcs = r"sidecars/crcs\.train-0000\d-of-00002\.tf-record"
+    with pytest.raises(DataError, match=rf"{crcs}: its CRC32C is \w+, but the manifest says"):
         next(StepIterator(mixed, **windows))
-    for path in one.glob("*.crcs"):
-        shutil.copy(path, mixed)
+    for path in one.glob("sidecars/crcs.*"):
+        shutil.copy(path, mixed / "sidecars")
     with pytest.raises(DataError, match=f"{shard}, record .*another conversion"):
         next(StepIterator(mixed, **windows))
-    for path in mixed.glob("*.crcs"):
+    for path in mixed.glob("sidecars/crcs.*"):
         path.unlink()
-    with pytest.raises(DataError, match=rf"{shard}\.crcs: cannot be read: No such file"):
+    with pytest.raises(DataError, match=rf"{crcs}: cannot be read: No such file"):
         next(StepIterator(mixed, **windows))
 
 
@@ -140,7 +141,7 @@ def test_data_sets_of_earlier_releases_are_read_and_keep_their_identity(tmp_path
     assert old.digest == made.digest
     new = [batch[-1] for batch in StepIterator(tmp_path, epochs=1, record_ids=True, **WINDOWS)]
     (tmp_path / naming.MANIFEST).write_bytes(old.to_bytes())
-    for path in tmp_path.glob("*.crcs"):
+    for path in tmp_path.glob("sidecars/crcs.*"):
         path.unlink()
     was = [batch[-1] for batch in StepIterator(tmp_path, epochs=1, record_ids=True, **WINDOWS)]
     assert np.array_equal(new, was)
@@ -179,3 +180,40 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path):
     with pytest.raises(DataError, match=f"{path.name}, record 5: its image cannot be decoded: .*; convert") as caught:
         input_fn(tmp_path, **WINDOWS | {"shuffle_bytes": 1 << 30})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "kind", [Kind(), Kind("png", unequal_keys=True), Kind("png", compression="GZIP", members=4)], ids=str
+)
+def test_sidecars_beside_the_shards_are_read_as_in_their_folder(tmp_path, kind):
+    """Earlier releases wrote them there."""
+    write_dataset(tmp_path / "made", (12, 0, 12), SHAPE, kind=kind)
+    ways = [WINDOWS, WINDOWS | {"shuffle_bytes": 1 << 20}, WINDOWS | {"portable": True}]
+
+    def fed(data_dir, **more):
+        return [
+            [batch[-1].tolist() for batch in StepIterator(data_dir, epochs=1, record_ids=True, **way, **more)]
+            for way in ways[: 2 if more else 3]
+        ]
+
+    expected = fed(tmp_path / "made")
+    as_earlier_releases(tmp_path / "made")
+    assert not (tmp_path / "made" / naming.SIDECARS).exists()
+    assert fed(tmp_path / "made") == expected
+    assert fed(to_memory(tmp_path / "made", f"beside-{kind.encoding}"), cache_dir=tmp_path / "cache") == expected[:2]
+    assert len(RandomAccess(tmp_path / "made")[:]) == 24
+
+
+def test_a_conversion_replaces_sidecars_beside_the_shards(tmp_path, capsys):
+    flags = ["--dataset=digits", "--num_shards=train:2,test:1", "--image_encoding=png"]
+    out = convert_in_process(*flags, f"--data_dir={tmp_path / 'out'}")
+    names = {path.name for path in out.iterdir()}
+    as_earlier_releases(out)
+    convert_in_process(*flags, f"--data_dir={out}")  # intact as it is
+    validate.main([str(out)])
+    assert not (out / naming.SIDECARS).exists()
+    convert_in_process(*flags, f"--data_dir={out}", "--overwrite", "--seed=3")
+    assert {path.name for path in out.iterdir()} == names
+    capsys.readouterr()
+    validate.main([str(out)])
+    assert "1,797 records" in capsys.readouterr().out

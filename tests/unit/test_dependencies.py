@@ -50,7 +50,7 @@ assert pipeline.RandomAccess(f"{data}/raw", "train")[3]["key"] == b"train#00003"
 audit.main([f"{data}/raw", "--global_batch_size=4"])
 trainer.run.main([f"--data_dir={data}/raw", f"--model_dir={out}", "--global_batch_size=4", "--train_steps=2"])
 (__import__("pathlib").Path(data) / "raw" / "manifest.json").unlink()
-for file in __import__("pathlib").Path(data, "raw").glob("*.crcs"):
+for file in __import__("pathlib").Path(data, "raw").glob("sidecars/*"):
     file.unlink()
 index.main([f"{data}/raw", "--split=train:train-*.tfrecord"])
 """

@@ -75,5 +75,7 @@ def _shard(folder: LocalPath | RemotePath, made: Manifest, shard: ShardInfo) -> 
         return RecordFile(path, stamp, shard.num_examples, made.compression.lower())
     offsets = None
     if shard.offsets_crc32c is not None:
-        offsets = (folder / naming.offsets_name(shard.file), shard.offsets_crc32c)
+        place = folder / naming.offsets_name(shard.file)
+        beside = folder / naming.beside_names(shard.file)[0]  # where earlier releases wrote it
+        offsets = (beside if beside.exists() and not place.exists() else place, shard.offsets_crc32c)
     return RecordFile(path, stamp, shard.num_examples, stride=shard.stride, offsets=offsets)

@@ -172,8 +172,8 @@ def _outcome(capfd, function, *arguments, **options):
 def contents():
     """A function that returns {name: bytes} of the files of a folder, but for the card: it holds the command."""
     return lambda folder: {
-        path.name: path.read_bytes()
-        for path in sorted(pathlib.Path(folder).iterdir())
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted([*pathlib.Path(folder).iterdir(), *pathlib.Path(folder, naming.SIDECARS).glob("*")])
         if path.is_file() and path.name != naming.CARD
     }
 

@@ -31,11 +31,11 @@ ROOT = pathlib.Path(__file__).parents[3]
 GOLDEN = {
     "manifest.json": "e8ced2afecd9a328",
     "test-00000-of-00001.tfrecord": "2f18f11926645a3c",
-    "test-00000-of-00001.tfrecord.crcs": "bab387a26d96720a",
+    "sidecars/crcs.test-00000-of-00001.tf-record": "bab387a26d96720a",
     "train-00000-of-00002.tfrecord": "97c4f4fe216ee0cd",
-    "train-00000-of-00002.tfrecord.crcs": "e54dfb372fd45a50",
+    "sidecars/crcs.train-00000-of-00002.tf-record": "e54dfb372fd45a50",
     "train-00001-of-00002.tfrecord": "62a3158945b6e54c",
-    "train-00001-of-00002.tfrecord.crcs": "d5892b57fdfa03c0",
+    "sidecars/crcs.train-00001-of-00002.tf-record": "d5892b57fdfa03c0",
 }
 BUNDLES = "--runner=apache_beam.runners.direct.direct_runner.BundleBasedDirectRunner"
 

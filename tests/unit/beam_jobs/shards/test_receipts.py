@@ -6,6 +6,7 @@ import pytest
 from beam_jobs.examples import images
 from beam_jobs.shards import receipts
 from beam_jobs.shards.receipts import Reject
+from pipeline.manifest import naming
 from tests.converting import write_shard
 from tests.made_source import Content
 
@@ -42,7 +43,7 @@ def test_names_of_receipts():
 def test_one_changed_byte_of_the_shard_or_its_offsets_is_seen(written):
     folder, name, receipt = written
     assert receipt.info.offsets_crc32c is not None
-    for file in (name, f"{name}.offsets", f"{name}.crcs"):
+    for file in (name, *naming.sidecar_names(name)):
         whole = (folder / file).read_bytes()
         for place in (0, len(whole) // 2, len(whole) - 1):
             changed = bytearray(whole)
@@ -88,6 +89,6 @@ def test_the_receipt_of_another_shard_is_not_believed(written):
     assert receipts.load_checked(folder, other, folder) is None
     renamed = dataclasses.replace(receipt, info=dataclasses.replace(receipt.info, file=other))
     receipts.save(folder, renamed)
-    for end in (".offsets", ".crcs"):
-        (folder / f"{other}{end}").write_bytes((folder / f"{name}{end}").read_bytes())
+    for new, old in zip(naming.sidecar_names(other), naming.sidecar_names(name), strict=True):
+        (folder / new).write_bytes((folder / old).read_bytes())
     assert receipts.load_checked(folder, other, folder) == renamed

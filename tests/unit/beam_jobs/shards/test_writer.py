@@ -16,6 +16,7 @@ from beam_jobs.shards import reader, receipts, writer
 from beam_jobs.shards.receipts import Reject
 from beam_jobs.storage import write
 from pipeline.errors import DataError
+from pipeline.manifest import naming
 from pipeline.read.sidecars import shard_members
 from pipeline.records import example_proto, members, walk
 from tests.converting import write_shard
@@ -41,14 +42,14 @@ def test_a_shard_holds_its_rows_in_their_order_and_its_receipt_tells_of_it(plan_
         assert (info.file, info.num_examples, info.num_bytes) == (name, len(rows), len(data))
         assert info.crc32c == f"{crc32c.crc32c(data):08x}"
         assert info.stride * info.num_examples == info.num_bytes
-        crcs = np.fromfile(f"{tmp_path / 'out' / info.file}.crcs", np.uint8)
+        crcs = np.fromfile(tmp_path / "out" / naming.crcs_name(info.file), np.uint8)
         assert info.crcs_crc32c == f"{crc32c.crc32c(crcs):08x}"
         assert np.array_equal(crcs.reshape(-1, 4), np.frombuffer(data, np.uint8).reshape(-1, info.stride)[:, -4:])
         assert receipt.label_histogram == tuple(np.bincount(rows % 10, minlength=10).tolist())
         assert receipt.formats == ("raw",)
         assert receipt.sizes == (((6, 5, 3), len(rows)),)
         assert receipt.sums.sums == stored[rows].reshape(-1, 3).sum(axis=0, dtype=int).tolist()
-    assert len(os.listdir(tmp_path / "out")) == 9
+    assert len(list((tmp_path / "out").rglob("*"))) == 10
 
 
 def test_offsets_lie_beside_a_shard_of_unequal_records(plan_of, pixels, tmp_path):
@@ -56,7 +57,7 @@ def test_offsets_lie_beside_a_shard_of_unequal_records(plan_of, pixels, tmp_path
     plan = plan_of({"train": Content([*files, images.encoded(np.zeros((2, 2, 3), np.uint8), "png")])})
     info = write_shard(plan, "train", 0).info
     name = plan.file_name("train", 0)
-    data = (tmp_path / "out" / f"{name}.offsets").read_bytes()
+    data = (tmp_path / "out" / naming.offsets_name(name)).read_bytes()
     offsets = np.frombuffer(data, "<u8")
     assert info.stride is None
     assert info.offsets_crc32c == f"{crc32c.crc32c(data):08x}"
@@ -75,8 +76,9 @@ def test_a_compressed_shard_is_the_same_records(plan_of, pixels, tmp_path):
     data = (tmp_path / "packed" / "train-00000-of-00001.tfrecord.gz").read_bytes()
     assert gzip.decompress(data) == (tmp_path / "plain" / "train-00000-of-00001.tfrecord").read_bytes()
     assert (info.num_bytes, info.stride) == (len(data), 166)
-    beside = [f"{info.file}.crcs", f"{info.file}.offsets"]
-    assert sorted(os.listdir(tmp_path / "packed")) == [info.file, *beside, receipts.name_of(info.file)]
+    beside = [naming.crcs_name(info.file), naming.offsets_name(info.file)]
+    found = sorted(str(path.relative_to(tmp_path / "packed")) for path in (tmp_path / "packed").rglob("*.*"))
+    assert found == [*beside, info.file, receipts.name_of(info.file)]
 
 
 @pytest.mark.parametrize("is_even", [True, False])

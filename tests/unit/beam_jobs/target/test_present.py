@@ -88,12 +88,12 @@ def test_another_data_set_is_an_error(data_set, cifar_folder, convert_without_be
 
 
 @pytest.mark.parametrize("damage", [os.unlink, lambda path: os.truncate(path, 8), flip_last_bit])
-@pytest.mark.parametrize("suffix", ["", ".offsets", ".crcs"])
-def test_a_damaged_file_is_found_and_replaced_on_demand(suffix, damage, made, pixels, tmp_path, convert_without_beam):
+@pytest.mark.parametrize("name_of", [str, naming.offsets_name, naming.crcs_name])
+def test_a_damaged_file_is_found_and_replaced_on_demand(name_of, damage, made, pixels, tmp_path, convert_without_beam):
     files = [images.encoded(pixels(1, (size, 9, 3))[0], "png") for size in (4, 9, 30)]
     flags = ("--dataset=made", f"--source={made({'train': Content(files)})}", f"--data_dir={tmp_path / 'out'}")
     assert convert_without_beam(*flags).code == 0
-    name = f"train-00000-of-00001.tfrecord{suffix}"
+    name = name_of("train-00000-of-00001.tfrecord")
     damage(tmp_path / "out" / name)
     outcome = convert_without_beam(*flags)
     assert outcome.code == 1

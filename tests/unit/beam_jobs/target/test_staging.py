@@ -91,7 +91,7 @@ def test_killed_at_any_change_it_leaves_a_whole_data_set_or_none(replacing, monk
             is_old = manifest.load(out) == present
             seen.append("old" if is_old else "new")
             expected = contents(old) if is_old else published(new, contents)
-            assert expected.items() <= {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()}.items()
+            assert expected.items() <= contents(out).items()
         staging.remove_leftovers(out, "f" * 64)
         assert not [path for path in out.iterdir() if path.name.startswith(".")]
     # New manifest aside, old one away, 4 shards, their CRCs, 3 files beside them, the manifest in its place; then
@@ -123,7 +123,7 @@ def test_killed_at_any_change_the_next_run_has_every_name_and_every_finished_sha
         staging.check_names_free(out, shards, present)
         staging.remove_leftovers(out, DIGEST)
         seen.append(present is None)
-        assert shards.items() <= {path.name: path.read_bytes() for path in folder.iterdir()}.items()
+        assert shards.items() <= contents(folder).items()
         assert (out / "card.html").exists() is False
         if present is None:
             assert not (out / "dataset_info.json").exists()
@@ -135,7 +135,7 @@ def test_a_change_that_fails_is_one_line_with_the_path(replacing, monkeypatch):
     folder, out = make()
     interrupt_at(monkeypatch, 4, OSError(5, "Input/output error"))
     with pytest.raises(
-        DataError, match=r"out/\w+-0000\d-of-00002.tfrecord(.crcs)?: cannot be written: Input/output error"
+        DataError, match=r"out/(sidecars/crcs.)?\w+-0000\d-of-00002.tf-?record: cannot be written: Input/output error"
     ):
         staging.publish(folder, out, manifest.load(out))
 
@@ -197,8 +197,7 @@ def test_finished_shards_are_kept_and_a_line_says_so(error, advice, plan_of, pix
 
     def fails():
         with staging.opened(tmp_path / "out", DIGEST) as folder:
-            for path in (tmp_path / "shards").iterdir():
-                shutil.copy(path, folder)
+            shutil.copytree(tmp_path / "shards", folder, dirs_exist_ok=True)
             raise error
 
     with pytest.raises(type(error)):
@@ -206,11 +205,11 @@ def test_finished_shards_are_kept_and_a_line_says_so(error, advice, plan_of, pix
     folder = tmp_path / "out" / FOLDER
     note = f"kept 3 finished shards in {folder}{advice}\n"
     assert capsys.readouterr().err == note
-    assert len(list(folder.iterdir())) == 9
+    assert len(list(folder.rglob("*"))) == 10
     found = receipts.in_folder(folder)
     assert sum(r.info.num_bytes for r in found) == sum(path.stat().st_size for path in folder.glob("*.tfrecord"))
     with staging.opened(tmp_path / "out", DIGEST) as again:
-        assert len(list(again.iterdir())) == 9
+        assert len(list(again.rglob("*"))) == 10
 
 
 def fill(folder):
@@ -257,7 +256,7 @@ def test_offsets_and_rejects_are_published_with_their_shards(plan_of, pixels, tm
     staging.publish(tmp_path / "out" / FOLDER, tmp_path / "out", None)
     name = "train-00000-of-00001.tfrecord"
     beside = {"manifest.json", "rejects.jsonl", *naming.TFDS_FILES}
-    assert set(contents(tmp_path / "out")) == {name, f"{name}.offsets", f"{name}.crcs"} | beside
+    assert set(contents(tmp_path / "out")) == {name, *naming.sidecar_names(name)} | beside
 
 
 def test_the_rejects_of_an_earlier_failure_do_not_stay_beside_a_data_set_without_any(plan_of, pixels, tmp_path):

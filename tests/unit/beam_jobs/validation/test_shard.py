@@ -161,15 +161,15 @@ def test_a_fault_inside_a_member_is_its_records(tmp_path, packed):
 
 def test_a_table_of_members_that_does_not_fit_is_named(packed):
     path, number, _ = packed
-    beside = path.with_name(f"{path.name}.offsets")
+    beside = path.parent / naming.offsets_name(path.name)
     data = bytearray(beside.read_bytes())
     data[-16] ^= 1
     beside.write_bytes(data)
     [line] = check(path.parent, number)[0]
-    assert line.startswith(f"{beside.name}: its CRC32C is ")
+    assert line.startswith(f"sidecars/{beside.name}: its CRC32C is ")
     beside.unlink()
     [line] = check(path.parent, number)[0]
-    assert line.startswith(f"{beside.name}: cannot be read: No such file")
+    assert line.startswith(f"sidecars/{beside.name}: cannot be read: No such file")
 
 
 @pytest.mark.parametrize("kind", ["gzip"], indirect=True)
@@ -233,11 +233,11 @@ def test_an_offsets_file_is_checked_byte_by_byte_and_against_the_records(folder,
         damaged = bytearray(whole)
         damaged[position] ^= 1
         path.write_bytes(damaged)
-        assert re.fullmatch(rf"{path.name}: .*CRC32C.* [0-9a-f]{{8}}.* [0-9a-f]{{8}}", check(folder)[0][0])
+        assert re.fullmatch(rf"sidecars/{path.name}: .*CRC32C.* [0-9a-f]{{8}}.* [0-9a-f]{{8}}", check(folder)[0][0])
     path.write_bytes(whole[:-1])
-    assert re.fullmatch(rf"{path.name}: .*{len(whole) - 1:,} bytes.*5 records.*48", "".join(check(folder)[0]))
+    assert re.fullmatch(rf"sidecars/{path.name}: .*{len(whole) - 1:,} bytes.*5 records.*48", "".join(check(folder)[0]))
     path.unlink()
-    assert check(folder)[0] == [f"{path.name}: cannot be read: No such file or directory"]
+    assert check(folder)[0] == [f"sidecars/{path.name}: cannot be read: No such file or directory"]
 
 
 @pytest.mark.parametrize("kind", ["png"], indirect=True)
@@ -250,7 +250,7 @@ def test_offsets_with_a_right_crc_but_wrong_content_are_found(folder, kind):
     crc = f"{crc32c.crc32c(table.tobytes()):08x}"
     edit(folder, lambda content: content["splits"]["train"]["shards"][1].update(offsets_crc32c=crc))
     assert check(folder)[0] == [
-        f"{path.name}: says that record 2 begins at byte offset {starts[2] + 1}; it is {starts[2]} "
+        f"sidecars/{path.name}: says that record 2 begins at byte offset {starts[2] + 1}; it is {starts[2]} "
         "(4 entries are wrong)"
     ]
 

@@ -19,7 +19,7 @@ from pipeline.index import __main__ as index
 from pipeline.index.__main__ import IndexConfig
 from pipeline.read.sidecars import shard_members, shard_offsets
 from pipeline.records import framing
-from tests.datasets import write_dataset, write_shard
+from tests.datasets import as_earlier_releases, write_dataset, write_shard
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 UNEQUAL = [b"", b"one", b"twenty-two", b"x" * 300]
@@ -45,7 +45,8 @@ def folder(tmp_path):
 
 
 def listing(folder):
-    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
+    files = filter(pathlib.Path.is_file, folder.rglob("*"))
+    return {path.relative_to(folder).as_posix(): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
 def run(folder, *arguments):
@@ -62,7 +63,10 @@ def test_files_of_any_name_become_a_data_set_and_stay_as_they_are(folder, capsys
     assert [(s.file, s.num_examples) for s in train.shards] == [("none at all", 0), ("verses.rec", 4)]
     assert [(s.file, s.num_examples, s.stride) for s in test.shards] == [("part=07", 2, 20)]
     after = listing(folder)
-    assert after.keys() - before.keys() == {"manifest.json", "verses.rec.offsets", "verses.rec.crcs", "part=07.crcs"}
+    assert after.keys() - before.keys() == {
+        *("manifest.json", "sidecars/offsets.verses.rec"),
+        *("sidecars/crcs.verses.rec", "sidecars/crcs.part=07"),
+    }
     assert {name: after[name] for name in before} == before
     out = capsys.readouterr().out
     assert f"{folder}: 6 records, " in out
@@ -74,9 +78,11 @@ def test_a_file_is_listed_as_the_converter_lists_it(folder, tmp_path):
     made = run(folder, "--split=all:*[!l]")
     for shard, records in zip(made.splits["all"].shards, (EQUAL, UNEQUAL), strict=True):
         assert shard == write_shard(tmp_path, shard.file, framed(records))
-    theirs, ours = (tmp_path / "verses.rec.offsets").read_bytes(), (folder / "verses.rec.offsets").read_bytes()
+    theirs, ours = (
+        (tmp_path / "sidecars/offsets.verses.rec").read_bytes(),
+        (folder / "sidecars/offsets.verses.rec").read_bytes(),
+    )
     assert ours == theirs
-    assert (tmp_path / "verses.rec.crcs").read_bytes() == (folder / "verses.rec.crcs").read_bytes()
     found = shard_offsets(str(folder), made.splits["all"].shards[1])
     assert found.tolist() == np.cumsum([0, *(len(record) + 16 for record in UNEQUAL)]).tolist()
 
@@ -98,7 +104,7 @@ def test_members_that_end_where_records_do_are_read_alone(folder, capsys, tmp_pa
     assert (a.num_bytes, a.crc32c) == (len(data), f"{crc32c.crc32c(data):08x}")
     assert [shard.stride for shard in (a, b, c, d)] == [None, None, None, 20]
     assert (made.compression, made.format_version) == ("GZIP", 3)
-    assert {path.name for path in folder.glob("*.offsets")} == {"a.gz.offsets", "d.gz.offsets"}
+    assert {path.name for path in folder.glob("sidecars/offsets.*")} == {"offsets.a.gz", "offsets.d.gz"}
     assert shard_members(str(folder), a).firsts.tolist() == [0, 4, 6]
     assert "any record can be read by itself" in capsys.readouterr().out
     found = RandomAccess(folder)
@@ -120,7 +126,7 @@ def test_other_compressed_files_are_read_forward_and_the_command_says_so(folder,
     made = run(folder, "--split=train:*.gz", "--compression=GZIP")
     (shard,) = made.splits["train"].shards
     assert (shard.stride, shard.offsets_crc32c, made.format_version) == (None, None, 2)
-    assert not list(folder.glob("*.offsets"))
+    assert not list(folder.glob("sidecars/offsets.*"))
     assert "read forward only: 1 file, such as a.gz: " in capsys.readouterr().out
     with pytest.raises(UsageError, match="a.gz: is compressed as one GZIP stream"):
         RandomAccess(folder)
@@ -179,7 +185,7 @@ def test_its_own_manifest_is_replaced_where_that_is_asked_for(folder):
     (folder / "verses.rec").write_bytes(file_of(EQUAL))
     other = run(folder, "--split=train:verses*", "--overwrite")
     assert other.splits["train"].shards[0].stride == 20
-    assert not (folder / "verses.rec.offsets").exists()  # it was of the first index
+    assert not (folder / "sidecars/offsets.verses.rec").exists()  # it was of the first index
 
 
 def test_a_manifest_that_cannot_be_read_is_not_replaced(folder):
@@ -191,10 +197,11 @@ def test_a_manifest_that_cannot_be_read_is_not_replaced(folder):
 
 
 def test_a_file_that_is_not_of_an_index_is_not_replaced(folder):
-    (folder / "verses.rec.offsets").write_text("mine")
-    with pytest.raises(UsageError, match="verses.rec.offsets: no manifest lists this file"):
+    (folder / "sidecars").mkdir()
+    (folder / "sidecars/offsets.verses.rec").write_text("mine")
+    with pytest.raises(UsageError, match="offsets.verses.rec: no manifest lists this file"):
         run(folder, "--split=train:verses.rec")
-    assert (folder / "verses.rec.offsets").read_text() == "mine"
+    assert (folder / "sidecars/offsets.verses.rec").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -244,7 +251,7 @@ def test_who_is_stopped_leaves_no_data_set_and_the_next_run_cleans_up(tmp_path, 
         process.send_signal(how)
         out, err = process.communicate(timeout=60)
     assert out == ""
-    assert not list(folder.glob("*.offsets"))
+    assert not list(folder.glob("sidecars/*"))
     assert not (folder / "manifest.json").exists()
     if how == signal.SIGINT:
         assert process.returncode == 130
@@ -252,7 +259,8 @@ def test_who_is_stopped_leaves_no_data_set_and_the_next_run_cleans_up(tmp_path, 
         assert len(os.listdir(folder)) == 200
     else:
         run(folder, "--split=train:link00[0-3]")
-        assert len(os.listdir(folder)) == 200 + 2 * 4 + 1  # offsets and CRCs, manifest
+        assert len(os.listdir(folder)) == 200 + 2  # sidecars, manifest
+        assert len(os.listdir(folder / "sidecars")) == 2 * 4  # offsets and CRCs
 
 
 def test_an_error_ends_the_command_with_one_line(folder):
@@ -291,3 +299,24 @@ def test_an_index_has_no_images(folder):
 def test_no_manifest_is_written_into_the_root_or_a_folder_without_a_name(folder):
     with pytest.raises(UsageError, match="^DATA_DIR='.*': must be the folder of the files"):
         IndexConfig(folder)
+
+
+def test_a_split_without_a_record_is_refused(folder):
+    before = listing(folder)
+    (folder / "too").write_bytes(b"")
+    with pytest.raises(DataError, match=r"^--split=test: 2 files without a record \(none at all, too\)"):
+        run(folder, "--split=train:verses.rec", "--split=test:none*", "--split=test:too")
+    (folder / "too").unlink()
+    assert listing(folder) == before
+
+
+@pytest.mark.parametrize("files", [UNEQUAL, EQUAL], ids=["offsets", "stride"])
+def test_an_index_with_sidecars_beside_the_files_is_read_and_replaced(folder, files):
+    (folder / "verses.rec").write_bytes(file_of(files))
+    made = run(folder, "--split=train:verses.rec")
+    as_earlier_releases(folder)
+    assert [found["record"] for found in RandomAccess(folder)] == files
+    assert run(folder, "--split=train:verses.rec", "--overwrite") == made
+    assert not list(folder.glob("verses.rec.*"))
+    assert {path.name.partition(".")[0] for path in folder.glob("sidecars/*")} >= {"crcs"}
+    assert [found["record"] for found in RandomAccess(folder)] == files

@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import os
+import shutil
 
 import pytest
 
@@ -45,9 +46,7 @@ def reader_of(path, kind=Shards, **options):
 
 @pytest.fixture
 def folder(made, tmp_path):
-    for path in made[0].iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    return tmp_path
+    return shutil.copytree(made[0], tmp_path, dirs_exist_ok=True)
 
 
 def test_windows_go_on_where_the_last_one_ended(made):

@@ -11,6 +11,7 @@ import pytest
 from pipeline import RandomAccess, skipped_records
 from pipeline import manifest as manifests
 from pipeline.errors import DataError
+from pipeline.manifest import naming
 from pipeline.manifest.splits import select
 from pipeline.read import members
 from pipeline.read.corruption import Corruption
@@ -244,14 +245,14 @@ def test_a_fault_inside_a_whole_member_is_a_single_record(folder, kind):
 def test_a_shard_of_another_conversion_is_refused(folder):
     """Yesterday's shard, with whole records and members at the same places: its records' CRCs differ."""
     manifest = manifests.load(folder).to_bytes()
-    crcs = (folder / f"{FILE}.crcs").read_bytes()
+    crcs = (folder / naming.crcs_name(FILE)).read_bytes()
 
     def other(frames):
         return [framing.frame(frame[12:-4].replace(b"train#", b"other#")) for frame in frames]
 
     rewritten(folder, other)
     shard = manifests.load(folder).splits["train"].shards[0]
-    (folder / f"{FILE}.crcs").write_bytes(crcs)
+    (folder / naming.crcs_name(FILE)).write_bytes(crcs)
     (folder / "manifest.json").write_bytes(manifest)
     edit_manifest(
         folder,
@@ -265,7 +266,7 @@ def test_a_shard_of_another_conversion_is_refused(folder):
 
 
 def test_a_table_that_does_not_fit_is_named(folder):
-    path = folder / f"{FILE}.offsets"
+    path = folder / naming.offsets_name(FILE)
     whole = path.read_bytes()
     other = np.frombuffer(whole, "<u8").copy()
     other[3] += 1
@@ -275,10 +276,12 @@ def test_a_table_that_does_not_fit_is_named(folder):
         (whole + whole, "its CRC32C is"),
     ):
         path.write_bytes(data)
-        with pytest.raises(DataError, match=f"{FILE}.offsets: {words}"):
+        with pytest.raises(DataError, match=f"{naming.offsets_name(FILE)}: {words}"):
             read(reader_of(folder), [0, 0, 29])
     path.unlink()
-    with pytest.raises(DataError, match=f"{FILE}.offsets: .*No such file.*; it belongs to the shard {FILE}: copy the"):
+    with pytest.raises(
+        DataError, match=f"{naming.offsets_name(FILE)}: .*No such file.*; it belongs to the shard {FILE}: copy the"
+    ):
         read(reader_of(folder), [0, 0, 29])
 
 
@@ -307,12 +310,12 @@ def number(at, value):
     ],
 )
 def test_a_table_that_the_manifest_lists_is_checked_as_well(folder, change, words):
-    path = folder / f"{FILE}.offsets"
+    path = folder / naming.offsets_name(FILE)
     data = change(path.read_bytes())
     path.write_bytes(data)
     crc = f"{crc32c.crc32c(data):08x}"
     edit_manifest(folder, lambda c: c["splits"]["train"]["shards"][0].update(offsets_crc32c=crc))
-    with pytest.raises(DataError, match=f"{FILE}.offsets: .*{words}"):
+    with pytest.raises(DataError, match=f"{naming.offsets_name(FILE)}: .*{words}"):
         read(reader_of(folder), [0, 0, 29])
 
 

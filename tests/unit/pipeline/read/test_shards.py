@@ -8,6 +8,7 @@ import pytest
 
 from pipeline import manifest as manifests
 from pipeline.errors import DataError
+from pipeline.manifest import naming
 from pipeline.manifest.splits import select
 from pipeline.read import shards as read
 from pipeline.read.corruption import Corruption
@@ -93,7 +94,7 @@ def test_a_remote_folder_is_checked_alike(folder):
         assert bytes(file.read_at(12, 5)) == (folder / "train-00000-of-00004.tfrecord").read_bytes()[12:17]
     import tensorflow as tf
 
-    for name in (f"{FILE}.crcs", FILE):  # while the longer name is there, this file system finds a folder of the other
+    for name in (naming.crcs_name(FILE), FILE):
         tf.io.gfile.remove(f"{url}/{name}")
     with pytest.raises(DataError, match=f"{url}/{FILE}: the manifest lists this shard, but it cannot be read: "):
         Shards.found(url, segments, Corruption(url))

@@ -14,7 +14,7 @@ from beam_jobs.sources.records import foreign
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature, Manifest, SplitInfo, naming
 from pipeline.records import example_proto, framing
-from tests.datasets import write_dataset, write_shard
+from tests.datasets import as_earlier_releases, write_dataset, write_shard
 
 
 def opened(path, **flags):
@@ -486,6 +486,7 @@ class TestForeignErrors:
     def test_what_lies_beside_records_is_left_out(self, tmp_path):
         write_ours(tmp_path / "made", PNGS, PNG_IMAGE, PNG_EXTRA)
         (tmp_path / "made" / naming.MANIFEST).unlink()  # so these are anybody's records
+        as_earlier_releases(tmp_path / "made")
         assert {path.suffix for path in (tmp_path / "made").iterdir()} == {".tfrecord", ".offsets", ".crcs"}
         source = opened(tmp_path / "made", feature_map=(("key", "key"),))
         assert source.splits == {"train": 7}
