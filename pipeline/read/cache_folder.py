@@ -71,7 +71,7 @@ class CacheFolder:
 
     def file(self, entry: Entry) -> str:
         """Returns the path that an entry has once it is whole."""
-        return os.path.join(self.path, entry.digest[:_DIGITS], entry.file.replace("/", "-"))
+        return os.path.join(self.path, entry.digest[:_DIGITS], os.path.basename(entry.file))
 
     def num_bytes(self) -> int:
         """Returns the bytes of all files, and those that drafts will have."""
