@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from beam_jobs import convert
+from beam_jobs import convert, validate
 from beam_jobs.shards import manifest_writer
 from beam_jobs.storage.paths import LocalPath, RemotePath
 from beam_jobs.target import lease
@@ -68,6 +68,8 @@ def test_the_printed_commands_reach_the_store_that_only_the_url_names(
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("digits: 1,797 examples")
+    validate.main([place.replace("://", "://user:password@")])
+    assert "password" not in "".join(capsys.readouterr())
 
 
 def test_no_empty_object_stays_where_receipts_were(bucket: RemotePath) -> None:

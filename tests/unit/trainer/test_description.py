@@ -163,12 +163,28 @@ def test_all_that_is_compared_at_the_start_takes_little_time(described):
     assert time.process_time() - began < 0.2  # about 0.01 s
 
 
-def test_the_module_of_a_model_is_part_of_the_description(described, monkeypatch, tmp_path):
-    (tmp_path / "my_models.py").write_text("a = 1")
+@pytest.mark.parametrize("flag", ["model", "task"])
+def test_the_module_of_a_model_or_task_is_part_of_the_description(described, flag, monkeypatch, tmp_path):
+    (tmp_path / "mine.py").write_text("a = 1")
     monkeypatch.chdir(tmp_path)
-    chief = described(model="my_models:f")
-    (tmp_path / "my_models.py").write_text("a = 2")
-    assert difference(chief, {"worker 1": described(model="my_models:f")}) == "worker 1 has another my_models.py"
+    chief = described(**{flag: "mine:f"})
+    (tmp_path / "mine.py").write_text("a = 2")
+    assert difference(chief, {"worker 1": described(**{flag: "mine:f"})}) == "worker 1 has another mine.py"
+
+
+def test_who_runs_the_chiefs_graphs_is_compared_by_folder_and_code(tmp_path, config_of, monkeypatch):
+    write_dataset(tmp_path / "data", (11, 9))
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+
+    def described(folder):
+        config = config_of(data_dir=tmp_path / folder, global_batch_size=4, strategy="multiworker")
+        return description.of_graph_reader(config, plan.make(config, TWO))
+
+    chief = described("data")
+    assert f"worker 1 has --data_dir={tmp_path}/link, the chief" in difference(chief, {"worker 1": described("link")})
+    packages = description.code_of_packages()
+    monkeypatch.setattr(description, "code_of_packages", lambda: {**packages, "trainer/run.py": ["another"]})
+    assert difference(chief, {"worker 1": described("data")}) == "worker 1 has another trainer/run.py"
 
 
 def test_models_that_differ_are_named_by_the_first_layer_that_does():

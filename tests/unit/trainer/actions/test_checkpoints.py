@@ -321,6 +321,16 @@ def test_another_model_can_be_allowed_and_is_then_stored(make_strategy, make_sta
     assert make_checkpoints(make_state(make_strategy(), build=equal("gelu"))).restore().changes == ()
 
 
+def test_another_precision_makes_no_other_model(make_strategy, make_state, make_checkpoints):
+    state = make_state(make_strategy(), build=equal("relu"))
+    state.global_step.assign(10)
+    make_checkpoints(state).save()
+    other = make_state(make_strategy(), build=equal("relu"), precision="bfloat16")
+    make_state(make_strategy())  # of float32: the policy is the process's
+    changes = make_checkpoints(other, precision="bfloat16").restore().changes
+    assert changes == ("--precision was float32, is bfloat16",)
+
+
 def test_a_checkpoint_that_does_not_say_its_structure_is_resumed(
     make_strategy, make_state, make_checkpoints, tmp_path, monkeypatch
 ):

@@ -1,3 +1,4 @@
+import importlib
 import json
 
 import keras
@@ -120,6 +121,25 @@ def test_a_model_built_again_is_the_same_whatever_keras_has_numbered(name):
     assert [layer.name for layer in first.layers] != [layer.name for layer in again.layers]
     assert structure.of(first) == structure.of(again)
     assert structure.of(first)["layers"][2]["name"] == "conv2d"
+
+
+def test_code_of_ones_own_that_has_changed_is_announced_and_its_comments_are_not(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def models_of(name, body):
+        source = "import keras\n"
+        for kind, base in (("Own", "keras.layers.Layer"), ("Whole", "keras.Model")):
+            source += (
+                f"class {kind}({base}):\n    'Of {name}.'\n    def call(self, x):  # {name}\n        return {body}\n"
+            )
+        (tmp_path / f"{name}.py").write_text(source)
+        module = importlib.import_module(name)
+        return chain(module.Own()), module.Whole()
+
+    was, same, now = models_of("its_code", "x"), models_of("same_code", "x"), models_of("other_code", "-x")
+    for number, what in enumerate(("layer own: the code of Own", "the code of Whole")):
+        assert changes(was[number], same[number]) == ([], [])
+        assert changes(was[number], now[number]) == ([], [f"{what} was another, is this one"])
 
 
 def test_the_same_code_in_another_file_is_the_same_lambda(tmp_path):

@@ -370,6 +370,7 @@ def test_what_an_operator_sets(documents_of, kind, num_ps):
         security = {"runAsUser": 1000, "runAsGroup": 100, "fsGroup": 100, "runAsNonRoot": True}
         assert pod["securityContext"] == security
         claims = {volume["name"]: volume["persistentVolumeClaim"]["claimName"] for volume in pod["volumes"]}
+        assert not [name for name in claims if "." in name]  # which a claim's name may have, a volume's may not
         assert [
             (claims[each["name"]], each["mountPath"], each.get("readOnly")) for each in container["volumeMounts"]
         ] == [
@@ -388,10 +389,10 @@ def test_what_an_operator_sets(documents_of, kind, num_ps):
 def test_root_and_a_user_without_a_group(documents_of):
     for given, found in (
         ("0", {"runAsUser": 0, "runAsGroup": 0, "fsGroup": 0}),
-        ("7", {"runAsUser": 7, "runAsNonRoot": True}),
+        ("7", {"runAsUser": 7, "runAsGroup": 7, "fsGroup": 7, "runAsNonRoot": True}),
     ):
         (jobset,) = documents_of(f"--run_as={given}")
-        assert found.items() <= replicated(jobset["spec"])["worker"]["template"]["spec"]["securityContext"].items()
+        assert replicated(jobset["spec"])["worker"]["template"]["spec"]["securityContext"] == found
 
 
 def wrapped(documents_of, program):
@@ -489,8 +490,9 @@ def test_what_cannot_work(documents_of, flags, words):
 @pytest.mark.parametrize(
     ("flag", "said"),
     [
-        ("--log_keys=/keys", "--log_keys=/keys: lies on no volume of --volume (/data, /ro, /runs)"),
+        ("--log_keys=/keys", "--log_keys=/keys: lies on no volume of --volume (/data, /ro, /runs, /ro/own)"),
         ("--log_keys=/ro/keys", "--log_keys=/ro/keys: lies on a volume that is mounted read-only (/ro:ro)"),
+        ("--log_keys=/ro/own/keys", ""),
         ("--metrics_jsonl=m.jsonl", "--metrics_jsonl=m.jsonl: lies on no volume"),
         ("--metrics_jsonl=/ro/m.jsonl", "--metrics_jsonl=/ro/m.jsonl: lies on a volume that is mounted read-only"),
         ("--initialize_from=/weights", "--initialize_from: /weights lies on no volume"),
@@ -504,11 +506,12 @@ def test_what_cannot_work(documents_of, flags, words):
 def test_what_lies_on_no_volume(documents_of, flag, said):
     trainer = {"--data_dir": "/data", "--model_dir": "/runs/one", **dict([flag.split("=", 1)])}
     given = [f"{name}={value}" for name, value in trainer.items()]
+    volumes = "data:/data,other:/ro:ro,runs:/runs,own:/ro/own"
     if not said:
-        assert documents_of("--volume=data:/data,other:/ro:ro,runs:/runs", trainer=given)
+        assert documents_of(f"--volume={volumes}", trainer=given)
         return
     with pytest.raises(UsageError) as error:
-        documents_of("--volume=data:/data,other:/ro:ro,runs:/runs", trainer=given)
+        documents_of(f"--volume={volumes}", trainer=given)
     assert said in str(error.value)
 
 
