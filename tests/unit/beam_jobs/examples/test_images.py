@@ -208,6 +208,19 @@ def test_of_16_bits_the_upper_eight_are_taken_as_tensorflow_does():
         assert (tensorflow.io.decode_png(data).numpy() == decoded(data)).all()
 
 
+def test_of_12_bits_the_upper_eight_are_taken():
+    tags = ((256, 2), (257, 1), (258, 12), (259, 1), (262, 1), (273, 8), (277, 1), (278, 1), (279, 3))
+    entries = b"".join(struct.pack("<HHIHH", tag, 3, 1, value, 0) for tag, value in tags)
+    data = b"II*\0\x0c\0\0\0\xab\xc1\x23\0" + struct.pack("<H", len(tags)) + entries + bytes(4)
+    assert decoded(data).ravel().tolist() == [0xAB, 0x12]
+
+
+def test_a_damaged_chunk_that_decoding_does_not_need_is_passed_over(colour):
+    whole = file_of(colour, "PNG")
+    title = struct.pack(">I4s3sI", 3, b"tEXt", b"a\0b", 0)
+    assert (decoded(whole[:-12] + title + whole[-12:]) == colour).all()
+
+
 def test_avif_is_read_nearly(colour):
     ramp = np.repeat(np.add.outer(np.arange(40), np.arange(30))[..., None].astype(np.uint8) * 3, 3, axis=2)
     assert np.abs(decoded(file_of(ramp, "AVIF", quality=100)).astype(int) - ramp).max() <= 3

@@ -108,6 +108,14 @@ def test_records_in_the_store_are_not_overwritten(source, is_refused):
         target.check("tfrecord", source)
 
 
+def test_a_store_is_not_written_to_below_parquet_files():
+    target = RemoteTarget(ReachableStore("s3://bucket/folder"))
+    target.check("parquet", "s3://bucket/folder-2")
+    for source in ("s3://bucket", "s3://bucket/"):
+        with pytest.raises(UsageError, match="lies in --source, which is read with all its folders; choose another"):
+            target.check("parquet", source)
+
+
 def test_a_data_dir_in_a_folder_of_images_would_be_a_class(tmp_path):
     (tmp_path / "images").mkdir()
     with pytest.raises(UsageError, match=f"--data_dir={tmp_path / 'images' / 'out'}: .*--source={tmp_path / 'images'}"):

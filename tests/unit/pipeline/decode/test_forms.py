@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.decode.forms import parsed
+from pipeline.decode.forms import UserParsed, parsed
 from pipeline.errors import DataError, UsageError
 
 
@@ -26,6 +26,13 @@ def test_a_list_of_tensors_is_not_stacked(records):
     found = parsed(lambda given: [given, tf.strings.length(given)], records)
     assert isinstance(found, tuple)
     assert found[1].numpy().tolist() == [3, 0, 5]
+
+
+@pytest.mark.parametrize("form", [lambda one: (one,), lambda one: (one,) * 3, lambda one: {"image": one, "label": one}])
+def test_what_is_no_pair_is_not_taken_apart(form, records):
+    found = UserParsed(form).examples({"record": records}, list)
+    tf.nest.assert_same_structure(found.images, form(records))
+    assert found.labels is None
 
 
 @pytest.mark.parametrize(

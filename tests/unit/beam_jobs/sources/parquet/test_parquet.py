@@ -262,6 +262,14 @@ def test_float64_that_float32_cannot_hold_is_refused_with_what_to_do(tmp_path, v
         one(tmp_path, flags={"keep_columns": ("other",)}, other=pairs)
 
 
+@pytest.mark.parametrize("values", [[0.5, 0.1], [[0.5], [0.5, 0.1]]], ids=["scalars", "lists"])
+def test_a_worker_writes_no_rounded_value_whatever_was_looked_at_before(tmp_path, monkeypatch, values):
+    monkeypatch.setattr("beam_jobs.sources.parquet.parquet._check_doubles", lambda opened: None)
+    block = everything(one(tmp_path, flags={"keep_columns": ("other",)}, other=pa.array(values * 5)))
+    assert {reason.rpartition("other ")[2] for reason in block.bad.values()} == {"0.1 is not exactly a float32"}
+    assert list(block.bad) == [1, 3, 5, 7, 9]
+
+
 def test_a_later_file_may_hold_float64_that_float32_cannot(tmp_path):
     write(tmp_path / "a.parquet", table(other=pa.array([0.5] * 10, pa.float32())))
     write(tmp_path / "b.parquet", table(other=pa.array(EXACT)))
