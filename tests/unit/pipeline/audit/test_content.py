@@ -1,0 +1,42 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from pipeline.audit import content
+from pipeline.audit.claims import Fault
+from pipeline.audit.topology import Topology
+
+
+class Order:
+    """Of a batch of records 5 and 6, the second of them padding."""
+
+    def batch(self, step):
+        del step
+        return [5, 6], [True, False]
+
+
+def fed(records, weights):
+    element = (tf.zeros([2, 1]), tf.zeros([2]), tf.constant(weights), tf.constant(records))
+    return list(content._of_element(element, Order(), 7, 0, Topology(1, 2, 2)))
+
+
+def test_each_row_is_the_record_of_the_order_and_padding_is_padding():
+    assert [row.record for row in fed([5, 6], [1.0, 0.0])] == [5, 6]
+    for records, weights, said in (
+        ([5, 4], [1.0, 0.0], r"row 1 .*is fed record 4 \(padding\), and the order has 6 \(padding\)"),
+        ([6, 5], [1.0, 0.0], r"row 0 .*is fed record 6 \(real\), and the order has 5 \(real\)"),
+        ([5, 6], [1.0, 1.0], r"row 1 .*is fed record 6 \(real\), and the order has 6 \(padding\)"),
+    ):
+        with pytest.raises(Fault, match=f"^step 7, {said}$"):
+            fed(records, weights)
+
+
+def test_values_are_equal_in_shape_too_and_nan_is_nan():
+    row = content._Fed("here", 5, {"box": np.float32([1, np.nan])})
+    content._compare(row, "there", {"box": np.float32([1, np.nan])})
+    for stored, said in (
+        (np.float32([1, 2]), "there: box at 1 is fed as nan, and the record has 2.0"),
+        (np.float32([1]), r"there: box is fed as an array of shape \(2,\), and the record has one of shape \(1,\)"),
+    ):
+        with pytest.raises(Fault, match=rf"^{said} \(here\)$"):
+            content._compare(row, "there", {"box": stored})
