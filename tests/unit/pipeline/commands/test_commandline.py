@@ -1,5 +1,6 @@
 import dataclasses
 import importlib.util
+import os
 import re
 import shlex
 import subprocess
@@ -124,11 +125,23 @@ def test_unknown_names_suggest_the_nearest_or_none(given, facts):
     assert ("mean" in text) == (given == "lent")
 
 
+PROGRAM = """
+import os, sys
+from pipeline.commands import commandline
+from pipeline.errors import UsageError
+
+def main(argv):
+    # Programs that are started have the streams, too.
+    assert os.system("test -e /dev/fd/0 && test -e /dev/fd/1 && test -e /dev/fd/2") == 0
+    {}
+
+commandline.run("pipeline.inspect", main)
+"""
+
+
 @pytest.mark.parametrize(("closed", "said"), [(">&-", "pipeline.inspect: "), ("2>&-", ""), (">&- 2>&- <&-", "")])
 def test_no_file_takes_the_number_of_a_closed_stream(closed, said):
-    code = "import os; from pipeline.commands import commandline; from pipeline.errors import UsageError; import sys\n"
-    code += "def main(argv): assert os.open('/', os.O_RDONLY) > 2; print('hidden'); raise UsageError('wrong')\n"
-    code += "commandline.run('pipeline.inspect', main)"
+    code = PROGRAM.format("assert os.open('/', os.O_RDONLY) > 2; print('hidden'); raise UsageError('wrong')")
     script = f"{sys.executable} -c {shlex.quote(code)} {closed}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -137,11 +150,35 @@ def test_no_file_takes_the_number_of_a_closed_stream(closed, said):
 
 
 @pytest.mark.parametrize(
-    "given", ["--overwite", "--overwrit", "--ovrwrite", "--nooverwrit", "overwrit", "--allow_order_chnge"]
+    ("stream", "body", "code"),
+    [
+        ("stdout", "print('text')", 141),
+        ("stdout", "print('text', flush=True)", 141),
+        ("stderr", "raise UsageError('wrong')", 2),
+        ("stderr", "raise KeyboardInterrupt", 130),
+    ],
+)
+def test_a_reader_that_is_gone_changes_no_code_and_is_no_traceback(stream, body, code):
+    read, write = os.pipe()
+    os.close(read)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: write}
+    done = subprocess.run([sys.executable, "-c", PROGRAM.format(body)], text=True, check=False, **streams)
+    os.close(write)
+    assert (done.returncode, done.stdout or "", done.stderr or "") == (code, "", "")
+
+
+REPLACING = ["--overwrite", "--nooverwrite", "overwrite", "--allow_order_change", "--allow_model_change", "--update"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("--overwite", "--overwrit", "--ovrwrite", "--nooverwrit", "overwrit"),
+        *("--allow_order_chnge", "--allow_model_chnge", "--updat"),
+    ],
 )
 def test_a_flag_that_replaces_something_is_not_suggested(given):
-    text = str(errors.unknown("flag", given, ["--overwrite", "--nooverwrite", "overwrite", "--allow_order_change"]))
-    assert "mean" not in text
+    assert "mean" not in str(errors.unknown("flag", given, REPLACING))
 
 
 @dataclasses.dataclass(frozen=True)
