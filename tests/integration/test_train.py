@@ -210,14 +210,46 @@ def test_by_the_clock_scalars_are_written_and_checkpoints_saved(train, tmp_path)
     assert len(saved) >= 7
 
 
-@pytest.mark.parametrize("prefetch", [0, 3])
-def test_so_many_batches_are_made_ahead(prefetch, train, monkeypatch):
-    given, distribute = [], feeding.distribute_request
+@pytest.mark.parametrize(("prefetch", "place"), [(0, "host"), (3, "device")])
+def test_what_the_replicas_are_fed(prefetch, place, train, monkeypatch):
+    fed, distribute = [], feeding.distribute_request
+
+    def distributed(strategy, request, ahead, *others):
+        batches = distribute(strategy, request, ahead, *others)
+        fed.append((ahead, tf.uint8 in [part.dtype for part in tf.nest.flatten(batches.element_spec)]))
+        return batches
+
     monkeypatch.setattr(
-        feeding, "distribute_request", lambda *each: given.append(each[2]) or distribute(*each)
-    )  # what it does with the number is seen in test_strategies.py
-    train("--train_steps=2", "--eval_split=none", f"--prefetch={prefetch}")
-    assert given == [prefetch]
+        feeding, "distribute_request", distributed
+    )  # test_strategies.py sees what is ahead of the steps
+    train("--train_steps=2", "--eval_split=none", "--distort=shift", f"--prefetch={prefetch}", f"--distort_on={place}")
+    assert fed == [(prefetch, place == "device")]  # pixels as they are stored, for the steps to distort
+
+
+def test_distorted_images_train_to_other_weights(train, tmp_path):
+    ends = []
+    for number, distort in enumerate(("shift(pixels=2)", "shift(pixels=2)", "shift(pixels=3)", "none")):
+        model_dir = tmp_path / str(number)
+        train("--train_steps=2", "--eval_split=none", f"--model_dir={model_dir}", f"--distort={distort}")
+        ends.append({name: value for name, value in checkpoint_bytes(model_dir, 2).items() if "trainable" in name})
+    assert len(ends[0]) >= 4
+    assert ends[0] == ends[1]
+    assert all(ends[0][name] != other[name] for other in ends[2:] for name in other)
+
+
+THREADS = """
+import collections, pathlib, sys
+from trainer import run
+run.main(sys.argv[1:])
+print(*(path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm")))
+"""
+
+
+def test_operations_of_virtual_replicas_have_so_many_threads(digits, tmp_path):
+    flags = [f"--data_dir={digits}", f"--model_dir={tmp_path}", "--train_steps=1", "--eval_split=none"]
+    done = forked.run(["-c", THREADS, *flags, "--virtual_replicas=4", "--cpu_threads=3"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].split().count("tf_XLAEigen") == 3
 
 
 def test_evaluations_take_so_many_examples_at_a_time(train, tmp_path, monkeypatch, capsys):

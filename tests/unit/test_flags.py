@@ -39,22 +39,19 @@ SEEN: dict[str, dict[str, str]] = {
         "dataset": "unit/beam_jobs/sources/records/test_tfds.py::test_the_command_converts_it",
         "data_dir": "unit/beam_jobs/test_convert.py::test_images_are_stored_as_the_flags_say",
         "source": "integration/test_convert_parquet.py::test_every_row_becomes_one_example_with_its_columns",
-        "image_column": "unit/beam_jobs/sources/parquet/test_parquet.py::test_images_are_in_the_column_named_or_image_or_img",
+        "image_column": "unit/beam_jobs/test_convert.py::test_a_source_is_read_as_the_flags_say",
         "label_column": "integration/test_convert_parquet.py::test_every_row_becomes_one_example_with_its_columns",
         "key_column": "integration/test_convert_parquet.py::test_every_row_becomes_one_example_with_its_columns",
         "keep_columns": "integration/test_convert_parquet.py::test_every_row_becomes_one_example_with_its_columns",
-        "feature_map": "integration/test_interop.py::test_records_of_the_tensorflow_book_are_converted",
-        "image_shape": "unit/beam_jobs/sources/test_resplit.py::test_it_is_a_source_like_any_other",
-        "follow_links": (
-            "unit/beam_jobs/sources/folders/test_image_folder.py::"
-            "test_links_that_lead_elsewhere_are_followed_with_the_flag"
-        ),
+        "feature_map": "unit/beam_jobs/test_convert.py::test_a_source_is_read_as_the_flags_say",
+        "image_shape": "unit/beam_jobs/test_convert.py::test_a_source_is_read_as_the_flags_say",
+        "follow_links": "unit/beam_jobs/test_convert.py::test_a_source_is_read_as_the_flags_say",
         "image_encoding": "unit/beam_jobs/test_convert.py::test_images_are_stored_as_the_flags_say",
         "resize": "unit/beam_jobs/test_convert.py::test_images_are_stored_as_the_flags_say",
         "channels": "unit/beam_jobs/test_convert.py::test_images_are_stored_as_the_flags_say",
         "compression": "unit/beam_jobs/shards/test_writer.py::test_a_compressed_shard_is_the_same_records",
         "split": "unit/beam_jobs/test_convert.py::test_the_seed_and_the_split_are_those_of_the_flags",
-        "num_shards": "unit/beam_jobs/test_convert.py::test_no_runner_or_number_of_workers_changes_a_byte",
+        "num_shards": "unit/beam_jobs/test_convert.py::test_rejects_are_bounded_and_the_work_is_kept_for_a_larger_bound",
         "max_shard_bytes": (
             "integration/test_convert_images.py::"
             "test_rows_are_read_in_parts_where_the_source_is_larger_than_a_shard_may_be"
@@ -77,8 +74,8 @@ SEEN: dict[str, dict[str, str]] = {
         "train_split": "integration/test_train.py::test_slices_of_splits",
         "eval_split": "integration/test_train.py::test_slices_of_splits",
         "resize": "unit/trainer/test_training.py::test_another_size_is_another_model",
-        "distort": "integration/test_train.py::test_a_distortion_that_leaves_nothing_of_the_images_is_refused",
-        "distort_on": "integration/test_virtual_replicas.py::test_steps_that_distort_keep_the_bits",
+        "distort": "integration/test_train.py::test_distorted_images_train_to_other_weights",
+        "distort_on": "integration/test_train.py::test_what_the_replicas_are_fed",
         "on_corrupt": "integration/test_corruption.py::test_the_trainer_skips_says_so_and_keeps_to_the_budget",
         "max_corrupt": "integration/test_corruption.py::test_the_trainer_skips_says_so_and_keeps_to_the_budget",
         "cache_dir": "integration/test_cache.py::test_trainer_and_evaluation_use_one_cache",
@@ -87,7 +84,7 @@ SEEN: dict[str, dict[str, str]] = {
         "strategy": "integration/test_train.py::test_two_replicas_learn_the_digits",
         "num_replicas": "integration/test_train.py::test_two_replicas_learn_the_digits",
         "join_timeout": "integration/test_faults.py::test_a_worker_that_never_comes",
-        "collective_timeout": "integration/test_faults.py::test_a_stopped_worker_is_given_up_and_gives_up",
+        "collective_timeout": "integration/test_faults.py::test_a_worker_that_dies_while_joining",
         "deterministic": (
             "integration/test_train.py::test_an_error_in_a_step_of_two_replicas_is_the_line_that_says_it"
         ),
@@ -95,14 +92,14 @@ SEEN: dict[str, dict[str, str]] = {
         "model": "integration/test_train.py::test_an_error_in_a_step_of_two_replicas_is_the_line_that_says_it",
         "task": "integration/test_evaluate.py::test_a_task_without_classes_has_its_metrics_alone",
         "initialize_from": "unit/trainer/task/test_warm_start.py::test_a_new_run_begins_with_them_and_so_does_the_average",
-        "dropout": "unit/trainer/models/test_mnist_cnn.py::test_dropout_is_of_the_hidden_units_and_in_training_only",
+        "dropout": "unit/trainer/models/test_models.py::test_dropout_is_that_of_the_flag",
         "label_smoothing": "unit/trainer/task/test_sums.py::test_label_smoothing_is_that_of_keras",
         "eval_flip": "integration/test_evaluate.py::test_mirrored_images_count_in_evaluations_and_exports",
         "precision": "unit/trainer/step/test_recipes.py::test_less_precision_comes_to_about_the_same",
-        "jit_compile": "unit/trainer/step/test_recipes.py::test_xla_computes_the_same",
+        "jit_compile": "unit/trainer/step/test_recipes.py::test_xla_compiles_the_step_where_that_is_asked_for",
         "optimizer": "unit/trainer/step/test_optimizers.py::test_variables_of_an_optimizer",
         "learning_rate": "unit/trainer/step/test_schedules.py::test_stairs_of_resnet",
-        "momentum": "unit/trainer/step/test_optimizers.py::test_all_of_keras_by_name",
+        "momentum": "unit/trainer/step/test_optimizers.py::test_variables_of_an_optimizer",
         "schedule": "unit/trainer/step/test_schedules.py::test_schedules_that_end_with_the_training",
         "decay_factor": "unit/trainer/step/test_schedules.py::test_staircase_of_the_cifar10_tutorial",
         "decay_epochs": "unit/trainer/step/test_schedules.py::test_staircase_of_the_cifar10_tutorial",
@@ -117,20 +114,17 @@ SEEN: dict[str, dict[str, str]] = {
             "unit/trainer/step/test_virtual_replicas.py::"
             "test_dropout_and_batch_norm_follow_the_virtual_replicas_and_the_seed"
         ),
-        "cpu_threads": (
-            "integration/test_virtual_replicas.py::"
-            "test_the_checkpoint_is_the_same_on_any_topology_and_when_the_run_changes_its_own"
-        ),
+        "cpu_threads": "integration/test_train.py::test_operations_of_virtual_replicas_have_so_many_threads",
         "seed": "unit/trainer/step/test_state.py::test_the_seed_gives_the_weights_of_any_task",
         "streams": "unit/trainer/test_plan.py::test_workers_that_share_streams_are_told_what_it_costs",
-        "shuffle_bytes": "integration/test_cache.py::test_trainer_and_evaluation_use_one_cache",
+        "shuffle_bytes": "unit/trainer/test_plan.py::test_workers_that_share_streams_are_told_what_it_costs",
         "remainder": "unit/trainer/test_plan.py::test_numbers",
-        "prefetch": "integration/test_train.py::test_so_many_batches_are_made_ahead",
+        "prefetch": "integration/test_train.py::test_what_the_replicas_are_fed",
         "allow_order_change": "integration/test_train.py::test_another_order_is_refused_and_can_be_allowed",
         "allow_model_change": "unit/trainer/actions/test_checkpoints.py::test_another_model_can_be_allowed_and_is_then_stored",
         "train_steps": "integration/test_train.py::test_what_is_trained_already_is_evaluated",
         "epochs": "integration/test_train.py::test_an_epoch_counts_its_padded_step",
-        "steps_per_loop": "integration/test_terminal.py::test_a_live_line_from_the_start",
+        "steps_per_loop": "integration/test_train.py::test_by_the_clock_scalars_are_written_and_checkpoints_saved",
         "log_every": "integration/test_train.py::test_two_replicas_learn_the_digits",
         "summary_every": "integration/test_train.py::test_scalars_have_their_own_steps_and_each_split_its_tags",
         "eval_every": "integration/test_train.py::test_scalars_have_their_own_steps_and_each_split_its_tags",
@@ -140,8 +134,8 @@ SEEN: dict[str, dict[str, str]] = {
         "max_to_keep": "integration/test_train.py::test_besides_the_newest_checkpoints_older_ones_are_kept",
         "keep_best": "integration/test_best.py::test_a_run_that_ends_early_keeps_its_best",
         "early_stopping": "integration/test_best.py::test_a_run_that_ends_early_keeps_its_best",
-        "best_metric": "integration/test_best.py::test_a_run_that_ends_early_keeps_its_best",
-        "best_mode": "unit/trainer/actions/test_ranking.py::test_by_what_else_it_ranks_is_said",
+        "best_metric": "unit/trainer/actions/test_keeping.py::test_the_best_is_that_of_the_metric_and_the_mode",
+        "best_mode": "unit/trainer/actions/test_keeping.py::test_the_best_is_that_of_the_metric_and_the_mode",
         "histogram_every": "integration/test_train.py::test_histograms_pictures_a_profile_and_where_operations_run",
         "image_every": "integration/test_train.py::test_histograms_pictures_a_profile_and_where_operations_run",
         "profile": "integration/test_train.py::test_histograms_pictures_a_profile_and_where_operations_run",
@@ -178,7 +172,7 @@ SEEN: dict[str, dict[str, str]] = {
         "port": "unit/trainer/launching/targets/test_slurm.py::test_tasks_of_one_node_have_ports_of_their_own",
         "kind": "unit/docs/test_launching.py::test_the_other_kinds_are_named",
         "image": "unit/trainer/launching/targets/test_kubernetes.py::test_a_jobset_fits_the_published_models",
-        "namespace": "unit/trainer/launching/targets/test_kubernetes.py::test_resources_volumes_and_time_to_save",
+        "namespace": "unit/trainer/launching/targets/test_kubernetes.py::test_a_jobset_fits_the_published_models",
         "volume": "unit/trainer/launching/targets/test_kubernetes.py::test_resources_volumes_and_time_to_save",
         "time_limit": "unit/trainer/launching/targets/test_slurm.py::test_options_of_sbatch",
         "tasks_per_node": "unit/trainer/launching/targets/test_slurm.py::test_tasks_of_one_node_have_ports_of_their_own",
@@ -200,7 +194,7 @@ SEEN: dict[str, dict[str, str]] = {
         "model_dir": "integration/test_evaluate.py::test_it_says_what_the_run_says_and_more",
         "checkpoint": "integration/test_evaluate.py::test_raw_and_averaged_weights_of_any_checkpoint_in_any_batches",
         "weights": "integration/test_evaluate.py::test_raw_and_averaged_weights_of_any_checkpoint_in_any_batches",
-        "data_dir": "integration/test_evaluate.py::test_a_split_without_some_classes_and_another_data_set",
+        "data_dir": "integration/test_evaluate.py::test_other_data_are_normalised_as_the_runs_were",
         "statistics": "integration/test_evaluate.py::test_other_data_are_normalised_as_the_runs_were",
         "split": "integration/test_evaluate.py::test_a_split_without_some_classes_and_another_data_set",
         "cache_dir": "integration/test_cache.py::test_evaluations_exports_and_examples_have_a_cache_by_their_own_flags",
@@ -222,7 +216,7 @@ SEEN: dict[str, dict[str, str]] = {
         "split": "integration/test_export.py::test_the_examples_to_compare_on_are_those_of_the_flags",
         "cache_dir": "integration/test_cache.py::test_evaluations_exports_and_examples_have_a_cache_by_their_own_flags",
         "cache_bytes": "integration/test_cache.py::test_evaluations_exports_and_examples_have_a_cache_by_their_own_flags",
-        "format": "integration/test_export.py::test_raw_and_averaged_weights_differ",
+        "format": "integration/test_export.py::test_layers_of_the_users",
         "stablehlo_batch": "integration/test_export.py::test_what_it_says_and_writes",
         "examples": "integration/test_export.py::test_the_examples_to_compare_on_are_those_of_the_flags",
         "tolerance": "integration/test_export.py::test_a_file_that_gives_other_numbers_is_not_exported",
@@ -241,11 +235,9 @@ SEEN: dict[str, dict[str, str]] = {
         "seed": "unit/pipeline/inspect/test_inspect.py::test_another_seed_or_split_is_another_picture",
     },
     "pipeline.index": {
-        "data_dir": "integration/test_interop.py::test_tf_data_reads_them",
+        "data_dir": "unit/pipeline/index/test_index.py::test_patterns_of_one_split_add_up_in_their_order",
         "split": "unit/pipeline/index/test_index.py::test_patterns_of_one_split_add_up_in_their_order",
-        "compression": (
-            "unit/pipeline/index/test_index.py::test_other_compressed_files_are_read_forward_and_the_command_says_so"
-        ),
+        "compression": "unit/pipeline/index/test_index.py::test_members_that_end_where_records_do_are_read_alone",
         "overwrite": "unit/pipeline/index/test_index.py::test_its_own_manifest_is_replaced_where_that_is_asked_for",
     },
     "pipeline.audit": {
@@ -318,7 +310,7 @@ SEEN: dict[str, dict[str, str]] = {
         "statistics": "unit/pipeline/test_mixture.py::test_all_are_normalised_by_the_first_sources_statistics",
         "features": "unit/pipeline/batch/test_on_device.py::test_features_are_handed_on",
         "parse": "unit/pipeline/test_step_iterator.py::test_what_a_parser_gives_keeps_its_structure",
-        "remainder": "unit/pipeline/test_input.py::test_cardinality_and_shapes_are_known",
+        "remainder": "unit/pipeline/test_input.py::test_batches_are_the_orders_records_with_their_pixels_and_labels",
         "weights": (
             "unit/pipeline/test_input.py::test_mean_weights_make_the_mean_over_the_batch_the_mean_over_real_rows"
         ),
@@ -332,7 +324,7 @@ SEEN: dict[str, dict[str, str]] = {
         "record_ids": "unit/pipeline/test_random_access.py::test_example_i_is_the_record_id_of_the_input",
         "portable": "integration/test_portable.py::test_a_service_in_another_process_feeds_the_same_batches",
         "cache_dir": "integration/test_cache.py::test_a_second_epoch_and_a_second_input_fetch_nothing",
-        "cache_bytes": "integration/test_cache.py::test_files_never_take_more_than_cache_bytes_and_the_batches_stay",
+        "cache_bytes": "integration/test_cache.py::test_a_cache_smaller_than_a_window_is_filled_and_the_rest_is_read_from_the_store",
     },
     "steps_per_epoch": {
         "global_batch_size": "unit/pipeline/test_mixture.py::test_the_epoch_is_that_of_the_first_source",

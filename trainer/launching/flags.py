@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from pipeline.errors import UsageError
-from trainer.config.flags.checks import check_least, check_name, check_positive
+from trainer.config.flags.checks import check_least, check_most, check_name, check_positive
 from trainer.launching.target_flags import (
     MOST_NUMBER,
     Elsewhere,
@@ -13,7 +13,6 @@ from trainer.launching.target_flags import (
     ProcessFlags,
     SlurmFlags,
     check_local_only,
-    check_most,
 )
 
 _MOST_PROCESSES = 10_000  # of a kind: more is a typing error

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.errors import UsageError
-from trainer.config.flags.checks import check_least, check_name
+from trainer.config.flags.checks import check_least, check_most, check_name
 
 KINDS = ("jobset", "trainjob", "tfjob")
 _MEMORY = re.compile(r"([1-9]\d*)([MGT])i")
@@ -341,14 +341,6 @@ def _toleration(text: str) -> dict[str, str]:
         raise UsageError(f"--toleration={text}: the effect must be one of {', '.join(_EFFECTS)}, or left out for all")
     operator = {"operator": "Equal", "value": value} if equals else {"operator": "Exists"}
     return {"key": key, **operator, **({"effect": effect} if colon else {})}
-
-
-def check_most(flags: object, most: int, *names: str) -> None:
-    """Raises UsageError where one of the named fields is above `most`; None is not."""
-    for name in names:
-        value = getattr(flags, name)
-        if value is not None and not value <= most:
-            raise UsageError(f"--{name}={value}: must be {most} or less")
 
 
 def check_no_variable_twice(processes: ProcessFlags, kubernetes: KubernetesFlags) -> None:

@@ -14,13 +14,15 @@ import types
 
 import crc32c
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs.examples import images
 from beam_jobs.shards import writer
 from pipeline import manifest
 from pipeline.manifest import Feature, naming
-from pipeline.records import example_proto, walk
+from pipeline.records import example_proto, framing, walk
 from tests import forked
 from tests.converting import convert_in_process
 from tests.made_source import Content
@@ -53,6 +55,39 @@ def test_the_bytes_of_a_tiny_data_set_are_pinned(mnist_folder, tmp_path, convert
     found = digests(contents(tmp_path / "out"))
     assert {name: found.pop(name) for name in naming.TFDS_FILES if name in found}.keys() == set(naming.TFDS_FILES)
     assert found == GOLDEN
+
+
+def test_a_source_is_read_as_the_flags_say(tmp_path, convert_without_beam):
+    """None of these is found without its flags."""
+    pixels = np.arange(6 * 12, dtype=np.uint8).reshape(6, 4, 3, 1)
+    pngs = [images.encoded(each, "png") for each in pixels]
+    (tmp_path / "a.tfrecord").write_bytes(
+        b"".join(
+            framing.frame(example_proto.encode({"ink": each.tobytes(), "kind": number % 2}))
+            for number, each in enumerate(pixels)
+        )
+    )
+    table = pa.table({"picture": pngs, "label": [0, 1] * 3, "image": ["no image"] * 6})
+    pq.write_table(table, tmp_path / "b.parquet")
+    (tmp_path / "c" / "cat").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "c" / "dog").symlink_to(tmp_path / "elsewhere")
+    for number, png in enumerate(pngs):
+        ((tmp_path / "c" / "cat" if number % 2 == 0 else tmp_path / "elsewhere") / f"{number}.png").write_bytes(png)
+    for dataset, source, flags in (
+        ("tfrecord", "a.tfrecord", ["--feature_map=image:ink,label:kind", "--image_shape=4x3x1"]),
+        ("parquet", "b.parquet", ["--image_column=picture"]),
+        ("image_folder", "c", ["--follow_links"]),
+    ):
+        out = tmp_path / "out" / dataset
+        given = [f"--dataset={dataset}", f"--source={tmp_path / source}", f"--data_dir={out}", "--image_encoding=raw"]
+        for left_out in flags:
+            others = [flag for flag in flags if flag != left_out]
+            assert convert_without_beam(*given, *others).code != 0, left_out
+        outcome = convert_without_beam(*given, *flags)
+        assert outcome.code == 0, outcome
+        found = {example["image"][0]: example["label"][0] for example in examples_of(out, "train")}
+        assert found == {each.tobytes(): number % 2 for number, each in enumerate(pixels)}
 
 
 def test_the_seed_and_the_split_are_those_of_the_flags(mnist_folder, tmp_path, convert, contents):

@@ -24,7 +24,8 @@ def make(make_strategy, make_state, spec, config_of, tmp_path):
     def make(**flags):
         strategy = make_strategy()
         state = make_state(strategy, ema=0.9)
-        training, split = types.SimpleNamespace(spec=spec, steps_per_epoch=10), types.SimpleNamespace(spec=spec)
+        training = types.SimpleNamespace(spec=spec, steps_per_epoch=10, parts=())
+        split = types.SimpleNamespace(spec=spec)
         evaluation = {flags.get("eval_split", "test"): split}
         plan = types.SimpleNamespace(last_step=30, training=training, evaluation=evaluation)
         config = config_of(model_dir=tmp_path, ema=0.9, **flags)
@@ -52,6 +53,22 @@ def test_the_best_are_kept_beside_the_newest_and_a_run_resumes_with_their_rankin
     assert (state.step, restored.name) == (30, "ckpt-30")
     assert again.best.ranking.steps == [30, 10]
     assert not again.ends_early
+
+
+@pytest.mark.parametrize(
+    ("flags", "best"),
+    [
+        ({}, 30),
+        ({"best_metric": "loss"}, 30),
+        ({"best_metric": "loss", "best_mode": "max"}, 20),
+        ({"best_mode": "min"}, 20),
+    ],
+)
+def test_the_best_is_that_of_the_metric_and_the_mode(make, tmp_path, flags, best):
+    keeper, state, _ = make(keep_best=1, eval_every=10, **flags)
+    for step, loss in ((10, 0.5), (20, 0.9), (30, 0.3)):
+        evaluate(keeper, state, step, loss)
+    assert [path.stem for path in (tmp_path / "best").glob("*.index")] == [f"ckpt-{best}"]
 
 
 def rank(keeper, state, step, loss, weight=0.0):

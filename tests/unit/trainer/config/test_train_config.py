@@ -1,6 +1,8 @@
 import dataclasses
+import math
 import pathlib
 import re
+import typing
 
 import pytest
 
@@ -8,8 +10,10 @@ from pipeline.errors import UsageError
 from trainer import evaluate, export, launch, models
 from trainer.config import TrainConfig, model_defaults, parse
 from trainer.config.flags.optimizer import OPTIMIZERS
+from trainer.config.train_config import _types_of_flags
 
 PATHS = ["--data_dir=D", "--model_dir=M"]
+SYNC = {"strategy": "parameter_server", "sync": True}
 
 
 def flat(config):
@@ -218,6 +222,55 @@ def test_bad_values_name_the_flag_the_value_and_the_bound(flags, facts):
     assert "\n" not in message
     for fact in facts:
         assert fact in message
+
+
+# What a flag needs beside it to be taken.
+BESIDE: dict[str, dict[str, object]] = {
+    **{"keep_best": {"eval_every": 5}, "early_stopping": {"eval_every": 5}, "dropout": {"model": "resnet20"}},
+    **{"replicas_to_aggregate": SYNC, "max_staleness": SYNC, "num_replicas": {"strategy": "mirrored"}},
+    "task_index": {"strategy": "multiworker", "worker_hosts": "a:1,b:2"},
+}
+# Absurd values that were seen to train: 0 says never, and what is never reached may be as far away as numbers go.
+_NEVER = ("log_every", "summary_every", "eval_every", "checkpoint_every", "histogram_every", "image_every")
+_NEVER += (
+    "summary_secs",
+    "checkpoint_secs",
+    "keep_best",
+    "early_stopping",
+    "max_corrupt",
+    "max_staleness",
+    "task_index",
+)
+_RATES = ("learning_rate", "decay_factor", "clip_norm", "weight_decay", "end_factor")
+TAKEN = {
+    0: {
+        *_NEVER,
+        *_RATES[3:],
+        "headspace",
+        "dropout",
+        "label_smoothing",
+        "momentum",
+        "warmup_epochs",
+        "seed",
+        "prefetch",
+    },
+    1e12: {*_NEVER, *_RATES, "cache_bytes", "shuffle_bytes", "virtual_replicas", "train_steps", "max_to_keep"},
+    1e30: {*_RATES, "summary_secs", "checkpoint_secs"},
+    math.inf: {"summary_secs", "checkpoint_secs"},
+}
+NUMBERS = [name for name, kind in _types_of_flags().items() if {int, float} & {kind, *typing.get_args(kind)}]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", [0, -1, 1e12, 1e30, math.nan, math.inf, -math.inf])
+def test_numbers_that_overflow_fill_the_memory_or_wait_for_ever_are_refused_at_once(name, value):
+    flags = {"data_dir": "D", "model_dir": "M", **BESIDE.get(name, {}), name: value}
+    if name in TAKEN.get(value, ()):
+        TrainConfig.of(**flags)
+        return
+    with pytest.raises(UsageError, match=rf"^(--)?{name}\b") as caught:
+        TrainConfig.of(**flags)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_data_set_may_be_at_a_url():

@@ -14,6 +14,11 @@ def build(name, shape, dtype, classes, seed):
     return models.build(ModelFlags(model=name), tf.TensorSpec([None, *shape], dtype), classes)
 
 
+def test_dropout_is_that_of_the_flag():
+    model = models.build(ModelFlags(model="resnet20", dropout=0.3), tf.TensorSpec([None, 8, 8, 3], tf.uint8), 10)
+    assert [layer.rate for layer in model.layers if isinstance(layer, keras.layers.Dropout)] == [0.3]
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "parameters"),
     [

@@ -79,6 +79,27 @@ def test_an_update_whose_scaled_gradients_overflow_is_skipped_and_the_scale_halv
     keras.config.set_dtype_policy("float32")
 
 
+class InPython(keras.layers.Layer):
+    """What XLA cannot compile."""
+
+    def call(self, x):
+        return tf.ensure_shape(tf.numpy_function(lambda values: values, [x], tf.float32), x.shape)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_xla_compiles_the_step_where_that_is_asked_for(compiled, make_stepper, batch):
+    def build():
+        layers = [keras.layers.Flatten(), InPython(), keras.layers.Dense(5)]
+        return keras.Sequential([keras.Input(batch[0].shape[1:]), *layers])
+
+    stepper = make_stepper(build=build, jit_compile=compiled)
+    if compiled:
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"EagerPyFunc|XLA"):
+            train(stepper, batch, 1)
+    else:
+        assert np.isfinite(train(stepper, batch, 1)[0])
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("virtual", [None, 4])
 def test_xla_computes_the_same(virtual, replicas, make_stepper, batch):

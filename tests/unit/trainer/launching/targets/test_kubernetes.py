@@ -56,6 +56,7 @@ def test_a_jobset_fits_the_published_models(documents_of, num_ps):
     assert list(jobs) == (["chief", "worker", "ps"] if num_ps else ["worker"])
     for job in jobs.values():
         manifests.check_job(job)
+        assert container_of(job)["image"] == "registry/stepfeed:1"  # KUBERNETES gives --image
 
 
 @pytest.mark.parametrize("num_ps", [0, 2])
