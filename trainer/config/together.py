@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from pipeline.errors import UsageError
 from pipeline.manifest.sources import parse_sources
 from trainer.config.flags.aggregation import AggregationFlags
-from trainer.config.flags.checks import check_apart, check_local
+from trainer.config.flags.checks import check_apart, check_local, check_most
 from trainer.config.flags.cluster import ClusterFlags
 from trainer.config.flags.run import PARAMETER_SERVER
 
@@ -15,6 +16,17 @@ if TYPE_CHECKING:
     from trainer.config.train_config import TrainConfig
 
 _OF_CLUSTERS = ("multiworker", PARAMETER_SERVER)
+_INT64 = (1 << 63) - 1  # TensorFlow's whole numbers
+_FLOAT32 = 3.4e38  # the largest number of a weight
+_SECONDS = 10**9  # 31 years; the clocks of TensorFlow and of threads overflow with more
+# What a flag may be at most. An earlier run may have stored more: its checkpoints can be read.
+_MOST: dict[str, float] = {
+    **{"train_steps": 10**12, "epochs": 10**9},  # more than any training takes; their products fit into 64 bits
+    **{"steps_per_loop": 10**6, "headspace": 10**6},  # a signal waits for the end of a loop
+    **{"prefetch": 1024, "cpu_threads": 1024, "num_replicas": 1024},  # each takes memory, or is a thread or a device
+    **{"join_timeout": _SECONDS, "collective_timeout": _SECONDS},
+    **dict.fromkeys(("learning_rate", "decay_factor", "clip_norm", "weight_decay", "end_factor"), _FLOAT32),
+}
 
 
 def check_given(config: TrainConfig) -> None:
@@ -23,6 +35,10 @@ def check_given(config: TrainConfig) -> None:
     check_local(config.output, "metrics_jsonl", what="file")
     check_apart("model_dir", config.run.model_dir, config.data.data_dir)
     check_apart("log_keys", config.run.log_keys, config.data.data_dir)
+    for group in (getattr(config, field.name) for field in dataclasses.fields(config)):
+        for name, value in vars(group).items():
+            if name in _MOST or isinstance(value, int):
+                check_most(group, _MOST.get(name, _INT64), name)
     _check_used(config)
 
 

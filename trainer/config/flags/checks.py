@@ -9,8 +9,6 @@ from typing import Any
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest.sources import parse_sources, sources_of
 
-_INT64 = (1 << 63) - 1  # TensorFlow's whole numbers
-
 
 def check_name(flag: str, value: str, known: Any) -> None:
     """Raises UsageError, with the nearest known name, where the value is none of them."""
@@ -19,13 +17,11 @@ def check_name(flag: str, value: str, known: Any) -> None:
 
 
 def check_least(flags: object, least: float, *names: str) -> None:
-    """Raises UsageError where one of the named fields is below `least`, or has more than 64 bits; None is allowed."""
+    """Raises UsageError where one of the named fields is below `least`; None is not."""
     for name in names:
         value = getattr(flags, name)
         if value is not None and not value >= least:
             raise UsageError(f"--{name}={value}: must be {least} or more")
-        if isinstance(value, int):
-            check_most(flags, _INT64, name)
 
 
 def check_most(flags: object, most: float, *names: str) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 
 from pipeline.commands.call import parse_call
 from pipeline.errors import UsageError
-from trainer.config.flags.checks import check_least, check_most, check_name, check_positive, check_share
+from trainer.config.flags.checks import check_least, check_name, check_positive, check_share
 
 # Three names for keras.optimizers.SGD, then those of Keras.
 OPTIMIZERS = (
@@ -30,7 +30,6 @@ WITH_MOMENTUM = ("momentum", "nesterov")
 SCHEDULES = ("exponential", "piecewise", "cosine", "linear", "constant")
 ENDING = ("cosine", "linear")  # schedules that depend on the last step
 _EPOCHS = 1e9  # that no training comes to
-_FLOAT32 = 3.4e38  # the largest number of a weight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +59,6 @@ class OptimizerFlags:
         check_positive(self, "learning_rate", "decay_factor", "decay_epochs", "clip_norm")
         check_share(self, "momentum")
         check_least(self, 0, "warmup_epochs", "weight_decay", "end_factor")
-        check_most(self, _FLOAT32, "learning_rate", "decay_factor", "clip_norm", "weight_decay", "end_factor")
         for flag in ("warmup_epochs", "decay_epochs"):
             if getattr(self, flag) >= _EPOCHS:
                 raise UsageError(f"--{flag}={getattr(self, flag)}: must be below {_EPOCHS:.0e}")

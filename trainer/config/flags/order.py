@@ -6,11 +6,9 @@ import dataclasses
 
 from pipeline.errors import UsageError
 from pipeline.order import order
-from trainer.config.flags.checks import check_least, check_most, check_name
+from trainer.config.flags.checks import check_least, check_name
 
 _MOST_ROWS = 1 << 24  # of a step: 16.7 million, more than any memory holds of images
-_MOST_THREADS = 1024  # that an operation has use for; each is a thread of the process
-_MOST_BATCHES = 1024  # held ready: they are in memory
 _SEEDS = 1 << 32  # that Keras, and so NumPy, take
 
 
@@ -33,9 +31,8 @@ class OrderFlags:
         check_name("remainder", self.remainder, order.REMAINDERS)
         check_least(self, 1, "global_batch_size", "virtual_replicas", "cpu_threads", "streams", "shuffle_bytes")
         check_least(self, 0, "seed", "prefetch")
-        check_most(self, _MOST_ROWS, "global_batch_size")
-        check_most(self, _MOST_THREADS, "cpu_threads")
-        check_most(self, _MOST_BATCHES, "prefetch")
+        if self.global_batch_size > _MOST_ROWS:
+            raise UsageError(f"--global_batch_size={self.global_batch_size}: must be {_MOST_ROWS} or less")
         if self.seed >= _SEEDS:
             raise UsageError(f"--seed={self.seed}: must be below {_SEEDS}")
         if self.streams is not None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from pipeline.errors import UsageError
-from trainer.config.flags.checks import check_least, check_most
-
-_MOST_STEPS = 10**6  # made after the training
+from trainer.config.flags.checks import check_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +22,6 @@ class OutputFlags:
     def __post_init__(self) -> None:
         """Checks the values."""
         check_least(self, 0, "histogram_every", "image_every", "headspace")
-        check_most(self, _MOST_STEPS, "headspace")
         self.profiled  # noqa: B018, it raises
 
     @property

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from pipeline.errors import UsageError
-from trainer.config.flags.checks import check_least, check_most, check_name, check_positive
+from trainer.config.flags.checks import check_least, check_name, check_positive
 
 PARAMETER_SERVER = "parameter_server"
-_MOST_REPLICAS = 1024  # of one process; each is a device
-_MOST_SECONDS = 10**9  # 31 years; the clocks of TensorFlow and of threads overflow with more
 STRATEGIES = ("one_device", "mirrored", "multiworker", "central_storage", PARAMETER_SERVER)
 
 
@@ -30,9 +28,7 @@ class RunFlags:
         """Checks the values, alone and together."""
         check_name("strategy", self.strategy, STRATEGIES)
         check_least(self, 1, "num_replicas")
-        check_most(self, _MOST_REPLICAS, "num_replicas")
         check_positive(self, "join_timeout", "collective_timeout")
-        check_most(self, _MOST_SECONDS, "join_timeout", "collective_timeout")
         if self.num_replicas is not None and self.strategy in ("multiworker", PARAMETER_SERVER):
             raise UsageError(
                 f"--num_replicas={self.num_replicas} with --strategy={self.strategy}: the replicas are the workers of "

@@ -5,12 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from pipeline.errors import UsageError
-from trainer.config.flags.checks import check_least, check_most, check_name
+from trainer.config.flags.checks import check_least, check_name
 
 MODES = ("auto", "max", "min")
-_MOST_STEPS = 10**12  # more than any training takes; with the rows of a step, within 64 bits
-_MOST_EPOCHS = 10**9  # likewise
-_MOST_PER_LOOP = 10**6  # a signal waits for the end of a loop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +32,6 @@ class StepFlags:
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
         check_least(self, 1, "train_steps", "epochs", "steps_per_loop", "max_to_keep")
-        check_most(self, _MOST_STEPS, "train_steps")
-        check_most(self, _MOST_EPOCHS, "epochs")
-        check_most(self, _MOST_PER_LOOP, "steps_per_loop")
         check_least(self, 0, "log_every", "summary_every", "eval_every", "checkpoint_every")
         check_least(self, 0, "summary_secs", "checkpoint_secs")
         check_least(self, 0, "keep_best", "early_stopping")

@@ -273,6 +273,11 @@ def test_numbers_that_overflow_fill_the_memory_or_wait_for_ever_are_refused_at_o
     assert "\n" not in str(caught.value)
 
 
+def test_what_an_earlier_run_trained_with_can_be_read():
+    flags = {"data_dir": "D", "model_dir": "M", "steps_per_loop": 10**9, "prefetch": 5000}
+    assert TrainConfig.of_stored({"run": flags}).order.prefetch == 5000
+
+
 def test_a_data_set_may_be_at_a_url():
     assert parse(["--data_dir=gs://bucket/digits", "--model_dir=M"]).data.data_dir == "gs://bucket/digits"
 
