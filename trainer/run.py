@@ -6,20 +6,24 @@ Exit codes: 0 done; 1 the data or a loss is bad; 2 a flag cannot work; 75 not do
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pipeline.commands import commandline
+from pipeline.errors import UsageError
 from trainer import config as configs
 from trainer import heavy
 from trainer import plan as plans
 from trainer.actions.heartbeat import Heartbeat
 from trainer.actions.live import LiveLine
-from trainer.cluster import hosts, lock, tf_config
+from trainer.cluster import hosts, lock, rendezvous, tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig, loading
-from trainer.config.flags.run import PARAMETER_SERVER
+from trainer.config.flags.cluster import ClusterFlags
+from trainer.config.flags.run import PARAMETER_SERVER, RunFlags
+from trainer.parameter_server import roles
 from trainer.parameter_server import run as parameter_server
 
 if TYPE_CHECKING:
@@ -36,11 +40,42 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
       PipelineError: whatever a user can cause.
     """
-    config = configs.parse(argv)
-    commandline.require("tensorflow")
+    with _explaining(argv):
+        config = configs.parse(argv)
+        commandline.require("tensorflow")
     has_servers = config.run.strategy == PARAMETER_SERVER
     with parameter_server.ends_at_once() if has_servers else contextlib.nullcontext():
         train(config)
+
+
+@contextlib.contextmanager
+def _explaining(argv: Sequence[str] | None) -> Iterator[None]:
+    """Context in which the other processes of a job learn why the flags of this one cannot be used."""
+    try:
+        yield
+    except UsageError:
+        if (seat := _seat(argv)) is None:
+            raise
+        with rendezvous.explaining(seat, RunFlags.join_timeout):
+            raise
+
+
+def _seat(argv: Sequence[str] | None) -> tf_config.Seat | None:
+    """Returns the place of this process in its job, None: the flags that say it cannot be used either."""
+    names = [field.name for field in dataclasses.fields(ClusterFlags)]
+    with contextlib.suppress(UsageError, ValueError):
+        values: dict[str, Any] = configs.values(argv, "strategy", *names)
+        strategy = values.pop("strategy", None)
+        if "task_index" in values:
+            values["task_index"] = int(values["task_index"])
+        flags = ClusterFlags(**values)
+        if strategy == PARAMETER_SERVER:
+            return roles.of(flags).seat
+        if strategy == "multiworker" and flags.given:
+            return tf_config.parse(hosts.tf_config(flags, strategy), hosts.SOURCE).seat
+        if strategy == "multiworker" and (cluster := tf_config.from_environment()):
+            return cluster.seat
+    return None
 
 
 def train(
@@ -75,14 +110,16 @@ def train(
 def _train(
     config: TrainConfig, cluster: tf_config.Cluster, task: type[Task] | None, live: LiveLine, heartbeat: Heartbeat
 ) -> Any:
-    if config.model.task and task is None:
-        live.phase("loading TensorFlow")
-        task = heavy.load_task(config.model.task)
-    plan = plans.make(config, cluster, task.parse if task else None)
-    if cluster.is_chief:
-        plans.prepare_folder("--model_dir", config.run.model_dir)
-    if config.run.log_keys:
-        plans.prepare_folder("--log_keys", config.run.log_keys)
+    with rendezvous.explaining(cluster.seat, config.run.join_timeout, live.aside):
+        if config.model.task and task is None:
+            live.phase("loading TensorFlow")
+            task = heavy.load_task(config.model.task)
+        plan = plans.make(config, cluster, task.parse if task else None)
+        if cluster.is_chief:
+            plans.prepare_folder("--model_dir", config.run.model_dir)
+        if config.run.log_keys:
+            plans.prepare_folder("--log_keys", config.run.log_keys)
+    # Nobody is told of another job: where it is this one, started twice, the others wait for the first chief.
     only_job = lock.held(config.run.model_dir) if cluster.is_chief else contextlib.nullcontext()
     with only_job, Interrupt(COMMAND) as interrupt:
         live.phase("loading TensorFlow")

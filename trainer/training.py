@@ -65,7 +65,9 @@ def run(
     if cluster.size > 1:
         output.live.phase("")
         heartbeat.phase("waiting for all workers")
-        ties = rendezvous.meet(cluster, description.of(config, plan), config.run.join_timeout)
+        with rendezvous.explaining(cluster.seat, config.run.join_timeout, output.live.aside):
+            described = description.of(config, plan)
+        ties = rendezvous.meet(cluster, described, config.run.join_timeout)
     with ties, ties.told(), failures.in_one_line(cluster.size):
         return _Run(config, plan, cluster, interrupt, task or Task, output, heartbeat, ties).run()
 

@@ -142,12 +142,59 @@ def test_other_data(digits, tmp_path):
 def test_a_port_in_use(digits, tmp_path, workers):
     config = tf_configs(workers)[-1]
     port = int(re.findall(r"localhost:(\d+)", config)[-1])
+    flags = ("--strategy=multiworker", "--join_timeout=1", *LONG)  # for no longer it tells the chief, who is not there
     with socket.create_server(("localhost", port)):
-        (end,) = ends(start(digits, tmp_path, "--strategy=multiworker", *LONG, tf_config=config))
+        (end,) = ends(start(digits, tmp_path, *flags, tf_config=config))
     name = WORKER_1 if workers == 2 else r"the chief \(localhost:\d+\)"
     assert end.is_one_line(
         2, rf"port {port}, which TF_CONFIG gives to {name}, (?:is used|was taken) by another process.*"
     )
+
+
+MINE = """
+import keras
+from trainer import Task
+
+def net(shape, classes):
+    return keras.Sequential([keras.Input(shape), keras.layers.Flatten(), keras.layers.Dense(classes)])
+
+class Plain(Task):
+    pass
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        (
+            "--task=mine:Plain",
+            r"NAME cannot begin: (--task=mine:Plain: importing mine fails: .* No module named 'mine')",
+        ),
+        ("--model=mine:net", rf"{WORKER_1} has (?:no mine.py|mine.py, which the chief does not have); start all .*"),
+        ("--data_dir=here", r"NAME cannot begin: (here: .*)"),  # as where a volume is not mounted
+        ("--epochs=0", r"NAME cannot begin: (.*--epochs.*)"),
+    ],
+    ids=["task", "model", "data", "flag"],
+)
+def test_a_worker_that_fails_before_it_meets_the_others_ends_them(flag, said, rank, digits, tmp_path):
+    """One of two runs in a folder that lacks a module, and the data; and has another flag."""
+    folders = [tmp_path / "whole", tmp_path / "empty"]
+    for folder in folders:
+        folder.mkdir()
+    (folders[0] / "mine.py").write_text(MINE)
+    (folders[0] / "here").symlink_to(digits)
+    configs, flags = tf_configs(2), ["--strategy=multiworker", f"--model_dir={tmp_path / 'run'}", *LONG]
+    workers = []
+    for one, config in enumerate(configs):
+        given = [f"--data_dir={digits}"] * (flag[:6] != "--data") + [flag] * (flag != "--epochs=0" or one == rank)
+        program = ["-m", "trainer.run", *flags, *given]
+        workers.append(forked.Process(program, {"TF_CONFIG": config}, folders[one == rank]))
+    other, fails = ends(*workers) if rank else reversed(ends(*workers))
+    said = said.replace("NAME", r"the chief \(localhost:\d+\)" if rank == 0 else WORKER_1)
+    assert other.is_one_line(2, said), other
+    words = re.search(said, other.err)
+    assert fails.is_one_line(2, re.escape(words[1]) if words.groups() else said), fails
 
 
 @pytest.mark.parametrize(

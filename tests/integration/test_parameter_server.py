@@ -271,7 +271,7 @@ def test_usage_errors_are_one_line(digits, tmp_path):
         (["--sync", "--replicas_to_aggregate=4"], "--replicas_to_aggregate=4: there are 2 workers"),
         (["--profile=3:5"], "--profile=3:5 with --strategy=parameter_server: "),
     ):
-        ((code, out, err),) = finish(start(digits, tmp_path, *flags, *more))
+        ((code, out, err),) = finish(start(digits, tmp_path, *flags, "--join_timeout=0.4", *more))
         assert (code, out, err.count("\n")) == (2, "", 1), err
         assert err.startswith(f"trainer.run: {said}"), err
 

@@ -1,8 +1,10 @@
 """Signals to, and stops of, the processes of a job with parameter servers: who ends, when, and with which line."""
 
+import contextlib
 import random
 import re
 import signal
+import socket
 import time
 
 import pytest
@@ -210,6 +212,72 @@ def test_a_server_ends_with_the_reason_of_the_chief(line, tmp_path):
     began = time.monotonic()
     outcomes = Job(1, 1, line, tmp_path, *LINE, "--shuffle_bytes=4000", "--streams=1").finish()
     assert {code for code, _, _ in outcomes.values()} == {2}, outcomes
-    assert len({err for _, _, err in outcomes.values()}) == 1, outcomes
-    assert "--shuffle_bytes=4000: " in outcomes["ps 0"][2]
+    said = r"--shuffle_bytes=4000: .*\n"
+    assert re.fullmatch(f"trainer.run: {said}", outcomes["chief 0"][2])
+    assert re.fullmatch(rf"trainer.run: the chief \(localhost:\d+\) cannot begin: {said}", outcomes["ps 0"][2])
     assert time.monotonic() - began < 60  # of --join_timeout=600
+
+
+@pytest.mark.parametrize(
+    ("who", "flag", "code"),
+    [
+        ("worker 1", "--data_dir=nowhere", 2),
+        ("worker 1", "--steps_per_loop=0", 2),
+        ("worker 1", "--task=nowhere:Line", 2),
+        ("chief 0", "--model_dir=README.md", 2),
+        ("chief 0", "--steps_per_loop=0", 2),
+        ("ps 0", "--steps_per_loop=0", 2),
+        ("ps 0", "port", 2),
+    ],
+)
+def test_a_process_that_cannot_begin_ends_the_others_with_its_words(who, flag, code, line, tmp_path):
+    job = Job(2, 1, line, tmp_path, *LINE, "--train_steps=100000", absent=[who])
+    kind, _, index = who.partition(" ")
+    began, port = time.monotonic(), int(job.hosts[kind][int(index)].rpartition(":")[2])
+    with socket.create_server(("", port)) if flag == "port" else contextlib.nullcontext():
+        job.start(kind, int(index), *([flag] if flag != "port" else []))
+        outcomes = ends(job)
+    assert {code for code, _, _ in outcomes.values()} == {code}, outcomes
+    own = re.fullmatch(r"trainer.run: (.*)\n", outcomes.pop(who)[2])[1]
+    assert (str(port) if flag == "port" else flag.partition("=")[2].partition(":")[0]) in own
+    name = rf"{'the chief' if kind == 'chief' else who} \(localhost:{port}\)"
+    for _, _, err in outcomes.values():
+        assert re.fullmatch(rf"trainer.run: {name} cannot begin: {re.escape(own)}\n", err), err
+    assert time.monotonic() - began < 40  # of --join_timeout=600
+
+
+def test_a_worker_that_comes_later_and_cannot_begin_does_not_end_the_job(line, tmp_path):
+    job = Job(2, 1, line, tmp_path, *LINE, "--train_steps=2000", "--log_every=10", absent=["worker 1"])
+    wait_for_step(job.chief, 20)
+    job.start("worker", 1, "--task=nowhere:Line")
+    wait_for_line(job.chief, r"worker 1 \(localhost:\d+\) cannot begin: --task=nowhere:Line: .*")
+    outcomes = ends(job)
+    assert {name: code for name, (code, _, _) in outcomes.items()} == {
+        **{"chief 0": 0, "worker 0": 0, "ps 0": 0},
+        "worker 1": 2,
+    }
+    assert ledger_of(outcomes["chief 0"][1]) == (2000, 2000, 0, 0)
+
+
+@pytest.mark.parametrize("needed", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_stopped_worker_of_a_synchronous_job_loses_no_step(needed, line, tmp_path):
+    """With a backup worker nobody waits for it; without, the others wait until it is killed."""
+    steps, silence = 300, 12
+    flags = (*LINE, "--sync", f"--replicas_to_aggregate={needed}", f"--train_steps={steps}", "--log_every=10")
+    job = Job(3, 1, line, tmp_path, *flags, f"--collective_timeout={silence}")
+    wait_for_step(job.chief, 20)
+    stopped, began = job.processes["worker 1"], time.monotonic()
+    stopped.send_signal(signal.SIGSTOP)
+    wait_for_step(job.chief, 120)
+    waited = time.monotonic() - began
+    if needed == 2:
+        assert stopped.poll() is None, "the others waited until it was killed"
+        assert waited < silence
+    else:
+        assert waited > silence
+    outcomes = ends(job)
+    assert {name: code for name, (code, _, _) in outcomes.items()} == {
+        **{"chief 0": 0, "worker 0": 0, "worker 2": 0, "ps 0": 0},
+        "worker 1": -signal.SIGKILL,
+    }, outcomes
+    assert ledger_of(outcomes["chief 0"][1]) == (steps, steps, 0, 0)

@@ -36,16 +36,41 @@ class Hello:
     description: Description
 
 
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """What a process says first, and last, that fails before it has met the others.
+
+    Attributes:
+      rank: in the cluster.
+      name: what messages call it.
+      error: why it cannot begin.
+    """
+
+    rank: int
+    name: str
+    error: PipelineError
+
+    @property
+    def told(self) -> PipelineError:
+        """The error that ends the others."""
+        return type(self.error)(f"{self.name} cannot begin: {self.error}")
+
+
 def sign_every(silence: float) -> float:
     """Returns the seconds between two signs of life where a process is lost after `silence` seconds without one."""
     return min(5.0, silence / 4)
 
 
-async def read_hello(reader: asyncio.StreamReader) -> Hello:
+async def read_first(reader: asyncio.StreamReader) -> Hello | Failure:
     """Returns the first message of a worker. Raises one of NOT_OURS."""
     message = await _read(reader)
-    rank, name, description = message["rank"], message["name"], message["description"]
-    if not (type(rank) is int and rank > 0 and isinstance(name, str) and is_description(description)):
+    rank, name = message["rank"], message["name"]
+    if not (type(rank) is int and rank > 0 and isinstance(name, str)):
+        raise ValueError("not from a worker")
+    if "exit_code" in message:
+        return Failure(rank, name, ERRORS[message["exit_code"]](str(message["error"])))
+    description = message["description"]
+    if not is_description(description):
         raise ValueError("not from a worker")
     return Hello(rank, name, description)
 
@@ -107,6 +132,12 @@ async def waits_no_longer(reader: asyncio.StreamReader) -> bool:
 def write_hello(writer: asyncio.StreamWriter, hello: Hello) -> None:
     """Sends who a worker is."""
     _write(writer, dataclasses.asdict(hello))
+
+
+def write_failure(writer: asyncio.StreamWriter, failure: Failure) -> None:
+    """Sends why a worker cannot begin."""
+    error = failure.error
+    _write(writer, {"rank": failure.rank, "name": failure.name, "exit_code": error.exit_code, "error": str(error)})
 
 
 def write_waits_no_longer(writer: asyncio.StreamWriter) -> None:

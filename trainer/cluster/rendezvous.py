@@ -7,7 +7,8 @@ it. A worker says who it is and what shapes its run; the chief says for whom all
 on, or the error that ends them all. Whatever else connects to the port gets no answer.
 
 The connections stay. A worker that fails says why before it leaves, so that the others end with its words, not with
-what TensorFlow says of a lost worker.
+what TensorFlow says of a lost worker. One that fails before it has met the others keeps trying for a while to tell
+them, as they would wait for it.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from typing import Any, Self, TypeAlias
 from pipeline.errors import EXIT_RERUN, DataError, PipelineError, RerunError, UsageError
 from trainer.cluster import messages, ports
 from trainer.cluster.difference import Description, difference, shortened
-from trainer.cluster.messages import Hello
-from trainer.cluster.tf_config import Cluster
+from trainer.cluster.messages import Failure, Hello
+from trainer.cluster.tf_config import Cluster, Seat
 
 NOTICE_SECONDS = 10.0  # between two lines that say for whom a worker waits
 _FIRST_NOTICE_SECONDS = 0.5
 RETRY_SECONDS = 0.3
 ANSWER_SECONDS = 10.0  # for a machine to answer, and for a worker to say who it is
+_EXPLAINING_SECONDS = 15.0  # for the others, who may load TensorFlow meanwhile
 _TOLD_SECONDS = 2.0  # within which the chief hears why a lost worker has left, if it has said so
 _PASSED_ON_SECONDS = 10.0  # within which the others do, from the chief, which may notice the loss later
 _MOST_CHARACTERS = 300  # of an error that is told
@@ -62,12 +64,96 @@ def meet(cluster: Cluster, description: Description, timeout: float) -> Ties:
     listed = f"{cluster.size} workers in {cluster.source} ({', '.join(cluster.addresses)})"
     jobs = {cluster.source: f"{listed}{', the first as chief' if cluster.chief_job else ''}"}
     hello = Hello(cluster.rank, cluster.name(cluster.rank), [jobs, *description])
-    with ports.listen(cluster) as port:  # a worker keeps its port until TensorFlow takes it
+    with explaining(cluster.seat, timeout):
+        port = ports.listen(cluster)
+    with port:  # a worker keeps its port until TensorFlow takes it
         side = _Chief(cluster, hello, timeout, port) if cluster.is_chief else _Worker(cluster, hello, timeout)
         outcome = asyncio.run(side.meet())
     if outcome:
         raise outcome
     return Ties(cluster, side.kept)
+
+
+@contextlib.contextmanager
+def explaining(
+    seat: Seat, timeout: float, aside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+) -> Iterator[None]:
+    """Context of what a process does before it meets the others, in which they learn why it fails.
+
+    The chief tells those who connect, another process tells the chief, which ends all. Who is told ends at once; those
+    who are not, since they come too late, wait for --join_timeout as for a process that was never started.
+
+    Args:
+      seat: of this process.
+      timeout: seconds that the others wait; it tells them for no longer.
+      aside: context in which a line may be printed.
+    """
+    try:
+        yield
+    except Exception as error:
+        if seat.size > 1:
+            with contextlib.suppress(OSError, UsageError):  # another process has the chief's port
+                asyncio.run(_explain(Failure(seat.rank, seat.name, _of_any(error)), seat, timeout, aside))
+        raise
+
+
+async def _explain(
+    failure: Failure, seat: Seat, timeout: float, aside: Callable[[], contextlib.AbstractContextManager[None]]
+) -> None:
+    """Tells the others why this process cannot begin, for a bounded time; says so where that takes a while."""
+    if seat.rank:
+        telling = asyncio.create_task(_tell_chief(failure, seat))
+    else:
+        port = ports.listen_at(seat.chief_address, seat.name, seat.source)
+        telling = asyncio.create_task(_tell_others(failure, seat, port))
+    seconds = min(timeout, _EXPLAINING_SECONDS)
+    notice = min(seconds, _FIRST_NOTICE_SECONDS)
+    if not (await asyncio.wait([telling], timeout=notice))[0] and seconds > notice:
+        with aside():
+            said = f"tells the other processes for {seconds:g} s at most why this one cannot begin: {failure.error}"
+            print(said, flush=True)
+        await asyncio.wait([telling], timeout=seconds - notice)
+    telling.cancel()
+    await asyncio.gather(telling, return_exceptions=True)
+
+
+async def _tell_chief(failure: Failure, seat: Seat) -> None:
+    """Returns once the chief has answered."""
+    while True:
+        with contextlib.suppress(*messages.NOT_OURS):  # it does not listen yet, or its port is another program's
+            async with asyncio.timeout(ANSWER_SECONDS):
+                reader, writer = await asyncio.open_connection(*ports.split(seat.chief_address))
+                with contextlib.closing(writer):
+                    messages.write_failure(writer, failure)
+                    await messages.read_answer(reader)
+                    return
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _tell_others(failure: Failure, seat: Seat, port: socket.socket) -> None:
+    """Returns once all others have been told."""
+    told: set[int] = set()
+    all_told = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer), contextlib.suppress(*messages.NOT_OURS):
+            async with asyncio.timeout(ANSWER_SECONDS):
+                one = await messages.read_first(reader)
+                messages.write_end(writer, failure.told)
+                await writer.drain()
+            told.add(one.rank)
+            if told >= set(range(1, seat.size)):
+                all_told.set()
+
+    async with await asyncio.start_server(serve, sock=port, limit=messages.MOST_BYTES):
+        await all_told.wait()
+
+
+def _of_any(error: Exception) -> PipelineError:
+    """Returns an error in words that can be told."""
+    if isinstance(error, PipelineError):
+        return error
+    return DataError(f"{type(error).__name__}: {' '.join(str(error).split())[:_MOST_CHARACTERS]}")
 
 
 class Ties:
@@ -109,7 +195,7 @@ class Ties:
                 self._tell(error)
             raise
         except Exception as error:
-            self._tell(DataError(f"{type(error).__name__}: {' '.join(str(error).split())[:_MOST_CHARACTERS]}"))
+            self._tell(_of_any(error))
             raise
 
     def compare(self, mine: Any, difference: Callable[[Any, Any], str | None], timeout: float) -> None:
@@ -256,8 +342,13 @@ class _Chief:
             messages.expect_signs_of_life(writer)
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    hello = await messages.read_hello(reader)
+                    hello = await messages.read_first(reader)
             except messages.NOT_OURS:  # a health check, a port scanner
+                return
+            if isinstance(hello, Failure):
+                if not self._decision.done():
+                    self._decision.set_result(hello.told)
+                messages.write_end(writer, None)
                 return
             if hello.rank in self._others:
                 messages.write_end(writer, self._taken(hello, writer))

@@ -21,6 +21,25 @@ _EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type
 
 
 @dataclasses.dataclass(frozen=True)
+class Seat:
+    """The place of a process among those that meet at the chief's address.
+
+    Attributes:
+      rank: of this process, 0..size-1; 0 is the chief.
+      size: processes in the job.
+      name: what messages call this process.
+      chief_address: `host:port`.
+      source: what says that address: TF_CONFIG, or a flag.
+    """
+
+    rank: int
+    size: int
+    name: str
+    chief_address: str
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Cluster:
     """The workers of a job, and which of them this process is.
 
@@ -45,6 +64,11 @@ class Cluster:
     def is_chief(self) -> bool:
         """Whether this process writes checkpoints, logs and lines."""
         return self.rank == 0
+
+    @property
+    def seat(self) -> Seat:
+        """The place of this process."""
+        return Seat(self.rank, self.size, self.name(self.rank), self.addresses[0], self.source)
 
     def name(self, rank: int) -> str:
         """Returns how messages call a worker: `worker 1 (host1:2222)`, with the index that it has in TF_CONFIG."""

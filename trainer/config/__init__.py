@@ -1,5 +1,5 @@
 """Everything that a user decides about a run: the flags in groups, the defaults of each model, the command line."""
 
-from trainer.config.train_config import TrainConfig, parse
+from trainer.config.train_config import TrainConfig, parse, values
 
-__all__ = ["TrainConfig", "parse"]
+__all__ = ["TrainConfig", "parse", "values"]

@@ -148,12 +148,8 @@ def parse(argv: Sequence[str] | None) -> TrainConfig:
       UsageError: an unknown flag or a value that cannot work.
       SystemExit: after --help and --dump_config.
     """
-    given = [_ALIAS.sub("--task_index", token) for token in (sys.argv[1:] if argv is None else argv)]
-    arguments, dumps = file.taken_out(given, _groups_of_flags())
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in ("--model", "--task", "--optimizer"):
-        first.add_argument(flag, nargs="?")
-    named = first.parse_known_args(arguments)[0]
+    arguments, dumps = _arguments(argv)
+    named = _values_of(arguments, "model", "task", "optimizer")
     model = named.model or ModelFlags.model
     if model not in MODEL_DEFAULTS and ":" not in model:
         raise unknown("--model", model, MODEL_DEFAULTS)
@@ -166,6 +162,28 @@ def parse(argv: Sequence[str] | None) -> TrainConfig:
         print(file.text_of(dataclasses.asdict(config)), end="", flush=True)
         sys.exit(0)
     return config
+
+
+def values(argv: Sequence[str] | None, *names: str) -> dict[str, str]:
+    """Returns the values of some flags of the command line as text, also where others cannot be used.
+
+    Raises:
+      UsageError: the file of --config cannot be used.
+    """
+    return {name: value for name, value in vars(_values_of(_arguments(argv)[0], *names)).items() if value is not None}
+
+
+def _arguments(argv: Sequence[str] | None) -> tuple[list[str], bool]:
+    """Returns the arguments with those of --config, and whether --dump_config is one."""
+    given = [_ALIAS.sub("--task_index", token) for token in (sys.argv[1:] if argv is None else argv)]
+    return file.taken_out(given, _groups_of_flags())
+
+
+def _values_of(arguments: Sequence[str], *names: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in names:
+        parser.add_argument(f"--{name}", nargs="?")
+    return parser.parse_known_args(arguments)[0]
 
 
 def _by_group(flags: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

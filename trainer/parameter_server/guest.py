@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from pipeline.errors import PipelineError, RerunError
 from trainer.actions.heartbeat import Heartbeat
-from trainer.cluster import messages, ports
+from trainer.cluster import messages, ports, rendezvous
 from trainer.cluster.difference import Description
 from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.messages import Hello
@@ -67,7 +67,8 @@ def serve(
       UsageError: this process differs from the chief, or its port cannot be used.
     """
     heartbeat.phase("waiting for all processes")
-    server = start_server(roles)
+    with rendezvous.explaining(roles.seat, join_timeout):
+        server = start_server(roles)
     asyncio.run(_Guest(roles, description, join_timeout, silence, interrupt, heartbeat).attend())
     del server
 

@@ -17,17 +17,16 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from pipeline.errors import PipelineError, RerunError, UsageError
-from trainer.cluster import messages, ports
+from trainer.cluster import messages
 from trainer.cluster.difference import Description, difference, shortened
 from trainer.cluster.interrupt import Interrupt
-from trainer.cluster.messages import Hello
+from trainer.cluster.messages import Failure, Hello
 from trainer.cluster.rendezvous import ANSWER_SECONDS, NOTICE_SECONDS, late
-from trainer.parameter_server.roles import CHIEF, PS, WORKER, Roles, Task
+from trainer.parameter_server.roles import PS, WORKER, Roles, Task
 
 _FIRST_NOTICE_SECONDS = 0.5
 _LOSS_SECONDS, _POLL_SECONDS = 2.0, 0.05
 _GRACE_SECONDS = 10.0  # for which those who are there wait for workers that may come later as well
-_TELLING_SECONDS = 15.0  # for parameter servers that load TensorFlow meanwhile
 _HANGING_SECONDS = 5.0  # for the main thread to end by itself; a call to a server that is stopped never returns
 _ALIKE = "start all processes with the same flags, data, code and versions"
 _AGAIN = "rerun the same commands to resume from the last checkpoint"
@@ -224,8 +223,11 @@ class Host:
             messages.expect_signs_of_life(writer)
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    hello = await messages.read_hello(reader)
+                    hello = await messages.read_first(reader)
             except messages.NOT_OURS:  # a health check, a port scanner
+                return
+            if isinstance(hello, Failure):
+                self._failed(hello, writer)
                 return
             others = self._roles.others
             task = others[hello.rank - 1] if hello.rank <= len(others) else None
@@ -241,6 +243,14 @@ class Host:
             with self._changed:
                 del self._present[task]
                 self._left(task)
+
+    def _failed(self, failure: Failure, writer: asyncio.StreamWriter) -> None:
+        """Ends the job because of a process that cannot begin; one that has begun goes on without it."""
+        with self._changed:
+            self._fail(failure.told)
+            if self._begun:
+                self._say(str(failure.told))
+        messages.write_end(writer, None)
 
     async def _follow(self, task: Task, reader: asyncio.StreamReader) -> None:
         """Listens to a process until it is gone, or is a silent server.
@@ -385,34 +395,3 @@ class Host:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-
-
-def tell(roles: Roles, error: PipelineError) -> None:
-    """Tells the parameter servers why the chief ends before it has met them; they cannot know, as they read no data.
-
-    It waits for them for a moment only, as they may not have been started.
-    """
-    chief = Task(CHIEF)
-    with contextlib.suppress(UsageError):  # another process has the port
-        port = ports.listen_at(roles.address(chief), roles.name(chief), roles.source_of(chief))
-        asyncio.run(_tell(roles, error, port))
-
-
-async def _tell(roles: Roles, error: PipelineError, port: socket.socket) -> None:
-    told: set[Task] = set()
-    servers = {task for task in roles.others if task.job == PS}
-    all_told = asyncio.Event()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.closing(writer), contextlib.suppress(*messages.NOT_OURS):
-            async with asyncio.timeout(ANSWER_SECONDS):
-                hello = await messages.read_hello(reader)
-                messages.write_end(writer, error)
-                await writer.drain()
-            told.add(roles.others[hello.rank - 1])
-            if servers <= told:
-                all_told.set()
-
-    async with await asyncio.start_server(serve, sock=port, limit=messages.MOST_BYTES):
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(all_told.wait(), _TELLING_SECONDS)

@@ -56,6 +56,14 @@ class Roles:
         workers = range(1 if self.chief_works else 0, len(self.workers))
         return [*(Task(WORKER, i) for i in workers), *(Task(PS, i) for i in range(len(self.ps)))]
 
+    @property
+    def seat(self) -> tf_config.Seat:
+        """The place of this process among those that meet."""
+        rank = 0 if self.is_chief else self.others.index(self.mine) + 1
+        chief = Task(CHIEF)
+        name, address = self.name(self.mine), self.address(chief)
+        return tf_config.Seat(rank, len(self.others) + 1, name, address, self.source_of(chief))
+
     def address(self, task: Task) -> str:
         """Returns the `host:port` of a process."""
         if task.job == CHIEF:

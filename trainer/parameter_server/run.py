@@ -15,10 +15,10 @@ from trainer import heavy
 from trainer import plan as plans
 from trainer.actions.heartbeat import Heartbeat
 from trainer.actions.live import LiveLine
-from trainer.cluster import lock, tf_config
+from trainer.cluster import lock, rendezvous, tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig
-from trainer.parameter_server import host, limits
+from trainer.parameter_server import limits
 from trainer.parameter_server import roles as processes
 from trainer.parameter_server.roles import PS, WORKER, Roles
 
@@ -103,12 +103,12 @@ def _lead(
     live: LiveLine,
     heartbeat: Heartbeat,
 ) -> Any:
-    limits.gradients_of_step(config, len(roles.workers))  # which a server finds by itself
-    with contextlib.ExitStack() as only_job:
-        with _telling_servers(roles, live):
-            plan, found = _plan(config, roles, task)
-            plans.prepare_folder("--model_dir", config.run.model_dir)
-            only_job.enter_context(lock.held(config.run.model_dir))
+    with rendezvous.explaining(roles.seat, config.run.join_timeout, live.aside):
+        limits.gradients_of_step(config, len(roles.workers))
+        plan, found = _plan(config, roles, task)
+        plans.prepare_folder("--model_dir", config.run.model_dir)
+    # Nobody is told of another job: where it is this one, started twice, the others wait for the first chief.
+    with lock.held(config.run.model_dir):
         live.phase("loading TensorFlow")
         heartbeat.phase("loading TensorFlow", quiet=LOADING_SECONDS)
         with heavy.loading():
@@ -119,23 +119,12 @@ def _lead(
         return training.run(config, plan, roles, interrupt, found or Task, Output(0, live), heartbeat)
 
 
-@contextlib.contextmanager
-def _telling_servers(roles: Roles, live: LiveLine) -> Iterator[None]:
-    """Context whose errors are told to the parameter servers, which would wait for the chief for --join_timeout."""
-    try:
-        yield
-    except PipelineError as error:
-        with live.aside():
-            print(f"tells the parameter servers why the job cannot begin: {error}", flush=True)
-        host.tell(roles, error)
-        raise
-
-
 def _serve(
     config: TrainConfig, roles: Roles, task: type[Task] | None, interrupt: Interrupt, heartbeat: Heartbeat
 ) -> None:
-    limits.gradients_of_step(config, len(roles.workers))
-    plan = None if roles.mine.job == PS else _plan(config, roles, task)[0]
+    with rendezvous.explaining(roles.seat, config.run.join_timeout):
+        limits.gradients_of_step(config, len(roles.workers))
+        plan = None if roles.mine.job == PS else _plan(config, roles, task)[0]
     heartbeat.phase("loading TensorFlow", quiet=LOADING_SECONDS)
     with heavy.loading():
         from trainer.parameter_server import training  # noqa: PLC0415, here because it loads TensorFlow

@@ -21,7 +21,7 @@ from trainer.actions.output import LogLine, Output
 from trainer.actions.remembered import Remembered
 from trainer.actions.scalars import TrainScalars
 from trainer.actions.status import Status
-from trainer.cluster import failures, ports, runtime, tf_config
+from trainer.cluster import failures, ports, rendezvous, runtime, tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig
 from trainer.loop import Action, Progress
@@ -57,19 +57,20 @@ def run(
       DataError: a loss or weight is not finite, or the data cannot be read.
       UsageError: the config does not fit the cluster or the checkpoint in model_dir.
     """
-    runtime.configure(config)
+    timeout, silence = config.run.join_timeout, config.run.collective_timeout
+    with rendezvous.explaining(roles.seat, timeout, output.live.aside):
+        runtime.configure(config)
+        expected = {PS: description.of_server(config), WORKER: description.of_graph_reader(config, plan)}
     tf.get_logger().setLevel("CRITICAL")  # TensorFlow tells of lost workers in many lines; here it is one
     heartbeat.job(plan.last_step, config.order.global_batch_size)
-    expected = {PS: description.of_server(config)}
 
     def expected_of(task: Task) -> description.Description:
-        return described(roles, expected.get(task.job) or description.of_graph_reader(config, plan))
+        return described(roles, expected[task.job])
 
     chief = Task(CHIEF)
     output.live.phase("")
     heartbeat.phase("waiting for all processes")
     port = ports.listen_at(roles.address(chief), roles.name(chief), roles.source_of(chief))
-    timeout, silence = config.run.join_timeout, config.run.collective_timeout
     needed = limits.gradients_of_step(config, len(roles.workers))
     with Host(roles, expected_of, port, timeout, silence, needed, interrupt, output.line) as host:
         host.wait()
@@ -87,9 +88,10 @@ def serve(config: TrainConfig, plan: Plan | None, roles: Roles, interrupt: Inter
       interrupt: says whether a signal came.
       heartbeat: says what is done.
     """
-    runtime.configure(config)
-    mine = description.of_graph_reader(config, plan) if plan else description.of_server(config)
     timeout, silence = config.run.join_timeout, config.run.collective_timeout
+    with rendezvous.explaining(roles.seat, timeout):
+        runtime.configure(config)
+        mine = description.of_graph_reader(config, plan) if plan else description.of_server(config)
     guest.serve(roles, described(roles, mine), timeout, silence, interrupt, heartbeat)
 
 

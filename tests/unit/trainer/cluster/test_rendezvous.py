@@ -192,6 +192,42 @@ def test_a_second_process_with_the_same_task_is_refused(start, connect, addresse
     assert [worker.result(timeout=30) for worker in (chief, *others)] == [None] * 3
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (UsageError("--task=m:f: m.py:3: no"), UsageError, "--task=m:f: m.py:3: no"),
+        (DataError("shard 3 is corrupt"), DataError, "shard 3 is corrupt"),
+        (KeyError("x\ny"), DataError, r"KeyError: 'x\ny'"),
+    ],
+)
+def test_who_fails_before_the_others_are_met_ends_them(start, addresses, rank, error, kind, said, capfd):
+    others = [start(other) for other in range(3) if other != rank]
+    cluster = Cluster(addresses, rank)
+    with pytest.raises(type(error)) as raised, rendezvous.explaining(cluster.seat, 20):
+        raise error
+    assert raised.value is error
+    outcomes = [other.result(timeout=10) for other in others]
+    assert [str(one) for one in outcomes] == [f"{cluster.name(rank)} cannot begin: {said}"] * 2
+    assert [type(one) for one in outcomes] == [kind] * 2
+    assert "tells the other" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_who_fails_before_the_others_come_tells_them_for_a_while(start, addresses, rank, capfd):
+    began = time.monotonic()
+    with pytest.raises(UsageError), rendezvous.explaining(Cluster(addresses, rank).seat, 0.8):
+        raise UsageError("no")
+    assert 0.7 < time.monotonic() - began < 5
+    assert capfd.readouterr().out == "tells the other processes for 0.8 s at most why this one cannot begin: no\n"
+    another = socket.create_server(ports.split(addresses[0]))  # another program has the chief's port
+    with another, pytest.raises(UsageError), rendezvous.explaining(Cluster(addresses, rank).seat, 0.2):
+        raise UsageError("no")
+    with pytest.raises(UsageError), rendezvous.explaining(Cluster(addresses[:1]).seat, 100):  # alone
+        raise UsageError("no")
+    assert time.monotonic() - began < 10
+
+
 @pytest.fixture
 def tied(addresses):
     """Returns a function that has three workers meet, and then each call its function with their ties."""
@@ -282,6 +318,9 @@ STRANGERS = [
     *(b'{"rank": %s, "name": "x", "description": []}\n' % rank for rank in (b"0", b"-1", b"true", b'"1"')),
     b'{"rank": 1, "name": 1, "description": []}\n',
     b'{"rank": 1, "name": "x", "description": {}}\n',
+    *(b'{"rank": 1, "name": "x", "exit_code": %s, "error": "no"}\n' % code for code in (b"0", b"3", b"[]", b'"2"')),
+    b'{"rank": 1, "name": "x", "exit_code": 2}\n',
+    b'{"rank": 0, "name": "x", "exit_code": 2, "error": "no"}\n',
     b'{"rank": 1, "name": "x", "description": [{"--seed": 1}]}\n',
 ]
 
