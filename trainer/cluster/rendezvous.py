@@ -19,7 +19,7 @@ import json
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Self, TypeAlias
 
 from pipeline.errors import EXIT_RERUN, DataError, PipelineError, RerunError, UsageError
@@ -70,6 +70,8 @@ def meet(cluster: Cluster, description: Description, timeout: float) -> Ties:
         side = _Chief(cluster, hello, timeout, port) if cluster.is_chief else _Worker(cluster, hello, timeout)
         outcome = asyncio.run(side.meet())
     if outcome:
+        if isinstance(side, _Chief):
+            tell_the_rest(cluster.seat, outcome, side.told, timeout)
         raise outcome
     return Ties(cluster, side.kept)
 
@@ -93,25 +95,44 @@ def explaining(
     except Exception as error:
         if seat.size > 1:
             with contextlib.suppress(OSError, UsageError):  # another process has the chief's port
-                asyncio.run(_explain(Failure(seat.rank, seat.name, _of_any(error)), seat, timeout, aside))
+                asyncio.run(_explain(_of_any(error), seat, timeout, aside))
         raise
 
 
+def tell_the_rest(seat: Seat, error: PipelineError, told: Collection[int], timeout: float) -> None:
+    """Tells those who come after the chief has given up the job why it has; they would wait for --join_timeout.
+
+    Args:
+      seat: of the chief.
+      error: that ended the others; nobody is told of one after which the same commands are run again.
+      told: the ranks of those who know.
+      timeout: as of `explaining`.
+    """
+    if error.exit_code != EXIT_RERUN and len(told) < seat.size - 1:
+        with contextlib.suppress(OSError, UsageError):  # another process has taken the port
+            asyncio.run(_explain(error, seat, timeout, contextlib.nullcontext, error, told))
+
+
 async def _explain(
-    failure: Failure, seat: Seat, timeout: float, aside: Callable[[], contextlib.AbstractContextManager[None]]
+    error: PipelineError,
+    seat: Seat,
+    timeout: float,
+    aside: Callable[[], contextlib.AbstractContextManager[None]],
+    for_others: PipelineError | None = None,
+    told: Collection[int] = (),
 ) -> None:
-    """Tells the others why this process cannot begin, for a bounded time; says so where that takes a while."""
+    """Tells the others why the job cannot begin, for a bounded time; says so where that takes a while."""
+    failure = Failure(seat.rank, seat.name, error)
     if seat.rank:
         telling = asyncio.create_task(_tell_chief(failure, seat))
     else:
         port = ports.listen_at(seat.chief_address, seat.name, seat.source)
-        telling = asyncio.create_task(_tell_others(failure, seat, port))
+        telling = asyncio.create_task(_tell_others(for_others or failure.told, seat, port, told))
     seconds = min(timeout, _EXPLAINING_SECONDS)
     notice = min(seconds, _FIRST_NOTICE_SECONDS)
     if not (await asyncio.wait([telling], timeout=notice))[0] and seconds > notice:
         with aside():
-            said = f"tells the other processes for {seconds:g} s at most why this one cannot begin: {failure.error}"
-            print(said, flush=True)
+            print(f"tells the other processes for {seconds:g} s at most why the job cannot begin: {error}", flush=True)
         await asyncio.wait([telling], timeout=seconds - notice)
     telling.cancel()
     await asyncio.gather(telling, return_exceptions=True)
@@ -130,20 +151,23 @@ async def _tell_chief(failure: Failure, seat: Seat) -> None:
         await asyncio.sleep(RETRY_SECONDS)
 
 
-async def _tell_others(failure: Failure, seat: Seat, port: socket.socket) -> None:
+async def _tell_others(error: PipelineError, seat: Seat, port: socket.socket, told: Collection[int]) -> None:
     """Returns once all others have been told."""
-    told: set[int] = set()
-    all_told = asyncio.Event()
+    untold, all_told = set(range(1, seat.size)) - set(told), asyncio.Event()
+    tasks = []  # as in `_Chief`
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer), contextlib.suppress(*messages.NOT_OURS):
             async with asyncio.timeout(ANSWER_SECONDS):
                 one = await messages.read_first(reader)
-                messages.write_end(writer, failure.told)
+                messages.write_end(writer, error)
                 await writer.drain()
-            told.add(one.rank)
-            if told >= set(range(1, seat.size)):
+            untold.discard(one.rank)
+            if not untold:
                 all_told.set()
+
+    def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.append(asyncio.create_task(answer(reader, writer)))
 
     async with await asyncio.start_server(serve, sock=port, limit=messages.MOST_BYTES):
         await all_told.wait()
@@ -318,6 +342,7 @@ class _Chief:
         self._cluster, self._mine, self._timeout, self._port = cluster, hello.description, timeout, port
         self._others: dict[int, tuple[Hello, asyncio.StreamWriter]] = {}  # by rank
         self.kept: dict[int, _Connection] = {}
+        self.told: set[int] = set()  # ranks of those who know the outcome
 
     async def meet(self) -> Outcome:
         self._decision: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -332,6 +357,7 @@ class _Chief:
         for rank, (_, writer) in self._others.items():
             writer.transport.pause_reading()  # type: ignore[attr-defined]  # what follows is for the ties
             messages.write_end(writer, outcome)
+            self.told.add(rank)
             if outcome is None:
                 self.kept[rank] = writer.get_extra_info("socket").dup(), b""
         return outcome
@@ -346,8 +372,10 @@ class _Chief:
             except messages.NOT_OURS:  # a health check, a port scanner
                 return
             if isinstance(hello, Failure):
-                if not self._decision.done():
+                # Where the rank is there, this is another process with the same task, which does not end the first.
+                if hello.rank not in self._others and not self._decision.done():
                     self._decision.set_result(hello.told)
+                self.told.add(hello.rank)
                 messages.write_end(writer, None)
                 return
             if hello.rank in self._others:

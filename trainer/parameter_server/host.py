@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from pipeline.errors import PipelineError, RerunError, UsageError
-from trainer.cluster import messages
+from trainer.cluster import messages, rendezvous
 from trainer.cluster.difference import Description, difference, shortened
 from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.messages import Failure, Hello
@@ -76,6 +76,7 @@ class Host:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="host", daemon=True)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._told: set[int] = set()  # ranks of those who know why the job cannot begin
         self._starts: collections.Counter[Task] = collections.Counter()
 
     def __enter__(self) -> Self:
@@ -91,6 +92,8 @@ class Host:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        if told and not self._begun:
+            rendezvous.tell_the_rest(self._roles.seat, told, self._told, self._timeout)
 
     def wait(self) -> None:
         """Waits until the job can begin, and lets those who are there begin; says every now and then for whom it waits.
@@ -233,6 +236,7 @@ class Host:
             task = others[hello.rank - 1] if hello.rank <= len(others) else None
             if refused := self._refused(task, hello, writer):
                 messages.write_end(writer, refused)
+                self._told.add(hello.rank)
                 return
             assert task is not None
             with self._changed:
@@ -246,11 +250,14 @@ class Host:
 
     def _failed(self, failure: Failure, writer: asyncio.StreamWriter) -> None:
         """Ends the job because of a process that cannot begin; one that has begun goes on without it."""
+        present = {self._roles.others.index(task) + 1 for task in self._present}
         with self._changed:
-            self._fail(failure.told)
+            if failure.rank not in present:  # else it is another process with the same task
+                self._fail(failure.told)
             if self._begun:
                 self._say(str(failure.told))
         messages.write_end(writer, None)
+        self._told.add(failure.rank)
 
     async def _follow(self, task: Task, reader: asyncio.StreamReader) -> None:
         """Listens to a process until it is gone, or is a silent server.
@@ -386,9 +393,10 @@ class Host:
     async def _end(self, error: PipelineError | None, is_known: bool) -> None:
         self._ended = True
         self._server.close()
-        for _, writer in list(self._present.values()) if is_known else []:
+        for hello, writer in list(self._present.values()) if is_known else []:
             with contextlib.suppress(OSError, TimeoutError):
                 messages.write_end(writer, error)
+                self._told.add(hello.rank)
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await writer.drain()
         others = self._tasks - {asyncio.current_task()}

@@ -213,13 +213,23 @@ def test_who_fails_before_the_others_are_met_ends_them(start, addresses, rank, e
     assert "tells the other" not in capfd.readouterr().out
 
 
+def test_a_second_process_with_the_same_task_that_fails_does_not_end_the_job(start, connect, addresses):
+    chief, first = start(0), connect(hello(addresses, 1))
+    assert waited_for(first) == f"worker 2 ({addresses[2]})"
+    with pytest.raises(UsageError), rendezvous.explaining(Cluster(addresses, 1).seat, 20):
+        raise UsageError("the port is in use")
+    first.close()
+    others = [start(1), start(2)]
+    assert [worker.result(timeout=30) for worker in (chief, *others)] == [None] * 3
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_who_fails_before_the_others_come_tells_them_for_a_while(start, addresses, rank, capfd):
     began = time.monotonic()
     with pytest.raises(UsageError), rendezvous.explaining(Cluster(addresses, rank).seat, 0.8):
         raise UsageError("no")
     assert 0.7 < time.monotonic() - began < 5
-    assert capfd.readouterr().out == "tells the other processes for 0.8 s at most why this one cannot begin: no\n"
+    assert capfd.readouterr().out == "tells the other processes for 0.8 s at most why the job cannot begin: no\n"
     another = socket.create_server(ports.split(addresses[0]))  # another program has the chief's port
     with another, pytest.raises(UsageError), rendezvous.explaining(Cluster(addresses, rank).seat, 0.2):
         raise UsageError("no")
