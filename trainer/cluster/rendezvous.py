@@ -168,6 +168,7 @@ async def _tell_others(error: PipelineError, seat: Seat, port: socket.socket, to
 
     def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         tasks.append(asyncio.create_task(answer(reader, writer)))
+        tasks[-1].add_done_callback(lambda _: writer.close())
 
     async with await asyncio.start_server(serve, sock=port, limit=messages.MOST_BYTES):
         await all_told.wait()
@@ -350,6 +351,7 @@ class _Chief:
 
         def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             tasks.append(asyncio.create_task(self._serve(reader, writer)))
+            tasks[-1].add_done_callback(lambda _: writer.close())  # also of one that is cancelled before it has begun
 
         server = await asyncio.start_server(serve, sock=self._port, limit=messages.MOST_BYTES)
         outcome = await decided(self._decision, self._timeout, self._absent)

@@ -215,6 +215,7 @@ class Host:
             task = self._loop.create_task(self._serve(reader, writer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(lambda _: writer.close())  # also of one that is cancelled before it has begun
 
         self._server = await asyncio.start_server(serve, sock=self._port, limit=messages.MOST_BYTES)
         with self._changed:
