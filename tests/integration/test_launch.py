@@ -435,6 +435,7 @@ def test_two_launchers_at_once_share_no_port_and_no_folder(launch):
         ("--num_workers=2", "-- is missing: the flags of trainer.run follow it, "),
         ("--num_workers=0 -- {data}", "--num_workers=0: must be 1 or more"),
         ("--num_workers=5 -- {data}", "--num_workers=5: must divide --global_batch_size=24; nearest .*: 4 and 6"),
+        ("--num_ps=9999 -- {data}", "--num_workers=1, --num_ps=9999: 10,0.. processes, and this machine .* may have"),
         ("--num_workers=2 -- {data} --virtual_replicas=3", "--num_workers=2: must divide --virtual_replicas=3; .*"),
         (
             "--num_workers=2 -- {data} --strategy=mirrored",
