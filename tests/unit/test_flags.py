@@ -117,7 +117,7 @@ SEEN: dict[str, dict[str, str]] = {
         "cpu_threads": "integration/test_train.py::test_operations_of_virtual_replicas_have_so_many_threads",
         "seed": "unit/trainer/step/test_state.py::test_the_seed_gives_the_weights_of_any_task",
         "streams": "unit/trainer/test_plan.py::test_workers_that_share_streams_are_told_what_it_costs",
-        "shuffle_bytes": "unit/trainer/test_plan.py::test_workers_that_share_streams_are_told_what_it_costs",
+        "shuffle_bytes": "unit/trainer/test_plan.py::test_a_split_that_is_not_shuffled_as_one_has_many_streams",
         "remainder": "unit/trainer/test_plan.py::test_numbers",
         "prefetch": "integration/test_train.py::test_what_the_replicas_are_fed",
         "allow_order_change": "integration/test_train.py::test_another_order_is_refused_and_can_be_allowed",

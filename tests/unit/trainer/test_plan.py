@@ -45,6 +45,12 @@ def test_workers_that_share_streams_are_told_what_it_costs(data_dir, config_of):
         assert (note is None and not made.notes) or re.search(note, *made.notes), made.notes
 
 
+def test_a_split_that_is_not_shuffled_as_one_has_many_streams(data_dir, config_of):
+    """Its 250 images take 4,000 bytes."""
+    made = [plan.make(config_of(data_dir=data_dir, global_batch_size=20, shuffle_bytes=b), ALONE) for b in (None, 2000)]
+    assert [each.training.spec.streams for each in made] == [1, 20]
+
+
 def test_every_worker_may_skip_corrupt_records(data_dir, config_of):
     config = config_of(data_dir=data_dir, on_corrupt="skip", max_corrupt=3, global_batch_size=20)
     assert plan.make(config, Cluster(("a:1", "b:2"), 1)).may_skip == 6
