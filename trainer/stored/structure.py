@@ -186,6 +186,8 @@ def _config(part: Any) -> dict[str, Any]:
     except Exception:  # of a layer that takes other than simple arguments, NotImplementedError or anything else
         config = {name: v for name, v in vars(part).items() if name[0] != "_" and name not in _attributes()}
         config = {name: v for name, v in config.items() if isinstance(v, _SIMPLE)}
+    if isinstance(part, keras.layers.InputLayer):
+        config.pop("dtype", None)  # of the images as they are fed: uint8, or float32 with a distortion
     given: dict[str, Any] = _canonical({name: v for name, v in config.items() if not _LEFT_OUT.fullmatch(name)})
     return given
 

@@ -167,6 +167,11 @@ def test_the_policy_of_a_changed_precision_is_no_news():
     assert changes(was, now) == (["layer dense: dtype was float32, is mixed_bfloat16"], [])
 
 
+def test_the_type_of_the_images_is_that_of_the_input_not_of_the_model():
+    stored, fed = (keras.Sequential([keras.Input((4,), dtype=dtype), L.Dense(4)]) for dtype in ("uint8", "float32"))
+    assert changes(stored, fed) == ([], [])
+
+
 def test_only_some_of_many_changes_are_named():
     was, now = (structure.of(chain(*(L.Dense(4, kind) for _ in range(7)))) for kind in ("relu", "gelu"))
     text = structure.in_words(structure.changes(was, now))
