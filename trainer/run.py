@@ -56,7 +56,10 @@ def _explaining(argv: Sequence[str] | None) -> Iterator[None]:
     except UsageError:
         if (seat := _seat(argv)) is None:
             raise
-        with rendezvous.explaining(seat, RunFlags.join_timeout):
+        timeout = RunFlags.join_timeout
+        with contextlib.suppress(ValueError):
+            timeout = float(configs.values(argv, "join_timeout").get("join_timeout", timeout))
+        with rendezvous.explaining(seat, timeout):
             raise
 
 
