@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 
 import pytest
@@ -90,6 +91,18 @@ def test_what_can_be_resumed_is_started_again(launch, failure, said):
     assert [one["restarts"] for one in status["processes"]] == [1, 1]
     assert status["processes"][0]["last_error"] is None
     assert re.match(r"worker 1 \(process \d+\)", status["processes"][1]["last_error"])
+
+
+def test_after_a_restart_lines_are_shown_at_once(launch):
+    job = launch("--num_workers=2", plan=failing({"do": "kill", "at": 5}), steps=100_000)
+    job.wait_until(lambda status: status["restarts"] == 1 and (status["step"] or 0) > 20)
+    too_late = threading.Timer(20, job.process.kill)
+    too_late.start()
+    lines = [job.process.stdout.readline() for _ in range(4)]
+    too_late.cancel()
+    assert [" | begins at step " in line for line in lines] == [True] * 4, lines
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end()[0] == 75
 
 
 @pytest.mark.parametrize("code", [1, 2])

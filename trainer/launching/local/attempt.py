@@ -105,7 +105,7 @@ class Attempt:
         self._screen.say(str(cause))
         for line in cause.context:
             self._screen.say(f"  {line}")
-        self._screen.release()
+        self._group.cause_is_said()
         self._end_all()
         return Outcome("failed", cause)
 

@@ -36,6 +36,7 @@ class Group:
         self.processes: list[Process] = []
         self.failed: list[Process] = []
         self._heard = 0.0
+        self._may_hold = True
         try:
             self.processes.extend(map(self._started, tasks))
         except BaseException:
@@ -56,7 +57,7 @@ class Group:
                 one.listener.hear(now)
         self.failed += [one for one in ended if self._is_failure(one)]
         if self.failed:
-            self._screen.hold()
+            self._hold()
         for one in self.processes:
             self._show(one, one in ended)
         return ended
@@ -112,6 +113,12 @@ class Group:
             time.sleep(0.01)
         for one in self.processes:
             one.close()
+        self._screen.release()  # the next group is to be seen
+
+    def cause_is_said(self) -> None:
+        """Shows what was held back, and from now on every line at once."""
+        self._may_hold = False
+        self._screen.release()
 
     def fails_alone(self, process: Process) -> bool:
         """Whether the others go on without it."""
@@ -129,9 +136,13 @@ class Group:
             return False
         return not self.fails_alone(process)
 
+    def _hold(self) -> None:
+        if self._may_hold:
+            self._screen.hold()
+
     def _show(self, process: Process, is_end: bool) -> None:
         for tail, is_error in ((process.out, False), (process.err, True)):
             for line in tail.lines(is_end):
                 if is_error and LOST.search(line):  # what it lost is the cause, to be shown before
-                    self._screen.hold()
+                    self._hold()
                 self._screen.line(process.task.name, line, is_error)
