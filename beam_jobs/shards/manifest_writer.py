@@ -47,12 +47,12 @@ def check_rejects(plan: Plan, receipts: list[Receipt]) -> None:
         _, first = _rejects(receipts)[0]
         raise DataError(
             f"{count_of(count, 'invalid row')}, over --max_rejects={plan.config.max_rejects}; the first: {first.file}, "
-            f"row {first.row}: {first.reason}; {naming.REJECTS} lists them; nothing was published; "
+            f"row {first.row}: {first.reason}; {plan.data_dir / naming.REJECTS} lists them; nothing was published; "
             f"--max_rejects={count} skips them"
         )
     for split in plan.num_shards:
         if not sum(receipt.info.num_examples for receipt in receipts if receipt.split == split):
-            raise DataError(f"split {split!r}: all its rows are invalid; {naming.REJECTS} says why")
+            raise DataError(f"split {split!r}: all its rows are invalid; {plan.data_dir / naming.REJECTS} says why")
 
 
 def make_manifest(plan: Plan, receipts: list[Receipt]) -> Manifest:

@@ -38,8 +38,18 @@ def _kind(made: Manifest) -> str:
     if not made.has_images:
         return "records of any kind, which input_fn reads with a parse function"
     mean, std = (", ".join(f"{v:.1f}" for v in values) for values in (made.image_mean, made.image_std))
-    image = f"image {_text(made.features['image'])}, {len(made.class_names)} classes"
+    image = f"{_image(made)}, {len(made.class_names)} classes"
     return f"{image}, pixel mean {mean}, standard deviation {std}"
+
+
+def _image(made: Manifest) -> str:
+    image = made.features["image"]
+    if None not in image.shape:
+        return f"image {_text(image)}"
+    height, width, channels = image.shape
+    size = "several sizes" if height is None else f"{height}x{width}"
+    colours = {1: "grey", 3: "colour"}.get(channels or 0, "grey or colour")
+    return f"{'png and jpeg' if image.encoding == 'any' else image.encoding} images of {size}, {colours}"
 
 
 def _text(feature: Feature) -> str:

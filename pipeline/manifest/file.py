@@ -41,6 +41,8 @@ def load(data_dir: str | os.PathLike[str] | RemoteFolder) -> Manifest:
         raise DataError(
             f"{path}: no manifest, so {found} is not a data set (or its conversion did not finish); {advice}"
         ) from None
+    except NotADirectoryError:
+        raise DataError(f"{found}: is a file, not a data set; name the folder that holds {naming.MANIFEST}") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{path}: cannot be read: {reason}") from None

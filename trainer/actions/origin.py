@@ -16,6 +16,7 @@ from trainer.stored import structure as structures
 from trainer.stored.structure import Change
 
 _DIGEST = "manifest_digest"  # the field of an order spec, in a mixture after `source 0: `
+_SIZE = "record_bytes"  # likewise
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,8 +115,15 @@ class Origin:
                 what = f"{name.removesuffix(_DIGEST)}the data"
                 said.append(f"{what} was {_data(was, stored)}, is {_data(now, here)}")
             else:
-                said.append(f"{name} was {_short(was)}, is {_short(now)}")
+                why = self._resized(stored) if name.endswith(_SIZE) else ""
+                said.append(f"{name} was {_short(was)}, is {_short(now)}{why}")
         return said
+
+    def _resized(self, stored: dict[str, Any]) -> str:
+        """Returns the flag behind another size of the records, which nobody would know it by."""
+        was = stored.get("config", {}).get("data", {}).get("resize")
+        now = self.config.data.resize
+        return "" if was == now else f" (--resize was {was or 'unset'}, is {now or 'unset'})"
 
 
 def _data(digest: str, content: Mapping[str, Any]) -> str:

@@ -58,6 +58,13 @@ def test_another_size_is_another_model(train):
         train("png", "--resize=24x32", "--model=lenet", "--train_steps=2")
 
 
+def test_another_size_that_only_the_order_sees_is_named_by_its_flag(train):
+    cropped = ("png", "--distort=cifar10_tutorial", "--model=lenet", "--eval_split=none")
+    train(*cropped, "--resize=32x32", "--train_steps=1")
+    with pytest.raises(UsageError, match=r"record_bytes was 3072, is 4800 \(--resize was 32x32, is 40x40\); use"):
+        train(*cropped, "--resize=40x40", "--train_steps=2")
+
+
 class Kept(Task):
     """Keeps the weights that it is given after the training."""
 

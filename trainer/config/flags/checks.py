@@ -81,7 +81,7 @@ def check_local(flags: object, *names: str, what: str = "folder") -> None:
     for name in names:
         value = getattr(flags, name)
         if value is not None and not value.strip():
-            raise UsageError(f"--{name}={value}: is empty, as a variable that is not set; name a {what}")
+            raise UsageError(f"--{name}: is empty (a shell variable that is not set?); name a {what}")
         if value is not None and "://" in value:
             raise UsageError(
                 f"--{name}={value}: must be a {what} on this machine, or mounted; mount the store and give the path "

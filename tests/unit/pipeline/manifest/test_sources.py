@@ -85,7 +85,7 @@ def test_a_weight_of_a_single_source_is_noticed(tmp_path):
     with pytest.raises(DataError, match="a=0.7,b=0.3 is not a data set .*; give the folder of one data set: several"):
         manifests.load(tmp_path / "a=0.7,b=0.3")
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="file/manifest.json: cannot be read: Not a directory$"):
+    with pytest.raises(DataError, match="file: is a file, not a data set; name the folder that holds manifest.json$"):
         manifests.load(tmp_path / "file")
     with pytest.raises(DataError, match="a=b is not a data set .*; make one with"):
         manifests.load(tmp_path / "a=b")
