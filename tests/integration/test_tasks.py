@@ -263,7 +263,7 @@ def test_a_model_that_is_another_one_now_is_neither_resumed_nor_evaluated_nor_ex
         [(ended, _, error)] = finish(forked.Process(["-m", module, *arguments], cwd=models))
         assert (ended, error.count("\n")) == (2, 1), error
         assert re.search(said, error)
-    other = ("--model_dir=warm", "--train_steps=3", "--initialize_from=changed")
+    other = ("--model_dir=begun", "--train_steps=3", "--initialize_from=changed")
     [(ended, _, error)] = finish(start(models, *flags, *other))
     assert ended == 0, error  # to begin with these weights in another model is what the flag is for
     code.write_text(CHANGING.replace("ACTIVATION", "'relu'").replace("0.1", "0.4"))
