@@ -53,10 +53,11 @@ def readings(out: pathlib.Path) -> list[str]:
 
 
 def digests(out: pathlib.Path) -> dict[str, str]:
-    """Returns the SHA-256 of every file in a folder, hidden ones too; "" of card.html, which names the command."""
-    files = [path for path in out.iterdir() if path.is_file()]
+    """Returns the SHA-256 of every file below a folder, hidden ones too; "" of card.html, which names the command."""
     return {
-        path.name: "" if path.name == "card.html" else hashlib.sha256(path.read_bytes()).hexdigest() for path in files
+        str(path.relative_to(out)): "" if path.name == "card.html" else hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in out.rglob("*")
+        if path.is_file()
     }
 
 

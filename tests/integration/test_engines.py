@@ -82,7 +82,7 @@ def test_bundles_that_are_retried_leave_each_shard_once(reference, tmp_path):
     assert len(commands.readings(out)) >= 7  # five shards, two of which failed at first
     assert len({name.split(".")[0] for name in commands.readings(out)}) == 5
     assert commands.digests(out) == reference
-    assert sorted(path.name for path in out.iterdir()) == sorted(reference)
+    assert {path.name for path in out.iterdir()} == {name.split("/")[0] for name in reference}
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_a_killed_worker_ends_the_conversion_and_the_next_one_writes_the_same_by
     assert commands.left_of(process) == {}
     assert not list(out.glob("[!.]*"))
     assert commands.convert(out, *WORKER_PROCESSES) == ""
-    assert sorted(path.name for path in out.iterdir()) == sorted(reference)
+    assert {path.name for path in out.iterdir()} == {name.split("/")[0] for name in reference}
     assert commands.digests(out) == reference
 
 
