@@ -177,6 +177,10 @@ class _Run:
     def _train(self, start: int, evaluations: Evaluations | None) -> None:
         with self.interrupt.deferred(), self.keeper.naming_the_way_back():
             self.output.live.phase("compiling the step")
+            # TensorFlow waits for all workers where something runs for the first time, and so for one that has stopped.
+            self.state.rate(self.state.global_step.read_value())
+            self.state.is_finite()
+            self.workers.ledger.read(start, start)
             if evaluations and not evaluations.before(start, self.config.steps.eval_every):
                 raise self._stopped("evaluation")
             stopped = self.keeper.ends_early or self._loop(evaluations).train(start, self.plan.last_step)

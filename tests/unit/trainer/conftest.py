@@ -45,7 +45,7 @@ def make_strategy(config_of):
 def make_state(config_of):
     """Returns a function that makes a state on a strategy: of a small mlp, or of the model that `build` returns."""
 
-    def make(strategy, optimizer="sgd", seed=0, build=None, rate=0.5, labels=None, **flags):
+    def make(strategy, optimizer="sgd", seed=0, build=None, rate=0.5, labels=None, shape=IMAGE_SHAPE, **flags):
         import tensorflow as tf
 
         from trainer.step import state
@@ -55,8 +55,10 @@ def make_state(config_of):
             def build_model(self):
                 return build() if build else super().build_model()
 
+        if build:
+            flags.setdefault("model", "own:model")  # whose defaults are not those of mlp
         config = config_of(optimizer=optimizer, seed=seed, **flags)
-        images = tf.TensorSpec([None, *IMAGE_SHAPE], tf.float32)
+        images = tf.TensorSpec([None, *shape], tf.float32)
         spec = DataSpec(images, labels or tf.TensorSpec([None], tf.int64), tuple(map(str, range(CLASSES))))
         return state.create(
             strategy, config, Given(config, spec), rate if callable(rate) else lambda step: tf.constant(rate)
@@ -72,7 +74,7 @@ def make_stepper(make_strategy, make_state, config_of):
     def make(replicas=1, optimizer="sgd", name="mirrored", **options):
         from trainer.step import compose
 
-        flags = {key: value for key, value in options.items() if key not in ("build", "rate", "labels")}
+        flags = {key: value for key, value in options.items() if key not in ("build", "rate", "labels", "shape")}
         strategy = make_strategy(replicas, name)
         state = make_state(strategy, optimizer, **options)
         return compose.stepper(strategy, state, config_of(optimizer=optimizer, **flags), None)

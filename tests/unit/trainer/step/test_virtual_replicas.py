@@ -48,8 +48,8 @@ def trained(make_stepper, batches):
     """Returns a function that makes three updates; returns all variables, and what the steps tell."""
 
     def trained(replicas, optimizer="momentum", seed=7, count=V, **flags):
-        given = {"build": build, "rate": 0.1, "seed": seed, "virtual_replicas": count, "global_batch_size": 24, **flags}
-        stepper = make_stepper(replicas, optimizer, **given)
+        given = {"build": build, "shape": SHAPE, "rate": 0.1, "seed": seed, "virtual_replicas": count, **flags}
+        stepper = make_stepper(replicas, optimizer, global_batch_size=24, **given)
         state, strategy = stepper.state, stepper.strategy
         images, *others = (values.reshape(3, count, -1, *values.shape[3:]) for values in batches)
         dataset = tf.data.Dataset.from_tensor_slices((images, *others))
@@ -102,7 +102,7 @@ def test_every_recipe_has_the_same_bits(trained, recipe):
 @pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize(("pixel", "weight", "finite"), [(np.inf, 1, False), (np.nan, 1, False), (1.0, 0, True)])
 def test_a_bad_row_ends_the_loop_and_a_step_of_padding_does_not(pixel, weight, finite, replicas, make_stepper):
-    stepper = make_stepper(replicas, build=build, rate=0.1, virtual_replicas=V, global_batch_size=24)
+    stepper = make_stepper(replicas, build=build, shape=SHAPE, rate=0.1, virtual_replicas=V, global_batch_size=24)
     images = np.ones((3, V, ROWS, *SHAPE), np.float32)
     images[1, 4, 1, 0, 0] = pixel
     rows = (images, np.zeros((3, V, ROWS), np.int64), np.full((3, V, ROWS), weight, np.float32))
@@ -120,7 +120,7 @@ def test_slots_that_fade_to_nothing_keep_the_bits(optimizer, make_stepper):
     found = []
     for replicas in (1, 2):
         dense = lambda: [keras.Input((4,)), keras.layers.Dense(2, kernel_initializer="zeros")]  # noqa: E731
-        made = {"build": lambda: keras.Sequential(dense()), "rate": 0.01}  # noqa: B023
+        made = {"build": lambda: keras.Sequential(dense()), "shape": (4,), "rate": 0.01}  # noqa: B023
         stepper = make_stepper(replicas, optimizer, virtual_replicas=2, global_batch_size=2, **made)
         state = stepper.state
         rows = np.ones((2, 1, 4), np.float32) * np.array([1, 1e-3, 1e-12, 0.5], np.float32)
@@ -146,7 +146,7 @@ def test_every_virtual_replica_and_every_step_has_a_dropout_mask_of_its_own(make
     def kept(step, replicas):
         dense = keras.layers.Dense(2, kernel_initializer="zeros")
         layers = [keras.Input((features,)), keras.layers.Dropout(0.4, seed=0), dense]
-        made = {"build": lambda: keras.Sequential(layers), "rate": 1.0}
+        made = {"build": lambda: keras.Sequential(layers), "shape": (features,), "rate": 1.0}
         stepper = make_stepper(replicas, virtual_replicas=V, global_batch_size=V, **made)
         stepper.state.global_step.assign(step)
         rows = (np.ones((1, V, 1, features), np.float32), np.zeros((1, V, 1), np.int64), np.ones((1, V, 1), np.float32))
@@ -170,7 +170,7 @@ def test_the_sum_of_the_parts_is_the_gradient_of_the_batch(make_stepper, batches
         regularised = keras.layers.Dense(CLASSES, kernel_regularizer=keras.regularizers.L2(0.01))
         return keras.Sequential([keras.Input(SHAPE), keras.layers.Flatten(), regularised])
 
-    stepper = make_stepper(2, build=build, rate=0.5, virtual_replicas=V, global_batch_size=24)
+    stepper = make_stepper(2, build=build, shape=SHAPE, rate=0.5, virtual_replicas=V, global_batch_size=24)
     model = stepper.state.model
     images, labels, weights = (values[2:] for values in batches)
     rows, real = images.reshape(-1, *SHAPE), weights.reshape(-1)
