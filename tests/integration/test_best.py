@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import subprocess
 
@@ -67,7 +68,9 @@ def test_beside_a_run_that_ends_early_an_evaluation_ends(undisturbed, tmp_path):
     finally:
         watch.kill()
     assert watch.returncode == 0
-    assert f"step {last_of(undisturbed)}, test accuracy = " in out.splitlines()[-1]
+    *_, last, total = out.splitlines()
+    assert f"step {last_of(undisturbed)}, test accuracy = " in last
+    assert re.fullmatch(r"evaluated \d+ of \d+ checkpoints; missed \d+", total)  # those that were rotated away
 
 
 def test_run_again_it_stays_as_it_is(undisturbed, digits):
