@@ -84,12 +84,12 @@ class BenchmarkConfig:
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a block of lines per setting."""
     config = commandline.parse(COMMAND, "Measure this input against its peers.", BenchmarkConfig, argv)
-    commands.say_processor()
     known = interpreters.parse(config.python, set(CONTESTANTS))
     if config.chart:
         commandline.require("matplotlib")
     found: list[Result] = []
     parts = inputs.parts_of(config.only, _PARTS)
+    commands.say_processor()
     with tempfile.TemporaryDirectory(prefix="throughput-") as folder:
         if "peers" in parts or "distribute" in parts:
             with inputs.data_set(config.data_dir, lambda made: inputs.make_cifar(made, _IMAGES)) as data_dir:
