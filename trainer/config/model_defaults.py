@@ -101,8 +101,7 @@ def defaults_of(model: str | None, optimizer: str | None = None) -> dict[str, An
         return of_model
     if name in _MOMENTUM and own in _MOMENTUM:
         return {**of_model, "optimizer": name}
-    if (
-        name in _MOMENTUM
-    ):  # with momentum 0.9, gradients that agree go 1 / (1 - 0.9) times as far (Sutskever et al. 2013)
+    if name in _MOMENTUM:
+        # With momentum 0.9, gradients that agree go 1 / (1 - 0.9) times as far (Sutskever et al. 2013).
         return {**of_model, "optimizer": name, "learning_rate": round(0.1 * of_model["learning_rate"], 6)}
     return {**of_model, "optimizer": name, **OPTIMIZER_DEFAULTS.get(name, {})}
