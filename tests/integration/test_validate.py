@@ -263,7 +263,7 @@ def test_the_report_is_json(tmp_path, run):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["{made}/manifest.json"], 1, "cannot be read|no manifest"),
+        (["{made}/manifest.json"], 1, "is a file, not a data set; name the folder that holds manifest.json"),
         ([], 2, "DATA_DIR is missing"),
         ([""], 2, "DATA_DIR='': must be the folder of a data set"),
         (["/"], 1, "/manifest.json: no manifest, so / is not a data set"),
