@@ -22,13 +22,13 @@ import tensorflow as tf
 
 from pipeline.commands.text import count_of
 from pipeline.mixture import Mixture
-from pipeline.resolved import ResolvedRequest
+from trainer.checkpoint import structure
+from trainer.checkpoint.resume import data_in_words
+from trainer.checkpoint.structure import Structure
 from trainer.cluster.difference import Description, Part
 from trainer.config import TrainConfig
 from trainer.config.flags.cluster import ClusterFlags
 from trainer.plan import Plan
-from trainer.stored import structure
-from trainer.stored.structure import Structure
 
 _PACKAGE = "stepfeed"
 _COMPUTING = ("pipeline", "trainer")  # packages whose sources are compared
@@ -188,16 +188,11 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content.replace(b"\r\n", b"\n")).hexdigest()[:16]
 
 
-def of_data(part: ResolvedRequest) -> str:
-    """Returns what is read, in words: `digits:train, 1,429 records`."""
-    return f"{part.manifest.dataset}:{part.spec.split}, {count_of(sum(part.order.counts), 'record')}"
-
-
 def _data(training: Mixture) -> str:
     """Returns the data in words; of a mixture with the splits and rows, which no flag but --data_dir has."""
     digests = [part.manifest.digest[:12] for part in training.parts]
     if not training.request.sources:
-        return f"{of_data(training.first)}, a data set of digest {digests[0]}"
+        return f"{data_in_words(training.first)}, a data set of digest {digests[0]}"
     sources = [
         f"{part.spec.global_batch_size} rows of {part.spec.split} of digest {digest}"
         for part, digest in zip(training.parts, digests, strict=True)

@@ -11,8 +11,8 @@ from typing import NoReturn
 from pipeline.commands import commandline
 from trainer import heavy
 from trainer import plan as plans
+from trainer.checkpoint import files
 from trainer.evaluation.flags import EvaluateConfig
-from trainer.stored import files
 
 COMMAND = "trainer.evaluate"
 _DESCRIPTION = (

@@ -11,8 +11,8 @@ from typing import NoReturn
 
 from pipeline.commands import commandline
 from trainer import heavy
+from trainer.checkpoint import files
 from trainer.exporting.flags import FORMATS, ExportConfig
-from trainer.stored import files
 
 COMMAND = "trainer.export"
 _DESCRIPTION = (

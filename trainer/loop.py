@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pipeline.errors import DataError, PipelineError
+from pipeline.errors import PipelineError
+from trainer.checkpoint import NotFiniteError
 
 if TYPE_CHECKING:
     from pipeline.audit.source_logs import SourceLogs
@@ -67,10 +68,6 @@ class Progress:
         if earlier is not None:
             return self.waited - earlier.waited
         return self.waited - (self.start_wait if self.steps > 1 else 0.0)
-
-
-class NotFiniteError(DataError):
-    """A loss or a weight is NaN or infinite."""
 
 
 @dataclasses.dataclass(frozen=True)

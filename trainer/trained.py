@@ -18,14 +18,13 @@ from pipeline.manifest.sources import parse_sources, sources_of
 from pipeline.manifest.storage import PathLike
 from pipeline.resolved import ResolvedRequest
 from trainer import heavy, plan
+from trainer.checkpoint import files, reader, structure
+from trainer.checkpoint.reader import Record, UnreadableError
 from trainer.config import TrainConfig
 from trainer.config.flags.checkpoint import CheckpointFlags
 from trainer.config.flags.optimizer import OptimizerFlags
 from trainer.step import state
 from trainer.step.state import TrainState
-from trainer.stored import files, structure, weights
-from trainer.stored import record as records
-from trainer.stored.record import Record, UnreadableError
 from trainer.task import data_spec
 from trainer.task.base import Task
 
@@ -76,15 +75,15 @@ class Trained:
         return f"{self.name} at step {self.record.step}{averaged} ({self.record.path})"
 
     def take(self, record: Record, kind: str | None) -> None:
-        """Gives the model the weights of another checkpoint of its run; `kind` as of `stored.weights.choose`.
+        """Gives the model the weights of another checkpoint of its run; `kind` as of `Record.chooses_average`.
 
         Raises:
           UnreadableError: it is damaged or was removed.
           UsageError: it is of another model.
         """
         self._check_structure(record)
-        averaged = weights.choose(record, kind)
-        weights.load(record, self.model, averaged)
+        averaged = record.chooses_average(kind)
+        record.load_weights(self.model, averaged)
         self.record, self.averaged = record, averaged
 
     def _check_structure(self, record: Record) -> None:
@@ -128,13 +127,13 @@ def build_first(
 def _build_first(
     paths: Sequence[pathlib.Path], flags: CheckpointFlags, say: Callable[[str], object], **others: Any
 ) -> Trained:
-    *rest, last = records.best_first(paths)
+    *rest, last = reader.best_first(paths)
     for path in rest:
         try:
-            return build(records.read(path), flags, **others)
+            return build(reader.read(path), flags, **others)
         except UnreadableError as error:
             say(error.skipped)
-    return build(records.read(last), flags, **others)
+    return build(reader.read(last), flags, **others)
 
 
 def build(record: Record, flags: CheckpointFlags, **others: Any) -> Trained:

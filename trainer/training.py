@@ -7,20 +7,20 @@ from collections.abc import Sequence
 
 from pipeline.errors import RerunError
 from trainer import description, loop
-from trainer.actions import announcing
 from trainer.actions import compose as composed
+from trainer.actions.announcing import RunSummary
 from trainer.actions.evaluation import Evaluation, Evaluator
 from trainer.actions.evaluations import Evaluations
 from trainer.actions.feeding import Feed
 from trainer.actions.heartbeat import Heartbeat
-from trainer.actions.keeping import Keeper
 from trainer.actions.kubeflow import Reporter
 from trainer.actions.live import LiveLine
 from trainer.actions.metrics import Metrics
 from trainer.actions.output import Output
 from trainer.actions.profile import Profiler
-from trainer.actions.remembered import EpochSums, LossAverages, Remembered
 from trainer.actions.status import Status
+from trainer.checkpoint import structure
+from trainer.checkpoint.manager import CheckpointManager, EpochSums, LossAverages, Stateful
 from trainer.cluster import failures, rendezvous, runtime, strategies
 from trainer.cluster.agreement import Agreement
 from trainer.cluster.interrupt import Interrupt
@@ -30,7 +30,6 @@ from trainer.config import TrainConfig
 from trainer.loop import Action, Progress
 from trainer.plan import Plan
 from trainer.step import compose, schedules, state
-from trainer.stored import structure
 from trainer.task import data_spec
 from trainer.task.base import Task
 from trainer.timing.judge import Judge
@@ -102,9 +101,12 @@ class _Run:
         if cluster.size > 1:
             ties.compare(structure.of(self.state.model), description.model_difference, config.run.collective_timeout)
         self.stepper = compose.stepper(self.strategy, self.state, config, plan.training)
-        self.epoch_sums = EpochSums(self.stepper)
-        remembered: dict[str, Remembered] = {"averages": LossAverages(self.stepper), "epoch": self.epoch_sums}
-        self.keeper = Keeper(config, plan, cluster, self.state, output, heartbeat, remembered)
+        self.summary = RunSummary(output, config, plan, self.state)
+        self.epoch_sums = EpochSums(self.stepper.epoch, self.stepper.steps_per_epoch)
+        parts: dict[str, Stateful] = {"averages": LossAverages(self.stepper.averages), "epoch": self.epoch_sums}
+        self.checkpoints = CheckpointManager(
+            config, plan, self.state, parts, is_chief=cluster.is_chief, say=output.line
+        )
         self.feed = Feed(config, plan, cluster, self.stepper)
         self.judge = Judge(config, plan, self.stepper)
         self.reporter = Reporter(plan.last_step, cluster.is_chief, output.line)
@@ -113,21 +115,21 @@ class _Run:
 
     def run(self) -> Evaluation | None:
         """Restores or initializes, trains, evaluates."""
-        restored = self.keeper.restore()
+        restored = self.checkpoints.restore()
         self.agreement.check_equal("the step to resume from", self.state.step)
-        self.keeper.begin(self.strategy, restored)
-        announcing.say_start(self.output, self.config, self.plan, self.stepper, restored)
-        if self.state.step < self.plan.last_step:
-            steps_per_epoch = self.plan.training.steps_per_epoch
-            announcing.say_epoch(self.output, self.state.step, steps_per_epoch, self.epoch_sums.steps)
+        if restored:
+            self.checkpoints.complete_best()
+        else:
+            self.state.initialize(self.strategy)
+        self.summary.start(self.strategy, restored, self.epoch_sums.steps)
         self.metrics = Metrics(self.config, self.task, self.state.step, self.cluster.is_chief)
         evaluations = self._evaluations()
-        if self.state.step < self.plan.last_step and not self.keeper.ends_early:
+        if self.state.step < self.plan.last_step and not self.checkpoints.ends_early:
             self._train(evaluations)
         result = self._evaluate_at_end(evaluations) if evaluations else None
         self.heartbeat.phase("finishing")
         self.reporter.end(self.state.step)
-        self.keeper.say_end(self.metrics.events.folder)
+        self.summary.end(self.checkpoints, self.metrics.events.folder)
         self.state.take_averages()
         if self.cluster.is_chief:
             self.task.after_train(self.state.model, result)
@@ -140,20 +142,20 @@ class _Run:
         names = lambda: self.stepper.value_names  # noqa: E731
         events = self.metrics.events
         profiler = Profiler(self.config.output.profiled, events.folder, self.cluster.is_chief)
-        deferred, named = self.interrupt.deferred(), self.keeper.naming_the_way_back()
+        deferred, named = self.interrupt.deferred(), self.checkpoints.naming_the_way_back()
         with self.feed.inner_loop(start) as inner_loop, deferred, profiler, named:
             actions = [Action(0, self._answer), *composed.actions(self._parts(evaluations)), *profiler.actions()]
             actions.append(self.reporter.action())
             self.output.live.phase("compiling the step")
             if evaluations and not evaluations.before(start, flags.eval_every):
                 raise self._stopped("evaluation")
-            stopped = self.keeper.ends_early or loop.train(
+            stopped = self.checkpoints.ends_early or loop.train(
                 inner_loop, start, last, flags.steps_per_loop, actions, self._agree, names, self._watch
             )
             if self.config.output.headspace:
                 self.judge.batch = next(self.feed.iterator)
-            self.keeper.save()
-        if stopped and not self.keeper.ends_early:
+            self._save()
+        if stopped and not self.checkpoints.ends_early:
             raise self._stopped("training")
 
     def _watch(self, progress: Progress) -> None:
@@ -173,7 +175,7 @@ class _Run:
             self.output,
             self.metrics,
             evaluations.during if evaluations else None,
-            self.keeper.save,
+            self._save,
         )
 
     def _evaluations(self) -> Evaluations | None:
@@ -184,21 +186,25 @@ class _Run:
         steps_per_loop, may_skip = self.config.steps.steps_per_loop, self.plan.may_skip
         write = self.reporter.also(self.metrics.write)
         evaluator = Evaluator(self.stepper, batches, splits, may_skip, steps_per_loop, self._stop, write)
-        return Evaluations(evaluator, self.keeper.best, self.output, self.plan.last_step)
+        return Evaluations(evaluator, self.checkpoints.best, self.output, self.plan.last_step)
 
     def _evaluate_at_end(self, evaluations: Evaluations) -> Evaluation:
         result = evaluations.at_end(self.state.step)
         if result is None:
             raise self._stopped("evaluation")
-        self.keeper.tidy()
+        self.checkpoints.tidy()
         return result
+
+    def _save(self) -> None:
+        with self.heartbeat.during("saving"):
+            self.checkpoints.save()
 
     def _agree(self, due: Sequence[int]) -> tuple[bool, set[int]]:
         stop = [_STOP] if self.interrupt.requested is not None else []
         asked = [_ANSWER] if self.interrupt.asked else []
         self.interrupt.asked = False
         agreed = self.agreement.union([*stop, *(number + 1 for number in (*asked, *due))])
-        return _STOP in agreed or self.keeper.ends_early, {number - 1 for number in agreed if number != _STOP}
+        return _STOP in agreed or self.checkpoints.ends_early, {number - 1 for number in agreed if number != _STOP}
 
     def _stop(self) -> bool:
         self.heartbeat.evaluated()

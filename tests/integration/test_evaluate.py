@@ -17,8 +17,8 @@ from tests import forked, runs
 from tests.datasets import edit_manifest
 from tests.runs import finish, scalars
 from trainer import trained as built
+from trainer.checkpoint import reader
 from trainer.config.flags.checkpoint import CheckpointFlags
-from trainer.stored import record
 
 MODELS = """
 import keras
@@ -343,7 +343,7 @@ def test_mirrored_images_count_in_evaluations_and_exports(digits, tmp_path):
     run, flags = tmp_path / "run", ("--model=lenet", "--eval_flip", "--distort=shift", "--train_steps=40")
     [(code, out, err)] = finish(runs.start(digits, run, *flags))
     assert code == 0, err
-    model = built.build(record.read(run / "ckpt-40"), CheckpointFlags(model_dir=str(run))).model
+    model = built.build(reader.read(run / "ckpt-40"), CheckpointFlags(model_dir=str(run))).model
     right, examples = 0, 0
     for images, labels, weights in input_fn(digits, "test", global_batch_size=46, training=False, distort="shift"):
         mirrored = model(images[:, :, ::-1], training=False)

@@ -1,93 +1,100 @@
-"""What a run says of itself at its beginning and its end."""
+"""What a run prints at its beginning and its end."""
 
 from __future__ import annotations
 
 import importlib.util
 import pathlib
 
+import tensorflow as tf
+
 from pipeline.commands.text import count_of
-from pipeline.read.cache_counts import CacheCounts
-from trainer.actions.best import Best
-from trainer.actions.checkpoints import Restored
+from pipeline.read.cache_counts import cache_counts
 from trainer.actions.output import Output
+from trainer.checkpoint.manager import CheckpointManager, Restored
 from trainer.cluster import strategies
 from trainer.config import TrainConfig
 from trainer.plan import Plan
 from trainer.step.state import TrainState
-from trainer.step.updates import Stepper
 
 
-def say_start(output: Output, config: TrainConfig, plan: Plan, stepper: Stepper, restored: Restored | None) -> None:
-    """Says where the run computes, what it trains, from which step to which, and what has changed."""
-    replicas = count_of(stepper.strategy.num_replicas_in_sync, "replica")
-    here = f"here {', '.join(strategies.device_names(stepper.strategy))}"
-    say_start_at(output, f"{replicas}, {here}", here, config, plan, stepper.state, restored)
+class RunSummary:
+    """The first and the last lines of a run."""
+
+    def __init__(self, output: Output, config: TrainConfig, plan: Plan, state: TrainState) -> None:
+        self._output, self._config, self._plan, self._state = output, config, plan, state
+        self._cached = cache_counts()  # by earlier runs of this process
+
+    def start(self, strategy: tf.distribute.Strategy, restored: Restored | None, epoch_steps: int) -> None:
+        """Prints where the run computes, what it trains, from which step to which, and what has changed.
+
+        Args:
+          strategy: whose replicas compute.
+          restored: the checkpoint that the run resumes from.
+          epoch_steps: steps of this epoch whose sums are known.
+        """
+        replicas = count_of(strategy.num_replicas_in_sync, "replica")
+        here = f"here {', '.join(strategies.device_names(strategy))}"
+        self.start_at(f"{replicas}, {here}", here, restored, epoch_steps)
+
+    def start_at(self, where: str, here: str, restored: Restored | None, epoch_steps: int) -> None:
+        """Prints what `start` prints, of a run that computes as `where` says, and `here` in this process."""
+        config, training, line = self._config, self._plan.training, self._output.line
+        step, last = self._state.step, self._plan.last_step
+        part = f"step {step} to {last}" if step < last else f"already at step {step} of {last}"
+        rows, steps = training.request.global_batch_size, training.steps_per_epoch
+        size = f" of {rows} examples, {steps} per epoch" if step < last else ""
+        origin = f"resumed from {restored.path}" if restored else "a new run"
+        name = config.model.task or config.model.model
+        model = f"{name} with {self._state.model.count_params():,} parameters"
+        how = "; ".join([self._optimizer(), *self._distortion()])
+        line(f"{config.run.strategy}: {where}; {model}; {how}; {part}{size}; {origin}")
+        self._output.other_line(f"{here}; {part}; {origin}")
+        if restored and restored.changes:
+            line(f"changed since {restored.name}: {'; '.join(restored.changes)}")
+        for note in self._plan.notes:
+            line(f"note: {note}")
+        if step < last and (note := epoch_note(step, steps, epoch_steps)):
+            line(f"note: {note}")
+
+    def _optimizer(self) -> str:
+        state = self._state
+        if state.schedule:
+            return str(self._config.optimizer)
+        rate = float(state.rate(state.global_step.read_value()))
+        return f"{state.optimizer.name} {rate:g} as compiled"
+
+    def _distortion(self) -> list[str]:
+        if self._config.data.distort != "none":
+            return [f"distort {self._config.data.distort}"]
+        return [] if self._plan.training.request.parse else ["no distortion"]  # `parse` need not give images
+
+    def end(self, checkpoints: CheckpointManager, logs: pathlib.Path) -> None:
+        """Prints why the run ended early, if it did, what its cache did, and where to find what it has written."""
+        line, step, best = self._output.line, self._state.step, checkpoints.best
+        if best and checkpoints.ends_early and step < self._plan.last_step:
+            line(best.why_ended())
+        cached = cache_counts().plus(self._cached, -1)
+        if any(cached):
+            line(str(cached))
+        kept = f"; {best}" if best and str(best) else ""
+        missing = "" if importlib.util.find_spec("tensorboard") else " (pip install tensorboard)"
+        shown = f"; logs: tensorboard --logdir={logs}{missing}" if logs.exists() else ""
+        line(f"checkpoint: {checkpoints.newest}{kept}{shown}")
+        self._output.other_line(f"done at step {step}")
 
 
-def say_start_at(
-    output: Output,
-    where: str,
-    here: str,
-    config: TrainConfig,
-    plan: Plan,
-    state: TrainState,
-    restored: Restored | None,
-) -> None:
-    """Says what `say_start` says, of a run that computes as `where` says, and `here` in this process."""
-    step, last, training = state.step, plan.last_step, plan.training
-    part = f"step {step} to {last}" if step < last else f"already at step {step} of {last}"
-    rows, steps = training.request.global_batch_size, training.steps_per_epoch
-    size = f" of {rows} examples, {steps} per epoch" if step < last else ""
-    origin = f"resumed from {restored.path}" if restored else "a new run"
-    name = config.model.task or config.model.model
-    model = f"{name} with {state.model.count_params():,} parameters"
-    how = "; ".join([_optimizer(config, state), *_distortion(config, plan)])
-    output.line(f"{config.run.strategy}: {where}; {model}; {how}; {part}{size}; {origin}")
-    output.other_line(f"{here}; {part}; {origin}")
-    if restored and restored.changes:
-        output.line(f"changed since {restored.name}: {'; '.join(restored.changes)}")
-    for note in plan.notes:
-        output.line(f"note: {note}")
-
-
-def _optimizer(config: TrainConfig, state: TrainState) -> str:
-    if state.schedule:
-        return str(config.optimizer)
-    rate = float(state.rate(state.global_step.read_value()))
-    return f"{state.optimizer.name} {rate:g} as compiled"
-
-
-def _distortion(config: TrainConfig, plan: Plan) -> list[str]:
-    if config.data.distort != "none":
-        return [f"distort {config.data.distort}"]
-    return [] if plan.training.request.parse else ["no distortion"]  # a task's own parse need not give images
-
-
-def say_epoch(output: Output, step: int, steps_per_epoch: int, steps: int) -> None:
-    """Says from where on the means of an epoch are taken, where that is not its first step.
+def epoch_note(step: int, steps_per_epoch: int, steps: int) -> str:
+    """Returns from which step on the means of an epoch are taken, if that is not its first; else an empty text.
 
     Args:
-      output: of lines.
       step: global step that training goes on from.
       steps_per_epoch: T.
       steps: of this epoch whose sums are known.
     """
     done = step % steps_per_epoch
-    if steps != done and done:
-        output.line(
-            f"note: the checkpoint has no loss and metrics of its epoch so far; those shown until step "
-            f"{step - done + steps_per_epoch} are means from step {step + 1} on"
-        )
-
-
-def say_end(
-    output: Output, step: int, cached: CacheCounts, newest: str | None, best: Best | None, logs: pathlib.Path
-) -> None:
-    """Says what the input's cache did, and where to find what the run has written."""
-    if any(cached):
-        output.line(str(cached))
-    kept = f"; {best}" if best and str(best) else ""
-    missing = "" if importlib.util.find_spec("tensorboard") else " (pip install tensorboard)"
-    shown = f"; logs: tensorboard --logdir={logs}{missing}" if logs.exists() else ""
-    output.line(f"checkpoint: {newest}{kept}{shown}")
-    output.other_line(f"done at step {step}")
+    if steps == done or not done:
+        return ""
+    return (
+        f"the checkpoint has no loss and metrics of its epoch so far; those shown until step "
+        f"{step - done + steps_per_epoch} are means from step {step + 1} on"
+    )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from trainer.actions.best import Best
 from trainer.actions.evaluation import Evaluation, Evaluator
 from trainer.actions.output import Output
+from trainer.checkpoint.best import BestCheckpoints
 from trainer.loop import Progress
 
 
 class Evaluations:
     """Evaluates every so often, and at the end."""
 
-    def __init__(self, evaluator: Evaluator, best: Best | None, output: Output, last_step: int) -> None:
+    def __init__(self, evaluator: Evaluator, best: BestCheckpoints | None, output: Output, last_step: int) -> None:
         self._evaluator, self._best, self._output, self._last_step = evaluator, best, output, last_step
         self._latest: tuple[int, Evaluation] | None = None
 
@@ -31,7 +31,7 @@ class Evaluations:
         """
         if self._best is None:
             return True
-        self._best.check_metric(self._evaluator)
+        self._best.ranking.check(self._evaluator.names)
         return not self._best.is_missing(start, every) or self._evaluate(start)
 
     def at_end(self, step: int) -> Evaluation | None:
@@ -56,5 +56,5 @@ class Evaluations:
         if result:
             self._latest = step, result
             if self._best:
-                self._best.add(step, result)
+                self._best.add(step, result.loss, result.metrics)
         return result

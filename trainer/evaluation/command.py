@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from trainer.actions.events import LOGS, EventFile
+from trainer.checkpoint.reader import Record
 from trainer.cluster import failures
 from trainer.evaluation import outputs
 from trainer.evaluation.flags import EvaluateConfig
 from trainer.evaluation.following import follow
 from trainer.evaluation.judging import Judge, Judgement
-from trainer.stored.record import Record
 from trainer.trained import Trained, build, build_first
 
 _RUN = "evaluate"  # in TensorBoard, a run of its own: what is written beside a training would be taken for a part of it

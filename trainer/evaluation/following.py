@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pipeline.errors import DataError, PipelineError
 from pipeline.mixture import resolve_all
 from trainer import heavy, plan
-from trainer.stored import files, record
-from trainer.stored.record import Record, UnreadableError
+from trainer.checkpoint import files, reader
+from trainer.checkpoint.reader import Record, UnreadableError
 
 
 def follow(
@@ -147,7 +147,7 @@ def _is_last(
 ) -> bool:
     """Evaluates a checkpoint, where it can be read; returns whether its run ends with it."""
     try:
-        found = record.read(path)
+        found = reader.read(path)
         steps = missed.before(found)
         evaluate(found, steps)
     except UnreadableError as error:

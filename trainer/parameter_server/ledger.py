@@ -85,11 +85,11 @@ class Tally:
         for field in dataclasses.fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(more, field.name))
 
-    def stored(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, int]:
         """Returns what a checkpoint remembers."""
         return dataclasses.asdict(self)
 
-    def restore(self, stored: Any) -> None:
+    def load_state_dict(self, stored: Any) -> None:
         """Takes over what a checkpoint remembers."""
         for name, value in (stored or {}).items():
             setattr(self, name, int(value))

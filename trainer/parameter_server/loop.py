@@ -6,7 +6,8 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
-from trainer.loop import Action, NotFiniteError, Progress
+from trainer.checkpoint import NotFiniteError
+from trainer.loop import Action, Progress
 from trainer.parameter_server import rows as packing
 from trainer.parameter_server.finished import Driver, Finished
 from trainer.parameter_server.ledger import SPAN, Ledger, Tally

@@ -81,11 +81,11 @@ class Averages:
             old, new = self.values[i], values[name]
             self.values[i] = new if math.isnan(old) else DECAY * old + (1 - DECAY) * new
 
-    def stored(self) -> list[float | None]:
+    def state_dict(self) -> list[float | None]:
         """Returns what a checkpoint remembers."""
         return [None if math.isnan(value) else value for value in self.values]
 
-    def restore(self, stored: list[float | None] | None) -> None:
+    def load_state_dict(self, stored: list[float | None] | None) -> None:
         """Takes over what a checkpoint remembers."""
         if stored is not None:
             self.values = [math.nan if value is None else value for value in stored]
@@ -117,11 +117,11 @@ class EpochSums:
         penalty = float(self._sums[1]) / max(rows.weight(total), 1.0)
         return list(rows.values(total._replace(penalty=penalty)).values())
 
-    def stored(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Returns what a checkpoint remembers."""
         return {"steps_per_epoch": self._steps_per_epoch, "sums": self._sums.tolist()}
 
-    def restore(self, stored: dict[str, Any] | None) -> None:
+    def load_state_dict(self, stored: dict[str, Any] | None) -> None:
         """Takes over what a checkpoint remembers."""
         if stored is not None and stored["steps_per_epoch"] == self._steps_per_epoch:
             self._sums = np.array(stored["sums"])

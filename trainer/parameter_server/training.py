@@ -10,18 +10,17 @@ import tensorflow as tf
 from pipeline.batch.compose import make_dataset
 from pipeline.errors import DataError, PipelineError, RerunError, UsageError
 from trainer import description
-from trainer.actions import announcing
+from trainer.actions.announcing import RunSummary
 from trainer.actions.evaluation import Evaluation, Evaluator
 from trainer.actions.evaluations import Evaluations
 from trainer.actions.heartbeat import Heartbeat
-from trainer.actions.keeping import Keeper
 from trainer.actions.kubeflow import Reporter
 from trainer.actions.metrics import Metrics
 from trainer.actions.output import LogLine, Output
-from trainer.actions.remembered import Remembered
 from trainer.actions.scalars import TrainScalars
 from trainer.actions.status import Status
-from trainer.cluster import failures, ports, rendezvous, runtime, tf_config
+from trainer.checkpoint.manager import CheckpointManager, Stateful
+from trainer.cluster import failures, ports, rendezvous, runtime
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig
 from trainer.loop import Action, Progress
@@ -142,9 +141,10 @@ class _Run:
         self.state = state.create(self.strategy, config, self.task, schedule)
         numbered.check(self.state.optimizer, config.model.task or f"--optimizer={config.optimizer.optimizer}")
         self.averages, self.epoch, self.tally = Averages(), EpochSums(steps_per_epoch), Tally()
-        remembered: dict[str, Remembered] = {"averages": self.averages, "epoch": self.epoch, "ledger": self.tally}
-        self.keeper = Keeper(
-            config, plan, tf_config.ALONE, self.state, output, heartbeat, remembered, io_device=CHIEF_DEVICE
+        self.summary = RunSummary(output, config, plan, self.state)
+        parts: dict[str, Stateful] = {"averages": self.averages, "epoch": self.epoch, "ledger": self.tally}
+        self.checkpoints = CheckpointManager(
+            config, plan, self.state, parts, is_chief=True, say=output.line, io_device=CHIEF_DEVICE
         )
         self.reporter = Reporter(plan.last_step, True, output.line)
         unit = "img" if compose.are_images(self.task.data.features) else "rows"
@@ -153,15 +153,16 @@ class _Run:
 
     def run(self) -> Evaluation | None:
         """Restores or initializes, trains, evaluates."""
-        restored = self.keeper.restore()
-        self.keeper.begin(self.strategy, restored)
+        restored = self.checkpoints.restore()
+        if restored:
+            self.checkpoints.complete_best()
+        else:
+            self.state.initialize(self.strategy)
         start, where = self.state.step, self.workers.where
-        announcing.say_start_at(self.output, where, where, self.config, self.plan, self.state, restored)
-        if start < self.plan.last_step:
-            announcing.say_epoch(self.output, start, self.plan.training.steps_per_epoch, self.epoch.steps)
+        self.summary.start_at(where, where, restored, self.epoch.steps)
         self.metrics = Metrics(self.config, self.task, start, is_chief=True)
         evaluations = self._evaluations()
-        if start < self.plan.last_step and not self.keeper.ends_early:
+        if start < self.plan.last_step and not self.checkpoints.ends_early:
             self._train(start, evaluations)
         result = self._evaluate_at_end(evaluations) if evaluations else None
         self.heartbeat.phase("finishing")
@@ -169,13 +170,13 @@ class _Run:
         if absent := self.host.never_came:
             self.output.line(f"never came: {', '.join(absent)}; the other workers made all steps")
         self.output.line(str(self.tally))
-        self.keeper.say_end(self.metrics.events.folder)
+        self.summary.end(self.checkpoints, self.metrics.events.folder)
         self.state.take_averages()
         self.task.after_train(self.state.model, result)
         return result
 
     def _train(self, start: int, evaluations: Evaluations | None) -> None:
-        with self.interrupt.deferred(), self.keeper.naming_the_way_back():
+        with self.interrupt.deferred(), self.checkpoints.naming_the_way_back():
             self.output.live.phase("compiling the step")
             # TensorFlow waits for all workers where something runs for the first time, and so for one that has stopped.
             self.state.rate(self.state.global_step.read_value())
@@ -183,9 +184,9 @@ class _Run:
             self.workers.ledger.read(start, start)
             if evaluations and not evaluations.before(start, self.config.steps.eval_every):
                 raise self._stopped("evaluation")
-            stopped = self.keeper.ends_early or self._loop(evaluations).train(start, self.plan.last_step)
-            self.keeper.save()
-        if stopped and not self.keeper.ends_early:
+            stopped = self.checkpoints.ends_early or self._loop(evaluations).train(start, self.plan.last_step)
+            self._save()
+        if stopped and not self.checkpoints.ends_early:
             raise self._stopped("training")
 
     def _loop(self, evaluations: Evaluations | None) -> Loop:
@@ -198,7 +199,7 @@ class _Run:
         ]
         heavy = [
             *([Action(flags.eval_every, evaluations.during)] if evaluations else []),
-            Action(flags.checkpoint_every, lambda progress: self.keeper.save(), seconds=flags.checkpoint_secs),
+            Action(flags.checkpoint_every, lambda progress: self._save(), seconds=flags.checkpoint_secs),
         ]
         return Loop(
             workers.driver,
@@ -213,6 +214,10 @@ class _Run:
             self._stop,
             self._watch,
         )
+
+    def _save(self) -> None:
+        with self.heartbeat.during("saving"):
+            self.checkpoints.save()
 
     def _settle(self, step: int) -> None:
         """Sets the counts to the step: a gradient that was applied twice has counted twice."""
@@ -240,13 +245,13 @@ class _Run:
             self._stop_evaluation,
             self.reporter.also(self.metrics.write),
         )
-        return Evaluations(evaluator, self.keeper.best, self.output, self.plan.last_step)
+        return Evaluations(evaluator, self.checkpoints.best, self.output, self.plan.last_step)
 
     def _evaluate_at_end(self, evaluations: Evaluations) -> Evaluation:
         result = evaluations.at_end(self.state.step)
         if result is None:
             raise self._stopped("evaluation")
-        self.keeper.tidy()
+        self.checkpoints.tidy()
         return result
 
     def _stop(self) -> bool:
@@ -258,7 +263,7 @@ class _Run:
                 "stopped while no worker was there: nothing is saved since the last checkpoint; rerun the same "
                 "commands to resume"
             )
-        return asked or self.keeper.ends_early
+        return asked or self.checkpoints.ends_early
 
     def _stop_evaluation(self) -> bool:
         self.heartbeat.evaluated()

@@ -11,6 +11,7 @@ import tensorflow as tf
 from pipeline.errors import UsageError
 from trainer import models
 from trainer.config import TrainConfig
+from trainer.config.flags.model import dtype_policy
 from trainer.config.flags.optimizer import OptimizerFlags
 from trainer.step import optimizers
 from trainer.step.averages import Averages
@@ -52,6 +53,13 @@ class TrainState:
     def eval_flip(self) -> bool:
         """Whether evaluations take images and their mirror images."""
         return self.task.config.model.eval_flip
+
+    def initialize(self, strategy: tf.distribute.Strategy) -> None:
+        """Gives the model of a new run its first weights, as its task wants, and begins their average with them."""
+        with strategy.scope():
+            self.task.initialize(self.model)
+        if self.averages:
+            self.averages.reset()
 
     def take_averages(self) -> None:
         """Sets the weights to their average, where there is one; no update may follow. Every worker calls it."""
@@ -95,7 +103,7 @@ def create(strategy: tf.distribute.Strategy, config: TrainConfig, task: Task, sc
     Raises:
       UsageError: the model cannot take the data, or a flag contradicts it.
     """
-    keras.config.set_dtype_policy(policy(config.model.precision))
+    keras.config.set_dtype_policy(dtype_policy(config.model.precision))
     keras.utils.set_random_seed(config.order.seed)
     with strategy.scope():
         model = task.build_model()
@@ -115,11 +123,6 @@ def create(strategy: tf.distribute.Strategy, config: TrainConfig, task: Task, sc
         step = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="global_step")
         averages = Averages(model, config.optimizer.ema) if config.optimizer.ema else None
     return TrainState(task, model, measure, optimizer, step, own_schedule, averages)
-
-
-def policy(precision: str) -> str:
-    """Returns Keras' dtype policy of a --precision."""
-    return precision if precision == "float32" else f"mixed_{precision}"
 
 
 def _check_model(model: Any, task: Task) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 
 from pipeline.errors import DataError, UsageError
-from trainer.stored import files, record, weights
+from trainer.checkpoint import files, reader
 
 _KERAS_FILES = (".weights.h5", ".keras")
 
@@ -24,8 +24,8 @@ def load(model: keras.Model, path: str) -> None:
         if path.endswith(_KERAS_FILES):
             model.load_weights(path)
             return
-        stored = record.read(files.candidates(path, None)[0])
-        weights.load(stored, model, stored.averaged)
+        stored = reader.read(files.candidates(path, None)[0])
+        stored.load_weights(model, stored.averaged)
     except (DataError, UsageError, OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [""])[0]
         raise UsageError(f"--initialize_from={path}: {reason}") from None

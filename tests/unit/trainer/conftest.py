@@ -1,6 +1,7 @@
 """Small data sets and states of the trainer."""
 
 import dataclasses
+import types
 
 import numpy as np
 import pytest
@@ -84,15 +85,23 @@ def make_stepper(make_strategy, make_state, config_of):
 
 @pytest.fixture
 def make_checkpoints(tmp_path, spec, config_of):
-    """Returns a function that makes the Checkpoints of a state, with changes to the flags or the order."""
+    """Returns a function that makes the CheckpointManager of a state, with changes to the flags or the order.
 
-    def make(state, cluster=ALONE, order=None, data=None, **flags):
-        from trainer.actions.checkpoints import Checkpoints
-        from trainer.actions.output import Output
+    The run has 30 steps of 10 per epoch; `dataset` is the name of its data set of 9 records.
+    """
 
-        config = config_of(model_dir=tmp_path, **flags)
+    def make(state, is_chief=True, order=None, dataset="digits", **flags):
+        from trainer.checkpoint.manager import CheckpointManager
+
         order = dataclasses.replace(spec, **(order or {}))
-        return Checkpoints(state, order, 10, config, cluster, Output(cluster.rank), data=data)
+        part = types.SimpleNamespace(
+            spec=order, manifest=types.SimpleNamespace(dataset=dataset), order=types.SimpleNamespace(counts=(9,))
+        )
+        training = types.SimpleNamespace(spec=order, steps_per_epoch=10, parts=(part,))
+        evaluation = {flags.get("eval_split", "test"): types.SimpleNamespace(spec=spec)}
+        plan = types.SimpleNamespace(last_step=30, training=training, evaluation=evaluation)
+        config = config_of(model_dir=tmp_path, **flags)
+        return CheckpointManager(config, plan, state, {}, is_chief=is_chief, say=print)
 
     return make
 

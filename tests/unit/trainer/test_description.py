@@ -13,9 +13,9 @@ import tensorflow as tf
 import trainer
 from tests.datasets import write_dataset
 from trainer import description, plan
+from trainer.checkpoint import structure
 from trainer.cluster.difference import difference
 from trainer.cluster.tf_config import Cluster
-from trainer.stored import structure
 
 TWO = Cluster(("a:1", "b:2"))
 

@@ -9,9 +9,9 @@ import pytest
 from pipeline.errors import DataError, UsageError
 from tests.datasets import edit_manifest, write_dataset
 from trainer import plan, trained
+from trainer.checkpoint.reader import Record
 from trainer.cluster.tf_config import ALONE
 from trainer.config.flags.checkpoint import CheckpointFlags
-from trainer.stored.record import Record
 from trainer.task.base import Task
 
 DARKER = (1.0, 2.0, 3.0)

@@ -11,6 +11,11 @@ from trainer.config.model_defaults import MODEL_DEFAULTS, WITH_DROPOUT
 PRECISIONS = ("float32", "bfloat16", "float16")
 
 
+def dtype_policy(precision: str) -> str:
+    """Returns Keras' dtype policy of a --precision."""
+    return precision if precision == "float32" else f"mixed_{precision}"
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelFlags:
     """What is trained, and how it computes."""

@@ -10,11 +10,11 @@ import time
 from collections.abc import Sequence
 
 from pipeline.commands.text import count_of
+from trainer.checkpoint.files import path_of, steps_in
 from trainer.launching.local.group import Group
 from trainer.launching.local.layout import Layout
 from trainer.launching.local.process import Process, Task
 from trainer.launching.local.report import VERSION, JobReport, ProcessReport, State
-from trainer.stored.files import path_of, steps_in
 
 
 class Records:

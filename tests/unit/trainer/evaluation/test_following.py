@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.errors import DataError
+from trainer.checkpoint.reader import Record, UnreadableError
 from trainer.evaluation import following
-from trainer.stored.record import Record, UnreadableError
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def follow(tmp_path, monkeypatch):
             raise UnreadableError(path, "no such file")
         return Record(path, int(path.name[5:]), False, content.get(path.name, {}))
 
-    monkeypatch.setattr(following.record, "read", read)
+    monkeypatch.setattr(following.reader, "read", read)
     monkeypatch.setattr(following, "_last_step", lambda found: 60)
 
     def follow(*looks, start=(), evaluate=lambda step: None, bad=(), contents=()):

@@ -25,7 +25,7 @@ def test_the_line():
     tally = Tally(once=10, dropped=3)
     tally.add(Tally(once=1, twice=2, never=3, again=4))
     restored = Tally()
-    restored.restore(tally.stored())
+    restored.load_state_dict(tally.state_dict())
     assert str(restored) == (
         "ledger: of 16 steps, 11 applied once, 2 twice, 3 not at all; 4 of them begun by a worker that was lost, "
         "and again by another; 3 late gradients dropped, their rows computed again"

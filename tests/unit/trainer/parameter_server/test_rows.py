@@ -9,12 +9,12 @@ def test_the_sums_of_an_epoch_begin_with_its_first_step_and_go_on_after_a_resume
     sums = EpochSums(3)
     sums.add(0, ROW, 4.0)
     sums.add(1, ROW, 2.0)
-    assert sums.stored()["sums"] == [2.0, 0.5 * 4.0 + 0.5 * 2.0, 2.0, 4.0]  # steps, penalty by weight, sums
+    assert sums.state_dict()["sums"] == [2.0, 0.5 * 4.0 + 0.5 * 2.0, 2.0, 4.0]  # steps, penalty by weight, sums
     resumed, other = EpochSums(3), EpochSums(4)
-    resumed.restore(sums.stored())
-    other.restore(sums.stored())  # of epochs of other steps
+    resumed.load_state_dict(sums.state_dict())
+    other.load_state_dict(sums.state_dict())  # of epochs of other steps
     resumed.add(2, ROW, 1.0)
     assert (resumed.steps, other.steps) == (3, 0)
     for step in (3, 8):  # the first of an epoch, then one of another epoch
         resumed.add(step, ROW, 1.0)
-        assert resumed.stored()["sums"] == [1.0, 0.5, 1.0, 2.0]
+        assert resumed.state_dict()["sums"] == [1.0, 0.5, 1.0, 2.0]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.actions.remembered import EpochSums
+from trainer.checkpoint.manager import EpochSums
 from trainer.step.updates import Wanted
 
 RATE = 0.5  # of the steppers
@@ -155,17 +155,17 @@ def test_the_means_of_an_epoch_go_on_after_a_resume_to_the_bit(make_stepper, bat
         stepper.steps_per_epoch = 4
     iterator = of_batches(undisturbed, batches)
     train(undisturbed, iterator, 2)
-    stored = json.loads(json.dumps(EpochSums(undisturbed).stored()))
+    stored = json.loads(json.dumps(EpochSums(undisturbed.epoch, undisturbed.steps_per_epoch).state_dict()))
     for mine, theirs in zip(resumed.state.model.variables, undisturbed.state.model.variables, strict=True):
         mine.assign(theirs)
     expected = means(undisturbed, train(undisturbed, iterator, 1)[0])
     resumed.state.global_step.assign(2)
-    sums = EpochSums(resumed)
-    sums.restore(stored)
+    sums = EpochSums(resumed.epoch, resumed.steps_per_epoch)
+    sums.load_state_dict(stored)
     assert sums.steps == 2
     result, _ = train(resumed, of_batches(resumed, batches), 1)
     assert means(resumed, result) == expected
-    sums.restore({**stored, "steps_per_epoch": 5})  # of another order
+    sums.load_state_dict({**stored, "steps_per_epoch": 5})  # of another order
     assert sums.steps == 3
     resumed.epoch.assign([1.0, 2.0])  # of other metrics: they begin again
     result, values = train(resumed, of_batches(resumed, batches), 1)

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 from trainer import models
+from trainer.checkpoint import structure
 from trainer.config.flags.model import ModelFlags
-from trainer.stored import structure
 
 L = keras.layers
 

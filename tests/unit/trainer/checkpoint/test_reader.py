@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from pipeline.errors import UsageError
+from trainer.checkpoint import reader
+from trainer.checkpoint.reader import UnreadableError
 from trainer.cluster.tf_config import ALONE
-from trainer.stored import record, weights
-from trainer.stored.record import UnreadableError
 
 
 @pytest.fixture
@@ -36,26 +36,26 @@ def fresh(make_state, make_strategy, **flags):
 
 def test_a_model_gets_the_weights_or_their_average(stored, make_state, make_strategy):
     _, path = stored(ema=0.9)
-    model, found = fresh(make_state, make_strategy), record.read(path)
+    model, found = fresh(make_state, make_strategy), reader.read(path)
     assert (found.step, found.averaged, found.content["num_classes"]) == (7, True, 5)
-    weights.load(found, model, averaged=False)
+    found.load_weights(model, averaged=False)
     assert firsts(model) == [1, 2, 3, 4]
-    weights.load(found, model, averaged=True)
+    found.load_weights(model, averaged=True)
     assert firsts(model) == [-1, -2, -3, -4]
-    assert [weights.choose(found, kind) for kind in (None, "raw", "ema")] == [True, False, True]
+    assert [found.chooses_average(kind) for kind in (None, "raw", "ema")] == [True, False, True]
 
 
 def test_without_an_average_the_weights_are_those_of_the_step(stored):
     _, path = stored()
-    found = record.read(path)
-    assert [weights.choose(found, kind) for kind in (None, "raw")] == [False, False]
+    found = reader.read(path)
+    assert [found.chooses_average(kind) for kind in (None, "raw")] == [False, False]
     with pytest.raises(UsageError, match=f"--weights=ema: {path} has no average, as the run had no --ema"):
-        weights.choose(found, "ema")
+        found.chooses_average("ema")
 
 
 def test_the_flags_are_those_of_the_run_on_one_device(stored):
     _, path = stored(strategy="mirrored", num_replicas=2, learning_rate=0.125, global_batch_size=24)
-    config = record.read(path).config(data_dir="elsewhere")
+    config = reader.read(path).config(data_dir="elsewhere")
     assert (config.run.strategy, config.run.num_replicas) == ("one_device", None)
     assert (config.optimizer.learning_rate, config.order.global_batch_size) == (0.125, 24)
     assert config.data.data_dir == "elsewhere"
@@ -63,12 +63,9 @@ def test_the_flags_are_those_of_the_run_on_one_device(stored):
 
 def test_flags_of_an_earlier_version_are_known_by_their_names(stored):
     _, path = stored()
-    found = record.read(path)
+    found = reader.read(path)
     found.content["config"] = {"learning": {"model": "lenet", "gone": 1}, "run": {"model_dir": "M", "data_dir": "D"}}
     assert found.config().model.model == "lenet"
-    del found.content["config"]
-    with pytest.raises(UsageError, match="ckpt-7: lacks the flags of its run"):
-        found.config()
 
 
 def test_another_model_is_refused(stored, make_state, make_strategy):
@@ -77,7 +74,7 @@ def test_another_model_is_refused(stored, make_state, make_strategy):
     _, path = stored()
     other = keras.Sequential([keras.Input((4, 3, 1)), keras.layers.Conv2D(2, 3), keras.layers.Dense(3)])
     with pytest.raises(UsageError, match="ckpt-7: its weights are not those of this model"):
-        weights.load(record.read(path), other, averaged=False)
+        reader.read(path).load_weights(other, averaged=False)
 
 
 def cut(path):
@@ -98,12 +95,12 @@ def cut_index(path):
 @pytest.mark.parametrize("damage", [cut, removed, cut_index])
 def test_a_damaged_or_removed_checkpoint_is_named(stored, damage, make_state, make_strategy):
     _, path = stored()
-    model, found = fresh(make_state, make_strategy), record.read(path)
+    model, found = fresh(make_state, make_strategy), reader.read(path)
     damage(path)
     with pytest.raises(UnreadableError, match=f"^{path}: cannot be read: ."):
-        weights.load(found, model, averaged=False)
+        found.load_weights(model, averaged=False)
     with pytest.raises(UnreadableError, match=f"^{path}: cannot be read: ."):
-        record.read(path)
+        reader.read(path)
 
 
 def test_a_checkpoint_of_another_program_is_refused(tmp_path):
@@ -111,7 +108,7 @@ def test_a_checkpoint_of_another_program_is_refused(tmp_path):
 
     tf.train.Checkpoint(x=tf.Variable(1)).write(str(tmp_path / "ckpt-1"))
     with pytest.raises(UsageError, match="ckpt-1 was not written by trainer.run"):
-        record.read(pathlib.Path(tmp_path / "ckpt-1"))
+        reader.read(pathlib.Path(tmp_path / "ckpt-1"))
 
 
 def test_best_means_that_which_the_newest_ranking_puts_first(tmp_path, monkeypatch):
@@ -121,11 +118,11 @@ def test_best_means_that_which_the_newest_ranking_puts_first(tmp_path, monkeypat
     def read(path):
         if path == paths[0]:
             raise UnreadableError(path, "cut")
-        return record.Record(path, 40, False, {"remembered": {"ranking": ranking}})
+        return reader.Record(path, 40, False, {"remembered": {"ranking": ranking}})
 
-    monkeypatch.setattr(record, "read", read)
-    assert [path.name for path in record.best_first(paths)] == ["ckpt-40", "ckpt-60", "ckpt-20"]
+    monkeypatch.setattr(reader, "read", read)
+    assert [path.name for path in reader.best_first(paths)] == ["ckpt-40", "ckpt-60", "ckpt-20"]
     ranking["best"] = [[20, 0.9]]
-    assert [path.name for path in record.best_first(paths)] == ["ckpt-20", "ckpt-60", "ckpt-40"]
+    assert [path.name for path in reader.best_first(paths)] == ["ckpt-20", "ckpt-60", "ckpt-40"]
     newest = [tmp_path / "ckpt-9", tmp_path / "ckpt-3"]
-    assert record.best_first(newest) == newest
+    assert reader.best_first(newest) == newest

@@ -1,4 +1,3 @@
-import gc
 import json
 
 import numpy as np
@@ -7,8 +6,7 @@ import tensorflow as tf
 
 from pipeline.errors import DataError, UsageError
 from tests.runs import RECORD_KEY
-from trainer.cluster.tf_config import Cluster
-from trainer.loop import NotFiniteError
+from trainer.checkpoint import NotFiniteError
 
 
 @pytest.fixture
@@ -142,7 +140,10 @@ def test_another_order_names_the_fields_and_both_values(saved, make_checkpoints,
     message = str(caught.value)
     assert "seed was 0, is 3" in message
     assert "global_batch_size was 8, is 16" in message
-    assert "the data was --data_dir=D (digest dddddddddddd...), is --data_dir=D (digest eeeeeeeeeeee...)" in message
+    assert (
+        "the data was digits:train, 9 records (--data_dir=D, digest dddddddddddd...), is digits:train, 9 records"
+        in message
+    )
     assert "--allow_order_change" in message
     assert "\n" not in message
 
@@ -150,13 +151,13 @@ def test_another_order_names_the_fields_and_both_values(saved, make_checkpoints,
 def test_other_data_are_named_in_words(make_one, make_checkpoints):
     state = make_one()
     state.global_step.assign(10)
-    make_checkpoints(state, data={"d" * 64: "digits:train, 9 records"}).save()
-    now = {"order": {"manifest_digest": "e" * 64}, "data": {"e" * 64: "mnist:train, 60,000 records"}}
+    make_checkpoints(state).save()
+    now = {"order": {"manifest_digest": "e" * 64}, "dataset": "mnist", "data_dir": "elsewhere"}
     with pytest.raises(UsageError) as caught:
-        make_checkpoints(make_one(), **now, data_dir="elsewhere").restore()
+        make_checkpoints(make_one(), **now).restore()
     assert (
         "the data was digits:train, 9 records (--data_dir=D, digest dddddddddddd...), is "
-        "mnist:train, 60,000 records (--data_dir=elsewhere, digest eeeeeeeeeeee...); use the old values"
+        "mnist:train, 9 records (--data_dir=elsewhere, digest eeeeeeeeeeee...); use the old values"
     ) in str(caught.value)
 
 
@@ -184,45 +185,6 @@ def test_all_flags_are_stored_and_those_that_shape_the_training_compared(saved, 
         "--distort was none, is shift(pixels=2)",
         "--learning_rate was 0.05, is 0.01",
     )
-
-
-class Text(tf.train.experimental.PythonState):
-    def __init__(self, text):
-        super().__init__()
-        self.text = text
-
-    def serialize(self):
-        return self.text
-
-    def deserialize(self, string_value):
-        pass
-
-
-def test_a_checkpoint_of_an_earlier_version_is_resumed_without_a_word(
-    saved, make_checkpoints, make_one, tmp_path, caplog
-):
-    """It has a count of saves, and no flags."""
-    record = record_of(tmp_path / "ckpt-20")
-    del record["config"]
-    parts = {"model": saved.model, "optimizer": saved.optimizer, "global_step": saved.global_step}
-    old = tf.train.Checkpoint(**parts, record=Text(json.dumps(record)))
-    saved.global_step.assign(25)
-    tf.train.CheckpointManager(old, str(tmp_path), 5, checkpoint_name="ckpt").save(checkpoint_number=25)
-    assert tf.train.load_checkpoint(str(tmp_path / "ckpt-25")).has_tensor("save_counter/.ATTRIBUTES/VARIABLE_VALUE")
-    tf.get_logger().addHandler(caplog.handler)
-    try:
-        state = make_one()
-        checkpoints = make_checkpoints(state, learning_rate=0.01)
-        assert checkpoints.restore().changes == ()
-        assert state.step == 25
-        state.global_step.assign(30)
-        checkpoints.save()
-        assert make_checkpoints(make_one()).restore().changes == ("--learning_rate was 0.01, is 0.05",)
-        del state, checkpoints
-        gc.collect()
-    finally:
-        tf.get_logger().removeHandler(caplog.handler)
-    assert not [line for line in caplog.messages if "checkpoint" in line]
 
 
 @pytest.mark.parametrize("flags", [{"model": "lenet"}, {"optimizer": "adam"}])
@@ -331,20 +293,24 @@ def test_another_precision_makes_no_other_model(make_strategy, make_state, make_
     assert changes == ("--precision was float32, is bfloat16",)
 
 
-def test_a_checkpoint_that_does_not_say_its_structure_is_resumed(
+def test_a_checkpoint_without_structure_and_words_for_its_data_is_resumed(
     make_strategy, make_state, make_checkpoints, tmp_path, monkeypatch
 ):
-    """As those of earlier versions."""
+    """As trainer.run wrote them until November 2026."""
     state = make_state(make_strategy(), build=equal("relu"))
     state.global_step.assign(10)
     checkpoints = make_checkpoints(state)
-    content = checkpoints._origin.content()
-    del content["structure"]
-    monkeypatch.setattr(type(checkpoints._origin), "content", lambda self: content)
+    content = {name: value for name, value in checkpoints._spec.content().items() if name not in ("structure", "data")}
+    monkeypatch.setattr(type(checkpoints._spec), "content", lambda self: content)
     checkpoints.save()
     monkeypatch.undo()
     assert "structure" not in record_of(tmp_path / "ckpt-10")
-    assert make_checkpoints(make_state(make_strategy(), build=equal("gelu"))).restore().changes == ()
+    other = make_state(make_strategy(), build=equal("gelu"))
+    assert make_checkpoints(other).restore().changes == ()
+    with pytest.raises(
+        UsageError, match=r"the data was --data_dir=D \(digest dddddddddddd\.\.\.\), is digits:train, 9"
+    ):
+        make_checkpoints(other, order={"manifest_digest": "e" * 64}).restore()
 
 
 def compiled(rate):
@@ -383,19 +349,22 @@ def test_somebody_elses_checkpoint_is_refused(make_checkpoints, make_one, tmp_pa
         make_checkpoints(make_one()).restore()
 
 
-def test_what_a_killed_save_left_is_removed(make_checkpoints, make_one, tmp_path):
-    (tmp_path / "ckpt-40_temp").mkdir()
-    (tmp_path / "ckpt-40_temp" / "part-00000-of-00001.data-00000-of-00001").write_bytes(b"x")
-    make_checkpoints(make_one())
-    assert names(tmp_path) == []
-
-
 def test_a_worker_other_than_the_chief_leaves_nothing(make_checkpoints, make_one, tmp_path, monkeypatch):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
     state = make_one()
     state.global_step.assign(10)
-    make_checkpoints(state, cluster=Cluster(("a:1", "b:2"), rank=1)).save()
+    make_checkpoints(state, is_chief=False).save()
     assert names(tmp_path) == ["scratch"]
     assert not list(scratch.glob("trainer-worker-*"))  # TensorFlow keeps generated code there
+
+
+def test_a_state_that_is_not_finite_names_the_way_back(make_one, make_checkpoints, tmp_path):
+    state = make_one()
+    checkpoints = make_checkpoints(state)
+    state.global_step.assign(10)
+    checkpoints.save()
+    words = f"^the loss is nan; rerun with a lower --learning_rate to resume from {tmp_path}/ckpt-10$"
+    with pytest.raises(NotFiniteError, match=words), checkpoints.naming_the_way_back():
+        raise NotFiniteError("the loss is nan")

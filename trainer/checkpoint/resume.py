@@ -1,27 +1,51 @@
-"""What a checkpoint belongs to: the model and its structure, optimizer, order of examples, all flags."""
+"""What a checkpoint must have in common with the run that resumes from it: model, optimizer, order, flags."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
+from pipeline.commands.text import count_of
 from pipeline.errors import UsageError
+from pipeline.mixture import Mixture
 from pipeline.order.mixture_spec import Spec
+from pipeline.resolved import ResolvedRequest
+from trainer.checkpoint import structure as structures
+from trainer.checkpoint.structure import Change, Structure
 from trainer.config import TrainConfig
 from trainer.config.changes import changed_flags
-from trainer.step.state import TrainState, policy
-from trainer.stored import structure as structures
-from trainer.stored.structure import Change
+from trainer.config.flags.model import dtype_policy
 
+_NOT_ALONE = ("structure", "data", "order", "config")  # parts of a checkpoint's content that are compared by themselves
 _DIGEST = "manifest_digest"  # the field of an order spec, in a mixture after `source 0: `
 _SIZE = "record_bytes"  # likewise
 
 
+class Trained(Protocol):
+    """The part of a run's state that tells one model from another; see `trainer.step.state.TrainState`."""
+
+    @property
+    def task(self) -> Any:
+        """Has the DataSpec of the rows as `data`."""
+
+    @property
+    def model(self) -> Any:
+        """The Keras model."""
+
+    @property
+    def optimizer(self) -> Any:
+        """Its optimizer."""
+
+    @property
+    def schedule(self) -> Any:
+        """Of the learning rate; None: the optimizer is that of a compiled model."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class Origin:
-    """What a run trains, to be compared with what a checkpoint has been trained with.
+class RunSpec:
+    """What a run trains, to be compared with what a checkpoint was trained with.
 
     Attributes:
       state: of the run.
@@ -31,11 +55,17 @@ class Origin:
       data: what is read, in words, by the digest of its manifest.
     """
 
-    state: TrainState
+    state: Trained
     spec: Spec
     config: TrainConfig
-    structure: structures.Structure
+    structure: Structure
     data: Mapping[str, str]
+
+    @classmethod
+    def of(cls, state: Trained, training: Mixture, config: TrainConfig) -> RunSpec:
+        """Returns the spec of a run, before a checkpoint is restored."""
+        data = {part.spec.manifest_digest: data_in_words(part) for part in training.parts}
+        return cls(state, training.spec, config, structures.of(state.model), data)
 
     def content(self) -> dict[str, Any]:
         """Returns what a checkpoint stores, as JSON."""
@@ -56,11 +86,11 @@ class Origin:
             "config": dataclasses.asdict(config),
         }
 
-    def check(self, path: str, stored: dict[str, Any]) -> None:
-        """Raises UsageError where a checkpoint with such a content cannot be resumed by this run."""
+    def check(self, path: str, stored: Mapping[str, Any]) -> None:
+        """Raises UsageError if this run cannot resume from a checkpoint with such a content."""
         for name, here in self.content().items():
-            was = stored.get(name, stored.get(name.removeprefix("--")))  # without -- in earlier versions
-            if name not in ("structure", "data", "order", "config") and was != here:
+            was = stored.get(name)
+            if name not in _NOT_ALONE and was != here:
                 before, now = ("unset" if value is None else value for value in (was, here))
                 raise UsageError(
                     f"{path} has {name} {before}, this run has {now}; use the old one, or another --model_dir"
@@ -78,13 +108,13 @@ class Origin:
                 "--model_dir, or accept the new order with --allow_order_change"
             )
 
-    def changes(self, stored: dict[str, Any]) -> tuple[str, ...]:
+    def changes(self, stored: Mapping[str, Any]) -> tuple[str, ...]:
         """Returns which training options have changed since: `--learning_rate was 0.05, is 0.01`."""
-        model, flags = map(str, self._model_changes(stored)), changed_flags(stored.get("config", {}), self.config)
+        model, flags = map(str, self._model_changes(stored)), changed_flags(stored["config"], self.config)
         return (*self._order_changes(stored), *flags, *model)
 
-    def keep_rate(self, stored: dict[str, Any]) -> None:
-        """Sets the learning rate of a compiled model to its code's, where that has changed since a checkpoint.
+    def keep_rate(self, stored: Mapping[str, Any]) -> None:
+        """Sets the learning rate of a compiled model to that of its code, if the code has changed it.
 
         The rate is a variable, so the checkpoint has restored the old one.
         """
@@ -92,12 +122,11 @@ class Origin:
             if was != here:
                 self.state.optimizer.learning_rate.assign(here)
 
-    def _model_changes(self, stored: dict[str, Any]) -> list[Change]:
-        """Returns in what the model has changed; nothing of a checkpoint of a version that did not store it."""
-        if "structure" not in stored:
+    def _model_changes(self, stored: Mapping[str, Any]) -> list[Change]:
+        if "structure" not in stored:  # earlier checkpoints lack it
             return []
-        before = stored.get("config", {}).get("model", {}).get("precision")
-        both = (policy(before), policy(self.config.model.precision)) if before else None
+        before = stored["config"]["model"]["precision"]
+        both = dtype_policy(before), dtype_policy(self.config.model.precision)
         return structures.changes(stored["structure"], self.structure, both)
 
     def _same_bits(self) -> dict[str, Any]:
@@ -106,8 +135,8 @@ class Origin:
         threads = {"--cpu_threads": order.cpu_threads} if order.virtual_replicas else {}
         return {"--virtual_replicas": order.virtual_replicas, **threads}
 
-    def _order_changes(self, stored: dict[str, Any]) -> list[str]:
-        changed = self.spec.differences(stored.get("order", {}))
+    def _order_changes(self, stored: Mapping[str, Any]) -> list[str]:
+        changed = self.spec.differences(stored["order"])
         here = {"data": self.data, "config": {"data": {"data_dir": self.config.data.data_dir}}}
         said = []
         for name, (now, was) in changed.items():
@@ -119,22 +148,25 @@ class Origin:
                 said.append(f"{name} was {_short(was)}, is {_short(now)}{why}")
         return said
 
-    def _resized(self, stored: dict[str, Any]) -> str:
-        """Returns the flag behind another size of the records, which nobody would know it by."""
-        was = stored.get("config", {}).get("data", {}).get("resize")
-        now = self.config.data.resize
+    def _resized(self, stored: Mapping[str, Any]) -> str:
+        """Returns the flag that changed the size of the records, which does not show in the size."""
+        was, now = stored["config"]["data"].get("resize"), self.config.data.resize
         return "" if was == now else f" (--resize was {was or 'unset'}, is {now or 'unset'})"
 
 
+def data_in_words(part: ResolvedRequest) -> str:
+    """Returns what is read: `digits:train, 1,429 records`."""
+    return f"{part.manifest.dataset}:{part.spec.split}, {count_of(sum(part.order.counts), 'record')}"
+
+
 def _data(digest: str, content: Mapping[str, Any]) -> str:
-    """Returns in words what has a digest, by the content of a checkpoint, which may be of an earlier version."""
-    words = content.get("data", {}).get(digest)
-    folder = content.get("config", {}).get("data", {}).get("data_dir")
-    parts = [*([words] if words else []), *([f"--data_dir={folder}"] if folder else []), f"digest {_short(digest)}"]
-    return f"{parts[0]} ({', '.join(parts[1:])})" if len(parts) > 1 else parts[0]
+    """Returns in words the data of a digest, given the content of a checkpoint, which may not have the words."""
+    words, folder = content.get("data", {}).get(digest), content["config"]["data"]["data_dir"]
+    parts = [*([words] if words else []), f"--data_dir={folder}", f"digest {_short(digest)}"]
+    return f"{parts[0]} ({', '.join(parts[1:])})"
 
 
-def _rates(found: structures.Structure) -> list[float]:
+def _rates(found: Structure) -> list[float]:
     """Returns the learning rate of a compiled model, if it is a number, not a schedule."""
     configs = found.get("optimizer", {}).values()
     return [one["learning_rate"] for one in configs if isinstance(one.get("learning_rate"), int | float)]

@@ -1,0 +1,7 @@
+"""Checkpoints: saving, restoring and keeping them, what must match on a resume, and reading them without a run."""
+
+from pipeline.errors import DataError
+
+
+class NotFiniteError(DataError):
+    """A loss or a weight is NaN or infinite: such a state is not saved."""

@@ -1,0 +1,244 @@
+"""The files of checkpoints on disk: which there are, how one is added, and which are kept. Without TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import pathlib
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+
+from pipeline import errors
+from pipeline.errors import DataError, UsageError, unknown
+from trainer.run_folder import BEST
+
+PREFIX = "ckpt"
+_LIST = "checkpoint"  # the file that `tf.train.latest_checkpoint` reads
+_SCRATCH = "saving-"  # prefix of the folder in which a checkpoint is written
+_DATA = "is a data set (it has a manifest.json), not the folder of a run"
+_NAME = re.compile(rf"(?:(?P<folder>{BEST})(?:/|$))?(?:{PREFIX}-)?(?P<step>\d+)?")
+
+
+def steps_in(folder: pathlib.Path) -> list[int]:
+    """Returns the steps of the complete checkpoints in a folder, ascending; none if there is no such folder."""
+    found = [re.fullmatch(rf"{PREFIX}-(\d+)\.index", path.name) for path in folder.glob(f"{PREFIX}-*.index")]
+    return sorted(int(match[1]) for match in found if match)
+
+
+def path_of(folder: pathlib.Path, step: int) -> pathlib.Path:
+    """Returns the path of a checkpoint, without the suffixes of its files."""
+    return folder / f"{PREFIX}-{step}"
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointFiles:
+    """The checkpoints in a folder. A kill at any moment leaves each of them complete or absent.
+
+    A checkpoint is complete once its index exists: that file is added last and removed first. `tidy` removes what a
+    kill leaves.
+
+    Attributes:
+      folder: of the files.
+      max_to_keep, steps_per_epoch: see `kept`.
+    """
+
+    folder: pathlib.Path
+    max_to_keep: int
+    steps_per_epoch: int
+
+    @property
+    def paths(self) -> list[str]:
+        """The checkpoints by step, oldest first."""
+        return [str(path_of(self.folder, step)) for step in self.steps]
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints, ascending."""
+        # From the files themselves: TensorFlow's `checkpoint` file is written after them. If it is lost or truncated,
+        # `tf.train.latest_checkpoint` finds none, and training would start from step 0.
+        return steps_in(self.folder)
+
+    def add(self, step: int, write: Callable[[str], object]) -> None:
+        """Adds the checkpoint that `write` writes to the path it is given, then removes older ones that are not kept.
+
+        Raises:
+          DataError: the disk is full, or the folder cannot be written to, or was replaced during the run.
+        """
+        self.write(step, write)
+        # Newer ones are there only if they could not be read. They stay until training has passed them.
+        steps = [other for other in self.steps if other <= step]
+        self.keep(kept(steps, self.max_to_keep, self.steps_per_epoch), upto=step)
+
+    def write(self, step: int, write: Callable[[str], object]) -> None:
+        """Adds a checkpoint, or replaces the one of this step; removes none. Raises as `add`."""
+        path = path_of(self.folder, step)
+        with errors.named(str(path), "cannot be saved"):
+            self._check_folder()
+            with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=self.folder) as scratch:
+                try:
+                    write(os.path.join(scratch, path.name))
+                finally:
+                    self._check_folder()  # TensorFlow makes the folders that it misses
+                written = pathlib.Path(scratch).glob(f"{path.name}.*")
+                for file in sorted(written, key=lambda file: file.suffix == ".index"):
+                    file.replace(self.folder / file.name)
+
+    def keep(self, steps: Sequence[int], upto: int | None = None) -> None:
+        """Lists these steps in their order, and removes the checkpoints of all others, up to a step or all.
+
+        Raises:
+          DataError: the folder cannot be written to, or was replaced during the run.
+        """
+        with errors.named(self.folder, "cannot be written to"):
+            self._check_folder()
+            self._list(steps)
+            for old in self.steps:
+                if (upto is None or old <= upto) and old not in steps:
+                    self._remove(old)
+
+    def tidy(self) -> list[str]:
+        """Removes what a killed save or removal left behind, and lists what is complete.
+
+        Returns:
+          The checkpoints that were listed and have lost their index, which no kill does. Their data files stay.
+
+        Raises:
+          DataError: all that were listed are lost, or the folder cannot be written to.
+        """
+        self._check_folder()  # takes note of the folder's identity
+        for folder in self.folder.glob(f"{_SCRATCH}*"):
+            shutil.rmtree(folder, ignore_errors=True)
+        with errors.named(self.folder, "cannot be written to"):
+            steps, listed = self.steps, self._listed()
+            if listed and not steps:
+                raise DataError(
+                    f"{self.folder}: lists {', '.join(listed)} in its file `checkpoint`, but no .index file is there; "
+                    "restore them from a backup, or remove that file to start anew"
+                )
+            lost = []
+            for path in self.folder.glob(f"{PREFIX}-*.data-*"):
+                if not path.with_suffix(".index").exists():
+                    if path.stem in listed:
+                        lost.append(str(path.with_suffix("")))
+                    else:
+                        path.unlink()
+            self._list(steps)
+        return lost
+
+    def _listed(self) -> list[str]:
+        """Returns the names in TensorFlow's list; all were complete: it is written after saves, before removals."""
+        file = self.folder / _LIST
+        text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+        return re.findall(r'^all_model_checkpoint_paths: "([^"]*)"', text, re.MULTILINE)
+
+    def _list(self, steps: Sequence[int]) -> None:
+        """Writes TensorFlow's list, a CheckpointState in text form; `tf.train.latest_checkpoint` returns the last."""
+        file, new = self.folder / _LIST, self.folder / f"{_LIST}.tmp"
+        if not steps:
+            file.unlink(missing_ok=True)
+            return
+        names = [path_of(self.folder, step).name for step in steps]  # no absolute paths: the folder may be moved
+        lines = [f'model_checkpoint_path: "{names[-1]}"', *(f'all_model_checkpoint_paths: "{name}"' for name in names)]
+        new.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        new.replace(file)
+
+    def _check_folder(self) -> None:
+        """Raises DataError if the folder is no longer the one in which this process began."""
+        try:
+            now = self.folder.stat()
+        except OSError:
+            now = None
+        if now is None or (now.st_dev, now.st_ino) != self._identity:
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()  # only if empty: then TensorFlow has made it
+            raise DataError(
+                f"--model_dir={self.folder}: was moved, removed or replaced during this run; put it back, then rerun "
+                "the same command to resume"
+            )
+
+    @functools.cached_property
+    def _identity(self) -> tuple[int, int]:
+        found = self.folder.stat()
+        return found.st_dev, found.st_ino
+
+    def _remove(self, step: int) -> None:
+        pathlib.Path(f"{path_of(self.folder, step)}.index").unlink()  # first: without it, the checkpoint is absent
+        for path in self.folder.glob(f"{PREFIX}-{step}.data-*"):
+            path.unlink()
+
+
+def kept(steps: Sequence[int], max_to_keep: int, steps_per_epoch: int) -> list[int]:
+    """Returns which of some steps, ascending, to keep: the newest, and two that are an epoch or more apart."""
+    # The older of the two is at least an epoch old, and about two at most if checkpoints are frequent: from before a
+    # slow divergence that the newest have seen. The other one takes its place in time.
+    apart = [steps[0]]
+    for step in steps:
+        if step - apart[-1] >= steps_per_epoch:
+            apart.append(step)
+    return sorted({*steps[-max_to_keep:], *apart[-2:]})
+
+
+def check_run_folder(model_dir: str) -> None:
+    """Raises UsageError if a path neither is the folder of a run nor can become one: a file, a checkpoint, data."""
+    path = pathlib.Path(model_dir)
+    kind = "a file" if path.is_file() else "a checkpoint" if path.with_name(f"{path.name}.index").is_file() else None
+    if kind and not path.is_dir():
+        raise UsageError(f"--model_dir={model_dir}: is {kind}, not the folder of a run")
+    if _is_data(path):
+        raise UsageError(f"--model_dir={model_dir}: {_DATA}; give the --model_dir of a run of trainer.run")
+
+
+def candidates(model_dir: str, checkpoint: str | None) -> list[pathlib.Path]:
+    """Returns the checkpoints that a user may mean: the one that is named, or else all, the newest first.
+
+    Args:
+      model_dir: of the run; or a checkpoint in it.
+      checkpoint: `ckpt-400`, `400`, `best`, `best/ckpt-400`; None: not named.
+
+    Raises:
+      DataError: there is no checkpoint.
+      UsageError: there is none of that name.
+    """
+    folder, name = pathlib.Path(model_dir), checkpoint
+    if not folder.is_dir() and folder.with_name(f"{folder.name}.index").is_file():
+        folder, name = folder.parent, checkpoint or folder.name
+    flag = f"--checkpoint={name}"
+    match = _NAME.fullmatch(name or "")
+    if match is None or (name and not match["folder"] and not match["step"]):
+        raise UsageError(f"{flag}: must be a checkpoint or its step, such as {PREFIX}-400 or 400, or {BEST}")
+    folder = folder / BEST if match["folder"] else folder
+    steps = steps_in(folder)
+    if not steps:
+        raise DataError(f"{folder}: {_why_none(folder)}")
+    if match["step"] is None:
+        return [path_of(folder, step) for step in reversed(steps)]
+    if int(match["step"]) not in steps:
+        raise unknown("--checkpoint", f"{PREFIX}-{int(match['step'])}", (f"{PREFIX}-{step}" for step in steps))
+    return [path_of(folder, int(match["step"]))]
+
+
+def _why_none(folder: pathlib.Path) -> str:
+    """Returns what a folder without checkpoints is instead, and what to do."""
+    if folder.name == BEST:
+        return "has no checkpoint; a run keeps the best ones with --keep_best"
+    if not folder.is_dir():
+        return "there is no such folder; give the --model_dir of a run of trainer.run"
+    if list(folder.glob(f"{PREFIX}-*.data-*")):
+        return (
+            f"its {PREFIX}-*.data-* files lack their .index files, as half of a copy does; copy the whole folder "
+            "again, once no run writes to it"
+        )
+    if _is_data(folder):
+        return f"{_DATA}; give the --model_dir of a run of trainer.run"
+    near = [one for one in (folder.parent, *sorted(folder.glob("*/"))) if steps_in(one)]
+    if near:
+        return f"has no checkpoint, but {near[0]} has; give that folder"
+    return "has no checkpoint; give the --model_dir of a run of trainer.run"
+
+
+def _is_data(folder: pathlib.Path) -> bool:
+    return (folder / "manifest.json").is_file() and not steps_in(folder)

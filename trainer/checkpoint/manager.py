@@ -1,0 +1,302 @@
+"""`CheckpointManager`: saves and restores the state of a run, and keeps the newest and the best checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from pipeline import errors
+from pipeline.errors import DataError, UsageError
+from trainer.checkpoint import NotFiniteError, reader
+from trainer.checkpoint.best import BestCheckpoints, Ranking
+from trainer.checkpoint.files import PREFIX, CheckpointFiles
+from trainer.checkpoint.resume import RunSpec, Trained
+from trainer.config import TrainConfig, file
+from trainer.plan import Plan
+from trainer.run_folder import RunFolder
+
+_RANKING = "ranking"  # its name among the parts of a checkpoint
+
+
+class State(Trained, Protocol):
+    """The state that is saved; see `trainer.step.state.TrainState`."""
+
+    @property
+    def step(self) -> int:
+        """The global step."""
+
+    def is_finite(self) -> tf.Tensor:
+        """Returns whether all variables are finite, bool scalar."""
+
+    def trackable(self) -> dict[str, Any]:
+        """Returns what a checkpoint holds, by name."""
+
+
+class Stateful(Protocol):
+    """Part of a run's state that is no variable: stored in a checkpoint as JSON."""
+
+    def state_dict(self) -> Any:
+        """Returns what JSON can hold, the same on every worker."""
+
+    def load_state_dict(self, stored: Any) -> None:
+        """Takes over what was stored; None: the checkpoint has nothing of this part."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LossAverages:
+    """The moving averages of the losses.
+
+    Attributes:
+      variable: that holds them, float32; NaN before the first update.
+    """
+
+    variable: tf.Variable
+
+    def state_dict(self) -> list[float | None]:
+        """Returns the averages, exactly: each float32 is a float64."""
+        return [None if math.isnan(value) else value for value in self.variable.numpy().tolist()]
+
+    def load_state_dict(self, stored: list[float | None] | None) -> None:
+        """See `Stateful`."""
+        if stored is not None:
+            self.variable.assign([math.nan if value is None else value for value in stored])
+
+
+@dataclasses.dataclass(frozen=True)
+class EpochSums:
+    """The sums over the epoch so far, from which its mean loss and metrics follow.
+
+    Attributes:
+      variable: that holds them; the first is the number of steps; empty before the first update.
+      steps_per_epoch: T; None: all updates are of one epoch.
+    """
+
+    variable: tf.Variable
+    steps_per_epoch: int | None
+
+    @property
+    def steps(self) -> int:
+        """The number of steps that were summed."""
+        sums = self.variable.numpy()
+        return int(sums[0]) if len(sums) else 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the sums, exactly, and the steps per epoch."""
+        return {"steps_per_epoch": self.steps_per_epoch, "sums": self.variable.numpy().tolist()}
+
+    def load_state_dict(self, stored: dict[str, Any] | None) -> None:
+        """See `Stateful`; sums of an epoch of another length are dropped."""
+        if stored is not None and stored["steps_per_epoch"] == self.steps_per_epoch:
+            self.variable.assign(stored["sums"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """A checkpoint that was restored.
+
+    Attributes:
+      path: of it.
+      changes: which training options have changed since: `--learning_rate was 0.05, is 0.01`.
+    """
+
+    path: str
+    changes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return os.path.basename(self.path)
+
+
+class CheckpointManager:
+    """Saves and restores the state of one run, and keeps the best checkpoints beside the newest.
+
+    Every worker saves, as tf.distribute requires, but only the chief into the run's folder, the others into a temporary
+    folder that they remove. All restore from the run's folder.
+
+    Attributes:
+      best: checkpoints; None: evaluations are not ranked.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        plan: Plan,
+        state: State,
+        parts: Mapping[str, Stateful],
+        *,
+        is_chief: bool,
+        say: Callable[[str], None],
+        io_device: str | None = None,
+    ) -> None:
+        """Removes what a kill left in the run's folder.
+
+        Args:
+          config, plan: of the run.
+          state: before a checkpoint is restored.
+          parts: what a checkpoint holds besides variables, by name.
+          is_chief: whether this worker writes to the run's folder.
+          say: prints a line.
+          io_device: that reads and writes the files; None: the variables' own, which must be of this process.
+        """
+        folder = RunFolder.of(config.run.model_dir)
+        self._config, self._state, self._say, self._is_chief = config, state, say, is_chief
+        self._spec = RunSpec.of(state, plan.training, config)
+        self._files = CheckpointFiles(folder.path, config.steps.max_to_keep, plan.training.steps_per_epoch)
+        self._checkpoint = tf.train.Checkpoint(**state.trackable(), record=_Record(self._record_text))
+        self._options = tf.train.CheckpointOptions(experimental_io_device=io_device)
+        self._saved_step = 0
+        ranking = _ranking(config, plan)
+        self._parts: dict[str, Stateful] = {**parts, _RANKING: ranking}  # a run that ranks nothing hands it on
+        if is_chief:
+            for path in self._files.tidy():
+                say(f"skipped {path}, which is damaged: its .index file is missing")
+        self.best = BestCheckpoints(ranking, folder, is_chief, self._write_with) if config.steps.ranks else None
+
+    @property
+    def newest(self) -> str | None:
+        """Path of the newest checkpoint, best ones aside; None if there is none."""
+        paths = self._files.paths
+        return paths[-1] if paths else None
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether the evaluations have stopped getting better."""
+        return self.best is not None and self.best.ranking.ended
+
+    def restore(self) -> Restored | None:
+        """Restores the newest checkpoint that can be read; returns None if there is none.
+
+        A damaged one is skipped with a notice: from the one before it, the same steps lead to the same weights, so
+        only time is lost. If all are damaged, that is an error, not a silent start from step 0.
+
+        Raises:
+          UsageError: the checkpoint is of another model, optimizer, image shape or order of examples.
+          DataError: none can be read.
+        """
+        paths = self._files.paths
+        for path in reversed(paths):
+            try:
+                stored = self._read(path)
+            except reader.UnreadableError as error:
+                self._say(f"skipped {path}, which is damaged: {error.reason}")
+                continue
+            self._saved_step = self._state.step
+            for name, part in self._parts.items():
+                part.load_state_dict(stored["remembered"].get(name))
+            return Restored(path, self._changes(stored))
+        if paths:
+            raise DataError(
+                f"{self._files.folder}: none of its {len(paths)} checkpoints can be read, the newest is {paths[-1]}; "
+                "restore one from a backup, or start anew with another --model_dir"
+            )
+        return None
+
+    def complete_best(self) -> None:
+        """Writes the restored state again if it is among the best, whose file may be lost; every worker calls it."""
+        if self.best:
+            self.best.resume(self._state.step)
+
+    def _read(self, path: str) -> dict[str, Any]:
+        """Restores the variables; returns what the checkpoint holds besides."""
+        stored = reader.read(pathlib.Path(path)).content
+        self._spec.check(path, stored)
+        with reader.readable(pathlib.Path(path)):
+            try:
+                self._checkpoint.read(path, self._options).assert_existing_objects_matched().expect_partial()
+            except (AssertionError, ValueError) as error:
+                changes = "".join(f"; {change}" for change in self._spec.changes(stored))
+                raise UsageError(
+                    f"{path} is of another form of the model or the optimizer: {reader.mismatch(error)}{changes}; go "
+                    "back to what it was, code and flags, or use another --model_dir"
+                ) from None
+        self._spec.keep_rate(stored)
+        return stored
+
+    def _changes(self, stored: dict[str, Any]) -> tuple[str, ...]:
+        changes = self._spec.changes(stored)
+        if self.best and (reason := self.best.ranking.why_reset):
+            return (*changes, f"{reason}, so the ranking of evaluations begins anew")
+        return changes
+
+    def save(self) -> None:
+        """Saves the state, unless this step is saved already; then removes what is no longer among the best.
+
+        Raises:
+          NotFiniteError: a weight is not finite; nothing is written.
+        """
+        if self._state.step != self._saved_step:
+            self._write_with(self._files.add)
+            if self._is_chief:
+                with errors.named(self._files.folder, "cannot be written to"):
+                    file.write(self._files.folder, dataclasses.asdict(self._config))
+            self._saved_step = self._state.step
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Removes what is no longer among the best; to be called once the state is saved."""
+        if self.best:
+            self.best.tidy()
+
+    def _write_with(self, add: Callable[[int, Callable[[str], object]], None]) -> None:
+        """Writes the state with the `add` or `write` of a folder's `CheckpointFiles`; every worker has to call it."""
+        step = self._state.step
+        if not bool(self._state.is_finite()):
+            raise NotFiniteError(f"step {step}: a weight is NaN or infinite, so it is not saved")
+        if self._is_chief:
+            add(step, self._write)
+        else:
+            with tempfile.TemporaryDirectory(prefix="trainer-worker-") as scratch:
+                self._write(os.path.join(scratch, PREFIX))
+
+    def _write(self, path: str) -> None:
+        self._checkpoint.write(path, self._options)
+
+    def _record_text(self) -> str:
+        parts = {name: part.state_dict() for name, part in self._parts.items()}
+        return json.dumps({**self._spec.content(), "remembered": parts}, sort_keys=True)
+
+    @contextlib.contextmanager
+    def naming_the_way_back(self) -> Iterator[None]:
+        """Adds to the error of a state that is not finite which checkpoint to resume from."""
+        try:
+            yield
+        except NotFiniteError as error:
+            raise NotFiniteError(f"{error}; {self.way_back()}") from None
+
+    def way_back(self) -> str:
+        """Returns what the user can do after a loss or a weight that is not finite."""
+        paths = self._files.paths
+        if not paths:
+            return "try a lower --learning_rate"
+        oldest, newest = os.path.basename(paths[0]), paths[-1]
+        further = f"; to go further back, as far as {oldest}, delete the newer ones" if len(paths) > 1 else ""
+        return f"rerun with a lower --learning_rate to resume from {newest}{further}"
+
+
+class _Record(tf.train.experimental.PythonState):
+    """A text in the checkpoint: written with it, but read before it is restored, by `trainer.checkpoint.reader`."""
+
+    def __init__(self, text: Callable[[], str]) -> None:
+        super().__init__()
+        self._text = text
+
+    def serialize(self) -> str:
+        return self._text()
+
+    def deserialize(self, string_value: str) -> None:
+        """Does nothing."""
+
+
+def _ranking(config: TrainConfig, plan: Plan) -> Ranking:
+    flags, data = config.steps, {name: split.spec.manifest_digest for name, split in plan.evaluation.items()}
+    return Ranking(flags.keep_best, flags.early_stopping, flags.best_metric, flags.best_mode, data)

@@ -1,0 +1,169 @@
+"""Reads a checkpoint without its run: step, flags, and the weights or their average into a model."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from pipeline.errors import DataError, UsageError
+from trainer.checkpoint.files import path_of
+from trainer.cluster.failures import first_line
+from trainer.config import TrainConfig
+from trainer.config.flags.aggregation import AggregationFlags
+from trainer.config.flags.cluster import ClusterFlags
+from trainer.run_folder import BEST
+
+_RECORD = "record/.ATTRIBUTES/py_state"  # where tf.train.Checkpoint(record=PythonState) puts it
+_STEP = "global_step/.ATTRIBUTES/VARIABLE_VALUE"
+_AVERAGES = "averages/"
+_MOST_NAMES = 3  # of variables in a message
+_ONE_DEVICE: dict[str, Any] = {
+    **{"strategy": "one_device", "num_replicas": None, "virtual_replicas": None},
+    **{field.name: field.default for kind in (ClusterFlags, AggregationFlags) for field in dataclasses.fields(kind)},
+}
+
+
+class UnreadableError(DataError):
+    """A checkpoint is damaged, or was removed."""
+
+    def __init__(self, path: pathlib.Path, reason: str) -> None:
+        super().__init__(f"{path}: cannot be read: {reason}")
+        self.path, self.reason = path, reason
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether it is no longer there."""
+        return not self.path.with_name(f"{self.path.name}.index").exists()
+
+    @property
+    def skipped(self) -> str:
+        """The line that says that the checkpoint is skipped, and why."""
+        what = f"skipped {self.path}"
+        return f"{what}: was removed" if self.is_removed else f"{what}, which is damaged: {self.reason}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What a checkpoint says of its run.
+
+    Attributes:
+      path: of the checkpoint.
+      step: its global step.
+      averaged: whether it has an average of the weights, too.
+      content: what `RunSpec.content` returned: model, optimizer, num_classes, order, config, ...
+    """
+
+    path: pathlib.Path
+    step: int
+    averaged: bool
+    content: dict[str, Any]
+
+    def config(self, **flags: Any) -> TrainConfig:
+        """Returns the flags of the run, on one device.
+
+        Args:
+          **flags: other values of some flags.
+
+        Raises:
+          UsageError: a flag has a value that this version does not know.
+        """
+        return TrainConfig.of_stored(self.content["config"], **{**_ONE_DEVICE, **flags})
+
+    def chooses_average(self, kind: str | None) -> bool:
+        """Returns whether to load the average of the weights.
+
+        Args:
+          kind: --weights: `raw` or `ema`; None: the average if there is one.
+
+        Raises:
+          UsageError: there is no average.
+        """
+        averaged = self.averaged if kind is None else kind == "ema"
+        if averaged and not self.averaged:
+            raise UsageError(f"--weights=ema: {self.path} has no average, as the run had no --ema; use --weights=raw")
+        return averaged
+
+    def load_weights(self, model: keras.Model, averaged: bool) -> None:
+        """Gives a model the weights of the checkpoint, and what else it keeps, such as the statistics of BatchNorm.
+
+        Args:
+          model: built as that of the run was.
+          averaged: the average of the weights, not those of the last step; see `chooses_average`.
+
+        Raises:
+          UnreadableError: it is damaged or was removed; the model may have some of its weights.
+          UsageError: the model is another one.
+        """
+        average = tf.Module()
+        average.values = [tf.Variable(v.value) for v in model.trainable_variables] if averaged else []
+        stored = tf.train.Checkpoint(model=model, averages=average)
+        with readable(self.path):
+            try:
+                stored.read(str(self.path)).assert_existing_objects_matched().expect_partial()
+            except (AssertionError, ValueError) as error:
+                raise UsageError(f"{self.path}: its weights are not those of this model: {mismatch(error)}") from None
+        for weight, value in zip(model.trainable_variables, average.values, strict=False):
+            weight.assign(value)
+
+
+def read(path: pathlib.Path) -> Record:
+    """Returns the record of a checkpoint.
+
+    Raises:
+      UnreadableError: it is damaged or was removed.
+      UsageError: `trainer.run` did not write it.
+    """
+    with readable(path):
+        reader = tf.train.load_checkpoint(str(path))
+        if not reader.has_tensor(_RECORD):
+            raise UsageError(f"{path} was not written by trainer.run; use another --model_dir")
+        averaged = any(name.startswith(_AVERAGES) for name in reader.get_variable_to_shape_map())
+        content = json.loads(reader.get_tensor(_RECORD).decode())
+        return Record(path, int(reader.get_tensor(_STEP)), averaged, content)
+
+
+def best_first(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
+    """Returns the best checkpoints of a run, the best first; checkpoints that no ranking names, and others, as given.
+
+    Args:
+      paths: the newest first; the newest of the best remembers the ranking of all.
+    """
+    if not paths or paths[0].parent.name != BEST:
+        return list(paths)
+    for path in paths:
+        with contextlib.suppress(UnreadableError):
+            ranking = read(path).content["remembered"].get("ranking") or {}
+            order = [path_of(path.parent, int(step)) for step, _ in ranking.get("best", [])]
+            return sorted(paths, key=lambda one: order.index(one) if one in order else len(order))
+    return list(paths)
+
+
+@contextlib.contextmanager
+def readable(path: pathlib.Path) -> Iterator[None]:
+    """Context in which TensorFlow's errors about a damaged or removed checkpoint become UnreadableErrors."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise UnreadableError(path, first_line(error)) from None
+    except IndexError as error:  # what the reader raises for a truncated file
+        raise UnreadableError(path, str(error).splitlines()[0]) from None
+
+
+def mismatch(error: Exception) -> str:
+    """Returns in one line how variables differ from those of a checkpoint, given the error of restoring them."""
+    text = str(error)
+    names = re.findall(r"<Variable path=([^,]+),", text)
+    shapes = re.search(r"variable\.shape=(\(.*?\)), Received: value\.shape=(\(.*?\))", text)
+    if names and shapes:
+        return f"{names[0]} was {shapes[2]}, is {shapes[1]}"
+    if names:
+        return f"it lacks {', '.join(names[:_MOST_NAMES])}{', ...' if len(names) > _MOST_NAMES else ''}"
+    return text.strip().splitlines()[0][:300]

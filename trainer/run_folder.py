@@ -1,0 +1,54 @@
+"""The folder of a run, --model_dir, and what lies where in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+BEST = "best"  # folder of the best checkpoints; also how users call them
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """The layout of a run's folder; its checkpoints lie in the folder itself.
+
+    Attributes:
+      path: of the folder, which need not exist yet.
+    """
+
+    path: pathlib.Path
+
+    @classmethod
+    def of(cls, model_dir: str) -> RunFolder:
+        """Returns the folder that --model_dir names."""
+        return cls(pathlib.Path(model_dir))
+
+    @property
+    def best(self) -> pathlib.Path:
+        """Folder of the checkpoints that --keep_best keeps."""
+        return self.path / BEST
+
+    @property
+    def logs(self) -> pathlib.Path:
+        """Folder of TensorBoard's files."""
+        return self.path / "logs"
+
+    @property
+    def evaluation_logs(self) -> pathlib.Path:
+        """TensorBoard's files of `trainer.evaluate --continuous`: a run of its own, so that no training is purged."""
+        return self.logs / "evaluate"
+
+    @property
+    def config(self) -> pathlib.Path:
+        """All flags of the run, for `--config`."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics_note(self) -> pathlib.Path:
+        """The first lines of the --metrics_jsonl files that the run has begun."""
+        return self.path / ".trainer.metrics"
+
+    @property
+    def launch(self) -> pathlib.Path:
+        """Folder of what `trainer.launch` writes: logs, heartbeats, status."""
+        return self.path / "launch"

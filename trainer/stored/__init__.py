@@ -1,1 +1,0 @@
-"""Checkpoints, seen from outside the run that writes them: found, read, loaded into a model."""
