@@ -57,6 +57,7 @@ setup(
     package_data={
         **{name: ["py.typed"] for name in ("stepfeed", "pipeline", "trainer", "beam_jobs")},
         "pipeline.read": ["*.pyi"],
+        "trainer.launching.schedulers": ["*.sh"],
         "beam_jobs.report.card": ["*.jinja", "*.css"],
     },
     # Optional: without a compiler, NumPy and TensorFlow do the same.

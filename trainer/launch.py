@@ -17,7 +17,7 @@ from pipeline.errors import UsageError, unknown
 from trainer.config import TrainConfig
 from trainer.launching.flags import LaunchFlags
 from trainer.launching.job import Job
-from trainer.launching.local import compose
+from trainer.launching.local import run
 
 COMMAND = "trainer.launch"
 _DESCRIPTION = (
@@ -46,9 +46,9 @@ def main(argv: Sequence[str] | None = None, program: Sequence[str] | None = None
     job = Job.of(flags, trainer_flags)
     if flags.job.target == "local":
         commandline.require("tensorflow")
-        compose.run(job, program)
+        run.run(job, program)
         return
-    target = importlib.import_module(f"trainer.launching.targets.{flags.job.target}")
+    target = importlib.import_module(f"trainer.launching.schedulers.{flags.job.target}")
     print(target.render(job), end="", flush=True)
 
 

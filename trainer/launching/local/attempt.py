@@ -1,21 +1,60 @@
-"""A group from its start to its end: done, failed, told to stop, or ended to make room for a larger one."""
+"""A group from start to end: done, failed, stopped, or ended to make room for a larger one."""
 
 from __future__ import annotations
 
 import dataclasses
+import signal
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal
+from types import FrameType
+from typing import Literal, Self
 
-from trainer.launching.local import cause as causes
-from trainer.launching.local.asynchronous import Workers
-from trainer.launching.local.cause import Cause
-from trainer.launching.local.group import Group
+from trainer.launching.local.group import Cause, Group, first_failure, is_awaited
 from trainer.launching.local.process import Process
-from trainer.launching.local.records import Records
-from trainer.launching.local.reporter import Reporter
+from trainer.launching.local.records import Records, Reporter
+from trainer.launching.local.restarts import AsynchronousWorkers
 from trainer.launching.local.screen import Screen
-from trainer.launching.local.stopping import Stopping
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopping:
+    """Context that catches Ctrl-C, SIGTERM and SIGHUP: the first asks the job to save and end, the second kills it.
+
+    Attributes:
+      received: the signals, in order.
+    """
+
+    def __init__(self) -> None:
+        self.received: list[signal.Signals] = []
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the job is to save and end."""
+        return bool(self.received)
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether it is to end at once."""
+        return len(self.received) > 1
+
+    def __enter__(self) -> Self:
+        """Installs the handlers, except for signals that are ignored, as SIGHUP is under nohup."""
+        self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
+        for number, handler in self._handlers.items():
+            if handler != signal.SIG_IGN:
+                signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Restores the former handlers."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self.received.append(signal.Signals(number))
+
 
 _TICK = 0.05  # seconds
 _GATHERED = 0.5  # seconds after the first failure in which others are seen that may have come before it
@@ -37,29 +76,28 @@ class Outcome:
 
 
 class Attempt:
-    """Watches a group."""
+    """Watches a group.
+
+    Args:
+    group: the started processes.
+    workers: restarts those that fail alone.
+    records: to write to.
+    reporter: to keep up to date.
+    screen: to show it on.
+    stopping: whether the user wants an end.
+    stop_timeout: seconds that processes have to save and end.
+    """
 
     def __init__(
         self,
         group: Group,
-        workers: Workers,
+        workers: AsynchronousWorkers,
         records: Records,
         reporter: Reporter,
         screen: Screen,
         stopping: Stopping,
         stop_timeout: float,
     ) -> None:
-        """Watches nothing yet.
-
-        Args:
-          group: that was started.
-          workers: looks after those that fail alone.
-          records: to write to.
-          reporter: to keep up to date.
-          screen: to show it on.
-          stopping: whether the user wants an end.
-          stop_timeout: seconds that processes have to save and end.
-        """
         self._group, self._workers, self._records, self._reporter = group, workers, records, reporter
         self._screen, self._stopping, self._stop_timeout = screen, stopping, stop_timeout
 
@@ -94,12 +132,12 @@ class Attempt:
     def _failed(self) -> Outcome:
         """Finds the cause, says it before all that followed from it, and ends the others."""
         self._gather()
-        first = causes.first(self._group.processes, self._group.failed)
-        if first.ending is None:
-            first.kill(f"gave no sign of life for {first.listener.unheard:.0f} s")
-        while first.ending is None:
+        first = first_failure(self._group.processes, self._group.failed)
+        if first.exit_status is None:
+            first.kill(f"gave no sign of life for {first.monitor.unheard:.0f} s")
+        while first.exit_status is None:
             self._tick()
-        cause = Cause.of(first, first.ending)
+        cause = Cause.of(first, first.exit_status)
         self._records.error = str(cause)
         self._records.failed(cause.task, str(cause))
         self._screen.say(str(cause))
@@ -114,7 +152,7 @@ class Attempt:
         began, group = time.monotonic(), self._group
         while group.running:
             passed = time.monotonic() - began
-            if passed >= (_AWAITED if causes.is_awaited(group.processes, group.failed) else _GATHERED):
+            if passed >= (_AWAITED if is_awaited(group.processes, group.failed) else _GATHERED):
                 break
             self._tick()
 
@@ -137,10 +175,10 @@ class Attempt:
         wrong = [
             one
             for one in self._group.leading
-            if one.ending and not one.ending.is_good and not one.ending.is_restartable
+            if one.exit_status and not one.exit_status.is_good and not one.exit_status.is_restartable
         ]
-        if wrong and wrong[0].ending:
-            return Outcome("failed", Cause.of(wrong[0], wrong[0].ending))
+        if wrong and wrong[0].exit_status:
+            return Outcome("failed", Cause.of(wrong[0], wrong[0].exit_status))
         return Outcome(kind)
 
     def _end_all(self) -> None:
@@ -163,7 +201,7 @@ class Attempt:
             one.ask_to_end()
         end = time.monotonic() + grace
         late: list[Process] = []
-        while left := [one for one in processes if one.ending is None]:
+        while left := [one for one in processes if one.exit_status is None]:
             self._tick()
             if time.monotonic() > end or self._stopping.is_urgent:
                 late = late or ([] if self._stopping.is_urgent else left)

@@ -1,17 +1,112 @@
-"""The processes of a job that run at the same time: started together, followed, and ended together."""
+"""The processes of a job that run at the same time: started, followed and ended together."""
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import time
 from collections.abc import Sequence
 
+from pipeline.errors import EXIT_RERUN
 from trainer.launching.job import PARAMETER_SERVER
-from trainer.launching.local.cause import LOST
 from trainer.launching.local.guardian import Guardian
-from trainer.launching.local.layout import Layout
-from trainer.launching.local.ports import Ports
-from trainer.launching.local.process import Process, Task
+from trainer.launching.local.placement import Placement, Ports
+from trainer.launching.local.process import ExitStatus, Process, Task
 from trainer.launching.local.screen import Screen
+
+# A line of a log: of absl, also within TensorFlow and gRPC (`E0000 00:00:1795.6 254 file.cc:52] ...`), but for F, which
+# ends the process; of TensorFlow (`2026-11-23 20:15:00.1: W file.cc:9] ...`); of Python (`WARNING:tensorflow:...`).
+_LOG = re.compile(
+    r"[IWE]\d{4} \d\d:\d\d:[\d.]+ +\d+ \S+:\d+\]"
+    r"|\d{4}-\d\d-\d\d \d\d:\d\d:[\d.]+: [IWE] \S+:\d+\]"
+    r"|(DEBUG|INFO|WARNING|ERROR):\w"
+    r"|WARNING: All log messages before absl::InitializeLog\(\)"
+    r"|To enable the following instructions: "
+    r"|\S+\.py:\d+: \w*Warning: "
+)
+_OF_COMMAND = "trainer.run: "  # the line that a trainer ends with
+LOST = re.compile(r"trainer\.run: (lost |the job has ended: )")  # the line of a trainer that ends with another process
+
+
+@dataclasses.dataclass(frozen=True)
+class Cause:
+    """The failure that made a group fail.
+
+    Attributes:
+      task: whose process it was.
+      pid: of it.
+      exit_status: how it ended.
+      step: the last that it reported.
+      at_start: whether the process had made no step.
+      lines: the last ones of its stderr.
+    """
+
+    task: Task
+    pid: int
+    exit_status: ExitStatus
+    step: int | None
+    at_start: bool
+    lines: tuple[str, ...]
+
+    @classmethod
+    def of(cls, process: Process, exit_status: ExitStatus) -> Cause:
+        """Returns the failure of a process."""
+        beat = process.monitor.beat
+        step, at_start = beat.step if beat else None, not process.monitor.has_stepped
+        return cls(process.task, process.pid, exit_status, step, at_start, tuple(process.err.last))
+
+    @property
+    def context(self) -> tuple[str, ...]:
+        """What its last lines tell beyond the one that stands for it."""
+        return self.lines if len(self.lines) > 1 or self.exit_status.code < 0 else ()
+
+    @property
+    def said(self) -> str | None:
+        """The line that tells why it ended: the trainer's own, or the last that is no log's; None: there is none."""
+        lines = [line for line in self.lines if not _LOG.match(line)]
+        return next((line for line in reversed(lines) if line.startswith(_OF_COMMAND)), lines[-1] if lines else None)
+
+    def __str__(self) -> str:
+        """One line, with what the process has said itself."""
+        step = "" if self.step is None or self.exit_status.silence else f" after step {self.step}"
+        said = f": {self.said}" if self.said and self.exit_status.code > 0 else ""
+        return f"{self.task.name} (process {self.pid}) {self.exit_status}{step}{said}"
+
+
+def first_failure(processes: list[Process], failed: list[Process]) -> Process:
+    """Returns the process that failed first.
+
+    A process that lost a peer says so, and ends with 75, or with the code of the one that ended the job. That one may
+    have been killed, or ended with another code; or, if it is stopped or hangs, it may still be there and miss its
+    heartbeats.
+
+    Args:
+      processes: of the group.
+      failed: those that have ended with a failure, in the order in which that was seen.
+    """
+    own = [one for one in failed if not _followed(one)]
+    return min(own, key=_rank_of_ending, default=None) or _silent(processes) or failed[0]
+
+
+def is_awaited(processes: list[Process], failed: list[Process]) -> bool:
+    """Whether the process that failed first is still to end: all that have ended followed another one."""
+    return all(map(_followed, failed)) and _silent(processes) is None
+
+
+def _rank_of_ending(process: Process) -> bool:
+    assert process.exit_status is not None
+    return process.exit_status.code == EXIT_RERUN
+
+
+def _followed(process: Process) -> bool:
+    """Whether it ended since another one did."""
+    return any(map(LOST.search, process.err.last))
+
+
+def _silent(processes: list[Process]) -> Process | None:
+    late = [one for one in processes if one.exit_status is None and one.monitor.is_late]
+    return max(late, key=lambda one: one.monitor.unheard, default=None)
+
 
 _HEARD_EVERY = 0.2  # seconds
 
@@ -25,13 +120,15 @@ class Group:
       failed: those that ended with a failure that is the group's, in the order in which it was seen.
     """
 
-    def __init__(self, layout: Layout, slots: Sequence[int], ports: Ports, guardian: Guardian, screen: Screen) -> None:
+    def __init__(
+        self, placement: Placement, slots: Sequence[int], ports: Ports, guardian: Guardian, screen: Screen
+    ) -> None:
         """Starts all processes."""
         self.slots = list(slots)
-        self._layout, self._guardian, self._screen = layout, guardian, screen
-        self._is_asynchronous = layout.job.strategy == PARAMETER_SERVER
-        tasks = layout.tasks(slots)
-        self._environments = dict(zip(tasks, layout.environments(tasks, ports.take(len(tasks))), strict=True))
+        self._placement, self._guardian, self._screen = placement, guardian, screen
+        self._is_asynchronous = placement.job.strategy == PARAMETER_SERVER
+        tasks = placement.tasks(slots)
+        self._environments = dict(zip(tasks, placement.environments(tasks, ports.take(len(tasks))), strict=True))
         screen.name_width(max(len(task.name) for task in tasks))
         self.processes: list[Process] = []
         self.failed: list[Process] = []
@@ -50,11 +147,11 @@ class Group:
           Those that have ended since the last look.
         """
         now = time.monotonic()
-        ended = [one for one in self.processes if one.ending is None and one.poll()]
+        ended = [one for one in self.processes if one.exit_status is None and one.poll()]
         if ended or now - self._heard >= _HEARD_EVERY:
             self._heard = now
             for one in self.processes:
-                one.listener.hear(now)
+                one.monitor.hear(now)
         self.failed += [one for one in ended if self._is_failure(one)]
         if self.failed:
             self._hold()
@@ -65,7 +162,7 @@ class Group:
     def kill_silent(self) -> None:
         """Kills processes of which nothing was heard for too long."""
         for one in self.processes:
-            if one.ending is None and not one.is_ending and (silence := one.listener.silence):
+            if one.exit_status is None and not one.is_ending and (silence := one.monitor.silence):
                 one.kill(silence)
 
     def replace(self, process: Process) -> None:
@@ -76,7 +173,7 @@ class Group:
     @property
     def is_done(self) -> bool:
         """Whether all that has to be done is done."""
-        return all(one.ending is not None and one.ending.is_good for one in self.leading)
+        return all(one.exit_status is not None and one.exit_status.is_good for one in self.leading)
 
     @property
     def leading(self) -> list[Process]:
@@ -91,17 +188,17 @@ class Group:
     @property
     def running(self) -> list[Process]:
         """Those that have not ended."""
-        return [one for one in self.processes if one.ending is None]
+        return [one for one in self.processes if one.exit_status is None]
 
     @property
     def has_stepped(self) -> bool:
         """Whether a step was made."""
-        return any(one.listener.has_stepped for one in self.processes)
+        return any(one.monitor.has_stepped for one in self.processes)
 
     @property
     def step(self) -> int | None:
         """The last step that was reported."""
-        beats = [one.listener.beat for one in self.processes]
+        beats = [one.monitor.beat for one in self.processes]
         return max((beat.step for beat in beats if beat and beat.step is not None), default=None)
 
     def close(self) -> None:
@@ -125,14 +222,16 @@ class Group:
         return self._is_asynchronous and process.task.role == "worker"
 
     def _started(self, task: Task) -> Process:
-        layout = self._layout
+        placement = self._placement
         environment = self._environments[task]
-        return Process(task, layout.command, environment, layout.folder, self._guardian, layout.job.silent_timeout)
+        return Process(
+            task, placement.command, environment, placement.folder, self._guardian, placement.job.silent_timeout
+        )
 
     def _is_failure(self, process: Process) -> bool:
         """Whether the end of a process is a failure of the group."""
-        assert process.ending is not None
-        if process.ending.is_good or (process.is_ending and not process.ending.silence):
+        assert process.exit_status is not None
+        if process.exit_status.is_good or (process.is_ending and not process.exit_status.silence):
             return False
         return not self.fails_alone(process)
 

@@ -1,4 +1,4 @@
-"""What is remembered of each process over its restarts, and the report that follows."""
+"""What is remembered of each process over its restarts, and the report of the job that follows from it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ import contextlib
 import os
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pipeline.commands.text import count_of
 from trainer.checkpoint.files import path_of, steps_in
 from trainer.launching.local.group import Group
-from trainer.launching.local.layout import Layout
+from trainer.launching.local.placement import Placement
 from trainer.launching.local.process import Process, Task
 from trainer.launching.local.report import VERSION, JobReport, ProcessReport, State
+from trainer.launching.local.screen import Screen
+
+_EVERY = 1.0  # seconds
 
 
 class Records:
-    """Restarts and errors.
+    """Restarts, steps and errors of each process, over all restarts of the group.
 
     Attributes:
       restarts: of the group.
@@ -26,9 +29,9 @@ class Records:
       best: the highest step that was made; None: none was.
     """
 
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-        self._folder = pathlib.Path(layout.job.model_dir)
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self._folder = pathlib.Path(placement.job.model_dir)
         self.restarts, self.error = 0, ""
         self.best: int | None = None
         self._last_step: int | None = None
@@ -37,19 +40,19 @@ class Records:
         self._group: Group | None = None
 
     def started(self, group: Group) -> None:
-        """Takes note of a group; all of its processes but those of the first one are restarts."""
+        """Records a group; all processes but those of the first one are restarts."""
         if self._group:
             self.restarts += 1
             self._restarts.update(_place(one.task) for one in group.processes)
         self._group = group
 
     def restarted(self, task: Task) -> int:
-        """Takes note of a process that is started again alone; returns how often that was done."""
+        """Records that a process is started again alone; returns how often that was done."""
         self._restarts[_place(task)] += 1
         return self._restarts[_place(task)]
 
     def failed(self, task: Task, error: str) -> None:
-        """Takes note of a failure."""
+        """Records a failure."""
         self._errors[_place(task)] = error
 
     def restarts_of(self, task: Task) -> int:
@@ -57,7 +60,7 @@ class Records:
         return self._restarts[_place(task)]
 
     def watch(self) -> None:
-        """Takes note of the step."""
+        """Records the step."""
         step = self._group.step if self._group and self.has_stepped else None
         if step is not None:
             self.best = max(step, self.best or 0)
@@ -90,48 +93,91 @@ class Records:
 
     def report(self, state: State, lost: Sequence[int], exit_code: int | None = None) -> JobReport:
         """Returns how the job is doing."""
-        group, job = self._group, self._layout.job
-        beats = [one.listener.beat for one in group.processes] if group else []
+        group, job = self._group, self._placement.job
+        beats = [one.monitor.beat for one in group.processes] if group else []
         self._last_step = next((beat.last_step for beat in beats if beat and beat.last_step), self._last_step)
+        step = group.step if group else None
         return JobReport(
-            VERSION,
-            round(time.time(), 3),
-            os.getpid(),
-            self._layout.command,
-            state,
-            exit_code,
-            (group.step if group else None) if state != "waiting" else self.best,
-            self._last_step,
-            self.saved,
-            len(group.slots) if group else job.num_workers,
-            job.elastic,
-            tuple(lost),
-            self.restarts,
-            job.max_restarts,
-            self.error or None,
-            tuple(self._of(one) for one in group.processes) if group else (),
+            version=VERSION,
+            time=round(time.time(), 3),
+            pid=os.getpid(),
+            command=self._placement.command,
+            state=state,
+            exit_code=exit_code,
+            step=self.best if state == "waiting" else step,
+            last_step=self._last_step,
+            saved_step=self.saved,
+            num_workers=len(group.slots) if group else job.num_workers,
+            elastic=job.elastic,
+            lost=tuple(lost),
+            restarts=self.restarts,
+            max_restarts=job.max_restarts,
+            error=self.error or None,
+            processes=tuple(self._of(one) for one in group.processes) if group else (),
         )
 
     def _of(self, process: Process) -> ProcessReport:
-        task, beat = process.task, process.listener.beat
+        task, beat = process.task, process.monitor.beat
         return ProcessReport(
-            task.name,
-            task.role,
-            task.index,
-            task.slot,
-            self._layout.gpus_of(task),
-            process.pid,
-            "running" if process.ending is None else "ended",
-            beat.phase if beat else "starting",
-            beat.step if beat else None,
-            beat.examples_per_second if beat else None,
-            beat.input_wait if beat else None,
-            self._restarts[_place(task)],
-            self._errors.get(_place(task)),
-            str(process.out.path),
-            str(process.err.path),
+            name=task.name,
+            role=task.role,
+            index=task.index,
+            slot=task.slot,
+            gpus=self._placement.gpus_of(task),
+            pid=process.pid,
+            state="running" if process.exit_status is None else "ended",
+            phase=beat.phase if beat else "starting",
+            step=beat.step if beat else None,
+            examples_per_second=beat.examples_per_second if beat else None,
+            input_wait=beat.input_wait if beat else None,
+            restarts=self._restarts[_place(task)],
+            last_error=self._errors.get(_place(task)),
+            stdout=str(process.out.path),
+            stderr=str(process.err.path),
         )
 
 
 def _place(task: Task) -> tuple[str, int]:
     return task.role, task.slot
+
+
+_EVERY = 1.0  # seconds
+
+
+class Reporter:
+    """Writes and shows the report about once per second, and at once where the state changes.
+
+    Args:
+    records: of the job.
+    screen: with the table.
+    folder: for the file.
+    lost: slots that are given up.
+    """
+
+    def __init__(
+        self, records: Records, screen: Screen, folder: pathlib.Path, lost: Callable[[], Sequence[int]]
+    ) -> None:
+        self._records, self._screen, self._folder, self._lost = records, screen, folder, lost
+        self._state: State = "starting"
+        self._written = 0.0
+
+    def set(self, state: State, exit_code: int | None = None) -> None:
+        """Reports another state, at once."""
+        self._state = state
+        report = self._records.report(state, self._lost(), exit_code)
+        report.write(self._folder)
+        self._screen.update(report)
+        self._written = time.monotonic()
+
+    def tick(self) -> None:
+        """Reports how it goes, where that is due."""
+        now = time.monotonic()
+        if self._state == "starting" and self._records.has_stepped:
+            self.set("training")
+        if is_due := now - self._written >= _EVERY:
+            self._written = now
+        if is_due or self._screen.is_due:
+            report = self._records.report(self._state, self._lost())
+            self._screen.update(report)
+            if is_due:
+                report.write(self._folder)

@@ -1,4 +1,4 @@
-"""How a job is doing, for people and programs: `model_dir/launch/status.json`, whose fields these are."""
+"""How a job is doing, for people and programs: `model_dir/launch/status.json`, whose fields `JobReport` lists."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import pathlib
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 VERSION = 1  # of the format
 FILE = "status.json"
@@ -101,9 +101,3 @@ class JobReport:
         with contextlib.suppress(OSError):  # a full disk: the job goes on without
             new.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
             os.replace(new, folder / FILE)
-
-
-def read(folder: pathlib.Path) -> dict[str, Any]:
-    """Returns the content of the file in a folder."""
-    content: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    return content

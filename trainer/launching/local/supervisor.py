@@ -1,4 +1,4 @@
-"""Starts a group, and starts it again when it fails, with fewer or more workers where that may be."""
+"""Runs a job to its end: starts a group, and starts it again when it fails, elastic ones with fewer or more workers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ from typing import NoReturn
 from pipeline.commands.text import count_of
 from pipeline.errors import PipelineError, RerunError
 from trainer.launching.job import Job
-from trainer.launching.local.attempt import Attempt, Outcome
-from trainer.launching.local.back_off import BackOff
-from trainer.launching.local.cause import Cause
-from trainer.launching.local.group import Group
-from trainer.launching.local.records import Records
-from trainer.launching.local.reporter import Reporter
+from trainer.launching.local.attempt import Attempt, Outcome, Stopping
+from trainer.launching.local.group import Cause, Group
+from trainer.launching.local.records import Records, Reporter
+from trainer.launching.local.restarts import BackOff, WorkerPool
 from trainer.launching.local.screen import Screen
-from trainer.launching.local.slots import Slots
-from trainer.launching.local.stopping import Stopping
 
 _TICK = 0.05  # seconds
 _KILLED = 128  # exit code of a shell for a signal, less the signal
@@ -32,28 +28,27 @@ class JobFailedError(PipelineError):
 
 
 class Supervisor:
-    """Runs a job to its end."""
+    """Runs a job to its end.
+
+    Args:
+    job: to run.
+    pool: the slots of its workers.
+    records: of restarts, steps and errors.
+    reporter: to keep up to date.
+    screen: to show it on.
+    stopping: whether the user wants an end.
+    """
 
     def __init__(
         self,
         job: Job,
-        slots: Slots,
+        pool: WorkerPool,
         records: Records,
         reporter: Reporter,
         screen: Screen,
         stopping: Stopping,
     ) -> None:
-        """Starts nothing yet.
-
-        Args:
-          job: to run.
-          slots: of its workers.
-          records: of what happens.
-          reporter: to keep up to date.
-          screen: to show it on.
-          stopping: whether the user wants an end.
-        """
-        self._job, self._slots, self._records, self._reporter = job, slots, records, reporter
+        self._job, self._pool, self._records, self._reporter = job, pool, records, reporter
         self._screen, self._stopping = screen, stopping
         self._back_off = BackOff(job.restart_delay)
         self._size = job.num_workers
@@ -71,7 +66,7 @@ class Supervisor:
           JobFailedError: it failed, and was not worth another start.
         """
         while True:
-            slots = self._slots.chosen(time.monotonic())
+            slots = self._pool.chosen(time.monotonic())
             self._say_size(len(slots))
             group = start(slots)
             try:
@@ -85,10 +80,10 @@ class Supervisor:
             self._go_on(outcome)
 
     def _may_grow(self, group: Group) -> bool:
-        """Takes note that the group makes steps, and says whether a larger one could start."""
+        """Records that the group makes steps; returns whether a larger one could start."""
         now = time.monotonic()
-        self._slots.stepped([one.task.slot for one in group.processes if one.listener.has_stepped], now)
-        return self._job.elastic is not None and self._slots.can_grow(len(group.slots), now)
+        self._pool.stepped([one.task.slot for one in group.processes if one.monitor.has_stepped], now)
+        return self._job.elastic is not None and self._pool.can_grow(len(group.slots), now)
 
     def _say_size(self, size: int) -> None:
         if size != self._size:
@@ -105,7 +100,7 @@ class Supervisor:
         self._check_stopped()
 
     def _check_restartable(self, cause: Cause) -> None:
-        if not cause.ending.is_restartable:
+        if not cause.exit_status.is_restartable:
             self._fail(cause, "")
         if self._records.best is None:
             self._fail(cause, "; not started again, since no step was made")
@@ -115,7 +110,7 @@ class Supervisor:
         most, saved = self._job.max_restarts, self._records.saved
         if saved is not None and (self._saved is None or saved > self._saved):
             self._saved, self._restarts = saved, 0
-            self._slots.forgive()
+            self._pool.forgive()
         if self._job.elastic is None:
             if self._restarts >= most:
                 why = f"after {count_of(most, 'restart')} (--max_restarts) without a new checkpoint"
@@ -123,9 +118,9 @@ class Supervisor:
             self._restarts += 1
             return
         slot = cause.task.slot
-        if self._slots.failed(slot, cause.at_start):
+        if self._pool.failed(slot, cause.at_start):
             self._screen.say(f"the place of {cause.task.name} (slot {slot}) is given up for now")
-        if not self._slots.can_grow(0, time.monotonic()):
+        if not self._pool.can_grow(0, time.monotonic()):
             self._fail(cause, f"; too few workers are left for --elastic={self._job.elastic[0]}:{self._job.elastic[1]}")
 
     def _wait(self) -> None:
@@ -154,4 +149,4 @@ class Supervisor:
             raise RerunError(f"stopped by {name} {at}{self._records.left}; rerun the same command to resume")
 
     def _fail(self, cause: Cause, why: str) -> NoReturn:
-        raise JobFailedError(f"{cause}{why}{self._records.left}", cause.ending.exit_code)
+        raise JobFailedError(f"{cause}{why}{self._records.left}", cause.exit_status.exit_code)

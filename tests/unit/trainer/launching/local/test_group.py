@@ -4,19 +4,20 @@ import types
 
 import pytest
 
-from trainer.launching.local.cause import Cause, first, is_awaited
-from trainer.launching.local.ending import Ending
-from trainer.launching.local.process import Task
+from trainer.launching.local.group import Cause, first_failure, is_awaited
+from trainer.launching.local.process import ExitStatus, Task
 
 LOST, ENDED = "trainer.run: lost another worker (gone)", "trainer.run: the job has ended: shard 3 is corrupt"
 
 
 def process(name, code=None, *lines, unheard=0.0, step=None, silence=""):
     beat = None if step is None else types.SimpleNamespace(step=step)
-    listener = types.SimpleNamespace(is_late=unheard > 0, unheard=unheard, beat=beat, has_stepped=bool(step))
-    ending = None if code is None else Ending(code, silence)
+    monitor = types.SimpleNamespace(is_late=unheard > 0, unheard=unheard, beat=beat, has_stepped=bool(step))
+    exit_status = None if code is None else ExitStatus(code, silence)
     err = types.SimpleNamespace(last=list(lines))
-    return types.SimpleNamespace(task=Task("worker", name, name), pid=7, ending=ending, listener=listener, err=err)
+    return types.SimpleNamespace(
+        task=Task("worker", name, name), pid=7, exit_status=exit_status, monitor=monitor, err=err
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,8 +46,8 @@ def process(name, code=None, *lines, unheard=0.0, step=None, silence=""):
     ],
 )
 def test_the_first_failure(others, number):
-    failed = [one for one in others if one.ending and not one.ending.is_good]
-    assert first(others, failed).task.index == number
+    failed = [one for one in others if one.exit_status and not one.exit_status.is_good]
+    assert first_failure(others, failed).task.index == number
 
 
 def test_the_cause_is_awaited_while_all_followed_and_none_is_silent():
@@ -83,7 +84,7 @@ def test_lines_of_logs_are_no_cause(lines, said):
 
 
 def cause_of(process):
-    return Cause.of(process, process.ending)
+    return Cause.of(process, process.exit_status)
 
 
 def test_it_is_one_line_and_has_more_where_there_is_more():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import math
 import re
 import shlex
@@ -9,8 +10,16 @@ import shlex
 from pipeline.errors import UsageError
 from trainer.launching.job import PARAMETER_SERVER, Job
 from trainer.launching.target_flags import SlurmFlags
-from trainer.launching.targets import sbatch_script
 
+# Why it is as it is, from Slurm's sources and manuals:
+# - SIGTERM to srun kills the tasks at once ("forcing job termination"), so scancel passes the warning on to them.
+# - The warning is SIGUSR1, and to this script only: scancel and preemption send SIGTERM, and are to end the job.
+# - srun returns the highest code of all tasks: 1 or 2 of one would be lost beside 75 of the others.
+# - srun returns 127 where a command is not found, as `wait` does for a child that was waited for already.
+# - scontrol requeue keeps the job's number, so the count of restarts is kept in a file of that number, with the newest
+#   checkpoint at that time: a newer one forgives the restarts before it. The file is there only once a step was made.
+# - Task 0, the chief, runs on the node of this script, and its heartbeat says whether a step was made.
+_SCRIPT = "slurm.sh"  # with @NAMES@ for what differs from job to job
 _OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm")
 _MOST_WARNING = 65535  # seconds that sbatch accepts in --signal
 _MOST_PORT = 65535
@@ -41,23 +50,25 @@ def render(job: Job) -> str:
     per_node = flags.tasks_per_node or 1
     roles = [role for role, count in job.roles.items() for _ in range(count)]
     port = job.elsewhere.processes.port
-    return sbatch_script.fill(
-        OPTIONS="\n".join(f"#SBATCH {option}" for option in _options(job, flags, len(roles), per_node)),
-        VARIABLES="\n".join(
+    parts = {
+        "OPTIONS": "\n".join(f"#SBATCH {option}" for option in _options(job, flags, len(roles), per_node)),
+        "VARIABLES": "\n".join(
             f"export {name}={shlex.quote(value)}" for name, value in job.elsewhere.processes.variables.items()
         ),
-        SETUP=_setup(flags.setup) if flags.setup else "",
-        MODEL_DIR=shlex.quote(job.model_dir.rstrip("/") or "/"),
-        COMMAND=shlex.join(job.command),
-        ROLES=" ".join(roles),
-        TASKS=str(len(roles)),
-        PORT=str(port) if port else f"$((10000 + SLURM_JOB_ID * {per_node} % 20000))",
-        PER_NODE=str(per_node),
-        RESTARTS=str(job.max_restarts),
-        ALONE="yes" if job.strategy == PARAMETER_SERVER else "no",
-        SRUN=_srun_options(job, len(roles), per_node),
-        NAME=job.elsewhere.processes.job_name,
-    )
+        "SETUP": _setup(flags.setup) if flags.setup else "",
+        "MODEL_DIR": shlex.quote(job.model_dir.rstrip("/") or "/"),
+        "COMMAND": shlex.join(job.command),
+        "ROLES": " ".join(roles),
+        "TASKS": str(len(roles)),
+        "PORT": str(port) if port else f"$((10000 + SLURM_JOB_ID * {per_node} % 20000))",
+        "PER_NODE": str(per_node),
+        "RESTARTS": str(job.max_restarts),
+        "ALONE": "yes" if job.strategy == PARAMETER_SERVER else "no",
+        "SRUN": _srun_options(job, len(roles), per_node),
+        "NAME": job.elsewhere.processes.job_name,
+    }
+    script = importlib.resources.files(__package__).joinpath(_SCRIPT).read_text(encoding="utf-8")
+    return re.sub(r"@([A-Z_]+)@", lambda match: parts[match[1]], script)
 
 
 def _options(job: Job, flags: SlurmFlags, tasks: int, per_node: int) -> list[str]:

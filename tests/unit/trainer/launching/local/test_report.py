@@ -31,7 +31,7 @@ def test_the_table():
 def test_the_status_is_written_whole(tmp_path):
     (tmp_path / report.FILE).write_text("{")
     JOB.write(tmp_path)
-    content = report.read(tmp_path)
+    content = json.loads((tmp_path / report.FILE).read_text())
     assert content == json.loads(json.dumps(dataclasses.asdict(JOB)))
     assert (content["step"], content["elastic"], content["processes"][0]["gpus"]) == (1200, [1, 4], ["2"])
     assert [path.name for path in tmp_path.iterdir()] == [report.FILE]

@@ -10,24 +10,20 @@ from contextlib import contextmanager
 
 from pipeline.commands.text import count_of
 from pipeline.errors import EXIT_RERUN, PipelineError, UsageError
-from trainer import plan as plans
+from trainer import plan
 from trainer.cluster import lock, tf_config
 from trainer.cluster.tf_config import ALONE, Cluster
 from trainer.launching import sizes
 from trainer.launching.job import MULTIWORKER, Job
-from trainer.launching.local import gpus, process
-from trainer.launching.local.asynchronous import Workers
-from trainer.launching.local.attempt import Attempt
+from trainer.launching.local import process
+from trainer.launching.local.attempt import Attempt, Stopping
 from trainer.launching.local.group import Group
 from trainer.launching.local.guardian import Guardian
-from trainer.launching.local.layout import FOLDER, HOST, Layout
-from trainer.launching.local.ports import Ports
-from trainer.launching.local.records import Records
+from trainer.launching.local.placement import FOLDER, HOST, Placement, Ports, divide_gpus, visible_gpus
+from trainer.launching.local.records import Records, Reporter
 from trainer.launching.local.report import FILE, State
-from trainer.launching.local.reporter import Reporter
+from trainer.launching.local.restarts import AsynchronousWorkers, WorkerPool
 from trainer.launching.local.screen import Screen
-from trainer.launching.local.slots import Slots
-from trainer.launching.local.stopping import Stopping
 from trainer.launching.local.supervisor import Supervisor
 
 _MOST_PROCESSES = 64  # on a machine of 8 cores or fewer: each is a TensorFlow of its own
@@ -47,11 +43,11 @@ def run(job: Job, program: Sequence[str] | None = None) -> None:
       RerunError: it was stopped, or another launcher has it: rerun the same command.
       JobFailedError: it failed.
     """
-    layout, counts = _checked(job, tuple(program or process.program()))
-    with lock.held(job.model_dir, layout.folder, "runs a job"), Stopping() as stopping:
+    placement, counts = _checked(job, tuple(program or process.program()))
+    with lock.held(job.model_dir, placement.folder, "runs a job"), Stopping() as stopping:
         screen = _screen()
         try:
-            _run(layout, counts, screen, stopping)
+            _run(placement, counts, screen, stopping)
         finally:
             screen.close()
 
@@ -65,7 +61,7 @@ def _screen() -> Screen:
     return Screen()
 
 
-def _checked(job: Job, program: tuple[str, ...]) -> tuple[Layout, list[int]]:
+def _checked(job: Job, program: tuple[str, ...]) -> tuple[Placement, list[int]]:
     """Returns where the processes are to run, and how many workers there may be."""
     if os.environ.get(tf_config.VARIABLE, "").strip():
         raise UsageError(f"{tf_config.VARIABLE} is set, but the launcher gives each process its own; unset it")
@@ -75,8 +71,8 @@ def _checked(job: Job, program: tuple[str, ...]) -> tuple[Layout, list[int]]:
             f"--num_workers={job.num_workers}, --num_ps={job.num_ps}: {processes:,} processes, and this machine with "
             f"{os.cpu_count()} cores may have {most}; give fewer, or another --target"
         )
-    found = gpus.found()
-    shares = gpus.divided(found, job.num_workers, job.gpus_per_worker)
+    found = visible_gpus()
+    shares = divide_gpus(found, job.num_workers, job.gpus_per_worker)
     counts = [job.num_workers]
     if job.strategy == MULTIWORKER:
         each = max(1, len(shares[0]))
@@ -85,28 +81,28 @@ def _checked(job: Job, program: tuple[str, ...]) -> tuple[Layout, list[int]]:
         if job.num_workers not in counts:
             sizes.check(job.config.order, job.num_workers, each)
     if not job.config.model.task:  # whose data only TensorFlow can tell
-        plans.make(job.config, Cluster((HOST,) * job.num_workers) if job.strategy == MULTIWORKER else ALONE)
+        plan.make(job.config, Cluster((HOST,) * job.num_workers) if job.strategy == MULTIWORKER else ALONE)
     folder = pathlib.Path(job.model_dir, FOLDER)
-    plans.prepare_folder("--model_dir", job.model_dir)
+    plan.prepare_folder("--model_dir", job.model_dir)
     for name in ("logs", "heartbeats"):
-        plans.prepare_folder("--model_dir", str(folder / name))
-    return Layout(job, (*program, *job.flags), tuple(shares), bool(found), folder), counts
+        plan.prepare_folder("--model_dir", str(folder / name))
+    return Placement(job, (*program, *job.flags), tuple(shares), bool(found), folder), counts
 
 
-def _run(layout: Layout, counts: list[int], screen: Screen, stopping: Stopping) -> None:
-    job, records = layout.job, Records(layout)
-    slots = Slots(counts, job.max_restarts, job.regrow_delay)
-    reporter = Reporter(records, screen, layout.folder, lambda: slots.lost)
-    supervisor = Supervisor(job, slots, records, reporter, screen, stopping)
-    _say_start(layout, counts, screen)
+def _run(placement: Placement, counts: list[int], screen: Screen, stopping: Stopping) -> None:
+    job, records = placement.job, Records(placement)
+    pool = WorkerPool(counts, job.max_restarts, job.regrow_delay)
+    reporter = Reporter(records, screen, placement.folder, lambda: pool.lost)
+    supervisor = Supervisor(job, pool, records, reporter, screen, stopping)
+    _say_start(placement, counts, screen)
     with Ports() as ports, Guardian(job.stop_timeout) as guardian, _reported(reporter):
 
         def start(chosen: Sequence[int]) -> Group:
             ports.free()
-            return Group(layout, chosen, ports, guardian, screen)
+            return Group(placement, chosen, ports, guardian, screen)
 
         def attempt(group: Group) -> Attempt:
-            workers = Workers(job, group, records, screen)
+            workers = AsynchronousWorkers(job, group, records, screen)
             return Attempt(group, workers, records, reporter, screen, stopping, job.stop_timeout)
 
         supervisor.run(start, attempt)
@@ -114,7 +110,7 @@ def _run(layout: Layout, counts: list[int], screen: Screen, stopping: Stopping) 
 
 @contextmanager
 def _reported(reporter: Reporter) -> Iterator[None]:
-    """Context whose end is that of the job in its report."""
+    """Context that reports how the job ended."""
     state: State = "failed"
     code = 1
     try:
@@ -127,12 +123,14 @@ def _reported(reporter: Reporter) -> Iterator[None]:
         reporter.set(state, code)
 
 
-def _say_start(layout: Layout, counts: list[int], screen: Screen) -> None:
-    job = layout.job
+def _say_start(placement: Placement, counts: list[int], screen: Screen) -> None:
+    job = placement.job
     parts = [count_of(count, _CALLED.get(role, role)) for role, count in job.roles.items()]
-    each = len(layout.shares[0])
+    each = len(placement.shares[0])
     devices = f"{count_of(each, 'GPU')} per worker" if each else "CPUs"
-    screen.say(f"{', '.join(parts)} on {devices}; logs in {layout.folder / 'logs'}; status in {layout.folder / FILE}")
+    screen.say(
+        f"{', '.join(parts)} on {devices}; logs in {placement.folder / 'logs'}; status in {placement.folder / FILE}"
+    )
     if job.elastic:
         skipped = [str(count) for count in range(job.elastic[0], job.elastic[1] + 1) if count not in counts]
         if skipped:

@@ -1,18 +1,4 @@
-"""The text of a batch script: what Slurm runs on the first node of a job."""
-
-from __future__ import annotations
-
-import re
-
-# Why it is as it is, from Slurm's sources and manuals:
-# - SIGTERM to srun kills the tasks at once ("forcing job termination"), so scancel passes the warning on to them.
-# - The warning is SIGUSR1, and to this script only: scancel and preemption send SIGTERM, and are to end the job.
-# - srun returns the highest code of all tasks: 1 or 2 of one would be lost beside 75 of the others.
-# - srun returns 127 where a command is not found, as `wait` does for a child that was waited for already.
-# - scontrol requeue keeps the job's number, so the count of restarts is kept in a file of that number, with the newest
-#   checkpoint at that time: a newer one forgives the restarts before it. The file is there only once a step was made.
-# - Task 0, the chief, runs on the node of this script, and its heartbeat says whether a step was made.
-_TEXT = r"""#!/bin/bash
+#!/bin/bash
 @OPTIONS@
 
 # Written by trainer.launch --target=slurm. Submit it with: sbatch FILE
@@ -132,9 +118,3 @@ echo "$restarts $newest" > "$restarts_file"
 echo "the job ended with code $code, and is requeued (restart $restarts of @RESTARTS@); $left" >&2
 scontrol requeue "$SLURM_JOB_ID"
 exit 75
-"""
-
-
-def fill(**parts: str) -> str:
-    """Returns the script with its parts in place of their names."""
-    return re.sub(r"@([A-Z_]+)@", lambda match: parts[match[1]], _TEXT)

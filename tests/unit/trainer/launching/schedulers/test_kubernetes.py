@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from pipeline.errors import UsageError
 from tests import manifests
-from tests.unit.trainer.launching.targets.conftest import KUBERNETES
+from tests.unit.trainer.launching.schedulers.conftest import KUBERNETES
 from trainer.actions.heartbeat import Beat, Heartbeat
 from trainer.cluster import tf_config
-from trainer.launching.targets import kubernetes, pods
+from trainer.launching.schedulers import kubernetes, pods
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 LARGE = ("--cpus=8", "--memory=16Gi", "--gpus_per_worker=2", "--namespace=ml", "--max_restarts=3")

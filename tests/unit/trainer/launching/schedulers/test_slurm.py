@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.errors import UsageError
 from trainer.cluster import tf_config
-from trainer.launching.targets import slurm as target
+from trainer.launching.schedulers import slurm as target
 
 TRAINER = ("--data_dir=data/mnist", "--model_dir=run/", "--global_batch_size=24")
 SHELLCHECK = pathlib.Path(sys.executable).with_name("shellcheck")

@@ -1,0 +1,218 @@
+"""Where the processes of a job run: their addresses on the loopback interface, their GPUs and variables."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import random
+import re
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+
+from pipeline.commands.text import count_of
+from pipeline.errors import RerunError, UsageError
+from trainer.cluster import tf_config
+from trainer.launching.job import CLUSTERS, PARAMETER_SERVER, Job
+from trainer.launching.job import tf_config as tf_config_of
+from trainer.launching.local.process import Task
+
+_GPUS = "CUDA_VISIBLE_DEVICES"
+_NO_GPU = "-1"  # its value for a process that may use none
+_GPU = re.compile(r"GPU (\d+):")
+_PART = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)")
+_SECONDS = 30  # nvidia-smi needs some where the driver has to wake up
+
+
+def visible_gpus() -> list[str]:
+    """Returns the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    if (visible := os.environ.get(_GPUS)) is not None:
+        names = [name.strip() for name in visible.split(",")]
+        end = next((i for i, name in enumerate(names) if name in ("", _NO_GPU)), len(names))  # as CUDA reads it
+        return names[:end]
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return _listed_gpus(listed.stdout)
+
+
+def _listed_gpus(listing: str) -> list[str]:
+    """Returns the GPUs of a listing of `nvidia-smi -L`: the parts of those that are divided (MIG), and the others."""
+    gpus: list[str] = []
+    whole = None
+    for line in listing.splitlines():
+        if match := _GPU.match(line):
+            whole = match[1]
+            gpus.append(whole)
+        elif match := _PART.match(line):
+            if whole is not None:
+                gpus.remove(whole)
+                whole = None
+            gpus.append(match[1])
+    return gpus
+
+
+def divide_gpus(gpus: list[str], num_workers: int, per_worker: int | None) -> list[tuple[str, ...]]:
+    """Returns the GPUs of each worker; all have as many.
+
+    Args:
+      gpus: of this machine.
+      num_workers: who share them.
+      per_worker: how many each gets; None: as many as there are for each.
+
+    Raises:
+      UsageError: there are not so many.
+    """
+    if not gpus and not per_worker:
+        return [()] * num_workers
+    each = len(gpus) // num_workers if per_worker is None else per_worker
+    if per_worker is None and each == 0:
+        raise UsageError(
+            f"--num_workers={num_workers}: this machine has {count_of(len(gpus), 'GPU')}, and each worker needs its "
+            "own; start fewer workers, or train on CPUs with --gpus_per_worker=0"
+        )
+    if num_workers * each > len(gpus):
+        raise UsageError(
+            f"--gpus_per_worker={each}: {count_of(num_workers, 'worker')} need {num_workers * each} GPUs, and this "
+            f"machine has {len(gpus)}"
+        )
+    return [tuple(gpus[i * each : (i + 1) * each]) for i in range(num_workers)]
+
+
+_LOWEST, _HIGHEST = 10_000, 65_535
+_RANGE = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range")  # what outgoing connections take
+_LEAST = 1_000  # ports outside that range, for it to be avoided
+
+
+class Ports:
+    """Takes ports; a context manager that frees them.
+
+    A trainer listens on its port itself, so it cannot be held by a socket here. An abstract socket of the port's name
+    stands for it, which every launcher of this machine sees and which the system removes with the process. Ports
+    that the system gives to outgoing connections are avoided, so that no other program gets one by chance.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, socket.socket] = {}
+
+    def take(self, count: int) -> list[int]:
+        """Returns so many free ports.
+
+        Raises:
+          RerunError: there are not so many.
+        """
+        taken: list[int] = []
+        for port in _candidates():
+            if len(taken) == count:
+                return taken
+            if port not in self._held and _is_free(port) and (name := _named(port)):
+                self._held[port] = name
+                taken.append(port)
+        raise RerunError(f"{count} free ports are needed on this machine, and {len(taken)} were found; try again later")
+
+    def free(self) -> None:
+        """Lets other launchers have the ports."""
+        for name in self._held.values():
+            name.close()
+        self._held.clear()
+
+    def __enter__(self) -> Ports:
+        """Returns itself."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Frees the ports."""
+        self.free()
+
+
+def _candidates() -> Iterator[int]:
+    """Yields ports from a random one on."""
+    first, last = _outgoing()
+    ports = [*range(_LOWEST, min(first, _HIGHEST)), *range(max(last + 1, _LOWEST), _HIGHEST + 1)]
+    if len(ports) < _LEAST:
+        ports = list(range(_LOWEST, _HIGHEST + 1))
+    start = random.randrange(len(ports))
+    yield from ports[start:]
+    yield from ports[:start]
+
+
+def _outgoing() -> tuple[int, int]:
+    with contextlib.suppress(OSError, ValueError):
+        first, last = map(int, _RANGE.read_text().split())
+        return first, last
+    return 32_768, 60_999  # Linux's default
+
+
+def _is_free(port: int) -> bool:
+    """Whether a trainer can listen on it, on all of its addresses as TensorFlow's server does."""
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    try:
+        socket.create_server(("", port), family=family, dualstack_ipv6=dual).close()
+    except OSError:
+        return False
+    return True
+
+
+def _named(port: int) -> socket.socket | None:
+    """Returns what holds the port's name; None: another launcher does."""
+    name = socket.socket(socket.AF_UNIX)
+    try:
+        name.bind(f"\0stepfeed-port-{port}")
+    except OSError:
+        name.close()
+        return None
+    return name
+
+
+HOST = "localhost"
+FOLDER = "launch"  # in model_dir
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where the processes of a job run.
+
+    Attributes:
+      job: of which they are.
+      command: that each runs.
+      shares: the GPUs of each worker's slot.
+      has_gpus: whether there are any, so that the others must be kept from them.
+      folder: for logs, heartbeats and the status.
+    """
+
+    job: Job
+    command: tuple[str, ...]
+    shares: tuple[tuple[str, ...], ...]
+    has_gpus: bool
+    folder: pathlib.Path
+
+    def tasks(self, slots: Sequence[int]) -> list[Task]:
+        """Returns the tasks of a group whose workers have these slots."""
+        workers = [Task("worker", index, slot) for index, slot in enumerate(slots)]
+        if self.job.strategy != PARAMETER_SERVER:
+            return workers
+        servers = [Task("ps", index, index) for index in range(self.job.num_ps)]
+        return [Task("chief", 0, 0), *workers, *servers]
+
+    def gpus_of(self, task: Task) -> tuple[str, ...]:
+        """Returns the GPUs of a task."""
+        return self.shares[task.slot] if task.role == "worker" else ()
+
+    def environments(self, tasks: Sequence[Task], ports: Sequence[int]) -> list[dict[str, str]]:
+        """Returns the variables of each task."""
+        addresses: dict[str, list[str]] = {}
+        for task, port in zip(tasks, ports, strict=True):
+            addresses.setdefault(task.role, []).append(f"{HOST}:{port}")
+        return [self._variables(task, addresses) for task in tasks]
+
+    def _variables(self, task: Task, addresses: dict[str, list[str]]) -> dict[str, str]:
+        variables = {}
+        if self.job.strategy in CLUSTERS:
+            variables[tf_config.VARIABLE] = tf_config_of(addresses, task.role, task.index)
+        if self.has_gpus:
+            variables[_GPUS] = ",".join(self.gpus_of(task)) or _NO_GPU
+        return variables
