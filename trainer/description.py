@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import hashlib
 import importlib.machinery
 import importlib.metadata
@@ -14,7 +13,6 @@ import platform
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.resources.abc import Traversable
-from typing import Any
 
 import keras
 import numpy as np
@@ -27,15 +25,12 @@ from trainer.checkpoint.resume import data_in_words
 from trainer.checkpoint.structure import Structure
 from trainer.cluster.difference import Description, Part
 from trainer.config import TrainConfig
-from trainer.config.flags.cluster import ClusterFlags
+from trainer.config.meaning import fields
 from trainer.plan import Plan
 
 _PACKAGE = "stepfeed"
 _COMPUTING = ("pipeline", "trainer")  # packages whose sources are compared
 _SITE = ("site-packages", "dist-packages")  # folders of what pip installs, whose versions are its own affair
-# The same folder may be mounted elsewhere, and disks differ in size.
-_OF_EACH_MACHINE = ("data_dir", "model_dir", "log_keys", "metrics_jsonl", "cache_dir", "cache_bytes")
-_OF_EACH_PROCESS = tuple(field.name for field in dataclasses.fields(ClusterFlags))  # compared as a cluster
 
 
 def of(config: TrainConfig, plan: Plan) -> Description:
@@ -219,9 +214,11 @@ def _installed(package: str) -> str:
 
 
 def _flags(config: TrainConfig) -> dict[str, str]:
-    """Returns all flags but for paths, those that are added later, too."""
-    groups: dict[str, dict[str, Any]] = dataclasses.asdict(config)
-    values = {name: value for group in groups.values() for name, value in group.items()}
-    flags = {name: value for name, value in values.items() if name not in _OF_EACH_MACHINE + _OF_EACH_PROCESS}
+    """Returns all flags but for those that may differ, those that are added later, too."""
+    flags = {
+        field.name: getattr(group, field.name)
+        for group, field in fields(config)
+        if not (field.metadata["per_machine"] or field.metadata["per_process"])  # processes are compared as a cluster
+    }
     words = {f"--{name}": f"no --{name}" if value is None else f"--{name}={value}" for name, value in flags.items()}
     return {**words, "--log_keys": "--log_keys" if config.run.log_keys else "no --log_keys"}

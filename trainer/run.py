@@ -21,8 +21,7 @@ from trainer.actions.live import LiveLine
 from trainer.cluster import hosts, lock, rendezvous, tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig, loading
-from trainer.config.flags.cluster import ClusterFlags
-from trainer.config.flags.run import PARAMETER_SERVER, RunFlags
+from trainer.config.run import PARAMETER_SERVER, ClusterFlags, RunFlags
 from trainer.parameter_server import roles
 from trainer.parameter_server import run as parameter_server
 

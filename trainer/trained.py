@@ -21,8 +21,8 @@ from trainer import heavy, plan
 from trainer.checkpoint import files, reader, structure
 from trainer.checkpoint.reader import Record, UnreadableError
 from trainer.config import TrainConfig
-from trainer.config.flags.checkpoint import CheckpointFlags
-from trainer.config.flags.optimizer import OptimizerFlags
+from trainer.config.checkpoint import CheckpointFlags
+from trainer.config.model import OptimizerFlags
 from trainer.step import state
 from trainer.step.state import TrainState
 from trainer.task import data_spec

@@ -18,7 +18,7 @@ from tests.datasets import edit_manifest
 from tests.runs import finish, scalars
 from trainer import trained as built
 from trainer.checkpoint import reader
-from trainer.config.flags.checkpoint import CheckpointFlags
+from trainer.config.checkpoint import CheckpointFlags
 
 MODELS = """
 import keras

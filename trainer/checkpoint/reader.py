@@ -17,8 +17,7 @@ from pipeline.errors import DataError, UsageError
 from trainer.checkpoint.files import path_of
 from trainer.cluster.failures import first_line
 from trainer.config import TrainConfig
-from trainer.config.flags.aggregation import AggregationFlags
-from trainer.config.flags.cluster import ClusterFlags
+from trainer.config.run import AggregationFlags, ClusterFlags
 from trainer.run_folder import BEST
 
 _RECORD = "record/.ATTRIBUTES/py_state"  # where tf.train.Checkpoint(record=PythonState) puts it

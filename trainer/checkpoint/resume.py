@@ -15,8 +15,8 @@ from pipeline.resolved import ResolvedRequest
 from trainer.checkpoint import structure as structures
 from trainer.checkpoint.structure import Change, Structure
 from trainer.config import TrainConfig
-from trainer.config.changes import changed_flags
-from trainer.config.flags.model import dtype_policy
+from trainer.config.model import dtype_policy
+from trainer.config.train_config import changed_flags
 
 _NOT_ALONE = ("structure", "data", "order", "config")  # parts of a checkpoint's content that are compared by themselves
 _DIGEST = "manifest_digest"  # the field of an order spec, in a mixture after `source 0: `

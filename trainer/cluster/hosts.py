@@ -7,7 +7,7 @@ import os
 
 from pipeline.errors import UsageError
 from trainer.cluster.tf_config import VARIABLE
-from trainer.config.flags.cluster import ClusterFlags
+from trainer.config.run import ClusterFlags
 
 SOURCE = "--worker_hosts"  # what messages call it
 

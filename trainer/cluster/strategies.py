@@ -8,7 +8,7 @@ from pipeline.errors import UsageError
 from pipeline.order import order
 from trainer.cluster import joining
 from trainer.cluster.tf_config import Cluster
-from trainer.config.flags.run import RunFlags
+from trainer.config.run import RunFlags
 
 
 def create(flags: RunFlags, global_batch_size: int, cluster: Cluster) -> tf.distribute.Strategy:

@@ -1,36 +1,44 @@
-"""The whole config of a run: from the command line, a file, or keywords."""
+"""The whole config of a run: from the command line, a file, or keywords; what values of several groups rule out."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import functools
+import json
+import os
 import re
 import sys
+import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.commands import commandline
+from pipeline.commands import commandline, flags
 from pipeline.errors import UsageError, unknown
-from trainer.config import file, together
-from trainer.config.flags.aggregation import AggregationFlags
-from trainer.config.flags.cluster import ClusterFlags
-from trainer.config.flags.data import DataFlags
-from trainer.config.flags.model import ModelFlags
-from trainer.config.flags.optimizer import OptimizerFlags
-from trainer.config.flags.order import OrderFlags
-from trainer.config.flags.output import OutputFlags
-from trainer.config.flags.run import PARAMETER_SERVER, RunFlags
-from trainer.config.flags.steps import StepFlags
+from pipeline.manifest.sources import parse_sources
+from trainer.config import file
+from trainer.config.data import DataFlags, OrderFlags
+from trainer.config.meaning import (
+    PARAMETER_SERVER,
+    check_apart,
+    check_local,
+    check_parameter_server,
+    fields,
+    shapes_training,
+)
+from trainer.config.model import ENDING, ModelFlags, OptimizerFlags
 from trainer.config.model_defaults import DEFAULT_EPOCHS, MODEL_DEFAULTS, OWN_EPOCHS, defaults_of
-from trainer.config.values import as_flag
+from trainer.config.run import AggregationFlags, ClusterFlags, RunFlags
+from trainer.config.steps import OutputFlags, StepFlags
 
 _DESCRIPTION = (
     "Trains a model on one device or many; resumes where it stopped. --config=FILE.yaml takes flags from a file, which "
     "those of the command line override; --dump_config prints them all, as such a file, and ends."
 )
 _GIVEN = "_given"  # no field: the flags that `TrainConfig.of` was given
+_INT64 = (1 << 63) - 1  # TensorFlow's whole numbers
+_CALLED = {str: "a text", int: "a whole number", float: "a number", bool: "True or False", types.NoneType: "None"}
 _ALIAS = re.compile(r"^--task_id(?==|$)")  # of the classic examples
 
 
@@ -50,16 +58,15 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Checks values of several groups together."""
-        together.check_cluster(self.run.strategy, self.cluster)
-        together.check_aggregation(self.run.strategy, self.aggregation, self.order.global_batch_size)
+        self._check_cluster()
+        self._check_aggregation()
         if self.run.strategy == PARAMETER_SERVER:
-            together.check_parameter_server(self)
+            self._check_parameter_server()
         if self.order.virtual_replicas is not None and self.run.strategy == "central_storage":
             raise UsageError(
                 f"--virtual_replicas={self.order.virtual_replicas} with --strategy=central_storage: is not supported; "
                 "use one_device, mirrored or multiworker"
             )
-
         if self.output.headspace and self.run.log_keys:
             raise UsageError(
                 f"--headspace={self.output.headspace} with --log_keys={self.run.log_keys}: waiting for input is not "
@@ -86,7 +93,7 @@ class TrainConfig:
             if name not in _groups_of_flags():
                 raise unknown("flag", name, _groups_of_flags())
         config = cls._of(flags)
-        together.check_given(config)
+        config._check_given()
         vars(config)[_GIVEN] = flags
         return config
 
@@ -106,7 +113,7 @@ class TrainConfig:
 
     @classmethod
     def _of(cls, flags: Mapping[str, Any]) -> TrainConfig:
-        given = {name: as_flag(name, value, _types_of_flags()[name]) for name, value in flags.items()}
+        given = {name: _as_flag(name, value, _types_of_flags()[name]) for name, value in flags.items()}
         model = given.get("model", None if given.get("task") else ModelFlags.model)
         values = {**defaults_of(model, given.get("optimizer")), **given}
         for name in ("data_dir", "model_dir"):
@@ -140,6 +147,110 @@ class TrainConfig:
         epochs = self.steps.epochs or DEFAULT_EPOCHS.get(self.model.model, OWN_EPOCHS)
         return self.steps.train_steps or epochs * steps_per_epoch
 
+    def _check_given(self) -> None:
+        """Raises UsageError where a user gives what cannot work; what an earlier run has stored may have it."""
+        check_local(self.run, "model_dir", "log_keys")
+        check_local(self.output, "metrics_jsonl", what="file")
+        check_apart("model_dir", self.run.model_dir, self.data.data_dir)
+        check_apart("log_keys", self.run.log_keys, self.data.data_dir)
+        for name in _groups():
+            flags.check_most(getattr(self, name), _INT64)
+        self._check_used()
+
+    def _check_used(self) -> None:
+        """Raises UsageError where a flag has no effect beside the others."""
+        steps, output = self.steps, self.output
+        if steps.eval_every and not self.data.evaluates:
+            raise UsageError(
+                f"--eval_every={steps.eval_every} with --eval_split={self.data.eval_split or 'none'}: there is nothing "
+                "to evaluate; give --eval_every=0, or a split"
+            )
+        for name in ("best_metric", "best_mode"):
+            value = getattr(steps, name)
+            if value and value != getattr(type(steps), name) and not steps.ranks:
+                raise UsageError(
+                    f"--{name}={value}: evaluations are ranked for --keep_best and --early_stopping alone; give one of "
+                    f"them, or leave --{name} out"
+                )
+        for name in ("histogram_every", "image_every"):
+            value = getattr(output, name)
+            if value and not (steps.summary_every or steps.summary_secs):
+                raise UsageError(
+                    f"--{name}={value} with --summary_every=0: nothing is written for TensorBoard; give --{name}=0, or "
+                    "--summary_every=STEPS"
+                )
+
+    def _check_cluster(self) -> None:
+        """Raises UsageError where the flags of a cluster do not fit the strategy."""
+        strategy, cluster = self.run.strategy, self.cluster
+        if not cluster.given:
+            return
+        if strategy not in ("multiworker", PARAMETER_SERVER):
+            raise UsageError(
+                f"--worker_hosts={cluster.worker_hosts} with --strategy={strategy}: is for --strategy=multiworker and "
+                f"{PARAMETER_SERVER}"
+            )
+        if strategy == "multiworker":
+            for name, value in (("ps_hosts", cluster.ps_hosts), ("chief_host", cluster.chief_host)):
+                if value:
+                    raise UsageError(f"--{name}={value} with --strategy=multiworker: its processes are all workers")
+        elif not cluster.ps_hosts:
+            raise UsageError(f"--strategy={strategy}: needs --ps_hosts=host:port,... as well as --worker_hosts")
+
+    def _check_aggregation(self) -> None:
+        """Raises UsageError where gradients cannot come together as the flags say."""
+        strategy, number, rows = self.run.strategy, self.aggregation.replicas_to_aggregate, self.order.global_batch_size
+        if self.aggregation.sync and strategy != PARAMETER_SERVER:
+            raise UsageError(
+                f"--sync with --strategy={strategy}: this strategy is synchronous anyway; leave it out, or use "
+                f"--strategy={PARAMETER_SERVER}"
+            )
+        if number and rows % number:
+            raise UsageError(
+                f"--replicas_to_aggregate={number} with --global_batch_size={rows}: each gradient is of an equal part "
+                "of the global batch; give a multiple"
+            )
+
+    def _check_parameter_server(self) -> None:
+        """Raises UsageError where a flag has no meaning, or is not supported, with parameter servers."""
+        check_parameter_server(self)
+        if not isinstance(parse_sources(self.data.data_dir), str):
+            raise UsageError(
+                f"--data_dir={self.data.data_dir} with --strategy={PARAMETER_SERVER}: trains on one data set; use "
+                "--strategy=multiworker for several"
+            )
+        name = self.optimizer.optimizer.partition("(")[0].strip()
+        if name == "nadam":
+            raise UsageError(
+                f"--optimizer={name} with --strategy={PARAMETER_SERVER}: it multiplies a variable once per step, which "
+                "several workers would do at once; use adam"
+            )
+
+
+def changed_flags(stored: Mapping[str, Mapping[str, Any]], config: TrainConfig) -> list[str]:
+    """Returns `--learning_rate was 0.05, is 0.01` for each flag that shapes the training and has changed.
+
+    Args:
+      stored: another run's flags by group, of this version or an earlier one; a flag that is not there is not compared.
+      config: this run's flags.
+    """
+    before = {name: value for group in stored.values() for name, value in group.items()}
+    shaping = [
+        (field.name, getattr(group, field.name)) for group, field in fields(config) if shapes_training(group, field)
+    ]
+    if config.optimizer.schedule in ENDING:
+        shaping += [(name, getattr(config.steps, name)) for name in ("train_steps", "epochs")]
+    here = json.loads(json.dumps(dict(shaping)))  # as a checkpoint stores them
+    return [
+        f"--{name} was {_text(before[name])}, is {_text(value)}"
+        for name, value in here.items()
+        if name in before and before[name] != value
+    ]
+
+
+def _text(value: Any) -> str:
+    return "unset" if value is None else str(value)
+
 
 def parse(argv: Sequence[str] | None) -> TrainConfig:
     """Returns the config of the command line; its defaults are those of the model and the optimizer that it names.
@@ -157,7 +268,7 @@ def parse(argv: Sequence[str] | None) -> TrainConfig:
     config = commandline.parse(
         "trainer.run", _DESCRIPTION, TrainConfig, arguments, _by_group({**defaults, "model": model})
     )
-    together.check_given(config)
+    config._check_given()
     if dumps:
         print(file.text_of(dataclasses.asdict(config)), end="", flush=True)
         sys.exit(0)
@@ -213,3 +324,28 @@ def _groups_of_flags() -> dict[str, str]:
 def _types_of_flags() -> dict[str, Any]:
     """Returns the type of each flag, by its name."""
     return {name: kind for group in _groups().values() for name, kind in typing.get_type_hints(group).items()}
+
+
+def _as_flag(name: str, given: Any, kind: Any) -> Any:
+    """Returns a value in the type of its flag, as a checkpoint stores it: a path as text, a number as one of Python's.
+
+    Args:
+      name: of the flag.
+      given: the value.
+      kind: the type of the flag, such as `int | None`.
+
+    Raises:
+      UsageError: it is of another type.
+    """
+    kinds = typing.get_args(kind) or (kind,)
+    value = os.fspath(given) if isinstance(given, os.PathLike) else given
+    if (numpy := sys.modules.get("numpy")) and isinstance(value, numpy.generic):  # imported by whoever made it
+        value = value.item()
+    if type(value) is int and float in kinds:
+        return float(value)
+    if type(value) is float and int in kinds and value.is_integer():
+        return int(value)
+    if type(value) not in kinds:  # not of a subclass either: YAML does not write them
+        known = " or ".join(_CALLED[one] for one in kinds)
+        raise UsageError(f"{name}={given!r}: must be {known}; got {type(given).__name__}")
+    return value

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 
+from pipeline.commands.flags import flag
 from pipeline.errors import UsageError, unknown
-from trainer.config.flags.checkpoint import CheckpointFlags
-from trainer.config.flags.checks import check_apart, check_least, check_local, check_positive
+from trainer.config.checkpoint import CheckpointFlags
+from trainer.config.meaning import check_apart, check_local
 
 FORMATS = {  # with the libraries that each needs besides TensorFlow
     "saved_model": (),
@@ -19,26 +20,27 @@ FORMATS = {  # with the libraries that each needs besides TensorFlow
 
 @dataclasses.dataclass(frozen=True)
 class _Required:
-    output: str  # folder to make; one that is there is not touched
+    output: str = flag(text="folder to make; one that is there is not touched")
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportConfig(CheckpointFlags, _Required):
     """What is exported, and how it is compared. Flags of the data that are not given are those of the run."""
 
-    format: str = "saved_model,keras"  # of saved_model, keras, onnx and stablehlo, with commas between
-    stablehlo_batch: int = 1  # images that the StableHLO program takes: its shapes are static
-    examples: int = 200  # of the split, on which each file is compared with the trained model
-    tolerance: float | None = None
-    """most that a probability may differ by (None: 1e-4; 0.02 if --precision is not float32, or JPEGs are cropped)"""
+    format: str = flag("saved_model,keras", "of saved_model, keras, onnx and stablehlo, with commas between")
+    stablehlo_batch: int = flag(1, "images that the StableHLO program takes: its shapes are static", least=1)
+    examples: int = flag(200, "of the split, on which each file is compared with the trained model", least=1)
+    tolerance: float | None = flag(
+        None,
+        "most that a probability may differ by (None: 1e-4; 0.02 if --precision is not float32, or JPEGs are cropped)",
+        above=0,
+    )
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
         super().__post_init__()
         check_local(self, "output")
         check_apart("output", self.output, self.data_dir)
-        check_least(self, 1, "stablehlo_batch", "examples")
-        check_positive(self, "tolerance")
         for name in self.formats:
             if name not in FORMATS:
                 raise unknown("--format", name, FORMATS)

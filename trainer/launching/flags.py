@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from pipeline.commands.flags import check, check_most, flag
 from pipeline.errors import UsageError
-from trainer.config.flags.checks import check_least, check_most, check_name, check_positive
 from trainer.launching.target_flags import (
     MOST_NUMBER,
     Elsewhere,
@@ -23,35 +23,63 @@ TARGETS = ("local", "kubernetes", "slurm")
 class JobFlags:
     """What is started, and where."""
 
-    num_workers: int | None = None  # processes that train (None: the most of --elastic, else 1)
-    num_ps: int = 0  # parameter servers; 1 or more: --strategy=parameter_server, with a chief besides the workers
-    gpus_per_worker: int | None = None  # (None: here, all GPUs divided among the workers; elsewhere, none)
-    target: str = "local"  # local: starts the job here; kubernetes, slurm: prints what starts it there
+    num_workers: int | None = flag(
+        None, "processes that train (None: the most of --elastic, else 1)", least=1, most=_MOST_PROCESSES
+    )
+    num_ps: int = flag(
+        0,
+        "parameter servers; 1 or more: --strategy=parameter_server, with a chief besides the workers",
+        least=0,
+        most=_MOST_PROCESSES,
+    )
+    gpus_per_worker: int | None = flag(
+        None,
+        "(None: here, all GPUs divided among the workers; elsewhere, none)",
+        least=0,
+        most=_MOST_PROCESSES,
+    )
+    target: str = flag(
+        "local", "local: starts the job here; kubernetes, slurm: prints what starts it there", known=TARGETS
+    )
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        check_name("target", self.target, TARGETS)
-        check_least(self, 1, "num_workers")
-        check_least(self, 0, "num_ps", "gpus_per_worker")
-        check_most(self, _MOST_PROCESSES, "num_workers", "num_ps", "gpus_per_worker")
+        check(self)
+        check_most(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class RestartFlags:
     """What happens when a process fails."""
 
-    max_restarts: int = 10  # of the group, or of each asynchronous worker; 0: none
-    restart_delay: float = 1.0  # seconds before the first restart; doubles with each one that made no progress
-    silent_timeout: float = 120.0  # seconds without a sign of life, or of steps, after which a process is killed
-    stop_timeout: float = 120.0  # seconds that processes have to save and end before they are killed
-    regrow_delay: float = 60.0  # seconds before a lost worker is tried again; doubles with each time it is lost
-    elastic: str | None = None  # MIN:MAX workers, such as 1:4: goes on with fewer when one cannot be restarted
+    max_restarts: int = flag(10, "of the group, or of each asynchronous worker; 0: none", least=0, most=MOST_NUMBER)
+    restart_delay: float = flag(
+        1.0,
+        "seconds before the first restart; doubles with each one that made no progress",
+        least=0,
+        most=MOST_NUMBER,
+    )
+    silent_timeout: float = flag(
+        120.0,
+        "seconds without a sign of life, or of steps, after which a process is killed",
+        above=0,
+        most=MOST_NUMBER,
+    )
+    stop_timeout: float = flag(
+        120.0, "seconds that processes have to save and end before they are killed", above=0, most=MOST_NUMBER
+    )
+    regrow_delay: float = flag(
+        60.0,
+        "seconds before a lost worker is tried again; doubles with each time it is lost",
+        least=0,
+        most=MOST_NUMBER,
+    )
+    elastic: str | None = flag(None, "MIN:MAX workers, such as 1:4: goes on with fewer when one cannot be restarted")
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        check_least(self, 0, "max_restarts", "restart_delay", "regrow_delay")
-        check_positive(self, "silent_timeout", "stop_timeout")
-        check_most(self, MOST_NUMBER, "max_restarts", "restart_delay", "regrow_delay", "silent_timeout", "stop_timeout")
+        check(self)
+        check_most(self)
         self.elastic_range  # noqa: B018, it raises
 
     @property

@@ -7,19 +7,20 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 
+from pipeline.commands.flags import check_name
 from pipeline.errors import UsageError
 from trainer import config as configs
 from trainer.config import TrainConfig
-from trainer.config.flags.checks import check_name
-from trainer.config.flags.run import STRATEGIES
+from trainer.config.meaning import PARAMETER_SERVER
+from trainer.config.run import STRATEGIES, ClusterFlags
 from trainer.launching import sizes
 from trainer.launching.flags import JobFlags, LaunchFlags, RestartFlags
 from trainer.launching.target_flags import Elsewhere, KubernetesFlags, ProcessFlags, SlurmFlags
 
-MULTIWORKER, PARAMETER_SERVER = "multiworker", "parameter_server"
+MULTIWORKER = "multiworker"
 CLUSTERS = (MULTIWORKER, PARAMETER_SERVER)  # strategies of several processes, which TF_CONFIG tells of each other
 # What says which process of the job one is, in a flag of trainer.run or a variable.
-_SET_HERE = ("job_name", "task_index", "task_id", "worker_hosts", "ps_hosts", "chief_host")
+_SET_HERE = frozenset(field.name for field in dataclasses.fields(ClusterFlags) if field.metadata["per_process"])
 _VARIABLE = "TF_CONFIG"
 _OWN_FLAGS = frozenset(
     field.name
@@ -77,7 +78,7 @@ class Job:
         num_workers = _num_workers(job.num_workers, restarts.elastic_range)
         given = _given_strategy(trainer_flags)
         if given is not None:
-            check_name("strategy", given, (*STRATEGIES, PARAMETER_SERVER))
+            check_name("strategy", given, STRATEGIES)
         strategy = _strategy(num_workers, job.num_ps, given)
         all_flags = (*_without_strategy(trainer_flags), f"--strategy={strategy}")
         config = configs.parse(all_flags)
@@ -132,7 +133,7 @@ def _check_not_set_here(flags: Sequence[str]) -> None:
         name = token.partition("=")[0].lstrip("-")
         if token.startswith("--") and name in _OWN_FLAGS:
             raise UsageError(f"{token}: is a flag of the launcher; give it before --")
-        if name in (*_SET_HERE, _VARIABLE):
+        if name in (*_SET_HERE, "task_id", _VARIABLE):
             raise UsageError(f"{token}: the launcher tells each process which one it is; leave {name} out")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from pipeline.errors import UsageError
 from pipeline.order.counts import divisors
-from trainer.config.flags.order import OrderFlags
+from trainer.config.data import OrderFlags
 
 
 def works(order: OrderFlags, num_workers: int, per_worker: int) -> bool:

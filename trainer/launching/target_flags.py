@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.commands.flags import check, check_most, flag
 from pipeline.errors import UsageError
-from trainer.config.flags.checks import check_least, check_most, check_name
 
 KINDS = ("jobset", "trainjob", "tfjob")
 _MEMORY = re.compile(r"([1-9]\d*)([MGT])i")
@@ -31,34 +31,26 @@ MOST_NUMBER = 2**31 - 1  # in Kubernetes: seconds, counts, users and groups
 # What the launcher sets itself for each process.
 _SET_HERE = ("TF_CONFIG", "TASK_INDEX", "PYTHONUNBUFFERED", "STEPFEED_HEARTBEAT")
 _SLURM_NAMES = re.compile(r"[A-Za-z0-9_.,+@/-]+")
-_MOST_PORT = 65535
 _LONGEST_IMAGE = 255
-
-
-def _repeated(metavar: str, text: str) -> dict[str, Any]:
-    """Returns what simple_parsing is to know of a flag that may be given several times, with its text for --help."""
-    text = f"{text}; may be given several times"
-    return {"custom_args": {"action": "append", "nargs": None, "metavar": metavar, "help": text}}
 
 
 @dataclasses.dataclass(frozen=True)
 class ProcessFlags:
     """What the job is called on another scheduler, and what each of its processes gets there."""
 
-    name: str | None = None  # of the job, in lower-case letters, digits and hyphens (None: train)
-    cpus: int | None = None  # of each process
-    memory: str | None = None  # of each process, such as 16Gi
-    port: int | None = None  # that processes listen on (None: 2222; slurm: follows from the job's number)
-    env: list[str] | None = dataclasses.field(
-        default=None, metadata=_repeated("NAME=VALUE", "variable of each process")
+    name: str | None = flag(None, "of the job, in lower-case letters, digits and hyphens (None: train)")
+    cpus: int | None = flag(None, "of each process", least=1, most=MOST_NUMBER)
+    memory: str | None = flag(None, "of each process, such as 16Gi")
+    port: int | None = flag(
+        None, "that processes listen on (None: 2222; slurm: follows from the job's number)", least=1, most=65535
     )
+    env: list[str] | None = flag(None, "variable of each process", metavar="NAME=VALUE", repeated=True)
 
     def __post_init__(self) -> None:
         """Checks the values."""
         self.variables  # noqa: B018, it raises
-        check_least(self, 1, "cpus", "port")
-        check_most(self, _MOST_PORT, "port")
-        check_most(self, MOST_NUMBER, "cpus")
+        check(self)
+        check_most(self)
         if self.name is not None and not _DNS_LABEL.fullmatch(self.name):
             raise UsageError(f"--name={self.name}: must be lower-case letters, digits and hyphens, such as cifar-10")
         if self.memory is not None and not _MEMORY.fullmatch(self.memory):
@@ -96,31 +88,31 @@ class Mount:
 class KubernetesFlags:
     """What --target=kubernetes prints."""
 
-    kind: str | None = None  # jobset, trainjob (Kubeflow Trainer 2) or tfjob (Training Operator 1) (None: jobset)
-    image: str | None = None  # container image with this package; required
-    namespace: str | None = None  # of the job (None: that of kubectl)
-    volume: str | None = None  # CLAIM:/FOLDER or CLAIM:/FOLDER:ro, with commas between: claims and where pods see them
-    secret_env: list[str] | None = dataclasses.field(
-        default=None, metadata=_repeated("NAME=SECRET:KEY", "variable from a secret")
+    kind: str | None = flag(
+        None, "jobset, trainjob (Kubeflow Trainer 2) or tfjob (Training Operator 1) (None: jobset)", known=KINDS
     )
-    service_account: str | None = None  # that pods run as (None: the namespace's default)
-    node_selector: list[str] | None = dataclasses.field(
-        default=None, metadata=_repeated("LABEL=VALUE", "of the nodes to run on")
+    image: str | None = flag(None, "container image with this package; required")
+    namespace: str | None = flag(None, "of the job (None: that of kubectl)")
+    volume: str | None = flag(
+        None, "CLAIM:/FOLDER or CLAIM:/FOLDER:ro, with commas between: claims and where pods see them"
     )
-    toleration: list[str] | None = dataclasses.field(
-        default=None, metadata=_repeated("KEY[=VALUE][:EFFECT]", "of a taint of nodes")
+    secret_env: list[str] | None = flag(None, "variable from a secret", metavar="NAME=SECRET:KEY", repeated=True)
+    service_account: str | None = flag(None, "that pods run as (None: the namespace's default)")
+    node_selector: list[str] | None = flag(None, "of the nodes to run on", metavar="LABEL=VALUE", repeated=True)
+    toleration: list[str] | None = flag(None, "of a taint of nodes", metavar="KEY[=VALUE][:EFFECT]", repeated=True)
+    priority_class: str | None = flag(None, "of the pods")
+    pull_secret: list[str] | None = flag(None, "for the image's registry", metavar="SECRET", repeated=True)
+    run_as: str | None = flag(
+        None, "UID or UID:GID of the processes; volumes are given to the group (None: the image's)"
     )
-    priority_class: str | None = None  # of the pods
-    pull_secret: list[str] | None = dataclasses.field(
-        default=None, metadata=_repeated("SECRET", "for the image's registry")
+    ttl: int | None = flag(
+        None, "seconds after its end at which the job is deleted (None: never)", least=0, most=MOST_NUMBER
     )
-    run_as: str | None = None  # UID or UID:GID of the processes; volumes are given to the group (None: the image's)
-    ttl: int | None = None  # seconds after its end at which the job is deleted (None: never)
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        if self.kind is not None:
-            check_name("kind", self.kind, KINDS)
+        check(self)
+        check_most(self)
         if self.namespace is not None and not _NAMESPACE.fullmatch(self.namespace):
             raise UsageError(
                 f"--namespace={self.namespace}: must be lower-case letters, digits and hyphens, at most 63"
@@ -129,13 +121,11 @@ class KubernetesFlags:
             raise UsageError(
                 f"--image={self.image}: is not the name of an image, such as registry.example/team/stepfeed:0.1.0"
             )
-        for flag in ("service_account", "priority_class"):
-            if (name := getattr(self, flag)) is not None:
-                _check_name_of_object(flag, name, name)
+        for field in ("service_account", "priority_class"):
+            if (name := getattr(self, field)) is not None:
+                _check_name_of_object(field, name, name)
         for name in self.pull_secret or ():
             _check_name_of_object("pull_secret", name, name)
-        if self.ttl is not None and not 0 <= self.ttl <= MOST_NUMBER:
-            raise UsageError(f"--ttl={self.ttl}: must be seconds from 0 to {MOST_NUMBER}")
         self.mounts, self.secrets, self.node_labels, self.tolerations, self.user  # noqa: B018, they raise
 
     @property
@@ -210,16 +200,18 @@ class KubernetesFlags:
 class SlurmFlags:
     """What --target=slurm prints."""
 
-    time_limit: str | None = None  # such as 12:00:00 or 2-00:00:00; the run is saved and requeued before it
-    tasks_per_node: int | None = None  # processes on each node (None: 1)
-    partition: str | None = None  # where to run
-    account: str | None = None  # whose time it is
-    sbatch: str | None = None  # further options of sbatch, with semicolons between: '--qos=high; --exclude=n[1-4]'
-    setup: str | None = None  # shell commands before the processes start: 'module load cuda; . venv/bin/activate'
+    time_limit: str | None = flag(None, "such as 12:00:00 or 2-00:00:00; the run is saved and requeued before it")
+    tasks_per_node: int | None = flag(None, "processes on each node (None: 1)", least=1)
+    partition: str | None = flag(None, "where to run")
+    account: str | None = flag(None, "whose time it is")
+    sbatch: str | None = flag(
+        None, "further options of sbatch, with semicolons between: '--qos=high; --exclude=n[1-4]'"
+    )
+    setup: str | None = flag(None, "shell commands before the processes start: 'module load cuda; . venv/bin/activate'")
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        check_least(self, 1, "tasks_per_node")
+        check(self)
         if self.time_limit is not None and not _TIME.fullmatch(self.time_limit):
             raise UsageError(
                 f"--time_limit={self.time_limit}: must be minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, such as "
@@ -228,13 +220,13 @@ class SlurmFlags:
         for option in self.options:
             if not option.startswith("-"):
                 raise UsageError(f"--sbatch={self.sbatch}: {option!r} is not an option of sbatch, such as --qos=high")
-        for flag in ("sbatch", "setup"):
-            if "\n" in (getattr(self, flag) or ""):
-                raise UsageError(f"--{flag}: must be one line")
-        for flag in ("partition", "account"):
-            value = getattr(self, flag)
+        for name in ("sbatch", "setup"):
+            if "\n" in (getattr(self, name) or ""):
+                raise UsageError(f"--{name}: must be one line")
+        for name in ("partition", "account"):
+            value = getattr(self, name)
             if value is not None and not _SLURM_NAMES.fullmatch(value):
-                raise UsageError(f"--{flag}={value}: must be a name that sbatch takes, without spaces or quotes")
+                raise UsageError(f"--{name}={value}: must be a name that sbatch takes, without spaces or quotes")
 
     @property
     def options(self) -> tuple[str, ...]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError, UsageError, of_user
 from trainer.cluster import failures
-from trainer.config.flags.model import ModelFlags
 from trainer.config.loading import load
+from trainer.config.model import ModelFlags
 from trainer.config.model_defaults import WITH_DROPOUT
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ import os
 from pipeline.commands.text import count_of
 from pipeline.errors import UsageError
 from trainer.cluster import hosts, tf_config
-from trainer.config.flags.cluster import ClusterFlags
-from trainer.config.flags.run import PARAMETER_SERVER
+from trainer.config.run import PARAMETER_SERVER, ClusterFlags
 
 CHIEF, WORKER, PS = "chief", "worker", "ps"
 _JOBS = (CHIEF, WORKER, PS)

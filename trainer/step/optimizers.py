@@ -9,7 +9,7 @@ import keras
 
 from pipeline.commands.call import parse_call
 from pipeline.errors import UsageError
-from trainer.config.flags.optimizer import WITH_MOMENTUM, OptimizerFlags
+from trainer.config.model import WITH_MOMENTUM, OptimizerFlags
 
 _OWN_FLAGS = ("learning_rate", "weight_decay", "momentum", "nesterov")  # and no arguments in --optimizer
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from trainer.config.flags.optimizer import OptimizerFlags
+from trainer.config.model import OptimizerFlags
 
 Schedule = Callable[[tf.Tensor], tf.Tensor]  # global step (int64 scalar) -> rate of the next update (float32 scalar)
 

@@ -11,8 +11,7 @@ import tensorflow as tf
 from pipeline.errors import UsageError
 from trainer import models
 from trainer.config import TrainConfig
-from trainer.config.flags.model import dtype_policy
-from trainer.config.flags.optimizer import OptimizerFlags
+from trainer.config.model import OptimizerFlags, dtype_policy
 from trainer.step import optimizers
 from trainer.step.averages import Averages
 from trainer.step.forward import check_state

@@ -6,7 +6,7 @@ import tensorflow as tf
 from tests.runs import scalars
 from trainer.actions.events import EventFile
 from trainer.actions.scalars import TrainScalars
-from trainer.config.flags.optimizer import OptimizerFlags
+from trainer.config.model import OptimizerFlags
 from trainer.loop import Progress
 from trainer.step import schedules
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from trainer import models
 from trainer.checkpoint import structure
-from trainer.config.flags.model import ModelFlags
+from trainer.config.model import ModelFlags
 
 L = keras.layers
 

@@ -2,7 +2,7 @@ import pytest
 
 from pipeline.errors import UsageError
 from trainer.cluster import hosts, tf_config
-from trainer.config.flags.cluster import ClusterFlags
+from trainer.config.run import ClusterFlags
 
 
 @pytest.fixture(autouse=True)

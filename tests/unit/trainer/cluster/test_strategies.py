@@ -4,7 +4,7 @@ import tensorflow as tf
 from pipeline.errors import UsageError
 from trainer.cluster import strategies
 from trainer.cluster.tf_config import ALONE, Cluster
-from trainer.config.flags.run import RunFlags
+from trainer.config.run import RunFlags
 
 
 def create(cluster=ALONE, global_batch_size=100, **flags):

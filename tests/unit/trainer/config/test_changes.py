@@ -3,8 +3,8 @@ import json
 
 import pytest
 
-from trainer.config.changes import changed_flags
-from trainer.config.flags.optimizer import OptimizerFlags
+from trainer.config.model import OptimizerFlags
+from trainer.config.train_config import changed_flags
 
 
 @pytest.fixture

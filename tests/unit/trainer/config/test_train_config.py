@@ -9,7 +9,7 @@ import pytest
 from pipeline.errors import UsageError
 from trainer import evaluate, export, launch, models
 from trainer.config import TrainConfig, model_defaults, parse
-from trainer.config.flags.optimizer import OPTIMIZERS
+from trainer.config.model import OPTIMIZERS
 from trainer.config.train_config import _types_of_flags
 
 PATHS = ["--data_dir=D", "--model_dir=M"]
@@ -203,13 +203,13 @@ def test_last_step(flags, last_step):
         (["--schedule=piecewise", "--decay_at=3;4"], ["--decay_at=3;4", "such as 91,136"]),
         (["--ema=1"], ["--ema=1.0", "below 1"]),
         (["--clip_norm=0"], ["--clip_norm=0.0", "above 0"]),
-        (["--label_smoothing=1"], ["--label_smoothing=1.0", "less than 1"]),
+        (["--label_smoothing=1"], ["--label_smoothing=1.0", "below 1"]),
         (["--precision=float8"], ["--precision", "'float8'", "float16"]),
         (["--task=my_task"], ["--task=my_task", "my_module:MyTask"]),
         (["--dropout=0.5"], ["--dropout=0.5", "--model=mlp", "resnet20"]),
         (["--learning_rate=nan"], ["--learning_rate=nan"]),
         (["--learning_rate=0"], ["--learning_rate=0.0", "above 0"]),
-        (["--momentum=1"], ["--momentum=1.0", "less than 1"]),
+        (["--momentum=1"], ["--momentum=1.0", "below 1"]),
         (["--streams=3"], ["streams=3", "global_batch_size=100", "2 and 4"]),
         (["--epochs=many"], ["--epochs", "many"]),
         (["extra"], ["extra"]),

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from trainer import models
-from trainer.config.flags.model import ModelFlags
+from trainer.config.model import ModelFlags
 from trainer.config.model_defaults import MODEL_DEFAULTS
 from trainer.exporting.plain_layers import plain
 from trainer.models import layers

@@ -1,7 +1,7 @@
 import pytest
 
 from pipeline.errors import UsageError
-from trainer.config.flags.order import OrderFlags
+from trainer.config.data import OrderFlags
 from trainer.launching import sizes
 
 

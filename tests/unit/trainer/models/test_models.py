@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from pipeline.errors import UsageError
 from trainer import models
-from trainer.config.flags.model import ModelFlags
+from trainer.config.model import ModelFlags
 from trainer.models import layers
 
 

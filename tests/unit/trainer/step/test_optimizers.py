@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from pipeline.errors import UsageError
-from trainer.config.flags.optimizer import OPTIMIZERS, OptimizerFlags
+from trainer.config.model import OPTIMIZERS, OptimizerFlags
 from trainer.step import optimizers
 
 NOT_OPTIMIZERS = {"lossscaleoptimizer", "optimizer", "optimizermap"}

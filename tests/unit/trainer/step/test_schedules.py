@@ -3,7 +3,7 @@ import math
 import pytest
 import tensorflow as tf
 
-from trainer.config.flags.optimizer import OptimizerFlags
+from trainer.config.model import OptimizerFlags
 from trainer.step import schedules
 
 

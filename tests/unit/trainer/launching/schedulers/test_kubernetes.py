@@ -477,7 +477,7 @@ def test_a_tfjobs_process_gets_sigterm(documents_of, tmp_path):
         (["--run_as=root"], "--run_as=root: must be UID or UID:GID"),
         (["--run_as=1:"], "--run_as=1:: must be UID or UID:GID"),
         (["--run_as=4294967296"], "numbers up to 2147483647"),
-        (["--ttl=-1"], "--ttl=-1: must be seconds from 0"),
+        (["--ttl=-1"], "--ttl=-1: must be 0 or more"),
         (["--ttl=5", "--kind=trainjob"], "--ttl=5 with --kind=trainjob: a TrainJob has no time to live"),
         ([f"--env=A={'x' * 140000}"], "A has 140,000 bytes, of which Linux takes at most"),
     ],

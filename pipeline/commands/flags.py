@@ -1,0 +1,112 @@
+"""Flags as fields of dataclasses: `flag` declares one together with all that is known of it; `check` uses that."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from pipeline.errors import UsageError, unknown
+
+# What each bound asks of a value, and how a message says it.
+_BOUNDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
+    "least": (operator.ge, "{} or more"),
+    "above": (lambda value, bound: math.isfinite(value) and value > bound, "a number above {}"),
+    "below": (operator.lt, "below {}"),
+    "most": (operator.le, "{} or less"),
+}
+
+
+def flag(
+    default: Any = dataclasses.MISSING,
+    text: str = "",
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+    known: Iterable[str] | None = None,
+    metavar: str | None = None,
+    positional: bool = False,
+    repeated: bool = False,
+    meaning: Mapping[str, Any] | None = None,
+) -> Any:
+    """Returns a field of a dataclass that is a flag of a command.
+
+    Args:
+      default: its value where it is not given; without one it is required.
+      text: for --help.
+      least: the smallest value that works; None is never compared with a bound.
+      above: the values that work are finite and larger.
+      below: the values that work are smaller.
+      most: the largest value that works; compared by `check_most` alone.
+      known: the names that work.
+      metavar: what --help calls its value.
+      positional: whether it is given by its place, without its name.
+      repeated: whether it may be given several times; its value is a list.
+      meaning: further metadata of the field.
+    """
+    bounds = {"least": least, "above": above, "below": below, "most": most}
+    options: dict[str, Any] = {"help": f"{text}; may be given several times" if repeated else text}
+    if metavar is not None:
+        options["metavar"] = metavar
+    if repeated:
+        options |= {"action": "append", "nargs": None}
+    return dataclasses.field(
+        default=default,
+        metadata={
+            "bounds": {name: bound for name, bound in bounds.items() if bound is not None},
+            "known": known,
+            "positional": positional,
+            "custom_args": options,
+            **(meaning or {}),
+        },
+    )
+
+
+def check(flags: Any) -> None:
+    """Checks the values of a dataclass, group by group or flag by flag, against what their fields say.
+
+    Raises:
+      UsageError: one is unknown or breaks a bound; `most` is not compared.
+    """
+    for field in dataclasses.fields(flags):
+        value, known = getattr(flags, field.name), field.metadata.get("known")
+        if value is None:
+            continue
+        if known is not None:
+            check_name(field.name, value, known)
+        bounds = {name: bound for name, bound in field.metadata.get("bounds", {}).items() if name != "most"}
+        if not all(_BOUNDS[name][0](value, bound) for name, bound in bounds.items()):
+            raise UsageError(f"--{field.name}={value}: must be {_words(bounds)}")
+
+
+def check_most(flags: Any, default: float = math.inf) -> None:
+    """Checks the values of a dataclass against the largest that their fields allow.
+
+    Args:
+      flags: the dataclass.
+      default: the largest whole number of a field that does not say it.
+
+    Raises:
+      UsageError: a value is larger.
+    """
+    for field in dataclasses.fields(flags):
+        value, most = getattr(flags, field.name), field.metadata.get("bounds", {}).get("most")
+        most = default if most is None and isinstance(value, int) else most
+        if value is not None and most is not None and not value <= most:
+            raise UsageError(f"--{field.name}={value}: must be {_words({'most': most})}")
+
+
+def check_name(flag: str, value: str, known: Iterable[str]) -> None:
+    """Raises UsageError, with the nearest known name, where the value is none of them."""
+    if value not in known:
+        raise unknown(f"--{flag}", value, known)
+
+
+def _words(bounds: Mapping[str, float]) -> str:
+    """Returns bounds in words: `0 or more and below 1`."""
+    shown = {name: f"{bound:g}" if isinstance(bound, float) else str(bound) for name, bound in bounds.items()}
+    return " and ".join(_BOUNDS[name][1].format(bound) for name, bound in shown.items())

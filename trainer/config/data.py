@@ -1,0 +1,116 @@
+"""What is trained and evaluated on, and which examples are in the batch of which step."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from pipeline import request
+from pipeline.commands.flags import check
+from pipeline.distort import recipes
+from pipeline.manifest.sources import parse_sources, sources_of
+from pipeline.order import order
+from pipeline.read import corruption
+from pipeline.request import parse_size
+from trainer.config.meaning import flag
+
+_GRAPHS = "workers read with TensorFlow's own operations, which"
+
+
+@dataclasses.dataclass(frozen=True)
+class DataFlags:
+    """What is trained and evaluated on."""
+
+    # The order compares the data themselves on a resume; an evaluation trains nothing.
+    data_dir: str = flag(
+        text="the data set's folder; or several, with weights: 'a=0.7,b:train[:9000]=0.3'",
+        shapes_training=False,
+        per_machine=True,
+    )
+    train_split: str = flag("train", "what to train on; slices such as train[1000:] work", shapes_training=False)
+    eval_split: str | None = flag(
+        None,
+        "what to evaluate on; 'none' for no evaluation (None: test, else validation, else the only split left)",
+        shapes_training=False,
+    )
+    resize: str | None = flag(None, "stretch every image to HxW, such as 32x32, before it is distorted")
+    distort: str = flag("none", "recipes, such as cifar10_tutorial, or 'pad_crop_flip(pad=4) | cutout(size=8) | mixup'")
+    distort_on: str = flag(
+        request.HOST,
+        "host: as part of the input; device: in the replicas' steps, of uint8 pixels",
+        known=request.PLACES,
+    )
+    on_corrupt: str = flag(
+        "raise",
+        "a corrupt record: raise an error that names it, or skip it (its row gets weight 0)",
+        known=corruption.POLICIES,
+        parameter_server={"skip": f"{_GRAPHS} skip nothing; repair the data (python -m beam_jobs.validate)"},
+    )
+    max_corrupt: int = flag(corruption.MAX_CORRUPT, "records that each worker may skip", least=0)
+    cache_dir: str | None = flag(
+        None,
+        "folder on a local disk for copies of a remote data set's shards (None: no copies)",
+        shapes_training=False,
+        per_machine=True,
+        parameter_server=f"{_GRAPHS} use no cache",
+    )
+    cache_bytes: int | None = flag(
+        None,
+        "that the copies may take (None: nine tenths of what the disk has left)",
+        least=1,
+        shapes_training=False,
+        per_machine=True,
+    )
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        check(self)
+        sources = parse_sources(self.data_dir)
+        if not isinstance(sources, str):
+            sources_of(sources, self.train_split)
+        recipes.check_names(self.distort, "--distort")
+        parse_size(self.resize, "--resize")
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is a split to evaluate on."""
+        return self.eval_split not in ("", "none")
+
+
+@dataclasses.dataclass(frozen=True)
+class OrderFlags:
+    """Which examples are in the batch of which step."""
+
+    shapes_training: ClassVar[bool] = False  # a checkpoint compares the order itself, which names what these come to
+
+    # At most 16.7 million rows of a step, more than any memory holds of images.
+    global_batch_size: int = flag(100, "rows of a step over all replicas", least=1, most=1 << 24)
+    virtual_replicas: int | None = flag(
+        None,
+        "V: the same weights, to the bit, on any number of replicas that divides V",
+        least=1,
+        parameter_server="what is summed first depends on which worker is first",
+    )
+    cpu_threads: int = flag(
+        8,
+        "of an operation on CPUs under --virtual_replicas: kernels split sums by it, not by the cores",
+        least=1,
+        most=1024,
+    )
+    # Keras, and so NumPy, take seeds below 2^32.
+    seed: int = flag(0, "of the weights, the order and the distortions", least=0, below=1 << 32)
+    streams: int | None = flag(None, "K of the order (None: 1 where the decoded split fits --shuffle_bytes)", least=1)
+    shuffle_bytes: int = flag(
+        order.SHUFFLE_BYTES, "decoded bytes that are shuffled together, over all streams", least=1
+    )
+    remainder: str = flag("pad", "the last batch of an epoch: pad it (weight 0) or drop it", known=order.REMAINDERS)
+    prefetch: int = flag(
+        2, "batches held ready for every replica", least=0, most=1024, parameter_server="a batch is made with its step"
+    )
+    allow_order_change: bool = flag(False, "resume although the order of examples differs from the checkpoint's")
+
+    def __post_init__(self) -> None:
+        """Checks the values, alone and together."""
+        check(self)
+        if self.streams is not None:
+            order.check_streams(self.global_batch_size, self.streams)

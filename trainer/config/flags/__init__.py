@@ -1,1 +1,0 @@
-"""The flags of the trainer, one group per concern; each group checks its own values."""

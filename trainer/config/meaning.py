@@ -1,0 +1,113 @@
+"""What a flag of the trainer means besides its value, declared where the flag is; checks that groups of flags share."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pipeline.commands import flags
+from pipeline.errors import UsageError
+from pipeline.manifest.sources import parse_sources, sources_of
+
+PARAMETER_SERVER = "parameter_server"
+
+
+def flag(
+    default: Any = dataclasses.MISSING,
+    text: str = "",
+    *,
+    shapes_training: bool | None = None,
+    per_machine: bool = False,
+    per_process: bool = False,
+    parameter_server: str | Mapping[str, str] | None = None,
+    **options: Any,
+) -> Any:
+    """Returns a field that is a flag of the trainer.
+
+    Args:
+      default: its value where it is not given; without one it is required.
+      text: for --help.
+      shapes_training: whether a resumed run names it where it differs from the checkpoint's; None: as the attribute
+        `shapes_training` of its group says, without which it does.
+      per_machine: whether it may differ from worker to worker: the same folder may be mounted elsewhere.
+      per_process: whether it says which process of a job this one is: `trainer.launch` sets it, and workers compare
+        what it comes to.
+      parameter_server: why it cannot be given with --strategy=parameter_server; or the values that cannot, with the
+        reason for each.
+      **options: those of `pipeline.commands.flags.flag`.
+    """
+    meaning = {
+        "shapes_training": shapes_training,
+        "per_machine": per_machine,
+        "per_process": per_process,
+        "parameter_server": parameter_server,
+    }
+    return flags.flag(default, text, meaning=meaning, **options)
+
+
+def fields(config: Any) -> Iterator[tuple[Any, dataclasses.Field[Any]]]:
+    """Yields each flag of a config of groups: the group, an instance, and the field."""
+    for group in (getattr(config, field.name) for field in dataclasses.fields(config)):
+        for field in dataclasses.fields(group):
+            yield group, field
+
+
+def shapes_training(group: Any, field: dataclasses.Field[Any]) -> bool:
+    """Whether a flag shapes what is trained, whatever else is given."""
+    said: bool | None = field.metadata.get("shapes_training")
+    return getattr(group, "shapes_training", True) if said is None else said
+
+
+def check_parameter_server(config: Any) -> None:
+    """Raises UsageError where a flag has a value that its field rules out with parameter servers."""
+    for group, field in fields(config):
+        why, value = field.metadata.get("parameter_server"), getattr(group, field.name)
+        if isinstance(why, Mapping):
+            why = why.get(value)
+        elif value == field.default:
+            continue
+        if why:
+            raise UsageError(f"--{field.name}={value} with --strategy={PARAMETER_SERVER}: {why}")
+
+
+def check_apart(name: str, path: str | None, data_dir: str | None) -> None:
+    """Raises UsageError where a folder that is written to is that of a data set, in it, or around it.
+
+    Links and `..` are resolved. Data at a URL are elsewhere.
+
+    Args:
+      name: of the flag.
+      path: its value; None: not given.
+      data_dir: as in --data_dir: a folder, or several with their weights; None: not given.
+    """
+    if data_dir is None:
+        return
+    sources = parse_sources(data_dir)
+    folders = [sources] if isinstance(sources, str) else [one.data_dir for one in sources_of(sources, "")]
+    for folder in (os.fspath(one) for one in folders):
+        if not folder or "://" in folder:
+            continue
+        data = os.path.realpath(folder)
+        if data == os.path.realpath(os.sep):
+            raise UsageError(f"--data_dir={data_dir}: is the root of the file system; name the data set's own folder")
+        given = None if path is None else os.path.realpath(path)
+        if given is not None and os.path.commonpath([given, data]) in (given, data):
+            where = "is" if given == data else "lies in" if os.path.commonpath([given, data]) == data else "holds"
+            raise UsageError(
+                f"--{name}={path}: {where} the data set's folder, --data_dir={data_dir}; name a folder beside it"
+            )
+
+
+def check_local(group: object, *names: str, what: str = "folder") -> None:
+    """Raises UsageError where one of the named fields is empty, or a URL, as only data sets may be; None is allowed."""
+    for name in names:
+        value = getattr(group, name)
+        if value is not None and not value.strip():
+            raise UsageError(f"--{name}: is empty (a shell variable that is not set?); name a {what}")
+        if value is not None and "://" in value:
+            raise UsageError(
+                f"--{name}={value}: must be a {what} on this machine, or mounted; mount the store and give the path "
+                "there"
+            )

@@ -1,0 +1,157 @@
+"""What is trained, and how its weights change: model or task, optimizer, learning rate, gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pipeline.commands.call import parse_call
+from pipeline.commands.flags import check, check_name
+from pipeline.errors import UsageError
+from trainer.config.meaning import flag
+from trainer.config.model_defaults import MODEL_DEFAULTS, WITH_DROPOUT
+
+PRECISIONS = ("float32", "bfloat16", "float16")
+# Three names for keras.optimizers.SGD, then those of Keras.
+OPTIMIZERS = (
+    *("sgd", "momentum", "nesterov"),
+    *("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "ftrl", "lamb", "lion", "muon", "nadam"),
+    "rmsprop",
+)
+WITH_MOMENTUM = ("momentum", "nesterov")
+SCHEDULES = ("exponential", "piecewise", "cosine", "linear", "constant")
+ENDING = ("cosine", "linear")  # schedules that depend on the last step
+_EPOCHS = 1e9  # that no training comes to
+_FLOAT32 = 3.4e38  # the largest number of a weight
+
+
+def dtype_policy(precision: str) -> str:
+    """Returns Keras' dtype policy of a --precision."""
+    return precision if precision == "float32" else f"mixed_{precision}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFlags:
+    """What is trained, and how it computes."""
+
+    model: str = flag(
+        "mlp", "a built-in one, such as lenet, resnet20, fast_cifar; or my_package.module:function, which makes one"
+    )
+    task: str | None = flag(
+        None, "my_package.module:Class, a subclass of trainer.Task: model, loss and metrics of your own"
+    )
+    initialize_from: str | None = flag(
+        None, "weights to begin with: a model_dir, a checkpoint in it, or a .weights.h5 file"
+    )
+    dropout: float = flag(
+        0.0, "share of the features before the last layer that is dropped in training (resnet20)", least=0, below=1
+    )
+    label_smoothing: float = flag(
+        0.0, "share of each label's probability that is spread over all classes", least=0, below=1
+    )
+    eval_flip: bool = flag(
+        False, "evaluations and exports take the mean of the outputs for an image and its mirror image"
+    )
+    precision: str = flag(
+        "float32",
+        "float32, or the mixed policies: bfloat16; float16, with dynamic loss scaling",
+        known=PRECISIONS,
+        parameter_server={"float16": "the loss scale would be changed by several workers at once; use bfloat16"},
+    )
+    jit_compile: bool = flag(False, "XLA for the forward and backward pass of each replica")
+    allow_model_change: bool = flag(
+        False,
+        "resume although the model's structure differs from the checkpoint's",
+        shapes_training=False,  # a changed model names its changes
+    )
+
+    def __post_init__(self) -> None:
+        """Checks the values, alone and together."""
+        check(self)
+        if ":" not in self.model:
+            check_name("model", self.model, MODEL_DEFAULTS)
+        if self.task is not None and ":" not in self.task:
+            raise UsageError(
+                f"--task={self.task}: must be a module and a class in it, as in my_package.my_module:MyTask"
+            )
+        if self.dropout and self.model not in WITH_DROPOUT:
+            raise UsageError(f"--dropout={self.dropout}: --model={self.model} has none; {', '.join(WITH_DROPOUT)} has")
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerFlags:
+    """How the weights change."""
+
+    optimizer: str = flag(
+        "momentum",
+        "sgd, momentum, nesterov; adam, adamw, lion, rmsprop, ... as in Keras, with arguments: 'adam(beta_2=0.95)'",
+    )
+    learning_rate: float = flag(0.01, "at its highest", above=0, most=_FLOAT32)
+    momentum: float = flag(0.9, "of --optimizer=momentum and nesterov", least=0, below=1)
+    schedule: str = flag(
+        "exponential",
+        "of the rate: exponential (a staircase), piecewise, cosine, linear or constant",
+        known=SCHEDULES,
+    )
+    decay_factor: float = flag(
+        0.99, "exponential, piecewise: the rate is multiplied by this at each stair", above=0, most=_FLOAT32
+    )
+    decay_epochs: float = flag(1.0, "exponential: epochs of a stair", above=0, below=_EPOCHS)
+    decay_at: str = flag("", "piecewise: the epochs at which a stair begins, such as 91,136.5")
+    end_factor: float = flag(
+        0.0, "cosine, linear: the rate at the last step, as a share of --learning_rate", least=0, most=_FLOAT32
+    )
+    warmup_epochs: float = flag(
+        0.0, "the rate grows from 0 over these epochs, before any schedule", least=0, below=_EPOCHS
+    )
+    weight_decay: float = flag(
+        0.0,
+        "decoupled, times the rate; not of biases and norms (variables of less than two axes)",
+        least=0,
+        most=_FLOAT32,
+    )
+    clip_norm: float | None = flag(
+        None,
+        "the most that the norm of all gradients together may be, after they are summed",
+        above=0,
+        most=_FLOAT32,
+    )
+    ema: float | None = flag(
+        None,
+        "decay of an average of the weights, min(ema, (1 + step) / (10 + step)), such as 0.999; evaluations use the "
+        "average",
+        above=0,
+        below=1,
+    )
+
+    def __post_init__(self) -> None:
+        """Checks the values, alone and together."""
+        check(self)
+        check_name("optimizer", self.optimizer.partition("(")[0].strip(), OPTIMIZERS)
+        parse_call(self.optimizer, "--optimizer", "an optimizer")
+        if (self.schedule == "piecewise") != bool(self.stairs):
+            raise UsageError(
+                f"--schedule={self.schedule} with --decay_at={self.decay_at!r}: the piecewise schedule, and no other, "
+                "takes the epochs at which its stairs begin, such as --decay_at=91,136"
+            )
+
+    def __str__(self) -> str:
+        """The optimizer, its highest rate and how that changes: `momentum 0.05 exponential`."""
+        parts = [f"{self.optimizer} {self.learning_rate:g} {self.schedule}"]
+        if self.warmup_epochs:
+            parts.append(f"warm-up {self.warmup_epochs:g} epochs")
+        if self.weight_decay:
+            parts.append(f"weight decay {self.weight_decay:g}")
+        return ", ".join(parts)
+
+    @property
+    def stairs(self) -> list[float]:
+        """The epochs of --decay_at, ascending."""
+        try:
+            found = [float(part) for part in self.decay_at.split(",")] if self.decay_at else []
+        except ValueError:
+            raise UsageError(
+                f"--decay_at={self.decay_at}: must be numbers with commas between, such as 91,136"
+            ) from None
+        if found != sorted(set(found)) or not all(0 < epoch < _EPOCHS for epoch in found):
+            raise UsageError(f"--decay_at={self.decay_at}: must be numbers above 0 that ascend")
+        return found

@@ -1,0 +1,121 @@
+"""Where a run computes: the strategy, the processes of a job, and how their gradients come together."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from pipeline.commands.flags import check
+from pipeline.errors import UsageError
+from trainer.config.meaning import PARAMETER_SERVER, flag
+
+STRATEGIES = ("one_device", "mirrored", "multiworker", "central_storage", PARAMETER_SERVER)
+JOBS = ("ps", "worker", "chief")
+_SECONDS = 10**9  # 31 years; the clocks of TensorFlow and of threads overflow with more
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFlags:
+    """Where it runs, and what it writes."""
+
+    shapes_training: ClassVar[bool] = False
+
+    model_dir: str = flag(
+        text="folder of checkpoints and logs; a run resumes from the newest checkpoint in it", per_machine=True
+    )
+    strategy: str = flag(
+        "one_device",
+        "one_device, mirrored, central_storage; multiworker, parameter_server: processes of TF_CONFIG or "
+        "--worker_hosts",
+        known=STRATEGIES,
+    )
+    num_replicas: int | None = flag(
+        None, "the first N GPUs, else N logical CPUs (None: all GPUs, or one CPU)", least=1, most=1024
+    )
+    join_timeout: float = flag(
+        600.0, "seconds that a worker waits at the start until all are there", above=0, most=_SECONDS
+    )
+    collective_timeout: float = flag(
+        120.0, "seconds at most until a worker that does not answer counts as lost", above=0, most=_SECONDS
+    )
+    deterministic: bool = flag(
+        False,
+        "op determinism of TensorFlow: slower, bit-identical where ops are not already",
+        parameter_server="the order in which workers' gradients are applied is not determined",
+    )
+    log_keys: str | None = flag(
+        None,
+        "folder for the keys of every row trained on, for pipeline.audit --observed; slower",
+        per_machine=True,
+        parameter_server="is not supported; the ledger at the end of the run says which steps were applied",
+    )
+
+    def __post_init__(self) -> None:
+        """Checks the values, alone and together."""
+        check(self)
+        if self.num_replicas is not None and self.strategy in ("multiworker", PARAMETER_SERVER):
+            raise UsageError(
+                f"--num_replicas={self.num_replicas} with --strategy={self.strategy}: the replicas are the workers of "
+                "TF_CONFIG and their GPUs; leave --num_replicas out"
+            )
+        if (self.num_replicas or 1) > 1 and self.strategy == "one_device":
+            raise UsageError(
+                f"--num_replicas={self.num_replicas} with --strategy=one_device: more than 1 needs --strategy=mirrored"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterFlags:
+    """The processes of a job, instead of TF_CONFIG."""
+
+    shapes_training: ClassVar[bool] = False
+
+    worker_hosts: str | None = flag(None, "host:port of each worker, separated by commas", per_process=True)
+    ps_hosts: str | None = flag(None, "host:port of each parameter server, likewise", per_process=True)
+    chief_host: str | None = flag(
+        None,
+        "host:port of a chief that is no worker (None: the process of worker 0 is the chief)",
+        per_process=True,
+    )
+    job_name: str | None = flag(None, "of this process: ps, worker or chief", known=JOBS, per_process=True)
+    task_index: int | None = flag(
+        None, "of this process in its job, 0 and up; also --task_id", least=0, per_process=True
+    )
+
+    def __post_init__(self) -> None:
+        """Checks the values, alone and together."""
+        check(self)
+        for name, value in vars(self).items():
+            if name != "worker_hosts" and value is not None and not self.worker_hosts:
+                raise UsageError(f"--{name}={value}: needs --worker_hosts=host:port,... as well")
+
+    @property
+    def given(self) -> bool:
+        """Whether they name a cluster."""
+        return self.worker_hosts is not None
+
+    @staticmethod
+    def hosts(text: str | None) -> list[str]:
+        """Returns the addresses of a flag."""
+        return [host.strip() for host in text.split(",")] if text else []
+
+
+@dataclasses.dataclass(frozen=True)
+class AggregationFlags:
+    """How the gradients of workers come together, with --strategy=parameter_server."""
+
+    sync: bool = flag(False, "a step is the mean of several workers' gradients; else each gradient is a step by itself")
+    replicas_to_aggregate: int | None = flag(
+        None,
+        "M: a step takes the first M of the workers' gradients and drops late ones (None: those of all workers)",
+        least=1,
+    )
+    max_staleness: int = flag(0, "how many steps old a gradient may be and still count", least=0)
+
+    def __post_init__(self) -> None:
+        """Checks the values, alone and together."""
+        check(self)
+        for name in ("replicas_to_aggregate", "max_staleness"):
+            value = getattr(self, name)
+            if value and not self.sync:
+                raise UsageError(f"--{name}={value}: needs --sync; without it, each gradient is a step by itself")

@@ -1,0 +1,118 @@
+"""How long to train, and what is evaluated, saved, written and measured meanwhile."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from pipeline.commands.flags import check
+from pipeline.errors import UsageError
+from trainer.config.meaning import flag
+
+MODES = ("auto", "max", "min")
+_LOOP = 10**6  # steps: a signal waits for the end of a loop
+_WITH_SERVERS = "is not supported; use --strategy=one_device or mirrored"
+
+
+@dataclasses.dataclass(frozen=True)
+class StepFlags:
+    """How long to train, and what happens every so many steps."""
+
+    shapes_training: ClassVar[bool] = False  # but for the last step, where a schedule ends there
+
+    # The most are more than any training takes; their products fit into 64 bits.
+    train_steps: int | None = flag(None, "global step to train to (or --epochs)", least=1, most=10**12)
+    epochs: int | None = flag(
+        None,
+        "passes over the training split (neither: as many as the model's paper or tutorial)",
+        least=1,
+        most=10**9,
+    )
+    steps_per_loop: int = flag(
+        20, "steps inside one tf.function; a signal waits for the end of it", least=1, most=_LOOP
+    )
+    log_every: int = flag(100, "steps between lines; 0: none", least=0)
+    summary_every: int = flag(100, "steps between scalars for TensorBoard; 0: none, not even of evaluations", least=0)
+    eval_every: int = flag(0, "steps between evaluations; 0: only at the end", least=0)
+    checkpoint_every: int = flag(1000, "steps between checkpoints; 0: none but the one at the end", least=0)
+    summary_secs: float = flag(0.0, "also scalars after so many seconds without; 0: by steps alone", least=0)
+    checkpoint_secs: float = flag(0.0, "also a checkpoint after so many seconds without; 0: by steps alone", least=0)
+    max_to_keep: int = flag(5, "newest checkpoints kept, besides two that are an epoch apart", least=1)
+    keep_best: int = flag(
+        0, "checkpoints with the best evaluations, kept in model_dir/best; needs --eval_every", least=0
+    )
+    early_stopping: int = flag(0, "evaluations without a better one after which training ends; 0: it does not", least=0)
+    best_metric: str | None = flag(
+        None, "what makes an evaluation better (None: accuracy, or the loss if there is none)"
+    )
+    best_mode: str = flag(
+        "auto", "max or min of it is better; auto: min of a loss or an error, by its name", known=MODES
+    )
+
+    def __post_init__(self) -> None:
+        """Checks the values, alone and together."""
+        check(self)
+        if self.ranks and not self.eval_every:
+            flag = f"--keep_best={self.keep_best}" if self.keep_best else f"--early_stopping={self.early_stopping}"
+            raise UsageError(f"{flag}: needs evaluations to compare; give --eval_every=STEPS")
+        if self.train_steps is not None and self.epochs is not None:
+            raise UsageError(f"--train_steps={self.train_steps} and --epochs={self.epochs}: give one of them")
+
+    @property
+    def ranks(self) -> bool:
+        """Whether evaluations are compared."""
+        return bool(self.keep_best or self.early_stopping)
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputFlags:
+    """What a run writes and measures, besides its weights."""
+
+    shapes_training: ClassVar[bool] = False
+
+    histogram_every: int = flag(
+        0,
+        "steps between histograms of all weights and summed gradients for TensorBoard; 0: none",
+        least=0,
+        parameter_server=_WITH_SERVERS,
+    )
+    image_every: int = flag(
+        0,
+        "steps between images of a distorted batch for TensorBoard; 0: none",
+        least=0,
+        parameter_server=_WITH_SERVERS,
+    )
+    profile: str | None = flag(
+        None,
+        "START:STOP, steps between which TensorFlow's profiler records; for TensorBoard",
+        parameter_server="is not supported; profile a run with --strategy=one_device",
+    )
+    metrics_jsonl: str | None = flag(
+        None, "a file that receives all scalars as one JSON object per step and line", per_machine=True
+    )
+    headspace: int = flag(
+        0,
+        "at the end: so many steps with one constant batch, to compare the speed; 0: none",
+        least=0,
+        most=_LOOP,
+        parameter_server=_WITH_SERVERS,
+    )
+    log_device_placement: bool = flag(False, "TensorFlow says on which device it computes each operation")
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        check(self)
+        self.profiled  # noqa: B018, it raises
+
+    @property
+    def profiled(self) -> tuple[int, int] | None:
+        """START and STOP of --profile."""
+        if self.profile is None:
+            return None
+        start, _, stop = self.profile.partition(":")
+        if not (start.isdigit() and stop.isdigit() and 1 <= int(start) < int(stop)):
+            raise UsageError(
+                f"--profile={self.profile}: must be START:STOP, the steps after which it begins and ends, such as "
+                "100:110; START is 1 or more, since the first step is compiled"
+            )
+        return int(start), int(stop)
