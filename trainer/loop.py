@@ -13,7 +13,7 @@ from pipeline.errors import PipelineError
 from trainer.checkpoint import NotFiniteError
 
 if TYPE_CHECKING:
-    from pipeline.audit.source_logs import SourceLogs
+    from pipeline.audit.key_log import SourceLogs
     from trainer.step.results import LoopResult
     from trainer.step.updates import Stepper
 

@@ -6,30 +6,25 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pipeline.audit import budget, key_log, seen, tables
-from pipeline.audit.claims import Check, check_all
+from pipeline.audit import key_log, observed, proof, reading
+from pipeline.audit.config import AuditConfig
 from pipeline.audit.contract import Contract
 from pipeline.audit.key_log import Header
-from pipeline.audit.keys import read_keys
-from pipeline.audit.observed import compare
-from pipeline.audit.proof import order_checks
-from pipeline.audit.reading import Reading
-from pipeline.audit.runs import Runs
-from pipeline.audit.tensors import tensor_check
-from pipeline.audit.topology import Topology
+from pipeline.audit.observed import compare, read_keys, report_lines
+from pipeline.audit.proof import Check, Runs, check_all, order_checks
+from pipeline.audit.reading import Reading, Topology
 from pipeline.commands import commandline, quiet
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, named
 from pipeline.manifest.sources import Sources, parse_sources, sources_of
 from pipeline.mixture import check_replicas, resolve_all
+from pipeline.order.order import Order
 from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest, resolve
 
-if TYPE_CHECKING:
-    from pipeline.audit.__main__ import AuditConfig
-
+_GIVEN = "given  the shards hold what the manifest says: beam_jobs.validate checks that"
 _ORDER = ("split", "global_batch_size", "seed", "remainder", "streams", "shuffle_bytes")  # flags
 
 
@@ -75,23 +70,23 @@ def _of_each(config: AuditConfig, sources: Sources) -> list[AuditConfig]:
 
 def _run(config: AuditConfig) -> None:
     logs = key_log.find(config.observed) if config.observed is not None else []
-    header = seen.first_header(logs) if logs else None
+    header = observed.first_header(logs) if logs else None
     source = _source(config, header)
     topologies = _topologies(config, source.spec.global_batch_size, header)
     if config.exhaustive:
         for topology in topologies:
-            budget.check_memory(source.order, topology)
-    print("\n".join(tables.heading(source, config.epoch, topologies[0])), flush=True)
+            proof.check_memory(source.order, topology)
+    print("\n".join(_heading(source, config.epoch, topologies[0])), flush=True)
     is_complete = _prove(config, source, topologies)
     readings = [Reading(source, config.epoch, topology) for topology in topologies]
-    print("\n".join(tables.reading_lines(readings[0], config.list_all)))
+    print("\n".join(reading.reading_lines(readings[0], config.list_all)))
     if len(readings) > 1:
-        print("\n".join(tables.comparison_lines(readings)))
+        print("\n".join(reading.comparison_lines(readings)))
     if config.png is not None:
         _draw(config.png, readings[0])
     if header is not None:
         _observe(config, source, logs)
-    print("\n" + tables.verdict(source.order, topologies[0], is_complete) + ("; the run saw just that" if logs else ""))
+    print("\n" + _verdict(source.order, topologies[0], is_complete) + ("; the run saw just that" if logs else ""))
 
 
 def _source(config: AuditConfig, header: Header | None) -> ResolvedRequest:
@@ -141,11 +136,10 @@ def _prove(config: AuditConfig, source: ResolvedRequest, topologies: Sequence[To
     checks = [*order_checks(source, contract), *runs[0].checks()]
     checks += [check for other in runs[1:] for check in other.checks(first)]
     print()
-    checks.append(tensor_check(source.order, config.epoch, first))
     if config.content:
         checks.append(_content_check(config, source, first))
     check_all(checks)
-    print(tables.GIVEN, flush=True)
+    print(_GIVEN, flush=True)
     return all(run.is_complete for run in runs)
 
 
@@ -167,10 +161,35 @@ def _draw(png: str, reading: Reading) -> None:
 
 def _observe(config: AuditConfig, source: ResolvedRequest, logs: list[pathlib.Path]) -> None:
     keys = read_keys(config.data_dir, source.selection, source.manifest.compression)
-    report = compare(Contract.of(source), seen.read_run(logs, keys, source.spec))
-    print("\n".join(tables.report_lines(report, source.order.steps_per_epoch)))
+    report = compare(Contract.of(source), observed.read_run(logs, keys, source.spec))
+    print("\n".join(report_lines(report, source.order.steps_per_epoch)))
     if report.first is not None:
         print("\nproof holds, but the run saw something else")
         step, row, text = report.first
         where = f"the first at step {step}, row {row} of the global batch, {text}"
         raise DataError(f"--observed: {count_of(report.differences, 'difference')}; {where}")
+
+
+def _heading(source: ResolvedRequest, epoch: int, topology: Topology) -> list[str]:
+    spec, order, segments = source.spec, source.order, source.selection.segments
+    kind = f"training, seed {spec.seed}, epoch {epoch}" if spec.training else f"evaluation, epoch {epoch}"
+    streams = f"{count_of(spec.streams, 'stream')} of {count_of(order.rows_per_stream, 'row')}"
+    return [
+        f"{source.manifest.dataset}, split {spec.split}: {count_of(order.num_records, 'record')} in "
+        f"{count_of(len(segments), 'shard')}",
+        f"order: {kind}, global batch {spec.global_batch_size:,}, {streams}, shuffle_bytes {spec.shuffle_bytes:,}, "
+        f"remainder {spec.remainder}",
+        f"topology: {topology}",
+    ]
+
+
+def _verdict(order: Order, topology: Topology, is_complete: bool) -> str:
+    """Returns the line of a proof that holds; if not `is_complete`, of what was checked of it."""
+    if not is_complete:
+        return "no fault in what was checked; --exhaustive replays every window and counts every record"
+    seen = min(order.num_records, order.steps_per_epoch * order.global_batch_size)
+    each = f"each of {seen:,} records" if seen == order.num_records else f"{seen:,} of {order.num_records:,} records"
+    return (
+        f"proof holds: {each} once per epoch, by one replica; {order.steps_per_epoch:,} full steps on each of "
+        f"{topology.replicas:,} replicas"
+    )

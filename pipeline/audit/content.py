@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from pipeline.audit.claims import Check, Fault
 from pipeline.audit.contract import Contract
-from pipeline.audit.topology import Topology
+from pipeline.audit.proof import Check, Fault
+from pipeline.audit.reading import Topology
 from pipeline.commands.text import count_of, size_of
 from pipeline.decode.resize import resize
 from pipeline.errors import DataError

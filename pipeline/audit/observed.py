@@ -1,31 +1,202 @@
-"""Checks what a run saw against the order: every row of every step that its logs have."""
+"""Compares what a run saw, as its key logs say, with the order: every row of every step that they have."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
-from typing import Any
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
+from pipeline.audit import key_log
 from pipeline.audit.contract import Bools, Contract
-from pipeline.audit.seen import NOT_LOGGED, Difference, Seen
+from pipeline.audit.key_log import Entry, Header, key_text
+from pipeline.commands.text import table
+from pipeline.errors import DataError
+from pipeline.manifest.splits import Segment, Selection
+from pipeline.manifest.storage import File, PathLike, folder
+from pipeline.order.order import OrderSpec
+from pipeline.records import example_proto, walk
+from pipeline.records.stream import RecordStream, forward
 
+_SHOW_AFTER = 2.0  # seconds until there is a bar
+
+
+def read_keys(data_dir: PathLike, selection: Selection, compression: str) -> list[str]:
+    """Returns the keys by record id, as a key log has them.
+
+    Args:
+      data_dir: the data set's folder.
+      selection: the records.
+      compression: of the shards: none, or `GZIP`.
+
+    Raises:
+      DataError: a shard is missing, cut or corrupt, or two records have the same key.
+    """
+    keys: list[str] = []
+    with tqdm(total=selection.num_examples, unit=" keys", unit_scale=True, delay=_SHOW_AFTER, disable=None) as bar:
+        for segment in selection.segments:
+            keys += _keys_of(folder(data_dir) / segment.shard.file, segment, compression)
+            bar.update(segment.num_examples)
+    _check_unique(keys, selection)
+    return keys
+
+
+def _keys_of(file: File, segment: Segment, compression: str) -> Iterator[str]:
+    count = 0
+    with file.open() as opened:
+        stream = RecordStream(forward(opened), compression)
+        found = walk.records(stream.read, file, is_compressed=bool(compression), advice="; convert the data again")
+        for offset, _, record in found:
+            if segment.start <= count < segment.stop:
+                yield _key_of(record, walk.location(file, count, offset))
+            count += 1
+    if count != segment.shard.num_examples:
+        raise DataError(f"{file}: {count} records, but the manifest says {segment.shard.num_examples}")
+
+
+def _key_of(record: bytes, where: str) -> str:
+    try:
+        values = example_proto.decode(record, ["key"]).get("key", [])
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from None
+    if not isinstance(values, list) or len(values) != 1:
+        raise DataError(f"{where}: not an Example with one key")
+    return key_text(values[0])
+
+
+def _check_unique(keys: list[str], selection: Selection) -> None:
+    if len(set(keys)) == len(keys):
+        return
+    seen: dict[str, int] = {}
+    for record, key in enumerate(keys):
+        if key in seen:
+            one, other = (f"row {row} of {file}" for file, row in map(selection.locate, (seen[key], record)))
+            raise DataError(f"key {key!r}: {one} and {other} both have it; a log cannot tell them apart")
+        seen[key] = record
+
+
+NOT_LOGGED = -1
+_ROW = np.dtype([("record", np.int64), ("weight", np.float64), ("replica", np.int64)])
+
+
+class Difference(NamedTuple):
+    """Where a run differs from the order.
+
+    Attributes:
+      step, row: of the global batch.
+      text: what differs.
+    """
+
+    step: int
+    row: int
+    text: str
+
+
+class Seen:
+    """A run's rows.
+
+    Attributes:
+      names: the keys: by record id those of the split, then unknown ones.
+      steps: the rows (G,) of each global step: `record`, an index into `names` or NOT_LOGGED, `weight`, `replica`.
+      relogged: rows that were logged twice because of a resume.
+      workers: (index, workers) of the headers.
+      differences: entries of a wrong size, rows done again with other records.
+    """
+
+    def __init__(self, size: int, keys: Sequence[str]) -> None:
+        self._size = size
+        self._ids = {key: record for record, key in enumerate(keys)}
+        self.names = list(keys)
+        self.steps: dict[int, NDArray[Any]] = {}
+        self.relogged = 0
+        self.workers: set[tuple[int, int]] = set()
+        self.differences: list[Difference] = []
+
+    def add(self, where: str, header: Header, entry: Entry) -> None:
+        """Takes in one replica's rows of a step; those of an earlier line must be equal."""
+        count = self._size // header.replicas
+        start = entry.replica * count
+        if len(entry.keys) != count:
+            self._differs(entry, start, f"{len(entry.keys)} rows, not {count} ({where})")
+            return
+        nothing = np.full(self._size, np.array((NOT_LOGGED, 0, 0), _ROW))
+        before = self.steps.setdefault(entry.step, nothing)[start : start + count]
+        rows = np.empty(count, _ROW)
+        rows["record"], rows["weight"], rows["replica"] = [*map(self._id, entry.keys)], entry.weights, entry.replica
+        logged = before["record"] != NOT_LOGGED
+        self.relogged += int(logged.sum())
+        wrong = logged & ((before["record"] != rows["record"]) | (before["weight"] != rows["weight"]))
+        for i in np.flatnonzero(wrong)[:1].tolist():
+            first, later = (f"key {self.names[r['record']]!r}, weight {r['weight']:g}" for r in (before[i], rows[i]))
+            self._differs(entry, start + i, f"done again with other rows: first {first}; later {later} ({where})")
+        before[:] = rows
+
+    def _differs(self, entry: Entry, row: int, text: str) -> None:
+        self.differences.append(Difference(entry.step, row, f"replica {entry.replica}: {text}"))
+
+    def _id(self, key: str) -> int:
+        if key not in self._ids:
+            self._ids[key] = len(self.names)
+            self.names.append(key)
+        return self._ids[key]
+
+
+def read_run(paths: Sequence[pathlib.Path], keys: Sequence[str], spec: OrderSpec) -> Seen:
+    """Returns what all logs of a run say.
+
+    Args:
+      paths: the logs, one per worker.
+      keys: by record id.
+      spec: what all headers must agree with.
+
+    Raises:
+      DataError: a log cannot be read, or is of other data or of another order.
+    """
+    seen = Seen(spec.global_batch_size, keys)
+    for path in paths:
+        for where, header, entry in key_log.read(path):
+            if entry is not None:
+                seen.add(where, header, entry)
+                continue
+            differences = spec.differences(dataclasses.asdict(header.spec)).items()
+            if differences:
+                listed = ", ".join(f"{name}={there!r}, not {here!r}" for name, (here, there) in differences)
+                raise DataError(f"{where}: a header of another order: {listed}; audit each run by itself")
+            seen.workers.add((header.worker, header.workers))
+    return seen
+
+
+def first_header(paths: Sequence[pathlib.Path]) -> Header:
+    """Returns the first header of the first log that has one.
+
+    Raises:
+      DataError: none has one.
+    """
+    for path in paths:
+        for _, header, _ in key_log.read(path):
+            return header
+    raise DataError(f"{paths[0]}: no header: the run ended before it wrote one")
+
+
+_MOST_EPOCHS = 20  # of a run, listed: the last
 _WRONG_ROWS = ("at another row", "unknown keys", "weights wrong")
 _CLOSE = 1e-6  # relative, of a float32 weight
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What of a run was seen.
+    """Comparison of a run's key logs with the order.
 
     Attributes:
-      epochs: counts by name, of each epoch that the logs touch.
+      epochs: counts by name, for each epoch that the logs touch.
       steps: global steps that are in the logs in full.
-      unfinished: steps after the last of these, that a kill cut: no fault.
-      again: rows that were logged again after a resume.
+      unfinished: trailing steps that a kill cut off; not an error.
+      relogged: rows that were logged twice because of a resume.
       first: the first difference, if any.
       differences: how many there are.
     """
@@ -33,7 +204,7 @@ class Report:
     epochs: list[dict[str, int]]
     steps: list[int]
     unfinished: int
-    again: int
+    relogged: int
     first: Difference | None
     differences: int
 
@@ -46,12 +217,12 @@ def compare(contract: Contract, seen: Seen) -> Report:
     found, count = [*seen.differences, *gap], len(seen.differences) + gaps
     epochs = []
     for epoch, of_epoch in itertools.groupby(steps, lambda step: step // contract.steps_per_epoch):
-        counts, differences = _epoch(contract, seen, list(of_epoch))
+        counts, differences = _compare_epoch(contract, seen, list(of_epoch))
         epochs.append({"epoch": epoch, **counts})
         found += differences
         count += sum(counts[name] for name in _WRONG_ROWS)
     unfinished = sum(step > full[-1] for step in steps) if full else len(steps)
-    return Report(epochs, full, unfinished, seen.again, min(found, key=lambda d: d[:2], default=None), count)
+    return Report(epochs, full, unfinished, seen.relogged, min(found, key=lambda d: d[:2], default=None), count)
 
 
 def _gaps(seen: Seen, steps: Sequence[int], full: Sequence[int]) -> tuple[list[Difference], int]:
@@ -72,7 +243,7 @@ def _gap(seen: Seen, step: int) -> Difference:
     return Difference(step, row, f"not in the logs{''.join(lacking[:1])}")
 
 
-def _epoch(contract: Contract, seen: Seen, steps: Sequence[int]) -> tuple[dict[str, int], list[Difference]]:
+def _compare_epoch(contract: Contract, seen: Seen, steps: Sequence[int]) -> tuple[dict[str, int], list[Difference]]:
     """Returns what the logs have of an epoch, and its first difference.
 
     `records once` and `repeated` are the records that have a weight at one row, at several; `missing` are those that
@@ -105,8 +276,28 @@ def _epoch(contract: Contract, seen: Seen, steps: Sequence[int]) -> tuple[dict[s
 
 
 def _weight_is_right(weights: NDArray[Any], real: Bools) -> Bools:
-    """Says which weights (n, G) are right: 0 of padding; of real rows all 1, or all G / real rows (`mean`)."""
+    """Returns which weights (n, G) are right: 0 for padding, and for real rows all 1, or all G / real rows (`mean`)."""
     mean = real.shape[1] / real.sum(1, keepdims=True)
     first = np.take_along_axis(weights, real.argmax(1)[:, None], axis=1)
     want = np.where(np.isclose(first, mean, rtol=_CLOSE, atol=0), mean, 1.0)
     return np.isclose(weights, np.where(real, want, 0.0), rtol=_CLOSE, atol=0)
+
+
+def report_lines(report: Report, steps_per_epoch: int) -> list[str]:
+    """Returns what a run saw, one line per epoch."""
+    listed = report.epochs[-_MOST_EPOCHS:]
+    total = f" of {steps_per_epoch:,}"
+    rows = [[(name, f"{n:,}{total if name == 'steps' else ''}") for name, n in epoch.items()] for epoch in listed]
+    steps = f"{len(report.steps):,} steps" + (f", {report.steps[0]:,} to {report.steps[-1]:,}" if report.steps else "")
+    return [
+        "",
+        f"observed: {steps}"
+        + (f"; {report.unfinished:,} more were not finished" if report.unfinished else "")
+        + (f"; {report.relogged:,} rows were done again after a resume, and are equal" if report.relogged else ""),
+        *(
+            [f"(the last {len(rows)} of {len(report.epochs):,} epochs; all were checked)"]
+            if report.epochs != listed
+            else []
+        ),
+        *table(rows),
+    ]

@@ -1,23 +1,95 @@
-"""Proves that an order is the contract's, whatever the topology: its records, its windows and their size.
+"""Proves that an order is the contract's on any topology: its windows, and every row that each replica is fed.
 
-`pipeline.order.feed` is what the input evaluates. Here the same code is evaluated with NumPy and compared with
-`pipeline.audit.contract`.
+`pipeline.order.feed` is what the input evaluates. Here it is evaluated with NumPy, for record ids in place of records,
+and compared with `pipeline.audit.contract`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
+from typing import NamedTuple
 
 import numpy as np
+from tqdm import tqdm
 
-from pipeline.audit.claims import Check, Fault
-from pipeline.audit.contract import Contract
-from pipeline.commands.text import count_of, range_of
+from pipeline.audit.contract import I64, Bools, Contract
+from pipeline.audit.reading import Topology
+from pipeline.commands.text import count_of, range_of, size_of
+from pipeline.errors import DataError, UsageError
 from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import Feed, make_feed
+from pipeline.order.order import Order
+from pipeline.order.window_plan import WindowPlan
+from pipeline.read import memory
 from pipeline.resolved import ResolvedRequest
 
-_BLOCK = 1 << 18  # windows that are looked at together
+Check = tuple[str, Callable[[], str]]  # a claim, and the function that returns its evidence
+
+
+class Fault(Exception):  # noqa: N818, no error of the program: what an audit finds
+    """The first record, position or row that contradicts a claim."""
+
+
+class NotCheckedError(Exception):
+    """Why a claim could not be checked."""
+
+
+def check_all(checks: Iterable[Check]) -> None:
+    """Prints each claim with its evidence, up to the first that does not hold: those after it rest on it.
+
+    Raises:
+      DataError: a claim does not hold.
+    """
+    for claim, check in checks:
+        label, failed = "holds", False
+        try:
+            evidence = check()
+        except NotCheckedError as error:
+            label, evidence = "open ", str(error)
+        except (Fault, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            label, failed = "FAILS", True
+            cause = "" if isinstance(error, Fault) else f"cannot be evaluated: {type(error).__name__}: "
+            evidence = f"{cause}{error}"
+        print(f"{label}  {claim}\n       {evidence}", flush=True)
+        if failed:
+            print("\nproof FAILS")
+            raise DataError(f"the proof fails: {claim}: {evidence}")
+
+
+BUDGET = 1 << 24  # records that are replayed, about 4 seconds; an epoch with no more is replayed as a whole
+_REPLAY_BYTES = 160  # of memory per record or row that is replayed at once, measured: 75 to 150
+
+
+def part_size(order: Order, topology: Topology) -> int:
+    """Returns the records or rows of the least that can be replayed: a worker's window, or its rows of one step."""
+    width, rows = order.rows_per_stream, topology.worker_rows()
+    streams = int((-(-rows[:, 1] // width) - rows[:, 0] // width).max())
+    longest = -(-order.num_records // order.streams)
+    return max(streams * -(-longest // order.windows), topology.global_batch_size // topology.workers)
+
+
+def check_part(size: int) -> None:
+    """Raises NotCheckedError where a part is too large to be replayed without --exhaustive."""
+    if size > BUDGET:
+        raise NotCheckedError(
+            f"a worker's window or step has {size:,} records, more than the {BUDGET:,} that are replayed at most; "
+            "--exhaustive replays it"
+        )
+
+
+def check_memory(order: Order, topology: Topology) -> None:
+    """Raises UsageError where this machine has too little memory to replay every window."""
+    size = part_size(order, topology)
+    needed, limit = size * _REPLAY_BYTES, memory.available()
+    if needed > limit:
+        raise UsageError(
+            f"--exhaustive: a worker's window or step has {size:,} records; replaying it takes about "
+            f"{size_of(needed)} of memory, and this machine has {size_of(limit)}; leave --exhaustive out"
+        )
+
+
+_WINDOW_BLOCK = 1 << 18  # windows that are looked at together
 
 
 def order_checks(source: ResolvedRequest, contract: Contract) -> list[Check]:
@@ -51,7 +123,7 @@ def _check_order(source: ResolvedRequest, contract: Contract) -> str:
 
 def _check_windows(feed: Feed, contract: Contract) -> str:
     sizes: list[int] = []
-    block = max(1, _BLOCK // contract.streams)
+    block = max(1, _WINDOW_BLOCK // contract.streams)
     starts, stops = np.array([contract.stream_bounds(k) for k in range(contract.streams)]).T
     for first in range(0, contract.windows, block):
         numbers = np.arange(first, min(first + block, contract.windows))[:, None]
@@ -76,3 +148,246 @@ def _check_memory(feed: Feed, source: ResolvedRequest) -> str:
     if most > pool:
         raise Fault(f"the largest windows take {most} decoded bytes together, more than {pool}")
     return f"the largest take at most {most:,} of {pool:,} decoded bytes together"
+
+
+NOT_READ = -1  # where a row holds no record
+
+
+class Fed(NamedTuple):
+    """The elements that a window feeds, in their order.
+
+    Attributes:
+      window: its number, counted over all epochs.
+      records: int64 (elements, rows of a replica): record ids.
+      real: bool (elements, rows of a replica): which have a weight.
+      real_rows: int64 (elements,): what `weights="mean"` divides by.
+    """
+
+    window: int
+    records: I64
+    real: Bools
+    real_rows: I64
+
+
+def replay(feed: Feed, first_step: int, last_step: int) -> Iterator[Fed]:
+    """Yields what each window of a run feeds, from its first global step to before its last.
+
+    Raises:
+      Fault: a plan contradicts itself.
+    """
+    tail = np.array([NOT_READ])
+    for number in range(*map(int, feed.window_numbers(first_step, last_step))):
+        epoch, window = feed.epoch_and_window(number)
+        try:
+            plan = feed.plan(epoch, window)
+            ids = _read(feed, plan)
+            found = _take(plan, ids, tail)
+            # A reader that puts records where it is told gets this plan; it must feed the same.
+            contiguous = plan.with_contiguous_elements(feed.arrays)
+            _check_same(found, _take(contiguous, ids, tail), contiguous)
+            first = int(feed.first_element(first_step, epoch, window))
+        except (LookupError, ValueError) as error:  # of a plan that is wrong
+            raise Fault(f"window {window} of epoch {epoch}: its plan cannot be carried out: {error}") from None
+        except Fault as fault:
+            raise Fault(f"window {window} of epoch {epoch}: {fault}") from None
+        if not 0 <= first <= len(found[0]) == plan.num_elements:
+            raise Fault(f"window {window} of epoch {epoch}: begins at element {first} of {len(found[0])}")
+        yield Fed(number, found[0][first:], plan.real[first:], plan.real_rows[first:])
+        tail = found[1]
+
+
+def _read(feed: Feed, plan: WindowPlan) -> I64:
+    """Returns the ids of the records that a plan reads, in this order, or a row without a record."""
+    first = np.cumsum(feed.order.count_array) - feed.order.count_array
+    pieces = [first[segment] + np.arange(start, stop) for segment, start, stop in plan.pieces.tolist()]
+    ids = np.concatenate(pieces or [np.array([NOT_READ])])
+    if len(ids) > feed.window_records:
+        raise Fault(f"{len(ids)} records are read, more than the {feed.window_records} that memory is checked for")
+    return ids
+
+
+def _take(plan: WindowPlan, ids: I64, tail: I64) -> tuple[I64, I64]:
+    """Returns the records of a plan's elements, and of the next window's tail; `ids` are those that are read."""
+    rows = np.full(len(ids), NOT_READ)
+    rows[plan.slots] = ids
+    wrong = np.flatnonzero(rows != plan.records)
+    if wrong.size and ids[0] != NOT_READ:
+        raise Fault(f"row {wrong[0]} holds record {rows[wrong[0]]}, but its record id is {plan.records[wrong[0]]}")
+    return _of_both(rows, tail, plan.take), _of_both(rows, tail, plan.next_tail)
+
+
+def _of_both(rows: I64, tail: I64, index: I64) -> I64:
+    """Returns rows of a window, or of its tail where they are negative; a run's first steps may want none."""
+    return np.where(index < 0, tail[np.clip(-1 - index, 0, len(tail) - 1)], rows[np.maximum(index, 0)])
+
+
+def _check_same(found: tuple[I64, I64], placed: tuple[I64, I64], plan: WindowPlan) -> None:
+    for one, other in zip(found, placed, strict=True):
+        wrong = np.argwhere(one != other)
+        if wrong.size:
+            at = tuple(wrong[0])
+            raise Fault(f"record {one[at]} of element {at[0]} is record {other[at]} with contiguous elements")
+    first, stop = plan.contiguous.tolist()
+    rows = plan.take[first:stop].ravel()
+    if not (0 <= first <= stop <= len(plan.take) and np.array_equal(rows, np.arange(len(rows)))):
+        raise Fault(f"elements {first} to {stop - 1} do not have their rows one after the other")
+    if not plan.real[first:stop].all():
+        raise Fault(f"elements {first} to {stop - 1} have padding, and are given without weights")
+
+
+_PLAN_COST = 1 << 13  # records that take as long as a plan takes in any case
+_SHOW_AFTER = 2.0  # seconds until there is a bar
+_FEW = 8  # resumed runs, at least; 2 where their windows or steps are very large
+_GOLDEN = 0.6180339887498949  # its multiples, modulo 1, are spread evenly
+
+
+class Runs:
+    """The runs of a topology's workers that are replayed: whole epochs, or parts of them as of resumed runs.
+
+    Attributes:
+      is_complete: whether the whole epoch is replayed, so that each record can be counted.
+    """
+
+    def __init__(
+        self, source: ResolvedRequest, contract: Contract, epoch: int, topology: Topology, exhaustive: bool
+    ) -> None:
+        self._selection, self._topology, order = source.selection, topology, source.order
+        self._contract, self._epoch = contract, contract.epoch(epoch)
+        arrays = NumpyArrays(2 * order.streams + 1)
+        self._feeds = [make_feed(order, topology.shard(w), arrays) for w in range(topology.workers)]
+        self._windows = topology.workers * contract.windows
+        streams = sum(len(feed.streams) for feed in self._feeds)
+        read, fed = (
+            streams * contract.num_records // contract.streams,
+            contract.steps_per_epoch * order.global_batch_size,
+        )
+        self._cost = max(read, fed) + self._windows * _PLAN_COST
+        self._part = part_size(order, topology)
+        self._few = max(2, min(_FEW, BUDGET // self._part))
+        self.is_complete = exhaustive or max(self._cost, self._part) <= BUDGET
+
+    def checks(self, other: Topology | None = None) -> list[Check]:
+        """Returns the checks of the runs.
+
+        Args:
+          other: a topology whose runs were checked before, in the same order.
+        """
+        topology = self._topology
+        same = f"; every global batch is the same on {topology} as on {other}" if other else ""
+        count: Check = ("each record is fed once, by one replica", self._check_count)
+        return [
+            (f"every row belongs to one replica, and all have the same number ({topology})", self._check_replicas),
+            (f"every row holds the record of the contract{same}", self._check_rows),
+            *([count] if self.is_complete else []),
+        ]
+
+    def _check_replicas(self) -> str:
+        topology = self._topology
+        for replica in range(topology.replicas):
+            worker, local = divmod(replica, topology.local_replicas)
+            feed = self._feeds[worker]
+            first = feed.first_row + local * feed.replica_rows
+            wanted = self._contract.replica_rows(replica, topology.replicas)
+            if (first, first + feed.replica_rows) != wanted or feed.local_replicas != topology.local_replicas:
+                raise Fault(
+                    f"row {min(first, wanted[0])}: replica {replica} (worker {worker} of {topology.workers}) gets rows "
+                    f"{first} to {first + feed.replica_rows - 1}, not {wanted[0]} to {wanted[1] - 1}"
+                )
+        rows = topology.global_batch_size
+        return f"rows 0 to {rows - 1:,}, {rows // topology.replicas:,} per replica at every step"
+
+    def _check_rows(self) -> str:
+        if self.is_complete:
+            self._times = np.zeros(self._contract.num_records, np.uint8)
+            self._real_rows = 0
+            windows, rows = self._replay(self._whole_epoch(), self._windows)
+            resumed = (
+                f"; {self._replay(self._parts(self._few), 2 * self._few)[0]} again, in runs that resume at some step"
+            )
+            return f"all {windows:,} windows of the workers replayed, {rows:,} rows{resumed}"
+        check_part(self._part)
+        count = max(self._few, BUDGET * self._windows // self._cost // 2)
+        windows, rows = self._replay(self._parts(count), 2 * count)
+        what = "in runs that resume at steps spread over the epoch; --exhaustive replays all"
+        return f"{windows:,} of {self._windows:,} windows of the workers replayed, {rows:,} rows, {what}"
+
+    def _check_count(self) -> str:
+        """Checks that the rows of the whole epoch, which were checked, held every record once."""
+        contract, wanted = self._contract, self._contract.records_fed
+        once = int((self._times == 1).sum())
+        if (once, self._real_rows) != (wanted, wanted):
+            record = int(self._times.argmax() if self._times.max() > 1 else self._times.argmin())
+            raise Fault(f"{self._name(record)} is fed {self._times[record]} times; {once} of {wanted} are fed once")
+        dropped = contract.num_records - wanted
+        return f"{once:,} records counted" + (f", {dropped:,} are dropped" if dropped else "")
+
+    def _replay(self, plans: Iterator[Fed], count: int) -> tuple[int, int]:
+        """Returns how many windows were replayed, and rows."""
+        windows = rows = 0
+        delay = _SHOW_AFTER if self._part <= BUDGET >> 3 else 0  # the first of them may take long
+        for fed in tqdm(plans, total=count, unit=" windows", delay=delay, disable=None, leave=False):
+            windows, rows = windows + 1, rows + fed.records.size
+        return windows, rows
+
+    def _whole_epoch(self) -> Iterator[Fed]:
+        """All workers window by window, so that those of the same streams use a permutation while it is kept."""
+        runs = [self._checked(worker, 0) for worker in range(len(self._feeds))]
+        for fed in (fed for of_workers in zip_longest(*runs) for fed in of_workers if fed):
+            records = fed.records[fed.real]
+            np.add.at(self._times, records, 1)
+            self._real_rows += len(records)
+            yield fed
+
+    def _parts(self, count: int) -> Iterator[Fed]:
+        """The first windows of runs that resume: two at least, so that there is a tail, and up to one with a row."""
+        for worker, step in self._spread(count):
+            for number, fed in enumerate(self._checked(worker, step)):
+                yield fed
+                if number and fed.records.size:
+                    break
+
+    def _spread(self, count: int) -> Iterator[tuple[int, int]]:
+        """Yields workers and steps at which their runs begin: the corners, and others between them."""
+        workers, steps = len(self._feeds), self._contract.steps_per_epoch
+        corners = [(0, 0), (workers - 1, steps - 1), (0, steps - 1), (workers - 1, 0)]
+        yield from dict.fromkeys(corners[:count])
+        for i in range(1, count - len(corners) + 1):
+            yield i * workers // count, int(i * _GOLDEN % 1 * steps)
+
+    def _checked(self, worker: int, first_step: int) -> Iterator[Fed]:
+        """Yields what a worker's run feeds from a step of the epoch on, each window compared with the contract."""
+        feed, at, last = self._feeds[worker], first_step, self._contract.steps_per_epoch
+        epoch_start = self._epoch.number * last
+        for fed in replay(feed, epoch_start + first_step, epoch_start + last):
+            steps, rest = divmod(len(fed.records), feed.local_replicas)
+            if rest or at + steps > last:
+                where = f"worker {worker}: window {fed.window % self._contract.windows}"
+                raise Fault(f"{where} goes to step {at + steps} of the epoch, element {rest}, of {last} steps")
+            self._compare(fed, range(at, at + steps), range(feed.first_row, feed.first_row + feed.rows))
+            at += steps
+            yield fed
+        if at != last:
+            raise Fault(f"worker {worker}: its windows end before step {at} of the epoch, not {last}")
+
+    def _compare(self, fed: Fed, steps: range, rows: range) -> None:
+        contract, shape = self._contract, (len(steps), len(rows))
+        if steps:
+            found, wanted = (fed.records.reshape(shape), fed.real.reshape(shape)), self._epoch.batches(steps, rows)
+            wrong = np.argwhere((found[0] != wanted[0]) | (found[1] != wanted[1]))
+            for t, i in wrong[:1].tolist():
+                fed_row, must = (
+                    f"{self._name(int(records[t, i]))} {'real' if real[t, i] else 'as padding'}"
+                    for records, real in (found, wanted)
+                )
+                where = f"step {steps[t]} of the epoch, row {rows[i]}, {self._topology.name_of_row(rows[i])}"
+                raise Fault(f"{where}: {fed_row}; the contract has {must}")
+        size = contract.global_batch_size
+        real_rows = np.minimum(size, contract.num_records - np.array(steps, np.int64) * size)
+        if not np.array_equal(fed.real_rows, real_rows.repeat(self._topology.local_replicas)):
+            raise Fault(f"steps {steps.start} to {steps.stop - 1}: real rows per step are {fed.real_rows[-1:]} at last")
+
+    def _name(self, record: int) -> str:
+        if not 0 <= record < self._contract.num_records:
+            return f"record {record}, which is not in the split,"
+        file, row = self._selection.locate(record)
+        return f"record {record} (row {row} of {file})"

@@ -1,19 +1,78 @@
-"""Who reads what: the streams, shards and bytes of every worker, from the manifest alone."""
+"""Who reads what: the streams, shards and bytes of every worker, from the manifest alone; and the tables of it."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
 
-from pipeline.audit.topology import Topology
+from pipeline.commands.text import count_of, range_of, size_of, sizes_of, table
+from pipeline.errors import UsageError
 from pipeline.order.arrays import NumpyArrays
+from pipeline.order.counts import check_replicas
 from pipeline.order.laid_shards import LaidShards
 from pipeline.order.order import I64
+from pipeline.order.sharding import Shard
+from pipeline.order.sharing import sharing_note
 from pipeline.resolved import ResolvedRequest
 
-_WINDOWS = 2  # in memory: this one and the next
+_MOST_REPLICAS = 1 << 20  # replicas
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Workers and replicas of a job.
+
+    Attributes:
+      workers: W, processes that read.
+      replicas: R; each worker feeds R / W of them.
+      global_batch_size: G.
+
+    Raises:
+      UsageError: W does not divide R, R does not divide G, or R is more than 1,048,576.
+    """
+
+    workers: int
+    replicas: int
+    global_batch_size: int
+
+    def __post_init__(self) -> None:
+        if self.workers < 1 or self.replicas < 1:
+            raise UsageError(f"workers={self.workers}, replicas={self.replicas}: must be 1 or more")
+        if self.replicas > _MOST_REPLICAS:
+            raise UsageError(
+                f"{self.replicas:,} replicas on {self.workers:,} workers: the audit takes at most {_MOST_REPLICAS:,}"
+            )
+        if self.replicas % self.workers:
+            raise UsageError(f"{self.replicas} replicas on {self.workers} workers: each must feed the same number")
+        check_replicas(self.global_batch_size, self.replicas)
+
+    @property
+    def local_replicas(self) -> int:
+        """Replicas that a worker feeds."""
+        return self.replicas // self.workers
+
+    def __str__(self) -> str:
+        return f"{count_of(self.workers, 'worker')}, {count_of(self.replicas, 'replica')}"
+
+    def shard(self, worker: int) -> Shard:
+        """Returns a worker's shard, as the input gets it."""
+        return Shard(worker, self.workers, self.local_replicas)
+
+    def worker_rows(self) -> I64:
+        """Returns where each worker's rows begin and end: int64 (W, 2)."""
+        bounds = np.arange(self.workers + 1) * self.global_batch_size // self.workers
+        return np.stack([bounds[:-1], bounds[1:]], axis=1)
+
+    def name_of_row(self, row: int) -> str:
+        """Names the replica that has a row of the global batch."""
+        replica = row * self.replicas // self.global_batch_size
+        return f"replica {replica} (worker {replica // self.local_replicas} of {self.workers})"
+
+
+_WINDOWS_IN_MEMORY = 2  # in memory: this one and the next
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,14 +154,14 @@ class Reading:
         It is 2 x shuffle_bytes x its streams / K: a window and the next one of each of its streams.
         """
         spec = self.source.spec
-        return _WINDOWS * (spec.shuffle_bytes // spec.streams) * np.diff(self.streams)[:, 0]
+        return _WINDOWS_IN_MEMORY * (spec.shuffle_bytes // spec.streams) * np.diff(self.streams)[:, 0]
 
     @cached_property
     def windows_memory(self) -> I64:
         """Decoded bytes of the two largest windows of each of a worker's streams: int64 (W,)."""
         order = self.source.order
         least, larger = np.divmod(np.diff(order.stream_bounds()), order.windows)  # records; windows with one more
-        in_memory = min(_WINDOWS, order.windows)
+        in_memory = min(_WINDOWS_IN_MEMORY, order.windows)
         largest = in_memory * least + np.minimum(larger, in_memory)
         sums = np.concatenate([[0], np.cumsum(largest)]) * self.source.spec.record_bytes
         return np.diff(sums[self.streams])[:, 0]
@@ -116,3 +175,76 @@ class Reading:
         stream, row = np.divmod(self.topology.worker_rows(), width)
         before = np.concatenate([[0], np.cumsum(width - real)])[stream] + np.maximum(row - real[stream], 0)
         return np.diff(before)[:, 0]
+
+
+_MOST_WORKERS = 16  # listed, half of them from the end
+_MOST_FILES = 3  # of a worker, listed
+
+
+def reading_lines(reading: Reading, list_all: bool) -> list[str]:
+    """Returns who reads what: one line per worker, and the sum."""
+    workers, half = reading.topology.workers, _MOST_WORKERS // 2
+    shown = [w for w in range(workers) if list_all or workers <= _MOST_WORKERS or not half <= w < workers - half]
+    rows = [_worker_row(reading, worker, list_all) for worker in shown]
+    if len(shown) < workers:
+        hidden = f"{workers - len(shown):,} more: --list_all"
+        rows.insert(half, [("worker", "..."), *[("", "")] * (len(rows[0]) - 2), ("shards", hidden)])
+    once = ", once per run" if _is_kept(reading) else ""
+    note = sharing_note(reading.source.spec, reading.source.order, workers)
+    return [
+        "",
+        *table(rows, left=("shards",)),
+        f"read amplification {reading.amplification:.2f}: all workers together read "
+        f"{size_of(reading.worker_bytes.sum())} of a split of {size_of(reading.split_bytes)}; a "
+        f"worker reads {sizes_of(reading.worker_bytes)}{once}",
+        *([f"note: {note}"] if note else []),
+        f"memory: 2 x shuffle_bytes x a worker's streams / K, at most {size_of(reading.memory.max())} of decoded "
+        f"images; the two largest windows of each stream take {size_of(reading.windows_memory.max())}",
+        f"padding: {int(reading.padding.sum()):,} of the last step's {reading.source.spec.global_batch_size:,} rows "
+        f"have weight 0; a worker has {range_of(reading.padding)} of them",
+    ]
+
+
+def comparison_lines(readings: Sequence[Reading]) -> list[str]:
+    """Returns how what is read differs between topologies."""
+    rows = [
+        [
+            ("topology", str(r.topology)),
+            ("rows per replica", f"{r.topology.global_batch_size // r.topology.replicas:,}"),
+            ("streams per worker", range_of(np.diff(r.streams)[:, 0])),
+            ("shards per worker", range_of(np.diff(r.worker_shards)[:, 0])),
+            ("read per worker", sizes_of(r.worker_bytes)),
+            ("read in all", size_of(r.worker_bytes.sum())),
+            ("amplification", f"{r.amplification:.2f}"),
+            ("memory per worker", sizes_of(r.memory)),
+        ]
+        for r in readings
+    ]
+    return ["", *table(rows)]
+
+
+def _worker_row(reading: Reading, worker: int, list_all: bool) -> list[tuple[str, str]]:
+    files = [name.split("-of-")[0] for name in reading.shards_of(worker)]
+    listed = files if list_all else files[:_MOST_FILES]
+    more = f" and {len(files) - len(listed):,} more" if len(files) > len(listed) else ""
+    return [
+        ("worker", f"{worker:,}"),
+        ("rows", _span(*reading.topology.worker_rows()[worker])),
+        ("streams", _span(*reading.streams[worker])),
+        ("records", f"{np.diff(reading.positions[worker])[0]:,}"),
+        ("reads", size_of(reading.worker_bytes[worker])),
+        ("of the split", f"{reading.worker_bytes[worker] / reading.split_bytes:.1%}"),
+        ("memory", size_of(reading.memory[worker])),
+        ("padding", f"{reading.padding[worker]:,}"),
+        ("shards", f"{len(files):,}: {' '.join(listed)}{more}"),
+    ]
+
+
+def _is_kept(reading: Reading) -> bool:
+    """Whether every worker has all streams in one window, which it keeps from epoch to epoch."""
+    order = reading.source.order
+    return order.windows == 1 and bool((np.diff(reading.streams) == order.streams).all())
+
+
+def _span(first: int, stop: int) -> str:
+    return f"{first:,}" if stop == first + 1 else f"{first:,}-{stop - 1:,}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from pipeline.audit.source_logs import SourceLogs
+from pipeline.audit.key_log import SourceLogs
 from pipeline.distribution.strategies import distribute_request
 from pipeline.errors import UsageError
 from pipeline.request import Request

@@ -3,8 +3,8 @@ import pytest
 import tensorflow as tf
 
 from pipeline.audit import content
-from pipeline.audit.claims import Fault
-from pipeline.audit.topology import Topology
+from pipeline.audit.proof import Fault
+from pipeline.audit.reading import Topology
 
 
 class Order:

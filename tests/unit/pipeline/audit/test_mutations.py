@@ -97,33 +97,6 @@ FAULTS = {
         "numbers &= low >> np.uint64(1)",
     ),
 }
-TENSOR_FAULTS = {
-    "sums include the value itself": ("order/tensors.py", "exclusive=True", "exclusive=False"),
-    "missing entries sort first": ("order/tensors.py", "tf.int64.max)", "tf.int64.min)"),
-    "the minimum is the maximum": (
-        "order/tensors.py",
-        "minimum = staticmethod(tf.minimum)",
-        "minimum = staticmethod(tf.maximum)",
-    ),
-    "all is any": ("order/tensors.py", "tf.reduce_all", "tf.reduce_any"),
-    "the rows of a mask are left out": ("order/tensors.py", "tf.where(mask), [-1]", "tf.where(~mask), [-1]"),
-    "the hash of tensors is another one": ("order/hashing_tf.py", "_xor_shift(z, 27)", "_xor_shift(z, 26)"),
-    "keys of tensors leave out what is known": (
-        "order/hashing_tf.py",
-        "hashing.derive_key(domain, *known)",
-        "hashing.derive_key(domain)",
-    ),
-    "values are repeated as often as their neighbours": (
-        "order/tensors.py",
-        '(tf.reduce_sum(counts)), "right")',
-        '(tf.reduce_sum(counts)), "left")',
-    ),
-    "keys of tensors leave out an argument": (
-        "order/hashing_tf.py",
-        "for argument in arguments[len(known) :]:",
-        "for argument in arguments[len(known) + 1 :]:",
-    ),
-}
 
 
 @pytest.fixture(scope="module")
@@ -173,12 +146,11 @@ def test_without_a_fault_the_proof_holds(copy, data, capsys):
     assert audit(copy, data) in (None, 0)
     out = capsys.readouterr().out
     assert out.splitlines()[-1].startswith("proof holds: each of 99 records")
-    assert "TensorFlow makes the same plans" in out
 
 
-@pytest.mark.parametrize("fault", [*FAULTS, *TENSOR_FAULTS])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_with_a_fault_the_audit_exits_with_1(copy, data, capsys, fault):
-    file, text, wrong = (FAULTS | TENSOR_FAULTS)[fault]
+    file, text, wrong = FAULTS[fault]
     source = (copy / file).read_text()
     assert source.count(text) == 1, f"{file}: {source.count(text)} times {text!r}"
     (copy / file).write_text(source.replace(text, wrong))
@@ -190,6 +162,4 @@ def test_with_a_fault_the_audit_exits_with_1(copy, data, capsys, fault):
     assert code == 1, captured.out
     assert captured.out.splitlines()[-1] == "proof FAILS"
     assert captured.err.count("\n") == 1
-    if fault in TENSOR_FAULTS:
-        assert "holds  every row holds the record" in captured.out
     print(f"{fault}: {captured.err}")

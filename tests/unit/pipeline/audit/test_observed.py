@@ -223,17 +223,17 @@ def test_the_log_says_what_the_run_was(data, tmp_path, capsys):
 
 
 def test_two_records_of_one_key_cannot_be_told_apart(data, tmp_path, monkeypatch):
-    from pipeline.audit import keys
+    from pipeline.audit import observed
 
-    monkeypatch.setattr(keys, "_key_of", lambda record, where: "same")
+    monkeypatch.setattr(observed, "_key_of", lambda record, where: "same")
     with pytest.raises(DataError, match="key 'same': row 0 of train-00000.* and row 1 of train-00000"):
-        keys.read_keys(data, source_of(data).selection, "")
+        observed.read_keys(data, source_of(data).selection, "")
 
 
 def test_keys_of_compressed_shards_are_read(data, tmp_path):
     import gzip
 
-    from pipeline.audit import keys
+    from pipeline.audit import observed
     from pipeline.manifest.splits import Segment, Selection
 
     source = source_of(data)
@@ -242,8 +242,8 @@ def test_keys_of_compressed_shards_are_read(data, tmp_path):
         name = segment.shard.file + ".gz"
         (tmp_path / name).write_bytes(gzip.compress((data / segment.shard.file).read_bytes()))
         segments.append(Segment(dataclasses.replace(segment.shard, file=name), segment.start, segment.stop))
-    found = keys.read_keys(tmp_path, Selection("train", tuple(segments)), "GZIP")
-    assert found == keys.read_keys(data, source.selection, "") == [f"train#{i:05d}" for i in range(99)]
+    found = observed.read_keys(tmp_path, Selection("train", tuple(segments)), "GZIP")
+    assert found == observed.read_keys(data, source.selection, "") == [f"train#{i:05d}" for i in range(99)]
 
 
 def test_a_shard_that_is_missing_or_cut_is_named(data, tmp_path):

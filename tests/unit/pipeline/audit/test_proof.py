@@ -2,19 +2,14 @@
 
 import dataclasses
 import itertools
-import sys
 
 import numpy as np
 import pytest
 
-from pipeline.audit import runs
-from pipeline.audit.claims import check_all
+from pipeline.audit import proof
 from pipeline.audit.contract import Contract
-from pipeline.audit.proof import order_checks
-from pipeline.audit.replay import replay
-from pipeline.audit.runs import Runs
-from pipeline.audit.tensors import tensor_check
-from pipeline.audit.topology import Topology
+from pipeline.audit.proof import Runs, check_all, order_checks, replay
+from pipeline.audit.reading import Topology
 from pipeline.errors import DataError, UsageError
 from pipeline.request import Request
 from pipeline.resolved import resolve
@@ -57,16 +52,10 @@ def test_records_are_counted_as_they_are_fed_whatever_the_contract_says(tmp_path
             yield fed._replace(records=np.where(fed.records == 7, 8, fed.records))
 
     source = split_of(tmp_path)
-    monkeypatch.setattr(runs, "replay", wrong)
+    monkeypatch.setattr(proof, "replay", wrong)
     monkeypatch.setattr(Runs, "_compare", lambda *_: None)
     with pytest.raises(DataError, match=r"record 8 \(row 8 of train-.*\) is fed 2 times; 97 of 99 are fed once"):
         check_all(Runs(source, Contract.of(source), 0, Topology(2, 4, 12), False).checks())
-
-
-def test_without_tensorflow_the_audit_says_that_tensors_were_not_checked(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
-    check_all([tensor_check(split_of(tmp_path).order, 0, Topology(1, 1, 12))])
-    assert capsys.readouterr().out.startswith("open   TensorFlow")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.audit.contract import Contract
-from pipeline.audit.replay import replay
+from pipeline.audit.proof import replay
 from pipeline.errors import UsageError
 from pipeline.order import hashing
 from pipeline.order import order as orders
