@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _compared(config: BenchmarkConfig, data_dir: str, recipe: str, rows: int) -> str:
     tf = inputs.load_tensorflow()
-    from pipeline.bench.work import taking  # noqa: PLC0415, here because it loads TensorFlow
+    from pipeline.bench.measure import taking  # noqa: PLC0415, here because it loads TensorFlow
 
     halves = [(f"{data_dir}:train[:50%]", 1), (f"{data_dir}:train[50%:]", 1)]
     options: Any = {"global_batch_size": rows, "training": True, "distort": recipe}

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from pipeline.batch.recipe import distortion_of
+from pipeline import user_function
+from pipeline.batch import DECODE, DISTORT, GATHER, NUMBERS, WEIGHTS
 from pipeline.decode.forms import Examples, Form, PixelRows
-from pipeline.distort.base import Recipe, Undistorted
+from pipeline.distort.base import ImageStatistics, Recipe, Undistorted, UserDistorted
+from pipeline.distort.composed import cropping_of
 from pipeline.distort.distortion import Distortion
+from pipeline.distort.recipes import make_recipe
+from pipeline.errors import UsageError
 from pipeline.order import hashing_tf
 from pipeline.order.hashing import Domain
 from pipeline.order.window_plan import WindowPlan
@@ -29,11 +34,13 @@ class Batches:
       resolved: the request.
       form: how columns become examples.
       recipe: the distortion; None: the user's parser returns everything.
+      until: the stage after which `element` hands on what there is (`pipeline.bench` times the stages so); None: all.
     """
 
     resolved: ResolvedRequest
     form: Form
     recipe: Recipe | None
+    until: str | None = None
 
     def element(self, taken: Columns, plan: WindowPlan, number: tf.Tensor) -> tuple[Any, ...]:
         """Returns element `number` of a window: (x, labels, weights), and record ids if wanted.
@@ -45,24 +52,28 @@ class Batches:
           plan: of the window.
           number: int64 scalar; or (elements,), several elements together. All these then have one axis more.
         """
-        rest, records = self.weights(taken, plan, number), taken[window.RECORD_ID]
-        real = self.real(taken, plan, number)
+        records, real = taken[window.RECORD_ID], self._real(taken, plan, number)
+        if self.until == NUMBERS:  # what tf.data itself costs
+            return (number[..., None] + tf.zeros([records.shape[-1]], tf.int64),)
+        if self.until == GATHER:
+            return tuple(taken.values())
+        rest = self._rest(real, tf.gather(plan.real_rows, number), records, has_skipped=window.GOOD in taken)
+        if self.until == WEIGHTS:
+            return tuple(rest)
         taken = {name: column for name, column in taken.items() if name not in (window.RECORD_ID, window.GOOD)}
         examples = self.form.examples(taken, lambda: self.keys_of(plan.epoch, records))
+        if self.until == DECODE:
+            return examples.images, examples.labels, records
         if self.recipe is None:
             return (examples.images, *rest) if examples.labels is None else (examples.images, examples.labels, *rest)
-        return *self.distorted(examples, plan.epoch, records, real), *rest
-
-    def weights(self, taken: Columns, plan: WindowPlan, number: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the weights of element `number`, and its record ids if wanted; the arguments are as of `element`."""
-        real, records = self.real(taken, plan, number), taken[window.RECORD_ID]
-        return self._rest(real, tf.gather(plan.real_rows, number), records, has_skipped=window.GOOD in taken)
+        x, labels = self._distorted(examples, plan.epoch, records, real)
+        return (x, labels, records) if self.until == DISTORT else (x, labels, *rest)
 
     def weigh_whole_elements(self, columns: Columns) -> bool:
         """Whether weights depend on how many rows of an element are skipped, so that it is not to be cut before."""
         return window.GOOD in columns and self.resolved.request.weights == "mean"
 
-    def real(self, taken: Columns, plan: WindowPlan, number: tf.Tensor) -> tf.Tensor:
+    def _real(self, taken: Columns, plan: WindowPlan, number: tf.Tensor) -> tf.Tensor:
         """Returns bool (rows,): which rows of element `number` are not padding, and not skipped."""
         good, real = taken.get(window.GOOD), tf.gather(plan.real, number)
         return real if good is None else tf.logical_and(real, good)
@@ -93,7 +104,7 @@ class Batches:
         together = {**together, **self._for_device(plan.epoch, records)} if self.on_device else together
         return {"image": images, **together} if together else images, labels, *rest
 
-    def distorted(
+    def _distorted(
         self, examples: Examples, epoch: tf.Tensor, records: tf.Tensor, real: tf.Tensor
     ) -> tuple[Any, tf.Tensor | None]:
         """Returns x and the labels; where the device distorts, what it needs for that is part of x."""
@@ -151,3 +162,39 @@ class Batches:
             weights *= (self.resolved.order.global_batch_size / count)[..., None]
         given = [] if request.weights == "none" else [weights]
         return [*given, records] if request.record_ids else given
+
+
+def recipe_of(resolved: ResolvedRequest) -> Recipe | None:
+    """Returns the recipe of a request; None: the user's parser returns everything.
+
+    Raises:
+      UsageError: there is no such recipe, or it does not fit the images.
+    """
+    distort = resolved.request.distort
+    if resolved.request.parse is not None:
+        return None
+    if callable(distort):
+        return UserDistorted(user_function.as_given(distort))
+    if not isinstance(distort, str | None):
+        raise UsageError(f"distort={distort!r}: must be a recipe's name, a function of (images, keys), or None")
+    recipe = make_recipe("none" if distort is None else distort)
+    cropping = cropping_of(recipe)
+    image = resolved.manifest.features.get("image")
+    channels = (image.shape[2] if image else None) or 3
+    recipe.check((*cropping.crop(True).size, channels) if cropping else resolved.image_shape or (0, 0, 0))
+    if recipe.mixing and not resolved.manifest.class_names:
+        raise UsageError(f"distort={distort!r}: mixes labels, but the data set's manifest has no class_names")
+    return recipe
+
+
+def distortion_of(
+    resolved: ResolvedRequest,
+    recipe: Recipe,
+    keys_of: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    images_of: Callable[[tf.Tensor], tf.Tensor],
+) -> Distortion:
+    """Returns a request's recipe with all that it needs; the functions are as of `Distortion`."""
+    of = resolved.statistics
+    statistics = ImageStatistics(of.image_mean, of.image_std)
+    classes = len(resolved.manifest.class_names)
+    return Distortion(recipe, statistics, classes, resolved.order.training, keys_of, images_of)

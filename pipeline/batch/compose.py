@@ -1,22 +1,45 @@
-"""Composes `input_fn`'s dataset: request -> feed -> reader -> resident or windowed -> batches -> joined."""
+"""Composes `input_fn`'s dataset: request -> feed -> reader -> resident or windowed -> batches -> joined sources."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 import tensorflow as tf
 
-from pipeline.batch.components import choose, is_read_by_graph
-from pipeline.batch.dataset import Run, resident, unpadded, windowed
-from pipeline.batch.decoded_split import load
-from pipeline.batch.joining import joined
+from pipeline import user_function
+from pipeline.batch.batches import Batches, recipe_of
+from pipeline.batch.dataset import Run, resident, split, unpadded, windowed
+from pipeline.batch.resident import load
 from pipeline.commands.text import size_of
-from pipeline.errors import UsageError
+from pipeline.decode.forms import Form, PixelRows, Serialized, UserParsed
+from pipeline.decode.images import ExampleParser, ImageDecoder, Stretched
+from pipeline.distort.base import Crop, Recipe
+from pipeline.distort.composed import cropping_of
+from pipeline.errors import DataError, UsageError
+from pipeline.manifest import remote
+from pipeline.manifest.storage import folder
 from pipeline.mixture import Mixture, check_replicas, of_source, resolve_all
 from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import Feed, make_feed
 from pipeline.order.sharding import as_shard
+from pipeline.order.shares import rows_in_blocks
 from pipeline.order.tensors import TENSORS
 from pipeline.read import memory
+from pipeline.read.buffers import Buffers
+from pipeline.read.corruption import Corruption
 from pipeline.read.graph_reader import GraphReader
+from pipeline.read.numpy_calls import release_arrays
+from pipeline.read.records_reader import RecordsReader
+from pipeline.read.rows_reader import RowsReader
+from pipeline.read.shard_cache import make_cache
+from pipeline.read.shards import Shards
+from pipeline.read.window import LocalReader, RecordColumns, RowColumns
+from pipeline.records import example_arrays
 from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest
 
@@ -86,3 +109,145 @@ def _check_memory(mixture: Mixture) -> None:
             f"shuffle_bytes={request.shuffle_bytes}, {'; '.join(texts)}: needs {size_of(needed)} on this worker, which "
             f"has {size_of(limit)}; give a smaller shuffle_bytes (another order), or more workers"
         )
+
+
+def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batches]:
+    """Returns the reader of windows that serves a request, and what makes batches of them.
+
+    A GraphReader reads in whatever process runs the dataset, the others in this one.
+
+    Raises:
+      DataError: a shard is missing or has another size, or the first image is not what the manifest says.
+      UsageError: the data set does not provide what the request asks for.
+    """
+    request, manifest, segments = resolved.request, resolved.manifest, resolved.selection.segments
+    data_dir = request.folder
+    corruption = Corruption(os.fspath(data_dir), request.on_corrupt, request.max_corrupt)
+    recipe = recipe_of(resolved)
+    batches = Batches(resolved, _form(resolved, recipe), recipe)
+    if is_read_by_graph(request):
+        _check_graph(request)
+        shards = Shards.found(data_dir, segments, corruption)
+        RecordsReader(shards, manifest.compression).probe()
+        _check_first_record(resolved, shards)
+        return GraphReader(data_dir, resolved.selection, manifest.compression), batches
+    cache = make_cache(data_dir, manifest, segments, request.cache_dir, request.cache_bytes, corruption.skips)
+    shards = Shards.found(data_dir, segments, corruption, cache)
+    rows = RowsReader.fit(manifest, shards, "key" in request.features)
+    if rows and request.parse is None and not request.size and set(request.features) <= {"key"}:
+        columns = RowColumns(rows, Buffers(release_arrays), corruption.skips)
+        return columns, dataclasses.replace(batches, form=PixelRows(manifest.image_shape))
+    for segment in segments if corruption.skips else ():
+        if not segment.shard.is_seekable(manifest.compression):
+            raise UsageError(
+                f"on_corrupt='skip': {segment.shard.file} is compressed as one {manifest.compression} stream, in which "
+                "nothing can be skipped"
+            )
+    _check_first_record(resolved, shards)
+    return RecordColumns(RecordsReader(shards, manifest.compression), corruption.skips), batches
+
+
+def is_read_by_graph(request: Request) -> bool:
+    """Whether TensorFlow's own operations read, in whatever process runs the dataset."""
+    return request.portable or tf.inside_function()
+
+
+def _check_graph(request: Request) -> None:
+    """Raises UsageError for what TensorFlow's own reader cannot do."""
+    if request.on_corrupt == "skip":
+        raise UsageError("on_corrupt='skip': not where the dataset is made inside a tf.function; use 'raise'")
+    if request.cache_dir is not None:
+        raise UsageError(
+            "cache_dir: not where the dataset is made inside a tf.function, as for parameter servers; leave it out"
+        )
+    if remote.is_of_arrow(os.fspath(request.folder)):
+        raise UsageError(
+            f"data_dir={folder(request.folder)}: TensorFlow's own reader, which portable=True and parameter servers "
+            "need, opens local folders and gs:// only"
+        )
+
+
+def _check_first_record(resolved: ResolvedRequest, shards: Shards) -> None:
+    """Raises DataError where the first record is not what the manifest says: inside a graph it would not be named."""
+    manifest, reads = resolved.manifest, dataclasses.replace(shards, corruption=Corruption(shards.data_dir))
+    if resolved.request.parse is not None:
+        return
+    segment, taken = next((i, s) for i, s in enumerate(shards.segments) if s.num_examples)
+    try:
+        [record] = RecordsReader(reads, manifest.compression).read_part(segment, taken.start, taken.start + 1)
+    except DataError:  # reading will say so, or skip it
+        return
+    try:
+        example_arrays.example(record or b"", manifest.features)
+    except example_arrays.BadExampleError as error:
+        raise error.at(f"{shards.file(segment)}, record {taken.start}") from None
+
+
+def _form(resolved: ResolvedRequest, recipe: Recipe | None) -> Form:
+    """Returns the form of serialized records."""
+    request, made = resolved.request, resolved.manifest
+    if request.parse is not None:
+        return UserParsed(user_function.as_given(request.parse))
+    parser, image = ExampleParser.wanted(made, tuple(request.features)), made.features["image"]
+    crop: Crop | None = Stretched(request.size) if request.size else None
+    if cropping := cropping_of(recipe):
+        crop = cropping.crop(resolved.order.training)
+    return Serialized(parser, ImageDecoder(image.encoding or "", image.shape, crop))
+
+
+_READY_STEPS = 2  # elements made ahead; each source has some, too
+
+
+@tf.autograph.experimental.do_not_convert
+def joined(mixture: Mixture, datasets: Sequence[tf.data.Dataset], replicas: int | None) -> tf.data.Dataset:
+    """Returns elements with the rows of all sources; it ends with the first source.
+
+    Args:
+      mixture: whose.
+      datasets: of each source, with the same number of elements a step.
+      replicas: between how many each element is split; None: it is not.
+
+    Raises:
+      UsageError: a function of the user's does not give the same for all sources.
+    """
+    numbered = mixture.request.record_ids
+    rows = [dataset.element_spec[-2 if numbered else -1].shape[0] for dataset in datasets]
+    _check_elements_alike(mixture, [dataset.element_spec for dataset in datasets])
+    counts = [part.selection.num_examples for part in mixture.parts]
+    first_ids = [sum(counts[:number]) for number in range(len(counts))]
+
+    def of_step(*elements: tuple[Any, ...]) -> tuple[Any, ...]:
+        if numbered:
+            elements = tuple((*e[:-1], e[-1] + first) for e, first in zip(elements, first_ids, strict=True))
+        joint: tuple[Any, ...] = tf.nest.map_structure(lambda *parts: _in_blocks(parts, rows), *elements)
+        return split(joint, replicas)
+
+    return tf.data.Dataset.zip(*datasets).map(of_step, num_parallel_calls=tf.data.AUTOTUNE).prefetch(_READY_STEPS)
+
+
+def _in_blocks(parts: Sequence[Any], rows: Sequence[int]) -> Any:
+    """Returns the rows of all parts as `rows_in_blocks` says."""
+    blocks = math.gcd(*rows)
+    if all(isinstance(part, tf.Tensor) and part.shape.is_fully_defined() for part in parts):
+        runs = [
+            tf.reshape(part, [blocks, count // blocks, *part.shape[1:]])
+            for part, count in zip(parts, rows, strict=True)
+        ]
+        return tf.reshape(tf.concat(runs, axis=1), [sum(rows), *parts[0].shape[1:]])
+    order = np.argsort(np.concatenate(rows_in_blocks(rows)))
+    return tf.gather(tf.concat(parts, axis=0), order)
+
+
+def _check_elements_alike(mixture: Mixture, specs: Sequence[Any]) -> None:
+    sources = mixture.request.sources
+    kinds = [tf.nest.map_structure(_kind, spec) for spec in specs]
+    for kind, source in zip(kinds, sources, strict=True):
+        if kind != kinds[0]:
+            raise UsageError(
+                f"the sources '{sources[0]}' and '{source}' give different elements: {kinds[0]} and {kind}; the rows "
+                "of a step must be alike"
+            )
+
+
+def _kind(spec: Any) -> str:
+    return f"{spec.dtype.name} {tuple(spec.shape[1:]) if spec.shape.rank else ()}"

@@ -7,98 +7,66 @@ user's functions.)
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from pipeline.batch.batches import Batches
-from pipeline.batch.groups import group_size
-from pipeline.batch.numpy_plans import by_numpy
-from pipeline.batch.replica_rows import cut, cut_numbers, joined_rows, slices, split
-from pipeline.batch.resident_rows import ResidentRows
-from pipeline.order.arrays import Number, NumpyArrays
+from pipeline.batch.plans import Run
+from pipeline.batch.resident import ResidentRows
+from pipeline.decode.forms import PixelRows
+from pipeline.distort.base import Recipe, Undistorted, UserDistorted, output_spec
 from pipeline.order.feed import Feed
-from pipeline.order.order import MAX_STEP, Order
+from pipeline.order.order import Order
 from pipeline.order.window_plan import WindowPlan
 from pipeline.read.window import RECORD_ID, Columns, WindowReader, empty_tail, gather_both, rows_of
 
 _READY = 4  # elements made ahead: enough to hide the sorting of the next window's order
 _READY_GROUPS = 2  # besides those that are being made
-_COPIED = 16  # last elements of a window: keeping or prefetching these does not keep the window in memory
+_COPIED = 16  # last elements of a window
+_MOST_GROUP_ROWS = 1024  # of a group: more gain nothing
+_MOST_GROUP_BYTES = 16 << 20  # 16 MiB: of a group's images, before or after the distortion
 
 
-class _Window(NamedTuple):
-    """A window.
+class Window(NamedTuple):
+    """A window in memory.
 
     Attributes:
-      plan: its plan.
-      first: the number of its first element that is fed, int64: those before the run's first step are not.
+      plan: of the window.
+      first: int64 scalar, the number of its first element that is fed: those before the run's first step are not.
       columns: what was read.
+      tail: rows of the window before, which its first elements need.
     """
 
     plan: WindowPlan
     first: tf.Tensor
     columns: Columns
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """What of an order is fed.
-
-    Attributes:
-      feed: the part of every global batch.
-      first_step, last_step: global steps; MAX_STEP is without end.
-      replicas: between how many each element is split, which makes it a tuple of what each gets; None: it is not.
-    """
-
-    feed: Feed
-    first_step: int
-    last_step: int
-    replicas: int | None = None
-
-    @property
-    def num_elements(self) -> int:
-        """Of the dataset, or tf.data's number for infinitely many."""
-        if self.last_step == MAX_STEP:
-            return int(tf.data.INFINITE_CARDINALITY)
-        return (self.last_step - self.first_step) * self.feed.local_replicas
-
-    @tf.autograph.experimental.do_not_convert
-    def plans(self, contiguous: bool = False) -> tf.data.Dataset:
-        """Returns (plan, first) of every window that is read, in order; `first` is as in `_Window`.
-
-        Args:
-          contiguous: whether records are read to where their elements need them.
-        """
-
-        def plan_of(number: Number) -> tuple[WindowPlan, Number]:
-            epoch, window = self.feed.epoch_and_window(number)
-            plan = self.feed.plan(epoch, window)
-            plan = plan.with_contiguous_elements(self.feed.arrays) if contiguous else plan
-            return plan, self.feed.first_element(self.first_step, epoch, window)
-
-        is_numpy = isinstance(self.feed.arrays, NumpyArrays)
-        planned = by_numpy(plan_of, self.feed.replica_rows) if is_numpy else plan_of
-        return tf.data.Dataset.range(*self.feed.window_numbers(self.first_step, self.last_step)).map(planned)
+    tail: Columns
 
 
 @tf.autograph.experimental.do_not_convert
-def resident(run: Run, batches: Batches, rows: ResidentRows) -> tf.data.Dataset:
+def resident(run: Run, batches: Batches, rows: ResidentRows, plans: tf.data.Dataset | None = None) -> tf.data.Dataset:
     """Returns the elements of a run whose one window lies in memory.
 
     Args:
       run: what is fed.
       batches: how.
       rows: the whole selection.
+      plans: of the windows; None: all those of the run.
     """
     size = group_size(run.feed, batches, rows.columns)
+    # Rows of a group are gathered replica by replica, so that each replica's elements are slices of them; but not where
+    # a weight depends on all rows of an element.
     between = run.replicas if size > 1 and not batches.weigh_whole_elements(rows.columns) else None
 
     def of_records(plan: WindowPlan, first: tf.Tensor) -> tuple[WindowPlan, tf.Tensor]:
         plan = plan._replace(take=tf.gather(plan.records, plan.take))
-        return (cut(plan, between) if between else plan), first
+        return (_cut(plan, between) if between else plan), first
 
-    def elements_of(plan: WindowPlan, first: tf.Tensor) -> tf.data.Dataset:
+    def numbered(plan: WindowPlan, first: tf.Tensor) -> tf.data.Dataset:
         return _with_numbers(plan, first, plan.num_elements, size)
 
     def element(plan: WindowPlan, number: tf.Tensor) -> tuple:
@@ -109,83 +77,130 @@ def resident(run: Run, batches: Batches, rows: ResidentRows) -> tf.data.Dataset:
 
     def group(plan: WindowPlan, first: tf.Tensor) -> tuple:
         numbers = _group(first, size, plan.num_elements)
-        together = element(plan, cut_numbers(numbers, between) if between else numbers)
+        together = element(plan, _cut_numbers(numbers, between) if between else numbers)
         return _joined(run, together, between, plan.num_elements - first)
 
-    plans = run.plans().map(of_records).prefetch(1).flat_map(elements_of)
+    found = (run.plans() if plans is None else plans).map(of_records).prefetch(1).flat_map(numbered)
     if size == 1:
-        return _finished(run, plans.map(one, num_parallel_calls=tf.data.AUTOTUNE))
-    return _from_groups(run, plans.map(group, num_parallel_calls=tf.data.AUTOTUNE), between)
+        return _finished(run, found.map(one, num_parallel_calls=tf.data.AUTOTUNE))
+    return _from_groups(run, found.map(group, num_parallel_calls=tf.data.AUTOTUNE), between)
+
+
+def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Dataset:
+    """Returns the elements of a run that is read by windows; while one is consumed, the next is read."""
+    return of_windows(run, batches, _windows(run, reader), reader.assigns_rows)
 
 
 @tf.autograph.experimental.do_not_convert
-def windowed(run: Run, batches: Batches, reader: WindowReader) -> tf.data.Dataset:
-    """Returns the elements of a run that is read by windows; while one is consumed, the next is read."""
-
+def _windows(run: Run, reader: WindowReader) -> tf.data.Dataset:
     def on_its_way(plan: WindowPlan, first: tf.Tensor) -> tuple[WindowPlan, tf.Tensor]:
         return plan._replace(pieces=reader.fetch_ahead(plan.pieces)), first
 
-    def load(plan: WindowPlan, first: tf.Tensor) -> _Window:
-        return _Window(plan, first, {RECORD_ID: plan.records, **reader.read(plan.pieces, plan.slots)})
+    def load(plan: WindowPlan, first: tf.Tensor) -> tuple[WindowPlan, tf.Tensor, Columns]:
+        return plan, first, {RECORD_ID: plan.records, **reader.read(plan.pieces, plan.slots)}
 
-    def with_tail(tail: Columns, loaded: _Window) -> tuple[Columns, tuple[_Window, Columns]]:
-        return gather_both(loaded.columns, tail, loaded.plan.next_tail), (loaded, tail)
+    # While a window is consumed, the next one is read and the shards of the one after it are fetched.
+    return with_tails(run.plans(contiguous=reader.assigns_rows).map(on_its_way).prefetch(1).map(load))
 
-    def element(held: tuple[_Window, Columns], number: tf.Tensor) -> tuple:
-        (plan, _, columns), tail = held
+
+@tf.autograph.experimental.do_not_convert
+def with_tails(loaded: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the `Window`s of (plan, first, columns) in order, each with the tail that the one before leaves it."""
+
+    def with_tail(tail: Columns, read: tuple[WindowPlan, tf.Tensor, Columns]) -> tuple[Columns, Window]:
+        plan, first, columns = read
+        return gather_both(columns, tail, plan.next_tail), Window(plan, first, columns, tail)
+
+    return loaded.scan(empty_tail(loaded.element_spec[2]), with_tail).prefetch(1)
+
+
+@tf.autograph.experimental.do_not_convert
+def of_windows(run: Run, batches: Batches, windows: tf.data.Dataset, in_place: bool) -> tf.data.Dataset:
+    """Returns the elements of `Window`s.
+
+    Args:
+      run: what is fed.
+      batches: how.
+      windows: in order.
+      in_place: whether most elements' rows lie next to each other (`WindowPlan.with_contiguous_elements`).
+    """
+    size = group_size(run.feed, batches, windows.element_spec.columns) if in_place else 1
+    made = _WindowElements(run, batches, in_place, size)
+    if batches.are_stored and in_place:
+        return _finished(run, windows.flat_map(made.stored))
+    numbered = windows.flat_map(lambda w: _with_numbers(w, w.first, w.plan.num_elements, size))
+    if size == 1:
+        return _finished(run, numbered.map(made.one, num_parallel_calls=tf.data.AUTOTUNE))
+    return _from_groups(run, numbered.map(made.group, num_parallel_calls=tf.data.AUTOTUNE), None)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _WindowElements:
+    """Makes the elements of a window: one by one, in groups, or as slices of its memory.
+
+    Attributes:
+      run, batches, in_place: as of `of_windows`.
+      size: elements of a group.
+    """
+
+    run: Run
+    batches: Batches
+    in_place: bool
+    size: int
+
+    def one(self, window: Window, number: tf.Tensor) -> tuple:
+        """Returns element `number`, split between the replicas."""
+        plan, _, columns, tail = window
 
         def gathered() -> Columns:
             return gather_both(columns, tail, plan.take[number])
 
-        if not reader.assigns_rows:
-            return batches.element(gathered(), plan, number)
+        if not self.in_place:
+            return split(self.batches.element(gathered(), plan, number), self.run.replicas)
         first, stop = plan.contiguous[0], plan.contiguous[1]
-        begin = (number - first) * run.feed.replica_rows
-        side_by_side = lambda: rows_of(columns, begin, run.feed.replica_rows, copied=batches.alias_window)  # noqa: E731
+        rows = self.run.feed.replica_rows
+
+        def side_by_side() -> Columns:
+            return rows_of(columns, (number - first) * rows, rows, copied=self.batches.alias_window)
+
         taken = tf.cond((first <= number) & (number < stop), side_by_side, gathered)
-        return batches.element(taken, plan, number)
+        return split(self.batches.element(taken, plan, number), self.run.replicas)
 
-    def one(held: tuple[_Window, Columns], number: tf.Tensor) -> tuple:
-        return split(element(held, number), run.replicas)
-
-    def group(held: tuple[_Window, Columns], begin: tf.Tensor) -> tuple:
-        (plan, _, columns), tail = held
-        numbers, rows = _group(begin, size, plan.num_elements), run.feed.replica_rows
+    def group(self, window: Window, begin: tf.Tensor) -> tuple:
+        """Returns the group that begins with element `begin`, for `_from_groups`."""
+        plan, _, columns, tail = window
+        size, rows = self.size, self.run.feed.replica_rows
+        numbers = _group(begin, size, plan.num_elements)
         first, stop = plan.contiguous[0], plan.contiguous[1]
-        side_by_side = lambda: rows_of(columns, (begin - first) * rows, size * rows, copied=False)  # noqa: E731
-        gathered = lambda: gather_both(columns, tail, tf.reshape(tf.gather(plan.take, numbers), [-1]))  # noqa: E731
+
+        def side_by_side() -> Columns:
+            return rows_of(columns, (begin - first) * rows, size * rows, copied=False)
+
+        def gathered() -> Columns:
+            return gather_both(columns, tail, tf.reshape(tf.gather(plan.take, numbers), [-1]))
+
         taken = tf.cond((first <= begin) & (begin + size <= stop), side_by_side, gathered)
         taken = {name: tf.reshape(column, [size, rows, *column.shape[1:]]) for name, column in taken.items()}
-        return _joined(run, batches.element(taken, plan, numbers), None, plan.num_elements - begin)
+        return _joined(self.run, self.batches.element(taken, plan, numbers), None, plan.num_elements - begin)
 
-    traced = tf.function(one, autograph=False)  # once for all its uses
+    def stored(self, window: Window) -> tf.data.Dataset:
+        """Returns the elements as slices of the window's memory; one by one those that do not lie so, and the last."""
+        plan, first, columns, _ = window
+        begin, end = plan.contiguous[0], plan.contiguous[1]
+        # Keeping or prefetching the copied elements does not keep the window in memory, so the last ones are copied.
+        stop = tf.maximum(begin, end - _COPIED)
+        whole = self.batches.stored(columns, plan, stop, self.run.feed.replica_rows)
+        whole = slices(whole, self.run.replicas).skip(tf.maximum(first - begin, 0))
+        before, after = self._one_by_one(window, first, begin), self._one_by_one(window, stop, plan.num_elements)
+        return before.concatenate(whole).concatenate(after)
 
-    def numbered(loaded: _Window, tail: Columns) -> tf.data.Dataset:
-        return _with_numbers((loaded, tail), loaded.first, loaded.plan.num_elements, size)
+    def _one_by_one(self, window: Window, begin: tf.Tensor, end: tf.Tensor) -> tf.data.Dataset:
+        numbers = tf.data.Dataset.range(tf.maximum(begin, window.first), end)
+        return numbers.map(lambda number: self._traced(window, number))
 
-    def elements(loaded: _Window, tail: Columns) -> tf.data.Dataset:
-        """The elements as they lie in the window, in its memory; one by one those that do not, and the last ones."""
-        plan, first = loaded.plan, loaded.first
-
-        def one_by_one(begin: tf.Tensor, end: tf.Tensor) -> tf.data.Dataset:
-            numbers = tf.data.Dataset.range(tf.maximum(begin, first), end)
-            return numbers.map(lambda number: traced((loaded, tail), number))
-
-        stop = tf.maximum(plan.contiguous[0], plan.contiguous[1] - _COPIED)
-        whole = batches.stored(loaded.columns, plan, stop, run.feed.replica_rows)
-        whole = slices(whole, run.replicas).skip(tf.maximum(first - plan.contiguous[0], 0))
-        return one_by_one(first, plan.contiguous[0]).concatenate(whole).concatenate(one_by_one(stop, plan.num_elements))
-
-    # While a window is consumed, the next one is read and the shards of the one after it are fetched.
-    windows = run.plans(contiguous=reader.assigns_rows).map(on_its_way).prefetch(1).map(load)
-    windows = windows.scan(empty_tail(windows.element_spec.columns), with_tail).prefetch(1)
-    if batches.are_stored and reader.assigns_rows:
-        return _finished(run, windows.flat_map(elements))
-    size = group_size(run.feed, batches, windows.element_spec[0].columns) if reader.assigns_rows else 1
-    windows = windows.flat_map(numbered)
-    if size == 1:
-        return _finished(run, windows.map(one, num_parallel_calls=tf.data.AUTOTUNE))
-    return _from_groups(run, windows.map(group, num_parallel_calls=tf.data.AUTOTUNE), None)
+    @functools.cached_property
+    def _traced(self) -> Any:
+        return tf.function(self.one, autograph=False)  # traced once for its two uses
 
 
 @tf.autograph.experimental.do_not_convert
@@ -231,7 +246,7 @@ def unpadded_rows(order: Order) -> list[int]:
 
 
 def _with_numbers(held: Any, first: tf.Tensor, stop: tf.Tensor, size: int) -> tf.data.Dataset:
-    """Returns (held, number) for the numbers of a window's elements that are fed: of every group of them the first."""
+    """Pairs `held` with the number of the first element of each group that is fed."""
     return tf.data.Dataset.zip(tf.data.Dataset.from_tensors(held).repeat(), tf.data.Dataset.range(first, stop, size))
 
 
@@ -243,7 +258,7 @@ def _group(first: tf.Tensor, size: int, stop: tf.Tensor) -> tf.Tensor:
 def _joined(run: Run, together: tuple, between: int | None, count: tf.Tensor) -> tuple:
     """Returns the first `count` elements of a group for `_from_groups`, in the group's memory."""
     if run.replicas == between:
-        return joined_rows(together, between, count)
+        return _joined_rows(together, between, count)
     return tf.nest.map_structure(lambda component: component[:count], together)
 
 
@@ -287,3 +302,96 @@ def _delivered(run: Run, dataset: tf.data.Dataset) -> tf.data.Dataset:
     # The global batch is made whole on every worker, so a worker takes its rows of it; FILE would ask for files.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return dataset.with_options(options)
+
+
+def group_size(feed: Feed, batches: Batches, columns: Mapping[str, Any]) -> int:
+    """Returns how many elements one call makes.
+
+    It is 1 where an element has as many rows as a group; where examples are decoded or parsed for each element; for
+    features that vary in length; and for the user's own function, which gets one batch at a time.
+
+    Args:
+      feed: what is fed.
+      batches: how.
+      columns: of a window, or their specs.
+    """
+    form, recipe = batches.form, Undistorted() if batches.on_device else batches.recipe
+    if not isinstance(form, PixelRows) or recipe is None or isinstance(recipe, UserDistorted):
+        return 1
+    if not all(isinstance(column, tf.Tensor | tf.TensorSpec) for column in columns.values()):
+        return 1
+    rows = min(_MOST_GROUP_ROWS, _MOST_GROUP_BYTES // _image_bytes(recipe, form.image_shape))
+    most = max(1, rows // feed.replica_rows)
+    # Groups of one size, the last of which is full or nearly so: what it lacks is made for nothing.
+    elements = -(-feed.order.steps_per_epoch // feed.order.windows) * feed.local_replicas
+    return -(-elements // -(-elements // most))
+
+
+def _image_bytes(recipe: Recipe, shape: tuple[int, int, int]) -> int:
+    stored = math.prod(shape)
+    if isinstance(recipe, Undistorted):
+        return stored
+    given = output_spec(recipe, shape)
+    return max(stored, math.prod(given.shape) * given.dtype.size)
+
+
+def split(element: tuple[Any, ...], replicas: int | None) -> tuple[Any, ...]:
+    """Returns what each replica gets of an element: equal runs of its rows.
+
+    Args:
+      element: its components have one number of rows; they may be RaggedTensors.
+      replicas: how many; None: the element is not split.
+    """
+    if replicas is None:
+        return element
+    runs = [_equal_runs(component, replicas) for component in tf.nest.flatten(element)]
+    return tuple(tf.nest.pack_sequence_as(element, [run[replica] for run in runs]) for replica in range(replicas))
+
+
+def slices(together: tuple[Any, ...], replicas: int | None) -> tf.data.Dataset:
+    """Returns the dataset of elements that lie together, each split as `split` does it, in the same memory.
+
+    No function runs for an element, which would cost several times what the slices do.
+
+    Args:
+      together: components of shape (elements, rows, ...).
+      replicas: as of `split`.
+    """
+    if replicas is None:
+        return tf.data.Dataset.from_tensor_slices(together)
+    runs = tf.nest.map_structure(lambda c: tf.reshape(c, [-1, c.shape[1] // replicas, *c.shape[2:]]), together)
+    each = tf.data.Dataset.from_tensor_slices(runs)
+    return tf.data.Dataset.zip(tuple(each.shard(replicas, replica) for replica in range(replicas)))
+
+
+def _cut(plan: WindowPlan, replicas: int) -> WindowPlan:
+    """Returns a plan of the rows of each replica: element e of replica r becomes element `e * replicas + r`.
+
+    `num_elements` stays the number of whole elements.
+    """
+    take, real = (tf.reshape(rows, [-1, rows.shape[1] // replicas]) for rows in (plan.take, plan.real))
+    return plan._replace(take=take, real=real, real_rows=tf.repeat(plan.real_rows, replicas))
+
+
+def _cut_numbers(numbers: tf.Tensor, replicas: int) -> tf.Tensor:
+    """Returns the numbers in a `_cut` plan of elements, int64 (n,): those of one replica, then those of the next."""
+    return tf.reshape(numbers * replicas + tf.range(replicas, dtype=tf.int64)[:, None], [-1])
+
+
+def _joined_rows(together: tuple[Any, ...], replicas: int | None, count: tf.Tensor) -> tuple[Any, ...]:
+    """Returns the rows of the first elements of a group, one element behind the other, in the group's memory.
+
+    Args:
+      together: components of shape (elements, rows, ...); with replicas, of the elements that `_cut_numbers` gives.
+      replicas: how many, each of which gets its own rows; None: all rows stay together.
+      count: of the elements.
+    """
+    return tf.nest.map_structure(lambda c: tf.reshape(c[:count], [-1, *c.shape[2:]]), split(together, replicas))
+
+
+def _equal_runs(component: tf.Tensor | tf.RaggedTensor, replicas: int) -> list[Any]:
+    """Returns equal runs of rows; of a RaggedTensor, too, which `tf.split` does not take."""
+    if isinstance(component, tf.RaggedTensor):
+        rows = component.nrows() // replicas
+        return [component[replica * rows : (replica + 1) * rows] for replica in range(replicas)]
+    return tf.split(component, replicas)

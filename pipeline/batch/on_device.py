@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 import tensorflow as tf
 
-from pipeline.batch.recipe import distortion_of, recipe_of
+from pipeline.batch.batches import distortion_of, recipe_of
 from pipeline.errors import UsageError
 from pipeline.manifest.sources import Sources
 from pipeline.manifest.storage import PathLike

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
+from typing import Any
 
 import simple_parsing
 
-from pipeline.commands import commandline
+from pipeline.bench import tables
+from pipeline.bench.result import result_of
+from pipeline.commands import commandline, quiet
 from pipeline.errors import UsageError
-from pipeline.request import HOST
+from pipeline.manifest.sources import parse_sources
+from pipeline.order.order import SHUFFLE_BYTES
+from pipeline.order.shares import shares_of
+from pipeline.request import HOST, Request
+from pipeline.resolved import ResolvedRequest, resolve
 
 COMMAND = "pipeline.bench"
+_SECONDS = 0.2  # of a round
 _LEAST = {"global_batch_size": 1, "replicas": 1, "rounds": 1, "steps": 1}
 
 
@@ -52,9 +61,56 @@ def main(argv: Sequence[str] | None = None) -> None:
     description = "Time each stage of an input: read, check, decode, order, gather, distort, batch, copy to device."
     config = commandline.parse(COMMAND, description, BenchConfig, argv)
     commandline.require("tensorflow")
-    from pipeline.bench import command  # noqa: PLC0415, here because --help must be fast
+    resolved = resolve(_request(config))
+    resolved.manifest.require_images()
+    with quiet.loading():
+        from pipeline.bench import measure  # noqa: PLC0415, here because it loads TensorFlow
 
-    command.run(config)
+    with measure.input_errors():
+        _measure(config, resolved)
+
+
+def _measure(config: BenchConfig, resolved: ResolvedRequest) -> None:
+    from pipeline.bench import measure, subject  # noqa: PLC0415, here because they load TensorFlow
+
+    strategy = subject.strategy_of(config.replicas, config.global_batch_size)
+    names = subject.names_of(strategy)
+    opened = subject.Subject.opened(resolved, strategy)
+    whole = opened.whole_part()
+    if not config.json:
+        print("\n".join(tables.heading(resolved, names)), flush=True)
+    how: dict[str, Any] = {"rounds": config.rounds, "seconds": _SECONDS, "steps": config.steps}
+    samples = measure.measure(opened.parts(), **how, text="stages")
+    samples |= measure.measure([whole], **how, text="end to end")
+    found = result_of(opened.stages(), samples, samples[whole.name], measure.CORES)
+    if config.json:
+        print(json.dumps(tables.as_object(found, resolved, names, measure.CORES, opened.reads.source)))
+        return
+    print()
+    print("\n".join(tables.stage_lines(found, resolved.order.num_records)))
+    print()
+    print("\n".join(tables.verdict_lines(found, measure.CORES, opened.reads.source)))
+
+
+def _request(config: BenchConfig) -> Request:
+    sources = parse_sources(config.data_dir, "DATA_DIR")
+    if not isinstance(sources, str):
+        rows = shares_of(config.global_batch_size, [weight for _, weight in sources])
+        each = "; ".join(f"{source} --global_batch_size={n}" for (source, _), n in zip(sources, rows, strict=True))
+        raise UsageError(f"DATA_DIR={config.data_dir}: is timed one source at a time, by its DIR and --split: {each}")
+    return Request(
+        config.data_dir,
+        config.split,
+        global_batch_size=config.global_batch_size,
+        training=not config.evaluation,
+        seed=config.seed,
+        distort=config.distort,
+        distort_on=config.distort_on,
+        resize=config.resize,
+        streams=config.streams,
+        shuffle_bytes=SHUFFLE_BYTES if config.shuffle_bytes is None else config.shuffle_bytes,
+        remainder=config.remainder,
+    )
 
 
 def entry_point() -> None:

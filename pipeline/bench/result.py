@@ -1,17 +1,71 @@
-"""What the samples say: the cost of each stage, the rate from end to end, and what bounds it."""
+"""The stages of an input, what each of them costs, the rate from end to end, and what bounds it."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from pipeline.bench.rounds import Sample
-from pipeline.bench.stages import BATCHES, DEVICES, ORDER, READER, SECTIONS, Stage
+from pipeline.batch import WEIGHTS
+
+# What is measured beside the stages of a batch. The last four are sections: each has its own threads, and they overlap.
+BYTES = "bytes"
+READER, ORDER, BATCHES, DEVICES = "reader", "order", "batches", "devices"
+SECTIONS = {
+    READER: "reading",
+    ORDER: "planning",
+    BATCHES: "making batches",
+    DEVICES: "making and copying batches",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A stage.
+
+    Attributes:
+      name: `read`, `check`, ...
+      terms: its cost, as parts to add (1) and to subtract (-1); none: it does not occur.
+      note: how it is done, or why it does not occur.
+      row_bytes: what it hands on per row; None: nothing that has a size.
+      once: it is done once per run, not per epoch.
+    """
+
+    name: str
+    terms: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    note: str = ""
+    row_bytes: float | None = None
+    once: bool = False
+
+    @property
+    def occurs(self) -> bool:
+        """Whether this input has the stage."""
+        return bool(self.terms)
+
+
+def of_prefixes(prefixes: list[str]) -> dict[str, dict[str, int]]:
+    """Returns the terms of the stages that make a batch.
+
+    Args:
+      prefixes: `NUMBERS`, and stages that each hand on what the one before did; none: a batch is a slice of a window.
+    """
+    terms = {later: {later: 1, sooner: -1} for sooner, later in itertools.pairwise(prefixes)}
+    return terms | {"batch": {WEIGHTS: 1} if prefixes else {BATCHES: 1}}
+
 
 BUSY = 0.75  # of the cores, from which on they are what bounds an input
 TOGETHER = 0.7  # of the rate of the slowest section: an input that is slower is not bound by that section alone
 _MICRO = 1e6
+
+
+class Sample(NamedTuple):
+    """One round: rows, seconds by the clock, and seconds of processor time of all threads of this process."""
+
+    rows: int
+    seconds: float
+    processor: float
 
 
 @dataclasses.dataclass(frozen=True)

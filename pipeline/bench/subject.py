@@ -1,34 +1,38 @@
-"""The input that is timed, opened: one window of it in memory, from which batches are made up to any stage."""
+"""The input that is timed: one window of it in memory, from which batches are made up to any stage; and its parts."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import tensorflow as tf
 
+from pipeline.batch import DECODE, DISTORT, GATHER, NUMBERS, WEIGHTS
 from pipeline.batch.batches import Batches
-from pipeline.batch.components import choose
-from pipeline.batch.compose import make_dataset
-from pipeline.batch.dataset import Run, resident, windowed
-from pipeline.batch.decoded_split import load
-from pipeline.batch.resident_rows import ResidentRows
+from pipeline.batch.compose import choose, make_dataset
+from pipeline.batch.dataset import of_windows, resident, with_tails
+from pipeline.batch.plans import Run
+from pipeline.batch.resident import ResidentRows, load
 from pipeline.bench import reading
-from pipeline.bench.prefixes import Held, OneWindow, Prefix, first_full_window
+from pipeline.bench.measure import READY, Part, decoding, taking
 from pipeline.bench.reading import Reads
-from pipeline.bench.stages import DECODE, DISTORT, GATHER, NUMBERS
-from pipeline.decode.forms import PixelRows
+from pipeline.bench.result import BATCHES, BYTES, DEVICES, ORDER, READER, Stage, of_prefixes
+from pipeline.decode.forms import PixelRows, Serialized
 from pipeline.distribution.replica_batches import as_distributed
 from pipeline.distribution.strategies import PREFETCH, copied_ahead, distribute_request
+from pipeline.errors import UsageError
 from pipeline.order.arrays import NumpyArrays
+from pipeline.order.counts import check_replicas
 from pipeline.order.feed import make_feed
 from pipeline.order.order import MAX_STEP
-from pipeline.order.window_plan import WindowPlan
 from pipeline.read.corruption import Corruption
 from pipeline.read.rows_reader import all_pieces
 from pipeline.read.shards import Shards
-from pipeline.read.window import Columns, LocalReader
+from pipeline.read.window import RECORD_ID, Columns, LocalReader
 from pipeline.resolved import ResolvedRequest
+
+_RAW = "raw images are copied as they are"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,7 +46,7 @@ class Subject:
       chosen: how their rows become batches.
       batches: the same of `held`, where a split that is kept is decoded already.
       run: the whole order.
-      window: one window of it, again and again.
+      window: the number, in its epoch, of the window that batches are made of.
       held: its rows; of a split that is kept, all rows.
       reads: what it reads.
     """
@@ -53,7 +57,7 @@ class Subject:
     chosen: Batches
     batches: Batches
     run: Run
-    window: OneWindow
+    window: int
     held: Columns | ResidentRows
     reads: Reads
     _datasets: dict[str | None, tf.data.Dataset] = dataclasses.field(default_factory=dict)
@@ -71,14 +75,14 @@ class Subject:
             assert isinstance(reader, LocalReader)
             feed = make_feed(resolved.order, None, NumpyArrays())
             run = Run(feed, 0, MAX_STEP)
-            window = OneWindow(feed, 0, MAX_STEP, window=first_full_window(run))
+            window = _first_full_window(run)
             selection = resolved.selection
             held: Columns | ResidentRows
             if resolved.order.windows == 1:
                 held, batches = load(reader, chosen)
                 pieces, row_of = all_pieces(selection), None
             else:
-                plan = _plan(window, reader)
+                plan, _ = next(iter(_repeated(run, window, reader.assigns_rows)))
                 read = tf.function(reader.read, autograph=False)  # in a graph, whose errors carry the reader's words
                 held, batches = read(plan.pieces, plan.slots), chosen
                 pieces, row_of = plan.pieces.numpy(), plan.slots.numpy()
@@ -109,19 +113,25 @@ class Subject:
         distort = [] if self.batches.hands_on else [DISTORT]
         return [NUMBERS, GATHER, *([DECODE] if decodes else []), *distort]
 
-    def dataset(self, last: str | None = None) -> tf.data.Dataset:
-        """Returns the batches of the window in memory; with `last`, what there is after that stage."""
-        if last not in self._datasets:
-            batches = self.batches if last is None else Prefix.of(self.batches, last)
-            self._datasets[last] = self._made(batches)
-        return self._datasets[last]
+    def dataset(self, until: str | None = None) -> tf.data.Dataset:
+        """Returns the batches of the window in memory; with `until`, what there is after that stage."""
+        if until not in self._datasets:
+            self._datasets[until] = self._made(dataclasses.replace(self.batches, until=until))
+        return self._datasets[until]
 
     def _made(self, batches: Batches, replicas: int | None = None) -> tf.data.Dataset:
-        window = dataclasses.replace(self.window, replicas=replicas)
+        run = dataclasses.replace(self.run, replicas=replicas)
         with tf.device("CPU:0"):
             if isinstance(self.held, ResidentRows):
-                return resident(window, batches, self.held)
-            return windowed(window, batches, Held(self.reader, self.held))
+                return resident(run, batches, self.held, self.plans())
+            held, in_place = self.held, self.reader.assigns_rows
+            # The window is in memory: every time it comes, its columns are those that were read once.
+            loaded = self.plans().map(lambda plan, first: (plan, first, {RECORD_ID: plan.records, **held}))
+            return of_windows(run, batches, with_tails(loaded), in_place)
+
+    def plans(self) -> tf.data.Dataset:
+        """Returns the plan of the window, made once, again and again."""
+        return _repeated(self.run, self.window, self.reader.assigns_rows and not self.is_resident)
 
     def on_devices(self) -> Any:
         """Returns `dataset()`, split and copied for the replicas of the strategy."""
@@ -142,12 +152,156 @@ class Subject:
             return make_dataset(request)
         return distribute_request(self.strategy, request)
 
+    def parts(self) -> list[Part]:
+        """Returns the parts of an input that are measured by themselves."""
+        reads = self.reads
+        contiguous = self.reader.assigns_rows and not self.is_resident
+        plans = self.run.plans(contiguous)
+        found = [
+            Part(BYTES, reads.bytes_only),
+            Part(READER, lambda passes: reads.checked(self.reader, passes)),
+            Part(ORDER, taking(plans, lambda element: tf.size(element[0].records, tf.int64))),
+        ]
+        if self._decodes_once():
+            found.append(Part(DECODE, decoding(self.chosen.form, self.reader.load(self.reads.pieces)["record"])))
+        cut_off = [WEIGHTS, *self.prefixes()] if self.prefixes() else []
+        found += [_steps(name, self.dataset(name), self.rows) for name in cut_off]
+        found.append(_steps(BATCHES, self.dataset(), self.rows))
+        if self.strategy is not None:
+            found.append(_steps(DEVICES, self.on_devices(), self.rows))
+        return found
 
-def _plan(window: OneWindow, reader: LocalReader) -> WindowPlan:
-    plan, _ = next(iter(window.plans(contiguous=reader.assigns_rows)))
-    return plan
+    def whole_part(self) -> Part:
+        """Returns the input as a run has it."""
+        order = self.resolved.order
+        window = 1 if self.is_resident else -(-order.steps_per_epoch // order.windows)
+        return _steps("whole", self.whole(), self.rows, window)
+
+    def stages(self) -> list[Stage]:
+        """Returns the stages of an input, in the order in which a row meets them."""
+        made, found = self.resolved, of_prefixes(self.prefixes())
+        segments = made.selection.segments
+        stored = sum(s.shard.num_bytes for s in segments) / max(1, sum(s.shard.num_examples for s in segments))
+        kept = self.is_resident
+        decode_terms = {DECODE: 1} if self._decodes_once() else found.get(DECODE, {})
+        pixels = float(math.prod(made.image_shape)) if made.image_shape else None
+
+        def handed_on(stage: str | None) -> float:
+            return _row_bytes(self.dataset(stage).element_spec, self.rows, stored)
+
+        at_all = {name: handed_on(name) for name in self.prefixes()}
+        batch = handed_on(None)
+        return [
+            Stage("read", {BYTES: 1}, row_bytes=stored, once=kept),
+            Stage("check", {READER: 1, BYTES: -1}, self._check_note(), stored, kept),
+            Stage(
+                "decode",
+                decode_terms,
+                "" if decode_terms else _RAW,
+                at_all.get(DECODE, pixels),
+                self._decodes_once(),
+            ),
+            Stage("order", {ORDER: 1}),
+            Stage(
+                "gather",
+                found.get(GATHER, {}),
+                "" if GATHER in found else "records are read to where their batch needs them",
+                at_all.get(GATHER),
+            ),
+            Stage(
+                "distort",
+                found.get(DISTORT, {}),
+                "" if DISTORT in found else "left to the steps" if self.batches.on_device else "no recipe is given",
+                at_all.get(DISTORT),
+            ),
+            Stage("batch", found["batch"], "with tf.data's own work for each batch", batch),
+            self._copy_stage(batch),
+        ]
+
+    def _decodes_once(self) -> bool:
+        return isinstance(self.chosen.form, Serialized) and isinstance(self.batches.form, PixelRows)
+
+    def _check_note(self) -> str:
+        compression = self.resolved.manifest.compression
+        notes = ["decompresses, too"] if compression else []
+        if not all(each.shard.is_seekable(compression) for each in self.resolved.selection.segments):
+            notes += [] if self.is_resident else ["not what streams that begin inside a shard skip, once per epoch"]
+        elif self.reader.assigns_rows:
+            notes.append("puts pixels into place, too")
+        return "; ".join(notes)
+
+    def _copy_stage(self, row_bytes: float) -> Stage:
+        if self.strategy is None:
+            return Stage("copy to device", note="one replica on a CPU reads host memory")
+        note = f"split between {self.strategy.num_replicas_in_sync} replicas on CPUs" if self.is_on_cpus else ""
+        return Stage("copy to device", {DEVICES: 1, BATCHES: -1}, note, row_bytes)
+
+
+def _repeated(run: Run, window: int, contiguous: bool) -> tf.data.Dataset:
+    return run.plans(contiguous).skip(window).take(1).cache().repeat()
 
 
 def _endless(resolved: ResolvedRequest) -> int | None:
     """Returns so many epochs that a benchmark does not come to their end."""
     return None if resolved.order.training else (1 << 50) // resolved.order.steps_per_epoch
+
+
+def _steps(name: str, batches: Any, rows: int, whole: int | None = None) -> Part:
+    """Returns the part that takes batches; with `whole`, in rounds of whole windows that follow each other."""
+    take = taking(batches, lambda _: tf.constant(rows, tf.int64))
+    if whole is None:
+        return Part(name, take, ready=READY, by_steps=True)
+    return Part(name, take, whole=whole, by_steps=True, settles=False)
+
+
+def _row_bytes(spec: Any, rows: int, stored: float) -> float:
+    """Returns the bytes per row of elements; of strings, which are serialized records, those that are stored."""
+    total = 0.0
+    for leaf in tf.nest.flatten(spec, expand_composites=True):
+        if leaf.dtype == tf.string:
+            total += stored
+        elif leaf.shape.rank:
+            total += math.prod(size or rows for size in leaf.shape) * leaf.dtype.size / rows
+    return total
+
+
+def strategy_of(replicas: int | None, global_batch_size: int) -> tf.distribute.Strategy | None:
+    """Returns the strategy that feeds so many replicas; None: one replica that reads host memory.
+
+    Args:
+      replicas: on the first GPUs, or logical CPUs where there are none; None: all GPUs, or one CPU.
+      global_batch_size: which they divide among themselves.
+
+    Raises:
+      UsageError: there are fewer GPUs, or the replicas do not divide the global batch.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    count = replicas or max(1, len(gpus))
+    check_replicas(global_batch_size, count)
+    if gpus:
+        if count > len(gpus):
+            raise UsageError(f"--replicas={count}: this machine has {len(gpus)} GPUs")
+        names = [f"GPU:{i}" for i in range(count)]
+        return tf.distribute.OneDeviceStrategy(names[0]) if count == 1 else tf.distribute.MirroredStrategy(names)
+    if count == 1:
+        return None
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    existing = tf.config.get_logical_device_configuration(cpu)
+    if existing is None:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+    elif len(existing) < count:
+        raise UsageError(f"--replicas={count}: this process has already split its CPU into {len(existing)}")
+    return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(count)])
+
+
+def names_of(strategy: tf.distribute.Strategy | None) -> list[str]:
+    """Returns the devices of the replicas, as `CPU:0`."""
+    if strategy is None:
+        return ["CPU:0"]
+    return [":".join(name.split(":")[-2:]) for name in strategy.extended.worker_devices]
+
+
+def _first_full_window(run: Run) -> int:
+    """Returns the number of the first window of an epoch in which an element is complete."""
+    feed = run.feed
+    return next(w for w in range(feed.order.windows) if int(feed.steps_before(w + 1)) > int(feed.steps_before(w)))

@@ -1,12 +1,15 @@
-"""The result as lines of text."""
+"""The result as lines of text with bars, and as one JSON object."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import shutil
+import sys
 from collections.abc import Sequence
+from typing import Any
 
-from pipeline.bench.bars import Bars
-from pipeline.bench.result import BUSY, Result, Spread
-from pipeline.bench.stages import SECTIONS, Stage
+from pipeline.bench.result import BUSY, SECTIONS, Result, Spread, Stage
 from pipeline.commands.text import count_of, table
 from pipeline.request import DEVICE
 from pipeline.resolved import ResolvedRequest
@@ -112,3 +115,84 @@ def reason(result: Result) -> str:
 def _spread(spread: Spread, digits: int = 0) -> str:
     median, low, high = (f"{v:,.{digits}f}" for v in (spread.median, spread.lowest, spread.highest))
     return f"{median} ({low} to {high})"
+
+
+_MICRO, _MB = 1e6, 1e6
+
+
+def as_object(
+    result: Result, resolved: ResolvedRequest, devices: Sequence[str], cores: int, source: str
+) -> dict[str, Any]:
+    """Returns what `tables` prints, as JSON can hold it; the arguments are as there."""
+    spec, request = resolved.spec, resolved.request
+    return {
+        "dataset": resolved.manifest.dataset,
+        "images": resolved.order.num_records,
+        "spec": dataclasses.asdict(spec),
+        "distort": request.distort,
+        "distort_on": request.distort_on,
+        "resize": list(request.size) if request.size else None,
+        "windows": resolved.order.windows,
+        "devices": list(devices),
+        "cores": cores,
+        "read_from": source,
+        "stages": [_stage_object(result, stage) for stage in result.stages],
+        "sections": {SECTIONS[part]: dataclasses.asdict(spread) for part, spread in result.sections.items()},
+        "images_per_second": dataclasses.asdict(result.rate),
+        "processor_us_per_image": dataclasses.asdict(result.processor),
+        "busy_share": result.busy,
+        "bound": {"stage": result.bound, "by_processor": result.is_processor_bound, "reason": reason(result)},
+    }
+
+
+def _stage_object(result: Result, stage: Stage) -> dict[str, Any]:
+    cost = result.costs.get(stage.name)
+    if cost is None:
+        return {"stage": stage.name, "occurs": "absent", "note": stage.note}
+    took = cost.processor.median
+    rate = _MICRO / took if took else None
+    return {
+        "stage": stage.name,
+        "occurs": "once" if stage.once else "each epoch",
+        "note": stage.note,
+        "processor_us_per_image": dataclasses.asdict(cost.processor),
+        "clock_us_per_image": dataclasses.asdict(cost.clock),
+        "share": None if stage.once else cost.share,
+        "images_per_second_per_core": rate,
+        "megabytes_per_second_per_core": rate * stage.row_bytes / _MB if rate and stage.row_bytes else None,
+    }
+
+
+_EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
+_FULL = "\u2588"
+_PLAIN = "#"
+_BOUND, _OTHER, _RESET = "\033[33m", "\033[36m", "\033[0m"  # yellow, cyan
+_COLUMNS = 80  # where there is no terminal
+
+
+class Bars:
+    """Draws bars for standard output."""
+
+    def __init__(self) -> None:
+        """Looks at what standard output can show."""
+        self.is_terminal = sys.stdout.isatty()
+        self.has_colors = self.is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self.columns = shutil.get_terminal_size((_COLUMNS, 24)).columns if self.is_terminal else _COLUMNS
+        self._has_blocks = self.is_terminal and _can_encode(_FULL + _EIGHTHS, sys.stdout.encoding)
+
+    def bar(self, share: float, width: int, is_bound: bool) -> str:
+        """Returns the bar of a share 0..1, of `width` columns at most; what bounds the input has another colour."""
+        eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+        if self._has_blocks:
+            text = _FULL * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+        else:
+            text = _PLAIN * round(eighths / 8)
+        return f"{_BOUND if is_bound else _OTHER}{text}{_RESET}" if self.has_colors and text else text
+
+
+def _can_encode(text: str, encoding: str | None) -> bool:
+    try:
+        text.encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

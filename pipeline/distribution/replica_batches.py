@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from pipeline.batch.compose import make_dataset
-from pipeline.batch.replica_rows import split
+from pipeline.batch.dataset import split
 from pipeline.order.sharding import Shard
 from pipeline.request import Request
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from pipeline.order.order import OrderSpec
 
-MIXTURE_VERSION = 1  # of the rules here, in `pipeline.mixture` and in `pipeline.batch.joining`
+MIXTURE_VERSION = 1  # of the rules here, in `pipeline.mixture` and in `pipeline.batch.compose`
 
 
 @dataclasses.dataclass(frozen=True)

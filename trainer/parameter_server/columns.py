@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from pipeline.batch import components
+from pipeline.batch import compose
 from pipeline.batch.batches import Batches
 from pipeline.decode.forms import PixelRows, Serialized
 from pipeline.distort.cropping import CroppingRecipe
@@ -45,7 +45,7 @@ class ColumnBatches:
           DataError, UsageError: as `pipeline.input_fn`.
         """
         portable = dataclasses.replace(resolved, request=dataclasses.replace(resolved.request, portable=True))
-        reader, batches = components.choose(portable)
+        reader, batches = compose.choose(portable)
         assert isinstance(reader, GraphReader)
         self._reader, self._form, order = reader, batches.form, resolved.order
         decodes = isinstance(self._form, Serialized) and not isinstance(batches.recipe, CroppingRecipe)

@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 
-from pipeline.read import gather_crops, unpack
+from pipeline.batch import resident
+from pipeline.read import unpack
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +35,7 @@ def engine(request):
 @pytest.fixture(scope="session")
 def compiled_operation():
     """TensorFlow's operation that crops images in memory, which was compiled when the package was installed."""
-    if not gather_crops.is_compiled():
+    if not resident.is_compiled():
         if platform.system() == "Linux" and shutil.which("cc"):
             pytest.fail("pipeline.read._gather_crops was not built or not loaded, though there is a compiler")
         pytest.skip("pipeline.read._gather_crops was not built: no compiler, or not Linux")

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.batch import dataset, groups
+from pipeline.batch import dataset
 from pipeline.batch.compose import make_dataset
-from pipeline.batch.replica_rows import slices, split
+from pipeline.batch.dataset import slices, split
 from pipeline.request import Request
 from tests.datasets import Kind, write_dataset
 
@@ -59,7 +59,7 @@ def varied(records):
 )
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_replicas_get_the_rows_of_the_whole_element(folder, monkeypatch, options, together, replicas):
-    monkeypatch.setattr(groups, "_ROWS", together)
+    monkeypatch.setattr(dataset, "_ROWS", together)
     monkeypatch.setattr(dataset, "_COPIED", 1)  # else these windows have no elements besides their last ones
     request = Request(folder, global_batch_size=ROWS, training=True, epochs=3, start_step=1, record_ids=True, **options)
     check(make_dataset(request), make_dataset(request, replicas), replicas, steps=8)

@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 
 from pipeline import Shard, input_fn
-from pipeline.batch import decoded_split
-from pipeline.batch.components import choose
-from pipeline.batch.decoded_split import load
+from pipeline.batch import resident
+from pipeline.batch.compose import choose
+from pipeline.batch.resident import load
 from pipeline.request import Request
 from pipeline.resolved import resolve
 
@@ -29,7 +29,7 @@ def rows_of(folder, **options):
 @pytest.mark.parametrize("options", [{}, {"start_step": 5}, {"shard": Shard(1, 2)}], ids=["all", "later", "a shard"])
 def test_parts_give_the_bytes_of_whole_images(folder, compiled_operation, monkeypatch, distort, options):
     crops = taken(folder, distort=distort, **options)
-    monkeypatch.setattr(decoded_split, "is_compiled", lambda: False)
+    monkeypatch.setattr(resident, "is_compiled", lambda: False)
     assert rows_of(folder, distort=distort).crops is None
     whole = taken(folder, distort=distort, **options)
     assert len(crops) == len(whole) == 16 - options.get("start_step", 0)

@@ -2,7 +2,7 @@ import io
 
 import pytest
 
-from pipeline.bench.bars import Bars
+from pipeline.bench.tables import Bars
 
 
 class Output(io.TextIOWrapper):

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from pipeline.bench import __main__ as bench
-from pipeline.bench import rounds
+from pipeline.bench import measure
 from pipeline.errors import DataError, UsageError
 from tests.datasets import write_dataset
 
@@ -54,8 +54,8 @@ def test_the_input_is_that_of_the_flags(folder, capsys):
 
 
 def test_each_part_is_sampled_in_so_many_rounds_of_so_many_steps(folder, capsys, monkeypatch):
-    taken, sample = [], rounds.Part.sample
-    monkeypatch.setattr(rounds.Part, "sample", lambda part: taken.append(part) or sample(part))
+    taken, sample = [], measure.Part.sample
+    monkeypatch.setattr(measure.Part, "sample", lambda part: taken.append(part) or sample(part))
     bench.main([str(folder), "--json", "--global_batch_size=8", "--rounds=3", "--steps=4"])
     assert {sum(part is other for other in taken) for part in taken} == {3}
     assert {part.count for part in taken if part.by_steps} == {4}

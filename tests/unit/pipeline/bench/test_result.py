@@ -1,9 +1,8 @@
 import pytest
 
+from pipeline.batch import DISTORT, GATHER, NUMBERS, WEIGHTS
 from pipeline.bench import tables
-from pipeline.bench.result import Spread, result_of
-from pipeline.bench.rounds import Sample
-from pipeline.bench.stages import BATCHES, BYTES, DISTORT, GATHER, NUMBERS, ORDER, READER, WEIGHTS, Stage, of_prefixes
+from pipeline.bench.result import BATCHES, BYTES, ORDER, READER, Sample, Spread, Stage, of_prefixes, result_of
 
 MADE = of_prefixes([NUMBERS, GATHER, DISTORT])
 STAGES = [

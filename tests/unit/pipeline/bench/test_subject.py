@@ -7,12 +7,12 @@ import pytest
 import tensorflow as tf
 
 from pipeline import input_fn
-from pipeline.bench import parts, reading, rounds
-from pipeline.bench.result import result_of
-from pipeline.bench.stages import BYTES, DECODE, DISTORT, GATHER, NUMBERS, ORDER, READER, WEIGHTS
+from pipeline.batch import DECODE, DISTORT, GATHER, NUMBERS, WEIGHTS
+from pipeline.batch.resident import is_compiled
+from pipeline.bench import measure, reading
+from pipeline.bench.result import BYTES, ORDER, READER, result_of
 from pipeline.bench.subject import Subject
 from pipeline.manifest.storage import OpenFile
-from pipeline.read.gather_crops import is_compiled
 from pipeline.request import Request
 from pipeline.resolved import resolve
 from tests.datasets import Kind, write_dataset
@@ -38,9 +38,9 @@ def opened(folder, strategy=None, **options):
 
 def measured(subject, steps=2):
     """Returns the result of one short round."""
-    samples = rounds.measure(parts.parts_of(subject), 1, 0.01, steps, "")
-    whole = rounds.measure([parts.whole_of(subject)], 1, 0.01, 4 * steps, "")["whole"]
-    return result_of(parts.stages_of(subject), samples, whole, rounds.CORES)
+    samples = measure.measure(subject.parts(), 1, 0.01, steps, "")
+    whole = measure.measure([subject.whole_part()], 1, 0.01, 4 * steps, "")["whole"]
+    return result_of(subject.stages(), samples, whole, measure.CORES)
 
 
 @pytest.mark.parametrize("name", ["raw", "png", "gzip"])
@@ -61,7 +61,7 @@ def test_batches_of_the_window_in_memory_are_those_of_the_input(folders, name, w
 def test_each_prefix_has_an_element_per_step(folders, windows):
     """Else a stage's cost would be that of another number of rows; these are made in groups."""
     subject = opened(folders / "raw", distort="cifar10_tutorial(crop=5)", **windows)
-    steps = len(subject.window.plans().take(1).as_numpy_iterator().next()[0].take)
+    steps = len(subject.plans().take(1).as_numpy_iterator().next()[0].take)
     for name in [*subject.prefixes(), WEIGHTS, None]:
         elements = list(subject.dataset(name).take(steps).as_numpy_iterator())
         assert all(len(part) == 8 for element in elements for part in element), name
@@ -108,12 +108,12 @@ def test_a_window_is_planned_once_and_comes_again_and_again(folders):
 )
 def test_stages_that_do_not_occur_are_absent_and_not_zero(folders, name, options, once, absent):
     subject = opened(folders / name, **options)
-    stages = {stage.name: stage for stage in parts.stages_of(subject)}
+    stages = {stage.name: stage for stage in subject.stages()}
     assert {name for name, stage in stages.items() if not stage.occurs} == absent
     assert {name for name, stage in stages.items() if stage.once} == once
     assert all(stage.note for stage in stages.values() if not stage.occurs)
     terms = {part for stage in stages.values() for part in stage.terms}
-    assert terms <= {part.name for part in parts.parts_of(subject)}
+    assert terms <= {part.name for part in subject.parts()}
 
 
 def test_replicas_get_their_rows_and_the_copy_is_a_stage(folders):
@@ -126,7 +126,7 @@ def test_replicas_get_their_rows_and_the_copy_is_a_stage(folders):
 
 
 def test_what_stages_hand_on_per_row(folders):
-    stages = {s.name: s.row_bytes for s in parts.stages_of(opened(folders / "raw", distort="cifar10_tutorial(crop=5)"))}
+    stages = {s.name: s.row_bytes for s in opened(folders / "raw", distort="cifar10_tutorial(crop=5)").stages()}
     stored = sum(path.stat().st_size for path in (folders / "raw").glob("train*.tfrecord")) / RECORDS
     crop, floats = 5 * 5 * 3, 5 * 5 * 3 * 4
     assert stages["read"] == stages["check"] == stored
@@ -167,7 +167,7 @@ def test_a_slow_distortion_bounds_the_input(folders):
     found = measured(opened(folders / "raw", distort=slow), steps=20)  # many more than are ready
     assert (found.bound, found.is_processor_bound) == ("distort", False)
     assert found.costs["distort"].clock.median > 10 * found.costs["gather"].clock.median
-    assert found.costs["distort"].clock.median * 8 * 2 * rounds.CORES >= PAUSE * 1e6
+    assert found.costs["distort"].clock.median * 8 * 2 * measure.CORES >= PAUSE * 1e6
 
 
 def busy(images, keys):
@@ -201,7 +201,7 @@ def test_slow_checks_are_not_reading(folders, monkeypatch):
         return real(self, *arguments)
 
     monkeypatch.setattr(type(subject.reader), "arrays", arrays)
-    found = {part.name: part for part in parts.parts_of(subject)}
+    found = {part.name: part for part in subject.parts()}
     for name in (BYTES, READER, ORDER):
         found[name].calibrate(0.01, None)
     took = {name: found[name].sample().seconds / found[name].count for name in (BYTES, READER, ORDER)}

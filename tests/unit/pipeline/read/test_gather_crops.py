@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.read import gather_crops
-from pipeline.read.gather_crops import is_compiled
+from pipeline.batch import resident
+from pipeline.batch.resident import is_compiled
 
 
 def reference(lanes, rows, top, left, height, width):
@@ -37,14 +37,14 @@ def test_parts_are_those_of_numpy(compiled_operation, shape, size, beyond):
         random.integers(-beyond, max(all_ - crop, 0) + beyond + 1, 300).astype(np.int32)
         for all_, crop in zip(shape[1:], size, strict=True)
     )
-    found = gather_crops.gather_crops(tf.constant(lanes), tf.constant(rows), top, left, *size)
+    found = resident.gather_crops(tf.constant(lanes), tf.constant(rows), top, left, *size)
     assert (found.dtype, found.shape) == (tf.uint8, (300, *size))
     assert np.array_equal(found, reference(lanes, rows, top, left, *size))
 
 
 def test_no_parts_are_none(compiled_operation):
     none = tf.zeros([0], tf.int32)
-    found = gather_crops.gather_crops(tf.zeros([3, 4, 5], tf.uint8), tf.zeros([0], tf.int64), none, none, 2, 2)
+    found = resident.gather_crops(tf.zeros([3, 4, 5], tf.uint8), tf.zeros([0], tf.int64), none, none, 2, 2)
     assert found.shape == (0, 2, 2)
 
 
@@ -62,7 +62,7 @@ def test_no_parts_are_none(compiled_operation):
 def test_what_is_not_in_memory_is_refused(compiled_operation, rows, top, left, size, what):
     arguments = tf.constant(rows, tf.int64), tf.constant(top, tf.int32), tf.constant(left, tf.int32)
     with pytest.raises(tf.errors.InvalidArgumentError, match=what):
-        gather_crops.gather_crops(tf.zeros([3, 4, 5], tf.uint8), *arguments, *size)
+        resident.gather_crops(tf.zeros([3, 4, 5], tf.uint8), *arguments, *size)
 
 
 @pytest.mark.parametrize("origin", [None, "text.so"])
@@ -71,9 +71,9 @@ def test_without_a_compiler_or_of_another_system_there_is_no_operation(monkeypat
         (tmp_path / origin).write_text("not a library")
     spec = origin and importlib.util.spec_from_loader("it", None, origin=str(tmp_path / origin))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    gather_crops._operation.cache_clear()
+    resident._operation.cache_clear()
     try:
         assert not is_compiled()
     finally:
         monkeypatch.undo()
-        gather_crops._operation.cache_clear()
+        resident._operation.cache_clear()

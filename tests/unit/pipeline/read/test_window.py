@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from pipeline import input_fn
 from pipeline.audit.contract import Contract
-from pipeline.batch import components
+from pipeline.batch import compose
 from pipeline.read.buffers import Buffers, aligned_matrix
 from pipeline.read.numpy_calls import message_of_input
 from pipeline.read.window import as_tensor
@@ -39,7 +39,7 @@ def matrices(monkeypatch):
             given.append(weakref.ref(matrix))
             return matrix
 
-    monkeypatch.setattr(components, "Buffers", Watched)
+    monkeypatch.setattr(compose, "Buffers", Watched)
     return given
 
 

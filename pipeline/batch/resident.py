@@ -1,0 +1,195 @@
+"""A whole split in memory: its images are decoded once, and batches take rows, or crops of rows, from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from pipeline.batch.batches import Batches
+from pipeline.decode.forms import Form, PixelRows, Serialized
+from pipeline.distort import kernels
+from pipeline.distort.composed import crop_first_of, cropping_of, of_crops
+from pipeline.distort.crop_first import CropFirst
+from pipeline.errors import DataError, root_cause
+from pipeline.manifest.splits import Selection
+from pipeline.read.buffers import aligned_matrix
+from pipeline.read.rows_reader import all_pieces
+from pipeline.read.window import GOOD, RECORD_ID, Columns, LocalReader, as_tensor, gather
+
+_LIBRARY = "pipeline.read._gather_crops"  # not a module: TensorFlow loads it
+
+
+def is_compiled() -> bool:
+    """Returns whether there is the operation."""
+    return _operation() is not None
+
+
+def gather_crops(
+    lanes: tf.Tensor, rows: tf.Tensor, top: tf.Tensor, left: tf.Tensor, height: int, width: int
+) -> tf.Tensor:
+    """Returns a crop of each of some images; what lies outside of its image is zero.
+
+    Args:
+      lanes: the images, uint8 (n, lines, bytes of a line).
+      rows: which of them, int64 (k,).
+      top, left: int32 (k,): where the crop begins, in lines and in bytes; it may begin before the image.
+      height, width: of the crops, in lines and in bytes.
+
+    Returns:
+      uint8 (k, height, width).
+
+    Raises:
+      tf.errors.InvalidArgumentError: rows that there are not.
+    """
+    operation = _operation()
+    assert operation is not None
+    crops: tf.Tensor = operation(lanes, rows, top, left, tf.constant([height, width], tf.int32))
+    return tf.ensure_shape(crops, (rows.shape[0], height, width))
+
+
+@functools.cache
+def _operation() -> Any:
+    """Returns the operation; None: it was not compiled, or this TensorFlow lacks what it needs."""
+    library = importlib.util.find_spec(_LIBRARY)
+    if library is None or not library.origin:
+        return None
+    try:
+        return getattr(tf.load_op_library(library.origin), "stepfeed_gather_crops", None)
+    except (tf.errors.OpError, OSError, RuntimeError):  # of another system, or another processor
+        return None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Crops:
+    """Takes the crops of images that a recipe begins with, which costs less than to take whole images.
+
+    Attributes:
+      recipe: that recipe.
+      image_shape: (height, width, channels) of the images.
+      keys_of: from an epoch and its records to their keys, uint64.
+    """
+
+    recipe: CropFirst
+    image_shape: tuple[int, int, int]
+    keys_of: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of the crops."""
+        return *self.recipe.crop_size(self.image_shape), self.image_shape[2]
+
+    def take(self, images: tf.Tensor, epoch: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+        """Returns the crops of some images, uint8 (..., pixels of a crop).
+
+        Args:
+          images: uint8 (n, pixels).
+          epoch: int64 scalar.
+          rows: of the images, and their records: int64 (...).
+        """
+        height, width, channels = self.image_shape
+        tall, wide, _ = self.shape
+
+        def corners(epoch: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            top, left = self.recipe.corners(self.image_shape, self.keys_of(epoch, rows))
+            return top - self.recipe.padding, (left - self.recipe.padding) * channels
+
+        lanes, flat = tf.reshape(images, (-1, height, width * channels)), tf.reshape(rows, [-1])
+        top, left = kernels.separate(corners)(epoch, flat)
+        crops = gather_crops(lanes, flat, top, left, tall, wide * channels)
+        return tf.reshape(crops, (*rows.shape, tall * wide * channels))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ResidentRows:
+    """A whole split in memory.
+
+    Attributes:
+      columns: one row per record, in the selection's order.
+      crops: takes crops of the images of column `image`; None: they are taken whole.
+    """
+
+    columns: Columns
+    crops: Crops | None = None
+
+    def take(self, epoch: tf.Tensor, rows: tf.Tensor) -> Columns:
+        """Returns the columns of some rows, int64 (...), and their record ids, which are these."""
+        if self.crops is None:
+            return {RECORD_ID: rows, **gather(self.columns, rows)}
+        others = {name: column for name, column in self.columns.items() if name != "image"}
+        image = self.crops.take(self.columns["image"], epoch, rows)
+        return {RECORD_ID: rows, "image": image, **gather(others, rows)}
+
+
+_DECODED_TOGETHER = 256  # images, so that no second copy of the split lies in memory
+
+
+def load(reader: LocalReader, batches: Batches) -> tuple[ResidentRows, Batches]:
+    """Returns a whole selection, and the batches of its rows.
+
+    Images are decoded, unless each batch decodes other parts of them.
+
+    Raises:
+      DataError: a shard is missing, changed or corrupt.
+    """
+    selection, form = batches.resolved.selection, batches.form
+    columns = reader.load(all_pieces(selection))
+    if isinstance(form, Serialized) and cropping_of(batches.recipe) is None:
+        columns, form = _decoded(form, columns, selection)
+    batches = dataclasses.replace(batches, form=form)
+    crops = _crops(batches)
+    if crops is None:
+        return ResidentRows(columns), batches
+    assert batches.recipe is not None
+    batches = dataclasses.replace(batches, form=PixelRows(crops.shape), recipe=of_crops(batches.recipe))
+    return ResidentRows(columns, crops), batches
+
+
+def _crops(batches: Batches) -> Crops | None:
+    """Returns what takes the crops that the recipe begins with; None: rows are taken whole."""
+    first, form = crop_first_of(batches.recipe), batches.form
+    if first is None or not isinstance(form, PixelRows) or batches.on_device or not batches.resolved.order.training:
+        return None
+    return Crops(first, form.image_shape, batches.keys_of) if is_compiled() else None
+
+
+def _decoded(form: Serialized, columns: Columns, selection: Selection) -> tuple[Columns, Form]:
+    records = columns["record"]
+    count, shape = int(records.shape[0]), form.decoder.image_shape
+    matrix = aligned_matrix(count, int(np.prod(shape)))
+
+    @tf.function(autograph=False)
+    def decode(part: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None, Columns]:
+        examples = form.examples({"record": part}, lambda: tf.zeros(tf.shape(part), tf.uint64))
+        return examples.images, examples.labels, examples.features
+
+    parts = []
+    for first in range(0, count, _DECODED_TOGETHER):
+        try:
+            images, labels, features = decode(records[first : first + _DECODED_TOGETHER])
+        except tf.errors.OpError as error:
+            raise _undecodable(decode, records, first, selection, error) from None
+        matrix[first : first + _DECODED_TOGETHER] = images.numpy().reshape(-1, matrix.shape[1])
+        parts.append({"label": labels, **features})
+    others = {name: tf.concat([part[name] for part in parts], axis=0) for name in parts[0]}
+    kept = {GOOD: columns[GOOD]} if GOOD in columns else {}
+    return {"image": as_tensor(matrix), **others, **kept}, PixelRows(shape)
+
+
+def _undecodable(
+    decode: Callable[[tf.Tensor], Any], records: tf.Tensor, first: int, selection: Selection, error: tf.errors.OpError
+) -> DataError:
+    """Returns the error for the first record, from number `first` on, that cannot be decoded by itself."""
+    for number in range(first, min(first + _DECODED_TOGETHER, int(records.shape[0]))):
+        try:
+            decode(records[number : number + 1])
+        except tf.errors.OpError as alone:
+            file, row = selection.locate(number)
+            reason = root_cause(alone.message)[1]
+            return DataError(f"{file}, record {row}: its image cannot be decoded: {reason}; convert the data again")
+    return DataError(f"images cannot be decoded: {root_cause(error.message)[1]}")
