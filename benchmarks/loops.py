@@ -44,7 +44,7 @@ def make(flags: Sequence[str]) -> Made:
 
 def batches(made: Made, constant: bool) -> Any:
     """Returns an iterator of the run's batches, or of one of them again and again."""
-    from pipeline.distribution.strategies import distribute_request  # noqa: PLC0415
+    from pipeline.distribution import distribute_request  # noqa: PLC0415
 
     virtual = made.config.order.virtual_replicas
     found = iter(distribute_request(made.strategy, made.plan.training.request, virtual_replicas=virtual))

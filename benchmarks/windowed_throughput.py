@@ -38,8 +38,8 @@ from benchmarks.store import served
 from pipeline import manifest
 from pipeline.commands import commandline
 from pipeline.errors import UsageError
-from pipeline.read import unpack
-from pipeline.read.threads import LOCAL_THREADS
+from pipeline.read import rows_reader
+from pipeline.read.shards import LOCAL_THREADS
 
 COMMAND = "benchmarks.windowed_throughput"
 _WINDOWS = 8  # shuffle_bytes x this is the decoded split
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.epoch_of:
         _read_epoch(config)
         return
-    print(f"records are unpacked by {'compiled code' if unpack.is_compiled() else 'NumPy'}", flush=True)
+    print(f"records are unpacked by {'compiled code' if rows_reader.is_compiled() else 'NumPy'}", flush=True)
     flags = ("--num_shards=train:16,test:1",)
     with inputs.data_set(
         config.data_dir, lambda folder: inputs.make_cifar(folder, config.images, *flags, is_smooth=True)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline.batch.on_device import distort_fn
-    from pipeline.distribution.strategies import distribute
+    from pipeline.distribution import distribute
     from pipeline.input import input_fn, order_spec, steps_per_epoch
-    from pipeline.meter.input_meter import InputMeter
+    from pipeline.input_meter import InputMeter
     from pipeline.order.hashing_tf import uniform
     from pipeline.order.sharding import Shard
     from pipeline.random_access import RandomAccess
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from pipeline.step_iterator import StepIterator
 
 _HOME = {
-    "InputMeter": "pipeline.meter.input_meter",
+    "InputMeter": "pipeline.input_meter",
     "RandomAccess": "pipeline.random_access",
     "Shard": "pipeline.order.sharding",
     "StepIterator": "pipeline.step_iterator",
     "distort_fn": "pipeline.batch.on_device",
-    "distribute": "pipeline.distribution.strategies",
+    "distribute": "pipeline.distribution",
     "input_fn": "pipeline.input",
     "skipped_records": "pipeline.read.corruption",
     "order_spec": "pipeline.input",

@@ -9,13 +9,12 @@ from pipeline import manifest as manifests
 from pipeline.manifest.sources import Sources
 from pipeline.manifest.splits import select
 from pipeline.manifest.storage import PathLike
-from pipeline.mixture import parts_of, resolve_all
 from pipeline.order import order
-from pipeline.order.mixture_spec import Spec
-from pipeline.order.order import SHUFFLE_BYTES
+from pipeline.order.order import SHUFFLE_BYTES, Spec
 from pipeline.order.sharding import InputContext, Shard
 from pipeline.read.corruption import MAX_CORRUPT
 from pipeline.request import OrderOptions, Request, Size, UserDistort, UserParse
+from pipeline.resolved import parts_of, resolve_all
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -17,7 +17,7 @@ from pipeline.read.corruption import Corruption
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.shard_cache import make_cache
 from pipeline.read.shards import Shards
-from pipeline.records import example_arrays
+from pipeline.records import tf_example
 from pipeline.request import check_cache
 
 Example = dict[str, Any]
@@ -159,6 +159,6 @@ class RandomAccess:
         if not self.features:  # of `pipeline.index`
             return {"record": found}
         try:
-            return example_arrays.example(found, self.features, self._decode)
-        except example_arrays.BadExampleError as error:
+            return tf_example.example(found, self.features, self._decode)
+        except tf_example.BadExampleError as error:
             raise error.at(self._location(segment, record)) from None

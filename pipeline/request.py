@@ -14,9 +14,8 @@ from pipeline.distort import recipes
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest.sources import Source, Sources, sources_of
 from pipeline.manifest.storage import PathLike, folder
-from pipeline.order.counts import whole_number
 from pipeline.order.order import SHUFFLE_BYTES, check_streams
-from pipeline.order.sharding import InputContext, Shard, as_shard
+from pipeline.order.sharding import InputContext, Shard, as_shard, whole_number
 from pipeline.read.corruption import MAX_CORRUPT, POLICIES
 
 if TYPE_CHECKING:

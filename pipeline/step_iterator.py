@@ -15,12 +15,11 @@ from pipeline.batch.compose import make_dataset
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest.sources import Sources
 from pipeline.manifest.storage import PathLike
-from pipeline.mixture import resolve_all
-from pipeline.order.counts import whole_number
-from pipeline.order.mixture_spec import Spec
-from pipeline.order.sharding import as_shard
+from pipeline.order.order import Spec
+from pipeline.order.sharding import as_shard, whole_number
 from pipeline.read.numpy_calls import message_of_input
 from pipeline.request import InputOptions, Request
+from pipeline.resolved import resolve_all
 
 
 class StepIterator(Iterator[tuple[Any, ...]]):

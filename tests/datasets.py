@@ -14,8 +14,8 @@ import crc32c
 import numpy as np
 import PIL.Image
 
-from pipeline.manifest import FORMAT_VERSION, MEMBERS_VERSION, Feature, Manifest, ShardInfo, SplitInfo, naming, seal
-from pipeline.records import example_proto, framing
+from pipeline.manifest import FORMAT_VERSION, MEMBERS_VERSION, Feature, Manifest, ShardInfo, SplitInfo, manifest, naming
+from pipeline.records import framing, tf_example
 
 MEMBERS_1 = 0x01737265626D656D  # the bytes "members" and 1, as a little-endian number
 GREY_STEP = 4
@@ -130,7 +130,7 @@ def edit_manifest(folder: pathlib.Path, change: Callable[[dict], object]) -> Non
     path = folder / naming.MANIFEST
     content = json.loads(path.read_text())
     change(content)
-    path.write_text(json.dumps(seal.sealed(content)))
+    path.write_text(json.dumps(manifest.sealed(content)))
 
 
 def as_earlier_releases(folder: pathlib.Path) -> None:
@@ -165,7 +165,7 @@ def _write_split(
             image = image_of(number, shape, kind)
             features = {"image": encoded(image, kind.encoding), "label": number % classes}
             features |= {"key": key_of(name, number, kind)} | _lists(extra_of(number) if kind.extra else {})
-            records.append(framing.frame(example_proto.encode(features)))
+            records.append(framing.frame(tf_example.encode(features)))
             size = f"{image.shape[0]}x{image.shape[1]}"
             sizes[size] = sizes.get(size, 0) + 1
         file = naming.shard_name(name, index, len(counts), kind.compression)

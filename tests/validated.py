@@ -18,7 +18,7 @@ from beam_jobs.shards.manifest_writer import size_histogram
 from beam_jobs.shards.reader import records
 from pipeline import manifest as manifests
 from pipeline.manifest import Feature, Manifest, ShardInfo, SplitInfo, naming
-from pipeline.records import example_proto, framing
+from pipeline.records import framing, tf_example
 from tests.datasets import edit_manifest
 
 CLASSES = 4
@@ -85,7 +85,7 @@ def write(folder: pathlib.Path, kind: str = "raw", counts: tuple[int, ...] = (6,
 
 def write_shard(folder: pathlib.Path, name: str, examples: list[dict | bytes]) -> ShardInfo:
     """Writes a shard of features or of serialized examples, with its offsets; returns what the manifest says of it."""
-    serialized = [one if isinstance(one, bytes) else example_proto.encode(one) for one in examples]
+    serialized = [one if isinstance(one, bytes) else tf_example.encode(one) for one in examples]
     framed = [framing.frame(record) for record in serialized]
     data, offsets = b"".join(framed), None
     lengths = {len(record) for record in framed}
@@ -105,7 +105,7 @@ def write_shard(folder: pathlib.Path, name: str, examples: list[dict | bytes]) -
 
 def examples_of(folder: pathlib.Path, name: str) -> list[dict]:
     """Returns the features of a shard's examples, as `write_shard` takes them."""
-    found = [example_proto.decode(record) for record in records(folder / name)]
+    found = [tf_example.decode(record) for record in records(folder / name)]
     scalars = ("image", "key", "label", "coarse")
     return [
         {key: (v[0] if isinstance(v, list) else int(v[0])) if key in scalars else v for key, v in one.items()}

@@ -12,11 +12,10 @@ from pipeline.errors import DataError, UsageError
 from pipeline.manifest.sources import Source, Sources, parse_sources, sources_of
 from pipeline.manifest.splits import EVALUATED, names_of, to_evaluate
 from pipeline.manifest.storage import PathLike
-from pipeline.mixture import Mixture, check_alike, check_replicas, resolve_all
-from pipeline.order.counts import check_virtual_replicas
-from pipeline.order.sharing import sharing_note
+from pipeline.order.order import sharing_note
+from pipeline.order.sharding import check_virtual_replicas
 from pipeline.request import HOST, Request, UserParse
-from pipeline.resolved import ResolvedRequest, resolve
+from pipeline.resolved import Mixture, ResolvedRequest, check_alike, check_replicas, resolve, resolve_all
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
 

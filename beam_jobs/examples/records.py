@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from beam_jobs.sources.base import Block
 from beam_jobs.storage.write import Bytes
-from pipeline.records import example_proto, framing, members, sidecar
-from pipeline.records.layout import MAX_ONE_BYTE, Layout
+from pipeline.read import sidecars
+from pipeline.records import framing, members, tf_example
+from pipeline.records.tf_example import MAX_ONE_BYTE, Layout
 
 _BLOCK = 768 << 10  # 768 KiB made at a time, which stay in a core's cache until they are written
 
@@ -70,13 +71,13 @@ def make_records(rows: Block) -> Records:
         images, keys = np.asarray(rows.images), np.ascontiguousarray(rows.keys)
         layout = Layout.build(images[0].size, keys.itemsize)
         stride = framing.HEADER + len(layout.template) + framing.FOOTER
-        crcs = np.empty(count, sidecar.CRCS)
+        crcs = np.empty(count, sidecars.CRCS)
         blocks = functools.partial(_matrices, layout, images, rows.labels, keys, crcs)
         return Records(blocks, count * stride, count, stride, None, crcs)
     framed = [framing.frame(record) for record in _examples(rows)]
     lengths = np.array([len(record) for record in framed], np.int64)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(sidecar.OFFSETS)
-    crcs = np.frombuffer(b"".join(record[-framing.FOOTER :] for record in framed), sidecar.CRCS)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(sidecars.OFFSETS)
+    crcs = np.frombuffer(b"".join(record[-framing.FOOTER :] for record in framed), sidecars.CRCS)
     made = Records(functools.partial(_joined, framed), int(offsets[-1]), count, None, offsets, crcs)
     if count and (lengths == lengths[0]).all():
         return dataclasses.replace(made, stride=int(lengths[0]), offsets=None)
@@ -157,5 +158,5 @@ def _examples(rows: Block) -> Sequence[bytes]:
     for row, (image, label, key) in enumerate(zip(rows.images, rows.labels.tolist(), rows.keys, strict=True)):
         features = {name: values[row] for name, values in rows.extra.items()}
         features |= {"image": image.tobytes() if raw else image, "label": label, "key": bytes(key)}  # type: ignore[union-attr]
-        made.append(example_proto.encode(features))
+        made.append(tf_example.encode(features))
     return made

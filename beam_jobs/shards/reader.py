@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from beam_jobs.storage.errors import one_line
 from beam_jobs.storage.paths import StoragePath
-from pipeline.records import example_proto, walk
+from pipeline.records import framing, tf_example
 from pipeline.records.stream import RecordStream
 
 
@@ -26,7 +26,7 @@ def records(path: StoragePath) -> Iterator[bytes]:
     """
     compression = compression_of(path)
     with one_line(path, "read"), opened(path, compression) as stream:
-        for _, _, record in walk.records(stream.read, path, is_compressed=bool(compression)):
+        for _, _, record in framing.records(stream.read, path, is_compressed=bool(compression)):
             yield record
 
 
@@ -37,7 +37,7 @@ def compression_of(path: StoragePath) -> str:
 
 def key_of(record: bytes) -> bytes:
     """Returns the key of an example."""
-    return bytes(example_proto.decode(record)["key"][0])
+    return bytes(tf_example.decode(record)["key"][0])
 
 
 def located_keys(
@@ -53,9 +53,9 @@ def located_keys(
 
     found = {}
     with contextlib.suppress(OSError), opened(path, compression) as stream:
-        for frame in walk.walk(stream.read, size_of):
+        for frame in framing.walk(stream.read, size_of):
             if frame.number in numbers and frame.record is not None:
-                where = walk.location("", frame.number, frame.offset, bool(compression))
+                where = framing.location("", frame.number, frame.offset, bool(compression))
                 found[frame.number] = where, repr(key_of(frame.record).decode(errors="backslashreplace"))
             if len(found) == len(numbers):
                 break

@@ -11,8 +11,8 @@ from beam_jobs.examples.images import BadImageError
 from beam_jobs.validation.report import ShardReport
 from pipeline.commands.text import count_of
 from pipeline.manifest import Feature, Manifest
-from pipeline.records import example_proto
-from pipeline.records.example_proto import Values
+from pipeline.records import tf_example
+from pipeline.records.tf_example import Values
 
 _NO_IMAGE = Feature("uint8")  # where records are of any kind
 _RAW_AT_ONCE = 64  # images whose pixels are summed together
@@ -42,7 +42,7 @@ class ExampleCheck:
         if not self._features:  # of `pipeline.index`: any bytes will do
             return None, []
         try:
-            found = example_proto.decode(record)
+            found = tf_example.decode(record)
         except ValueError as error:
             return None, [str(error)]
         problems = []

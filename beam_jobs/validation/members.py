@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from pipeline.records.framing import Frame, Read, walk
 from pipeline.records.members import MemberTable, inflate
-from pipeline.records.walk import Frame, Read, walk
 
 
 def frames(

@@ -18,10 +18,10 @@ from beam_jobs.validation.example import ExampleCheck
 from beam_jobs.validation.report import Problem, ShardReport
 from pipeline.commands.text import count_of
 from pipeline.manifest import Manifest, naming
-from pipeline.records import sidecar
+from pipeline.read import sidecars
+from pipeline.records.framing import Frame, location, walk
 from pipeline.records.members import MemberTable
 from pipeline.records.members import parse as parse_members
-from pipeline.records.walk import Frame, location, walk
 
 Numbers = TypeVar("Numbers", np.int64, np.uint32)
 
@@ -75,7 +75,7 @@ class _Check:
     def run(self) -> None:
         info, names = self._info, self._sidecars
         table = self._read_offsets(names[0])
-        known_crcs = self._beside(names[1], sidecar.parse_crcs, info.crcs_crc32c)
+        known_crcs = self._beside(names[1], sidecars.parse_crcs, info.crcs_crc32c)
         with reader.opened(self._folder / info.file, "" if table else self._manifest.compression) as stream:
             self._report.is_whole = True
             found = members.frames(stream.read, table, self._size_of, self._add_member) if table else None
@@ -101,7 +101,7 @@ class _Check:
             del num_bytes
             return parse_members(data, num_examples, info.num_bytes, info.stride, crc)
 
-        found = self._beside(name, parse if self._is_compressed else sidecar.parse_offsets, info.offsets_crc32c)
+        found = self._beside(name, parse if self._is_compressed else sidecars.parse_offsets, info.offsets_crc32c)
         table = MemberTable.of(found, info.stride) if self._is_compressed and found is not None else None
         self._known = table.begins if table else found
         return table

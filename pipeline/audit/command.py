@@ -19,10 +19,9 @@ from pipeline.commands import commandline, quiet
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, named
 from pipeline.manifest.sources import Sources, parse_sources, sources_of
-from pipeline.mixture import check_replicas, resolve_all
 from pipeline.order.order import Order
 from pipeline.request import Request
-from pipeline.resolved import ResolvedRequest, resolve
+from pipeline.resolved import ResolvedRequest, check_replicas, resolve, resolve_all
 
 _GIVEN = "given  the shards hold what the manifest says: beam_jobs.validate checks that"
 _ORDER = ("split", "global_batch_size", "seed", "remainder", "streams", "shuffle_bytes")  # flags

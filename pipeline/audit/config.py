@@ -39,5 +39,3 @@ class AuditConfig:
             raise UsageError(f"--png={self.png}: the file's name must end in .png")
         if not 0 <= self.epoch < 1 << 62:
             raise UsageError(f"--epoch={self.epoch}: must be 0 or more, and less than 2^62")
-        if self.global_batch_size is None and self.observed is None:
-            raise UsageError("--global_batch_size: needed, the rows per step over all replicas (or give --observed)")

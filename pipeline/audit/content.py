@@ -20,13 +20,13 @@ from pipeline.audit.contract import Contract
 from pipeline.audit.proof import Check, Fault
 from pipeline.audit.reading import Topology
 from pipeline.commands.text import count_of, size_of
-from pipeline.decode.resize import resize
+from pipeline.decode.images import resize
 from pipeline.errors import DataError
 from pipeline.input import input_fn
 from pipeline.manifest import Feature
 from pipeline.manifest.storage import folder
 from pipeline.read.numpy_calls import message_of_input
-from pipeline.records import example_arrays, walk
+from pipeline.records import framing, tf_example
 from pipeline.records.stream import RecordStream, forward
 from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest, resolve
@@ -171,15 +171,15 @@ def _stored(
     path = folder(source.request.folder) / file
     with path.open() as opened:
         stream = RecordStream(forward(opened), compression)
-        found = walk.records(stream.read, path, is_compressed=bool(compression), advice="; convert the data again")
+        found = framing.records(stream.read, path, is_compressed=bool(compression), advice="; convert the data again")
         for number, (offset, _, record) in enumerate(itertools.islice(found, last + 1)):
-            where = walk.location(path, number, offset, bool(compression))
+            where = framing.location(path, number, offset, bool(compression))
             if not source.manifest.has_images:
                 yield where, number, {"record": record}
                 continue
             try:
-                values = example_arrays.example(record, features, decode=False)
-            except example_arrays.BadExampleError as error:
+                values = tf_example.example(record, features, decode_image=False)
+            except tf_example.BadExampleError as error:
                 raise error.at(where) from None
             yield where, number, {**values, "image": _pixels(values["image"], features["image"], size)}
 

@@ -25,9 +25,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, Self
 
 from pipeline.errors import DataError, UsageError, named
-from pipeline.manifest.from_json import from_json
-from pipeline.order.mixture_spec import MixtureSpec, Spec
-from pipeline.order.order import MAX_STEP, OrderSpec
+from pipeline.manifest.file import from_json
+from pipeline.order.order import MAX_STEP, MixtureSpec, OrderSpec, Spec
 from pipeline.order.shares import rows_in_blocks
 
 FORMAT = 1

@@ -20,7 +20,7 @@ from pipeline.errors import DataError
 from pipeline.manifest.splits import Segment, Selection
 from pipeline.manifest.storage import File, PathLike, folder
 from pipeline.order.order import OrderSpec
-from pipeline.records import example_proto, walk
+from pipeline.records import framing, tf_example
 from pipeline.records.stream import RecordStream, forward
 
 _SHOW_AFTER = 2.0  # seconds until there is a bar
@@ -50,10 +50,10 @@ def _keys_of(file: File, segment: Segment, compression: str) -> Iterator[str]:
     count = 0
     with file.open() as opened:
         stream = RecordStream(forward(opened), compression)
-        found = walk.records(stream.read, file, is_compressed=bool(compression), advice="; convert the data again")
+        found = framing.records(stream.read, file, is_compressed=bool(compression), advice="; convert the data again")
         for offset, _, record in found:
             if segment.start <= count < segment.stop:
-                yield _key_of(record, walk.location(file, count, offset))
+                yield _key_of(record, framing.location(file, count, offset))
             count += 1
     if count != segment.shard.num_examples:
         raise DataError(f"{file}: {count} records, but the manifest says {segment.shard.num_examples}")
@@ -61,7 +61,7 @@ def _keys_of(file: File, segment: Segment, compression: str) -> Iterator[str]:
 
 def _key_of(record: bytes, where: str) -> str:
     try:
-        values = example_proto.decode(record, ["key"]).get("key", [])
+        values = tf_example.decode(record, ["key"]).get("key", [])
     except ValueError as error:
         raise DataError(f"{where}: {error}") from None
     if not isinstance(values, list) or len(values) != 1:

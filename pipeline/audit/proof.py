@@ -18,9 +18,8 @@ from pipeline.audit.reading import Topology
 from pipeline.commands.text import count_of, range_of, size_of
 from pipeline.errors import DataError, UsageError
 from pipeline.order.arrays import NumpyArrays
-from pipeline.order.feed import Feed, make_feed
+from pipeline.order.feed import Feed, WindowPlan, make_feed
 from pipeline.order.order import Order
-from pipeline.order.window_plan import WindowPlan
 from pipeline.read import memory
 from pipeline.resolved import ResolvedRequest
 

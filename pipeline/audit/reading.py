@@ -11,11 +11,9 @@ import numpy as np
 from pipeline.commands.text import count_of, range_of, size_of, sizes_of, table
 from pipeline.errors import UsageError
 from pipeline.order.arrays import NumpyArrays
-from pipeline.order.counts import check_replicas
-from pipeline.order.laid_shards import LaidShards
-from pipeline.order.order import I64
-from pipeline.order.sharding import Shard
-from pipeline.order.sharing import sharing_note
+from pipeline.order.feed import LaidShards
+from pipeline.order.order import I64, sharing_note
+from pipeline.order.sharding import Shard, check_replicas
 from pipeline.resolved import ResolvedRequest
 
 _MOST_REPLICAS = 1 << 20  # replicas

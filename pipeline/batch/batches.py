@@ -13,13 +13,12 @@ from pipeline import user_function
 from pipeline.batch import DECODE, DISTORT, GATHER, NUMBERS, WEIGHTS
 from pipeline.decode.forms import Examples, Form, PixelRows
 from pipeline.distort.base import ImageStatistics, Recipe, Undistorted, UserDistorted
-from pipeline.distort.composed import cropping_of
-from pipeline.distort.distortion import Distortion
+from pipeline.distort.composed import Distortion, cropping_of
 from pipeline.distort.recipes import make_recipe
 from pipeline.errors import UsageError
 from pipeline.order import hashing_tf
+from pipeline.order.feed import WindowPlan
 from pipeline.order.hashing import Domain
-from pipeline.order.window_plan import WindowPlan
 from pipeline.read import window
 from pipeline.read.window import Columns
 from pipeline.request import DEVICE, DISTORT_EPOCH, DISTORT_KEY

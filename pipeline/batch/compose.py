@@ -23,25 +23,23 @@ from pipeline.distort.composed import cropping_of
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import remote
 from pipeline.manifest.storage import folder
-from pipeline.mixture import Mixture, check_replicas, of_source, resolve_all
 from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import Feed, make_feed
 from pipeline.order.sharding import as_shard
 from pipeline.order.shares import rows_in_blocks
 from pipeline.order.tensors import TENSORS
 from pipeline.read import memory
-from pipeline.read.buffers import Buffers
 from pipeline.read.corruption import Corruption
-from pipeline.read.graph_reader import GraphReader
+from pipeline.read.memory import Buffers
 from pipeline.read.numpy_calls import release_arrays
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.rows_reader import RowsReader
 from pipeline.read.shard_cache import make_cache
 from pipeline.read.shards import Shards
-from pipeline.read.window import LocalReader, RecordColumns, RowColumns
-from pipeline.records import example_arrays
+from pipeline.read.window import GraphReader, LocalReader, RecordColumns, RowColumns
+from pipeline.records import tf_example
 from pipeline.request import Request
-from pipeline.resolved import ResolvedRequest
+from pipeline.resolved import Mixture, ResolvedRequest, check_replicas, of_source, resolve_all
 
 
 def make_dataset(request: Request, replicas: int | None = None) -> tf.data.Dataset:
@@ -178,8 +176,8 @@ def _check_first_record(resolved: ResolvedRequest, shards: Shards) -> None:
     except DataError:  # reading will say so, or skip it
         return
     try:
-        example_arrays.example(record or b"", manifest.features)
-    except example_arrays.BadExampleError as error:
+        tf_example.example(record or b"", manifest.features)
+    except tf_example.BadExampleError as error:
         raise error.at(f"{shards.file(segment)}, record {taken.start}") from None
 
 

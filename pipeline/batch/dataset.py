@@ -19,9 +19,8 @@ from pipeline.batch.plans import Run
 from pipeline.batch.resident import ResidentRows
 from pipeline.decode.forms import PixelRows
 from pipeline.distort.base import Recipe, Undistorted, UserDistorted, output_spec
-from pipeline.order.feed import Feed
+from pipeline.order.feed import Feed, WindowPlan
 from pipeline.order.order import Order
-from pipeline.order.window_plan import WindowPlan
 from pipeline.read.window import RECORD_ID, Columns, WindowReader, empty_tail, gather_both, rows_of
 
 _READY = 4  # elements made ahead: enough to hide the sorting of the next window's order

@@ -10,9 +10,8 @@ from pipeline.batch.batches import distortion_of, recipe_of
 from pipeline.errors import UsageError
 from pipeline.manifest.sources import Sources
 from pipeline.manifest.storage import PathLike
-from pipeline.mixture import resolve_all
 from pipeline.request import DEVICE, DISTORT_EPOCH, DISTORT_KEY, JobOptions, Request
-from pipeline.resolved import ResolvedRequest
+from pipeline.resolved import ResolvedRequest, resolve_all
 
 
 class DeviceDistortion:

@@ -9,9 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.order.arrays import Number, NumpyArrays
-from pipeline.order.feed import Feed
+from pipeline.order.feed import Feed, WindowPlan
 from pipeline.order.order import MAX_STEP
-from pipeline.order.window_plan import WindowPlan
 from pipeline.read.numpy_calls import call_numpy
 
 PlanOf = Callable[[tf.Tensor], tuple[WindowPlan, tf.Tensor]]

@@ -15,10 +15,10 @@ from pipeline.batch.batches import Batches
 from pipeline.decode.forms import Form, PixelRows, Serialized
 from pipeline.distort import kernels
 from pipeline.distort.composed import crop_first_of, cropping_of, of_crops
-from pipeline.distort.crop_first import CropFirst
+from pipeline.distort.geometry import CropFirst
 from pipeline.errors import DataError, root_cause
 from pipeline.manifest.splits import Selection
-from pipeline.read.buffers import aligned_matrix
+from pipeline.read.memory import aligned_matrix
 from pipeline.read.rows_reader import all_pieces
 from pipeline.read.window import GOOD, RECORD_ID, Columns, LocalReader, as_tensor, gather
 

@@ -19,13 +19,12 @@ from pipeline.bench.measure import READY, Part, decoding, taking
 from pipeline.bench.reading import Reads
 from pipeline.bench.result import BATCHES, BYTES, DEVICES, ORDER, READER, Stage, of_prefixes
 from pipeline.decode.forms import PixelRows, Serialized
-from pipeline.distribution.replica_batches import as_distributed
-from pipeline.distribution.strategies import PREFETCH, copied_ahead, distribute_request
+from pipeline.distribution import PREFETCH, as_distributed, copied_ahead, distribute_request
 from pipeline.errors import UsageError
 from pipeline.order.arrays import NumpyArrays
-from pipeline.order.counts import check_replicas
 from pipeline.order.feed import make_feed
 from pipeline.order.order import MAX_STEP
+from pipeline.order.sharding import check_replicas
 from pipeline.read.corruption import Corruption
 from pipeline.read.rows_reader import all_pieces
 from pipeline.read.shards import Shards

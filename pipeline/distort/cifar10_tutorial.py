@@ -15,7 +15,7 @@ from tensorflow.compiler.tf2xla.python import xla
 
 from pipeline.distort import kernels
 from pipeline.distort.base import ImageStatistics, check_bounds, check_fits
-from pipeline.distort.crop_first import CropFirst
+from pipeline.distort.geometry import CropFirst
 from pipeline.order import hashing_tf
 
 _EXACT = 1 << 24  # below it, float32 has all whole numbers

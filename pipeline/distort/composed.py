@@ -1,18 +1,17 @@
-"""Several recipes, one after another."""
+"""Several recipes one after another; a recipe with all that it needs besides a batch, on the host or a device."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
 from pipeline.distort import kernels
 from pipeline.distort.base import ImageStatistics, Mixed, Mixing, Recipe, Undistorted, output_spec
-from pipeline.distort.crop_first import CropFirst, OfCrops
-from pipeline.distort.cropping import CroppingRecipe
+from pipeline.distort.geometry import CropFirst, CroppingRecipe, OfCrops
 from pipeline.errors import UsageError
 
 DRAWS = 64  # of a key, for each recipe: number i of them has the draws 64i to 64i + 63
@@ -144,3 +143,87 @@ def _applied(
 def _keys(keys: tf.Tensor, place: int) -> tf.Tensor:
     """Returns the keys whose draw d is draw DRAWS * place + d of the given ones."""
     return keys + tf.constant(DRAWS * place, tf.uint64) if place else keys
+
+
+def batchwise(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function of one batch, or of several, which are computed as one.
+
+    Args:
+      function: of tensors (rows, ...), the last of them (rows,); gives tensors in any structure, and each row the same
+        bits in a batch of any size.
+
+    Returns:
+      The function, which also takes and gives (batches, rows, ...).
+    """
+
+    def of_one_or_several(*arguments: tf.Tensor) -> Any:
+        if arguments[-1].shape.rank == 1:
+            return function(*arguments)
+        count, rows = arguments[-1].shape
+        made = function(*(tf.reshape(each, (count * rows, *each.shape[2:])) for each in arguments))
+        return tf.nest.map_structure(lambda each: tf.reshape(each, (count, rows, *each.shape[1:])), made)
+
+    return of_one_or_several
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Distortion:
+    """Distorts batches, and mixes their rows.
+
+    Attributes:
+      recipe: what it does.
+      statistics: of the training images.
+      num_classes: of the labels, for recipes that mix these.
+      training: False: the recipe's evaluation twin, without mixing.
+      keys_of: from an epoch and its rows to their keys, uint64; XLA compiles it with the recipe.
+      images_of: from the images as they are given to uint8 (rows, height, width, channels); XLA compiles it, too.
+    """
+
+    recipe: Recipe
+    statistics: ImageStatistics
+    num_classes: int
+    training: bool
+    keys_of: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    images_of: Callable[[tf.Tensor], tf.Tensor]
+
+    def __call__(
+        self, images: tf.Tensor, labels: Any, epoch: tf.Tensor, rows: tf.Tensor, real: tf.Tensor
+    ) -> tuple[tf.Tensor, Any]:
+        """Returns the images and the labels; those of a recipe that mixes are probabilities, in evaluation, too.
+
+        Args:
+          images: for `images_of`; one batch, or several of them with one axis more.
+          labels: int64 (rows,).
+          epoch: int64 scalar, or (rows,).
+          rows: for `keys_of`, (rows,).
+          real: bool (rows,): the rows that may be mixed, if their partners are real, too.
+        """
+        if self.recipe.mixing:
+            labels = tf.one_hot(labels, self.num_classes)
+        images = (self._compiled if self.recipe.compiled else self._distorted)(images, epoch, rows)
+        if self.recipe.mixing and self.training:
+            images, labels = self._mixed(images, labels, epoch, rows, real)
+        return images, labels
+
+    @tf.function(jit_compile=True, autograph=False)
+    def _compiled(self, images: tf.Tensor, epoch: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+        return self._distorted(images, epoch, rows)
+
+    def _distorted(self, images: tf.Tensor, epoch: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+        function = self.recipe.distort if self.training else self.recipe.evaluate
+
+        def call(images: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+            return function(images, keys, self.statistics)
+
+        distorted: tf.Tensor = batchwise(call)(self.images_of(images), self.keys_of(epoch, rows))
+        return distorted
+
+    @tf.function(jit_compile=True, autograph=False)
+    def _mixed(self, images: tf.Tensor, labels: tf.Tensor, epoch: tf.Tensor, rows: tf.Tensor, real: tf.Tensor) -> Mixed:
+        assert self.recipe.mixing is not None
+        mix = self.recipe.mixing.mix
+        # Pairs lie side by side, in a group as in a batch, and nothing is summed over rows.
+        mixed: Mixed = batchwise(lambda images, labels, keys, real: mix(images, labels, keys, epoch, real))(
+            images, labels, self.keys_of(epoch, rows), real
+        )
+        return mixed

@@ -34,6 +34,11 @@ def random_below(bound: tf.Tensor | int, keys: tf.Tensor, draw: int) -> tf.Tenso
     return tf.cast(hashing_tf.uniform(keys, draw) * tf.cast(bound, tf.float32), tf.int32)
 
 
+def symmetric(keys: tf.Tensor, draw: int) -> tf.Tensor:
+    """Returns float64 of the shape of `keys`, uniform in -1..1."""
+    return tf.cast(hashing_tf.uniform(keys, draw), tf.float64) * 2.0 - 1.0
+
+
 def crop(images: tf.Tensor, top: tf.Tensor, left: tf.Tensor, height: int, width: int) -> tf.Tensor:
     """Returns each image's own crop, as rows of lanes. Compiles inside XLA only.
 

@@ -23,7 +23,7 @@ from pipeline.index.drafts import Drafts, drafts_in
 from pipeline.index.scan import scan
 from pipeline.manifest import FORMAT_VERSION, MEMBERS_VERSION, Manifest, ShardInfo, SplitInfo, naming
 from pipeline.manifest.storage import File, folder
-from pipeline.read.threads import LOCAL_THREADS
+from pipeline.read.shards import LOCAL_THREADS
 
 COMMAND = "pipeline.index"
 _MOST_NAMED = 3  # files in a message

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from pipeline.errors import DataError
 from pipeline.manifest import ShardInfo, naming
 from pipeline.manifest.storage import File, OpenFile
-from pipeline.records import members, sidecar
+from pipeline.read import sidecars
+from pipeline.records import members
+from pipeline.records.framing import Frame, Kind, location, walk
 from pipeline.records.stream import RecordStream, forward
-from pipeline.records.walk import Frame, Kind, location, walk
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _LARGEST_MEMBER = 16 << 20  # 16 MiB: to read a record, its member is decompressed
@@ -55,12 +56,12 @@ def scan(file: File, compression: str, on_bytes: Callable[[int], None]) -> tuple
     is_even = (firsts is not None or not compression) and len(lengths) > 0 and bool((lengths == lengths[0]).all())
     beside = {}
     if len(lengths):
-        beside[naming.crcs_name(name)] = np.frombuffer(crcs, np.uint32).astype(sidecar.CRCS).tobytes()
+        beside[naming.crcs_name(name)] = np.frombuffer(crcs, np.uint32).astype(sidecars.CRCS).tobytes()
     if firsts is not None:
         at = [*(offset for offset, _ in stream.members), before.num_bytes]
         beside[naming.offsets_name(name)] = members.to_bytes(at, firsts, None if is_even else begins)
     elif len(lengths) and not compression and not is_even:
-        beside[naming.offsets_name(name)] = begins.astype(sidecar.OFFSETS).tobytes()
+        beside[naming.offsets_name(name)] = begins.astype(sidecars.OFFSETS).tobytes()
     of_beside = {name: f"{crc32c.crc32c(data):08x}" for name, data in beside.items()}
     info = ShardInfo(
         name,

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
+import math
 import os
 import re
+import types
+import typing
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from pipeline.errors import DataError
-from pipeline.manifest import checks, naming, seal
-from pipeline.manifest.from_json import from_json
-from pipeline.manifest.manifest import FORMAT_VERSION, MEMBERS_VERSION, Manifest
+from pipeline.manifest import naming
+from pipeline.manifest.manifest import (
+    FORMAT_VERSION,
+    IMAGE_FEATURES,
+    MEMBERS_VERSION,
+    OPTIONAL,
+    SEAL,
+    Feature,
+    Manifest,
+    ShardInfo,
+    SplitInfo,
+    rounded_up,
+    seal_problem,
+)
 from pipeline.manifest.storage import folder
 
 _WEIGHTED = re.compile(r"=\d*\.?\d+$")  # as `a=0.7`, which in a mixture is a source and its weight
@@ -64,10 +82,10 @@ def parse(text: str, file: str) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file}: not valid JSON ({error}); convert the data again") from None
     _check_version(content, file)
-    plain = {name: value for name, value in content.items() if name != seal.KEY}
+    plain = {name: value for name, value in content.items() if name != SEAL}
     manifest: Manifest = from_json(Manifest, plain, f"{file}: not a valid manifest (convert the data again)")
-    checks.check(manifest, file)
-    if problem := seal.problem(content):  # after what names the field
+    _check_values(manifest, file)
+    if problem := seal_problem(content):  # after what names the field
         raise DataError(f"{file}: {problem}")
     return manifest
 
@@ -83,3 +101,181 @@ def _check_version(content: Any, file: str) -> None:
             f"{file}: format_version {version} is newer than {MEMBERS_VERSION}, the newest that this release "
             "reads; upgrade it"
         )
+
+
+_fields_of = functools.cache(typing.get_type_hints)
+
+
+def from_json(kind: Any, value: Any, file: str, path: str = "") -> Any:
+    """Returns a JSON value as a dataclass, or as what its fields may be.
+
+    Args:
+      kind: a dataclass, tuple[T, ...], dict[str, T], T | None, int, float, str, bool or Any.
+      value: the value; an object must have the fields of the dataclass, but for `OPTIONAL` ones, and no others.
+      file: its file, and line if there are several values, for the message.
+      path: where the value is in the file.
+
+    Raises:
+      DataError: names the first value of another type, its place and its type.
+    """
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        return _object(kind, value, file, path)
+    if origin is tuple and isinstance(value, list):
+        is_plain = all(type(item) is parts[0] for item in value)
+        items = (from_json(parts[0], item, file, f"{path}[{i}]") for i, item in enumerate(value))
+        return tuple(value if is_plain else items)
+    if origin is dict and isinstance(value, dict):
+        return {name: from_json(parts[1], item, file, f"{path}[{name!r}]") for name, item in value.items()}
+    if origin is types.UnionType:
+        return None if value is None else from_json(parts[0], value, file, path)
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is not Any and type(value) is not kind:
+        name = kind.__name__ if isinstance(kind, type) else kind
+        raise DataError(f"{file}: {path or 'the value'} is {value!r}, not of type {name}")
+    return value
+
+
+def _object(kind: Any, value: dict[str, Any], file: str, path: str) -> Any:
+    fields = _fields_of(kind)
+    optional = {field.name for field in dataclasses.fields(kind) if OPTIONAL in field.metadata}
+    for name in sorted((fields.keys() ^ value.keys()) - (optional - value.keys())):
+        raise DataError(f"{file}: {path or 'it'} {'lacks' if name in fields else 'has the unknown field'} {name!r}")
+    at = f"{path}." if path else ""
+    return kind(**{name: from_json(fields[name], part, file, f"{at}{name}") for name, part in value.items()})
+
+
+DTYPES = ("uint8", "int64", "float32", "string")
+ENCODINGS = ("raw", "png", "jpeg", "any")  # of images
+_WHITE = 255  # the largest value of a pixel
+_SIZE = re.compile(r"[1-9][0-9]*x[1-9][0-9]*")
+_CRC = re.compile("[0-9a-f]{8}")
+
+
+def _check_values(manifest: Manifest, file: str) -> None:
+    """Checks a manifest that was read.
+
+    Args:
+      manifest: its fields have the right types.
+      file: its path, for the message.
+
+    Raises:
+      DataError: names the first invalid value.
+    """
+    for problem in _problems(manifest):
+        raise DataError(f"{file}: {problem}")
+
+
+def _problems(manifest: Manifest) -> Iterator[str]:
+    yield from _of_features(manifest)
+    if manifest.has_images:
+        yield from _of_image(manifest.features["image"], manifest)
+    else:
+        for name in ("class_names", "image_mean", "image_std"):
+            if getattr(manifest, name):
+                yield f"{name} is {getattr(manifest, name)}, but there is no feature 'image'"
+    if manifest.compression not in naming.COMPRESSIONS:
+        known = ", ".join(name for name in naming.COMPRESSIONS if name)
+        yield f"compression is {manifest.compression!r}; known: {known}, or an empty text for none"
+    if not manifest.splits:
+        yield "lists no split"
+    for name, split in manifest.splits.items():
+        yield from _of_split(name, split, manifest)
+    for name, count in Counter(shard.file for shard in manifest.shards).items():
+        if count > 1:
+            yield f"lists {name} twice"
+
+
+def _of_features(manifest: Manifest) -> Iterator[str]:
+    for name, dtype in IMAGE_FEATURES.items() if manifest.has_images else ():
+        feature = manifest.features.get(name)
+        if feature is None or feature.dtype != dtype:
+            yield f"feature {name!r} of dtype {dtype} is needed; there is {feature}"
+    for name, feature in manifest.features.items():
+        if feature.dtype not in DTYPES:
+            yield f"feature {name!r} has dtype {feature.dtype!r}; known: {', '.join(DTYPES)}"
+        if any(n is not None and n < 0 for n in feature.shape):
+            yield f"feature {name!r} has the shape {feature.shape}; must be 0 or more, or null"
+
+
+def _of_image(image: Feature, manifest: Manifest) -> Iterator[str]:
+    if image.encoding not in ENCODINGS:
+        yield f"images are encoded as {image.encoding!r}; known: {', '.join(ENCODINGS)}"
+    if len(image.shape) != 3 or 0 in image.shape:
+        yield f"feature 'image' must have a shape of three sizes; it is {image.shape}"
+    if image.encoding == "raw" and None in image.shape:
+        yield f"raw images must have one shape; it is {image.shape}"
+    channels = len(manifest.image_mean) if image.shape[2] is None else image.shape[2]
+    for name, values in (("image_mean", manifest.image_mean), ("image_std", manifest.image_std)):
+        if not values or len(values) != channels or not all(map(math.isfinite, values)):
+            yield f"{name} must be {channels} finite numbers, one per channel; it is {values}"
+    for mean, std in zip(manifest.image_mean, manifest.image_std, strict=True):
+        if not 0 <= mean <= _WHITE or not 0 <= std <= _WHITE / 2:
+            yield f"pixels of 0 to {_WHITE} have no mean of {mean} with the standard deviation {std}"
+        if std == 0 and not mean.is_integer():  # all pixels would have this one value
+            yield f"image_std is 0 where image_mean is {mean}, which is no value of a pixel"
+
+
+def _of_split(name: str, split: SplitInfo, manifest: Manifest) -> Iterator[str]:
+    if not naming.is_split_name(name):
+        yield f"{name!r} cannot name a split"
+    if not split.shards:
+        yield f"split {name!r} lists no shard"
+    for shard in split.shards:
+        yield from _of_shard(shard, name)
+        yield from _of_compressed(shard, manifest.format_version) if manifest.compression else _of_plain(shard)
+    count, labelled = split.num_examples, split.num_examples if manifest.has_images else 0
+    histogram, sizes = split.label_histogram, split.image_sizes
+    if min(histogram, default=0) < 0 or sum(histogram) != labelled:
+        yield f"split {name!r}: the label histogram {list(histogram)} is not that of its {count} examples"
+    if split.num_rejects < 0:
+        yield f"split {name!r}: num_rejects is {split.num_rejects}, not 0 or more"
+    if not all(_SIZE.fullmatch(size) and n >= 0 for size, n in sizes.items()):
+        yield f"split {name!r}: image_sizes must be {{'<height>x<width>': images}}; it is {sizes}"
+    if manifest.has_images:
+        yield from _of_images(name, split, manifest)
+    if sizes and sum(sizes.values()) != labelled:
+        yield f"split {name!r}: image_sizes counts {sum(sizes.values())} images of its {count} examples"
+
+
+def _of_images(name: str, split: SplitInfo, manifest: Manifest) -> Iterator[str]:
+    labels, classes = len(split.label_histogram), len(manifest.class_names)
+    height, width, _ = manifest.features["image"].shape
+    if labels > classes:
+        yield f"split {name!r}: its label histogram has {labels} labels, but there are {classes} class_names"
+    is_one_size = None not in (height, width)
+    for size in split.image_sizes:
+        sides = zip(map(int, size.split("x")), (height, width), strict=True)
+        # Of more than 100 sizes, every side is rounded up, that which all images share too.
+        if any(side and found not in (side, side if is_one_size else rounded_up(side)) for found, side in sides):
+            yield f"split {name!r}: image_sizes has {size}, but feature 'image' has the shape {(height, width)}"
+
+
+def _of_shard(shard: ShardInfo, split: str) -> Iterator[str]:
+    if not naming.is_base_name(shard.file):
+        yield f"split {split!r}: the file name {shard.file!r} is not a plain name; paths are refused"
+    for field in ("num_examples", "num_bytes", "stride", "label_entropy"):
+        value = getattr(shard, field)
+        if value is not None and not 0 <= value < math.inf:
+            yield f"{shard.file}: {field} is {value}, not 0 or more"
+    for field in ("crc32c", "offsets_crc32c", "crcs_crc32c"):
+        value = getattr(shard, field)
+        if value is not None and not _CRC.fullmatch(value):
+            yield f"{shard.file}: {field} is {value!r}, not 8 hexadecimal digits"
+
+
+def _of_compressed(shard: ShardInfo, version: int) -> Iterator[str]:
+    if version < MEMBERS_VERSION and (shard.stride is not None or shard.offsets_crc32c is not None):
+        yield f"{shard.file}: has a stride or offsets, which compressed shards cannot have in version {version}"
+    if shard.offsets_crc32c is None and shard.stride is not None:
+        yield f"{shard.file}: has a stride, but no table of its members"
+    if shard.offsets_crc32c is not None and shard.crcs_crc32c is None:
+        yield f"{shard.file}: has a table of its members, but no list of its records' CRCs"
+
+
+def _of_plain(shard: ShardInfo) -> Iterator[str]:
+    if shard.stride is not None and shard.offsets_crc32c is not None:
+        yield f"{shard.file}: has a stride and offsets; must have only one of them"
+    if shard.stride is not None and shard.stride * shard.num_examples != shard.num_bytes:
+        yield f"{shard.file}: {shard.num_examples} records of {shard.stride} bytes are not {shard.num_bytes} bytes"

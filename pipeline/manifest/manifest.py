@@ -1,4 +1,4 @@
-"""The manifest of a data set, as values."""
+"""The manifest of a data set as values, with a seal: a digest of its content, which tells that it was edited."""
 
 from __future__ import annotations
 
@@ -10,9 +10,36 @@ from collections.abc import Callable
 from typing import Any
 
 from pipeline.errors import UsageError, unknown
-from pipeline.manifest import naming, seal
-from pipeline.manifest.from_json import OPTIONAL
+from pipeline.manifest import naming
 
+SEAL = "content_sha256"
+
+
+def sealed(content: dict[str, Any]) -> dict[str, Any]:
+    """Returns a manifest's JSON object with its seal, which replaces an earlier one."""
+    return content | {SEAL: _digest(content)}
+
+
+def seal_problem(content: dict[str, Any]) -> str | None:
+    """Returns why a manifest's JSON object is not as it was sealed; None if it is, or has no seal.
+
+    Earlier releases wrote none.
+    """
+    found = _digest(content)
+    if content.get(SEAL, found) == found:
+        return None
+    return (
+        f"was edited: the SHA-256 of its content is {found[:12]}..., but its {SEAL} is {str(content[SEAL])[:12]}...; "
+        f"restore it, or convert or index the data again; to keep the edit, remove {SEAL}"
+    )
+
+
+def _digest(content: dict[str, Any]) -> str:
+    rest = {name: value for name, value in content.items() if name != SEAL}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+OPTIONAL = "optional"  # in a field's metadata: the JSON of earlier releases lacks it
 FORMAT_VERSION = 2
 MEMBERS_VERSION = 3  # compressed shards may have tables of their members, which earlier releases cannot read
 IMAGE_FEATURES = {"image": "uint8", "label": "int64", "key": "string"}  # and their dtypes; all or none of them
@@ -220,7 +247,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Returns the file's bytes: the same for equal manifests."""
-        return _text(seal.sealed(self._content(with_crcs=True)))
+        return _text(sealed(self._content(with_crcs=True)))
 
     def _content(self, with_crcs: bool) -> dict[str, Any]:
         content = dataclasses.asdict(self)

@@ -13,12 +13,124 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+import numpy as np
+
 from pipeline.order.arrays import Array, Arrays, Number, consecutive
 from pipeline.order.hashing import Domain
-from pipeline.order.laid_shards import LaidShards
 from pipeline.order.order import MAX_STEP, Order
 from pipeline.order.sharding import Shard
-from pipeline.order.window_plan import WindowPlan
+
+
+class LaidShards(NamedTuple):
+    """The shards (or the selected parts of them: segments) as an epoch lays them, int64 (S,) each.
+
+    Attributes:
+      arrays: what evaluates it.
+      segments: their numbers in the selection.
+      first_records: the id of each one's first record.
+      ends: positions where they end.
+      counts: their records.
+    """
+
+    arrays: Arrays
+    segments: Array
+    first_records: Array
+    ends: Array
+    counts: Array
+
+    @classmethod
+    def of(cls, order: Order, epoch: Number, arrays: Arrays) -> LaidShards:
+        """Returns the shards of an epoch, permuted by (seed, epoch) when training."""
+        counts = order.count_array
+        segments = arrays.range(len(counts))
+        if order.training:
+            segments = arrays.permutations(arrays.key(Domain.SHARDS, order.seed, epoch)[None], np.array([len(counts)]))
+        laid = arrays.gather(counts, segments)
+        return cls(
+            arrays, segments, arrays.gather(np.cumsum(counts) - counts, segments), arrays.sums_before(laid) + laid, laid
+        )
+
+    def between(self, begin: Array, end: Array) -> tuple[Array, Array]:
+        """Returns what lies at positions begin[i]..end[i]-1, one interval after the other.
+
+        Returns:
+          The pieces, int64 (p, 3): segment, first record and end; and the ids of their records, int64 (n,).
+        """
+        arrays, gather = self.arrays, self.arrays.gather
+        begins = self.ends - self.counts
+        low = arrays.searchsorted(self.ends, begin, "right")
+        high = arrays.searchsorted(begins, end, "left")
+        count = arrays.maximum(high - low, 0)
+        at, interval = consecutive(arrays, low, count), arrays.repeat(arrays.range(arrays.size(count)), count)
+        first = gather(begins, at)
+        start = arrays.maximum(gather(begin, interval), first) - first
+        stop = arrays.minimum(gather(end, interval), gather(self.ends, at)) - first
+        pieces = arrays.stack([gather(self.segments, at), start, stop])
+        exists = start < stop
+        pieces, at = arrays.select(pieces, exists), arrays.select(at, exists)
+        records = consecutive(arrays, gather(self.first_records, at) + pieces[:, 1], pieces[:, 2] - pieces[:, 1])
+        return pieces, records
+
+
+class WindowPlan(NamedTuple):
+    """What one window reads and feeds, as int64 arrays where nothing else is said.
+
+    Its records are read into n rows, of which there is one at least. Rows of the *tail*, which the window before left,
+    are numbered -1, -2, ...
+
+    Attributes:
+      epoch: scalar.
+      pieces: (p, 3): segment, first record and end of what is read, in this order.
+      records: (n,): the record id in each row.
+      slots: (n,): the row of each record, in the order in which they are read.
+      num_elements: scalar: the elements that this window completes, one per step and replica.
+      take: (elements, rows of a replica): the rows of each element.
+      real: bool (elements, rows of a replica): which of them are not padding.
+      real_rows: (elements,): rows of each element's global batch that are not padding.
+      next_tail: (m,): the rows of this window and its tail that the next window's elements need; m >= 1.
+      contiguous: (2,): elements from the first of these numbers to before the second have their rows one after the
+        other in the window, which begins with them.
+    """
+
+    epoch: Number
+    pieces: Array
+    records: Array
+    slots: Array
+    num_elements: Number
+    take: Array
+    real: Array
+    real_rows: Array
+    next_tail: Array
+    contiguous: Array
+
+    def with_contiguous_elements(self, arrays: Arrays) -> WindowPlan:
+        """Returns the plan that has the rows of an element next to each other, so that nothing must be gathered."""
+        first, stop = self._complete_elements(arrays)
+        taken = arrays.reshape(self.take[first:stop], [-1])
+        count = (stop - first) * self.take.shape[1]
+        slots = arrays.put(arrays.where(self.slots >= 0, -1, 0), taken, arrays.range(count))
+        # The others follow: rows of a step that another window completes, of a padded one, or of other replicas.
+        is_other = arrays.where(slots < 0, 1, 0)
+        slots = arrays.where(slots < 0, count + arrays.sums_before(is_other), slots)
+
+        def moved(rows: Array) -> Array:
+            return arrays.where(rows >= 0, arrays.gather(slots, arrays.maximum(rows, 0)), rows)
+
+        return self._replace(
+            records=arrays.put(self.records, slots, self.records),
+            slots=slots,
+            take=moved(self.take),
+            next_tail=moved(self.next_tail),
+            contiguous=arrays.concat([first[None], stop[None]]),
+        )
+
+    def _complete_elements(self, arrays: Arrays) -> tuple[Number, Number]:
+        """Returns the bounds of the elements without a row of the tail, as the first ones have, or of padding."""
+        numbers = arrays.range(self.num_elements)
+        lies_here = arrays.all_of_row(self.take >= 0)
+        first = arrays.most(arrays.where(lies_here, 0, numbers + 1), 0)
+        stop = arrays.least(arrays.where(arrays.all_of_row(self.real), self.num_elements, numbers), self.num_elements)
+        return first, arrays.maximum(first, stop)
 
 
 def make_feed(order: Order, shard: Shard | None, arrays: Arrays) -> Feed:

@@ -10,13 +10,14 @@ import dataclasses
 import functools
 import hashlib
 import json
-from typing import Any
+import math
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import UsageError, unknown
-from pipeline.order.counts import check_replicas, check_streams, divisors  # noqa: F401, two are imported from here
+from pipeline.order.sharding import check_replicas, check_streams, divisors  # noqa: F401, two are imported from here
 
 ORDER_VERSION = 1
 MAX_STREAMS = 64  # more readers than this do not help one job; fewer divisors of G would be left
@@ -182,3 +183,78 @@ def default_streams(
     most = min(global_batch_size // STREAM_ROWS, num_shards, shuffle_bytes // max(record_bytes, STREAM_BYTES))
     divided = global_batch_size // 2 if in_pairs and global_batch_size > 1 else global_batch_size
     return max(k for k in divisors(divided) if k <= max(most, MAX_STREAMS))
+
+
+MIXTURE_VERSION = 1  # of the rules here, in `pipeline.resolved` and in `pipeline.batch.compose`
+
+
+@dataclasses.dataclass(frozen=True)
+class MixtureSpec:
+    """The arguments of the order of several sources: those of each, whose `global_batch_size` is its share.
+
+    Attributes:
+      parts: in the order of the sources.
+    """
+
+    parts: tuple[OrderSpec, ...]
+
+    @property
+    def global_batch_size(self) -> int:
+        """G."""
+        return sum(part.global_batch_size for part in self.parts)
+
+    def to_json(self) -> str:
+        """Returns the spec as one line of JSON with sorted keys."""
+        return json.dumps(self._fields(), sort_keys=True)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of `to_json()`, hexadecimal."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def differences(self, other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """Returns {field: (here, other's)} of the fields in which a stored spec differs."""
+        mine = self._fields()
+        if other.get("sources", 1) != mine["sources"]:
+            return {"sources": (mine["sources"], other.get("sources", 1))}
+        fields = sorted(mine.keys() | other.keys())
+        return {name: (mine.get(name), other.get(name)) for name in fields if mine.get(name) != other.get(name)}
+
+    def _fields(self) -> dict[str, Any]:
+        each = {
+            f"source {number}: {name}": value
+            for number, part in enumerate(self.parts)
+            for name, value in dataclasses.asdict(part).items()
+        }
+        return {"mixture_version": MIXTURE_VERSION, "sources": len(self.parts), **each}
+
+
+Spec: TypeAlias = OrderSpec | MixtureSpec
+
+
+def times_read(streams: int, workers: int) -> float:
+    """Returns how often all workers together read the split in an epoch: 1 where no stream is shared.
+
+    Workers and streams cut the global batch at W - 1 and K - 1 rows, of which gcd(W, K) - 1 are the same, so that there
+    are W + K - gcd(W, K) pairs of a worker and a stream that it reads.
+    """
+    return (workers + streams - math.gcd(workers, streams)) / streams
+
+
+def streams_read_once(global_batch_size: int, streams: int, workers: int) -> int:
+    """Returns the number of streams, nearest to K, of which each belongs to one worker; W must divide G."""
+    return min((workers * k for k in divisors(global_batch_size // workers)), key=lambda k: (abs(k - streams), k))
+
+
+def sharing_note(spec: OrderSpec, order: Order, workers: int) -> str | None:
+    """Returns how often the split is read and the flags that make it once; None where it is, or is kept in memory."""
+    times = times_read(spec.streams, workers)
+    if times == 1 or not spec.training or (order.windows == 1 and order.streams == 1):
+        return None
+    better = streams_read_once(spec.global_batch_size, spec.streams, workers)
+    needed = better * spec.record_bytes
+    pool = f" --shuffle_bytes={needed}" if needed > spec.shuffle_bytes else ""
+    return (
+        f"{workers:,} workers with --streams={spec.streams} read the split {times:,.2f} times per epoch all together; "
+        f"--streams={better}{pool} (another order) reads it once"
+    )

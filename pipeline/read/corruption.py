@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from pipeline.errors import DataError
 from pipeline.manifest.storage import File
-from pipeline.records.walk import location
+from pipeline.records.framing import location
 
 POLICIES = ("raise", "skip")
 MAX_CORRUPT = 100

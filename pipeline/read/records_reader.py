@@ -10,11 +10,10 @@ import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.read.gzip_reader import GzipReader
-from pipeline.read.members import KEPT_BYTES, MemberReader, Run
+from pipeline.read.compressed import KEPT_BYTES, GzipReader, MemberReader, Run
 from pipeline.read.shards import Shards
 from pipeline.read.sidecars import Sidecars
-from pipeline.records import framing, walk
+from pipeline.records import framing
 
 _TASK = 4 << 20  # 4 MiB, per thread
 
@@ -125,7 +124,7 @@ class RecordsReader:
         self.shards.in_parallel(lambda part: self.read_part(*part, part[1] + 1), sorted(ends))
 
     def _unframed(self, segment: int, number: int, offset: int, frame: memoryview) -> bytes | None:
-        fault = walk.check(frame)
+        fault = framing.check(frame)
         if fault:
             self.shards.corrupt(segment, number, offset, fault.text)
             return None

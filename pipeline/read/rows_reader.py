@@ -17,15 +17,67 @@ from pipeline.errors import DataError
 from pipeline.manifest import Feature, Manifest
 from pipeline.manifest.manifest import IMAGE_FEATURES
 from pipeline.manifest.splits import Selection
-from pipeline.read.buffers import aligned_matrix
-from pipeline.read.members import MemberReader
+from pipeline.read.compressed import MemberReader
+from pipeline.read.memory import aligned_matrix
 from pipeline.read.shards import Shards
 from pipeline.read.sidecars import Sidecars
-from pipeline.read.unpack import BAD_LENGTH, BAD_RECORD, unpack
-from pipeline.records import example_arrays, framing, walk
-from pipeline.records.layout import Layout
+from pipeline.records import framing, tf_example
+from pipeline.records.tf_example import Layout
+
+try:
+    from pipeline.read import _unpack
+except ImportError:  # installed without a compiler, or on another kind of processor
+    _unpack = None  # type: ignore[assignment]
 
 U8 = NDArray[np.uint8]
+
+# What may be wrong with a record, as bits; OTHER_LAYOUT says nothing about a corrupt record.
+BAD_LENGTH, BAD_RECORD, OTHER_LAYOUT = 1, 2, 4
+
+
+def is_compiled() -> bool:
+    """Returns whether the compiled code is used, which lets other threads run meanwhile."""
+    return _unpack is not None
+
+
+def unpack(block: U8, layout: Layout, row_of: NDArray[np.int64], images: U8, labels: NDArray[np.int64]) -> U8:
+    """Copies the images and labels of records to their rows, corrupt or not, and returns what is wrong with each.
+
+    Args:
+      block: framed records, uint8 (m, bytes of one with its frame), C-contiguous, as the others.
+      layout: where the image and the label lie in a record.
+      row_of: int64 (m,): each record's row.
+      images, labels: uint8 (rows, pixels) and int64 (rows,), which are written to.
+
+    Returns:
+      uint8 (m,): 0, or the sum of `BAD_LENGTH` (its length or the CRC of its length), `BAD_RECORD` (its CRC) and
+      `OTHER_LAYOUT`.
+
+    Raises:
+      ValueError, IndexError: the arguments do not fit together.
+    """
+    if _unpack is not None:
+        problems = np.empty(len(block), np.uint8)
+        image, label = layout.image, layout.label.start
+        where = layout.between, image.start, image.stop - image.start, label
+        _unpack.unpack(block, layout.frame, *where, row_of, images, labels, problems)
+        return problems
+    records = block[:, framing.HEADER : -framing.FOOTER]
+    images[row_of] = records[:, layout.image]
+    labels[row_of] = records[:, layout.label.start]
+    bad_length = (block[:, : framing.HEADER] != layout.frame[: framing.HEADER]).any(axis=1)
+    bad_record = _masked_crcs(block) != block[:, -framing.FOOTER :].view("<u4")[:, 0]
+    bits = np.stack([bad_length, bad_record, layout.mismatch(records)], axis=1)
+    return np.packbits(bits, axis=1, bitorder="little")[:, 0]
+
+
+def _masked_crcs(block: U8) -> NDArray[np.uint32]:
+    stride = block.shape[1]
+    view, size = block.reshape(-1).data, stride - framing.HEADER - framing.FOOTER
+    starts = range(framing.HEADER, len(view), stride)
+    return framing.mask(np.fromiter((crc32c.crc32c(view[i : i + size]) for i in starts), np.uint32, len(block)))
+
+
 _CHUNK = 1 << 20  # 1 MiB: still in the core's cache when its CRC is computed
 _TASK = 8 << 20  # 8 MiB, per thread
 
@@ -181,14 +233,14 @@ class RowsReader:
         """Takes a record of another layout to its row; returns False where it is corrupt and skipped."""
         offset = number * len(frame)
         if problems & (BAD_LENGTH | BAD_RECORD):
-            fault = walk.check(frame)
+            fault = framing.check(frame)
             self.shards.corrupt(segment, number, offset, fault.text if fault else "")
             rows.good[row] = False
             return False
-        where = walk.location(self.shards.file(segment), number, offset)
+        where = framing.location(self.shards.file(segment), number, offset)
         try:
-            found = example_arrays.example(bytes(frame[framing.HEADER : -framing.FOOTER]), self.features)
-        except example_arrays.BadExampleError as error:
+            found = tf_example.example(bytes(frame[framing.HEADER : -framing.FOOTER]), self.features)
+        except tf_example.BadExampleError as error:
             raise error.at(where) from None
         rows.images[row], rows.labels[row] = found["image"].reshape(-1), found["label"]
         if rows.keys is not None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,12 +16,47 @@ from pipeline.errors import DataError
 from pipeline.manifest import ShardInfo, naming
 from pipeline.manifest.storage import OpenFile, folder
 from pipeline.read.shards import Shards
-from pipeline.records import members, sidecar, walk
+from pipeline.records import framing, members
 from pipeline.records.members import MemberTable
+
+OFFSETS, CRCS = np.dtype("<u8"), np.dtype("<u4")
+
+
+def parse_offsets(data: bytes | memoryview, num_bytes: int, num_examples: int, crc: str) -> NDArray[np.int64]:
+    """Returns the byte offset of each record and the shard's size: int64 (records + 1,).
+
+    Args:
+      data: what the file begins with, as much as it should have.
+      num_bytes: of the file.
+      num_examples: of the shard.
+      crc: the CRC32C of `data` that the manifest has, 8 hexadecimal digits.
+
+    Raises:
+      ValueError: it is another file; the message says how it differs.
+    """
+    found = _parse(data, num_bytes, OFFSETS, num_examples + 1, crc, f"offsets of {num_examples} records")
+    return found.astype(np.int64)
+
+
+def parse_crcs(data: bytes | memoryview, num_bytes: int, num_examples: int, crc: str) -> NDArray[np.uint32]:
+    """Returns the masked CRC32C of each record: uint32 (records,); takes and raises what `parse_offsets` does."""
+    return _parse(data, num_bytes, CRCS, num_examples, crc, f"CRCs of {num_examples} records")
+
+
+def _parse(
+    data: bytes | memoryview, num_bytes: int, dtype: np.dtype[Any], count: int, crc: str, what: str
+) -> NDArray[Any]:
+    found = f"{crc32c.crc32c(data):08x}"
+    if num_bytes != dtype.itemsize * count:
+        raise ValueError(f"has {num_bytes} bytes, but the {what} take {dtype.itemsize * count}")
+    if found != crc:
+        raise ValueError(f"its CRC32C is {found}, but the manifest says {crc}")
+    return np.frombuffer(data, dtype)
+
 
 Opener = Callable[[str, int, str], AbstractContextManager[OpenFile]]  # of a file by its name, size and CRC32C
 
-_OFFSETS, _CRCS = 0, 1  # in `naming.sidecar_names`
+_OFFSETS_NAME, _CRCS_NAME = 0, 1  # in `naming.sidecar_names`
 _KEPT = 8 << 20  # numbers that stay in memory: 64 MiB of offsets
 _RECOVER = "copy the data set again, or convert it again"
 
@@ -75,7 +111,7 @@ class Sidecars:
         wrong = np.flatnonzero(listed != crcs)
         if len(wrong):
             i = int(wrong[0])
-            where = walk.location(self._shards.file(segment), int(numbers[i]), offset_of(i))
+            where = framing.location(self._shards.file(segment), int(numbers[i]), offset_of(i))
             raise DataError(
                 f"{where}: the record is whole, but its CRC is {crcs[i]:08x}, not {listed[i]:08x} as the manifest has "
                 "it: this shard is of another conversion; copy the data set again, or convert it again"
@@ -109,14 +145,14 @@ def shard_offsets(data_dir: str, shard: ShardInfo, opener: Opener | None = None)
         return np.zeros(1, np.int64)
     if shard.stride is not None:
         return np.arange(shard.num_examples + 1, dtype=np.int64) * shard.stride
-    size = sidecar.OFFSETS.itemsize * (shard.num_examples + 1)
-    return _read(data_dir, _OFFSETS, size, sidecar.parse_offsets, shard, shard.offsets_crc32c or "", opener)
+    size = OFFSETS.itemsize * (shard.num_examples + 1)
+    return _read(data_dir, _OFFSETS_NAME, size, parse_offsets, shard, shard.offsets_crc32c or "", opener)
 
 
 def offsets_file(data_dir: str, shard: ShardInfo) -> str:
     """Returns the path of a shard's sidecar of offsets, for those who read it by themselves."""
     found, beside = (
-        folder(data_dir) / names(shard.file)[_OFFSETS] for names in (naming.sidecar_names, naming.beside_names)
+        folder(data_dir) / names(shard.file)[_OFFSETS_NAME] for names in (naming.sidecar_names, naming.beside_names)
     )
     if shard.offsets_crc32c is not None:
         try:
@@ -139,7 +175,7 @@ def _shard_members(data_dir: str, shard: ShardInfo, opener: Opener | None = None
         return members.parse(data, num_examples, shard.num_bytes, shard.stride, crc)
 
     size = members.size_bound(shard.num_examples)
-    return _read(data_dir, _OFFSETS, size, parse, shard, shard.offsets_crc32c or "", opener)
+    return _read(data_dir, _OFFSETS_NAME, size, parse, shard, shard.offsets_crc32c or "", opener)
 
 
 def shard_crcs(data_dir: str, shard: ShardInfo, opener: Opener | None = None) -> NDArray[np.uint32]:
@@ -150,8 +186,8 @@ def shard_crcs(data_dir: str, shard: ShardInfo, opener: Opener | None = None) ->
     Raises:
       DataError: the file of CRCs is missing or corrupt.
     """
-    size = sidecar.CRCS.itemsize * shard.num_examples
-    return _read(data_dir, _CRCS, size, sidecar.parse_crcs, shard, shard.crcs_crc32c or "", opener)
+    size = CRCS.itemsize * shard.num_examples
+    return _read(data_dir, _CRCS_NAME, size, parse_crcs, shard, shard.crcs_crc32c or "", opener)
 
 
 def _read(

@@ -23,8 +23,8 @@ import tensorflow as tf
 
 from beam_jobs.storage.paths import RemotePath
 from pipeline import RandomAccess, StepIterator, input_fn, manifest, skipped_records
-from pipeline.read.cache_counts import cache_counts
 from pipeline.read.cache_folder import CacheFolder
+from pipeline.read.shard_cache import cache_counts
 from tests.datasets import Kind, write_dataset
 from trainer import evaluate, export, run
 
@@ -118,7 +118,7 @@ def test_a_second_epoch_and_a_second_input_fetch_nothing(
 READER = """
 import hashlib, json, sys
 from pipeline import RandomAccess
-from pipeline.read.cache_counts import cache_counts
+from pipeline.read.shard_cache import cache_counts
 
 data_dir, options = json.loads(sys.argv[1])
 examples = RandomAccess(data_dir, "train", **options)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline import manifest
-from pipeline.records import example_proto, walk
+from pipeline.records import framing, tf_example
 from tests import forked
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -84,8 +84,8 @@ def source(tmp_path):
 def examples(folder, split):
     found = []
     for shard in manifest.load(folder).split(split).shards:
-        for _, _, record in walk.records(io.BytesIO((folder / shard.file).read_bytes()).read, shard.file):
-            found.append(example_proto.decode(record))
+        for _, _, record in framing.records(io.BytesIO((folder / shard.file).read_bytes()).read, shard.file):
+            found.append(tf_example.decode(record))
     return found
 
 

@@ -19,7 +19,7 @@ from pipeline.read.records_reader import RecordsReader
 from pipeline.read.rows_reader import Rows, RowsReader
 from pipeline.read.shards import Shards
 from pipeline.read.sidecars import shard_members, shard_offsets
-from pipeline.records import example_proto
+from pipeline.records import tf_example
 from tests.datasets import Kind, encoded, image_of, key_of, write_dataset
 from tests.runs import finish, start, start_workers, wait_for_step
 from trainer import run
@@ -97,7 +97,7 @@ def examples(found):
     if isinstance(found, Rows):
         images = [image.tobytes() for image in found.images]
         return list(zip(images, found.labels.tolist(), found.keys.tolist(), strict=True))
-    decoded = [example_proto.decode(record, ["image", "label", "key"]) for record in found.records]
+    decoded = [tf_example.decode(record, ["image", "label", "key"]) for record in found.records]
     return [(e["image"][0], int(e["label"][0]), e["key"][0]) for e in decoded]
 
 

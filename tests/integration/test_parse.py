@@ -23,7 +23,7 @@ from pipeline.audit import __main__ as audit
 from pipeline.errors import DataError, UsageError
 from pipeline.index import __main__ as index
 from pipeline.inspect import __main__ as inspect
-from pipeline.records import example_proto, framing
+from pipeline.records import framing, tf_example
 from pipeline.request import Request
 from pipeline.resolved import resolve
 from trainer import run as trainer
@@ -39,7 +39,7 @@ def text_of(number):
 
 
 def record_of(number):
-    return example_proto.encode({"text": text_of(number).encode(), "id": number})
+    return tf_example.encode({"text": text_of(number).encode(), "id": number})
 
 
 def made(folder, compression=""):

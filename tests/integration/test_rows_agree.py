@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from pipeline import RandomAccess, Shard, StepIterator, distort_fn, distribute, input_fn
-from pipeline.distribution.strategies import copied_ahead, on_devices
+from pipeline.distribution import copied_ahead, on_devices
 from pipeline.manifest import naming
 from pipeline.request import Request
 from tests.datasets import GREY_STEP, Kind, extra_of, image_of, to_memory, write_dataset

@@ -99,9 +99,9 @@ def test_a_key_that_comes_twice_is_named_with_both_records(kind, tmp_path, run):
 
 
 def framed(examples):
-    from pipeline.records import example_proto, framing
+    from pipeline.records import framing, tf_example
 
-    return [framing.frame(example_proto.encode(example)) for example in examples]
+    return [framing.frame(tf_example.encode(example)) for example in examples]
 
 
 def test_totals_that_are_not_of_the_shards_are_found(tmp_path, run):

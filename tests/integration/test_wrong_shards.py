@@ -15,7 +15,7 @@ from pipeline import RandomAccess, StepIterator, input_fn, skipped_records
 from pipeline import manifest as manifests
 from pipeline.errors import DataError
 from pipeline.manifest import naming
-from pipeline.records import framing, walk
+from pipeline.records import framing
 from tests.converting import convert_in_process
 from tests.datasets import Kind, as_earlier_releases, edit_manifest, to_memory, write_dataset
 
@@ -170,7 +170,7 @@ def test_images_that_are_not_what_the_manifest_says_are_named_when_the_input_is_
 def test_an_image_that_cannot_be_decoded_is_named(tmp_path):
     made = write_dataset(tmp_path, (12, 12), SHAPE, kind=Kind("png"))
     path = tmp_path / made.splits["train"].shards[1].file
-    stored = list(walk.records(io.BytesIO(path.read_bytes()).read, path))
+    stored = list(framing.records(io.BytesIO(path.read_bytes()).read, path))
     changed = [record.replace(b"IDAT", b"XXXX") if i == 5 else record for i, (_, _, record) in enumerate(stored)]
     path.write_bytes(b"".join(map(framing.frame, changed)))
     crcs = b"".join(framing.frame(record)[-4:] for record in changed)

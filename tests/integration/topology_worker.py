@@ -21,7 +21,7 @@ os.environ["GRPC_FAIL_FAST"] = "use_caller"
 import tensorflow as tf
 
 import pipeline
-from pipeline.distribution.strategies import PREFETCH, copied_ahead, on_devices, per_worker
+from pipeline.distribution import PREFETCH, copied_ahead, on_devices, per_worker
 from pipeline.request import Request
 
 REPLICAS = 8  # logical CPUs

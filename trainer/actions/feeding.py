@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from pipeline.audit.key_log import SourceLogs
-from pipeline.distribution.strategies import distribute_request
+from pipeline.distribution import distribute_request
 from pipeline.errors import UsageError
 from pipeline.request import Request
 from trainer import loop

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from pipeline.errors import DataError, PipelineError
-from pipeline.mixture import resolve_all
+from pipeline.resolved import resolve_all
 from trainer import heavy, plan
 from trainer.checkpoint import files, reader
 from trainer.checkpoint.reader import Record, UnreadableError

@@ -6,8 +6,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from pipeline.decode.images import Stretched
-from pipeline.decode.resize import resize
+from pipeline.decode.images import Stretched, resize
 from pipeline.distort.base import Crop, Recipe
 from pipeline.distort.composed import cropping_of
 from pipeline.request import Request

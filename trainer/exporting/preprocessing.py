@@ -12,10 +12,9 @@ from keras import ops
 from pipeline.distort.base import Augmentation, ImageStatistics, Recipe, Undistorted
 from pipeline.distort.cifar10_tutorial import Cifar10Tutorial
 from pipeline.distort.composed import Composed
-from pipeline.distort.cropping import CroppingRecipe
+from pipeline.distort.geometry import CroppingRecipe, PadCropFlip, Resize, Shift
 from pipeline.distort.kernels import BETWEEN_BITS, WEIGHT_BITS, whole_weights
-from pipeline.distort.scaling import Normalize, Resize
-from pipeline.distort.shifts import PadCropFlip, Shift
+from pipeline.distort.pixels import Normalize
 from pipeline.errors import UsageError
 
 _LEAST_STD = 1e-3  # of a channel that never varies, as in `pipeline.distort.kernels.normalise`

@@ -15,12 +15,11 @@ import tensorflow as tf
 from pipeline.batch import compose
 from pipeline.batch.batches import Batches
 from pipeline.decode.forms import PixelRows, Serialized
-from pipeline.distort.cropping import CroppingRecipe
+from pipeline.distort.geometry import CroppingRecipe
 from pipeline.order.feed import make_feed
 from pipeline.order.tensors import TENSORS
-from pipeline.read.graph_reader import GraphReader
 from pipeline.read.rows_reader import all_pieces
-from pipeline.read.window import RECORD_ID, Columns, gather
+from pipeline.read.window import RECORD_ID, Columns, GraphReader, gather
 from pipeline.resolved import ResolvedRequest
 
 _DECODED_TOGETHER = 256  # images

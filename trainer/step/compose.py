@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from pipeline.batch.on_device import DeviceDistortion
-from pipeline.mixture import Mixture
 from pipeline.request import DEVICE
+from pipeline.resolved import Mixture
 from trainer.config import TrainConfig
 from trainer.step.apply import Update
 from trainer.step.gradients import Gradients

@@ -12,7 +12,7 @@ from beam_jobs.shards import reader
 from beam_jobs.storage.paths import StoragePath
 from pipeline.errors import DataError
 from pipeline.manifest import Manifest, ShardInfo
-from pipeline.records import example_proto
+from pipeline.records import tf_example
 
 CLASSES = 20
 PER_CLASS = 5
@@ -78,7 +78,7 @@ def _first_records(path: StoragePath, count: int, num_bytes: int) -> Iterator[by
 
 def _parse(record: bytes, file: str) -> tuple[int, tuple[bytes, str]]:
     try:
-        found = example_proto.decode(record, ("image", "label", "key"))
+        found = tf_example.decode(record, ("image", "label", "key"))
         return int(found["label"][0]), (found["image"][0], found["key"][0].decode(errors="backslashreplace"))
     except (ValueError, KeyError, IndexError, AttributeError):
         raise DataError(f"{file}: a record is not an example with image, label and key") from None

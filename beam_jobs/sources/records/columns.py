@@ -14,7 +14,7 @@ from beam_jobs.sources.base import Block
 from beam_jobs.sources.builder import BlockBuilder
 from pipeline.commands.text import count_of
 from pipeline.manifest import Feature
-from pipeline.records import example_proto
+from pipeline.records import tf_example
 
 DTYPES = {"bytes": "string", "int64": "int64", "float": "float32"}  # {kind of values: dtype of a feature}
 _KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
@@ -56,7 +56,7 @@ class Columns:
         names = (self.image, self.label, *([self.key] if self.key else []), *self.sizes, *self.extra)
         for row, record in enumerate(records):
             try:
-                features = example_proto.decode(record, names)
+                features = tf_example.decode(record, names)
                 builder.images[row] = self._image(features)
                 builder.labels[row] = self._label(features, numbers)
                 if self.key:
@@ -100,7 +100,7 @@ class Columns:
 
 
 def kind(values: Any) -> str:
-    """Returns the kind of values that `example_proto.decode` returned: `bytes`, `int64`, `float`, or `nothing`."""
+    """Returns the kind of values that `tf_example.decode` returned: `bytes`, `int64`, `float`, or `nothing`."""
     if isinstance(values, list):
         return "bytes" if values else "nothing"
     return "int64" if values.dtype == np.int64 else "float"

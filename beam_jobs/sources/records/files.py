@@ -25,7 +25,8 @@ from beam_jobs.sources.records import stream as record_stream
 from beam_jobs.sources.streams import KnownFile
 from beam_jobs.storage.paths import StoragePath
 from pipeline.errors import DataError
-from pipeline.records import framing, sidecar, walk
+from pipeline.read import sidecars
+from pipeline.records import framing
 
 ARRAY_RECORD = "array_record"
 _PIECE_RECORDS = 1000
@@ -123,9 +124,9 @@ def read(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
 
 
 def _record(file: RecordFile, framed: bytes, row: int, start: int) -> bytes:
-    fault = walk.check(framed)
+    fault = framing.check(framed)
     if fault:
-        raise DataError(f"{walk.location(file.path, row, start)}: {fault.text}{record_stream.ADVICE}")
+        raise DataError(f"{framing.location(file.path, row, start)}: {fault.text}{record_stream.ADVICE}")
     return framed[framing.HEADER : -framing.FOOTER]
 
 
@@ -143,7 +144,7 @@ def _load_offsets(file: RecordFile) -> NDArray[np.int64]:
     (path, crc), num_bytes = file.offsets, file.stamp[0]
     data = path.read_bytes()
     try:
-        offsets = sidecar.parse_offsets(data, len(data), file.num_records, crc)
+        offsets = sidecars.parse_offsets(data, len(data), file.num_records, crc)
     except ValueError as error:
         raise DataError(f"{path}: {error}; convert the data again") from None
     if offsets[0] != 0 or offsets[-1] != num_bytes or (np.diff(offsets) < 0).any():
@@ -157,13 +158,13 @@ def _read_pieces(file: RecordFile, stream: pyarrow.NativeFile, rows: NDArray[np.
     for piece, _, own in base.by_part(file.pieces, rows):
         (number, start), (_, stop) = file.marks[piece], file.marks[piece + 1]
         read, advice = _at_once(stream.read_at(stop - start, start)), record_stream.ADVICE
-        walked = walk.records(read, file.path, advice=advice, number=number, offset=start)
+        walked = framing.records(read, file.path, advice=advice, number=number, offset=start)
         records = [record for _, _, record in walked]
         found += [records[row] for row in own.tolist()]
     return found
 
 
-def _at_once(data: bytes) -> walk.Read:
+def _at_once(data: bytes) -> framing.Read:
     rest = io.BytesIO(data)
     return lambda _: rest.read()
 

@@ -25,7 +25,7 @@ from beam_jobs.storage.paths import StoragePath
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
-from pipeline.records import example_proto
+from pipeline.records import tf_example
 
 MAX_CLASSES = 1 << 20
 _RECORD_FILE = re.compile(r"[^._].*(\.tfrec.*|-\d{5,}-of-\d{5,})", re.IGNORECASE)
@@ -104,7 +104,7 @@ def _index(
 def _labels_of(record: bytes, columns: Columns) -> list[int | str]:
     """Returns the label of a record; nothing for an invalid one, which is left to the reader of rows."""
     with contextlib.suppress(ValueError):  # UnicodeDecodeError is one
-        values = example_proto.decode(record, (columns.label,)).get(columns.label, [])
+        values = tf_example.decode(record, (columns.label,)).get(columns.label, [])
         if len(values) == 1 and kind(values) == ("bytes" if columns.has_text_labels else "int64"):
             return [values[0].decode() if columns.has_text_labels else int(values[0])]
     return []
@@ -119,7 +119,7 @@ def _first_records(paths: Sequence[StoragePath]) -> tuple[list[dict[str, Any]], 
         for _, _, record in itertools.islice(walk, record_schema.FIRST_RECORDS):
             seen += 1
             with contextlib.suppress(ValueError):
-                decoded.append(example_proto.decode(record))
+                decoded.append(tf_example.decode(record))
         walk.close()  # type: ignore[attr-defined]
         if decoded := [features for features in decoded if features]:  # an empty record parses too
             return decoded, str(path)

@@ -16,7 +16,7 @@ from beam_jobs.sources.records.columns import Columns
 from beam_jobs.sources.records.files import RecordFile
 from beam_jobs.storage.paths import StoragePath
 from pipeline.manifest import SourceFile
-from pipeline.records.layout import Layout
+from pipeline.records.tf_example import Layout
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

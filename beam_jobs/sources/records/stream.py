@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from beam_jobs.sources import streams
 from beam_jobs.storage.paths import StoragePath
 from pipeline.errors import DataError
-from pipeline.records import framing, walk
+from pipeline.records import framing
 from pipeline.records.stream import RecordStream
 
 ADVICE = "; the file is corrupt, get it again"
@@ -22,7 +22,7 @@ def packing_of(path: StoragePath) -> str:
     with streams.errors_of(path), streams.open_plain(path) as stream:
         start = stream.read(framing.HEADER)
     # First of all a whole header with its CRC, as the length of a record may look like gzip's magic.
-    if not start or (len(start) == framing.HEADER and walk.claimed_length(start) is not None):
+    if not start or (len(start) == framing.HEADER and framing.claimed_length(start) is not None):
         return ""
     if start.startswith(streams.GZIP_MAGIC):
         return "gzip"
@@ -47,10 +47,10 @@ def records(
     with streams.errors_of(path), path.open("rb") as raw:
         stream = RecordStream(_tapped(raw.read, tap) if tap and packing != "gzip" else raw.read, packing.upper())
         read = _tapped(stream.read, tap) if tap and packing == "gzip" else stream.read
-        yield from walk.records(read, path, is_compressed=bool(packing), advice=ADVICE)
+        yield from framing.records(read, path, is_compressed=bool(packing), advice=ADVICE)
 
 
-def _tapped(read: walk.Read, tap: Callable[[bytes], object]) -> walk.Read:
+def _tapped(read: framing.Read, tap: Callable[[bytes], object]) -> framing.Read:
     def tapped(size: int) -> bytes:
         data = read(size)
         tap(data)

@@ -22,7 +22,7 @@ from beam_jobs.examples import images
 from beam_jobs.shards import writer
 from pipeline import manifest
 from pipeline.manifest import Feature, naming
-from pipeline.records import example_proto, framing, walk
+from pipeline.records import framing, tf_example
 from tests import forked
 from tests.converting import convert_in_process
 from tests.made_source import Content
@@ -63,7 +63,7 @@ def test_a_source_is_read_as_the_flags_say(tmp_path, convert_without_beam):
     pngs = [images.encoded(each, "png") for each in pixels]
     (tmp_path / "a.tfrecord").write_bytes(
         b"".join(
-            framing.frame(example_proto.encode({"ink": each.tobytes(), "kind": number % 2}))
+            framing.frame(tf_example.encode({"ink": each.tobytes(), "kind": number % 2}))
             for number, each in enumerate(pixels)
         )
     )
@@ -116,7 +116,7 @@ def examples_of(folder, split):
         data = (folder / shard.file).read_bytes()
         assert f"{crc32c.crc32c(data):08x}" == shard.crc32c
         data = gzip.decompress(data) if made.compression else data
-        found += [example_proto.decode(record) for _, _, record in walk.records(io.BytesIO(data).read, shard.file)]
+        found += [tf_example.decode(record) for _, _, record in framing.records(io.BytesIO(data).read, shard.file)]
         assert len(found) >= shard.num_examples
     assert len(found) == made.splits[split].num_examples
     return found

@@ -9,7 +9,7 @@ from beam_jobs import plan
 from beam_jobs.config import ConvertConfig
 from beam_jobs.examples import images
 from pipeline.errors import UsageError
-from pipeline.records.example_proto import encode
+from pipeline.records.tf_example import encode
 from tests.made_source import Content
 
 MIB = 1 << 20

@@ -6,13 +6,13 @@ import shutil
 import pytest
 
 from pipeline.batch import resident
-from pipeline.read import unpack
+from pipeline.read import rows_reader
 
 
 @pytest.fixture(scope="session")
 def compiled():
     """The code that was compiled when the package was installed."""
-    if not unpack.is_compiled():
+    if not rows_reader.is_compiled():
         if platform.machine() == "x86_64" and shutil.which("cc"):
             pytest.fail(
                 "pipeline.read._unpack was not built, though there is a compiler; install again and read the warnings"
@@ -23,7 +23,7 @@ def compiled():
 @pytest.fixture
 def without_compiled(monkeypatch):
     """Has records unpacked by NumPy."""
-    monkeypatch.setattr(unpack, "_unpack", None)
+    monkeypatch.setattr(rows_reader, "_unpack", None)
 
 
 @pytest.fixture(params=["compiled", "without_compiled"])

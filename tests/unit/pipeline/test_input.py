@@ -13,7 +13,7 @@ from pipeline import input_fn, order_spec, steps_per_epoch
 from pipeline import manifest as manifests
 from pipeline.audit.contract import Contract
 from pipeline.errors import DataError, UsageError
-from pipeline.manifest import seal
+from pipeline.manifest import manifest
 from pipeline.manifest.splits import select
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain
@@ -254,7 +254,7 @@ def test_what_cannot_be_fed_is_said_before_a_shard_is_looked_at(folder, tmp_path
     content["features"]["image"].update(image)
     for shard in (shard for split in content["splits"].values() for shard in split["shards"]):
         shard["stride"] = None
-    (tmp_path / "manifest.json").write_text(json.dumps(seal.sealed(content)))
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest.sealed(content)))
     assert not list(tmp_path.glob("*.tfrecord"))
     for function in (input_fn, order_spec):
         with pytest.raises(UsageError, match=message):

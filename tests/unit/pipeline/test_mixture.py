@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from pipeline import Shard, StepIterator, distribute, input_fn, order_spec, steps_per_epoch
 from pipeline.errors import UsageError
-from pipeline.mixture import parts_of
 from pipeline.request import Request
+from pipeline.resolved import parts_of
 from tests.datasets import Kind, edit_manifest, extra_of, key_of, write_dataset
 
 # 36 rows of a step: 24 and 12, so that 1, 2, 3, 4 replicas divide them. a: 53 records, 3 steps; b: 40 records, 4 steps.

@@ -12,7 +12,7 @@ import pytest
 import pipeline
 from pipeline import RandomAccess
 from pipeline.errors import DataError, UsageError
-from pipeline.records import walk
+from pipeline.records import framing
 from tests.datasets import Kind, edit_manifest, encoded, extra_of, image_of, key_of, to_memory, write_dataset
 
 COUNTS = (5, 0, 4, 3)
@@ -152,7 +152,9 @@ def test_locate_says_where_the_record_lies(tmp_path, kind):
         location = examples.locate(i)
         assert location == examples.locate(i - 9)
         data = pathlib.Path(location.file).read_bytes()
-        assert [offset for offset, _, _ in walk.records(io.BytesIO(data).read, "")][location.record] == location.offset
+        assert [offset for offset, _, _ in framing.records(io.BytesIO(data).read, "")][
+            location.record
+        ] == location.offset
         assert key_of("train", i + 3, kind) in data[location.offset : location.offset + 230]
     with pytest.raises(IndexError):
         examples.locate(9)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf  # so that tests/conftest.py makes four devices of the CPU
 
 from pipeline.errors import UsageError
-from pipeline.read.cache_counts import CacheCounts, count
+from pipeline.read.shard_cache import CacheCounts, _count
 from tests.datasets import Kind, write_dataset
 from trainer import Task, TrainConfig, plan, run
 
@@ -48,7 +48,7 @@ def test_the_note_on_shared_streams_follows_the_first_line(train, monkeypatch):
 
 
 def test_what_an_earlier_cache_did_is_not_said(train):
-    count(CacheCounts(hits=3, misses=2, fetched_bytes=100))
+    _count(CacheCounts(hits=3, misses=2, fetched_bytes=100))
     assert "cache 3 hits" not in "\n".join(train("png", *RESIZED, "--train_steps=1", "--eval_split=none"))
 
 

@@ -20,7 +20,7 @@ from beam_jobs.shards import reader
 from beam_jobs.sources import download
 from beam_jobs.target.local import LocalTarget
 from pipeline import manifest
-from pipeline.records import example_proto
+from pipeline.records import tf_example
 from tests.converting import write_shard
 from tests.made_source import Content
 
@@ -83,7 +83,7 @@ def test_what_is_said_is_what_the_conversion_does(
         assert said == pytest.approx(split.num_bytes, rel=0.05)
         shown = [line.split("  ") for line in outcome.out.splitlines() if line.startswith(f"{name} ")]
         first = [
-            example_proto.decode(record)["key"][0].decode()
+            tf_example.decode(record)["key"][0].decode()
             for record, _ in zip(reader.records(out / split.shards[0].file), range(3), strict=False)
         ]
         assert [[part for part in line if part.strip()][1].strip() for line in shown] == first

@@ -6,7 +6,7 @@ import pytest
 
 from beam_jobs.examples.records import compressed, make_records
 from beam_jobs.sources.base import Block
-from pipeline.records import walk
+from pipeline.records import framing
 
 # Two records of a 2x2x1 image, written out by the recipe of `by_tensorflow`.
 GOLDEN = (
@@ -103,7 +103,7 @@ def test_records_are_as_tensorflow_writes_them_on_both_paths(case, shape, tmp_pa
     assert made.count == general.count == len(given.labels)
     assert made.stride == general.stride
     assert (made.offsets is None) == (made.stride is not None)
-    places = [offset for offset, _, _ in walk.records(io.BytesIO(expected).read, "x")]
+    places = [offset for offset, _, _ in framing.records(io.BytesIO(expected).read, "x")]
     if made.stride is None:
         assert made.offsets.dtype == np.dtype("<u8")
         assert made.offsets.tolist() == general.offsets.tolist() == [*places, len(expected)]
@@ -151,4 +151,4 @@ def test_a_compressed_shard_has_no_time_in_it_and_can_be_read(tmp_path, pixels):
     path = tmp_path / "x.tfrecord.gz"
     path.write_bytes(packed.data)
     found = [record.numpy() for record in tf.data.TFRecordDataset(str(path), compression_type="GZIP")]
-    assert found == [record for _, _, record in walk.records(io.BytesIO(bytes(plain.data)).read, "x")]
+    assert found == [record for _, _, record in framing.records(io.BytesIO(bytes(plain.data)).read, "x")]

@@ -7,7 +7,7 @@ from beam_jobs.shards import key_check
 from beam_jobs.shards.key_check import Repeated
 from pipeline.manifest import ShardInfo
 from pipeline.records import framing
-from pipeline.records.example_proto import encode
+from pipeline.records.tf_example import encode
 
 
 @pytest.fixture

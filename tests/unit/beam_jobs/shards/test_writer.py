@@ -18,13 +18,13 @@ from beam_jobs.storage import write
 from pipeline.errors import DataError
 from pipeline.manifest import naming
 from pipeline.read.sidecars import shard_members
-from pipeline.records import example_proto, members, walk
+from pipeline.records import framing, members, tf_example
 from tests.converting import write_shard
 from tests.made_source import Content
 
 
 def decoded(folder, name):
-    return [example_proto.decode(record) for record in reader.records(folder / name)]
+    return [tf_example.decode(record) for record in reader.records(folder / name)]
 
 
 def test_a_shard_holds_its_rows_in_their_order_and_its_receipt_tells_of_it(plan_of, pixels, tmp_path):
@@ -94,7 +94,7 @@ def test_members_end_at_records_and_hold_as_many_as_fit(plan_of, pixels, tmp_pat
     whole = gzip.decompress(data)
     assert (table.begins is None) == is_even
     begins = table.begins_of(0, 40).tolist()
-    walked = [(frame.offset, frame.end) for frame in walk.walk(io.BytesIO(whole).read)]
+    walked = [(frame.offset, frame.end) for frame in framing.walk(io.BytesIO(whole).read)]
     assert list(itertools.pairwise(begins)) == walked
     assert len(table.firsts) > 4
     for member, (first, stop) in enumerate(itertools.pairwise(table.firsts.tolist())):

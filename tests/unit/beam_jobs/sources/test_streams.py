@@ -21,7 +21,7 @@ from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.parquet import reader as parquet_reader
 from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError
-from pipeline.records import example_proto, framing
+from pipeline.records import framing, tf_example
 from tests.converting import convert_in_process
 
 FLIPS = 40
@@ -48,7 +48,7 @@ def mnist(tmp_path, mnist_folder):
 def records(tmp_path, pack):
     features = [{"image": smooth_png(row), "label": row % 3, "more": float(row)} for row in range(30)]
     path = tmp_path / "rows.tfrecord"
-    path.write_bytes(pack(b"".join(framing.frame(example_proto.encode(each)) for each in features)))
+    path.write_bytes(pack(b"".join(framing.frame(tf_example.encode(each)) for each in features)))
     return SourceOptions("tfrecord", str(path), keep_columns=("more",)), path
 
 

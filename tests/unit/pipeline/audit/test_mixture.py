@@ -6,8 +6,8 @@ from pipeline import input_fn, order_spec
 from pipeline.audit import __main__ as audit
 from pipeline.audit.contract import Contract
 from pipeline.errors import UsageError
-from pipeline.mixture import resolve_all
 from pipeline.request import Request
+from pipeline.resolved import resolve_all
 from tests.datasets import edit_manifest, write_dataset
 
 

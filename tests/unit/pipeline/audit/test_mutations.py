@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[4]
 # 99 records in 4 streams of 4 windows, 9 steps of 12 rows; 2 workers with 2 replicas each.
 FLAGS = ["--global_batch_size=12", "--workers=2", "--replicas=4", "--streams=4", "--shuffle_bytes=160", "--epoch=2"]
 
-FEED, LAID, PLAN = "order/feed.py", "order/laid_shards.py", "order/window_plan.py"
+FEED = "order/feed.py"
 FAULTS = {
     "rows shifted by a replica": ("order/sharding.py", "+ local_replica) * rows", "+ local_replica + 1) * rows"),
     "a worker has its neighbour's rows": (FEED, "Feed(order, arrays, first,", "Feed(order, arrays, 3 * (first == 0),"),
@@ -42,11 +42,11 @@ FAULTS = {
         "self._stream_numbers(), window)",
         "self._stream_numbers(), window + 1)",
     ),
-    "shards are laid as in another epoch": (LAID, "order.seed, epoch)", "order.seed, epoch + 1)"),
-    "record ids are off by one": (LAID, "at) + pieces[:, 1]", "at) + pieces[:, 1] + 1"),
-    "a piece is left out": (LAID, "maximum(high - low, 0)", "maximum(high - low - 1, 0)"),
+    "shards are laid as in another epoch": (FEED, "order.seed, epoch)", "order.seed, epoch + 1)"),
+    "record ids are off by one": (FEED, "at) + pieces[:, 1]", "at) + pieces[:, 1] + 1"),
+    "a piece is left out": (FEED, "maximum(high - low, 0)", "maximum(high - low - 1, 0)"),
     "pieces begin one late": (
-        LAID,
+        FEED,
         "gather(begin, interval), first) - first",
         "gather(begin, interval), first) - first + 1",
     ),
@@ -82,10 +82,10 @@ FAULTS = {
         "return number // self.order.windows",
         "return number // self.order.windows - 1",
     ),
-    "contiguous rows overlap": (PLAN, "count + arrays.sums_before(is_other)", "arrays.sums_before(is_other)"),
-    "the tail is not moved with its rows": (PLAN, "next_tail=moved(self.next_tail)", "next_tail=self.next_tail"),
+    "contiguous rows overlap": (FEED, "count + arrays.sums_before(is_other)", "arrays.sums_before(is_other)"),
+    "the tail is not moved with its rows": (FEED, "next_tail=moved(self.next_tail)", "next_tail=self.next_tail"),
     "padded elements count as complete": (
-        PLAN,
+        FEED,
         "arrays.all_of_row(self.real), self.num_elements, numbers",
         "arrays.all_of_row(self.real), self.num_elements, self.num_elements",
     ),

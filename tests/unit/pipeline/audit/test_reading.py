@@ -10,7 +10,7 @@ from PIL import Image
 
 from pipeline.audit import picture
 from pipeline.audit.contract import Contract
-from pipeline.audit.reading import Reading, Topology
+from pipeline.audit.reading import Reading, Topology, reading_lines
 from pipeline.commands.text import size_of
 from pipeline.request import Request
 from pipeline.resolved import resolve
@@ -57,7 +57,7 @@ def test_amplification_is_the_number_of_workers_that_share_a_stream(tmp_path):
 def test_the_table_names_the_streams_that_are_read_once(tmp_path):
     for streams, workers, named in ((4, 12, 12), (4, 6, 6), (4, 4, None), (12, 4, None)):
         reading = reading_of(tmp_path, Topology(workers, workers, 12), streams=streams)
-        notes = [line for line in reading.reading_lines(reading, list_all=False) if line.startswith("note: ")]
+        notes = [line for line in reading_lines(reading, list_all=False) if line.startswith("note: ")]
         assert len(notes) == (named is not None)
         if named:
             assert f"{workers} workers with --streams={streams} read the split {reading.amplification:.2f} " in notes[0]
@@ -98,18 +98,18 @@ def test_bytes_of_records_of_unequal_length_are_shares_of_the_file(tmp_path):
 
 def test_the_table_shows_the_first_and_the_last_of_many_workers(tmp_path):
     reading = reading_of(tmp_path, Topology(24, 24, 24), global_batch_size=24)
-    lines = reading.reading_lines(reading, list_all=False)
+    lines = reading_lines(reading, list_all=False)
     shown = [line.split()[0] for line in lines[2:] if line[:1].isdigit() or line.startswith("...")]
     assert shown == [*map(str, range(8)), "...", *map(str, range(16, 24))]
     assert "8 more: --list_all" in next(line for line in lines if line.startswith("..."))
-    every = [line for line in reading.reading_lines(reading, list_all=True) if line[:1].isdigit()]
+    every = [line for line in reading_lines(reading, list_all=True) if line[:1].isdigit()]
     assert len(every) == 24
 
 
 def test_what_a_worker_reads_of_a_huge_split_is_in_its_own_unit(tmp_path):
     topology = Topology(1024, 1024, 1024)
     reading = reading_of(tmp_path, topology, (2048, 2048), streams=1024, global_batch_size=1024, shuffle_bytes=1 << 20)
-    lines = reading.reading_lines(reading, list_all=False)
+    lines = reading_lines(reading, list_all=False)
     each = reading.split_bytes // 1024
     assert (
         f"read amplification 1.00: all workers together read {size_of(reading.split_bytes)} of a split of" in lines[-3]

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from pipeline.distort.base import ImageStatistics
-from pipeline.distort.batchwise import batchwise
+from pipeline.distort.composed import batchwise
 from pipeline.distort.recipes import CROPPING, MIXING, RECIPES, make_recipe
 
 STATISTICS = ImageStatistics((120.0, 110.0, 100.0), (60.0, 61.0, 62.0))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import DataError
-from pipeline.manifest.from_json import from_json
+from pipeline.manifest.file import from_json
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,8 +16,7 @@ from pipeline.errors import UsageError
 from pipeline.order import hashing
 from pipeline.order import order as orders
 from pipeline.order.arrays import NumpyArrays
-from pipeline.order.feed import make_feed
-from pipeline.order.laid_shards import LaidShards
+from pipeline.order.feed import LaidShards, make_feed
 from pipeline.order.order import Order, OrderSpec, make_order
 from pipeline.order.sharding import Shard, as_shard
 

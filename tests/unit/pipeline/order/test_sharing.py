@@ -6,9 +6,8 @@ import pytest
 
 from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import make_feed
-from pipeline.order.order import OrderSpec, make_order
+from pipeline.order.order import OrderSpec, make_order, sharing_note, streams_read_once, times_read
 from pipeline.order.sharding import Shard
-from pipeline.order.sharing import sharing_note, streams_read_once, times_read
 
 
 def order_of(size, streams, records=2000, shuffle_bytes=1 << 20, training=True):

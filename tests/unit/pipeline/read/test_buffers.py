@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pipeline.read.buffers import Buffers, aligned_matrix
+from pipeline.read.memory import Buffers, aligned_matrix
 
 
 def test_matrices_are_aligned_for_tensorflow():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.read.cache_counts import CacheCounts, cache_counts, count
+from pipeline.read.shard_cache import CacheCounts, _count, cache_counts
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,6 @@ def test_counts_as_one_line(counts, text):
 
 def test_counts_add_up():
     before = cache_counts()
-    count(CacheCounts(hits=2))
-    count(CacheCounts(misses=1, fetched_bytes=5))
+    _count(CacheCounts(hits=2))
+    _count(CacheCounts(misses=1, fetched_bytes=5))
     assert cache_counts().plus(before, -1) == CacheCounts(2, 1, 0, 5)

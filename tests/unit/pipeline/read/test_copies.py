@@ -7,10 +7,9 @@ import crc32c
 import pytest
 
 from pipeline.errors import DataError
-from pipeline.read import copies
-from pipeline.read.cache_counts import CacheCounts, cache_counts
+from pipeline.read import shard_cache
 from pipeline.read.cache_folder import CacheFolder
-from pipeline.read.shard_cache import ShardCache
+from pipeline.read.shard_cache import CacheCounts, ShardCache, cache_counts
 
 DATA = {"a": bytes(range(250)) * 4, "b": b"b" * 1000, "c": b"c" * 1000, "empty": b""}
 
@@ -39,7 +38,7 @@ def read(cache, entry):
 
 def test_blocks_and_short_writes_make_the_file_whole(cache_of, monkeypatch):
     pwrite = os.pwrite
-    monkeypatch.setattr(copies, "_BLOCK", 400)
+    monkeypatch.setattr(shard_cache, "_BLOCK", 400)
     monkeypatch.setattr(os, "pwrite", lambda file, data, offset: pwrite(file, data[:150], offset))
     cache = cache_of()
     assert read(cache, entry_of(cache, "a")) == DATA["a"]
@@ -56,8 +55,8 @@ def test_a_reason_is_told_once(cache_of, caplog):
 
 
 def test_what_is_known_to_be_wrong_or_is_empty_is_not_fetched(cache_of, monkeypatch):
-    fetched, fetch = [], copies.Copies._fetch
-    monkeypatch.setattr(copies.Copies, "_fetch", lambda *given: fetched.append(1) or fetch(*given))
+    fetched, fetch = [], shard_cache.Copies._fetch
+    monkeypatch.setattr(shard_cache.Copies, "_fetch", lambda *given: fetched.append(1) or fetch(*given))
     cache, before = cache_of(skips=True), cache_counts()
     wrong, empty = entry_of(cache, "b", "12345678"), entry_of(cache, "empty")
     assert read(cache, wrong) is None

@@ -9,9 +9,9 @@ from pipeline import manifest as manifests
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest.splits import select
 from pipeline.read.corruption import Corruption
-from pipeline.read.graph_reader import GraphReader
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.shards import Shards
+from pipeline.read.window import GraphReader
 from tests.datasets import Kind, write_dataset
 
 COUNTS = (5, 0, 4, 3)

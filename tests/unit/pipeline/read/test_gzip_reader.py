@@ -10,8 +10,8 @@ import pytest
 from pipeline import manifest as manifests
 from pipeline.errors import DataError
 from pipeline.manifest.splits import select
+from pipeline.read.compressed import GzipReader
 from pipeline.read.corruption import Corruption
-from pipeline.read.gzip_reader import GzipReader
 from pipeline.read.shards import Shards
 from pipeline.read.sidecars import Sidecars
 from tests.datasets import Kind, write_dataset

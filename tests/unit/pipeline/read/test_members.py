@@ -13,13 +13,13 @@ from pipeline import manifest as manifests
 from pipeline.errors import DataError
 from pipeline.manifest import naming
 from pipeline.manifest.splits import select
-from pipeline.read import members
+from pipeline.read import compressed
 from pipeline.read.corruption import Corruption
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.rows_reader import RowsReader
 from pipeline.read.shards import Shards
 from pipeline.read.sidecars import shard_members
-from pipeline.records import example_proto, framing
+from pipeline.records import framing, tf_example
 from tests.datasets import EXTRA, Kind, edit_manifest, images_of, key_of, write_dataset, write_shard
 
 COUNTS, SHAPE = (29, 0, 11), (8, 6, 3)
@@ -54,7 +54,7 @@ def keys_in(found):
     """Returns the keys of what a reader read."""
     if hasattr(found, "keys"):
         return found.keys.tolist()
-    return [example_proto.decode(record)["key"][0] for record in found.records]
+    return [tf_example.decode(record)["key"][0] for record in found.records]
 
 
 def expected(numbers, kind):
@@ -70,8 +70,8 @@ def inflated(monkeypatch):
         sizes.append(len(member))
         return _inflate(member, into)
 
-    _inflate = members.inflate
-    monkeypatch.setattr(members, "inflate", counted)
+    _inflate = compressed.inflate
+    monkeypatch.setattr(compressed, "inflate", counted)
     return sizes
 
 
@@ -140,7 +140,7 @@ def test_a_member_in_which_a_stream_begins_waits_for_the_one_that_ends_in_it(fol
 
 @pytest.mark.parametrize("task", [1, 2000, 1 << 20])
 def test_threads_share_no_member(folder, kind, monkeypatch, inflated, task):
-    monkeypatch.setattr(members, "_TASK", task)
+    monkeypatch.setattr(compressed, "_TASK", task)
     reader = reader_of(folder)
     found = read(reader, [1, 0, 11], [0, 3, 29])
     assert keys_in(found) == expected([*range(29, 40), *range(3, 29)], kind)

@@ -8,13 +8,13 @@ import pytest
 from pipeline import manifest as manifests
 from pipeline.errors import DataError
 from pipeline.manifest.splits import select
-from pipeline.read import members, records_reader, rows_reader
+from pipeline.read import compressed, records_reader, rows_reader
 from pipeline.read.corruption import Corruption, skipped_records
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.rows_reader import RowsReader, all_pieces
 from pipeline.read.shards import Shards
 from pipeline.read.sidecars import shard_offsets
-from pipeline.records import example_proto, framing, walk
+from pipeline.records import framing, tf_example
 from tests.datasets import Kind, images_of, key_of, to_memory, write_dataset
 
 COUNTS = (5, 0, 4, 3)
@@ -54,7 +54,7 @@ class Opened:
         if self.are_rows:
             images, labels, keys = found.images.tobytes(), found.labels.tolist(), found.keys.tolist()
         else:
-            decoded = [example_proto.decode(record) for record in found.records]
+            decoded = [tf_example.decode(record) for record in found.records]
             images = b"".join(d["image"][0] for d in decoded)
             labels, keys = [int(d["label"][0]) for d in decoded], [d["key"][0] for d in decoded]
         assert images == b"".join(images_of(n, 1, SHAPE).tobytes() for n in numbers)
@@ -116,7 +116,7 @@ def test_threads_share_a_piece(opened, monkeypatch, task):
     monkeypatch.setattr(rows_reader, "_TASK", task)
     monkeypatch.setattr(rows_reader, "_CHUNK", 3 * 222)
     monkeypatch.setattr(records_reader, "_TASK", task)
-    monkeypatch.setattr(members, "_TASK", task)
+    monkeypatch.setattr(compressed, "_TASK", task)
     write_dataset(opened.folder, (40, 7), kind=opened.kind)
     found = opened.reader().read(np.array([[0, 1, 40], [1, 0, 7], [0, 0, 40]]))
     opened.check(found, [*range(1, 47), *range(40)])
@@ -131,7 +131,7 @@ def test_damage_outside_the_pieces_is_not_read(opened):
 @skippable
 def test_a_shard_of_whole_records_but_other_bytes_is_refused(opened):
     one = opened.folder / opened.file
-    records = [record for _, _, record in walk.records(io.BytesIO(one.read_bytes()).read, "")]
+    records = [record for _, _, record in framing.records(io.BytesIO(one.read_bytes()).read, "")]
     one.write_bytes(b"".join(framing.frame(record.replace(b"train#", b"other#")) for record in records))
     for policy in ("raise", "skip"):
         with pytest.raises(DataError, match=f"{opened.file}: .* CRC32C is [0-9a-f]{{8}}"):

@@ -17,7 +17,7 @@ from pipeline.read.records_reader import RecordsReader
 from pipeline.read.rows_reader import all_pieces
 from pipeline.read.shards import Shards
 from pipeline.read.sidecars import Sidecars, shard_offsets
-from pipeline.records import example_proto, framing, walk
+from pipeline.records import framing, tf_example
 from tests.datasets import Kind, images_of, key_of, write_dataset, write_shard
 
 COUNTS = (5, 0, 4, 3)
@@ -44,7 +44,7 @@ def read_all(folder, split="train"):
 
 def check(found, numbers):
     """Checks that records are these of the training split, by their keys."""
-    keys = [example_proto.decode(record)["key"] for record in found.records]
+    keys = [tf_example.decode(record)["key"] for record in found.records]
     assert keys == [[key_of("train", n, UNEQUAL)] for n in numbers]
 
 
@@ -55,12 +55,12 @@ def test_shards_of_other_key_lengths_features_and_strides_are_joined(tmp_path):
         {"image": x.tobytes(), "label": 200 + i, "key": b"k" * (i + 20), "more": 1}
         for i, x in enumerate(images_of(6, 4, SHAPE))
     ]
-    shard = write_shard(tmp_path, old[1].file, [framing.frame(example_proto.encode(row)) for row in rows])
+    shard = write_shard(tmp_path, old[1].file, [framing.frame(tf_example.encode(row)) for row in rows])
     assert (old[0].stride, shard.stride, old[2].stride) == (222, None, 222)
     split = dataclasses.replace(made.splits["train"], shards=(old[0], shard, old[2]))
     manifest = dataclasses.replace(made, splits={"train": split})
     (tmp_path / "manifest.json").write_bytes(manifest.to_bytes())
-    decoded = [example_proto.decode(record) for record in read_all(tmp_path, "train[4:11]").records]
+    decoded = [tf_example.decode(record) for record in read_all(tmp_path, "train[4:11]").records]
     keys = [key_of("train", 4), key_of("train", 5), *(b"k" * n for n in range(20, 24)), key_of("train", 10)]
     assert [d["key"][0] for d in decoded] == keys
     assert [int(d["label"][0]) for d in decoded] == [1, 2, 200, 201, 202, 203, 1]
@@ -118,7 +118,7 @@ def test_offsets_of_a_shard(folder):
     whole = (folder / LAST).read_bytes()
     offsets = shard_offsets(str(folder), shards[3]).tolist()
     assert offsets == [0, 218, 218 + 219, len(whole)]
-    assert [offset for offset, _, _ in walk.records(io.BytesIO(whole).read, LAST)] == offsets[:-1]
+    assert [offset for offset, _, _ in framing.records(io.BytesIO(whole).read, LAST)] == offsets[:-1]
     assert shard_offsets(str(folder), shards[0]).tolist() == [0, 218, 436, 654, 872, 1090]
     assert shard_offsets(str(folder), shards[1]).tolist() == [0]
     assert shard_offsets(str(folder), ShardInfo("x", 0, 0, "0" * 8, None)).tolist() == [0]

@@ -12,7 +12,7 @@ from pipeline.read.corruption import Corruption
 from pipeline.read.rows_reader import RowsReader
 from pipeline.read.shards import Shards
 from pipeline.records import framing
-from pipeline.records.example_proto import encode
+from pipeline.records.tf_example import encode
 from tests.datasets import Kind, images_of, write_dataset, write_shard
 
 pytestmark = pytest.mark.usefixtures("engine")

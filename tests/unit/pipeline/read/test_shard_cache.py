@@ -14,12 +14,11 @@ import pytest
 
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest.splits import select
-from pipeline.read import copies, shard_cache
-from pipeline.read.cache_counts import CacheCounts, cache_counts
+from pipeline.read import shard_cache
 from pipeline.read.cache_folder import CacheFolder
 from pipeline.read.corruption import Corruption, skipped_records
 from pipeline.read.records_reader import RecordsReader
-from pipeline.read.shard_cache import ShardCache, make_cache
+from pipeline.read.shard_cache import CacheCounts, ShardCache, cache_counts, make_cache
 from pipeline.read.shards import Shards
 from tests.datasets import Kind, write_dataset
 
@@ -83,13 +82,13 @@ def test_a_window_that_was_fetched_in_vain_is_fetched_when_there_is_room(store):
 
 
 def test_threads_that_want_one_file_fetch_it_once(store, monkeypatch):
-    cache, before, fetch, began = make(store), cache_counts(), copies.Copies._fetch, threading.Event()
+    cache, before, fetch, began = make(store), cache_counts(), shard_cache.Copies._fetch, threading.Event()
 
     def slow(*arguments):
         began.wait(10)
         return fetch(*arguments)
 
-    monkeypatch.setattr(copies.Copies, "_fetch", slow)
+    monkeypatch.setattr(shard_cache.Copies, "_fetch", slow)
     found = []
     threads = [threading.Thread(target=lambda: found.append(read(cache, entries(cache)[4]))) for _ in range(8)]
     for thread in threads:
@@ -165,7 +164,7 @@ def test_a_copy_that_goes_bad_after_its_check_is_an_error_and_never_skipped(tmp_
 
 
 def test_another_process_that_does_not_finish_is_not_waited_for_forever(store, monkeypatch, caplog):
-    monkeypatch.setattr(copies, "_STALLED_SECONDS", 0.2)
+    monkeypatch.setattr(shard_cache, "_STALLED_SECONDS", 0.2)
     cache = make(store)
     entry = entries(cache)[0]
     draft = CacheFolder(store.parent / "cache").draft(entry)
@@ -178,8 +177,8 @@ def test_another_process_that_does_not_finish_is_not_waited_for_forever(store, m
 
 
 def test_a_file_that_is_not_the_manifest_s_is_fetched_twice_and_named(store, monkeypatch):
-    cache, fetched, fetch = make(store), [], copies.Copies._fetch
-    monkeypatch.setattr(copies.Copies, "_fetch", lambda *given: fetched.append(1) or fetch(*given))
+    cache, fetched, fetch = make(store), [], shard_cache.Copies._fetch
+    monkeypatch.setattr(shard_cache.Copies, "_fetch", lambda *given: fetched.append(1) or fetch(*given))
     wrong = cache.entry("shard5", 1000, "12345678")
     with pytest.raises(
         DataError, match=r"shard5: its CRC32C is [0-9a-f]{8}, not 12345678 as the manifest has it; copy"

@@ -6,14 +6,14 @@ import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 
-from pipeline.read.threads import in_parallel
+from pipeline.read.shards import in_parallel
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 
 AT_EXIT = """
 import atexit
 from pipeline.errors import DataError
-from pipeline.read.threads import in_parallel
+from pipeline.read.shards import in_parallel
 
 @atexit.register
 def read_on():

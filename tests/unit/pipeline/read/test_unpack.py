@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.read import unpack
+from pipeline.read import rows_reader
 from pipeline.records import framing
-from pipeline.records.example_proto import encode
-from pipeline.records.layout import Layout
+from pipeline.records.tf_example import Layout, encode
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 
@@ -36,7 +35,7 @@ def unpacked(block, pixels, place, rows, offset=0):
     memory = np.full(rows * pixels + 128, 7, np.uint8)
     images = memory[offset : offset + rows * pixels].reshape(rows, pixels)
     labels = np.full(rows, 7, np.int64)
-    problems = unpack.unpack(block, layout, place, images, labels)
+    problems = rows_reader.unpack(block, layout, place, images, labels)
     assert (memory[:offset] == 7).all()
     assert (memory[offset + rows * pixels :] == 7).all()
     return images, labels, problems
@@ -63,8 +62,8 @@ def test_every_flipped_bit_is_found_in_its_record(engine):
         damaged = block.copy()
         damaged[record, bit // 8] ^= 1 << bit % 8
         problems = unpacked(damaged, 40, np.arange(6), 6)[2]
-        expected = unpack.BAD_LENGTH if bit // 8 < framing.HEADER else unpack.BAD_RECORD
-        assert problems[record] & (unpack.BAD_LENGTH | unpack.BAD_RECORD) == expected, bit
+        expected = rows_reader.BAD_LENGTH if bit // 8 < framing.HEADER else rows_reader.BAD_RECORD
+        assert problems[record] & (rows_reader.BAD_LENGTH | rows_reader.BAD_RECORD) == expected, bit
         assert not np.delete(problems, record).any()
 
 
@@ -75,7 +74,7 @@ def test_whole_records_of_another_layout_are_named(engine):
     )  # a byte more of label, a byte less of key
     block[3] = np.frombuffer(long_label, np.uint8)
     problems = unpacked(block, 40, np.arange(5), 5)[2]
-    assert problems.tolist() == [0, 0, 0, unpack.OTHER_LAYOUT, 0]
+    assert problems.tolist() == [0, 0, 0, rows_reader.OTHER_LAYOUT, 0]
 
 
 @given(st.data())
@@ -89,7 +88,7 @@ def test_both_do_the_same(compiled, data):
     place = np.array(data.draw(st.permutations(range(rows))), np.int64)[:count]
     compiled = unpacked(block, pixels, place, rows)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(unpack, "_unpack", None)
+        patch.setattr(rows_reader, "_unpack", None)
         for one, other in zip(compiled, unpacked(block, pixels, place, rows), strict=True):
             assert np.array_equal(one, other)
 
@@ -115,13 +114,13 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(compiled, what,
     layout = Layout.fit(block.shape[1] - framing.HEADER - framing.FOOTER, 40)
     layout = dataclasses.replace(layout, image=slice(first := image or layout.image.start, first + 40))
     with pytest.raises(ValueError, match=what):
-        unpack.unpack(block, layout, np.array(place), images, np.zeros(5, np.int64))
+        rows_reader.unpack(block, layout, np.array(place), images, np.zeros(5, np.int64))
     assert not images.any()
 
 
 def test_without_the_compiled_module_numpy_is_used():
     hidden = "import sys; sys.modules['pipeline.read._unpack'] = None"
-    code = f"{hidden}\nfrom pipeline.read import unpack; print(unpack.is_compiled())"
+    code = f"{hidden}\nfrom pipeline.read import unpack; print(rows_reader.is_compiled())"
     found = subprocess.run(
         [sys.executable, "-c", code],
         check=True,

@@ -10,7 +10,7 @@ import tensorflow as tf
 from pipeline import input_fn
 from pipeline.audit.contract import Contract
 from pipeline.batch import compose
-from pipeline.read.buffers import Buffers, aligned_matrix
+from pipeline.read.memory import Buffers, aligned_matrix
 from pipeline.read.numpy_calls import message_of_input
 from pipeline.read.window import as_tensor
 from pipeline.request import Request

@@ -7,18 +7,18 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.records import example_proto
+from pipeline.records import tf_example
 
 
 def test_arrays_are_laid_out_row_by_row_and_only_wanted_features_decoded():
     boxes = np.array([[0.5, 1.25], [2, 3]], np.float32)
-    record = example_proto.encode({"label": -3, "boxes": boxes, "ids": np.array([[1, 2], [3, -(2**63)]])})
-    found = example_proto.decode(record, ("ids", "nothing", "boxes"))
+    record = tf_example.encode({"label": -3, "boxes": boxes, "ids": np.array([[1, 2], [3, -(2**63)]])})
+    found = tf_example.decode(record, ("ids", "nothing", "boxes"))
     assert found.keys() == {"ids", "boxes"}
     assert (found["ids"].dtype, found["ids"].tolist()) == (np.int64, [1, 2, 3, -(2**63)])
     assert (found["boxes"].dtype, found["boxes"].tolist()) == (np.float32, [0.5, 1.25, 2, 3])
-    record = example_proto.encode({"weight": np.float32(0.1)})
-    assert example_proto.decode(record)["weight"].tolist() == [np.float32(0.1)]
+    record = tf_example.encode({"weight": np.float32(0.1)})
+    assert tf_example.decode(record)["weight"].tolist() == [np.float32(0.1)]
 
 
 _names = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -42,8 +42,8 @@ def test_serializes_as_tensorflow_does(features):
             theirs.features.feature[name].int64_list.value.extend(np.atleast_1d(value).tolist())
         else:
             theirs.features.feature[name].float_list.value.extend(value.tolist())
-    assert example_proto.encode(features) == theirs.SerializeToString(deterministic=True)
-    found = example_proto.decode(theirs.SerializeToString())
+    assert tf_example.encode(features) == theirs.SerializeToString(deterministic=True)
+    found = tf_example.decode(theirs.SerializeToString())
     assert found.keys() == features.keys()
     for name, value in features.items():
         expected = [value] if isinstance(value, bytes | int) else list(value)
@@ -54,14 +54,14 @@ def test_unpacked_lists_and_features_without_a_value_decode():
     value = b"\x0a\x04\x1a\x02" + b"\x08\x05"  # a map entry's Feature: int64_list with value 5, not packed
     entry = b"\x0a\x01a\x12" + bytes([len(value[2:])]) + value[2:]
     record = b"\x0a" + bytes([len(entry) + 2]) + b"\x0a" + bytes([len(entry)]) + entry
-    assert example_proto.decode(record)["a"].tolist() == [5]
-    assert example_proto.decode(b"\x0a\x07\x0a\x05\x0a\x01a\x12\x00") == {"a": []}
+    assert tf_example.decode(record)["a"].tolist() == [5]
+    assert tf_example.decode(b"\x0a\x07\x0a\x05\x0a\x01a\x12\x00") == {"a": []}
 
 
 @pytest.mark.parametrize("record", [b"\xff", b"\x0a\x05ab", b"no example at all", b"\x89PNG\r\n\x1a\n"])
 def test_what_is_no_example_is_refused_with_its_size(record):
     with pytest.raises(ValueError, match=f"these {len(record)} bytes are no serialized tf.train.Example"):
-        example_proto.decode(record)
+        tf_example.decode(record)
 
 
 @pytest.mark.parametrize(
@@ -75,16 +75,16 @@ def test_what_is_no_example_is_refused_with_its_size(record):
 )
 def test_values_that_no_example_holds_are_refused(value, reason):
     with pytest.raises(TypeError, match=reason):
-        example_proto.encode({"a": value})
+        tf_example.encode({"a": value})
 
 
 @pytest.mark.parametrize("order", ["import tensorflow as tf; ours()", "ours(); import tensorflow as tf"])
 def test_lives_beside_tensorflows_classes(order):
     code = f"""
-from pipeline.records import example_proto
-ours = lambda: example_proto.decode(example_proto.encode({{"a": 7}}))
+from pipeline.records import tf_example
+ours = lambda: tf_example.decode(tf_example.encode({{"a": 7}}))
 {order}
-record = tf.train.Example.FromString(example_proto.encode({{"a": 7}})).SerializeToString()
-assert example_proto.decode(record)["a"].tolist() == [7] and ours()
+record = tf.train.Example.FromString(tf_example.encode({{"a": 7}})).SerializeToString()
+assert tf_example.decode(record)["a"].tolist() == [7] and ours()
 """
     subprocess.run([sys.executable, "-c", code], check=True)

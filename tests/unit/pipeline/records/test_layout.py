@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from pipeline.records.example_proto import encode
-from pipeline.records.layout import Layout
+from pipeline.records.tf_example import Layout, encode
 
 
 def record(image, label, key):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pipeline.errors import DataError
 from pipeline.records import framing
+from pipeline.records.framing import Kind, check, records, walk
 from pipeline.records.stream import RecordStream
-from pipeline.records.walk import Kind, check, records, walk
 
 RECORDS = [b"", b"a", b"hello" * 100]
 DATA = b"".join(map(framing.frame, RECORDS))  # frames at 0, 16 and 33, of 549 bytes

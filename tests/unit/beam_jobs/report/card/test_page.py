@@ -18,7 +18,7 @@ from beam_jobs.report.card import page as card
 from beam_jobs.report.card import samples as card_samples
 from beam_jobs.report.image_facts import ImageFacts
 from pipeline.manifest import Feature, Manifest, SourceFile, SplitInfo, naming
-from pipeline.records import example_proto, framing
+from pipeline.records import framing, tf_example
 from tests.datasets import encoded, images_of, write_shard
 
 VOID = {"img", "meta"}
@@ -64,9 +64,7 @@ def write_data(folder, rows, shape=(8, 8, 1), encoding="raw", classes=("a", "b")
     folder.mkdir(exist_ok=True)
     shards = []
     for index, part in enumerate(rows):
-        records = [
-            framing.frame(example_proto.encode(dict(zip(("image", "label", "key"), r, strict=True)))) for r in part
-        ]
+        records = [framing.frame(tf_example.encode(dict(zip(("image", "label", "key"), r, strict=True)))) for r in part]
         shard = write_shard(folder, naming.shard_name(split, index, len(rows)) + suffix, records)
         histogram = label_histogram(np.array([row[1] for row in part], np.int64), len(classes))
         shards.append(dataclasses.replace(shard, crc32c="0123abcd", label_entropy=entropy(histogram)))

@@ -13,7 +13,7 @@ from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.records import foreign
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature, Manifest, SplitInfo, naming
-from pipeline.records import example_proto, framing
+from pipeline.records import framing, tf_example
 from tests.datasets import as_earlier_releases, write_dataset, write_shard
 
 
@@ -32,7 +32,7 @@ def pixels_of(row, shape=(4, 5, 3)):
 
 
 def framed(features):
-    return b"".join(framing.frame(example_proto.encode(each)) for each in features)
+    return b"".join(framing.frame(tf_example.encode(each)) for each in features)
 
 
 def write(path, features, pack=bytes):
@@ -49,7 +49,7 @@ def book(row):
 def write_ours(folder, examples, image, extra=None, compression="", counts=(4, 0, 3)):
     """Writes a data set of ours of one split, of examples with an image as the feature `image` says."""
     folder.mkdir()
-    records = [framing.frame(example_proto.encode(each)) for each in examples]
+    records = [framing.frame(tf_example.encode(each)) for each in examples]
     shards, start = [], 0
     for shard, count in enumerate(counts):
         name = naming.shard_name("train", shard, len(counts), compression)
@@ -241,7 +241,7 @@ class TestForeign:
 
     def test_a_record_as_long_as_gzips_magic_is_plain(self, tmp_path):
         size = 0x8B1F  # the first two bytes of the file are 1f 8b
-        short = len(example_proto.encode({"image": bytes(size), "label": 0})) - size
+        short = len(tf_example.encode({"image": bytes(size), "label": 0})) - size
         path = write(tmp_path / "a.tfrecord", [{"image": b"\xff\xd8\xff" + bytes(size - short - 3), "label": 0}])
         assert path.read_bytes().startswith(b"\x1f\x8b")
         assert opened(path).splits == {"train": 1}
@@ -249,7 +249,7 @@ class TestForeign:
     def test_bad_records_have_their_reasons(self, tmp_path):
         good = book(0)
         records = [
-            framing.frame(example_proto.encode(features))
+            framing.frame(tf_example.encode(features))
             for features in (
                 good,
                 {"label": 3},

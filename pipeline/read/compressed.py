@@ -1,7 +1,8 @@
-"""Reads compressed shards that are written in members: only the members that hold what is asked for."""
+"""Reads compressed shards: front to back, or only the GZIP members that hold what is asked for."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Iterator
@@ -12,7 +13,71 @@ from numpy.typing import NDArray
 
 from pipeline.read.shards import Shards
 from pipeline.read.sidecars import Sidecars
+from pipeline.records.framing import Frame, walk
 from pipeline.records.members import MemberTable, inflate
+from pipeline.records.stream import BLOCK, RecordStream
+
+_KEPT = 64  # shards kept for a reader that continues there; more than one worker's streams
+
+
+class GzipReader:
+    """Reads records of compressed shards; several threads may, each another part."""
+
+    def __init__(self, shards: Shards, sidecars: Sidecars, block: int = BLOCK, kept: int = _KEPT) -> None:
+        self._shards, self._sidecars, self._block, self._kept = shards, sidecars, block, kept
+        self._waiting: dict[tuple[int, int], Iterator[Frame]] = {}
+        self._lock = threading.Lock()
+
+    def read(self, segment: int, start: int, stop: int) -> list[bytes]:
+        """Returns records start..stop-1 of a segment's shard.
+
+        Raises:
+          DataError: the shard is missing, changed or corrupt.
+        """
+        if start == stop:
+            return []
+        with self._lock:
+            records = self._waiting.pop((segment, start), None)
+        if records is None:
+            records = itertools.islice(self._records(segment), start, None)
+        taken = list(itertools.islice(records, stop - start))
+        found = [frame.record or b"" for frame in taken]
+        count = self._shards.segments[segment].shard.num_examples
+        if stop == count:
+            next(records, None)  # there is none: the end of the file is checked
+        if len(found) < count:
+            crcs = [frame.crc for frame in taken]
+            self._sidecars.check_crcs(segment, range(start, stop), crcs, lambda i: taken[i].offset)
+        if stop == count:
+            return found
+        with self._lock:
+            if len(self._waiting) >= self._kept:
+                self._waiting.pop(next(iter(self._waiting)))
+            self._waiting[segment, stop] = records
+        return found
+
+    def _records(self, segment: int) -> Iterator[Frame]:
+        """Yields the records of a shard, and checks that the manifest lists as many, of this CRC."""
+        shard, number, offset = self._shards.segments[segment].shard, 0, 0
+
+        def read(size: int) -> memoryview:
+            size = min(size, shard.num_bytes - stream.num_bytes)
+            if size == 0:
+                return memoryview(b"")
+            with self._shards.opened(segment) as file:  # for each read, so that a change meanwhile is noticed
+                return file.read_at(stream.num_bytes, size)
+
+        stream = RecordStream(read, "GZIP", self._block)
+        for frame in walk(stream.read):
+            fault = frame.fault.text if frame.fault else ""
+            if fault or number == shard.num_examples:  # nothing can be skipped in a compressed file
+                self._shards.corrupt(segment, number, offset, fault or "the manifest lists fewer records")
+            yield frame
+            number, offset = frame.number + 1, frame.end
+        if number < shard.num_examples:
+            self._shards.corrupt(segment, number, offset, "the file ends; the manifest lists more records")
+        self._shards.check_crc(segment, stream.crc)
+
 
 KEPT_BYTES = 128 << 20  # 128 MiB: two members of each of 64 streams, that in which its window ends, and its very first
 _TASK = 4 << 20  # 4 MiB decompressed, per thread

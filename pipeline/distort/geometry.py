@@ -1,0 +1,426 @@
+"""Recipes that choose which part of an image is seen, and where: crops, shifts, flips, affine maps, sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import tensorflow as tf
+
+from pipeline.distort import kernels
+from pipeline.distort.base import Augmentation, Crop, ImageStatistics, Recipe, check_argument, check_bounds, check_fits
+from pipeline.order import hashing_tf
+
+
+class CropFirst(Recipe):
+    """A distortion of a crop of each image. Who has the images in memory may take the crops, and call `of_crops`."""
+
+    @property
+    def padding(self) -> int:
+        """How many pixels of zeros are put around an image first; 0: a crop lies inside the image."""
+        return 0
+
+    def crop_size(self, image_shape: tuple[int, int, int]) -> tuple[int, int]:
+        """Returns the height and width of the crops of images of this (height, width, channels)."""
+        raise NotImplementedError
+
+    def corners(self, image_shape: tuple[int, int, int], keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the top and the left of each image's crop, int32 of `keys`' shape, in pixels, padding included.
+
+        Args:
+          image_shape: (height, width, channels), without the padding.
+          keys: as of `distort`.
+        """
+        raise NotImplementedError
+
+    def distort_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """Returns what `distort` does, of the crops, uint8 (rows, *crop_size, channels)."""
+        raise NotImplementedError
+
+    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `Recipe.distort`."""
+        _, height, width, channels = images.shape
+        shape, around = (height, width, channels), [self.padding, self.padding]
+        padded = tf.pad(images, [[0, 0], around, around, [0, 0]]) if self.padding else images
+        lanes = kernels.crop(padded, *self.corners(shape, keys), *self.crop_size(shape))
+        return self.distort_crops(kernels.to_images(lanes, channels), keys, statistics)
+
+
+@dataclasses.dataclass(frozen=True)
+class OfCrops(Recipe):
+    """The distortion of a `CropFirst` whose crops are taken already; in evaluation these are the images.
+
+    Attributes:
+      recipe: that recipe.
+    """
+
+    recipe: CropFirst
+
+    @property
+    def normalizes(self) -> bool:
+        """See `Recipe.normalizes`."""
+        return self.recipe.normalizes
+
+    def gives_floats(self, floats: bool) -> bool:
+        """See `Recipe.gives_floats`."""
+        return self.recipe.gives_floats(floats)
+
+    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `Recipe.distort`."""
+        return self.recipe.distort_crops(images, keys, statistics)
+
+    def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `Recipe.evaluate`."""
+        return self.recipe.evaluate(images, keys, statistics)
+
+
+_TOP, _LEFT, _FLIP = range(3)  # draws
+
+
+class _RandomShift(CropFirst):
+    """Begins with an image of the same size, moved by up to `padding` pixels in each direction."""
+
+    def crop_size(self, image_shape: tuple[int, int, int]) -> tuple[int, int]:
+        """See `CropFirst.crop_size`."""
+        return image_shape[:2]
+
+    def corners(self, image_shape: tuple[int, int, int], keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `CropFirst.corners`."""
+        del image_shape
+        top = kernels.random_below(2 * self.padding + 1, keys, _TOP)
+        return top, kernels.random_below(2 * self.padding + 1, keys, _LEFT)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shift(_RandomShift):
+    """Shift by up to `pixels` in each direction, zeros moving in; float32 in [0, 1]. A 6 never becomes a 9."""
+
+    pixels: int = 2
+
+    def __post_init__(self) -> None:
+        check_bounds("pixels", self.pixels, 0, 64)
+
+    def gives_floats(self, floats: bool) -> bool:
+        """See `Recipe.gives_floats`."""
+        del floats
+        return True
+
+    def check(self, image_shape: tuple[int, int, int]) -> None:
+        """Raises UsageError where a shift may leave nothing of an image."""
+        check_fits("shift", "pixels", self.pixels, 0, min(image_shape[:2]) - 1, image_shape)
+
+    @property
+    def padding(self) -> int:
+        """See `CropFirst.padding`."""
+        return self.pixels
+
+    def distort_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `CropFirst.distort_crops`."""
+        return self.evaluate(crops, keys, statistics)
+
+    def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `Recipe.evaluate`: scaled to [0, 1] only."""
+        del keys, statistics
+        return tf.cast(images, tf.float32) / 255.0
+
+
+@dataclasses.dataclass(frozen=True)
+class PadCropFlip(_RandomShift):
+    """Zero-pad, crop to the image's own size, flip, normalise by the training images' mean and standard deviation.
+
+    The augmentation of the ResNet paper's CIFAR-10 runs (He et al. 2015, section 4.2).
+
+    Attributes:
+      pad: pixels on each side.
+      flip: mirror half of the images.
+      normalize: off: uint8, 0..255.
+    """
+
+    pad: int = 4
+    flip: bool = True
+    normalize: bool = True
+
+    def __post_init__(self) -> None:
+        check_bounds("pad", self.pad, 0, 64)
+
+    @property
+    def normalizes(self) -> bool:
+        """See `Recipe.normalizes`."""
+        return self.normalize
+
+    def gives_floats(self, floats: bool) -> bool:
+        """See `Recipe.gives_floats`."""
+        del floats
+        return self.normalize
+
+    def check(self, image_shape: tuple[int, int, int]) -> None:
+        """Raises UsageError where a crop may hold nothing of an image."""
+        check_fits("pad_crop_flip", "pad", self.pad, 0, min(image_shape[:2]) - 1, image_shape)
+
+    @property
+    def padding(self) -> int:
+        """See `CropFirst.padding`."""
+        return self.pad
+
+    def distort_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `CropFirst.distort_crops`."""
+        if self.flip:
+            crops = kernels.flip_images(crops, hashing_tf.uniform(keys, _FLIP) < 0.5)
+        return self.evaluate(crops, keys, statistics)
+
+    def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `Recipe.evaluate`: normalised only."""
+        del keys
+        return kernels.normalise(images, statistics) if self.normalize else images
+
+
+@dataclasses.dataclass(frozen=True)
+class Flip(Augmentation):
+    """Mirrors some of the images, left to right.
+
+    Attributes:
+      prob: the part of the images.
+    """
+
+    takes_floats: ClassVar[bool] = True
+
+    prob: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_argument("flip", "prob", self.prob, 0, 1)
+
+    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `Recipe.distort`."""
+        del statistics
+        return kernels.flip_images(images, hashing_tf.uniform(keys, 0) < self.prob)
+
+
+_ROTATE, _SCALE, _DOWN, _RIGHT, _SHEAR = range(5)  # draws
+
+
+@dataclasses.dataclass(frozen=True)
+class Affine(Augmentation):
+    """Rotates, scales, shears and shifts each image at once: one bilinear interpolation; uint8.
+
+    Sheared, scaled, then rotated about the middle, then shifted, as by torchvision's RandomAffine.
+
+    Attributes:
+      rotate: degrees, uniform in +-rotate; counter-clockwise.
+      scale: the image is enlarged by a factor uniform in 1-scale..1+scale.
+      shift: part of the height and of the width, each uniform in +-shift.
+      shear: degrees by which the vertical leans, uniform in +-shear.
+      fill: what moves in, a pixel's value.
+    """
+
+    rotate: float = 15.0
+    scale: float = 0.1
+    shift: float = 0.1
+    shear: float = 0.0
+    fill: int = 0
+
+    def __post_init__(self) -> None:
+        for argument, most in (("rotate", 180), ("scale", 0.9), ("shift", 1), ("shear", 60), ("fill", 255)):
+            check_argument("affine", argument, getattr(self, argument), 0, most)
+
+    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `Recipe.distort`."""
+        del statistics
+        height, width = images.shape[1:3]
+        angle = kernels.symmetric(keys, _ROTATE) * math.radians(self.rotate)
+        factor = 1.0 + kernels.symmetric(keys, _SCALE) * self.scale
+        lean = tf.tan(kernels.symmetric(keys, _SHEAR) * math.radians(self.shear))
+        shift = [kernels.symmetric(keys, draw) * self.shift * n for draw, n in ((_RIGHT, width), (_DOWN, height))]
+        cos, sin = tf.cos(angle) / factor, tf.sin(angle) / factor
+        # From a place in the result back to the image: the shift, the rotation and the shear taken back.
+        matrix = [[cos - lean * sin, -sin - lean * cos], [sin, cos]]
+        return kernels.transform(images, about_the_middle(matrix, shift, (height, width)), self.fill)
+
+
+def about_the_middle(matrix: list[list[tf.Tensor]], shift: list[tf.Tensor], size: tuple[int, int]) -> tf.Tensor:
+    """Returns the map from (x, y, 1) of the result to (x, y) of the image, as `kernels.transform` takes it.
+
+    Args:
+      matrix: float64 (rows,) each, 2x2: about the middle of the image.
+      shift: of the result, pixels to the right and down.
+      size: (height, width).
+    """
+    middle = (size[1] - 1) / 2, (size[0] - 1) / 2
+    lines = []
+    for i, (a, b) in enumerate(matrix):
+        rest = middle[i] - a * (middle[0] + shift[0]) - b * (middle[1] + shift[1])
+        lines.append(tf.stack([a, b, rest], axis=-1))
+    return tf.stack(lines, axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Resize(Recipe):
+    """Stretches images to one size, uint8: bilinear, antialiased where it makes them smaller.
+
+    As `tf.image.resize(..., antialias=True)`, rounded.
+
+    Attributes:
+      height, width: of the result, pixels.
+    """
+
+    sets_size: ClassVar[bool] = True
+
+    height: int = 224
+    width: int = 224
+
+    def __post_init__(self) -> None:
+        check_argument("resize", "height", self.height, 1, 4096)
+        check_argument("resize", "width", self.width, 1, 4096)
+
+    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `Recipe.distort`."""
+        del keys, statistics
+        return kernels.resize(images, self.height, self.width)
+
+    evaluate = distort
+
+
+@dataclasses.dataclass(frozen=True)
+class CroppingRecipe(Recipe):
+    """Decodes a part of each PNG or JPEG; flips it, and normalises it by the training images' mean and deviation.
+
+    Attributes:
+      flip_draw: the draw that decides which images are mirrored.
+      size: height and width of the result, pixels.
+      flip: mirror half of the images.
+      normalize: off: uint8, 0..255.
+    """
+
+    flip_draw: ClassVar[int]
+    sets_size: ClassVar[bool] = True
+
+    size: int = 224
+    flip: bool = True
+    normalize: bool = True
+
+    def __post_init__(self) -> None:
+        check_bounds("size", self.size, 1, 4096)
+
+    @property
+    def normalizes(self) -> bool:
+        """See `Recipe.normalizes`."""
+        return self.normalize
+
+    def gives_floats(self, floats: bool) -> bool:
+        """See `Recipe.gives_floats`."""
+        del floats
+        return self.normalize
+
+    def crop(self, training: bool) -> Crop:
+        """Returns the part of each image that is decoded."""
+        raise NotImplementedError
+
+    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `Recipe.distort`; `images` are the decoded parts."""
+        if self.flip:
+            images = kernels.flip_images(images, hashing_tf.uniform(keys, self.flip_draw) < 0.5)
+        return self.evaluate(images, keys, statistics)
+
+    def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `Recipe.evaluate`."""
+        del keys
+        return kernels.normalise(images, statistics) if self.normalize else images
+
+
+def _box(
+    height: tf.Tensor, width: tf.Tensor, tall: tf.Tensor, wide: tf.Tensor, key: tf.Tensor | None = None, draw: int = 0
+) -> tf.Tensor:
+    """Returns the boxes, as `Crop.box`, of parts of this size: in the middle, or as draws `draw` and the next say."""
+    if key is None:
+        top, left = (height - tall) // 2, (width - wide) // 2
+    else:
+        top, left = (
+            kernels.random_below(height - tall + 1, key, draw),
+            kernels.random_below(width - wide + 1, key, draw + 1),
+        )
+    return tf.stack([top, left, tall, wide], axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomCrop(CroppingRecipe):
+    """A random part as large as the result, so nothing is resized: crop, flip, normalise; the middle in evaluation.
+
+    Smaller images are scaled up so that the shorter side fits.
+    """
+
+    flip_draw: ClassVar[int] = 2  # after those of the box
+
+    def crop(self, training: bool) -> Crop:
+        """See `CroppingRecipe.crop`."""
+        return _SquareCrop((self.size, self.size), training)
+
+
+@dataclasses.dataclass(frozen=True)
+class _SquareCrop:
+    size: tuple[int, int]
+    training: bool
+
+    def box(self, height: tf.Tensor, width: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """See `Crop.box`."""
+        side = tf.minimum(tf.minimum(height, width), self.size[0])
+        return _box(height, width, side, side, key if self.training else None)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomResizedCrop(CroppingRecipe):
+    """A part of random size and shape, resized: crop, resize, flip, normalise.
+
+    In evaluation the middle: `central` of the shorter side, as in 224 of 256. Source: Szegedy et al., Going deeper with
+    convolutions (2015), section 6: 8% to 100% of the area, shapes of 3/4 to 4/3.
+
+    Attributes:
+      min_area: the least part of the image's area.
+      max_shape: width / height is at most this, and at least its inverse.
+      central: part of the shorter side in evaluation.
+    """
+
+    flip_draw: ClassVar[int] = 4  # after those of area, shape and box
+
+    min_area: float = 0.08
+    max_shape: float = 4 / 3
+    central: float = 0.875
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_bounds("min_area", self.min_area, 1e-4, 1)
+        check_bounds("max_shape", self.max_shape, 1, 16)
+        check_bounds("central", self.central, 0.01, 1)
+
+    def crop(self, training: bool) -> Crop:
+        """See `CroppingRecipe.crop`."""
+        size = (self.size, self.size)
+        return _RandomCrop(size, self.min_area, self.max_shape) if training else _CentralCrop(size, self.central)
+
+
+@dataclasses.dataclass(frozen=True)
+class _RandomCrop:
+    size: tuple[int, int]
+    min_area: float
+    max_shape: float
+
+    def box(self, height: tf.Tensor, width: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """See `Crop.box`; a part that would be wider or taller than the image ends at its border."""
+        image_area = tf.cast(height, tf.float32) * tf.cast(width, tf.float32)
+        area = image_area * (self.min_area + (1 - self.min_area) * hashing_tf.uniform(key, 0))
+        shape = tf.exp(math.log(self.max_shape) * (2 * hashing_tf.uniform(key, 1) - 1))
+        wide = tf.clip_by_value(tf.cast(tf.round(tf.sqrt(area * shape)), tf.int32), 1, width)
+        tall = tf.clip_by_value(tf.cast(tf.round(tf.sqrt(area / shape)), tf.int32), 1, height)
+        return _box(height, width, tall, wide, key, draw=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class _CentralCrop:
+    size: tuple[int, int]
+    part: float
+
+    def box(self, height: tf.Tensor, width: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """See `Crop.box`."""
+        del key
+        side = tf.cast(tf.round(tf.cast(tf.minimum(height, width), tf.float32) * self.part), tf.int32)
+        side = tf.maximum(side, 1)
+        return _box(height, width, side, side)

@@ -1,0 +1,195 @@
+"""Recipes that change or cover an image's pixels where they are: scale, colours, erased parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import numpy as np
+import tensorflow as tf
+
+from pipeline.distort import kernels
+from pipeline.distort.base import Augmentation, ImageStatistics, Recipe, check_argument, check_fits
+from pipeline.errors import UsageError
+from pipeline.order import hashing_tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Normalize(Recipe):
+    """Takes out the training images' mean and standard deviation, channel by channel; float32."""
+
+    @property
+    def normalizes(self) -> bool:
+        """See `Recipe.normalizes`."""
+        return True
+
+    def gives_floats(self, floats: bool) -> bool:
+        """See `Recipe.gives_floats`."""
+        del floats
+        return True
+
+    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `Recipe.distort`."""
+        del keys
+        return kernels.normalise(images, statistics)
+
+    evaluate = distort
+
+
+GREY = (0.299, 0.587, 0.114)  # the luma of ITU-R BT.601, as Pillow's and torchvision's grey
+# NTSC's Y, I and Q of red, green and blue: hue is an angle in the plane of I and Q.
+_YIQ = np.array([GREY, (0.596, -0.274, -0.322), (0.211, -0.523, 0.312)])
+_BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)  # draws
+
+
+@dataclasses.dataclass(frozen=True)
+class ColorJitter(Augmentation):
+    """Random brightness, contrast, saturation, then hue; uint8, clipped once at the end.
+
+    The four are one matrix and an offset, as in DALI's `color_twist`: hue turns the colours in the plane of I and Q.
+    (torchvision's ColorJitter turns the hue of HSV, clips after each step and draws their order.)
+
+    Attributes:
+      brightness: pixels are multiplied by a number in 1-brightness..1+brightness.
+      contrast: so is their distance from the image's mean grey.
+      saturation: so is their distance from their own grey.
+      hue: the colours are turned by up to this part of a full turn, to either side.
+    """
+
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.4
+    hue: float = 0.1
+
+    def __post_init__(self) -> None:
+        for argument, most in (("brightness", 1), ("contrast", 1), ("saturation", 1), ("hue", 0.5)):
+            check_argument("color_jitter", argument, getattr(self, argument), 0, most)
+
+    def check(self, image_shape: tuple[int, int, int]) -> None:
+        """Raises UsageError where the images have no colours to change."""
+        check_channels("color_jitter", image_shape)
+        for argument in ("saturation", "hue"):
+            if image_shape[2] == 1 and getattr(self, argument):
+                raise UsageError(
+                    f"distort: color_jitter({argument}={getattr(self, argument)}): must be 0 for images of one channel"
+                )
+
+    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `Recipe.distort`."""
+        del statistics
+        channels = images.shape[3]
+        draws = (self.brightness, self.contrast, self.saturation)
+        bright, contrast, saturation = (1.0 + part * kernels.symmetric(keys, draw) for draw, part in enumerate(draws))
+        # Grey stays what it is where saturation and hue change; so does the offset, which is grey.
+        offset = mean_grey(images) * bright * (1.0 - contrast)
+        matrix = (bright * contrast)[:, None, None]
+        if channels == 3:
+            turned = hue_matrix(kernels.symmetric(keys, _HUE) * (2.0 * math.pi * self.hue))
+            matrix = matrix * (saturation[:, None, None] * (turned - _TO_GREY) + _TO_GREY)
+        return kernels.mix_channels(images, matrix, tf.repeat(offset[:, None], channels, axis=1))
+
+
+_TO_GREY = np.tile(GREY, (3, 1))
+
+
+def check_channels(recipe: str, image_shape: tuple[int, int, int]) -> None:
+    """Raises UsageError where images are neither grey nor RGB."""
+    if image_shape[2] not in (1, 3):
+        raise UsageError(f"distort: {recipe}: needs images of 1 or 3 channels; these have {image_shape[2]}")
+
+
+def hue_matrix(angle: tf.Tensor) -> tf.Tensor:
+    """Returns float64 (rows, 3, 3): turns RGB colours by an angle (rows,), in radians; greys stay as they are."""
+    inverse = np.linalg.inv(_YIQ)
+    luma, cosine, sine = (inverse @ part @ _YIQ for part in _TURN)
+    cos, sin = (wave(angle)[:, None, None] for wave in (tf.cos, tf.sin))
+    return luma + cosine * cos + sine * sin
+
+
+_TURN = np.array([np.diag([1.0, 0, 0]), np.diag([0, 1.0, 1.0]), [[0, 0, 0], [0, 0, -1.0], [0, 1.0, 0]]])
+
+
+def mean_grey(images: tf.Tensor) -> tf.Tensor:
+    """Returns the mean over each image's pixels of their grey, float64 (rows,), of uint8 images."""
+    _, height, width, channels = images.shape
+    sums = kernels.over_pixels(images, tf.reduce_sum)
+    parts = tf.constant(GREY if channels == 3 else (1.0,), tf.float64)
+    return tf.reduce_sum(tf.cast(sums, tf.float64) * parts, axis=1) / (height * width)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cutout(Augmentation):
+    """Covers a square with the training images' mean colour, which is 0 once images are normalised.
+
+    Its middle is any pixel, so a part of it may lie outside. Source: DeVries and Taylor, Improved Regularization of
+    Convolutional Neural Networks with Cutout (2017).
+
+    Attributes:
+      size: pixels on a side.
+    """
+
+    takes_floats: ClassVar[bool] = True
+
+    size: int = 8
+
+    def check(self, image_shape: tuple[int, int, int]) -> None:
+        """Raises UsageError where the square is larger than the images."""
+        check_fits("cutout", "size", self.size, 1, min(image_shape[:2]), image_shape)
+
+    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `Recipe.distort`; of floats the cover is 0."""
+        size = images.shape[1], images.shape[2]
+        top, left = (kernels.random_below(n, keys, draw) - self.size // 2 for draw, n in enumerate(size))
+        cover = tf.zeros((), images.dtype)
+        if images.dtype == tf.uint8:
+            cover = tf.constant([round(mean) for mean in statistics.mean], tf.uint8)
+        return tf.where(kernels.inside(top, left, self.size, self.size, size), cover, images)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomErasing(Augmentation):
+    """Covers a rectangle of random size and shape with noise, in some of the images; uint8.
+
+    Source: Zhong et al., Random Erasing Data Augmentation (2017), RE-R, shapes uniform in their logarithm. A rectangle
+    that would be taller or wider than the image ends at its border.
+
+    Attributes:
+      prob: the part of the images.
+      min_area, max_area: the rectangle's part of the image's area, uniform between these.
+      max_shape: its height / width is at most this, and at least its inverse.
+    """
+
+    prob: float = 0.5
+    min_area: float = 0.02
+    max_area: float = 0.4
+    max_shape: float = 10 / 3
+
+    def __post_init__(self) -> None:
+        check_argument("random_erasing", "prob", self.prob, 0, 1)
+        check_argument("random_erasing", "max_area", self.max_area, 0, 1)
+        check_argument("random_erasing", "min_area", self.min_area, 0, self.max_area)
+        check_argument("random_erasing", "max_shape", self.max_shape, 1, 16)
+
+    def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        """See `Recipe.distort`."""
+        del statistics
+        _, height, width, channels = images.shape
+        draw = lambda number: tf.cast(hashing_tf.uniform(keys, number), tf.float64)  # noqa: E731
+        area = (self.min_area + (self.max_area - self.min_area) * draw(1)) * (height * width)
+        shape = tf.exp(math.log(self.max_shape) * (2.0 * draw(2) - 1.0))
+        tall = tf.minimum(tf.cast(tf.round(tf.sqrt(area * shape)), tf.int32), height)
+        wide = tf.minimum(tf.cast(tf.round(tf.sqrt(area / shape)), tf.int32), width)
+        top = kernels.random_below(height - tall + 1, keys, 3)
+        left = kernels.random_below(width - wide + 1, keys, 4)
+        covered = kernels.inside(top, left, tall, wide, (height, width))
+        covered &= (hashing_tf.uniform(keys, 0) < self.prob)[:, None, None, None]
+        seed = hashing_tf.splitmix64(keys + tf.constant(5, tf.uint64))
+        return tf.where(covered, _noise(seed, (height, width, channels)), images)
+
+
+def _noise(keys: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
+    """Returns uint8 (rows, *shape), uniform: the bytes of splitmix64(key + i), the lowest first."""
+    size = math.prod(shape)
+    hashes = hashing_tf.splitmix64(keys[:, None] + tf.cast(tf.range(-(-size // 8)), tf.uint64)[None, :])
+    return tf.reshape(tf.reshape(tf.bitcast(hashes, tf.uint8), (keys.shape[0], -1))[:, :size], (-1, *shape))

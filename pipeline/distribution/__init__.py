@@ -1,1 +1,0 @@
-"""Batches for the replicas of a `tf.distribute` strategy."""

@@ -1,1 +1,0 @@
-"""`pipeline.InputMeter`: how long any loop waits for its input, and how much it gets."""

@@ -1,0 +1,302 @@
+"""The `tf.train.Example` in a record, without TensorFlow: by protobuf, as NumPy arrays, and as rows of one layout.
+
+The message classes are made here, in a descriptor pool of their own, so that they and those which TensorFlow registers
+in the default pool can live in one process. Fields: tensorflow/core/example/{example,feature}.proto.
+
+Records of one shard that differ only in the bytes of their image, label and key have one `Layout`: a template and
+where the three lie, so that a shard is written and read as one matrix, one row per record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+from numpy.typing import NDArray
+
+from pipeline.errors import DataError
+from pipeline.manifest import Feature
+from pipeline.records import framing
+
+Value: TypeAlias = bytes | int | float | NDArray[np.int64] | NDArray[np.float32] | Sequence[bytes]
+Values: TypeAlias = list[bytes] | NDArray[np.int64] | NDArray[np.float32]
+
+_PACKAGE = "tensorflow"
+_Field = descriptor_pb2.FieldDescriptorProto
+# Kinds of a feature in the order of their field numbers, 1 and up: (field, message, type of the values).
+_KINDS = (
+    ("bytes_list", "BytesList", _Field.TYPE_BYTES),
+    ("float_list", "FloatList", _Field.TYPE_FLOAT),
+    ("int64_list", "Int64List", _Field.TYPE_INT64),
+)
+_INTEGERS = (int, np.integer)
+
+
+def encode(features: Mapping[str, Value]) -> bytes:
+    """Returns an Example's deterministic serialization: features in the order of their names.
+
+    Args:
+      features: {name: value or values}: bytes, integers (int64) or floats (float32); arrays are laid out row by row.
+
+    Raises:
+      TypeError: a value is none of these (an array of another dtype).
+      ValueError: an integer is not in -2^63..2^63 - 1.
+    """
+    example = _example_class()()
+    entries = example.features.feature
+    for name, value in features.items():
+        entry = entries[name]
+        if isinstance(value, bytes):
+            entry.bytes_list.value.append(value)
+        elif isinstance(value, _INTEGERS):
+            entry.int64_list.value.append(int(value))
+        else:
+            _extend(entry, name, value)
+    serialized: bytes = example.SerializeToString(deterministic=True)
+    return serialized
+
+
+def decode(record: bytes, names: Iterable[str] | None = None) -> dict[str, Values]:
+    """Returns {name: values} of an Example: a list of bytes, or an array (n,) of int64 or float32.
+
+    A feature without a value is an empty list. The names come in no particular order.
+
+    Args:
+      record: a serialized Example.
+      names: the features wanted, all by default; what the Example has not is left out.
+
+    Raises:
+      ValueError: `record` is no serialized Example.
+    """
+    try:
+        entries = _example_class().FromString(record).features.feature
+    except message.DecodeError:
+        raise ValueError(f"these {len(record)} bytes are no serialized tf.train.Example") from None
+    found: dict[str, Values] = {}
+    for name in entries if names is None else [name for name in names if name in entries]:
+        entry = entries[name]
+        kind = entry.WhichOneof("kind")
+        if kind == "bytes_list":
+            found[name] = entry.bytes_list.value[:]
+        elif kind == "int64_list":
+            found[name] = np.array(entry.int64_list.value[:], np.int64)
+        elif kind == "float_list":
+            found[name] = np.array(entry.float_list.value[:], np.float32)
+        else:
+            found[name] = []
+    return found
+
+
+def _extend(entry: Any, name: str, value: Any) -> None:
+    if isinstance(value, np.ndarray | np.floating | float):
+        array = np.asarray(value, np.float32 if isinstance(value, float) else None)
+        if array.dtype == np.int64:
+            entry.int64_list.value.extend(array.ravel().tolist())
+            return
+        if array.dtype == np.float32:
+            entry.float_list.value.extend(array.ravel().tolist())
+            return
+        raise TypeError(f"feature {name!r}: an array of {array.dtype}; must be int64 or float32")
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise TypeError(f"feature {name!r}: {type(value).__name__}; must be bytes, an integer or an array")
+    entry.bytes_list.value.extend(value)
+
+
+@functools.cache
+def _example_class() -> Any:
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(_file().SerializeToString())
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Example"))
+
+
+def _file() -> descriptor_pb2.FileDescriptorProto:
+    file = descriptor_pb2.FileDescriptorProto(name="stepfeed/example.proto", package=_PACKAGE, syntax="proto3")
+    feature = descriptor_pb2.DescriptorProto(name="Feature")
+    feature.oneof_decl.add(name="kind")
+    for number, (field, kind, value_type) in enumerate(_KINDS, 1):
+        values = file.message_type.add(name=kind)
+        values.field.add(name="value", number=1, label=_Field.LABEL_REPEATED, type=value_type)
+        if value_type != _Field.TYPE_BYTES:
+            values.field[0].options.packed = True
+        _add_message_field(feature, field, number, kind).oneof_index = 0
+    file.message_type.append(feature)
+    features = file.message_type.add(name="Features")
+    entry = features.nested_type.add(name="FeatureEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, label=_Field.LABEL_OPTIONAL, type=_Field.TYPE_STRING)
+    _add_message_field(entry, "value", 2, "Feature")
+    _add_message_field(features, "feature", 1, "Features.FeatureEntry").label = _Field.LABEL_REPEATED
+    _add_message_field(file.message_type.add(name="Example"), "features", 1, "Features")
+    return file
+
+
+def _add_message_field(owner: Any, name: str, number: int, kind: str) -> Any:
+    type_name = f".{_PACKAGE}.{kind}"
+    return owner.field.add(
+        name=name, number=number, label=_Field.LABEL_OPTIONAL, type=_Field.TYPE_MESSAGE, type_name=type_name
+    )
+
+
+_DTYPES: dict[str, np.dtype[Any]] = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+class BadExampleError(ValueError):
+    """The bytes are not what the manifest says; the message says why."""
+
+    def at(self, where: object) -> DataError:
+        """Returns the error for the user."""
+        return DataError(f"{where}: {self}; convert the data again")
+
+
+def example(record: bytes, features: Mapping[str, Feature], decode_image: bool = True) -> dict[str, Any]:
+    """Returns {feature: value} of a serialized Example.
+
+    Args:
+      record: the Example.
+      features: what the manifest says of them.
+      decode_image: False: images stay bytes.
+
+    Raises:
+      BadExampleError: it is no Example, or has not these features.
+    """
+    try:
+        found = decode(record, features)
+    except ValueError as error:
+        raise BadExampleError(str(error)) from None
+    values = {name: _value(name, feature, found.get(name, [])) for name, feature in features.items()}
+    values["label"] = int(values["label"])
+    if decode_image:
+        values["image"] = image(values["image"], features["image"])
+    return values
+
+
+def _value(name: str, feature: Feature, found: Any) -> Any:
+    """Returns a feature's array, or its one value where its shape is (); of an image, its bytes."""
+    shape = () if feature.encoding else feature.shape
+    kind = _DTYPES.get(feature.dtype)
+    if kind is None and isinstance(found, list):
+        array: NDArray[Any] = np.empty(len(found), object)
+        array[:] = found
+    elif kind is not None and (len(found) == 0 or getattr(found, "dtype", None) == kind):
+        array = np.array(found, kind)
+    else:
+        raise BadExampleError(f"feature {name!r} is not of {feature.dtype}")
+    if len(shape) == 1 and shape[0] is None:
+        return array
+    if None in shape:
+        raise BadExampleError(f"feature {name!r} has the shape {shape}, and only vectors may vary in length")
+    if len(array) != math.prod(size for size in shape if size is not None):
+        raise BadExampleError(f"feature {name!r} has {len(array)} values, not those of shape {shape}")
+    return array.reshape([size or 0 for size in shape])[()]
+
+
+def image(data: bytes, feature: Feature) -> NDArray[np.uint8]:
+    """Returns the pixels of an image's stored bytes: uint8 (height, width, channels), writable.
+
+    Those of a JPEG can differ by a little from TensorFlow's, whose decoder rounds otherwise.
+
+    Raises:
+      BadExampleError: it cannot be decoded, or has another shape than the manifest says.
+    """
+    if feature.encoding == "raw":
+        shape = [size or 0 for size in feature.shape]
+        if len(data) != math.prod(shape):
+            raise BadExampleError(f"its image has {len(data)} bytes, not those of raw pixels of shape {feature.shape}")
+        return np.frombuffer(data, np.uint8).reshape(shape).copy()
+    pixels = _decoded(data, feature.shape[2] or 3)
+    if any(size not in (None, found) for size, found in zip(feature.shape, pixels.shape, strict=True)):
+        raise BadExampleError(f"its image is of shape {pixels.shape}, not {feature.shape}")
+    return pixels
+
+
+def _decoded(data: bytes, channels: int) -> NDArray[np.uint8]:
+    import PIL  # noqa: PLC0415, raw images need none
+    import PIL.Image  # noqa: PLC0415
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with PIL.Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as file:
+                pixels = np.array(file.convert(_MODES.get(channels, "RGB")), np.uint8)
+    except PIL.UnidentifiedImageError:
+        raise BadExampleError(f"its image is no PNG or JPEG; it begins with 0x{data[:4].hex()}") from None
+    except Exception as error:  # Pillow's readers raise a dozen kinds, down to SyntaxError
+        raise BadExampleError(f"its image cannot be decoded: {error or type(error).__name__}") from None
+    return pixels.reshape(*pixels.shape[:2], -1)
+
+
+MAX_ONE_BYTE = 0x7F  # the largest label whose varint takes one byte
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where the three features lie in records of one length.
+
+    Attributes:
+      template: a record's bytes, zero where the features are; uint8 (length,).
+      image, key, label: where the features lie.
+    """
+
+    template: NDArray[np.uint8]
+    image: slice
+    key: slice
+    label: slice
+
+    @classmethod
+    @functools.lru_cache(maxsize=64)
+    def build(cls, image_size: int, key_size: int) -> Layout:
+        """Returns the layout of an image of `image_size` bytes, a key of `key_size`, and a label of 0 to 127."""
+        record = _record(bytes(image_size), 0, bytes(key_size))
+        return cls(
+            record,
+            _differing(record, _record(b"\1" * image_size, 0, bytes(key_size))),
+            _differing(record, _record(bytes(image_size), 0, b"\1" * key_size)),
+            _differing(record, _record(bytes(image_size), 1, bytes(key_size))),
+        )
+
+    @classmethod
+    @functools.lru_cache(maxsize=64)
+    def fit(cls, record_size: int, image_size: int) -> Layout | None:
+        """Returns the layout of records of `record_size` bytes with images of `image_size`; None: there is none."""
+        key_size = record_size - len(_record(bytes(image_size), 0, b""))
+        for size in range(key_size, max(-1, key_size - 12), -1):  # longer keys have longer length fields
+            layout = cls.build(image_size, size)
+            if len(layout.template) == record_size:
+                return layout
+        return None
+
+    def mismatch(self, rows: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Says which rows (n, length) are not of this layout."""
+        is_long = rows[:, self.label.start] > MAX_ONE_BYTE
+        return is_long | (rows[:, self.between] != self.template[self.between]).any(axis=1)
+
+    @functools.cached_property
+    def between(self) -> NDArray[np.int64]:
+        """The positions of the bytes that belong to no feature, int64 (m,)."""
+        is_between = np.ones(len(self.template), bool)
+        for feature in (self.image, self.key, self.label):
+            is_between[feature] = False
+        return np.flatnonzero(is_between).astype(np.int64)
+
+    @functools.cached_property
+    def frame(self) -> NDArray[np.uint8]:
+        """The template in the frame that records have in a file, its CRC zero; uint8 (length + 16,)."""
+        header = framing.header(len(self.template))
+        return np.frombuffer(header + self.template.tobytes() + bytes(framing.FOOTER), np.uint8)
+
+
+def _record(image: bytes, label: int, key: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(encode({"image": image, "label": label, "key": key}), np.uint8)
+
+
+def _differing(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> slice:
+    found = np.flatnonzero(one != other).tolist()
+    return slice(found[0], found[-1] + 1) if found else slice(0, 0)
