@@ -108,7 +108,7 @@ def as_distributed(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -
 
 
 def _local_replicas(strategy: tf.distribute.Strategy) -> list[int]:
-    """Returns the numbers, among all replicas, of those that this worker feeds: consecutive."""
+    """Returns the consecutive numbers, among all replicas, of those that this worker feeds."""
     found: list[int] = []
 
     def note(context: tf.distribute.experimental.ValueContext) -> tf.Tensor:
@@ -253,7 +253,7 @@ def _num_workers(strategy: tf.distribute.Strategy) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _RunningWorker(Shard):
-    """The shard of the worker that runs the graph: `index` is a tensor, which nobody knows yet."""
+    """The shard of the worker that runs the graph: `index` is a tensor, known only there."""
 
     def __post_init__(self) -> None:
         pass

@@ -169,7 +169,7 @@ def _is_of_user(file: str) -> bool:
 
 
 def _shown(file: str) -> str:
-    """Returns a path as from the working directory, where it lies in it."""
+    """Returns a path relative to the working directory if it lies there."""
     shown = os.path.relpath(file)
     return os.path.abspath(file) if shown.startswith(os.pardir) else shown
 

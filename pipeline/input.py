@@ -146,32 +146,7 @@ def input_fn(
         `tf.errors.OpError` with the same text.
       UsageError: an argument that cannot work; the message names the values that would.
     """
-    request = Request(
-        data_dir,
-        split,
-        global_batch_size=global_batch_size,
-        training=training,
-        seed=seed,
-        start_step=start_step,
-        epochs=epochs,
-        distort=distort,
-        distort_on=distort_on,
-        resize=resize,
-        statistics=statistics,
-        features=features,
-        parse=parse,
-        remainder=remainder,
-        weights=weights,
-        streams=streams,
-        shuffle_bytes=shuffle_bytes,
-        shard=shard,
-        on_corrupt=on_corrupt,
-        max_corrupt=max_corrupt,
-        record_ids=record_ids,
-        portable=portable,
-        cache_dir=cache_dir,
-        cache_bytes=cache_bytes,
-    )
+    request = Request(**locals())  # whose fields are these arguments: nothing else is local yet
     from pipeline.batch.compose import make_dataset  # noqa: PLC0415, here because it loads TensorFlow
 
     return make_dataset(request)

@@ -64,7 +64,7 @@ def content_of(batch: Any, weights: int | None) -> Content:
 
 
 def _weights(batch: Any, index: int | None) -> list[Any]:
-    """Returns the weights, one array per replica; none where that component holds no floats."""
+    """Returns the weights, one array per replica; none if that component holds no floats."""
     if index is None or not isinstance(batch, tuple | list) or len(batch) < 2:
         return []
     if not -len(batch) <= index < len(batch):
@@ -74,7 +74,7 @@ def _weights(batch: Any, index: int | None) -> list[Any]:
 
 
 def _parts(value: Any) -> Any:
-    """Returns the members of a structure, or the values of the local replicas; None of an array."""
+    """Returns the members of a structure, or the values of the local replicas; None for an array."""
     if isinstance(value, tuple | list):
         return value
     if hasattr(value, "shape"):
@@ -119,7 +119,7 @@ def _bytes_of(array: Any) -> int:
 
 
 def _dense_parts(array: Any) -> tuple[Any, ...]:
-    """Returns what a RaggedTensor or a SparseTensor of TensorFlow is made of."""
+    """Returns the parts of a RaggedTensor or a SparseTensor."""
     if hasattr(array, "flat_values"):
         return array.flat_values, *array.nested_row_splits
     return tuple(getattr(array, name) for name in ("indices", "values", "dense_shape") if hasattr(array, name))

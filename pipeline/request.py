@@ -179,7 +179,7 @@ class Request:
             )
 
     def _check_unweighted(self) -> None:
-        """Raises UsageError where rows that do not count cannot be left out."""
+        """Raises UsageError if rows that do not count cannot be left out."""
         for name, why in (
             ("training", "training takes full batches; use 'mean' for Keras, else 'mask'"),
             ("start_step", "an evaluation begins at its first record; leave it out"),
@@ -197,7 +197,7 @@ class Request:
             )
 
     def _check_device(self) -> None:
-        """Raises UsageError where a device cannot distort."""
+        """Raises UsageError if a device cannot distort."""
         if self.distort in (None, "none"):
             what = "parse: the parse function returns everything that is fed" if self.parse else "no distort"
             raise UsageError(f"distort_on={DEVICE!r} with {what}; leave it out")

@@ -158,7 +158,7 @@ def _image_shape(request: Request, manifest: Manifest) -> tuple[int, int, int] |
 
 
 def _record_bytes(request: Request, manifest: Manifest, selection: Selection) -> int:
-    """Returns the bytes that an example takes in a window: decoded pixels, or where they vary the stored mean."""
+    """Returns the bytes of an example in a window: decoded pixels, or the stored mean if they vary."""
     shape = _image_shape(request, manifest) if manifest.has_images else None
     if shape:
         return math.prod(shape)
@@ -230,7 +230,7 @@ def check_alike(parts: Sequence[ResolvedRequest], names: Sequence[str]) -> None:
 
 
 def _facts(part: ResolvedRequest) -> dict[str, str]:
-    """Returns what all sources must have in common, in words."""
+    """Returns in words what all sources must have in common."""
     manifest, request = part.manifest, part.request
     facts = {"the number of classes": str(len(manifest.class_names)), "class names": ", ".join(manifest.class_names)}
     if request.parse is not None:

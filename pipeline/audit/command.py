@@ -44,7 +44,7 @@ def run(config: AuditConfig) -> None:
 
 
 def _of_each(config: AuditConfig, sources: Sources) -> list[AuditConfig]:
-    """Returns the flags for the audit of each source by itself, as the mixture feeds it."""
+    """Returns the flags with which each source of a mixture is audited by itself."""
     if config.evaluation:
         raise UsageError("--evaluation with several sources: an evaluation sees each by itself; audit each by itself")
     parts = []
@@ -89,7 +89,7 @@ def _run(config: AuditConfig) -> None:
 
 
 def _source(config: AuditConfig, header: Header | None) -> ResolvedRequest:
-    """Returns the split in the order of the flags; those that are not given are the run's, or the defaults."""
+    """Returns the split in the order that the flags give; missing ones are the run's, or the defaults."""
     run: dict[str, Any] = dataclasses.asdict(header.spec) if header else {}
     given = {name: getattr(config, name) for name in _ORDER if getattr(config, name) is not None}
     values = {name: run[name] for name in _ORDER if name in run} | given
@@ -183,7 +183,7 @@ def _heading(source: ResolvedRequest, epoch: int, topology: Topology) -> list[st
 
 
 def _verdict(order: Order, topology: Topology, is_complete: bool) -> str:
-    """Returns the line of a proof that holds; if not `is_complete`, of what was checked of it."""
+    """Returns the last line of a proof that holds; `is_complete`: every window was replayed."""
     if not is_complete:
         return "no fault in what was checked; --exhaustive replays every window and counts every record"
     seen = min(order.num_records, order.steps_per_epoch * order.global_batch_size)

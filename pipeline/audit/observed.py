@@ -226,7 +226,7 @@ def compare(contract: Contract, seen: Seen) -> Report:
 
 
 def _gaps(seen: Seen, steps: Sequence[int], full: Sequence[int]) -> tuple[list[Difference], int]:
-    """Returns the first step before the last full one that the logs do not have in full, and how many there are."""
+    """Returns the first incomplete step before the last complete one, and how many there are."""
     if not steps:
         return [Difference(0, 0, "the logs have no step")], 1
     last = full[-1] if full else steps[0]

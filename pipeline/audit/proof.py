@@ -216,7 +216,7 @@ def _take(plan: WindowPlan, ids: I64, tail: I64) -> tuple[I64, I64]:
 
 
 def _of_both(rows: I64, tail: I64, index: I64) -> I64:
-    """Returns rows of a window, or of its tail where they are negative; a run's first steps may want none."""
+    """Returns rows of a window, or of its tail where they are negative; the first steps of a run may need none."""
     return np.where(index < 0, tail[np.clip(-1 - index, 0, len(tail) - 1)], rows[np.maximum(index, 0)])
 
 
@@ -311,7 +311,7 @@ class Runs:
         return f"{windows:,} of {self._windows:,} windows of the workers replayed, {rows:,} rows, {what}"
 
     def _check_count(self) -> str:
-        """Checks that the rows of the whole epoch, which were checked, held every record once."""
+        """Checks that the rows of the whole epoch held every record once."""
         contract, wanted = self._contract, self._contract.records_fed
         once = int((self._times == 1).sum())
         if (once, self._real_rows) != (wanted, wanted):
@@ -321,7 +321,7 @@ class Runs:
         return f"{once:,} records counted" + (f", {dropped:,} are dropped" if dropped else "")
 
     def _replay(self, plans: Iterator[Fed], count: int) -> tuple[int, int]:
-        """Returns how many windows were replayed, and rows."""
+        """Returns the number of windows and of rows that were replayed."""
         windows = rows = 0
         delay = _SHOW_AFTER if self._part <= BUDGET >> 3 else 0  # the first of them may take long
         for fed in tqdm(plans, total=count, unit=" windows", delay=delay, disable=None, leave=False):
@@ -329,7 +329,7 @@ class Runs:
         return windows, rows
 
     def _whole_epoch(self) -> Iterator[Fed]:
-        """All workers window by window, so that those of the same streams use a permutation while it is kept."""
+        """Yields all workers' windows in turns, so that workers of the same streams share a kept permutation."""
         runs = [self._checked(worker, 0) for worker in range(len(self._feeds))]
         for fed in (fed for of_workers in zip_longest(*runs) for fed in of_workers if fed):
             records = fed.records[fed.real]
@@ -338,7 +338,7 @@ class Runs:
             yield fed
 
     def _parts(self, count: int) -> Iterator[Fed]:
-        """The first windows of runs that resume: two at least, so that there is a tail, and up to one with a row."""
+        """Yields the first windows of resumed runs: at least two, so that there is a tail, and up to one with a row."""
         for worker, step in self._spread(count):
             for number, fed in enumerate(self._checked(worker, step)):
                 yield fed
@@ -346,7 +346,7 @@ class Runs:
                     break
 
     def _spread(self, count: int) -> Iterator[tuple[int, int]]:
-        """Yields workers and steps at which their runs begin: the corners, and others between them."""
+        """Yields (worker, step) at which runs begin: the corners, and others spread between them."""
         workers, steps = len(self._feeds), self._contract.steps_per_epoch
         corners = [(0, 0), (workers - 1, steps - 1), (0, steps - 1), (workers - 1, 0)]
         yield from dict.fromkeys(corners[:count])
@@ -354,7 +354,7 @@ class Runs:
             yield i * workers // count, int(i * _GOLDEN % 1 * steps)
 
     def _checked(self, worker: int, first_step: int) -> Iterator[Fed]:
-        """Yields what a worker's run feeds from a step of the epoch on, each window compared with the contract."""
+        """Yields what a worker's run feeds from a step of the epoch on; each window is compared with the contract."""
         feed, at, last = self._feeds[worker], first_step, self._contract.steps_per_epoch
         epoch_start = self._epoch.number * last
         for fed in replay(feed, epoch_start + first_step, epoch_start + last):

@@ -69,7 +69,7 @@ def make_dataset(request: Request, replicas: int | None = None) -> tf.data.Datas
 
 
 def _of(resolved: ResolvedRequest, replicas: int | None) -> tf.data.Dataset:
-    """Returns the dataset of one data set."""
+    """Returns the dataset of one source."""
     request = resolved.request
     arrays = TENSORS if is_read_by_graph(request) else NumpyArrays()
     feed, order = make_feed(resolved.order, as_shard(request.shard), arrays), resolved.order
@@ -86,7 +86,7 @@ def _of(resolved: ResolvedRequest, replicas: int | None) -> tf.data.Dataset:
 
 
 def _is_resident(feed: Feed) -> bool:
-    """Whether this worker reads the whole split, once."""
+    """Whether this worker reads the whole split, and only once."""
     return feed.order.windows == 1 and len(feed.streams) == feed.order.streams
 
 
@@ -166,7 +166,7 @@ def _check_graph(request: Request) -> None:
 
 
 def _check_first_record(resolved: ResolvedRequest, shards: Shards) -> None:
-    """Raises DataError where the first record is not what the manifest says: inside a graph it would not be named."""
+    """Raises DataError if the first record is not what the manifest says; inside a graph it would not be named."""
     manifest, reads = resolved.manifest, dataclasses.replace(shards, corruption=Corruption(shards.data_dir))
     if resolved.request.parse is not None:
         return
@@ -182,7 +182,6 @@ def _check_first_record(resolved: ResolvedRequest, shards: Shards) -> None:
 
 
 def _form(resolved: ResolvedRequest, recipe: Recipe | None) -> Form:
-    """Returns the form of serialized records."""
     request, made = resolved.request, resolved.manifest
     if request.parse is not None:
         return UserParsed(user_function.as_given(request.parse))

@@ -250,7 +250,7 @@ def _with_numbers(held: Any, first: tf.Tensor, stop: tf.Tensor, size: int) -> tf
 
 
 def _group(first: tf.Tensor, size: int, stop: tf.Tensor) -> tf.Tensor:
-    """Returns the numbers of a group's elements, (size,): after the window's last one, that one again."""
+    """Returns the numbers of a group's elements, (size,); past the window's end the last one is repeated."""
     return tf.minimum(first + tf.range(size, dtype=tf.int64), stop - 1)
 
 
@@ -389,7 +389,7 @@ def _joined_rows(together: tuple[Any, ...], replicas: int | None, count: tf.Tens
 
 
 def _equal_runs(component: tf.Tensor | tf.RaggedTensor, replicas: int) -> list[Any]:
-    """Returns equal runs of rows; of a RaggedTensor, too, which `tf.split` does not take."""
+    """Returns equal runs of rows, also of a RaggedTensor, which `tf.split` does not take."""
     if isinstance(component, tf.RaggedTensor):
         rows = component.nrows() // replicas
         return [component[replica * rows : (replica + 1) * rows] for replica in range(replicas)]

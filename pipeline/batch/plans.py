@@ -80,7 +80,7 @@ def _by_numpy(plan_of: Callable[[int], tuple[WindowPlan, np.ndarray]], replica_r
 
 
 def _plan_specs(replica_rows: int) -> list[tf.TensorSpec]:
-    """Returns the types of a plan's parts, and of the integer behind it."""
+    """Returns the types of a plan's parts, and of `first`."""
     scalar, numbers = tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64)
     plan = WindowPlan(
         epoch=scalar,

@@ -14,7 +14,6 @@ from pipeline.bench.result import result_of
 from pipeline.commands import commandline, quiet
 from pipeline.errors import UsageError
 from pipeline.manifest.sources import parse_sources
-from pipeline.order.order import SHUFFLE_BYTES
 from pipeline.order.shares import shares_of
 from pipeline.request import HOST, Request
 from pipeline.resolved import ResolvedRequest, resolve
@@ -98,19 +97,9 @@ def _request(config: BenchConfig) -> Request:
         rows = shares_of(config.global_batch_size, [weight for _, weight in sources])
         each = "; ".join(f"{source} --global_batch_size={n}" for (source, _), n in zip(sources, rows, strict=True))
         raise UsageError(f"DATA_DIR={config.data_dir}: is timed one source at a time, by its DIR and --split: {each}")
-    return Request(
-        config.data_dir,
-        config.split,
-        global_batch_size=config.global_batch_size,
-        training=not config.evaluation,
-        seed=config.seed,
-        distort=config.distort,
-        distort_on=config.distort_on,
-        resize=config.resize,
-        streams=config.streams,
-        shuffle_bytes=SHUFFLE_BYTES if config.shuffle_bytes is None else config.shuffle_bytes,
-        remainder=config.remainder,
-    )
+    options = {field.name for field in dataclasses.fields(Request)}
+    given = {name: value for name, value in vars(config).items() if name in options and value is not None}
+    return Request(training=not config.evaluation, **given)
 
 
 def entry_point() -> None:

@@ -241,7 +241,7 @@ def _repeated(run: Run, window: int, contiguous: bool) -> tf.data.Dataset:
 
 
 def _endless(resolved: ResolvedRequest) -> int | None:
-    """Returns so many epochs that a benchmark does not come to their end."""
+    """Returns a number of epochs whose end no benchmark reaches."""
     return None if resolved.order.training else (1 << 50) // resolved.order.steps_per_epoch
 
 
@@ -301,6 +301,6 @@ def names_of(strategy: tf.distribute.Strategy | None) -> list[str]:
 
 
 def _first_full_window(run: Run) -> int:
-    """Returns the number of the first window of an epoch in which an element is complete."""
+    """Returns the number of the first window of an epoch that completes an element."""
     feed = run.feed
     return next(w for w in range(feed.order.windows) if int(feed.steps_before(w + 1)) > int(feed.steps_before(w)))

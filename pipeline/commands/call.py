@@ -41,7 +41,6 @@ def _calls(text: str) -> list[tuple[str, dict[str, object]]] | None:
 
 
 def _operands(tree: ast.expr) -> list[ast.expr]:
-    """Returns the operands of `a | b | c`."""
     operands: list[ast.expr] = []
     while isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.BitOr):
         operands.append(tree.right)

@@ -91,13 +91,13 @@ class _Parser(simple_parsing.ArgumentParser):
 
 
 def _nearest(name: str, flags: Sequence[str]) -> str | None:
-    """Returns the flag that a user of an unknown one means, most likely; None: nobody knows."""
+    """Returns the flag that an unknown one most likely stands for; None: there is no guess."""
     usual = (f"--{flag}" for flag in _USUAL.get(name.lstrip("-").replace("-", "_").lower(), ()))
     return next((flag for flag in usual if flag in flags), None) or errors.nearest(name, flags)
 
 
 def _unknown(names: Sequence[str], flags: Sequence[str]) -> errors.UsageError:
-    """Returns the error for all flags that are unknown, with what is meant, most likely."""
+    """Returns the error for all unknown flags, with what was most likely meant."""
     near = {name: _nearest(name, flags) for name in names}
     hints = [repr(flag) if len(near) == 1 else f"{flag!r} for {name!r}" for name, flag in near.items() if flag]
     asked = f"did you mean {', '.join(hints)}? " if hints else ""
@@ -198,7 +198,7 @@ def _is_bool(text: str) -> bool:
 
 
 def _check_places(parser: _Parser, places: int) -> None:
-    """Refuses `--theirs VALUE DIR`, whose value, if it is that, our positional argument would be."""
+    """Refuses `--theirs VALUE DIR`: its value, if it is one, would be taken for our positional argument."""
     ours = parser._option_string_actions
     free = [
         (before, token)
@@ -211,7 +211,7 @@ def _check_places(parser: _Parser, places: int) -> None:
 
 
 def _check_values_given(parser: _Parser) -> None:
-    """Refuses a flag without its value: argparse takes one whose value may be None as if it were not given."""
+    """Refuses a flag without its value, which argparse treats as not given where the value may be None."""
     for token, following in zip(parser.given, [*parser.given[1:], "--"], strict=False):
         action = parser._option_string_actions.get(token)
         if isinstance(action, argparse._StoreAction) and action.nargs == "?" and following.startswith("--"):
@@ -273,7 +273,7 @@ def discard(stream: TextIO) -> None:
 
 
 def _complain(line: str) -> None:
-    """Prints a line to stderr. If nobody can read it, the exit code alone says what happened."""
+    """Prints a line to stderr; if nobody can read it, the exit code alone says what happened."""
     try:
         print(line, file=sys.stderr, flush=True)
     except OSError:

@@ -57,13 +57,11 @@ class PixelRows(Form):
     image_shape: tuple[int, int, int]
 
     def examples(self, columns: Columns, keys: Callable[[], tf.Tensor]) -> Examples:
-        """See `Form.examples`."""
         del keys
         features = {name: column for name, column in columns.items() if name not in ("image", "label")}
         return Examples(columns["image"], columns["label"], features)
 
     def as_images(self, images: tf.Tensor) -> tf.Tensor:
-        """See `Form.as_images`."""
         return tf.reshape(images, (*(-1 if n is None else n for n in images.shape[:-1]), *self.image_shape))
 
 
@@ -75,7 +73,6 @@ class Serialized(Form):
     decoder: ImageDecoder
 
     def examples(self, columns: Columns, keys: Callable[[], tf.Tensor]) -> Examples:
-        """See `Form.examples`."""
         images, labels, features = self.parser.parse(columns["record"])
         return Examples(self.decoder.decode(images, keys), labels, features)
 
@@ -87,7 +84,6 @@ class UserParsed(Form):
     parse: Callable[[tf.Tensor], Any]
 
     def examples(self, columns: Columns, keys: Callable[[], tf.Tensor]) -> Examples:
-        """See `Form.examples`."""
         del keys
         given = parsed(self.parse, columns["record"])
         if not is_pair(given):

@@ -95,7 +95,6 @@ class Stretched:
     size: tuple[int, int]
 
     def box(self, height: tf.Tensor, width: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """See `Crop.box`."""
         del key
         return tf.stack([tf.zeros_like(height), tf.zeros_like(width), height, width], axis=-1)
 

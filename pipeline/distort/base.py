@@ -74,7 +74,6 @@ class Augmentation(Recipe):
     """A distortion that keeps shape and dtype; evaluation gets the images as they are."""
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `Recipe.evaluate`."""
         del keys, statistics
         return images
 
@@ -113,7 +112,6 @@ class Undistorted(Recipe):
     compiled: ClassVar[bool] = False
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `Recipe.distort`."""
         del keys, statistics
         return images
 
@@ -129,7 +127,7 @@ class UserDistorted(Recipe):
     function: Callable[[tf.Tensor, tf.Tensor], Any]
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `Recipe.distort`.
+        """Returns what the user's function gives.
 
         Raises:
           UsageError: the function fails, or returns anything but a tensor of numbers with as many rows.

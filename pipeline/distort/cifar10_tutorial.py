@@ -49,7 +49,6 @@ class Cifar10Tutorial(CropFirst):
         check_bounds("contrast_low", self.contrast_low, 0, self.contrast_high)
 
     def gives_floats(self, floats: bool) -> bool:
-        """See `Recipe.gives_floats`."""
         del floats
         return True
 
@@ -58,18 +57,15 @@ class Cifar10Tutorial(CropFirst):
         check_fits("cifar10_tutorial", "crop", self.crop, 1, min(image_shape[:2]), image_shape)
 
     def crop_size(self, image_shape: tuple[int, int, int]) -> tuple[int, int]:
-        """See `CropFirst.crop_size`."""
         del image_shape
         return self.crop, self.crop
 
     def corners(self, image_shape: tuple[int, int, int], keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `CropFirst.corners`."""
         height, width, _ = image_shape
         top = kernels.random_below(height - self.crop + 1, keys, _TOP)
         return top, kernels.random_below(width - self.crop + 1, keys, _LEFT)
 
     def distort_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `CropFirst.distort_crops`."""
         del statistics
         rows, height, width, channels = crops.shape
         lanes = tf.reshape(crops, (rows, height, width * channels))
@@ -82,7 +78,7 @@ class Cifar10Tutorial(CropFirst):
         return _apply(lanes, scale, means, shift, channels)
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `Recipe.evaluate`: the central crop, standardised."""
+        """Returns the central crops, standardised."""
         del keys, statistics
         rows, _, _, channels = images.shape
         lanes = kernels.central_crop(images, self.crop, self.crop)

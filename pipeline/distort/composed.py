@@ -62,17 +62,14 @@ class Composed(Recipe):
 
     @property
     def mixing(self) -> Mixing | None:
-        """See `Recipe.mixing`."""
         mixing = self.recipes[-1].mixing
         return mixing and _Later(mixing, len(self.recipes) - 1)
 
     @property
     def normalizes(self) -> bool:
-        """See `Recipe.normalizes`."""
         return any(recipe.normalizes for recipe in self.recipes)
 
     def gives_floats(self, floats: bool) -> bool:
-        """See `Recipe.gives_floats`."""
         return functools.reduce(lambda given, recipe: recipe.gives_floats(given), self.recipes, floats)
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
@@ -81,13 +78,11 @@ class Composed(Recipe):
             image_shape = tuple(output_spec(recipe, image_shape).shape[1:])
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `Recipe.distort`."""
         for i, recipe in enumerate(self.recipes):
             images = _applied(recipe, recipe.distort, images, _keys(keys, i), statistics)
         return images
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `Recipe.evaluate`."""
         for i, recipe in enumerate(self.recipes):
             images = _applied(recipe, recipe.evaluate, images, _keys(keys, i), statistics)
         return images
@@ -101,7 +96,6 @@ class _Later:
     place: int
 
     def mix(self, images: tf.Tensor, labels: tf.Tensor, keys: tf.Tensor, epoch: tf.Tensor, real: tf.Tensor) -> Mixed:
-        """See `Mixing.mix`."""
         return self.mixing.mix(images, labels, _keys(keys, self.place), epoch, real)
 
 

@@ -39,7 +39,6 @@ class CropFirst(Recipe):
         raise NotImplementedError
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `Recipe.distort`."""
         _, height, width, channels = images.shape
         shape, around = (height, width, channels), [self.padding, self.padding]
         padded = tf.pad(images, [[0, 0], around, around, [0, 0]]) if self.padding else images
@@ -59,19 +58,15 @@ class OfCrops(Recipe):
 
     @property
     def normalizes(self) -> bool:
-        """See `Recipe.normalizes`."""
         return self.recipe.normalizes
 
     def gives_floats(self, floats: bool) -> bool:
-        """See `Recipe.gives_floats`."""
         return self.recipe.gives_floats(floats)
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `Recipe.distort`."""
         return self.recipe.distort_crops(images, keys, statistics)
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `Recipe.evaluate`."""
         return self.recipe.evaluate(images, keys, statistics)
 
 
@@ -82,11 +77,9 @@ class _RandomShift(CropFirst):
     """Begins with an image of the same size, moved by up to `padding` pixels in each direction."""
 
     def crop_size(self, image_shape: tuple[int, int, int]) -> tuple[int, int]:
-        """See `CropFirst.crop_size`."""
         return image_shape[:2]
 
     def corners(self, image_shape: tuple[int, int, int], keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `CropFirst.corners`."""
         del image_shape
         top = kernels.random_below(2 * self.padding + 1, keys, _TOP)
         return top, kernels.random_below(2 * self.padding + 1, keys, _LEFT)
@@ -102,7 +95,6 @@ class Shift(_RandomShift):
         check_bounds("pixels", self.pixels, 0, 64)
 
     def gives_floats(self, floats: bool) -> bool:
-        """See `Recipe.gives_floats`."""
         del floats
         return True
 
@@ -112,15 +104,13 @@ class Shift(_RandomShift):
 
     @property
     def padding(self) -> int:
-        """See `CropFirst.padding`."""
         return self.pixels
 
     def distort_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `CropFirst.distort_crops`."""
         return self.evaluate(crops, keys, statistics)
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `Recipe.evaluate`: scaled to [0, 1] only."""
+        """Returns the images scaled to [0, 1]."""
         del keys, statistics
         return tf.cast(images, tf.float32) / 255.0
 
@@ -146,11 +136,9 @@ class PadCropFlip(_RandomShift):
 
     @property
     def normalizes(self) -> bool:
-        """See `Recipe.normalizes`."""
         return self.normalize
 
     def gives_floats(self, floats: bool) -> bool:
-        """See `Recipe.gives_floats`."""
         del floats
         return self.normalize
 
@@ -160,17 +148,15 @@ class PadCropFlip(_RandomShift):
 
     @property
     def padding(self) -> int:
-        """See `CropFirst.padding`."""
         return self.pad
 
     def distort_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `CropFirst.distort_crops`."""
         if self.flip:
             crops = kernels.flip_images(crops, hashing_tf.uniform(keys, _FLIP) < 0.5)
         return self.evaluate(crops, keys, statistics)
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `Recipe.evaluate`: normalised only."""
+        """Returns the images normalised."""
         del keys
         return kernels.normalise(images, statistics) if self.normalize else images
 
@@ -191,7 +177,6 @@ class Flip(Augmentation):
         check_argument("flip", "prob", self.prob, 0, 1)
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `Recipe.distort`."""
         del statistics
         return kernels.flip_images(images, hashing_tf.uniform(keys, 0) < self.prob)
 
@@ -224,7 +209,6 @@ class Affine(Augmentation):
             check_argument("affine", argument, getattr(self, argument), 0, most)
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `Recipe.distort`."""
         del statistics
         height, width = images.shape[1:3]
         angle = kernels.symmetric(keys, _ROTATE) * math.radians(self.rotate)
@@ -273,7 +257,6 @@ class Resize(Recipe):
         check_argument("resize", "width", self.width, 1, 4096)
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `Recipe.distort`."""
         del keys, statistics
         return kernels.resize(images, self.height, self.width)
 
@@ -303,11 +286,9 @@ class CroppingRecipe(Recipe):
 
     @property
     def normalizes(self) -> bool:
-        """See `Recipe.normalizes`."""
         return self.normalize
 
     def gives_floats(self, floats: bool) -> bool:
-        """See `Recipe.gives_floats`."""
         del floats
         return self.normalize
 
@@ -316,13 +297,12 @@ class CroppingRecipe(Recipe):
         raise NotImplementedError
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `Recipe.distort`; `images` are the decoded parts."""
+        """Returns the decoded parts, flipped and normalised."""
         if self.flip:
             images = kernels.flip_images(images, hashing_tf.uniform(keys, self.flip_draw) < 0.5)
         return self.evaluate(images, keys, statistics)
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `Recipe.evaluate`."""
         del keys
         return kernels.normalise(images, statistics) if self.normalize else images
 
@@ -351,7 +331,6 @@ class RandomCrop(CroppingRecipe):
     flip_draw: ClassVar[int] = 2  # after those of the box
 
     def crop(self, training: bool) -> Crop:
-        """See `CroppingRecipe.crop`."""
         return _SquareCrop((self.size, self.size), training)
 
 
@@ -361,7 +340,6 @@ class _SquareCrop:
     training: bool
 
     def box(self, height: tf.Tensor, width: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """See `Crop.box`."""
         side = tf.minimum(tf.minimum(height, width), self.size[0])
         return _box(height, width, side, side, key if self.training else None)
 
@@ -392,7 +370,6 @@ class RandomResizedCrop(CroppingRecipe):
         check_bounds("central", self.central, 0.01, 1)
 
     def crop(self, training: bool) -> Crop:
-        """See `CroppingRecipe.crop`."""
         size = (self.size, self.size)
         return _RandomCrop(size, self.min_area, self.max_shape) if training else _CentralCrop(size, self.central)
 
@@ -404,7 +381,7 @@ class _RandomCrop:
     max_shape: float
 
     def box(self, height: tf.Tensor, width: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """See `Crop.box`; a part that would be wider or taller than the image ends at its border."""
+        """Returns random boxes; a part that would be wider or taller than the image ends at its border."""
         image_area = tf.cast(height, tf.float32) * tf.cast(width, tf.float32)
         area = image_area * (self.min_area + (1 - self.min_area) * hashing_tf.uniform(key, 0))
         shape = tf.exp(math.log(self.max_shape) * (2 * hashing_tf.uniform(key, 1) - 1))
@@ -419,7 +396,6 @@ class _CentralCrop:
     part: float
 
     def box(self, height: tf.Tensor, width: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        """See `Crop.box`."""
         del key
         side = tf.cast(tf.round(tf.cast(tf.minimum(height, width), tf.float32) * self.part), tf.int32)
         side = tf.maximum(side, 1)

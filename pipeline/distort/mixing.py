@@ -1,7 +1,7 @@
-"""Recipes that mix row i of a batch with row i xor 1, and their labels: mixup, cutmix, or one of both for each row.
+"""Recipes that mix row i of a batch with row i xor 1, and their labels: mixup, cutmix, or a random choice per row.
 
-Each row draws for itself how much of its partner it gets. It stays as it is where either of both is padding, or stands
-for a corrupt record.
+Each row draws by itself how much of its partner it gets. A row is left unmixed if it or its partner is padding or
+replaces a corrupt record.
 """
 
 from __future__ import annotations
@@ -43,16 +43,14 @@ class MixingRecipe(Augmentation):
 
     @property
     def mixing(self) -> Mixing:
-        """See `Recipe.mixing`."""
         return self
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `Recipe.distort`: nothing; `mix` follows it."""
+        """Returns the images as they are; `mix` follows."""
         del keys, statistics
         return images
 
     def mix(self, images: tf.Tensor, labels: tf.Tensor, keys: tf.Tensor, epoch: tf.Tensor, real: tf.Tensor) -> Mixed:
-        """See `Mixing.mix`."""
         mixed = real & kernels.partners(real) & (hashing_tf.uniform(keys, _PROB) < self.prob)
         if self.until_epoch is not None:
             mixed &= epoch < self.until_epoch
@@ -110,7 +108,7 @@ class CutMix(MixingRecipe):
 
 @dataclasses.dataclass(frozen=True)
 class MixupOrCutMix(MixingRecipe):
-    """One of both for each image.
+    """Mixup or cutmix, drawn for each image.
 
     Attributes:
       mixup_alpha: as `alpha` of mixup.

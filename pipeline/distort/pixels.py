@@ -21,16 +21,13 @@ class Normalize(Recipe):
 
     @property
     def normalizes(self) -> bool:
-        """See `Recipe.normalizes`."""
         return True
 
     def gives_floats(self, floats: bool) -> bool:
-        """See `Recipe.gives_floats`."""
         del floats
         return True
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `Recipe.distort`."""
         del keys
         return kernels.normalise(images, statistics)
 
@@ -76,7 +73,6 @@ class ColorJitter(Augmentation):
                 )
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `Recipe.distort`."""
         del statistics
         channels = images.shape[3]
         draws = (self.brightness, self.contrast, self.saturation)
@@ -138,7 +134,7 @@ class Cutout(Augmentation):
         check_fits("cutout", "size", self.size, 1, min(image_shape[:2]), image_shape)
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `Recipe.distort`; of floats the cover is 0."""
+        """Returns covered images; floats, which are normalised, are covered by 0."""
         size = images.shape[1], images.shape[2]
         top, left = (kernels.random_below(n, keys, draw) - self.size // 2 for draw, n in enumerate(size))
         cover = tf.zeros((), images.dtype)
@@ -172,7 +168,6 @@ class RandomErasing(Augmentation):
         check_argument("random_erasing", "max_shape", self.max_shape, 1, 16)
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `Recipe.distort`."""
         del statistics
         _, height, width, channels = images.shape
         draw = lambda number: tf.cast(hashing_tf.uniform(keys, number), tf.float64)  # noqa: E731

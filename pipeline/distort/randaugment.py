@@ -109,7 +109,6 @@ class RandAugment(Augmentation):
         check_channels("randaugment", image_shape)
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """See `Recipe.distort`."""
         del statistics
         for number in range(self.n):
             images = self.apply(images, *_drawn(number, keys))

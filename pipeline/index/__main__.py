@@ -105,7 +105,7 @@ def _compressed_lines(made: Manifest) -> Iterator[str]:
 
 
 def _earlier(data_dir: pathlib.Path, overwrite: bool) -> Manifest | None:
-    """Returns the manifest that this command made before, if it may be replaced; None where there is none."""
+    """Returns the manifest that this command made before, if it may be replaced; None: there is none."""
     path = data_dir / naming.MANIFEST
     if not path.exists():
         return None
@@ -156,7 +156,7 @@ def _manifest(config: IndexConfig, chosen: dict[str, list[str]], drafts: Drafts)
 
 
 def _shards(files: list[File], compression: str, drafts: Drafts) -> list[ShardInfo]:
-    """Returns what the files hold; the first error, or an interruption, stops the reading of all."""
+    """Returns what the files hold; the first error, or an interruption, stops all reading."""
     stopped, lock = threading.Event(), threading.Lock()
     size = sum(file.identity().num_bytes for file in files)
     bar = tqdm.tqdm(total=size, unit="B", unit_scale=True, unit_divisor=1024, disable=None, leave=False)
@@ -186,7 +186,7 @@ def _shard(file: File, compression: str, drafts: Drafts, on_bytes: Callable[[int
 
 
 def _sidecars_of(made: Manifest | None) -> set[str]:
-    """Returns the names of all sidecars that a manifest's files have, also where earlier releases wrote them."""
+    """Returns the names of all sidecars of a manifest's files, also where earlier releases wrote them."""
     shards = made.shards if made else ()
     places = (naming.sidecar_names, naming.beside_names)
     return {name for shard in shards for names in places for name in names(shard.file)}

@@ -135,7 +135,7 @@ class CacheFolder:
             return 0.0
 
     def _files(self) -> list[_Found]:
-        """Returns the files, drafts too; whatever else lies in the folder is none of ours."""
+        """Returns the files, drafts included; whatever else lies in the folder is not ours."""
         found = []
         for folder in os.scandir(self.path):
             if _FOLDER.fullmatch(folder.name) and folder.is_dir(follow_symlinks=False):
@@ -167,7 +167,7 @@ class CacheFolder:
         return True
 
     def _remove_drafts(self) -> None:
-        """Removes the drafts that nobody writes: of processes that were killed."""
+        """Removes drafts that nobody writes: their processes were killed."""
         for found in self._files():
             if found.path.endswith(_DRAFT):
                 file = _open_locked(found.path, os.O_RDONLY, fcntl.LOCK_EX)
@@ -188,7 +188,7 @@ class CacheFolder:
 
 
 def _open_locked(path: str, flags: int, kind: int) -> io.FileIO | None:
-    """Returns a file, open and locked; None: there is none, another has locked it, or it was just removed."""
+    """Returns a file, open and locked; None: it does not exist, is locked by another, or was just removed."""
     try:
         file = io.FileIO(os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666), "r+" if flags & os.O_RDWR else "r")
     except FileNotFoundError:
@@ -215,7 +215,7 @@ def _is_at(file: io.FileIO, path: str) -> bool:
 
 
 def _allocate(descriptor: int, num_bytes: int) -> None:
-    """Gives a file its size, and as far as the system can, the disk space: a full disk is told now."""
+    """Gives a file its size and, as far as the system can, its disk space, so that a full disk is noticed now."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, num_bytes)
     else:

@@ -57,7 +57,7 @@ class GzipReader:
         return found
 
     def _records(self, segment: int) -> Iterator[Frame]:
-        """Yields the records of a shard, and checks that the manifest lists as many, of this CRC."""
+        """Yields the records of a shard, and checks their number and the file's CRC."""
         shard, number, offset = self._shards.segments[segment].shard, 0, 0
 
         def read(size: int) -> memoryview:
@@ -158,7 +158,6 @@ class MemberReader:
                 self._keep(segment, member, whole, left - (end - first))
 
     def _stored(self, segment: int, begin: int, end: int) -> memoryview:
-        """Returns bytes of a segment's shard."""
         view = self._memory.view(end - begin)
         with self._shards.opened(segment) as file:
             file.read_into(view, begin)
@@ -183,7 +182,7 @@ class MemberReader:
         return view
 
     def _keep(self, segment: int, member: int, whole: memoryview, left: int) -> None:
-        """Keeps a member until all its records were read: by the next window, or by the stream that ends in it."""
+        """Keeps a member until all its records were read, by the next window or by the stream that ends in it."""
         with self._lock:
             self._forget((segment, member))
             if left > 0:
@@ -225,7 +224,6 @@ def _records(table: MemberTable, member: int) -> int:
 
 
 def _decompressed(table: MemberTable, member: int) -> int:
-    """Returns the bytes of a member's records."""
     first, stop = table.firsts[member : member + 2].tolist()
     return table.begin(stop) - table.begin(first)
 

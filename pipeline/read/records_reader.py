@@ -132,7 +132,7 @@ class RecordsReader:
 
 
 def _stored_crcs(block: memoryview, ends: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Returns the CRCs that frames hold at their ends, uint32 (n,); any numbers for frames that are too short."""
+    """Returns the CRCs at the ends of frames, uint32 (n,); for frames that are too short, any number."""
     at = np.maximum(ends - framing.FOOTER, 0)[:, None] + np.arange(framing.FOOTER)
     stored: NDArray[np.uint8] = np.frombuffer(block, np.uint8)[np.minimum(at, len(block) - 1)]
     return stored.view("<u4")[:, 0]

@@ -214,7 +214,7 @@ class RowsReader:
                 yield first, len(block), block
 
     def _place(self, rows: Rows, block: U8, segment: int, first: int, to_rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Takes a block of framed records to their rows; returns which are good, bool (m,)."""
+        """Copies a block of framed records to their rows; returns which are good, bool (m,)."""
         layout = self.layouts[segment]
         if rows.keys is not None and layout.key.stop > layout.key.start:
             keys = np.ascontiguousarray(block[:, framing.HEADER : -framing.FOOTER][:, layout.key])
@@ -230,7 +230,7 @@ class RowsReader:
         return self.shards.segments[segment].shard.stride or 0
 
     def _settle(self, rows: Rows, frame: memoryview, problems: int, segment: int, number: int, row: int) -> bool:
-        """Takes a record of another layout to its row; returns False where it is corrupt and skipped."""
+        """Copies a record of another layout to its row; returns False if it is corrupt and skipped."""
         offset = number * len(frame)
         if problems & (BAD_LENGTH | BAD_RECORD):
             fault = framing.check(frame)

@@ -79,7 +79,6 @@ def cache_counts() -> CacheCounts:
 
 
 def _count(more: CacheCounts) -> None:
-    """Adds to the counts."""
     with _counted.lock:
         _counted.counts = _counted.counts.plus(more)
 
@@ -178,7 +177,7 @@ class Copies:
         return None
 
     def _fetched(self, entry: Entry, draft: io.FileIO) -> io.FileIO | None:
-        """Returns a draft as the copy that it has become."""
+        """Fills a draft and returns it as the copy; None: it could not become one."""
         try:
             is_whole = self._is_filled(entry, draft)
             if is_whole:
@@ -194,7 +193,7 @@ class Copies:
         return draft
 
     def _is_filled(self, entry: Entry, draft: io.FileIO) -> bool:
-        """Fetches a file into its draft; returns whether that is to become a copy."""
+        """Fetches a file into its draft; returns whether the draft may become a copy."""
         if not self._place.reserve(entry, draft):
             most = size_of(self._place.most_bytes)
             self._uncached(f"cache_bytes, {most}, is less than the shards take that are in use")
@@ -221,7 +220,7 @@ class Copies:
         return f"{crc:08x}"
 
     def _unlike(self, entry: Entry, crc: str) -> None:
-        """Notes a file whose bytes are not the manifest's; raises DataError unless its good records are to be read."""
+        """Marks a file whose bytes are not the manifest's; raises DataError unless its good records are to be read."""
         problem = f"{self._data_dir / entry.file}: its CRC32C is {crc}, not {entry.crc32c} as the manifest has it"
         if not self._skips:
             raise DataError(
@@ -232,7 +231,7 @@ class Copies:
         self._uncached(problem)
 
     def _uncached(self, reason: str) -> None:
-        """Counts a file that has no copy; the first time for each reason it tells the user."""
+        """Counts a file without a copy, and warns the first time for each reason."""
         _count(CacheCounts(uncached=1))
         if reason not in self._told:
             self._told.add(reason)
@@ -257,7 +256,7 @@ _MOST_AHEAD = 256  # files: each takes a descriptor until its window is read
 
 @dataclasses.dataclass(eq=False)
 class _Job:
-    """The fetching of a file: its copy, open while the job has users; None where it has to be read from the store."""
+    """A fetch of a file: its copy, open while the job has users; None: the store has to be read."""
 
     entry: Entry
     copy: Future[io.FileIO | None]
@@ -341,7 +340,7 @@ class ShardCache:
             self._ended(job)
 
     def _begun(self, entry: Entry) -> _Job:
-        """Returns the job of a file with one user more; it has to be `_ended`."""
+        """Returns a file's job with one more user; every call needs an `_ended`."""
         with self._lock:
             job = self._jobs.get(entry)
             if job is None or job.is_in_vain:
@@ -364,7 +363,7 @@ class ShardCache:
         job.copy.add_done_callback(_close)
 
     def _check_running(self) -> None:
-        """Raises DataError once the interpreter exits: it waits for the threads that fetch."""
+        """Raises DataError once the interpreter exits, since it waits for the fetching threads."""
         try:
             self._probed.submit(int)
         except RuntimeError as error:
@@ -414,7 +413,7 @@ _caches: weakref.WeakSet[ShardCache] = weakref.WeakSet()
 
 
 def _restart() -> None:
-    """Gives a forked process no job, and no lock, of its parent."""
+    """Starts caches anew in a forked process: jobs and locks are its parent's."""
     for cache in _caches:
         cache._start()
 

@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 class _Pools:
-    """The threads of this process; a forked process has none of its parent's, and starts its own."""
+    """The threads of this process; a forked process inherits none, and starts its own."""
 
     def __init__(self) -> None:
         self.start()
@@ -126,7 +126,7 @@ class Shards:
         return folder(self.data_dir) / self.segments[segment].shard.file
 
     def in_parallel(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> list[Result]:
-        """See `in_parallel`."""
+        """Returns the function's results in order, computed by the threads for where the shards are."""
         # With a cache other threads wait for the store, and these read what is here.
         return in_parallel(function, tasks, is_remote=self.cache is None and folder(self.data_dir).is_remote)
 
@@ -247,7 +247,7 @@ class Shards:
         self.corruption.found_together(f"{file}, {what}: {problem}", found, range(*held))
 
     def _check_unchanged(self, segment: int, problem: str) -> None:
-        """Raises DataError where a problem is not the shard's: a file was changed, or the copy that was checked."""
+        """Raises DataError if the problem is not the shard's: the file, or the checked copy, was changed since."""
         if self.cache and self.cache.copies.has_checked(entry := self._entry(self.cache, segment)):
             raise self.cache.copies.damaged(entry, problem)
         self.check_same(segment, self.file(segment).identity())

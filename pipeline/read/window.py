@@ -78,7 +78,6 @@ class LocalReader(WindowReader):
         return {n: (as_tensor if n == "image" else tf.constant)(found[n]) for n in self.specs}
 
     def fetch_ahead(self, pieces: tf.Tensor) -> tf.Tensor:
-        """See `WindowReader.fetch_ahead`."""
         if self.shards.cache is None:
             return pieces
 
@@ -89,7 +88,6 @@ class LocalReader(WindowReader):
         return tf.ensure_shape(call_numpy(fetch, [pieces], [tf.int64])[0], pieces.shape)
 
     def read(self, pieces: tf.Tensor, row_of: tf.Tensor) -> Columns:
-        """See `WindowReader.read`."""
 
         def read(pieces: np.ndarray, row_of: np.ndarray) -> list[np.ndarray]:
             found = self.arrays(pieces, row_of)
@@ -113,7 +111,6 @@ class RowColumns(LocalReader):
         self.specs |= {"label": tf.TensorSpec([None], tf.int64), **_good(with_good)}
 
     def arrays(self, pieces: np.ndarray, row_of: np.ndarray | None) -> dict[str, np.ndarray]:
-        """See `LocalReader.arrays`."""
         make_matrix = aligned_matrix if row_of is None else self._buffers.matrix
         rows = self._reader.read(pieces, row_of, make_matrix)
         keys = {} if rows.keys is None else {"key": rows.keys.astype(object)}
@@ -130,7 +127,6 @@ class RecordColumns(LocalReader):
         self.specs = {"record": tf.TensorSpec([None], tf.string), **_good(with_good)}
 
     def arrays(self, pieces: np.ndarray, row_of: np.ndarray | None) -> dict[str, np.ndarray]:
-        """See `LocalReader.arrays`."""
         del row_of
         found = self._reader.read(pieces)
         return {"record": found.records, GOOD: found.good}
@@ -212,11 +208,10 @@ class GraphReader:
     compression: str
 
     def fetch_ahead(self, pieces: tf.Tensor) -> tf.Tensor:
-        """See `WindowReader.fetch_ahead`; here nothing is fetched."""
+        """Returns the pieces: nothing is fetched ahead."""
         return pieces
 
     def read(self, pieces: tf.Tensor, row_of: tf.Tensor) -> Columns:
-        """See `WindowReader.read`."""
         del row_of
         # One more, empty record: a window without records must not be empty either.
         records = tf.data.Dataset.from_tensor_slices(pieces).map(self._records).unbatch()
@@ -259,12 +254,12 @@ class GraphReader:
 
 
 def _all(dataset: tf.data.Dataset) -> tf.Tensor:
-    """Returns all elements, at least one, in one tensor."""
+    """Returns all elements, at least one, as one tensor."""
     return dataset.batch(np.iinfo(np.int64).max).get_single_element()
 
 
 def _from_offset(file: tf.Tensor, offset: tf.Tensor) -> tf.data.Dataset:
-    """Returns the records of a file from a byte offset on, which `tf.data.TFRecordDataset` cannot be told."""
+    """Returns the records of a file from a byte offset on, which `tf.data.TFRecordDataset` cannot do."""
     variant = tf.raw_ops.TFRecordDatasetV2(
         filenames=tf.reshape(file, [1]),
         compression_type="",

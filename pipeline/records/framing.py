@@ -98,7 +98,7 @@ _RECORD_FAULT = Fault(Kind.RECORD_CRC, "the record's CRC is wrong")
 
 
 class _EndError(Exception):
-    """Nothing tells where the next record begins. Its arguments are those of the fault."""
+    """The place of the next record is unknown. Its arguments are those of the fault."""
 
 
 def walk(

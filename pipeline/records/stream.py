@@ -81,7 +81,7 @@ class RecordStream:
         return data
 
     def _before_damage(self) -> bytes:
-        """Returns the bytes that precede damaged ones: zlib raises without what it had in hand."""
+        """Returns the bytes before damaged ones, which zlib drops when it raises."""
         self._inflater, pending = self._saved
         data = bytearray()
         try:
@@ -109,7 +109,7 @@ class RecordStream:
             pass
 
     def _begin_member(self) -> bool:
-        """Prepares for the next GZIP member, past zeros that pad the one before; returns whether there is one."""
+        """Prepares for the next GZIP member, past zero padding; returns whether there is one."""
         ended = self._offset
         if self.members:
             self._pending = self._pending.lstrip(b"\0")
