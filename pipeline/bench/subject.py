@@ -14,9 +14,8 @@ from pipeline.batch.compose import choose, make_dataset
 from pipeline.batch.dataset import of_windows, resident, with_tails
 from pipeline.batch.plans import Run
 from pipeline.batch.resident import ResidentRows, load
-from pipeline.bench import reading
-from pipeline.bench.measure import READY, Part, decoding, taking
-from pipeline.bench.reading import Reads
+from pipeline.bench import measure
+from pipeline.bench.measure import READY, Part, Reads, decoding, taking
 from pipeline.bench.result import BATCHES, BYTES, DEVICES, ORDER, READER, Stage, of_prefixes
 from pipeline.decode.forms import PixelRows, Serialized
 from pipeline.distribution import PREFETCH, as_distributed, copied_ahead, distribute_request
@@ -86,7 +85,7 @@ class Subject:
                 held, batches = read(plan.pieces, plan.slots), chosen
                 pieces, row_of = plan.pieces.numpy(), plan.slots.numpy()
         shards = Shards.found(resolved.request.folder, selection.segments, Corruption(str(resolved.request.folder)))
-        reads = reading.limited(shards, pieces, row_of, resolved.manifest.compression)
+        reads = measure.limited(shards, pieces, row_of, resolved.manifest.compression)
         return cls(resolved, strategy, reader, chosen, batches, run, window, held, reads)
 
     @property

@@ -11,7 +11,7 @@ import dataclasses
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pipeline.commands.call import parse_calls
+from pipeline.commands.text import parse_calls
 from pipeline.errors import UsageError, unknown
 
 if TYPE_CHECKING:

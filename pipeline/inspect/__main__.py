@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import simple_parsing
 
 from pipeline import manifest
 from pipeline.commands import commandline, quiet
+from pipeline.commands.text import count_of, range_of, size_of, table
 from pipeline.errors import UsageError, named
-from pipeline.inspect import tables
-from pipeline.manifest import Manifest
+from pipeline.manifest import Feature, Manifest, SplitInfo
+from pipeline.manifest.manifest import IMAGE_FEATURES, rounded_up
 from pipeline.read.shards import check_present
 
 COMMAND = "pipeline.inspect"
+_MOST_SIZES = 20  # of images, listed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     made = manifest.load(config.data_dir)
     for split in made.splits.values():
         check_present(config.data_dir, split.shards)
-    print("\n".join(tables.summary(made)))
+    print("\n".join(_summary(made)))
     if config.png is not None:
         made.require_images()
         _write_sheet(config, made)
@@ -69,6 +71,97 @@ def _write_sheet(config: InspectConfig, made: Manifest) -> None:
     with named(f"--png={path}", "cannot be written"):
         sheet.save(path)
     print(f"\n{path}: contact sheet of {split}, as stored and by {recipe}")
+
+
+def _summary(made: Manifest) -> list[str]:
+    """Returns the lines of the tables: splits, shards, labels, and sizes where images differ."""
+    total = sum(split.num_examples for split in made.splits.values())
+    shards = [
+        [
+            ("shard", shard.file),
+            ("examples", f"{shard.num_examples:,}"),
+            ("bytes", f"{shard.num_bytes:,}"),
+            ("CRC32C", shard.crc32c),
+        ]
+        for shard in made.shards
+    ]
+    return [
+        f"{made.dataset}: {total:,} examples, {_kind(made)}",
+        *_more_lines(made),
+        "",
+        *table([_split_row(name, split) for name, split in made.splits.items()]),
+        "",
+        *table(shards),
+        *(_label_lines(made) if made.has_images else []),
+    ]
+
+
+def _kind(made: Manifest) -> str:
+    if not made.has_images:
+        return "records of any kind, which input_fn reads with a parse function"
+    mean, std = (", ".join(f"{v:.1f}" for v in values) for values in (made.image_mean, made.image_std))
+    image = f"{_image(made)}, {len(made.class_names)} classes"
+    return f"{image}, pixel mean {mean}, standard deviation {std}"
+
+
+def _image(made: Manifest) -> str:
+    image = made.features["image"]
+    if None not in image.shape:
+        return f"image {_text(image)}"
+    height, width, channels = image.shape
+    size = "several sizes" if height is None else f"{height}x{width}"
+    colours = {1: "grey", 3: "colour"}.get(channels or 0, "grey or colour")
+    return f"{'png and jpeg' if image.encoding == 'any' else image.encoding} images of {size}, {colours}"
+
+
+def _text(feature: Feature) -> str:
+    shape = "x".join("?" if size is None else str(size) for size in feature.shape)
+    return " ".join(part for part in (shape, feature.dtype, feature.encoding) if part)
+
+
+def _more_lines(made: Manifest) -> Iterator[str]:
+    others = [f"{name} ({_text(f)})" for name, f in sorted(made.features.items()) if name not in IMAGE_FEATURES]
+    if others:
+        yield f"other features: {', '.join(others)}"
+    if made.compression:
+        forward = sum(not shard.is_seekable(made.compression) for shard in made.shards)
+        limits = f"; {forward} of {len(made.shards)} are read forward only" if forward else ""
+        yield f"shards compressed with {made.compression}{limits}"
+
+
+def _split_row(name: str, split: SplitInfo) -> list[tuple[str, str]]:
+    return [
+        ("split", name),
+        ("shards", f"{len(split.shards):,}"),
+        ("examples", f"{split.num_examples:,}"),
+        ("size", size_of(split.num_bytes)),
+        ("examples per shard", range_of(shard.num_examples for shard in split.shards)),
+        ("rejects", f"{split.num_rejects:,}"),
+    ]
+
+
+def _label_lines(made: Manifest) -> list[str]:
+    histograms = {name: dict(enumerate(split.label_histogram)) for name, split in made.splits.items()}
+    rows = [
+        [("label", str(label)), ("class", name), *((split, f"{h.get(label, 0):,}") for split, h in histograms.items())]
+        for label, name in enumerate(made.class_names)
+    ]
+    return ["", *table(rows), *_size_lines(made)]
+
+
+def _size_lines(made: Manifest) -> list[str]:
+    if None not in made.features["image"].shape[:2]:
+        return []
+    sizes = [size for size, _ in made.image_sizes]
+    rows = [
+        [("height x width", size), *((n, f"{s.image_sizes.get(size, 0):,}") for n, s in made.splits.items())]
+        for size in sizes[:_MOST_SIZES]
+    ]
+    more = [f"and {count_of(len(sizes) - _MOST_SIZES, 'more size')}"] if len(sizes) > _MOST_SIZES else []
+    sides = {int(side) for size in sizes for side in size.split("x")}
+    if all(side == rounded_up(side) for side in sides):
+        more.append("of a split with more than 100 sizes, sides are rounded up to a multiple of 64")
+    return ["", *table(rows), *more]
 
 
 def entry_point() -> None:

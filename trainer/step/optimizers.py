@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from pipeline.commands.call import parse_call
+from pipeline.commands.text import parse_call
 from pipeline.errors import UsageError
 from trainer.config.model import WITH_MOMENTUM, OptimizerFlags
 

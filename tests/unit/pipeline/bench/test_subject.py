@@ -9,7 +9,7 @@ import tensorflow as tf
 from pipeline import input_fn
 from pipeline.batch import DECODE, DISTORT, GATHER, NUMBERS, WEIGHTS
 from pipeline.batch.resident import is_compiled
-from pipeline.bench import measure, reading
+from pipeline.bench import measure
 from pipeline.bench.result import BYTES, ORDER, READER, result_of
 from pipeline.bench.subject import Subject
 from pipeline.manifest.storage import OpenFile
@@ -144,9 +144,9 @@ def test_rows_and_bytes_of_reading_are_exact(folders):
 
 def test_reading_is_limited_and_rows_stay_within_the_part(folders, monkeypatch):
     subject = opened(folders / "raw", **WINDOWS)
-    monkeypatch.setattr(reading, "MOST_BYTES", 1000)
+    monkeypatch.setattr(measure, "MOST_BYTES", 1000)
     pieces, row_of = np.array([[0, 2, 9], [1, 0, 20]]), np.arange(27)[::-1]
-    reads = reading.limited(subject.reads.shards, pieces, row_of, False)
+    reads = measure.limited(subject.reads.shards, pieces, row_of, False)
     record = (folders / "raw" / "train-00000-of-00003.tfrecord").stat().st_size // 20  # bytes
     assert reads.rows == 1000 // record
     assert sorted(reads.row_of) == list(range(reads.rows))
@@ -219,6 +219,6 @@ def test_slow_checks_are_not_reading(folders, monkeypatch):
     ],
 )
 def test_where_bytes_come_from(delivered, source):
-    traffic = reading.Traffic()
+    traffic = measure.Traffic()
     traffic.add(1000, 7, None if delivered is None else 7 + delivered)
     assert traffic.source == source
