@@ -17,6 +17,8 @@ from pipeline.order.sharding import Shard, check_virtual_replicas, whole_number
 from pipeline.request import JobOptions, Request
 from pipeline.resolved import check_replicas
 
+PREFETCH = 2  # batches on each device ahead of the step: one in use by the copy, one ready
+
 
 class ReplicaBatches(tf.distribute.DistributedDataset):
     """The batches, each already split for this worker's replicas inside `tf.data`.
@@ -126,9 +128,6 @@ def _distributed(strategy: tf.distribute.Strategy, values: Sequence[Any]) -> Any
         return values[context.replica_id_in_sync_group % len(values)]
 
     return strategy.experimental_distribute_values_from_function(value_of)
-
-
-PREFETCH = 2  # batches on each device ahead of the step: one in use by the copy, one ready
 
 
 def distribute(

@@ -15,6 +15,10 @@ from pipeline.errors import UsageError
 from pipeline.read import memory
 from pipeline.read.shard_cache import CacheCounts, cache_counts
 
+_MB = 1e6
+_NO_CACHE = CacheCounts()
+Batch = TypeVar("Batch")
+
 
 class Content(NamedTuple):
     """What one batch, or several, hold.
@@ -139,10 +143,6 @@ def _is_on_host(array: Any) -> bool:
     return "cpu" in str(getattr(array, "device", "")).lower().rpartition("device:")[2]
 
 
-_MB = 1e6
-_NO_CACHE = CacheCounts()
-
-
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
     """What a loop has got of its input so far, and how long it waited for it.
@@ -229,9 +229,6 @@ class Snapshot:
 
     def _rate(self, amount: int) -> float:
         return amount / self.seconds if self.seconds else 0.0
-
-
-Batch = TypeVar("Batch")
 
 
 class InputMeter(Iterator[Batch], Generic[Batch]):

@@ -23,6 +23,8 @@ from pipeline.order.order import MAX_STEP, MixtureSpec, Order, OrderSpec, Spec
 from pipeline.order.sharding import check_pairs
 from pipeline.request import Request
 
+_ADVICE = "the rows of a step must be alike (resize stretches images to one size)"
+
 
 @dataclasses.dataclass(frozen=True)
 class ResolvedRequest:
@@ -164,9 +166,6 @@ def _record_bytes(request: Request, manifest: Manifest, selection: Selection) ->
         return math.prod(shape)
     shards = {segment.shard.file: segment.shard for segment in selection.segments}.values()
     return max(1, -(-sum(s.num_bytes for s in shards) // max(1, sum(s.num_examples for s in shards))))
-
-
-_ADVICE = "the rows of a step must be alike (resize stretches images to one size)"
 
 
 @dataclasses.dataclass(frozen=True)

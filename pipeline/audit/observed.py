@@ -24,6 +24,11 @@ from pipeline.records import framing, tf_example
 from pipeline.records.stream import RecordStream, forward
 
 _SHOW_AFTER = 2.0  # seconds until there is a bar
+NOT_LOGGED = -1
+_ROW = np.dtype([("record", np.int64), ("weight", np.float64), ("replica", np.int64)])
+_MOST_EPOCHS = 20  # of a run, listed: the last
+_WRONG_ROWS = ("at another row", "unknown keys", "weights wrong")
+_CLOSE = 1e-6  # relative, of a float32 weight
 
 
 def read_keys(data_dir: PathLike, selection: Selection, compression: str) -> list[str]:
@@ -78,10 +83,6 @@ def _check_unique(keys: list[str], selection: Selection) -> None:
             one, other = (f"row {row} of {file}" for file, row in map(selection.locate, (seen[key], record)))
             raise DataError(f"key {key!r}: {one} and {other} both have it; a log cannot tell them apart")
         seen[key] = record
-
-
-NOT_LOGGED = -1
-_ROW = np.dtype([("record", np.int64), ("weight", np.float64), ("replica", np.int64)])
 
 
 class Difference(NamedTuple):
@@ -181,11 +182,6 @@ def first_header(paths: Sequence[pathlib.Path]) -> Header:
         for _, header, _ in key_log.read(path):
             return header
     raise DataError(f"{paths[0]}: no header: the run ended before it wrote one")
-
-
-_MOST_EPOCHS = 20  # of a run, listed: the last
-_WRONG_ROWS = ("at another row", "unknown keys", "weights wrong")
-_CLOSE = 1e-6  # relative, of a float32 weight
 
 
 @dataclasses.dataclass(frozen=True)

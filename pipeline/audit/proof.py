@@ -24,6 +24,14 @@ from pipeline.read import memory
 from pipeline.resolved import ResolvedRequest
 
 Check = tuple[str, Callable[[], str]]  # a claim, and the function that returns its evidence
+BUDGET = 1 << 24  # records that are replayed, about 4 seconds; an epoch with no more is replayed as a whole
+_REPLAY_BYTES = 160  # of memory per record or row that is replayed at once, measured: 75 to 150
+_WINDOW_BLOCK = 1 << 18  # windows that are looked at together
+NOT_READ = -1  # where a row holds no record
+_PLAN_COST = 1 << 13  # records that take as long as a plan takes in any case
+_SHOW_AFTER = 2.0  # seconds until there is a bar
+_FEW = 8  # resumed runs, at least; 2 where their windows or steps are very large
+_GOLDEN = 0.6180339887498949  # its multiples, modulo 1, are spread evenly
 
 
 class Fault(Exception):  # noqa: N818, no error of the program: what an audit finds
@@ -56,10 +64,6 @@ def check_all(checks: Iterable[Check]) -> None:
             raise DataError(f"the proof fails: {claim}: {evidence}")
 
 
-BUDGET = 1 << 24  # records that are replayed, about 4 seconds; an epoch with no more is replayed as a whole
-_REPLAY_BYTES = 160  # of memory per record or row that is replayed at once, measured: 75 to 150
-
-
 def part_size(order: Order, topology: Topology) -> int:
     """Returns the records or rows of the least that can be replayed: a worker's window, or its rows of one step."""
     width, rows = order.rows_per_stream, topology.worker_rows()
@@ -86,9 +90,6 @@ def check_memory(order: Order, topology: Topology) -> None:
             f"--exhaustive: a worker's window or step has {size:,} records; replaying it takes about "
             f"{size_of(needed)} of memory, and this machine has {size_of(limit)}; leave --exhaustive out"
         )
-
-
-_WINDOW_BLOCK = 1 << 18  # windows that are looked at together
 
 
 def order_checks(source: ResolvedRequest, contract: Contract) -> list[Check]:
@@ -147,9 +148,6 @@ def _check_memory(feed: Feed, source: ResolvedRequest) -> str:
     if most > pool:
         raise Fault(f"the largest windows take {most} decoded bytes together, more than {pool}")
     return f"the largest take at most {most:,} of {pool:,} decoded bytes together"
-
-
-NOT_READ = -1  # where a row holds no record
 
 
 class Fed(NamedTuple):
@@ -232,12 +230,6 @@ def _check_same(found: tuple[I64, I64], placed: tuple[I64, I64], plan: WindowPla
         raise Fault(f"elements {first} to {stop - 1} do not have their rows one after the other")
     if not plan.real[first:stop].all():
         raise Fault(f"elements {first} to {stop - 1} have padding, and are given without weights")
-
-
-_PLAN_COST = 1 << 13  # records that take as long as a plan takes in any case
-_SHOW_AFTER = 2.0  # seconds until there is a bar
-_FEW = 8  # resumed runs, at least; 2 where their windows or steps are very large
-_GOLDEN = 0.6180339887498949  # its multiples, modulo 1, are spread evenly
 
 
 class Runs:

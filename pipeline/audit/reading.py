@@ -17,6 +17,9 @@ from pipeline.order.sharding import Shard, check_replicas
 from pipeline.resolved import ResolvedRequest
 
 _MOST_REPLICAS = 1 << 20  # replicas
+_WINDOWS_IN_MEMORY = 2  # in memory: this one and the next
+_MOST_WORKERS = 16  # listed, half of them from the end
+_MOST_FILES = 3  # of a worker, listed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +71,6 @@ class Topology:
         """Names the replica that has a row of the global batch."""
         replica = row * self.replicas // self.global_batch_size
         return f"replica {replica} (worker {replica // self.local_replicas} of {self.workers})"
-
-
-_WINDOWS_IN_MEMORY = 2  # in memory: this one and the next
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,10 +173,6 @@ class Reading:
         stream, row = np.divmod(self.topology.worker_rows(), width)
         before = np.concatenate([[0], np.cumsum(width - real)])[stream] + np.maximum(row - real[stream], 0)
         return np.diff(before)[:, 0]
-
-
-_MOST_WORKERS = 16  # listed, half of them from the end
-_MOST_FILES = 3  # of a worker, listed
 
 
 def reading_lines(reading: Reading, list_all: bool) -> list[str]:

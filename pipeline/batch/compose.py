@@ -41,6 +41,8 @@ from pipeline.records import tf_example
 from pipeline.request import Request
 from pipeline.resolved import Mixture, ResolvedRequest, check_replicas, of_source, resolve_all
 
+_READY_STEPS = 2  # elements made ahead; each source has some, too
+
 
 def make_dataset(request: Request, replicas: int | None = None) -> tf.data.Dataset:
     """Returns the dataset that `input_fn` documents.
@@ -190,9 +192,6 @@ def _form(resolved: ResolvedRequest, recipe: Recipe | None) -> Form:
     if cropping := cropping_of(recipe):
         crop = cropping.crop(resolved.order.training)
     return Serialized(parser, ImageDecoder(image.encoding or "", image.shape, crop))
-
-
-_READY_STEPS = 2  # elements made ahead; each source has some, too
 
 
 @tf.autograph.experimental.do_not_convert

@@ -23,6 +23,7 @@ from pipeline.read.rows_reader import all_pieces
 from pipeline.read.window import GOOD, RECORD_ID, Columns, LocalReader, as_tensor, gather
 
 _LIBRARY = "pipeline.read._gather_crops"  # not a module: TensorFlow loads it
+_DECODED_TOGETHER = 256  # images, so that no second copy of the split lies in memory
 
 
 def is_compiled() -> bool:
@@ -124,9 +125,6 @@ class ResidentRows:
         others = {name: column for name, column in self.columns.items() if name != "image"}
         image = self.crops.take(self.columns["image"], epoch, rows)
         return {RECORD_ID: rows, "image": image, **gather(others, rows)}
-
-
-_DECODED_TOGETHER = 256  # images, so that no second copy of the split lies in memory
 
 
 def load(reader: LocalReader, batches: Batches) -> tuple[ResidentRows, Batches]:

@@ -30,6 +30,11 @@ _LONGEST = 2.0  # seconds of a round that is made longer to hold whole windows
 _SHORTEST = 0.1  # of the wanted time, for a first estimate
 _IDLE, _IDLE_SECONDS = 0.1, 0.005  # of a core, over this time: the threads of the other parts have filled their buffers
 _MOST_WAITS = 100
+_DECODED_TOGETHER = 256  # as where a split is kept in memory
+MOST_BYTES = 128 << 20  # 128 MiB of shards in a round
+_READ_BLOCK, _READ_TASK = 1 << 20, 8 << 20  # as of `RowsReader`
+_FROM_DISK = 0.05  # of the bytes; less is the system's own
+_PROC_IO = pathlib.Path("/proc/self/io")
 
 
 @dataclasses.dataclass
@@ -117,9 +122,6 @@ def _settle() -> None:
             return
 
 
-_DECODED_TOGETHER = 256  # as `decoded_split` does
-
-
 def decoding(form: Form, records: tf.Tensor) -> Callable[[int], int]:
     """Returns a function that decodes images as a split that is kept is decoded, and returns how many.
 
@@ -180,12 +182,6 @@ def input_errors() -> Iterator[None]:
     except tf.errors.OpError as error:
         said = message_of_input(error.message) or root_cause(error.message)[1]
         raise DataError(said or type(error).__name__) from None
-
-
-MOST_BYTES = 128 << 20  # 128 MiB of shards in a round
-_READ_BLOCK, _READ_TASK = 1 << 20, 8 << 20  # as of `RowsReader`
-_FROM_DISK = 0.05  # of the bytes; less is the system's own
-_PROC_IO = pathlib.Path("/proc/self/io")
 
 
 @dataclasses.dataclass

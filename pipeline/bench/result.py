@@ -19,6 +19,9 @@ SECTIONS = {
     BATCHES: "making batches",
     DEVICES: "making and copying batches",
 }
+CPU_BOUND = 0.75  # above this CPU utilisation the input is CPU-bound
+TOGETHER = 0.7  # below this share of the slowest section's rate, that section alone does not bound the input
+_MICRO = 1e6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,11 +56,6 @@ def of_prefixes(prefixes: list[str]) -> dict[str, dict[str, int]]:
     """
     terms = {later: {later: 1, sooner: -1} for sooner, later in itertools.pairwise(prefixes)}
     return terms | {"batch": {WEIGHTS: 1} if prefixes else {BATCHES: 1}}
-
-
-BUSY = 0.75  # of the cores, from which on they are what bounds an input
-TOGETHER = 0.7  # of the rate of the slowest section: an input that is slower is not bound by that section alone
-_MICRO = 1e6
 
 
 class Sample(NamedTuple):
@@ -141,7 +139,7 @@ def result_of(
     repeated = [cost for cost in costs.values() if not cost.stage.once]
     within = [cost for cost in repeated if _section(cost.stage) == slowest] or repeated
     rate = Spread.of(_rate(s) for s in whole)
-    by_processor = busy >= BUSY or rate.median < TOGETHER * sections[slowest].median
+    by_processor = busy >= CPU_BOUND or rate.median < TOGETHER * sections[slowest].median
     bound = max(repeated, key=lambda c: c.share) if by_processor else max(within, key=lambda c: c.clock.median)
     return Result(
         stages,

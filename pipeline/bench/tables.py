@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.bench.result import BUSY, SECTIONS, Result, Spread, Stage
+from pipeline.bench.result import CPU_BOUND, SECTIONS, Result, Spread, Stage
 from pipeline.commands.text import count_of, table
 from pipeline.request import DEVICE
 from pipeline.resolved import ResolvedRequest
@@ -18,6 +18,12 @@ _MB, _MICRO = 1e6, 1e6
 _LAST = "share of the processor time"
 _SHARE = 5  # columns of a share in front of its bar
 _LEAST_BAR, _MOST_BAR = 10, 60
+_MICRO, _MB = 1e6, 1e6
+_EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
+_FULL = "\u2588"
+_PLAIN = "#"
+_BOUND, _OTHER, _RESET = "\033[33m", "\033[36m", "\033[0m"  # yellow, cyan
+_COLUMNS = 80  # where there is no terminal
 
 
 def heading(resolved: ResolvedRequest, devices: Sequence[str]) -> list[str]:
@@ -99,7 +105,7 @@ def reason(result: Result) -> str:
     cost = result.costs[result.bound]
     if result.is_processor_bound:
         text = f"the processor: {result.bound} takes {cost.share:.0%} of its time"
-        if result.busy >= BUSY:
+        if result.busy >= CPU_BOUND:
             return text
         return (
             f"{text}; the cores are only {result.busy:.0%} busy, though each section alone is faster: other processes "
@@ -115,9 +121,6 @@ def reason(result: Result) -> str:
 def _spread(spread: Spread, digits: int = 0) -> str:
     median, low, high = (f"{v:,.{digits}f}" for v in (spread.median, spread.lowest, spread.highest))
     return f"{median} ({low} to {high})"
-
-
-_MICRO, _MB = 1e6, 1e6
 
 
 def as_object(
@@ -161,13 +164,6 @@ def _stage_object(result: Result, stage: Stage) -> dict[str, Any]:
         "images_per_second_per_core": rate,
         "megabytes_per_second_per_core": rate * stage.row_bytes / _MB if rate and stage.row_bytes else None,
     }
-
-
-_EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
-_FULL = "\u2588"
-_PLAIN = "#"
-_BOUND, _OTHER, _RESET = "\033[33m", "\033[36m", "\033[0m"  # yellow, cyan
-_COLUMNS = 80  # where there is no terminal
 
 
 class Bars:

@@ -13,6 +13,8 @@ from pipeline.distort.base import Crop
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest import Feature, Manifest
 
+_DTYPES = {"int64": tf.int64, "float32": tf.float32, "string": tf.string}
+
 
 def resize(image: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
     """Returns an image resized, uint8 (height, width, channels): bilinear, antialiased where it is made smaller.
@@ -44,9 +46,6 @@ def _along_first(values: tf.Tensor, size: int) -> tf.Tensor:
         antialias=True,
     )
     return scaled[0, :, 0]
-
-
-_DTYPES = {"int64": tf.int64, "float32": tf.float32, "string": tf.string}
 
 
 @dataclasses.dataclass(frozen=True)

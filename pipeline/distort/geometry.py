@@ -12,6 +12,9 @@ from pipeline.distort import kernels
 from pipeline.distort.base import Augmentation, Crop, ImageStatistics, Recipe, check_argument, check_bounds, check_fits
 from pipeline.order import hashing_tf
 
+_TOP, _LEFT, _FLIP = range(3)  # draws of shifts
+_ROTATE, _SCALE, _DOWN, _RIGHT, _SHEAR = range(5)  # draws of affine
+
 
 class CropFirst(Recipe):
     """A distortion of a crop of each image. Who has the images in memory may take the crops, and call `of_crops`."""
@@ -68,9 +71,6 @@ class OfCrops(Recipe):
 
     def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         return self.recipe.evaluate(images, keys, statistics)
-
-
-_TOP, _LEFT, _FLIP = range(3)  # draws
 
 
 class _RandomShift(CropFirst):
@@ -179,9 +179,6 @@ class Flip(Augmentation):
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         del statistics
         return kernels.flip_images(images, hashing_tf.uniform(keys, 0) < self.prob)
-
-
-_ROTATE, _SCALE, _DOWN, _RIGHT, _SHEAR = range(5)  # draws
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,13 @@ from pipeline.distort.base import Augmentation, ImageStatistics, Recipe, check_a
 from pipeline.errors import UsageError
 from pipeline.order import hashing_tf
 
+GREY = (0.299, 0.587, 0.114)  # the luma of ITU-R BT.601, as Pillow's and torchvision's grey
+# NTSC's Y, I and Q of red, green and blue: hue is an angle in the plane of I and Q.
+_YIQ = np.array([GREY, (0.596, -0.274, -0.322), (0.211, -0.523, 0.312)])
+_BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)  # draws of color_jitter
+_TO_GREY = np.tile(GREY, (3, 1))
+_TURN = np.array([np.diag([1.0, 0, 0]), np.diag([0, 1.0, 1.0]), [[0, 0, 0], [0, 0, -1.0], [0, 1.0, 0]]])
+
 
 @dataclasses.dataclass(frozen=True)
 class Normalize(Recipe):
@@ -32,12 +39,6 @@ class Normalize(Recipe):
         return kernels.normalise(images, statistics)
 
     evaluate = distort
-
-
-GREY = (0.299, 0.587, 0.114)  # the luma of ITU-R BT.601, as Pillow's and torchvision's grey
-# NTSC's Y, I and Q of red, green and blue: hue is an angle in the plane of I and Q.
-_YIQ = np.array([GREY, (0.596, -0.274, -0.322), (0.211, -0.523, 0.312)])
-_BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)  # draws
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,9 +87,6 @@ class ColorJitter(Augmentation):
         return kernels.mix_channels(images, matrix, tf.repeat(offset[:, None], channels, axis=1))
 
 
-_TO_GREY = np.tile(GREY, (3, 1))
-
-
 def check_channels(recipe: str, image_shape: tuple[int, int, int]) -> None:
     """Raises UsageError where images are neither grey nor RGB."""
     if image_shape[2] not in (1, 3):
@@ -101,9 +99,6 @@ def hue_matrix(angle: tf.Tensor) -> tf.Tensor:
     luma, cosine, sine = (inverse @ part @ _YIQ for part in _TURN)
     cos, sin = (wave(angle)[:, None, None] for wave in (tf.cos, tf.sin))
     return luma + cosine * cos + sine * sin
-
-
-_TURN = np.array([np.diag([1.0, 0, 0]), np.diag([0, 1.0, 1.0]), [[0, 0, 0], [0, 0, -1.0], [0, 1.0, 0]]])
 
 
 def mean_grey(images: tf.Tensor) -> tf.Tensor:

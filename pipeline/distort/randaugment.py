@@ -25,6 +25,16 @@ from pipeline.order import hashing_tf
 Distortion: TypeAlias = Callable[..., tf.Tensor]
 
 _LEAST_BLOCK, _BLOCKS = 16, 16  # images that are computed together: fewer cost as much; and how many such of a batch
+OPERATIONS = (
+    "identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "color", "contrast",
+    "sharpness", "posterize", "solarize", "auto_contrast", "equalize",
+)  # fmt: skip
+MOST = 30  # the greatest magnitude
+_MOST_SHEAR, _MOST_SHIFT, _MOST_DEGREES, _MOST_FACTOR = 0.3, 150 / 331, 30.0, 0.9
+_MOST_BITS = 4  # that posterize takes
+_MOVING = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
+_COSTLY = (_MOVING, ("sharpness",), ("equalize",))  # what is computed together, for the images alone that drew it
+_GROUP = [next((g for g, names in enumerate(_COSTLY) if name in names), len(_COSTLY)) for name in OPERATIONS]
 
 
 def by_group(images: tf.Tensor, group: tf.Tensor, functions: Sequence[Distortion], *arguments: tf.Tensor) -> tf.Tensor:
@@ -70,18 +80,6 @@ def _in_blocks(
         return first + block, xla.dynamic_update_slice(done, made, [first, 0, 0, 0])
 
     return tf.while_loop(lambda first, _: first < stop, one, (first, done))[1]
-
-
-OPERATIONS = (
-    "identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "color", "contrast",
-    "sharpness", "posterize", "solarize", "auto_contrast", "equalize",
-)  # fmt: skip
-MOST = 30  # the greatest magnitude
-_MOST_SHEAR, _MOST_SHIFT, _MOST_DEGREES, _MOST_FACTOR = 0.3, 150 / 331, 30.0, 0.9
-_MOST_BITS = 4  # that posterize takes
-_MOVING = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
-_COSTLY = (_MOVING, ("sharpness",), ("equalize",))  # what is computed together, for the images alone that drew it
-_GROUP = [next((g for g, names in enumerate(_COSTLY) if name in names), len(_COSTLY)) for name in OPERATIONS]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,12 @@ from pipeline.manifest.manifest import (
 from pipeline.manifest.storage import folder
 
 _WEIGHTED = re.compile(r"=\d*\.?\d+$")  # as `a=0.7`, which in a mixture is a source and its weight
+_fields_of = functools.cache(typing.get_type_hints)
+DTYPES = ("uint8", "int64", "float32", "string")
+ENCODINGS = ("raw", "png", "jpeg", "any")  # of images
+_WHITE = 255  # the largest value of a pixel
+_SIZE = re.compile(r"[1-9][0-9]*x[1-9][0-9]*")
+_CRC = re.compile("[0-9a-f]{8}")
 
 
 class RemoteFolder(Protocol):
@@ -103,9 +109,6 @@ def _check_version(content: Any, file: str) -> None:
         )
 
 
-_fields_of = functools.cache(typing.get_type_hints)
-
-
 def from_json(kind: Any, value: Any, file: str, path: str = "") -> Any:
     """Returns a JSON value as a dataclass, or as what its fields may be.
 
@@ -144,13 +147,6 @@ def _object(kind: Any, value: dict[str, Any], file: str, path: str) -> Any:
         raise DataError(f"{file}: {path or 'it'} {'lacks' if name in fields else 'has the unknown field'} {name!r}")
     at = f"{path}." if path else ""
     return kind(**{name: from_json(fields[name], part, file, f"{at}{name}") for name, part in value.items()})
-
-
-DTYPES = ("uint8", "int64", "float32", "string")
-ENCODINGS = ("raw", "png", "jpeg", "any")  # of images
-_WHITE = 255  # the largest value of a pixel
-_SIZE = re.compile(r"[1-9][0-9]*x[1-9][0-9]*")
-_CRC = re.compile("[0-9a-f]{8}")
 
 
 def _check_values(manifest: Manifest, file: str) -> None:

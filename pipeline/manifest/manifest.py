@@ -13,6 +13,10 @@ from pipeline.errors import UsageError, unknown
 from pipeline.manifest import naming
 
 SEAL = "content_sha256"
+OPTIONAL = "optional"  # in a field's metadata: the JSON of earlier releases lacks it
+FORMAT_VERSION = 2
+MEMBERS_VERSION = 3  # compressed shards may have tables of their members, which earlier releases cannot read
+IMAGE_FEATURES = {"image": "uint8", "label": "int64", "key": "string"}  # and their dtypes; all or none of them
 
 
 def sealed(content: dict[str, Any]) -> dict[str, Any]:
@@ -37,12 +41,6 @@ def seal_problem(content: dict[str, Any]) -> str | None:
 def _digest(content: dict[str, Any]) -> str:
     rest = {name: value for name, value in content.items() if name != SEAL}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-OPTIONAL = "optional"  # in a field's metadata: the JSON of earlier releases lacks it
-FORMAT_VERSION = 2
-MEMBERS_VERSION = 3  # compressed shards may have tables of their members, which earlier releases cannot read
-IMAGE_FEATURES = {"image": "uint8", "label": "int64", "key": "string"}  # and their dtypes; all or none of them
 
 
 def rounded_up(side: int) -> int:

@@ -11,6 +11,7 @@ from pipeline.errors import UsageError
 from pipeline.manifest.manifest import Manifest, ShardInfo
 
 _PART = re.compile(r"(?P<name>\w+)(\[(?P<start>-?\d{1,18}%?)?:(?P<stop>-?\d{1,18}%?)?\])?")
+EVALUATED = ("test", "validation", "val", "valid", "dev", "eval")  # names of splits to evaluate on, the best first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +83,6 @@ def select(manifest: Manifest, text: str) -> Selection:
         raise UsageError(f"split {text!r}: selects no record")
     _check_disjoint(segments, text)
     return Selection("".join(text.split()), tuple(segments))
-
-
-EVALUATED = ("test", "validation", "val", "valid", "dev", "eval")  # names of splits to evaluate on, the best first
 
 
 def to_evaluate(splits: Iterable[str], trained: Collection[str]) -> str | None:

@@ -28,6 +28,7 @@ REMAINDERS = ("pad", "drop")
 MAX_STEP = 1 << 62  # where an endless run ends
 
 I64 = NDArray[np.int64]
+MIXTURE_VERSION = 1  # of the rules here, in `pipeline.resolved` and in `pipeline.batch.compose`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,9 +184,6 @@ def default_streams(
     most = min(global_batch_size // STREAM_ROWS, num_shards, shuffle_bytes // max(record_bytes, STREAM_BYTES))
     divided = global_batch_size // 2 if in_pairs and global_batch_size > 1 else global_batch_size
     return max(k for k in divisors(divided) if k <= max(most, MAX_STREAMS))
-
-
-MIXTURE_VERSION = 1  # of the rules here, in `pipeline.resolved` and in `pipeline.batch.compose`
 
 
 @dataclasses.dataclass(frozen=True)

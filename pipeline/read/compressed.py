@@ -18,6 +18,10 @@ from pipeline.records.members import MemberTable, inflate
 from pipeline.records.stream import BLOCK, RecordStream
 
 _KEPT = 64  # shards kept for a reader that continues there; more than one worker's streams
+KEPT_BYTES = 128 << 20  # 128 MiB: two members of each of 64 streams, that in which its window ends, and its very first
+_TASK = 4 << 20  # 4 MiB decompressed, per thread
+_UNIT = 1 << 20  # 1 MiB: memory is reused if its size is not too different
+_MOST_FREE = 16
 
 
 class GzipReader:
@@ -77,12 +81,6 @@ class GzipReader:
         if number < shard.num_examples:
             self._shards.corrupt(segment, number, offset, "the file ends; the manifest lists more records")
         self._shards.check_crc(segment, stream.crc)
-
-
-KEPT_BYTES = 128 << 20  # 128 MiB: two members of each of 64 streams, that in which its window ends, and its very first
-_TASK = 4 << 20  # 4 MiB decompressed, per thread
-_UNIT = 1 << 20  # 1 MiB: memory is reused if its size is not too different
-_MOST_FREE = 16
 
 
 class Run(NamedTuple):

@@ -16,6 +16,7 @@ POLICIES = ("raise", "skip")
 MAX_CORRUPT = 100
 
 _log = logging.getLogger("pipeline")
+_lock = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -39,7 +40,6 @@ class CorruptRecord:
 
 
 _skipped: dict[str, set[CorruptRecord]] = {}
-_lock = threading.Lock()
 
 
 def skipped_records(data_dir: object) -> tuple[CorruptRecord, ...]:

@@ -18,6 +18,10 @@ from numpy.typing import NDArray
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of cgroups v2 and v1
 
 _STATUS = "/proc/self/status"  # Linux
+U8 = NDArray[np.uint8]
+_ALIGNED = 64  # bytes: TensorFlow shares NumPy's memory if it begins at a multiple of this
+_IN_USE = 2  # windows: one is consumed while the next is read
+_WAITS, _WAIT_SECONDS = 5, 0.004  # until unfinished batches release the previous window
 
 
 class Used(NamedTuple):
@@ -48,12 +52,6 @@ def used() -> Used:
     sizes = {name: value for name, _, value in (line.partition(":") for line in lines)}
     resident, peak = (int(sizes[name].split()[0]) << 10 if name in sizes else 0 for name in ("VmRSS", "VmHWM"))
     return Used(resident, peak)
-
-
-U8 = NDArray[np.uint8]
-_ALIGNED = 64  # bytes: TensorFlow shares NumPy's memory if it begins at a multiple of this
-_IN_USE = 2  # windows: one is consumed while the next is read
-_WAITS, _WAIT_SECONDS = 5, 0.004  # until unfinished batches release the previous window
 
 
 class Buffers:

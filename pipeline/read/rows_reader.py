@@ -24,15 +24,16 @@ from pipeline.read.sidecars import Sidecars
 from pipeline.records import framing, tf_example
 from pipeline.records.tf_example import Layout
 
+U8 = NDArray[np.uint8]
+# What may be wrong with a record, as bits; OTHER_LAYOUT says nothing about a corrupt record.
+BAD_LENGTH, BAD_RECORD, OTHER_LAYOUT = 1, 2, 4
+_CHUNK = 1 << 20  # 1 MiB: still in the core's cache when its CRC is computed
+_TASK = 8 << 20  # 8 MiB, per thread
+
 try:
     from pipeline.read import _unpack
 except ImportError:  # installed without a compiler, or on another kind of processor
     _unpack = None  # type: ignore[assignment]
-
-U8 = NDArray[np.uint8]
-
-# What may be wrong with a record, as bits; OTHER_LAYOUT says nothing about a corrupt record.
-BAD_LENGTH, BAD_RECORD, OTHER_LAYOUT = 1, 2, 4
 
 
 def is_compiled() -> bool:
@@ -76,10 +77,6 @@ def _masked_crcs(block: U8) -> NDArray[np.uint32]:
     view, size = block.reshape(-1).data, stride - framing.HEADER - framing.FOOTER
     starts = range(framing.HEADER, len(view), stride)
     return framing.mask(np.fromiter((crc32c.crc32c(view[i : i + size]) for i in starts), np.uint32, len(block)))
-
-
-_CHUNK = 1 << 20  # 1 MiB: still in the core's cache when its CRC is computed
-_TASK = 8 << 20  # 8 MiB, per thread
 
 
 @dataclasses.dataclass(frozen=True)

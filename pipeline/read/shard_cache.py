@@ -29,6 +29,13 @@ from pipeline.manifest.splits import Segment
 from pipeline.manifest.storage import File, Identity, OpenFile, PathLike, folder
 from pipeline.read.cache_folder import CacheFolder, Entry
 
+_BLOCK = 8 << 20  # 8 MiB: a request to an object store takes as long as 1 or 2 MiB from it
+_POLL_SECONDS, _STALLED_SECONDS = 0.02, 60.0  # of a draft that another process writes
+_ATTEMPTS = 2  # to fetch a file whose bytes are not the manifest's
+_log = logging.getLogger("pipeline")
+_FETCHES = 16  # at a time; they wait for other machines
+_MOST_AHEAD = 256  # files: each takes a descriptor until its window is read
+
 
 class CacheCounts(NamedTuple):
     """What caches did; a file counts once for each window that needed it.
@@ -81,13 +88,6 @@ def cache_counts() -> CacheCounts:
 def _count(more: CacheCounts) -> None:
     with _counted.lock:
         _counted.counts = _counted.counts.plus(more)
-
-
-_BLOCK = 8 << 20  # 8 MiB: a request to an object store takes as long as 1 or 2 MiB from it
-_POLL_SECONDS, _STALLED_SECONDS = 0.02, 60.0  # of a draft that another process writes
-_ATTEMPTS = 2  # to fetch a file whose bytes are not the manifest's
-
-_log = logging.getLogger("pipeline")
 
 
 class Copies:
@@ -248,10 +248,6 @@ def _crc_of(file: OpenFile, num_bytes: int) -> str:
     for offset in range(0, num_bytes, _BLOCK):
         crc = crc32c.crc32c(file.read_at(offset, min(_BLOCK, num_bytes - offset)), crc)
     return f"{crc:08x}"
-
-
-_FETCHES = 16  # at a time; they wait for other machines
-_MOST_AHEAD = 256  # files: each takes a descriptor until its window is read
 
 
 @dataclasses.dataclass(eq=False)

@@ -26,6 +26,11 @@ LOCAL_THREADS, _REMOTE_THREADS = min(4, max(2, os.cpu_count() or 1)), 16
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+_RECOVER = (
+    "the data is not what was converted: copy it again, if it was copied; or convert it again (python -m "
+    "beam_jobs.convert ... --overwrite); "
+    "or index it again, if it was indexed (python -m pipeline.index ... --overwrite)"
+)
 
 
 class _Pools:
@@ -60,13 +65,6 @@ def in_parallel(function: Callable[[Task], Result], tasks: Iterable[Task], *, is
     except RuntimeError as error:  # of the pool: the function's own come with the results
         raise DataError(f"nothing more can be read: {error}") from None
     return list(done)
-
-
-_RECOVER = (
-    "the data is not what was converted: copy it again, if it was copied; or convert it again (python -m "
-    "beam_jobs.convert ... --overwrite); "
-    "or index it again, if it was indexed (python -m pipeline.index ... --overwrite)"
-)
 
 
 def check_present(data_dir: PathLike, shards: Iterable[ShardInfo]) -> list[Identity]:

@@ -20,6 +20,10 @@ from pipeline.records import framing, members
 from pipeline.records.members import MemberTable
 
 OFFSETS, CRCS = np.dtype("<u8"), np.dtype("<u4")
+Opener = Callable[[str, int, str], AbstractContextManager[OpenFile]]  # of a file by its name, size and CRC32C
+_OFFSETS_NAME, _CRCS_NAME = 0, 1  # in `naming.sidecar_names`
+_KEPT = 8 << 20  # numbers that stay in memory: 64 MiB of offsets
+_RECOVER = "copy the data set again, or convert it again"
 
 
 def parse_offsets(data: bytes | memoryview, num_bytes: int, num_examples: int, crc: str) -> NDArray[np.int64]:
@@ -52,13 +56,6 @@ def _parse(
     if found != crc:
         raise ValueError(f"its CRC32C is {found}, but the manifest says {crc}")
     return np.frombuffer(data, dtype)
-
-
-Opener = Callable[[str, int, str], AbstractContextManager[OpenFile]]  # of a file by its name, size and CRC32C
-
-_OFFSETS_NAME, _CRCS_NAME = 0, 1  # in `naming.sidecar_names`
-_KEPT = 8 << 20  # numbers that stay in memory: 64 MiB of offsets
-_RECOVER = "copy the data set again, or convert it again"
 
 
 class Sidecars:

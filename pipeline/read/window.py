@@ -22,6 +22,7 @@ Columns = dict[str, tf.Tensor]
 
 GOOD = "good"  # column: False where a corrupt record was left out, and a copy of another stands in for it
 RECORD_ID = "record_id"
+_BUFFER = 1 << 20  # 1 MiB: what is read at once
 
 
 class WindowReader(Protocol):
@@ -186,9 +187,6 @@ def empty_tail(spec: dict[str, tf.TensorSpec]) -> Columns:
         else tf.fill([1, *column.shape[1:]], "")
         for name, column in spec.items()
     }
-
-
-_BUFFER = 1 << 20  # 1 MiB: what is read at once
 
 
 @dataclasses.dataclass(frozen=True)

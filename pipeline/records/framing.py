@@ -26,6 +26,8 @@ FOOTER = 4  # bytes: crc of the record
 OVERHEAD = HEADER + FOOTER
 MAX_RECORD = 320 << 20  # 320 MiB, more than the largest image file: else a few MB of GZIP could claim all memory
 _MASK_DELTA = 0xA282EAD8
+Read: TypeAlias = Callable[[int], bytes]
+_HEADER_STRUCT, _FOOTER_STRUCT = struct.Struct("<QI"), struct.Struct("<I")
 
 
 def mask(crc: NDArray[np.uint32]) -> NDArray[np.uint32]:
@@ -49,11 +51,6 @@ def header(length: int) -> bytes:
     """Returns what stands before a record of `length` bytes."""
     packed = struct.pack("<Q", length)
     return packed + struct.pack("<I", masked_crc32c(packed))
-
-
-Read: TypeAlias = Callable[[int], bytes]
-
-_HEADER_STRUCT, _FOOTER_STRUCT = struct.Struct("<QI"), struct.Struct("<I")
 
 
 class Kind(enum.Enum):

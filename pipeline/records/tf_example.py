@@ -37,6 +37,9 @@ _KINDS = (
     ("int64_list", "Int64List", _Field.TYPE_INT64),
 )
 _INTEGERS = (int, np.integer)
+_DTYPES: dict[str, np.dtype[Any]] = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+MAX_ONE_BYTE = 0x7F  # the largest label whose varint takes one byte
 
 
 def encode(features: Mapping[str, Value]) -> bytes:
@@ -144,10 +147,6 @@ def _add_message_field(owner: Any, name: str, number: int, kind: str) -> Any:
     )
 
 
-_DTYPES: dict[str, np.dtype[Any]] = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-
-
 class BadExampleError(ValueError):
     """The bytes are not what the manifest says; the message says why."""
 
@@ -231,9 +230,6 @@ def _decoded(data: bytes, channels: int) -> NDArray[np.uint8]:
     except Exception as error:  # Pillow's readers raise a dozen kinds, down to SyntaxError
         raise BadExampleError(f"its image cannot be decoded: {error or type(error).__name__}") from None
     return pixels.reshape(*pixels.shape[:2], -1)
-
-
-MAX_ONE_BYTE = 0x7F  # the largest label whose varint takes one byte
 
 
 @dataclasses.dataclass(frozen=True)
