@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.commands.text import count_of
-from pipeline.mixture import Mixture
+from pipeline.resolved import Mixture
 from trainer.checkpoint import structure
 from trainer.checkpoint.resume import data_in_words
 from trainer.checkpoint.structure import Structure

@@ -8,7 +8,7 @@ import pathlib
 import tensorflow as tf
 
 from pipeline.commands.text import count_of
-from pipeline.read.cache_counts import cache_counts
+from pipeline.read.shard_cache import cache_counts
 from trainer.actions.output import Output
 from trainer.checkpoint.manager import CheckpointManager, Restored
 from trainer.cluster import strategies

@@ -9,9 +9,8 @@ from typing import Any, Protocol
 
 from pipeline.commands.text import count_of
 from pipeline.errors import UsageError
-from pipeline.mixture import Mixture
-from pipeline.order.mixture_spec import Spec
-from pipeline.resolved import ResolvedRequest
+from pipeline.order.order import Spec
+from pipeline.resolved import Mixture, ResolvedRequest
 from trainer.checkpoint import structure as structures
 from trainer.checkpoint.structure import Change, Structure
 from trainer.config import TrainConfig

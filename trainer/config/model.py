@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from pipeline.commands.call import parse_call
 from pipeline.commands.flags import check, check_name
+from pipeline.commands.text import parse_call
 from pipeline.errors import UsageError
 from trainer.config.meaning import flag
 from trainer.config.model_defaults import MODEL_DEFAULTS, WITH_DROPOUT

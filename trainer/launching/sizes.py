@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pipeline.errors import UsageError
-from pipeline.order.counts import divisors
+from pipeline.order.sharding import divisors
 from trainer.config.data import OrderFlags
 
 

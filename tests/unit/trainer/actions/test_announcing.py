@@ -2,7 +2,7 @@ import types
 
 import pytest
 
-from pipeline.read.cache_counts import CacheCounts, count
+from pipeline.read.shard_cache import CacheCounts, count
 from trainer.actions import announcing
 from trainer.actions.announcing import RunSummary, epoch_note
 from trainer.actions.output import Output
