@@ -81,7 +81,7 @@ def in_parts(request: Request, parts: int) -> tf.data.Dataset:
 def in_host_memory(
     strategy: tf.distribute.Strategy, request: Request, virtual_replicas: int | None = None
 ) -> tf.distribute.DistributedDataset | tf.data.Dataset:
-    """Returns the rows of this worker's replicas, made as one batch (or stacked virtual replicas) and split."""
+    """Returns the rows of this worker's replicas, made as one batch (or as stacked virtual replicas) and then split."""
     replicas, local = strategy.num_replicas_in_sync, _local_replicas(strategy)
     workers = replicas // len(local)
     between = len(local) if replicas > 1 else None

@@ -36,7 +36,7 @@ class Content(NamedTuple):
     num_bytes: int = 0
 
     def plus(self, other: Content, sign: int = 1) -> Content:
-        """Returns the content of both; with `sign` -1 that of this one without the other's."""
+        """Returns the sum, or with `sign` -1 the difference."""
         unknown = self.padding is None or other.padding is None
         return Content(
             self.batches + sign * other.batches,
@@ -254,10 +254,10 @@ class InputMeter(Iterator[Batch], Generic[Batch]):
     """
 
     def __init__(self, batches: Iterable[Batch], *, weights: int | None = -1) -> None:
-        """Wraps an input; nothing is taken from it yet.
+        """Wraps an input.
 
         Args:
-          batches: an iterator; or what can be iterated over, which each `for` begins anew, as it would without a meter.
+          batches: an iterator; or an iterable, which each `for` starts again, as it would without a meter.
           weights: the index of the batch's component with one weight per row: -1, the last, as of `input_fn`; -2 with
             `record_ids`. None: there are no weights. A component that holds no floats is not taken for weights.
 
@@ -324,7 +324,7 @@ class InputMeter(Iterator[Batch], Generic[Batch]):
         return getattr(self.wrapped, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the wrapped object, if it can be pickled; the copy begins to measure anew."""
+        """Pickles the wrapped object, if it can be pickled; the copy starts to measure from zero."""
         return _wrapped, (self.wrapped, self._weights)
 
 

@@ -1,4 +1,4 @@
-"""What an input is asked for, checked once."""
+"""The arguments of an input, checked once."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ class Request:
 
 
 def check_cache(data_dir: PathLike, cache_dir: Any, cache_bytes: Any) -> None:
-    """Raises UsageError where the folder of a cache cannot be one."""
+    """Raises UsageError if `cache_dir` cannot be the folder of a cache."""
     if cache_dir is None:
         if cache_bytes is not None:
             raise UsageError(f"cache_bytes={cache_bytes}: is the size of a cache; give its folder as cache_dir, too")
@@ -255,7 +255,7 @@ def parse_size(size: Any, flag: str = "resize") -> tuple[int, int] | None:
     """Returns a size as (height, width): of `224x160`, (224, 160), or None.
 
     Raises:
-      UsageError: it is none.
+      UsageError: it is no size.
     """
     if not size:
         return None

@@ -1,4 +1,9 @@
-"""A request and its data set: the records, their order and their size, without TensorFlow."""
+"""A request with its data set, or several of them: the records, their order and their size, without TensorFlow.
+
+A mixture has an input for each source. Source i takes G_i rows of every global batch, on its own way through its own
+epochs. Rows lie in blocks: of gcd(G_0, G_1, ...) equal blocks each has its part of every source's rows, so that any
+number of replicas that divides every G_i gets the same number of rows of each source.
+"""
 
 from __future__ import annotations
 
@@ -182,7 +187,7 @@ class Mixture:
 
     @property
     def first(self) -> ResolvedRequest:
-        """The source whose epochs are counted, and whose statistics normalise; what batches are is the same of all."""
+        """The source whose epochs are counted and whose statistics normalise; all sources give alike batches."""
         return self.parts[0]
 
     @property
@@ -196,7 +201,7 @@ class Mixture:
         return self.first.order.steps_per_epoch
 
     def check_pairs(self, num_replicas: int = 1) -> None:
-        """Raises UsageError where rows are mixed in pairs, but a replica or a stream has an odd number of one."""
+        """Raises UsageError if rows are mixed in pairs, but a replica or stream has an odd number of rows."""
         for part, source in zip(self.parts, self.request.sources or (None,), strict=True):
             with of_source(self.request, source):
                 part.check_pairs(num_replicas)
@@ -248,8 +253,8 @@ def _facts(part: ResolvedRequest) -> dict[str, str]:
 def parts_of(request: Request) -> tuple[Request, ...]:
     """Returns the request for each source's rows, an input like any other; of one data set, itself.
 
-    Each has its part of `shuffle_bytes`, and a seed of its own: with the same one, equally long sources would be
-    permuted alike, and the same records meet in every epoch. The first keeps the seed, and says where the run ends.
+    Each has its share of `shuffle_bytes`, and another seed: with one seed, equally long sources would be permuted
+    alike, and the same records would meet in every epoch. The first keeps the seed, and says where the run ends.
 
     Raises:
       UsageError: a source has no row, or a value cannot work with its rows.
@@ -288,7 +293,7 @@ def _weights(request: Request) -> tuple[list[float], list[str]]:
 
 @contextlib.contextmanager
 def of_source(request: Request, source: object) -> Iterator[None]:
-    """Context in which a UsageError of a mixture says of which source it is."""
+    """Context in which a UsageError of a mixture names the source."""
     try:
         yield
     except UsageError as error:

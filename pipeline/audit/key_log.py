@@ -1,4 +1,4 @@
-"""What a run saw, as JSON lines: the trainer writes it with `--log_keys`, `pipeline.audit --observed` checks it.
+"""The keys that a run saw, as JSON lines: `trainer.run --log_keys` writes them, `pipeline.audit` checks them.
 
 One file per worker. A header line, then a line for each step and replica:
 
@@ -35,7 +35,7 @@ SUFFIX = ".jsonl"
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """Who writes: the first line of a file, and the first of a resumed run.
+    """The first line of a file, and of a resumed run's part of it: who writes.
 
     Attributes:
       manifest_digest: identity of the data.
@@ -235,13 +235,13 @@ class SourceLogs:
         ]
 
     def append(self, step: int, replica: int, keys: Sequence[bytes | str], weights: Sequence[float]) -> None:
-        """Adds one replica's rows of one global step; as `KeyLogWriter.append`."""
+        """Adds one replica's rows of one global step, each to the log of its source."""
         parts = sum(self._shares) // len(keys)
         for log, rows in zip(self._logs, rows_in_blocks([share // parts for share in self._shares]), strict=True):
             log.append(step, replica, [keys[row] for row in rows], [weights[row] for row in rows])
 
     def flush(self) -> None:
-        """Hands all lines to the operating system; as `KeyLogWriter.flush`."""
+        """Hands all lines to the operating system."""
         for log in self._logs:
             log.flush()
 

@@ -39,7 +39,7 @@ class Fault(Exception):  # noqa: N818, no error of the program: what an audit fi
 
 
 class NotCheckedError(Exception):
-    """Why a claim could not be checked."""
+    """Says why a claim could not be checked."""
 
 
 def check_all(checks: Iterable[Check]) -> None:

@@ -235,7 +235,7 @@ def _worker_row(reading: Reading, worker: int, list_all: bool) -> list[tuple[str
 
 
 def _is_kept(reading: Reading) -> bool:
-    """Whether every worker has all streams in one window, which it keeps from epoch to epoch."""
+    """Whether every worker has all streams in one window, and so keeps them from epoch to epoch."""
     order = reading.source.order
     return order.windows == 1 and bool((np.diff(reading.streams) == order.streams).all())
 

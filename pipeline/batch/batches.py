@@ -69,7 +69,7 @@ class Batches:
         return (x, labels, records) if self.until == DISTORT else (x, labels, *rest)
 
     def weigh_whole_elements(self, columns: Columns) -> bool:
-        """Whether weights depend on how many rows of an element are skipped, so that it is not to be cut before."""
+        """Whether weights depend on how many rows of an element are skipped, so that it must not be cut before."""
         return window.GOOD in columns and self.resolved.request.weights == "mean"
 
     def _real(self, taken: Columns, plan: WindowPlan, number: tf.Tensor) -> tf.Tensor:
@@ -164,7 +164,7 @@ class Batches:
 
 
 def recipe_of(resolved: ResolvedRequest) -> Recipe | None:
-    """Returns the recipe of a request; None: the user's parser returns everything.
+    """Returns the recipe of a request; None if the user's parser returns everything.
 
     Raises:
       UsageError: there is no such recipe, or it does not fit the images.
@@ -192,7 +192,7 @@ def distortion_of(
     keys_of: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
     images_of: Callable[[tf.Tensor], tf.Tensor],
 ) -> Distortion:
-    """Returns a request's recipe with all that it needs; the functions are as of `Distortion`."""
+    """Returns a request's recipe, ready to be applied; `keys_of` and `images_of` are those of `Distortion`."""
     of = resolved.statistics
     statistics = ImageStatistics(of.image_mean, of.image_std)
     classes = len(resolved.manifest.class_names)

@@ -24,7 +24,7 @@ from pipeline.order.order import Order
 from pipeline.read.window import RECORD_ID, Columns, WindowReader, empty_tail, gather_both, rows_of
 
 _READY = 4  # elements made ahead: enough to hide the sorting of the next window's order
-_READY_GROUPS = 2  # besides those that are being made
+_READY_GROUPS = 2  # finished groups; others are being made
 _COPIED = 16  # last elements of a window
 _MOST_GROUP_ROWS = 1024  # of a group: more gain nothing
 _MOST_GROUP_BYTES = 16 << 20  # 16 MiB: of a group's images, before or after the distortion

@@ -22,7 +22,7 @@ class DeviceDistortion:
     """
 
     def __init__(self, resolved: ResolvedRequest) -> None:
-        """Takes the request, of a mixture any source's: what they have in common is all that counts.
+        """Takes the request, of a mixture any source's: all have what matters here in common.
 
         Raises:
           UsageError: there is no such recipe, or it does not fit the images.

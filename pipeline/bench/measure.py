@@ -43,7 +43,7 @@ class Part:
 
     Attributes:
       name: of the part.
-      take: does so many units of work (steps, windows, passes) and returns their rows.
+      take: does a number of units of work (steps, windows, passes) and returns their rows.
       ready: units that are taken before each round, since they may be ready.
       whole: units that belong together: a window's elements.
       by_steps: whether --steps says how many units a round has.
@@ -127,7 +127,7 @@ def decoding(form: Form, records: tf.Tensor) -> Callable[[int], int]:
 
     Args:
       form: of the records.
-      records: serialized, string (n,); each call decodes the next 256 of them, so many times.
+      records: serialized, string (n,); the function decodes 256 of them as often as it is told.
     """
     count = min(_DECODED_TOGETHER, int(records.shape[0]))
 
@@ -146,7 +146,7 @@ def decoding(form: Form, records: tf.Tensor) -> Callable[[int], int]:
 
 
 def taking(batches: Any, rows_of: Callable[[Any], Any]) -> Callable[[int], int]:
-    """Returns a function that takes so many elements, in one `tf.function` as the trainer does, and returns their rows.
+    """Returns a function that takes elements, in one `tf.function` as the trainer does, and returns their rows.
 
     Args:
       batches: a dataset, of a strategy or not; of endless length.

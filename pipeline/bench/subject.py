@@ -264,7 +264,7 @@ def _row_bytes(spec: Any, rows: int, stored: float) -> float:
 
 
 def strategy_of(replicas: int | None, global_batch_size: int) -> tf.distribute.Strategy | None:
-    """Returns the strategy that feeds so many replicas; None: one replica that reads host memory.
+    """Returns the strategy that feeds `replicas` replicas; None: one replica that reads host memory.
 
     Args:
       replicas: on the first GPUs, or logical CPUs where there are none; None: all GPUs, or one CPU.

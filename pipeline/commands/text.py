@@ -23,7 +23,7 @@ def range_of(values: Iterable[float], digits: int = 0) -> str:
 
 
 def scale_of(num_bytes: int) -> tuple[int, str]:
-    """Returns the unit to show so many bytes in: its bytes and its name."""
+    """Returns the unit that fits a number of bytes: its size in bytes and its name."""
     power = min(len(_UNITS) - 1, max(0, int(num_bytes).bit_length() - 1) // 10)
     return 1 << 10 * power, _UNITS[power]
 
@@ -49,7 +49,7 @@ def table(rows: Sequence[Sequence[tuple[str, str]]], left: Collection[str] = ())
 
     Args:
       rows: (name of the column, cell), the same columns in each row; of no rows there are no lines.
-      left: columns that are left-aligned, besides the first; the others are right-aligned.
+      left: columns that are left-aligned, like the first; the others are right-aligned.
     """
     if not rows:
         return []

@@ -67,7 +67,7 @@ class PixelRows(Form):
 
 @dataclasses.dataclass(frozen=True)
 class Serialized(Form):
-    """Column `record`: serialized `tf.train.Example`s, decoded anew for every batch."""
+    """Column `record`: serialized `tf.train.Example`s, decoded for every batch."""
 
     parser: ExampleParser
     decoder: ImageDecoder

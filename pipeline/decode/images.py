@@ -53,7 +53,7 @@ class ExampleParser:
     """Parses `tf.train.Example`s.
 
     Attributes:
-      features: names and kinds of what is wanted besides image and label.
+      features: names and kinds of the further features.
     """
 
     features: dict[str, Feature]

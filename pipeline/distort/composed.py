@@ -1,4 +1,4 @@
-"""Several recipes one after another; a recipe with all that it needs besides a batch, on the host or a device."""
+"""Several recipes one after another; and a recipe applied to batches, on the host or on a device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DRAWS = 64  # of a key, for each recipe: number i of them has the draws 64i to 6
 
 @dataclasses.dataclass(frozen=True)
 class Composed(Recipe):
-    """Recipes that follow each other, each an XLA function of its own.
+    """Recipes that follow each other, each compiled by itself.
 
     Attributes:
       names: as the user wrote them, for errors.
@@ -162,7 +162,7 @@ def batchwise(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Distortion:
-    """Distorts batches, and mixes their rows.
+    """Distorts batches and mixes their rows.
 
     Attributes:
       recipe: what it does.

@@ -94,7 +94,7 @@ def normalise(images: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
 
 
 def separate(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function as an XLA function of its own, unless it is called inside another.
+    """Returns a function that XLA compiles by itself, unless it is called inside another compiled one.
 
     In one function XLA fuses what makes pixels into each place that reads one, and computes it again there.
     """
@@ -129,12 +129,12 @@ def inside(
 
 
 def fixed(values: tf.Tensor, bits: int) -> tf.Tensor:
-    """Returns float64 values as int32 with so many bits of fraction; XLA computes them once, not once per pixel."""
+    """Returns float64 values as int32 with `bits` bits of fraction; XLA computes them once, not once per pixel."""
     return computed(tf.cast(tf.round(values * float(1 << bits)), tf.int32))
 
 
 def to_pixels(values: tf.Tensor, bits: int) -> tf.Tensor:
-    """Returns int32 values with so many bits of fraction, rounded and clipped to uint8."""
+    """Returns int32 values with `bits` bits of fraction, rounded and clipped to uint8."""
     return tf.cast(tf.clip_by_value(_shift_right(values + (1 << bits >> 1), bits), 0, 255), tf.uint8)
 
 

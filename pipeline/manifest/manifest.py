@@ -20,7 +20,7 @@ IMAGE_FEATURES = {"image": "uint8", "label": "int64", "key": "string"}  # and th
 
 
 def sealed(content: dict[str, Any]) -> dict[str, Any]:
-    """Returns a manifest's JSON object with its seal, which replaces an earlier one."""
+    """Returns a manifest's JSON object with its seal."""
     return content | {SEAL: _digest(content)}
 
 

@@ -99,11 +99,7 @@ class NumpyArrays:
     all_of_row = staticmethod(functools.partial(np.all, axis=1))
 
     def __init__(self, kept_permutations: int = 0) -> None:
-        """Makes them.
-
-        Args:
-          kept_permutations: how many permutations are kept for the next plan that needs them.
-        """
+        """Keeps `kept_permutations` permutations for the next plan that needs them."""
         self._permutation = functools.lru_cache(kept_permutations)(hashing.permutation)
 
     @staticmethod

@@ -21,7 +21,7 @@ from pipeline.order.sharding import check_replicas, check_streams, divisors  # n
 
 ORDER_VERSION = 1
 MAX_STREAMS = 64  # more readers than this do not help one job; fewer divisors of G would be left
-STREAM_ROWS = 128  # of very large batches, which many workers share: each of them should have streams of its own
+STREAM_ROWS = 128  # of very large batches, which many workers share: no two of them should need the same stream
 STREAM_BYTES = 1 << 20  # 1 MiB, of its window: one request to an object store
 SHUFFLE_BYTES = 1 << 30  # 1 GiB: MNIST, CIFAR and the like fit and are shuffled as a whole
 REMAINDERS = ("pad", "drop")

@@ -95,7 +95,7 @@ class CacheFolder:
         """Returns the empty draft of an entry, to be written by the caller alone; None: another writes it, or has."""
         path = self.file(entry)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        # What a killed process left is written anew.
+        # What a killed process left is overwritten.
         file = _open_locked(path + _DRAFT, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX)
         if file is not None and os.path.exists(path):
             self.discard(entry, file)

@@ -101,7 +101,7 @@ class MemberReader:
     """Reads records of shards in members; several threads may, each another part."""
 
     def __init__(self, shards: Shards, sidecars: Sidecars, kept_bytes: int = KEPT_BYTES) -> None:
-        """Makes it; of the members that were read in part, `kept_bytes` decompressed bytes stay in memory."""
+        """Keeps up to `kept_bytes` decompressed bytes of members that were read in part."""
         self._shards, self._sidecars, self._most = shards, sidecars, kept_bytes
         self._kept: dict[tuple[int, int], tuple[memoryview, int]] = {}  # with how many of its records were not read yet
         self._size = 0  # of these

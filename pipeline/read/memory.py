@@ -55,10 +55,10 @@ def used() -> Used:
 
 
 class Buffers:
-    """Provides matrices, and reuses their memory once nothing refers to them."""
+    """Provides matrices, and reuses their memory once nothing refers to them: new pages cost as much as reading."""
 
     def __init__(self, release_unused: Callable[[], None]) -> None:
-        """Starts without memory; `release_unused` is called to have unused matrices released."""
+        """Takes `release_unused`, which makes TensorFlow release matrices that it no longer uses."""
         self._release_unused = release_unused
         self._free: list[U8] = []
         self._in_use = 0

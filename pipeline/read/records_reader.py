@@ -35,7 +35,7 @@ class RecordsReader:
     """Reads pieces of shards, whatever their records are."""
 
     def __init__(self, shards: Shards, compression: str, kept_bytes: int = KEPT_BYTES) -> None:
-        """Makes the reader of `shards`; `compression` is the manifest's, `kept_bytes` are those of `MemberReader`."""
+        """Takes the shards, the manifest's compression, and `kept_bytes` for the `MemberReader`."""
         self.shards, self.sidecars, self._compression = shards, Sidecars(shards), compression
         self._gzip = GzipReader(shards, self.sidecars)
         self._members = MemberReader(shards, self.sidecars, kept_bytes)

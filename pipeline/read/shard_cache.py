@@ -53,7 +53,7 @@ class CacheCounts(NamedTuple):
     fetched_bytes: int = 0
 
     def plus(self, other: CacheCounts, sign: int = 1) -> CacheCounts:
-        """Returns the sum of both; with `sign` -1 their difference."""
+        """Returns the sum, or with `sign` -1 the difference."""
         return CacheCounts(*(mine + sign * theirs for mine, theirs in zip(self, other, strict=True)))
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class Copies:
     """The copies of one data set's files; several threads may use it."""
 
     def __init__(self, data_dir: File, place: CacheFolder, skips: bool, check_running: Callable[[], None]) -> None:
-        """Makes it.
+        """Takes what all fetches need.
 
         Args:
           data_dir: where the originals are.
@@ -269,7 +269,14 @@ class ShardCache:
     """The cache of one input; several threads may use it, and it can be sent to other processes of this machine."""
 
     def __init__(self, data_dir: str, digest: str, place: CacheFolder, skips: bool) -> None:
-        """Makes it; `digest` is the manifest's, the other arguments are as of `Copies`."""
+        """Opens no file yet.
+
+        Args:
+          data_dir: remote data set.
+          digest: of its manifest.
+          place: local folder of the copies.
+          skips: whether corrupt records may be skipped.
+        """
         self._data_dir, self._digest, self._place, self._skips = data_dir, digest, place, skips
         self._start()
         _caches.add(self)
@@ -290,7 +297,7 @@ class ShardCache:
         return Entry(self._digest, file, num_bytes, crc32c)
 
     def fetch_ahead(self, entries: Iterable[Entry]) -> None:
-        """Has files fetched, which then stay until `release`."""
+        """Starts fetching files; their copies stay until `release`."""
         for entry in entries:
             with self._lock:
                 before = self._ahead.get(entry)
@@ -305,7 +312,7 @@ class ShardCache:
                 self._ended(before)
 
     def release(self, entries: Iterable[Entry]) -> None:
-        """Lets go of files that a window has read."""
+        """Releases files that a window has read."""
         for entry in entries:
             with self._lock:
                 job = self._ahead.pop(entry, None)
@@ -409,7 +416,7 @@ _caches: weakref.WeakSet[ShardCache] = weakref.WeakSet()
 
 
 def _restart() -> None:
-    """Starts caches anew in a forked process: jobs and locks are its parent's."""
+    """Restarts caches in a forked process, whose jobs and locks are its parent's."""
     for cache in _caches:
         cache._start()
 

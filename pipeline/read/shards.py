@@ -129,13 +129,13 @@ class Shards:
         return in_parallel(function, tasks, is_remote=self.cache is None and folder(self.data_dir).is_remote)
 
     def fetch_ahead(self, pieces: NDArray[np.int64]) -> None:
-        """Has the shards of pieces (p, 3) copied to this machine, where there is a cache; they stay until read."""
+        """Starts copying the shards of pieces (p, 3) to this machine, if there is a cache; copies stay until read."""
         if self.cache:
             self.cache.fetch_ahead(self._entries(self.cache, pieces))
 
     @contextlib.contextmanager
     def held(self, pieces: NDArray[np.int64]) -> Iterator[None]:
-        """Context in which the copies of pieces' shards stay, where there is a cache."""
+        """Context in which the copies of pieces' shards are kept, if there is a cache."""
         self.fetch_ahead(pieces)
         try:
             yield

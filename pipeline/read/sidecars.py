@@ -62,7 +62,7 @@ class Sidecars:
     """The numbers beside the shards of an input; several threads may use it."""
 
     def __init__(self, shards: Shards, kept: int = _KEPT) -> None:
-        """Makes it; files are read on demand, and of all numbers `kept` stay in memory."""
+        """Reads files on demand, and keeps up to `kept` numbers in memory."""
         self._shards, self._most = shards, kept
         self._kept: dict[tuple[Any, int], NDArray[Any]] = {}
         self._lock = threading.Lock()

@@ -35,7 +35,7 @@ class WindowReader(Protocol):
     assigns_rows: ClassVar[bool]
 
     def fetch_ahead(self, pieces: tf.Tensor) -> tf.Tensor:
-        """Returns pieces as they are, once the shards that `read` will need for them are on their way here."""
+        """Returns the pieces unchanged, and starts to fetch the shards that `read` will need for them."""
 
     def read(self, pieces: tf.Tensor, row_of: tf.Tensor) -> Columns:
         """Returns the columns of pieces, at least one row.

@@ -156,5 +156,5 @@ def parse(
 
 
 def size_bound(num_examples: int) -> int:
-    """Returns the bytes that the table of so many records takes at most."""
+    """Returns the most bytes that the table of a shard of `num_examples` records takes."""
     return np.dtype("<u8").itemsize * (_HEAD + 3 * (num_examples + 1))

@@ -29,7 +29,7 @@ class RecordStream:
         """Starts at the file's first byte.
 
         Args:
-          read: returns the next bytes of the file, at most so many; none at its end.
+          read: returns the next bytes of the file, at most as many as it is asked for; none at the end.
           compression: `GZIP`, `ZLIB` or none.
           block: bytes that are read at a time.
         """
