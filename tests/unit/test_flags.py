@@ -287,7 +287,7 @@ SEEN: dict[str, dict[str, str]] = {
         "steps": "unit/pipeline/bench/test_command.py::test_each_part_is_sampled_in_so_many_rounds_of_so_many_steps",
         "json": "unit/pipeline/bench/test_command.py::test_the_object_has_every_stage_and_adds_up",
     },
-    "InputMeter": {"weights": "unit/pipeline/meter/test_input_meter.py::test_without_weights_padding_is_unknown"},
+    "InputMeter": {"weights": "unit/pipeline/test_input_meter.py::test_without_weights_padding_is_unknown"},
     "RandomAccess": {
         "decode": "unit/pipeline/test_random_access.py::test_files_are_decoded_or_given_as_they_are",
         "cache_dir": "integration/test_cache.py::test_evaluations_exports_and_examples_have_a_cache_by_their_own_flags",
@@ -295,7 +295,7 @@ SEEN: dict[str, dict[str, str]] = {
     },
     "Shard": {"local_replicas": "unit/pipeline/test_mixture.py::test_several_replicas_of_a_worker_take_turns"},
     "distribute": {
-        "prefetch": "unit/pipeline/distribution/test_strategies.py::test_prefetch_puts_batches_on_the_gpu",
+        "prefetch": "unit/pipeline/test_distribution.py::test_prefetch_puts_batches_on_the_gpu",
         "virtual_replicas": "unit/pipeline/batch/test_on_device.py::test_replicas_get_their_rows",
     },
     "input_fn": {

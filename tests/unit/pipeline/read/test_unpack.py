@@ -120,7 +120,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(compiled, what,
 
 def test_without_the_compiled_module_numpy_is_used():
     hidden = "import sys; sys.modules['pipeline.read._unpack'] = None"
-    code = f"{hidden}\nfrom pipeline.read import unpack; print(rows_reader.is_compiled())"
+    code = f"{hidden}\nfrom pipeline.read import rows_reader; print(rows_reader.is_compiled())"
     found = subprocess.run(
         [sys.executable, "-c", code],
         check=True,
