@@ -84,6 +84,7 @@ def in_host_memory(
     """Returns the rows of this worker's replicas, made as one batch (or as stacked virtual replicas) and then split."""
     replicas, local = strategy.num_replicas_in_sync, _local_replicas(strategy)
     workers = replicas // len(local)
+    # One batch for all local replicas is made and split, which costs less than a batch for each.
     between = len(local) if replicas > 1 else None
     if virtual_replicas:
         parts = virtual_replicas // workers

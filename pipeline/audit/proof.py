@@ -252,7 +252,7 @@ class Runs:
             streams * contract.num_records // contract.streams,
             contract.steps_per_epoch * order.global_batch_size,
         )
-        self._cost = max(read, fed) + self._windows * _PLAN_COST
+        self._cost = max(read, fed) + self._windows * _PLAN_COST  # in records, as the budget is
         self._part = part_size(order, topology)
         self._few = max(2, min(_FEW, BUDGET // self._part))
         self.is_complete = exhaustive or max(self._cost, self._part) <= BUDGET

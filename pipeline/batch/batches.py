@@ -155,8 +155,9 @@ class Batches:
         """
         request, weights = self.resolved.request, tf.cast(real, tf.float32)
         if request.weights == "mean":
+            # Keras divides the sum by the batch size G. With G / real rows as weights that is the mean over real rows.
             count = tf.cast(real_rows, tf.float32)
-            if has_skipped:
+            if has_skipped:  # known only once they are read; 1: of an element of skipped rows, nothing is divided by 0
                 count = tf.maximum(tf.reduce_sum(weights, axis=-1), 1.0)
             weights *= (self.resolved.order.global_batch_size / count)[..., None]
         given = [] if request.weights == "none" else [weights]

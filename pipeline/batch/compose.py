@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from pipeline import user_function
 from pipeline.batch.batches import Batches, recipe_of
-from pipeline.batch.dataset import Run, resident, split, unpadded, windowed
+from pipeline.batch.dataset import resident, split, unpadded, windowed
+from pipeline.batch.plans import Run
 from pipeline.batch.resident import load
 from pipeline.commands.text import size_of
 from pipeline.decode.forms import Form, PixelRows, Serialized, UserParsed
@@ -62,7 +63,7 @@ def make_dataset(request: Request, replicas: int | None = None) -> tf.data.Datas
     for part, source in zip(mixture.parts, request.sources or (None,), strict=True):
         with of_source(request, source):
             datasets.append(_of(part, None if request.sources else replicas))
-    if request.weights == "none":
+    if request.weights == "none":  # an evaluation: one data set, whole epochs
         return unpadded(datasets[0], mixture.first.order, request.epochs or 1)
     if not request.sources:
         return datasets[0]
@@ -73,6 +74,7 @@ def make_dataset(request: Request, replicas: int | None = None) -> tf.data.Datas
 def _of(resolved: ResolvedRequest, replicas: int | None) -> tf.data.Dataset:
     """Returns the dataset of one source."""
     request = resolved.request
+    # Another process cannot call this one's NumPy: the plans of its windows are part of the graph.
     arrays = TENSORS if is_read_by_graph(request) else NumpyArrays()
     feed, order = make_feed(resolved.order, as_shard(request.shard), arrays), resolved.order
     resolved.check_pairs(order.global_batch_size // feed.replica_rows)
@@ -100,7 +102,7 @@ def _check_memory(mixture: Mixture) -> None:
     request, needed, texts = mixture.request, 0, []
     for part, source in zip(mixture.parts, request.sources or (None,), strict=True):
         feed = make_feed(part.order, as_shard(request.shard), NumpyArrays())
-        own = (1 if _is_resident(feed) else 2) * feed.window_records * part.spec.record_bytes
+        own = (1 if _is_resident(feed) else 2) * feed.window_records * part.spec.record_bytes  # this window, the next
         needed += own
         share = f"{source} {size_of(own)}, " if source else ""
         texts.append(f"{share}{len(feed.streams)} of {part.spec.streams} streams")
@@ -128,6 +130,8 @@ def choose(resolved: ResolvedRequest) -> tuple[LocalReader | GraphReader, Batche
     if is_read_by_graph(request):
         _check_graph(request)
         shards = Shards.found(data_dir, segments, corruption)
+        # The graph's reader checks CRCs, but cannot tell a shard of another conversion. So the first and last record
+        # of each are compared with the manifest here.
         RecordsReader(shards, manifest.compression).probe()
         _check_first_record(resolved, shards)
         return GraphReader(data_dir, resolved.selection, manifest.compression), batches
@@ -225,6 +229,7 @@ def _in_blocks(parts: Sequence[Any], rows: Sequence[int]) -> Any:
     """Returns the rows of all parts as `rows_in_blocks` says."""
     blocks = math.gcd(*rows)
     if all(isinstance(part, tf.Tensor) and part.shape.is_fully_defined() for part in parts):
+        # With static shapes a concatenation does it, which costs less than a gather of rows.
         runs = [
             tf.reshape(part, [blocks, count // blocks, *part.shape[1:]])
             for part, count in zip(parts, rows, strict=True)

@@ -137,6 +137,7 @@ def load(reader: LocalReader, batches: Batches) -> tuple[ResidentRows, Batches]:
     """
     selection, form = batches.resolved.selection, batches.form
     columns = reader.load(all_pieces(selection))
+    # A recipe that crops decodes another part of each image in every epoch, so its images stay encoded.
     if isinstance(form, Serialized) and cropping_of(batches.recipe) is None:
         columns, form = _decoded(form, columns, selection)
     batches = dataclasses.replace(batches, form=form)

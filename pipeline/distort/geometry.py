@@ -73,6 +73,31 @@ class OfCrops(Recipe):
         return self.recipe.evaluate(images, keys, statistics)
 
 
+class _FlippedNormalised(Recipe):
+    """Ends with a flip and with normalising by the training images' statistics, each unless it is turned off."""
+
+    flip_draw: ClassVar[int]  # decides which images are mirrored
+    flip: bool
+    normalize: bool
+
+    @property
+    def normalizes(self) -> bool:
+        return self.normalize
+
+    def gives_floats(self, floats: bool) -> bool:
+        del floats
+        return self.normalize
+
+    def _flipped(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        if self.flip:
+            images = kernels.flip_images(images, hashing_tf.uniform(keys, self.flip_draw) < 0.5)
+        return self.evaluate(images, keys, statistics)
+
+    def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
+        del keys
+        return kernels.normalise(images, statistics) if self.normalize else images
+
+
 class _RandomShift(CropFirst):
     """Begins with an image of the same size, moved by up to `padding` pixels in each direction."""
 
@@ -116,7 +141,7 @@ class Shift(_RandomShift):
 
 
 @dataclasses.dataclass(frozen=True)
-class PadCropFlip(_RandomShift):
+class PadCropFlip(_FlippedNormalised, _RandomShift):
     """Zero-pad, crop to the image's own size, flip, normalise by the training images' mean and standard deviation.
 
     The augmentation of the ResNet paper's CIFAR-10 runs (He et al. 2015, section 4.2).
@@ -127,20 +152,14 @@ class PadCropFlip(_RandomShift):
       normalize: off: uint8, 0..255.
     """
 
+    flip_draw: ClassVar[int] = _FLIP
+
     pad: int = 4
     flip: bool = True
     normalize: bool = True
 
     def __post_init__(self) -> None:
         check_bounds("pad", self.pad, 0, 64)
-
-    @property
-    def normalizes(self) -> bool:
-        return self.normalize
-
-    def gives_floats(self, floats: bool) -> bool:
-        del floats
-        return self.normalize
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
         """Raises UsageError where a crop may hold nothing of an image."""
@@ -151,14 +170,7 @@ class PadCropFlip(_RandomShift):
         return self.pad
 
     def distort_crops(self, crops: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        if self.flip:
-            crops = kernels.flip_images(crops, hashing_tf.uniform(keys, _FLIP) < 0.5)
-        return self.evaluate(crops, keys, statistics)
-
-    def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        """Returns the images normalised."""
-        del keys
-        return kernels.normalise(images, statistics) if self.normalize else images
+        return self._flipped(crops, keys, statistics)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,17 +273,15 @@ class Resize(Recipe):
 
 
 @dataclasses.dataclass(frozen=True)
-class CroppingRecipe(Recipe):
+class CroppingRecipe(_FlippedNormalised):
     """Decodes a part of each PNG or JPEG; flips it, and normalises it by the training images' mean and deviation.
 
     Attributes:
-      flip_draw: the draw that decides which images are mirrored.
       size: height and width of the result, pixels.
       flip: mirror half of the images.
       normalize: off: uint8, 0..255.
     """
 
-    flip_draw: ClassVar[int]
     sets_size: ClassVar[bool] = True
 
     size: int = 224
@@ -281,27 +291,13 @@ class CroppingRecipe(Recipe):
     def __post_init__(self) -> None:
         check_bounds("size", self.size, 1, 4096)
 
-    @property
-    def normalizes(self) -> bool:
-        return self.normalize
-
-    def gives_floats(self, floats: bool) -> bool:
-        del floats
-        return self.normalize
-
     def crop(self, training: bool) -> Crop:
         """Returns the part of each image that is decoded."""
         raise NotImplementedError
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns the decoded parts, flipped and normalised."""
-        if self.flip:
-            images = kernels.flip_images(images, hashing_tf.uniform(keys, self.flip_draw) < 0.5)
-        return self.evaluate(images, keys, statistics)
-
-    def evaluate(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
-        del keys
-        return kernels.normalise(images, statistics) if self.normalize else images
+        return self._flipped(images, keys, statistics)
 
 
 def _box(

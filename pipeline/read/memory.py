@@ -72,6 +72,8 @@ class Buffers:
         return matrix
 
     def _memory(self, size: int) -> U8:
+        # TensorFlow releases a window a little after its last batch. To wait for that costs less than new memory; after
+        # some waits new memory is taken, since the user may keep batches that lie in the window.
         for _ in range(_WAITS):
             with self._lock:
                 if self._free or self._in_use < _IN_USE:
@@ -86,7 +88,7 @@ class Buffers:
     def _take_back(self, memory: U8) -> None:
         with self._lock:
             self._in_use -= 1
-            if not self._free:
+            if not self._free:  # one spare window: while one is consumed, the next is read into the other
                 self._free.append(memory)
 
 
