@@ -116,9 +116,12 @@ def root_cause(message: str) -> tuple[str | None, str]:
 
 
 def _first_line(text: str) -> str:
-    """Returns the first line that does not only say where."""
+    """Returns the first line that does not only say where; with the next one, where that is what it announces."""
     lines = (line.strip() for line in text.splitlines() if line.strip() and not _LOCATES.match(line))
-    return next(lines, "")[:_MOST_CHARACTERS]
+    said = next(lines, "")
+    if said.endswith(":"):  # `The following tasks are unhealthy (stopped sending heartbeats):`, and the tasks below it
+        said = f"{said} {next(lines, '')}".rstrip(": ")
+    return said[:_MOST_CHARACTERS]
 
 
 def of_user(error: BaseException) -> str:

@@ -18,7 +18,7 @@ from beam_jobs.shards.receipts import Receipt, Reject
 from beam_jobs.storage.paths import StoragePath
 from beam_jobs.storage.write import Draft
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError
+from pipeline.errors import UsageError
 from pipeline.manifest import ShardInfo, naming
 
 _MORE_REJECTS = 1000  # listed per shard beyond the bound: enough to see what is wrong
@@ -35,7 +35,8 @@ def write_shards(plan: Plan, elements: Iterable[tuple[str, int]]) -> Iterator[Re
       elements: (split, shard) of each.
 
     Raises:
-      DataError: the source changed or cannot be read, a shard would be too large, or a file cannot be written.
+      DataError: the source changed or cannot be read, or a file cannot be written.
+      UsageError: a shard would be larger than `max_shard_bytes`.
     """
     syncing: Future[Receipt] | None = None
     with ThreadPoolExecutor(1) as disk:
@@ -95,7 +96,7 @@ def _write(plan: Plan, name: str, chosen: Selected, label_entropy: float | None)
     records = make_records(chosen.rows)
     if records.num_bytes > plan.config.max_shard_bytes:
         more = -(-sum(plan.num_shards.values()) * records.num_bytes // plan.config.max_shard_bytes)
-        raise DataError(
+        raise UsageError(
             f"{name}: would have {count_of(records.num_bytes, 'byte')}, over "
             f"--max_shard_bytes={plan.config.max_shard_bytes}; "
             f"give a larger one, or more --num_shards ({more})"

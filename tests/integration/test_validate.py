@@ -215,7 +215,14 @@ def test_a_file_that_others_would_read_as_a_shard_is_a_problem(name, tmp_path, r
 
 def test_other_files_are_a_note(tmp_path, run):
     write(tmp_path)
-    for name in ("notes.txt", ".hidden", "trained", ".train-00003-of-00005.tfrecord.tmp-0123456789abcdef"):
+    (tmp_path / "sidecars").mkdir(exist_ok=True)
+    for name in (
+        "notes.txt",
+        ".hidden",
+        "trained",
+        "sidecars/crcs.old",
+        ".train-00003-of-00005.tfrecord.tmp-0123456789abcdef",
+    ):
         (tmp_path / name).write_bytes(b"x")
     code, lines, _ = run(tmp_path)
     assert code == 0
@@ -223,7 +230,7 @@ def test_other_files_are_a_note(tmp_path, run):
     assert lines[2] == (
         "note: 1 file left by a killed conversion (.train-00003-of-00005.tfrecord.tmp-0123456789abcdef)"
     )
-    assert lines[3] == "note: 3 files that the data set does not have (.hidden, notes.txt, trained)"
+    assert lines[3] == "note: 4 files that the data set does not have (.hidden, notes.txt, sidecars/crcs.old, ...)"
     assert len(lines) == 4
 
 

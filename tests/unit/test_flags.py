@@ -157,7 +157,7 @@ SEEN: dict[str, dict[str, str]] = {
         "num_workers": "integration/test_launch.py::test_two_workers_to_the_end",
         "num_ps": "integration/test_launch.py::test_a_dead_parameter_server_restarts_the_group",
         "gpus_per_worker": "unit/trainer/launching/schedulers/test_slurm.py::test_options_of_sbatch",
-        "target": "integration/test_launch_slurm.py::test_two_workers_are_stopped_before_the_time_limit_and_go_on",
+        "target": "unit/docs/test_launching.py::test_the_batch_script_has_what_the_line_asks_for",
         "max_restarts": "integration/test_launch.py::test_there_is_a_last_restart",
         "restart_delay": "integration/test_launch.py::test_a_later_failure_at_start_up_is",
         "silent_timeout": "integration/test_launch.py::test_a_silent_worker_is_named_and_killed",

@@ -15,7 +15,7 @@ from beam_jobs.examples import images
 from beam_jobs.shards import reader, receipts, writer
 from beam_jobs.shards.receipts import Reject
 from beam_jobs.storage import write
-from pipeline.errors import DataError
+from pipeline.errors import DataError, UsageError
 from pipeline.manifest import naming
 from pipeline.read.sidecars import shard_members
 from pipeline.records import framing, members, tf_example
@@ -177,7 +177,7 @@ def test_a_shard_over_the_bound_is_an_error_that_says_what_would_do(plan_of, pix
     rows = set(range(100)) - set(np.linspace(0, 99, 16).astype(int).tolist())
     files = [large if row in sorted(rows)[:8] else small for row in range(100)]
     plan = plan_of({"train": Content(files)}, max_shard_bytes=2 << 20)
-    with pytest.raises(DataError) as error:
+    with pytest.raises(UsageError) as error:  # as where the plan sees it
         write_shard(plan, "train", 0)
     found = re.fullmatch(
         r"train-00000-of-00001.tfrecord: would have ([\d,]+) bytes, over --max_shard_bytes=2097152; "

@@ -4,6 +4,8 @@ import dataclasses
 import itertools
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -13,6 +15,7 @@ from beam_jobs.target.local import LocalTarget
 from beam_jobs.target.remote import RemoteTarget
 from pipeline.errors import DataError, UsageError
 from tests.converting import convert_in_process, write_data_set
+from tests.forked import ROOT
 from tests.made_source import Content
 
 
@@ -69,6 +72,25 @@ def test_a_source_neither_is_nor_lies_in_the_data_set(dataset, tmp_path, monkeyp
         else:
             LocalTarget(inside).check(dataset, "data/source")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "link"]
+
+
+MOUNTED_TWICE = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
+
+
+def test_a_folder_that_is_mounted_twice_is_one(tmp_path):
+    source, again = tmp_path / "source", tmp_path / "again"
+    for folder in (source, again):
+        folder.mkdir()
+    (source / "a.png").write_bytes(b"")
+    before = ["unshare", "-rm", "sh", "-c", MOUNTED_TWICE, "sh", source, again]
+    if subprocess.run([*before, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this system mounts nothing for its users")
+    convert = [sys.executable, "-m", "beam_jobs.convert", "--dataset=image_folder", f"--source={source}"]
+    for place, said in (("", "holds"), ("/below", "lies in")):
+        command = [*before, *convert, f"--data_dir={again}{place}"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert f"{said} --source={source}, " in done.stderr
 
 
 def test_the_root_and_the_home_folder_are_no_data_set(tmp_path, monkeypatch):
