@@ -238,7 +238,9 @@ def _check_data(record: Record, task: Task, data_dir: str) -> None:
     shape = getattr(task.data.features, "shape", None)
     here = {"num_classes": len(task.data.class_names), "image_shape": shape and shape[1:].as_list()}
     for name, value in here.items():
-        if name in record.content and record.content[name] != value:
+        if name in record.content and (trained := record.content[name]) != value:
+            is_other_size = value and trained and name == "image_shape" and len(value) == len(trained) == 3
+            helps = f"; beam_jobs.convert --resize={trained[0]}x{trained[1]} makes such images" if is_other_size else ""
             raise UsageError(
-                f"--data_dir={data_dir}: has {name} {value}, but {record.path} was trained on {record.content[name]}"
+                f"--data_dir={data_dir}: has {name} {value}, but {record.path} was trained on {trained}{helps}"
             )

@@ -20,6 +20,7 @@ from trainer.config.train_config import changed_flags
 _NOT_ALONE = ("structure", "data", "order", "config")  # parts of a checkpoint's content that are compared by themselves
 _DIGEST = "manifest_digest"  # the field of an order spec, in a mixture after `source 0: `
 _SIZE = "record_bytes"  # likewise
+_SHAPE = "image_shape"
 
 
 class Trained(Protocol):
@@ -75,7 +76,7 @@ class RunSpec:
         return {
             "model": config.model.task or config.model.model,
             "optimizer": "that of the model" if compiled else config.optimizer.optimizer.partition("(")[0] + scaling,
-            "image_shape": None if shape is None else shape[1:].as_list(),
+            _SHAPE: None if shape is None else shape[1:].as_list(),
             "num_classes": len(data.class_names),
             "--ema": None if config.optimizer.ema is None else "set",
             **self._same_bits(),
@@ -91,9 +92,9 @@ class RunSpec:
             was = stored.get(name)
             if name not in _NOT_ALONE and was != here:
                 before, now = ("unset" if value is None else value for value in (was, here))
-                raise UsageError(
-                    f"{path} has {name} {before}, this run has {now}; use the old one, or another --model_dir"
-                )
+                why, helps = self._reshaped(stored, was, here) if name == _SHAPE else ("", "")
+                what = f"{path} has {name} {before}, this run has {now}{why}"
+                raise UsageError(f"{what}; use the old one,{helps} or another --model_dir")
         changed = [change for change in self._model_changes(stored) if not change.is_harmless]
         if changed and not self.config.model.allow_model_change:
             raise UsageError(
@@ -143,14 +144,23 @@ class RunSpec:
                 what = f"{name.removesuffix(_DIGEST)}the data"
                 said.append(f"{what} was {_data(was, stored)}, is {_data(now, here)}")
             else:
-                why = self._resized(stored) if name.endswith(_SIZE) else ""
+                why = self._flag_behind(stored, "resize") if name.endswith(_SIZE) else ""
                 said.append(f"{name} was {_short(was)}, is {_short(now)}{why}")
         return said
 
-    def _resized(self, stored: Mapping[str, Any]) -> str:
-        """Returns the flag that changed the size of the records, which does not show in the size."""
-        was, now = stored["config"]["data"].get("resize"), self.config.data.resize
-        return "" if was == now else f" (--resize was {was or 'unset'}, is {now or 'unset'})"
+    def _reshaped(self, stored: Mapping[str, Any], was: Any, here: Any) -> tuple[str, str]:
+        """Returns the flag that changed the shape of the images, or, where the data did, the one that restores it."""
+        why = self._flag_behind(stored, "resize", "distort")
+        is_other_size = was and here and len(was) == len(here) == 3 and was[2] == here[2]
+        return why, f" --resize={was[0]}x{was[1]}," if is_other_size and not why else ""
+
+    def _flag_behind(self, stored: Mapping[str, Any], *names: str) -> str:
+        """Returns the first of these flags that has changed: a size does not show which flag it follows from."""
+        for name in names:
+            was, now = stored["config"]["data"].get(name), getattr(self.config.data, name)
+            if was != now:
+                return f" (--{name} was {was or 'unset'}, is {now or 'unset'})"
+        return ""
 
 
 def data_in_words(part: ResolvedRequest) -> str:

@@ -1,6 +1,7 @@
 """Where in a user's code an error was raised."""
 
 import importlib.util
+import json
 
 import pytest
 
@@ -46,8 +47,7 @@ def test_an_error_is_placed_at_the_innermost_line_of_the_users(function, line, m
 
 
 def test_an_error_of_a_library_alone_has_no_place():
-    code = compile("import json\njson.loads('{')", "<string>", "exec")
-    try:
-        exec(code)
-    except ValueError as error:
-        assert of_user(error.with_traceback(error.__traceback__.tb_next)).startswith("JSONDecodeError: ")
+    with pytest.raises(ValueError, match="Expecting") as caught:
+        json.loads("{")
+    without_this_file = caught.value.__traceback__.tb_next
+    assert of_user(caught.value.with_traceback(without_this_file)).startswith("JSONDecodeError: ")

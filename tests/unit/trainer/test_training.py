@@ -7,7 +7,7 @@ import tensorflow as tf  # so that tests/conftest.py makes four devices of the C
 from pipeline.errors import UsageError
 from pipeline.read.shard_cache import CacheCounts, _count
 from tests.datasets import Kind, write_dataset
-from trainer import Task, TrainConfig, plan, run
+from trainer import Task, TrainConfig, evaluate, plan, run
 
 RESIZED = ("--resize=32x32", "--model=lenet")
 
@@ -54,8 +54,24 @@ def test_what_an_earlier_cache_did_is_not_said(train):
 
 def test_another_size_is_another_model(train):
     train("png", *RESIZED, "--train_steps=1", "--eval_split=none")
-    with pytest.raises(UsageError, match=r"has image_shape \[32, 32, 3\], this run has \[24, 32, 3\]"):
+    words = r"has image_shape \[32, 32, 3\], this run has \[24, 32, 3\] \(--resize was 32x32, is 24x32\); use the old"
+    with pytest.raises(UsageError, match=words):
         train("png", "--resize=24x32", "--model=lenet", "--train_steps=2")
+
+
+def test_for_data_of_another_size_the_flag_is_named_that_makes_them_fit(tmp_path):
+    sizes = {"own": (20, 18, 3), "other": (16, 16, 3)}
+    for name, shape in sizes.items():
+        write_dataset(tmp_path / name, (40,), shape)
+    model_dir = f"--model_dir={tmp_path / 'model'}"
+    flags = (model_dir, "--model=mlp", "--distort=none", "--eval_split=none", "--global_batch_size=8")
+    run.main([f"--data_dir={tmp_path / 'own'}", *flags, "--train_steps=1"])
+    with pytest.raises(UsageError, match=r"\[16, 16, 3\]; use the old one, --resize=20x18, or another --model_dir"):
+        run.main([f"--data_dir={tmp_path / 'other'}", *flags, "--train_steps=2"])
+    with pytest.raises(
+        UsageError, match=r"trained on \[20, 18, 3\]; beam_jobs.convert --resize=20x18 makes such images"
+    ):
+        evaluate.main([model_dir, f"--data_dir={tmp_path / 'other'}", "--split=train"])
 
 
 def test_another_size_that_only_the_order_sees_is_named_by_its_flag(train):
