@@ -236,7 +236,7 @@ def _first_folder(data_dir: str) -> PathLike:
 def _check_data(record: Record, task: Task, data_dir: str) -> None:
     """Raises UsageError where the data are not of the kind that the run was trained on."""
     shape = getattr(task.data.features, "shape", None)
-    here = {"num_classes": len(task.data.class_names), "image_shape": shape and shape[1:].as_list()}
+    here: dict[str, Any] = {"num_classes": len(task.data.class_names), "image_shape": shape and shape[1:].as_list()}
     for name, value in here.items():
         if name in record.content and (trained := record.content[name]) != value:
             is_other_size = value and trained and name == "image_shape" and len(value) == len(trained) == 3

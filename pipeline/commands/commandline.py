@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import importlib.util
 import os
 import re
@@ -56,6 +57,7 @@ _USUAL = {
     **dict.fromkeys(("log_steps", "logging_steps", "log_interval", "print_freq"), ("log_every",)),
 }
 _REQUIRED = "the following arguments are required: "  # argparse's words
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, or what the user may write on it
 _NEARLY_URL = re.compile(r"(?P<scheme>s3|gs|hdfs):?/{1,2}(?P<rest>[^/].*)")
 
 
@@ -262,6 +264,12 @@ def run(command: str, main: Callable[[Sequence[str] | None], Any], argv: Sequenc
         discard(sys.stdout)
         discard(sys.stderr)
         sys.exit(128 + signal.SIGPIPE)
+    except OSError as error:
+        if error.errno not in _FULL or error.filename:
+            raise
+        discard(sys.stdout)  # what it holds would be tried again at the exit
+        _complain(f"{command}: the output cannot be written: {error.strerror}")
+        sys.exit(errors.EXIT_DATA)
     sys.exit(0)
 
 

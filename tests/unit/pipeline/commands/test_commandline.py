@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import importlib.util
 import os
 import re
@@ -165,6 +166,17 @@ def test_a_reader_that_is_gone_changes_no_code_and_is_no_traceback(stream, body,
     done = subprocess.run([sys.executable, "-c", PROGRAM.format(body)], text=True, check=False, **streams)
     os.close(write)
     assert (done.returncode, done.stdout or "", done.stderr or "") == (code, "", "")
+
+
+@pytest.mark.parametrize("body", ["print('text')", "print('text', flush=True)"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_to_a_full_disk_is_one_line(body, unbuffered):
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-c", PROGRAM.format(body)]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+    said = f"pipeline.inspect: the output cannot be written: {os.strerror(errno.ENOSPC)}\n"
+    assert (done.returncode, done.stderr) == (1, said)
 
 
 REPLACING = ["--overwrite", "--nooverwrite", "overwrite", "--allow_order_change", "--allow_model_change", "--update"]
