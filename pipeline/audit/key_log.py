@@ -154,7 +154,7 @@ def find(text: str) -> list[pathlib.Path]:
         files = set(filter(os.path.isfile, matches))
         if not files:
             what = f"a folder without *{SUFFIX} files" if is_folder else "no such file, folder or glob"
-            raise UsageError(f"{name!r}: {what}; it must be logs that the trainer wrote with --log_keys")
+            raise UsageError(f"--observed={name}: {what}; it must be logs that the trainer wrote with --log_keys")
         found |= files
     return sorted(map(pathlib.Path, found))
 

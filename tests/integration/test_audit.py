@@ -83,7 +83,7 @@ def test_1024_workers_and_100_million_records_are_proved_from_the_manifest(large
         (["--global_batch_size=10", "--epoch=-1"], "--epoch=-1: must be 0 or more, and less than 2^62"),
         (["--global_batch_size=10", "--png=who.jpg"], "--png=who.jpg: the file's name must end in .png"),
         (["--global_batch_size=10", "--shuffle_bytes=10"], "decoded bytes need at least 144"),
-        (["--observed=nowhere"], "'nowhere': no such file, folder or glob"),
+        (["--observed=nowhere"], "--observed=nowhere: no such file, folder or glob"),
         (["--global_batchsize=10"], "did you mean '--global_batch_size'?"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterator
 
 import tensorflow as tf
@@ -25,6 +26,7 @@ OWN = (
     tf.errors.UnimplementedError,
 )
 _OWN_FRAMES = 2  # of `in_one_line`, and of the block inside, which is the trainer's
+_OTHER_SHAPE = re.compile(r"expected shape (\[[\d,]*\]) but another member in the group expected shape (\[[\d,]*\])")
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 
 
@@ -41,6 +43,7 @@ def in_one_line(num_workers: int) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
+        raise_if_other_model(error)
         if is_own(error) and (place := place_of(error, _OWN_FRAMES)):
             raise UsageError(f"{place}: {said_by(error)}") from error
         raise translate(error, num_workers) from None
@@ -70,10 +73,21 @@ def translate(error: tf.errors.OpError, num_workers: int) -> PipelineError:
     return DataError(reason)
 
 
-def raise_if_lost(error: Exception) -> None:
-    """Raises an error of TensorFlow as it is where it is not of what a user's function does, but of a lost worker."""
-    if isinstance(error, tf.errors.OpError) and not is_own(error):
-        raise error
+def raise_if_of_others(error: Exception) -> None:
+    """Raises an error in a user's function that another worker caused: it is lost, or builds another model."""
+    if isinstance(error, tf.errors.OpError):
+        if not is_own(error):
+            raise error
+        raise_if_other_model(error)
+
+
+def raise_if_other_model(error: tf.errors.OpError) -> None:
+    """Raises UsageError for a variable of another shape on another worker: each new one is sent to all of them."""
+    if shapes := _OTHER_SHAPE.search(error.message):
+        raise UsageError(
+            f"the workers build different models: a variable has shape {shapes[1]} on one and {shapes[2]} on another; "
+            "start all workers with the same flags, data, code and versions"
+        ) from error
 
 
 def _disk_full(reason: str) -> DataError:

@@ -63,7 +63,7 @@ def _of_user(name: str, function: Callable[..., Any], images: tf.TensorSpec, num
     except PipelineError:
         raise
     except Exception as error:
-        failures.raise_if_lost(error)
+        failures.raise_if_of_others(error)
         raise UsageError(f"--model={name}: the function fails: {of_user(error)}") from error
     if not isinstance(model, keras.Model):
         raise UsageError(f"--model={name}: must return a Keras model, returned {model!r}")

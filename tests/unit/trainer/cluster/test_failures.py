@@ -3,7 +3,7 @@ import errno
 import pytest
 import tensorflow as tf
 
-from pipeline.errors import DataError, RerunError
+from pipeline.errors import DataError, RerunError, UsageError
 from trainer.cluster import failures
 
 MESSAGE = """Graph execution error:
@@ -130,6 +130,26 @@ def test_what_a_step_of_two_replicas_raises(fails, line, only, in_a_loop):
 )
 def test_the_systems_errors_become_ours(error, facts):
     with pytest.raises(DataError, match=facts), failures.in_one_line(1):
+        raise error
+
+
+OTHER_SHAPE = """Collective ops is aborted by: Shape mismatch in the collective instance 100. Op at device \
+/job:worker/replica:0/task:1/device:CPU:0 expected shape [144,9] but another member in the group expected shape \
+[144,3]. This is likely due to different input shapes at different members of the collective op.
+The error could be from a previous operation. Restart your program to reset. [Op:CollectiveBcastSendV2]"""
+
+
+def test_models_of_other_shapes_are_no_fault_of_the_users_function():
+    error = tf.errors.InvalidArgumentError(None, None, OTHER_SHAPE)
+    for caught in (lambda: failures.raise_if_of_others(error), lambda: in_one_line(error)):
+        with pytest.raises(
+            UsageError, match=r"^the workers build different models: .* \[144,9\] on one and \[144,3\] on"
+        ):
+            caught()
+
+
+def in_one_line(error):
+    with failures.in_one_line(2):
         raise error
 
 
