@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import queue
 import threading
@@ -30,16 +31,16 @@ def make(flags: Sequence[str]) -> Made:
     from trainer import config as configs  # noqa: PLC0415
     from trainer import plan as plans  # noqa: PLC0415
     from trainer.cluster import strategies, tf_config  # noqa: PLC0415
-    from trainer.step import compose, schedules, state  # noqa: PLC0415
+    from trainer.step import optimizers, state, train_step  # noqa: PLC0415
     from trainer.task import data_spec  # noqa: PLC0415
     from trainer.task.base import Task  # noqa: PLC0415
 
     config = configs.parse([*flags, "--model_dir=unused", "--eval_split=none"])
     plan = plans.make(config, tf_config.ALONE)
     strategy = strategies.create(config.run, config.order.global_batch_size, tf_config.ALONE)
-    schedule = schedules.create(config.optimizer, plan.training.steps_per_epoch, plan.last_step)
+    schedule = optimizers.schedule(config.optimizer, plan.training.steps_per_epoch, plan.last_step)
     trained = state.create(strategy, config, Task(config, data_spec.of(plan.training.first)), schedule)
-    return Made(config, plan, strategy, compose.stepper(strategy, trained, config, plan.training))
+    return Made(config, plan, strategy, train_step.create(strategy, trained, config, plan.training))
 
 
 def batches(made: Made, constant: bool) -> Any:
@@ -55,19 +56,15 @@ def ours(made: Made, constant: bool) -> Take:
     """Returns a Take of the trainer's loop: inner loops, checks for finite numbers, log lines."""
     from trainer import loop  # noqa: PLC0415
     from trainer.actions.output import LogLine, Output  # noqa: PLC0415
-    from trainer.step.results import Wanted  # noqa: PLC0415
 
-    tf, rows, feed = inputs.load_tensorflow(), made.config.order.global_batch_size, batches(made, constant)
+    rows, feed = made.config.order.global_batch_size, batches(made, constant)
     silent = Output(rank=-1)  # prints nothing, as neither the chief nor another worker
-
-    def inner_loop(steps: int, needs: frozenset[str]) -> Any:
-        return made.stepper.train(feed, tf.constant(steps, tf.int64), Wanted.of(needs))
 
     def take() -> tuple[int, float]:
         begin = made.stepper.state.step
         actions = [loop.Action(made.config.steps.log_every, LogLine(rows, silent))]
-        most, names = made.config.steps.steps_per_loop, lambda: made.stepper.value_names
-        loop.train(inner_loop, begin, begin + _STEPS, most, actions, lambda due: (False, set()), names)
+        inner_loop, most = functools.partial(made.stepper.run, feed), made.config.steps.steps_per_loop
+        loop.train(inner_loop, begin, begin + _STEPS, most, actions, lambda due: (False, set()))
         return _STEPS * rows, 0.0
 
     take()

@@ -93,15 +93,13 @@ def milliseconds(rounds: list[Round], rows: int) -> float:
 
 def looper(flags: list[str], devices: int, virtual: int | None, rows: int) -> Take:
     """Returns a Take of inner loops over one batch on so many devices."""
-    from trainer.step.results import Wanted  # noqa: PLC0415
-
     strategy_flags = ["--strategy=mirrored", f"--num_replicas={devices}", f"--global_batch_size={rows}"]
     made = loops.make([*flags, *strategy_flags, *([f"--virtual_replicas={virtual}"] if virtual else [])])
     batches = loops.batches(made, constant=True)
     steps = inputs.load_tensorflow().constant(_STEPS, "int64")
 
     def take() -> tuple[int, float]:
-        int(made.stepper.train(batches, steps, Wanted.of()).step)
+        int(made.stepper.train(batches, steps).step)
         return _STEPS * rows, 0.0
 
     take()

@@ -7,7 +7,7 @@ of all replicas in fixed point. It prints a digest of the weights: the same for 
     python examples/same_bits_loop.py --data_dir=demo/digits --steps=50 --replicas=3
 
 A model with BatchNorm or dropout needs more: each virtual replica has to begin with the same statistics and draw from a
-seed of its own (trainer/step/virtual_replicas.py does so).
+seed of its own (trainer/step/state.py does so).
 """
 
 import argparse

@@ -71,7 +71,7 @@ def model_difference(chief: Structure, other: Structure) -> str | None:
 
 
 def code_of_packages(names: Sequence[str] = _COMPUTING) -> Part:
-    """Returns the digest of each source file of our packages: `{"trainer/step/apply.py": [digest]}`.
+    """Returns the digest of each source file of our packages: `{"trainer/step/train_step.py": [digest]}`.
 
     Not of what is compiled: it gives the same bits as the code that takes its place where there was no compiler.
     """

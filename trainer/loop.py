@@ -14,15 +14,16 @@ from trainer.checkpoint import NotFiniteError
 
 if TYPE_CHECKING:
     from pipeline.audit.key_log import SourceLogs
-    from trainer.step.results import LoopResult
-    from trainer.step.updates import Stepper
+    from trainer.step.train_step import LoopResult, TrainStep
+
+_NO_SUMMARIES = frozenset[str]()
 
 
 class InnerLoop(Protocol):
-    """Makes updates."""
+    """Runs updates on the devices."""
 
-    def __call__(self, steps: int, needs: frozenset[str]) -> LoopResult:
-        """Makes so many updates, the last of which tells what is needed."""
+    def __call__(self, steps: int, summaries: frozenset[str]) -> LoopResult:
+        """Runs `steps` updates; of one update, also computes the summaries."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +36,11 @@ class Progress:
       steps: updates that this process has made.
       seconds: that these took, without the actions.
       waited: of these, seconds of waiting for batches.
-      start_up: that the first of them took, which is traced and compiled.
+      start_up: of these, seconds of the updates that had to be traced and compiled: the first, and the first with each
+        set of summaries.
       result: of the inner loop.
-      start_wait: seconds that the first of the updates waited for its batch.
+      start_wait: seconds that those updates waited for their batches.
+      start_steps: the number of those updates.
     """
 
     step: int
@@ -48,6 +51,7 @@ class Progress:
     start_up: float
     result: LoopResult
     start_wait: float = 0.0
+    start_steps: int = 1
 
     @functools.cached_property
     def means(self) -> Mapping[str, float]:
@@ -55,19 +59,29 @@ class Progress:
         return dict(zip(self.values, self.result.means.numpy().tolist(), strict=True))
 
     def since(self, earlier: Progress | None) -> tuple[int, float]:
-        """Returns the updates since an earlier progress, and the seconds that they took.
+        """Returns the updates since an earlier progress (None: since the start), and the seconds that they took.
 
-        Without an earlier one: all but the first, which takes longer, or the first where it is the only one.
+        Updates that were compiled take longer and are left out, unless there were no others.
         """
-        if earlier is not None:
-            return self.steps - earlier.steps, self.seconds - earlier.seconds
-        return (self.steps - 1, self.seconds - self.start_up) if self.steps > 1 else (self.steps, self.seconds)
+        steps, seconds, _ = self._since(earlier)
+        return steps, seconds
 
     def waited_since(self, earlier: Progress | None) -> float:
         """Returns the seconds of waiting for batches in the time that `since` gives."""
+        return self._since(earlier)[2]
+
+    def _since(self, earlier: Progress | None) -> tuple[int, float, float]:
+        everything = self.steps, self.seconds, self.waited
+        compiled = self.start_steps, self.start_up, self.start_wait
         if earlier is not None:
-            return self.waited - earlier.waited
-        return self.waited - (self.start_wait if self.steps > 1 else 0.0)
+            of_earlier = earlier.steps, earlier.seconds, earlier.waited
+            everything = _less(everything, of_earlier)
+            compiled = _less(compiled, (earlier.start_steps, earlier.start_up, earlier.start_wait))
+        return _less(everything, compiled) if everything[0] > compiled[0] else everything
+
+
+def _less(one: tuple[int, float, float], other: tuple[int, float, float]) -> tuple[int, float, float]:
+    return one[0] - other[0], one[1] - other[1], one[2] - other[2]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,14 +93,14 @@ class Action:
       do: what.
       seconds: also after the inner loop that follows so many seconds without it; 0: never.
       at: also at these steps.
-      needs: what it needs of the step, see `trainer.step.results`.
+      needs: the summaries of the step that it shows; see `LoopResult`.
     """
 
     every: int
     do: Callable[[Progress], None]
     seconds: float = 0.0
     at: tuple[int, ...] = ()
-    needs: frozenset[str] = frozenset()
+    needs: frozenset[str] = _NO_SUMMARIES
 
     def next_after(self, step: int) -> float:
         """Returns the next step at which it is due, infinity if there is none."""
@@ -121,20 +135,18 @@ def train(
     steps_per_loop: int,
     actions: Sequence[Action],
     agree: Callable[[Sequence[int]], tuple[bool, set[int]]],
-    value_names: Callable[[], Sequence[str]],
     watch: Callable[[Progress], None] | None = None,
 ) -> bool:
     """Trains from start_step to last_step, or until told to stop. The first inner loop is of one update, timed apart.
 
     Args:
-      inner_loop: makes so many updates.
+      inner_loop: runs the updates.
       start_step: global step at the beginning.
       last_step: global step at the end.
       steps_per_loop: most updates of an inner loop.
       actions: in the order in which they are done.
       agree: asked after every inner loop and its actions, with the numbers of the actions that are due by this
         worker's clock; returns whether to stop, and those that are due by any worker's clock: the same on all workers.
-      value_names: of the values of a loop's result.
       watch: told of every inner loop, before the actions.
 
     Returns:
@@ -143,17 +155,12 @@ def train(
     Raises:
       NotFiniteError: a loss or weight is NaN or infinite; the message names the step.
     """
-    progress, clocks, by_clock = None, _Clocks(actions), set[int]()
-    step = start_step
-    while step < last_step:
-        most = steps_per_loop if progress else 1
+    updates, clocks, by_clock = _Updates(inner_loop, start_step), _Clocks(actions), set[int]()
+    while (step := updates.step) < last_step:
+        most = steps_per_loop if updates.progress else 1
         end = int(min(step + most, last_step, *(action.next_after(step) for action in actions)))
         due = [i for i, action in enumerate(actions) if action.is_due(end) or i in by_clock]
-        needs = frozenset[str]().union(*(actions[i].needs for i in due))
-        progress = _progress(inner_loop, end - step, needs, progress, value_names)
-        step = end
-        if progress.step != end:
-            raise PipelineError(f"the inner loop ended at step {progress.step} instead of {end}")
+        progress = updates.run(end, _NO_SUMMARIES.union(*(actions[i].needs for i in due)))
         if watch:
             watch(progress)
         for i in due:
@@ -165,58 +172,82 @@ def train(
     return False
 
 
-def _progress(
-    inner_loop: InnerLoop,
-    steps: int,
-    needs: frozenset[str],
-    before: Progress | None,
-    value_names: Callable[[], Sequence[str]],
-) -> Progress:
-    """Makes so many updates."""
-    began = time.perf_counter()
-    result = inner_loop(steps, needs)
-    reached, numbers, finite = int(result.step), result.values.numpy().tolist(), bool(result.finite)
-    seconds, waited = time.perf_counter() - began, float(result.waited)
-    values = dict(zip(value_names(), numbers, strict=True))
-    if not finite:
-        loss = values["total_loss"]
-        weights = ", and a weight after it is NaN or infinite" if math.isfinite(loss) else ""
-        raise NotFiniteError(f"step {reached}: loss is {loss:.4g}{weights}")
-    if before is None:
-        return Progress(reached, values, steps, seconds, waited, seconds, result, waited)
-    return Progress(
-        reached,
-        values,
-        before.steps + steps,
-        before.seconds + seconds,
-        before.waited + waited,
-        before.start_up,
-        result,
-        before.start_wait,
-    )
+class _Updates:
+    """Runs the inner loop, and adds up what it took.
 
-
-def logged(
-    stepper: Stepper,
-    batches: Iterator[Any],
-    wanted: Callable[[frozenset[str]], Any],
-    log: SourceLogs,
-    first_replica: int,
-) -> InnerLoop:
-    """Returns a loop of updates one by one, which logs the keys of each and then writes the log to its file.
-
-    Batches are ({"image": ..., "key": ...}, labels, weights), from the state's step on; the log is this worker's, whose
-    replicas are numbered from `first_replica`; `wanted` makes tensors of what a step is to tell.
+    Attributes:
+      step: global step.
+      progress: None before the first update.
     """
 
-    def inner_loop(steps: int, needs: frozenset[str]) -> LoopResult:
-        for number in range(steps):
-            step = stepper.state.step
-            here = needs if number == steps - 1 else frozenset[str]()
-            result, keys, weights = stepper.train_one(batches, wanted(here))
+    def __init__(self, inner_loop: InnerLoop, start_step: int) -> None:
+        self._inner_loop, self.step = inner_loop, start_step
+        self.progress: Progress | None = None
+        self._compiled: set[frozenset[str]] = set()
+
+    def run(self, end: int, summaries: frozenset[str]) -> Progress:
+        """Runs the updates up to a step.
+
+        Summaries are computed by the last update, which runs by itself: so the other updates, compiled as a loop, have
+        none of their cost.
+        """
+        plain = end - 1 if summaries else end
+        if _NO_SUMMARIES not in self._compiled:  # by itself, so that its time can be told apart
+            self._run(min(self.step + 1, plain), _NO_SUMMARIES)
+        self._run(plain, _NO_SUMMARIES)
+        self._run(end, summaries)
+        assert self.progress
+        return self.progress
+
+    def _run(self, end: int, summaries: frozenset[str]) -> None:
+        if end == self.step:
+            return
+        steps, is_first = end - self.step, summaries not in self._compiled
+        began = time.perf_counter()
+        result = self._inner_loop(steps, summaries)
+        reached, numbers, finite = int(result.step), result.values.numpy().tolist(), bool(result.finite)
+        seconds, waited = time.perf_counter() - began, float(result.waited)
+        values = dict(zip(result.names, numbers, strict=True))
+        if not finite:
+            loss = values["total_loss"]
+            weights = ", and a weight after it is NaN or infinite" if math.isfinite(loss) else ""
+            raise NotFiniteError(f"step {reached}: loss is {loss:.4g}{weights}")
+        if reached != end:
+            raise PipelineError(f"the inner loop ended at step {reached} instead of {end}")
+        before = self.progress or Progress(self.step, {}, 0, 0.0, 0.0, 0.0, result, 0.0, 0)
+        self.progress = dataclasses.replace(
+            before,
+            step=end,
+            values=values,
+            steps=before.steps + steps,
+            seconds=before.seconds + seconds,
+            waited=before.waited + waited,
+            start_up=before.start_up + (seconds if is_first else 0.0),
+            result=result,
+            start_wait=before.start_wait + (waited if is_first else 0.0),
+            start_steps=before.start_steps + (steps if is_first else 0),
+        )
+        self.step = end
+        self._compiled.add(summaries)
+
+
+def logged(step: TrainStep, batches: Iterator[Any], log: SourceLogs, first_replica: int) -> InnerLoop:
+    """Returns a loop of updates one by one, which logs the keys of each and then writes the log to its file.
+
+    Args:
+      step: runs the updates.
+      batches: ({"image": ..., "key": ...}, labels, weights), from the state's step on.
+      log: this worker's.
+      first_replica: the number of its first replica.
+    """
+
+    def inner_loop(steps: int, summaries: frozenset[str]) -> LoopResult:
+        for _ in range(steps):
+            before = step.state.step
+            result, keys, weights = step.run_one(batches, summaries)
             for i, (rows, real) in enumerate(zip(keys, weights, strict=True)):
                 log.append(
-                    step, first_replica + i, rows.numpy().reshape(-1).tolist(), real.numpy().reshape(-1).tolist()
+                    before, first_replica + i, rows.numpy().reshape(-1).tolist(), real.numpy().reshape(-1).tolist()
                 )
             if not result.finite:
                 break

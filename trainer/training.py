@@ -29,7 +29,7 @@ from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
 from trainer.loop import Action, Progress
 from trainer.plan import Plan
-from trainer.step import compose, schedules, state
+from trainer.step import optimizers, state, train_step
 from trainer.task import data_spec
 from trainer.task.base import Task
 from trainer.timing.judge import Judge
@@ -95,12 +95,12 @@ class _Run:
         heartbeat.phase("building the model")
         self.agreement = Agreement(self.strategy, cluster)
         steps_per_epoch = plan.training.steps_per_epoch
-        schedule = schedules.create(config.optimizer, steps_per_epoch, plan.last_step)
+        schedule = optimizers.schedule(config.optimizer, steps_per_epoch, plan.last_step)
         self.task = task(config, data_spec.of(plan.training.first))
         self.state = state.create(self.strategy, config, self.task, schedule)
         if cluster.size > 1:
             ties.compare(structure.of(self.state.model), description.model_difference, config.run.collective_timeout)
-        self.stepper = compose.stepper(self.strategy, self.state, config, plan.training)
+        self.stepper = train_step.create(self.strategy, self.state, config, plan.training)
         self.summary = RunSummary(output, config, plan, self.state)
         self.epoch_sums = EpochSums(self.stepper.epoch, self.stepper.steps_per_epoch)
         parts: dict[str, Stateful] = {"averages": LossAverages(self.stepper.averages), "epoch": self.epoch_sums}
@@ -110,7 +110,7 @@ class _Run:
         self.feed = Feed(config, plan, cluster, self.stepper)
         self.judge = Judge(config, plan, self.stepper)
         self.reporter = Reporter(plan.last_step, cluster.is_chief, output.line)
-        unit = "img" if compose.are_images(self.task.data.features) else "rows"
+        unit = "img" if train_step.are_images(self.task.data.features) else "rows"
         self.status = Status(output.live, plan.last_step, steps_per_epoch, config.order.global_batch_size, unit)
 
     def run(self) -> Evaluation | None:
@@ -139,7 +139,6 @@ class _Run:
 
     def _train(self, evaluations: Evaluations | None) -> None:
         start, last, flags = self.state.step, self.plan.last_step, self.config.steps
-        names = lambda: self.stepper.value_names  # noqa: E731
         events = self.metrics.events
         profiler = Profiler(self.config.output.profiled, events.folder, self.cluster.is_chief)
         deferred, named = self.interrupt.deferred(), self.checkpoints.naming_the_way_back()
@@ -150,7 +149,7 @@ class _Run:
             if evaluations and not evaluations.before(start, flags.eval_every):
                 raise self._stopped("evaluation")
             stopped = self.checkpoints.ends_early or loop.train(
-                inner_loop, start, last, flags.steps_per_loop, actions, self._agree, names, self._watch
+                inner_loop, start, last, flags.steps_per_loop, actions, self._agree, self._watch
             )
             if self.config.output.headspace:
                 self.judge.batch = next(self.feed.iterator)

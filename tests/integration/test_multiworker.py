@@ -163,8 +163,8 @@ def test_a_worker_with_another_copy_of_the_package_is_told(digits, tmp_path):
     copy = tmp_path / "copy"
     for package in ("pipeline", "trainer"):
         shutil.copytree(forked.ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
-    gradients = copy / "trainer" / "step" / "gradients.py"
-    said = r"trainer\.run: worker 1 \(localhost:\d+\) has another trainer/step/gradients\.py; start .*\n"
+    gradients = copy / "trainer" / "step" / "train_step.py"
+    said = r"trainer\.run: worker 1 \(localhost:\d+\) has another trainer/step/train_step\.py; start .*\n"
     flags = ["--strategy=multiworker", f"--data_dir={digits}", f"--model_dir={tmp_path}/run", "--train_steps=3"]
     for is_changed in (False, True):
         workers = [

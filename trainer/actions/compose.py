@@ -11,8 +11,7 @@ from trainer.actions.output import LogLine, Output
 from trainer.actions.scalars import TrainScalars
 from trainer.config import TrainConfig
 from trainer.loop import Action, Progress
-from trainer.step.results import HISTOGRAMS, IMAGES, NORM
-from trainer.step.updates import Stepper
+from trainer.step.train_step import HISTOGRAMS, IMAGES, NORM, TrainStep, are_images
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,7 +28,7 @@ class Parts:
     """
 
     config: TrainConfig
-    stepper: Stepper
+    stepper: TrainStep
     output: Output
     metrics: Metrics
     evaluate: Callable[[Progress], None] | None
@@ -55,10 +54,10 @@ def _pictures(parts: Parts) -> list[Action]:
     start = stepper.state.step
     found = [Action(0, scalars.write_graph(stepper, events), at=(start + 1,))]
     first = () if start else (1,)
-    if HISTOGRAMS in stepper.shows:
+    if flags.histogram_every:
         needs, write = frozenset({HISTOGRAMS}), scalars.write_histograms(stepper, events)
         found.append(Action(flags.histogram_every, write, at=first, needs=needs))
-    if IMAGES in stepper.shows:
+    if flags.image_every and are_images(stepper.state.task.data.features):
         write = scalars.write_images(events)
         found.append(Action(flags.image_every, write, at=first, needs=frozenset({IMAGES})))
     return found

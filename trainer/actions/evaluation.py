@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from pipeline.errors import PipelineError
 from pipeline.resolved import ResolvedRequest
-from trainer.step.updates import Stepper
+from trainer.step.train_step import TrainStep
 from trainer.task.sums import LOSS, WEIGHT, Measure
 
 
@@ -74,7 +74,7 @@ class Evaluator:
       write: where the results go, too: a global step and values by tag.
     """
 
-    stepper: Stepper
+    stepper: TrainStep
     batches: Mapping[str, Iterable[tuple[Any, ...]]]
     splits: Mapping[str, ResolvedRequest]
     may_skip: int

@@ -51,7 +51,7 @@ class EventFile:
         self._summary(step, (_value(tag=tag, simple_value=value) for tag, value in values.items()))
 
     def histograms(self, step: int, rows: Mapping[str, Sequence[float]]) -> None:
-        """Writes histograms by tag, each a row of `trainer.step.details.histograms`."""
+        """Writes histograms by tag, each a row of `LoopResult.histograms`."""
         self._summary(step, (_value(tag=tag, histo=pictures.histogram(row)) for tag, row in rows.items()))
 
     def images(self, step: int, images: Mapping[str, tf.Tensor]) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
-
-import tensorflow as tf
 
 from pipeline.audit.key_log import SourceLogs
 from pipeline.distribution import distribute_request
@@ -18,8 +17,7 @@ from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
 from trainer.loop import InnerLoop
 from trainer.plan import Plan
-from trainer.step.results import Wanted
-from trainer.step.updates import Stepper
+from trainer.step.train_step import TrainStep
 
 
 @dataclasses.dataclass(eq=False)
@@ -37,7 +35,7 @@ class Feed:
     config: TrainConfig
     plan: Plan
     cluster: Cluster
-    stepper: Stepper
+    stepper: TrainStep
     iterator: Any = None
 
     def batches(self, request: Request, prefetch: int | None = None) -> Any:
@@ -59,7 +57,7 @@ class Feed:
                 yield inner_loop
             return
         iterator = self.iterator = iter(self.batches(request))
-        yield lambda steps, needs: self.stepper.train(iterator, tf.constant(steps, tf.int64), Wanted.of(needs))
+        yield functools.partial(self.stepper.run, iterator)
 
     @contextlib.contextmanager
     def _logged(self, request: Request) -> Iterator[InnerLoop]:
@@ -72,4 +70,4 @@ class Feed:
         with SourceLogs(folder, self.plan.training.spec, rank, self.cluster.size, num_replicas) as log:
             batches = self.batches(dataclasses.replace(request, features=("key",)), prefetch=0)
             first = rank * (num_replicas // self.cluster.size)
-            yield loop.logged(self.stepper, iter(batches), Wanted.of, log, first)
+            yield loop.logged(self.stepper, iter(batches), log, first)

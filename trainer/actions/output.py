@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainer.actions.live import LiveLine
 from trainer.loop import Progress
-from trainer.step.results import TOTAL_LOSS
+from trainer.step.train_step import TOTAL_LOSS
 
 
 class Output:

@@ -9,11 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.inspect.pixels import as_pixels
-from trainer.step.details import BUCKETS
+from trainer.step.train_step import BUCKETS
 
 
 def histogram(row: Sequence[float]) -> Any:
-    """Returns the HistogramProto of a row of `trainer.step.details.histograms`."""
+    """Returns the HistogramProto of a row of `LoopResult.histograms`."""
     least, greatest, total, squares, *counts = (float(number) for number in row)
     limits = least + (greatest - least) * np.arange(1, BUCKETS + 1) / BUCKETS
     limits[-1] = greatest

@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from trainer.actions.events import EventFile
 from trainer.loop import Progress
-from trainer.step.results import AVERAGED
-from trainer.step.updates import Stepper
+from trainer.step.train_step import AVERAGED, TrainStep
 
 Write = Callable[[int, dict[str, float]], None]  # global step, values by tag
 
@@ -38,7 +37,7 @@ class TrainScalars:
         self._write(progress.step, values)
 
 
-def write_graph(stepper: Stepper, file: EventFile) -> Callable[[Progress], None]:
+def write_graph(stepper: TrainStep, file: EventFile) -> Callable[[Progress], None]:
     """Returns an action that writes the graph of an update, once in a folder."""
 
     def write(progress: Progress) -> None:
@@ -48,7 +47,7 @@ def write_graph(stepper: Stepper, file: EventFile) -> Callable[[Progress], None]
     return write
 
 
-def write_histograms(stepper: Stepper, file: EventFile) -> Callable[[Progress], None]:
+def write_histograms(stepper: TrainStep, file: EventFile) -> Callable[[Progress], None]:
     """Returns an action that writes the histograms of all weights and their gradients; needs HISTOGRAMS."""
     paths = [variable.path for variable in stepper.state.model.trainable_variables]
     tags = [*(f"weights/{path}" for path in paths), *(f"gradients/{path}" for path in paths)]

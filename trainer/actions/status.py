@@ -12,7 +12,7 @@ import tqdm
 
 from trainer.actions.live import LiveLine
 from trainer.loop import Progress
-from trainer.step.results import REGULARIZATION, TOTAL_LOSS
+from trainer.step.train_step import REGULARIZATION, TOTAL_LOSS
 from trainer.task.sums import LOSS
 
 _WINDOW = 10.0  # seconds over which speeds are taken

@@ -17,7 +17,7 @@ from pipeline.resolved import ResolvedRequest
 from trainer.actions.evaluation import Evaluation, added, result_of
 from trainer.evaluation.report import Report
 from trainer.evaluation.tally import Tally
-from trainer.step.forward import Forward
+from trainer.step.state import Forward
 from trainer.task.outputs import classes_of, gives_probabilities
 from trainer.task.sums import Sums
 from trainer.trained import Trained

@@ -85,7 +85,7 @@ def _probabilities(trained: Trained, pixels: keras.KerasTensor) -> keras.KerasTe
     model = trained.model
     wanted = model.inputs[0].dtype if getattr(model, "inputs", None) else "uint8"
     if pixels.dtype == "uint8" and wanted != "uint8":
-        pixels = ops.cast(pixels, wanted)  # as `trainer.step.forward` does
+        pixels = ops.cast(pixels, wanted)  # as `Forward` does in training
     core = plain(model)
     outputs = core(pixels)
     if trained.state.eval_flip:

@@ -23,7 +23,7 @@ from trainer.parameter_server.rows import Rows
 from trainer.parameter_server.synchronous import Synchronous
 from trainer.parameter_server.worker_lines import WorkerLines
 from trainer.plan import Plan
-from trainer.step import compose
+from trainer.step import train_step
 from trainer.step.state import TrainState
 
 
@@ -61,7 +61,7 @@ def workers(
         ledger = Ledger()
     columns = iter(coordinator.create_per_worker_dataset(tf.function(batches.dataset, autograph=False)))
     compute, rows, closures = (
-        Compute(strategy, state, config, compose.distortion(plan.training)),
+        Compute(strategy, state, config, train_step.distortion(plan.training)),
         Rows(state.measure),
         Closures(coordinator, host.check_soon),
     )

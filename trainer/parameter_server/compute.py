@@ -10,9 +10,8 @@ from pipeline.batch.on_device import DeviceDistortion
 from trainer.config import TrainConfig
 from trainer.parameter_server import numbered
 from trainer.parameter_server.transfer import Transfer
-from trainer.step.apply import Update
-from trainer.step.gradients import Computed, Gradients
 from trainer.step.state import TrainState
+from trainer.step.train_step import Contribution, Gradients, clipped
 from trainer.task.sums import WEIGHT
 
 
@@ -45,14 +44,14 @@ class Compute:
         model = state.model
         self._strategy, self._state = strategy, state
         self._gradients = Gradients(state, 1, config.order.seed, config.model.jit_compile, distort)
-        self._update = Update(state, config.optimizer.clip_norm)
+        self._clip_norm = config.optimizer.clip_norm
         self.trainable = Transfer([v.value for v in model.trainable_variables])
         self._fixed = Transfer([v.value for v in model.non_trainable_variables])
         self.kept = Transfer(
             [v.value for v in model.non_trainable_variables if v.dtype.startswith(("float", "bfloat"))]
         )
 
-    def of(self, step: tf.Tensor, share: tf.Tensor, batch: tuple[Any, ...]) -> tuple[Computed, Sent]:
+    def of(self, step: tf.Tensor, share: tf.Tensor, batch: tuple[Any, ...]) -> tuple[Contribution, Sent]:
         """Returns what comes of the rows of a share of a step, and what of it is to be sent."""
         values = [self.trainable.pull(), self._fixed.pull()]
         weight = tf.maximum(tf.reduce_sum(batch[-1]), 1.0)
@@ -68,7 +67,7 @@ class Compute:
     @tf.function(autograph=False)
     def _apply(self, step: tf.Tensor, sent: Sent) -> tf.Tensor:
         state = self._state
-        gradients = self.trainable.push(self._update.clipped(sent.gradients))
+        gradients = self.trainable.push(clipped(sent.gradients, self._clip_norm))
         rate = state.schedule(step) if state.schedule else None
 
         def in_replica() -> None:
@@ -89,7 +88,7 @@ def norm_of(sent: Sent) -> tf.Tensor:
     return norm
 
 
-def is_finite(computed: Computed, norm: tf.Tensor) -> tf.Tensor:
+def is_finite(computed: Contribution, norm: tf.Tensor) -> tf.Tensor:
     """Returns whether losses and gradients are finite, bool scalar."""
     total = tf.add_n([computed.penalty, *(tf.reduce_sum(v) for name, v in computed.sums.items() if name != WEIGHT)])
     return tf.math.is_finite(total) & tf.math.is_finite(norm)

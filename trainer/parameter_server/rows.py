@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from trainer.step.details import DECAY
-from trainer.step.results import AVERAGED, REGULARIZATION, TOTAL_LOSS, LoopResult
+from trainer.step.state import DECAY
+from trainer.step.train_step import AVERAGED, REGULARIZATION, TOTAL_LOSS, LoopResult
 from trainer.task.sums import LOSS, WEIGHT, Measure, Sums
 
 _OWN = 2  # numbers before the sums: the regularisation, the norm
@@ -138,7 +138,5 @@ def result(step: int, averages: Averages, means: list[float], norm: float) -> Lo
         tf.constant(averages.values),
         none,
         tf.constant(means, tf.float64),
-        tf.constant(norm),
-        none,
-        none,
+        norm=tf.constant(norm),
     )

@@ -33,7 +33,7 @@ from trainer.parameter_server.loop import Loop
 from trainer.parameter_server.roles import CHIEF, PS, WORKER, Roles, Task
 from trainer.parameter_server.rows import Averages, EpochSums
 from trainer.plan import Plan
-from trainer.step import compose, schedules, state
+from trainer.step import optimizers, state, train_step
 from trainer.task import base, data_spec
 
 
@@ -136,7 +136,7 @@ class _Run:
         self.strategy, coordinator, self.members, self._server = connect(roles, host, silence)
         output.live.phase("building the model")
         steps_per_epoch = plan.training.steps_per_epoch
-        schedule = schedules.create(config.optimizer, steps_per_epoch, plan.last_step)
+        schedule = optimizers.schedule(config.optimizer, steps_per_epoch, plan.last_step)
         self.task = task(config, data_spec.of(plan.training.first))
         self.state = state.create(self.strategy, config, self.task, schedule)
         numbered.check(self.state.optimizer, config.model.task or f"--optimizer={config.optimizer.optimizer}")
@@ -147,7 +147,7 @@ class _Run:
             config, plan, self.state, parts, is_chief=True, say=output.line, io_device=CHIEF_DEVICE
         )
         self.reporter = Reporter(plan.last_step, True, output.line)
-        unit = "img" if compose.are_images(self.task.data.features) else "rows"
+        unit = "img" if train_step.are_images(self.task.data.features) else "rows"
         self.status = Status(output.live, plan.last_step, steps_per_epoch, config.order.global_batch_size, unit)
         self.workers = assembling.workers(config, plan, roles, self.strategy, coordinator, self.state, host)
 

@@ -1,17 +1,23 @@
-"""The optimizers by name."""
+"""The optimizers by name, the learning rate as a function of the global step, and the average of the weights."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from pipeline.commands.text import parse_call
 from pipeline.errors import UsageError
 from trainer.config.model import WITH_MOMENTUM, OptimizerFlags
+from trainer.topology import without_all_reduce
+
+Schedule = Callable[[tf.Tensor], tf.Tensor]  # global step (int64 scalar) -> rate of the next update (float32 scalar)
 
 _OWN_FLAGS = ("learning_rate", "weight_decay", "momentum", "nesterov")  # and no arguments in --optimizer
+_WARM_UP = 10.0  # decay min(d, (1 + step) / (10 + step)), as tf.train.ExponentialMovingAverage with num_updates
 
 
 def create(flags: OptimizerFlags, precision: str = "float32") -> keras.optimizers.Optimizer:
@@ -49,8 +55,89 @@ def _create(name: str, arguments: dict[str, Any], flags: OptimizerFlags) -> kera
 
 
 def build(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> None:
-    """Makes the optimizer's variables; weight decay leaves out biases and norms: what has less than two axes."""
+    """Makes the optimizer's variables, and has it take gradients that are summed over the replicas already."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if inner.weight_decay is not None:
+    if inner.weight_decay is not None:  # not of biases and norms: what has less than two axes
         inner.exclude_from_weight_decay(var_list=[v for v in variables if len(v.shape) < 2])
     optimizer.build(variables)
+    without_all_reduce(inner)
+
+
+def schedule(flags: OptimizerFlags, steps_per_epoch: int, last_step: int) -> Schedule:
+    """Returns the learning rate that the flags describe: warm-up, then a staircase, a cosine, a line, or no change.
+
+    With r = learning_rate, s = global step, w = steps of warm-up, and p = (s - w) / (last_step - w) in [0, 1]:
+    exponential r * decay_factor^floor(s / stair); piecewise r * decay_factor^(stairs before s); cosine
+    r * (e + (1 - e) * (1 + cos(pi * p)) / 2), e = end_factor (Loshchilov and Hutter 2017, "SGDR", without restarts);
+    linear r * (e + (1 - e) * (1 - p)). Below w all are multiplied by (s + 1) / w (Goyal et al. 2017, 2.2).
+
+    Args:
+      flags: of the optimizer.
+      steps_per_epoch: T; epochs of flags become steps by it, rounded down.
+      last_step: at which training ends, and cosine and linear with it.
+    """
+    warmup = int(flags.warmup_epochs * steps_per_epoch)
+    shape = _shape(flags, steps_per_epoch, warmup, last_step)
+
+    def rate(step: tf.Tensor) -> tf.Tensor:
+        number = tf.cast(step, tf.float64)
+        share = shape(number)
+        if warmup:
+            share *= tf.clip_by_value((number + 1) / warmup, 0.0, 1.0)
+        return tf.cast(flags.learning_rate * share, tf.float32)
+
+    return rate
+
+
+def _shape(flags: OptimizerFlags, steps_per_epoch: int, warmup: int, last_step: int) -> Schedule:
+    """Returns the rate without warm-up as a share of the highest: of a step, float64 scalars."""
+    factor, end = tf.constant(flags.decay_factor, tf.float64), flags.end_factor
+    if flags.schedule == "exponential":
+        stair = max(1, int(flags.decay_epochs * steps_per_epoch))
+        return lambda step: factor ** tf.floor(step / stair)
+    if flags.schedule == "piecewise":
+        stairs = tf.constant([int(epoch * steps_per_epoch) for epoch in flags.stairs], tf.float64)
+        return lambda step: factor ** tf.reduce_sum(tf.cast(step >= stairs, tf.float64))
+
+    def progress(step: tf.Tensor) -> tf.Tensor:
+        return tf.clip_by_value((step - warmup) / max(1, last_step - warmup), 0.0, 1.0)
+
+    if flags.schedule == "cosine":
+        return lambda step: end + (1 - end) * (1 + tf.cos(math.pi * progress(step))) / 2
+    if flags.schedule == "linear":
+        return lambda step: end + (1 - end) * (1 - progress(step))
+    return tf.ones_like
+
+
+class Averages(tf.Module):
+    """Moving average of each weight, on its devices; evaluations and exports use it (Polyak and Juditsky 1992).
+
+    Attributes:
+      values: the averages, in the order of `model.trainable_variables`.
+    """
+
+    def __init__(self, model: keras.Model, decay: float) -> None:
+        """Makes the averages, equal to the weights; call it in the strategy's scope."""
+        super().__init__()
+        self._weights, self._decay = [v.value for v in model.trainable_variables], decay
+        self.values = [tf.Variable(v, trainable=False, name="average") for v in self._weights]
+
+    def reset(self) -> None:
+        """Sets the averages to the weights."""
+        for average, weight in zip(self.values, self._weights, strict=True):
+            average.assign(weight)
+
+    def to_weights(self) -> None:
+        """Sets the weights to the averages."""
+        for weight, average in zip(self._weights, self.values, strict=True):
+            weight.assign(average)
+
+    def update(self, strategy: tf.distribute.Strategy, step: tf.Tensor) -> None:
+        """Adds the weights after an update, in a cross-replica context; step, int64, counts the updates so far."""
+        count = tf.cast(step, tf.float32)
+        # Early averages would be of the first, random weights: the decay grows with the number of updates.
+        decay = tf.minimum(self._decay, (1.0 + count) / (_WARM_UP + count))
+        for average, weight in zip(self.values, self._weights, strict=True):
+            strategy.extended.update(
+                average, lambda variable, value: variable.assign_sub((1.0 - decay) * (variable - value)), args=(weight,)
+            )

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from pipeline.errors import UsageError
+from pipeline.order import hashing_tf
+from pipeline.order.hashing import Domain
 from trainer import models
 from trainer.config import TrainConfig
 from trainer.config.model import OptimizerFlags, dtype_policy
 from trainer.step import optimizers
-from trainer.step.averages import Averages
-from trainer.step.forward import check_state
-from trainer.step.schedules import Schedule
+from trainer.step.optimizers import Averages, Schedule
 from trainer.task.base import Task
 from trainer.task.compiled import CompiledMeasure
-from trainer.task.sums import Measure, RowMeasure
+from trainer.task.sums import WEIGHT, Measure, RowMeasure, Sums
+
+DECAY = 0.9  # of moving averages: that of the CIFAR-10 tutorial's losses (cifar10.py)
+_WIDTH = 2  # the axis of a batch of images
+_SEED_BITS = 32  # of a key in each of the two numbers of a Keras seed
+_SEED_NAME = "seed_generator_state"  # of Keras' variables
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,6 +71,18 @@ class TrainState:
         """Sets the weights to their average, where there is one; no update may follow. Every worker calls it."""
         if self.averages:
             self.averages.to_weights()
+
+    def values(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Returns the values of the trainable variables and of the others, to be read once per step."""
+        variables = (self.model.trainable_variables, self.model.non_trainable_variables)
+        trainable, fixed = [[tf.convert_to_tensor(v.value) for v in some] for some in variables]
+        return trainable, fixed
+
+    def assign_statistics(self, new: list[tf.Tensor]) -> None:
+        """Gives the floating-point variables that are not trained their new values."""
+        kept = [v for v in self.model.non_trainable_variables if tf.as_dtype(v.dtype).is_floating]
+        for variable, value in zip(kept, new, strict=True):
+            variable.assign(value)
 
     def loss_scale(self) -> tf.Tensor | None:
         """Returns what the loss is multiplied by before it is differentiated, float32 scalar; None: by nothing."""
@@ -130,7 +149,17 @@ def _check_model(model: Any, task: Task) -> None:
         raise UsageError(f"{name}.build_model: must return a Keras model, returned {model!r}")
     if not model.built:
         raise UsageError(f"{name}.build_model: the model is not built; give it a keras.Input")
-    check_state(model)
+    _check_state(model)
+
+
+def _check_state(model: keras.Model) -> None:
+    """Refuses a model that keeps a state that could not be resumed or averaged."""
+    for variable in model.non_trainable_variables:
+        if not variable.dtype.startswith(("float", "bfloat")) and variable.name != _SEED_NAME:
+            raise UsageError(
+                f"the model's variable {variable.path} is {variable.dtype}: state that is not trained must be "
+                "floating-point, which is averaged over the replicas, or the seed of a layer of Keras"
+            )
 
 
 def _check_inputs(flag: str, model: keras.Model, task: Task) -> None:
@@ -175,3 +204,101 @@ def _check_compiled(flag: str, model: keras.Model, config: TrainConfig) -> None:
     weights = getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)  # public nowhere
     if weights is not None:
         raise UsageError(f"{flag}: compiled with loss_weights={weights}, which one loss of one output does not need")
+
+
+class Forward:
+    """Calls a model as a pure function of the values of its variables, and keeps what the calls change.
+
+    Attributes:
+      state: values of `model.non_trainable_variables`, after the last call.
+      losses: regularisation terms of the last call.
+    """
+
+    def __init__(
+        self, model: keras.Model, trainable: list[tf.Tensor], state: list[tf.Tensor], eval_flip: bool = False
+    ) -> None:
+        self._model, self._trainable, self.state, self._eval_flip = model, trainable, state, eval_flip
+        self.losses: list[tf.Tensor] = []
+
+    def __call__(self, features: Any, training: bool = False) -> Any:
+        """Returns the model's outputs, float32 where the model computes in less.
+
+        With `eval_flip`, those of an evaluation are the mean over images and their mirror images: a part of the
+        multi-crop evaluation of airbench94 (Jordan 2024).
+        """
+        outputs = self._outputs(features, training)
+        if training or not self._eval_flip:
+            return outputs
+        mirrored = self._outputs(tf.reverse(features, axis=[_WIDTH]), training)
+        return tf.nest.map_structure(lambda one, other: (one + other) / 2, outputs, mirrored)
+
+    def _outputs(self, features: Any, training: bool) -> Any:
+        mode = {"training": training} if _takes_training(self._model) else {}
+        outputs, self.state, self.losses = self._model.stateless_call(
+            self._trainable, self.state, _as_input(self._model, features), return_losses=True, **mode
+        )
+        return tf.nest.map_structure(lambda value: tf.cast(value, tf.float32) if _is_low(value) else value, outputs)
+
+
+def seeded(state: list[tf.Tensor], *key: Any) -> list[tf.Tensor]:
+    """Returns the state with seeds that are a hash of integers: no dropout depends on how often it was called."""
+
+    def seed(index: int, value: tf.Tensor) -> tf.Tensor:
+        if value.dtype.is_floating:
+            return value
+        hashed = hashing_tf.derive_key(Domain.MODEL, key[0], index, *key[1:])
+        low = tf.bitwise.bitwise_and(hashed, tf.constant((1 << _SEED_BITS) - 1, tf.uint64))
+        high = tf.bitwise.right_shift(hashed, tf.constant(_SEED_BITS, tf.uint64))
+        return tf.cast(tf.stack([high, low]), value.dtype)
+
+    return [seed(index, value) for index, value in enumerate(state)]
+
+
+def _takes_training(model: keras.Model) -> bool:
+    """Returns whether the model's call has the argument `training`, which that of a subclass may lack."""
+    parameters = inspect.signature(model.call).parameters.values()
+    return any(one.name == "training" or one.kind is one.VAR_KEYWORD for one in parameters)
+
+
+def _is_low(value: tf.Tensor) -> bool:
+    return value.dtype in (tf.float16, tf.bfloat16)
+
+
+def _as_input(model: keras.Model, features: Any) -> Any:
+    """Casts uint8 pixels to the model's input dtype (values stay in 0..255); returns other features unchanged."""
+    wanted = model.inputs[0].dtype if getattr(model, "inputs", None) else None
+    if not tf.is_tensor(features) or features.dtype != tf.uint8 or wanted in (None, "uint8"):
+        return features
+    return tf.cast(features, wanted)
+
+
+def moving_averages(averages: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """Returns moving averages after one more update with these values; they begin with the first of them."""
+    return tf.where(tf.math.is_nan(averages), values, DECAY * averages + (1 - DECAY) * values)
+
+
+def epoch_sums(before: tf.Tensor, sums: Sums, penalty: tf.Tensor, begins: tf.Tensor) -> tf.Tensor:
+    """Returns the sums over an epoch after one more update, float64.
+
+    Args:
+      before: those after the update before; of another length, such as 0, they begin with this update.
+      sums: of the measure, over all rows of the update.
+      penalty: its regularisation.
+      begins: whether the update is the first of its epoch, bool scalar.
+
+    Returns:
+      The number of updates, the regularisation of each times the weight of its rows, then the sums, flat.
+    """
+    weight = tf.cast(sums[WEIGHT], tf.float64)
+    own = tf.stack([tf.constant(1.0, tf.float64), tf.cast(penalty, tf.float64) * weight])
+    here = tf.concat([own, *(tf.reshape(tf.cast(value, tf.float64), [-1]) for value in sums.values())], axis=0)
+    size = here.shape[0]
+    padded = tf.ensure_shape(tf.pad(before[:size], [[0, size - tf.minimum(tf.size(before), size)]]), [size])
+    return tf.where(begins | tf.not_equal(tf.size(before), size), here, padded + here)
+
+
+def epoch_parts(epoch: tf.Tensor, shapes: Mapping[str, tf.TensorShape]) -> tuple[Sums, tf.Tensor]:
+    """Returns the measure's sums over an epoch, and its mean regularisation, from what `epoch_sums` returned."""
+    _, penalty, *parts = tf.split(epoch, [1, 1, *(shape.num_elements() for shape in shapes.values())])
+    sums = {name: tf.reshape(part, shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+    return sums, penalty[0] / tf.maximum(sums[WEIGHT], 1.0)

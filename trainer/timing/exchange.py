@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.step.replicas import all_sum
+from trainer.step.train_step import all_sum
 
 _REPEATS, _ROUNDS = 3, 3  # in a loop, and loops of which the fastest counts
 

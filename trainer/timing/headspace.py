@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.step.updates import Stepper
+from trainer.step.train_step import TrainStep
 
 
-def seconds_per_step(stepper: Stepper, batch: Any, steps: int, steps_per_loop: int) -> float:
+def seconds_per_step(stepper: TrainStep, batch: Any, steps: int, steps_per_loop: int) -> float:
     """Returns the seconds of an update with a constant batch; every worker has to call it.
 
     It changes the weights: call it when nothing uses them any more.

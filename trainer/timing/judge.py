@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from trainer.config import TrainConfig
 from trainer.plan import Plan
-from trainer.step.updates import Stepper
+from trainer.step.train_step import TrainStep
 from trainer.timing import exchange, headspace
 from trainer.timing.advice import Facts
 from trainer.timing.verdict import Verdict
@@ -22,7 +22,7 @@ class Judge:
       batch: for the headspace; None: it is not measured.
     """
 
-    def __init__(self, config: TrainConfig, plan: Plan, stepper: Stepper) -> None:
+    def __init__(self, config: TrainConfig, plan: Plan, stepper: TrainStep) -> None:
         image, parses = plan.training.first.manifest.features.get("image"), plan.training.request.parse is not None
         gpus, self._replicas = len(tf.config.list_physical_devices("GPU")), stepper.strategy.num_replicas_in_sync
         facts = Facts(self._replicas, gpus, image.encoding if image else None, parses)

@@ -73,12 +73,12 @@ def make_stepper(make_strategy, make_state, config_of):
     """Returns a function that makes a stepper on so many replicas, of `make_state`'s state; flags as of the command."""
 
     def make(replicas=1, optimizer="sgd", name="mirrored", **options):
-        from trainer.step import compose
+        from trainer.step import train_step
 
         flags = {key: value for key, value in options.items() if key not in ("build", "rate", "labels", "shape")}
         strategy = make_strategy(replicas, name)
         state = make_state(strategy, optimizer, **options)
-        return compose.stepper(strategy, state, config_of(optimizer=optimizer, **flags), None)
+        return train_step.create(strategy, state, config_of(optimizer=optimizer, **flags), None)
 
     return make
 

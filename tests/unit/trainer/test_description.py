@@ -151,9 +151,9 @@ def test_our_own_sources_are_compared(described, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.resources.files", folders.get)
     shutil.copytree(package, tmp_path / "trainer", ignore=shutil.ignore_patterns("__pycache__"))
     assert difference(chief, {"worker 1": described()}) is None
-    gradients = tmp_path / "trainer" / "step" / "gradients.py"
+    gradients = tmp_path / "trainer" / "step" / "train_step.py"
     gradients.write_text(gradients.read_text() + "# 3.0\n")
-    assert difference(chief, {"worker 1": described(seed=1)}) == "worker 1 has another trainer/step/gradients.py"
+    assert difference(chief, {"worker 1": described(seed=1)}) == "worker 1 has another trainer/step/train_step.py"
 
 
 def test_all_that_is_compared_at_the_start_takes_little_time(described):

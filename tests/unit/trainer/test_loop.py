@@ -10,9 +10,9 @@ from pipeline.audit.key_log import Header, KeyLogWriter
 from pipeline.errors import PipelineError
 from trainer import loop
 from trainer.loop import Action, NotFiniteError
-from trainer.step.updates import Wanted
 
 KEYS = [f"k{i}" for i in range(8)]
+LOSS = "total_loss"
 
 
 def with_keys(batch):
@@ -44,9 +44,12 @@ def test_logged_or_not_the_updates_are_the_same(replicas, make_stepper, batch, l
     plain, logged = make_stepper(replicas, "momentum"), make_stepper(replicas, "momentum")
     for stepper in (plain, logged):
         stepper.state.global_step.assign(40)
-    expected = plain.train(iterator_of(plain, batch), tf.constant(3, tf.int64), Wanted.of(["norm"]))
-    inner_loop = loop.logged(logged, iterator_of(logged, with_keys(batch)), Wanted.of, log, first_replica=2)
-    result = inner_loop(3, frozenset({"norm"}))
+    batches, norm = iterator_of(plain, batch), frozenset({"norm"})
+    plain.run(batches, 2)
+    expected = plain.run(batches, 1, norm)
+    inner_loop = loop.logged(logged, iterator_of(logged, with_keys(batch)), log, first_replica=2)
+    inner_loop(2, frozenset())
+    result = inner_loop(1, norm)
     assert result.values.numpy().tolist() == expected.values.numpy().tolist()
     assert float(result.norm) == float(expected.norm) > 0
     assert (int(result.step), bool(result.finite)) == (43, True)
@@ -67,7 +70,7 @@ def test_a_bad_step_is_the_last(make_stepper, batch, log, tmp_path):
     bad[1, 0, 0, 0] = np.nan
     stepper = make_stepper(2)
     batches = iterator_of(stepper, with_keys(batch), with_keys((bad, labels, weights)))
-    result = loop.logged(stepper, batches, Wanted.of, log, 0)(5, frozenset())
+    result = loop.logged(stepper, batches, log, 0)(5, frozenset())
     assert (int(result.step), bool(result.finite)) == (2, False)
     assert [line["step"] for line in lines_of(tmp_path)] == [0, 0, 1, 1]
 
@@ -81,14 +84,14 @@ def counting(start, bad_at=None):
         lengths.append(steps)
         step = start + sum(lengths)
         if bad_at is not None and step >= bad_at:
-            return SimpleNamespace(step=bad_at, values=tf.constant([math.nan]), finite=False, waited=0.0)
-        return SimpleNamespace(step=step, values=tf.constant([0.5]), finite=True, waited=0.25)
+            return SimpleNamespace(step=bad_at, values=tf.constant([math.nan]), finite=False, waited=0.0, names=[LOSS])
+        return SimpleNamespace(step=step, values=tf.constant([0.5]), finite=True, waited=0.25, names=[LOSS])
 
     return inner, lengths
 
 
 def train(inner, start, last, steps_per_loop, actions, agree=lambda due: (False, set())):
-    return loop.train(inner, start, last, steps_per_loop, actions, agree, lambda: ["total_loss"])
+    return loop.train(inner, start, last, steps_per_loop, actions, agree)
 
 
 def recorder(name, every, log):
@@ -146,17 +149,20 @@ def test_the_step_has_to_advance_as_claimed():
         train(inner, 0, 10, 10, [])
 
 
-def test_a_step_tells_only_what_an_action_at_it_needs():
+def test_only_the_last_update_before_an_action_computes_what_it_shows_by_itself():
     asked = []
 
     def inner(steps, needs):
         asked.append((steps, sorted(needs)))
-        return SimpleNamespace(step=sum(n for n, _ in asked), values=tf.constant([0.5]), finite=True, waited=0.0)
+        done = sum(n for n, _ in asked)
+        return SimpleNamespace(step=done, values=tf.constant([0.5]), finite=True, waited=0.0, names=[LOSS])
 
     norm = Action(4, lambda progress: None, needs=frozenset({"norm"}))
     more = Action(0, lambda progress: None, at=(2, 8), needs=frozenset({"histograms"}))
     train(inner, 0, 9, 20, [norm, more])
-    assert asked == [(1, []), (1, ["histograms"]), (2, ["norm"]), (4, ["histograms", "norm"]), (1, [])]
+    plain = [*asked[:1], *asked[2:3], *asked[4:5], *asked[6:]]
+    assert plain == [(1, []), (1, []), (3, []), (1, [])]
+    assert asked[1::2] == [(1, ["histograms"]), (1, ["norm"]), (1, ["histograms", "norm"])]
 
 
 def test_an_action_is_due_by_the_clock_of_any_worker_one_loop_later(monkeypatch):

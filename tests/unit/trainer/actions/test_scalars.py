@@ -8,7 +8,7 @@ from trainer.actions.events import EventFile
 from trainer.actions.scalars import TrainScalars
 from trainer.config.model import OptimizerFlags
 from trainer.loop import Progress
-from trainer.step import schedules
+from trainer.step import optimizers
 
 
 def progress(step, loss, accuracy, steps, seconds, start_up, waited):
@@ -18,7 +18,7 @@ def progress(step, loss, accuracy, steps, seconds, start_up, waited):
 
 
 def test_the_scalars_of_training_with_the_speed_since_the_last_ones(tmp_path):
-    rate = schedules.create(OptimizerFlags(learning_rate=0.5, decay_factor=0.1), 20, 60)
+    rate = optimizers.schedule(OptimizerFlags(learning_rate=0.5, decay_factor=0.1), 20, 60)
     write = TrainScalars(100, rate, EventFile(tmp_path, 0).scalars)
     write(progress(30, 1.0, 0.5, 11, 7.0, 5.0, 3.5))
     write(progress(50, 0.5, 0.75, 31, 8.0, 5.0, 3.75))

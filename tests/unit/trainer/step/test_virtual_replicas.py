@@ -5,8 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.step.results import Wanted
-
 V, ROWS, CLASSES = 12, 2, 5
 SHAPE = (6, 5, 2)
 
@@ -29,8 +27,8 @@ def build():
 def train(stepper, batches, steps=1):
     """Returns the result of some updates, and its values by name."""
     iterator = iter(stepper.strategy.experimental_distribute_dataset(batches))
-    result = stepper.train(iterator, tf.constant(steps, tf.int64), Wanted.of())
-    return result, dict(zip(stepper.value_names, result.values.numpy().tolist(), strict=True))
+    result = stepper.run(iterator, steps)
+    return result, dict(zip(result.names, result.values.numpy().tolist(), strict=True))
 
 
 @pytest.fixture
@@ -54,11 +52,11 @@ def trained(make_stepper, batches):
         images, *others = (values.reshape(3, count, -1, *values.shape[3:]) for values in batches)
         dataset = tf.data.Dataset.from_tensor_slices((images, *others))
         iterator = iter(strategy.experimental_distribute_dataset(dataset))
-        one, wanted = tf.constant(1, tf.int64), Wanted.of(("norm", "histograms"))
-        results = [stepper.train(iterator, one, wanted)._replace(waited=tf.constant(0.0)) for _ in range(3)]
+        summaries = frozenset({"norm", "histograms"})
+        results = [stepper.run(iterator, 1, summaries)._replace(waited=tf.constant(0.0), names=()) for _ in range(3)]
         again = iter(strategy.experimental_distribute_dataset(dataset))
         sums = stepper.evaluate(again, tf.constant(3, tf.int64))
-        told = [value.numpy().tolist() for value in tf.nest.flatten([results, sums])]
+        told = [value.numpy().tolist() for value in tf.nest.flatten([results, sums]) if value is not None]
         averages = state.averages.values if state.averages else []
         return [v.numpy() for v in (*state.model.variables, *state.optimizer.variables, *averages)], told
 

@@ -4,7 +4,6 @@ import pytest
 import tensorflow as tf
 
 from pipeline.errors import UsageError
-from trainer.step.updates import Wanted
 
 SHAPE = (4, 3, 1)
 
@@ -47,7 +46,7 @@ def steps(make_stepper, rows):
         batches = stepper.strategy.experimental_distribute_dataset(
             tf.data.Dataset.from_tensors(tuple(rows_of)).repeat()
         )
-        result = stepper.train(iter(batches), tf.constant(1, tf.int64), Wanted.of())
+        result = stepper.run(iter(batches), 1)
         sums = stepper.evaluate(iter(batches), tf.constant(1, tf.int64))
         found = {name: float(value) for name, value in stepper.state.measure.results(sums).items()}
         return stepper, dict(zip(stepper.value_names, result.values.numpy().tolist(), strict=True)), found
@@ -95,7 +94,7 @@ def test_a_schedule_of_its_own_is_followed(make_stepper, rows):
     rates = [float(stepper.state.rate(None))]
     batches = iter(stepper.strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(rows).repeat()))
     for _ in range(2):
-        stepper.train(batches, tf.constant(1, tf.int64), Wanted.of())
+        stepper.run(batches, 1)
         rates.append(float(stepper.state.rate(None)))
     assert rates == pytest.approx([0.5, 0.05, 0.005])
 

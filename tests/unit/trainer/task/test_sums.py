@@ -4,7 +4,6 @@ import pytest
 import tensorflow as tf
 
 from pipeline.errors import UsageError
-from trainer.step.updates import Wanted
 from trainer.task.base import DataSpec, Task
 from trainer.task.sums import RowMeasure
 
@@ -65,7 +64,7 @@ def test_what_a_task_may_not_return(give, message, config_of):
 
 def test_a_step_of_its_own(make_strategy, config_of, batch):
     """Two passes of the model in one step: the loss is on both."""
-    from trainer.step import compose, state
+    from trainer.step import state, train_step
 
     class Twice(Task):
         def build_model(self):
@@ -81,7 +80,7 @@ def test_a_step_of_its_own(make_strategy, config_of, batch):
     config = config_of(optimizer="sgd")
     spec = DataSpec(tf.TensorSpec([None, 4, 3, 1]), tf.TensorSpec([None], tf.int64), tuple("abcde"))
     strategy = make_strategy(2)
-    stepper = compose.stepper(
+    stepper = train_step.create(
         strategy, state.create(strategy, config, Twice(config, spec), lambda step: 0.1), config, None
     )
     model = stepper.state.model
@@ -89,7 +88,7 @@ def test_a_step_of_its_own(make_strategy, config_of, batch):
         tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model(sign * images)).numpy()[:3] for sign in (1, -1)
     ]
     batches = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors((images, labels, weights))))
-    result = stepper.train(batches, tf.constant(1, tf.int64), Wanted.of())
+    result = stepper.run(batches, 1)
     values = dict(zip(stepper.value_names, result.values.numpy().tolist(), strict=True))
     assert values["loss"] == pytest.approx(np.mean(losses[0] + 0.5 * losses[1]), rel=1e-5)
     assert values["second"] == pytest.approx(np.mean(losses[1]), rel=1e-5)

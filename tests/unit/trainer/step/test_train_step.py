@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 from trainer.checkpoint.manager import EpochSums
-from trainer.step.updates import Wanted
 
 RATE = 0.5  # of the steppers
 
@@ -15,10 +14,12 @@ def endless(stepper, batch):
     return iter(stepper.strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(batch).repeat()))
 
 
-def train(stepper, iterator, steps, *wanted):
-    """Returns the result of some updates, and its values by name."""
-    result = stepper.train(iterator, tf.constant(steps, tf.int64), Wanted.of(wanted))
-    return result, dict(zip(stepper.value_names, result.values.numpy().tolist(), strict=True))
+def train(stepper, iterator, steps, *summaries):
+    """Returns the result of some updates, the last with summaries, and its values by name."""
+    if summaries and steps > 1:
+        stepper.run(iterator, steps - 1)
+    result = stepper.run(iterator, 1 if summaries else steps, frozenset(summaries))
+    return result, dict(zip(result.names, result.values.numpy().tolist(), strict=True))
 
 
 def expected_update(state, images, labels):
@@ -64,12 +65,79 @@ def test_loops_of_any_length_give_the_same_weights_with_one_trace(make_stepper, 
     for lengths in ([6], [1, 2, 3]):
         stepper = make_stepper(2, "adam", rate=lambda step: 0.01 / tf.cast(1 + step, tf.float32))
         for n in lengths:
-            train(stepper, endless(stepper, batch), n, *(("norm", "histograms") if n == 2 else ()))
+            train(stepper, endless(stepper, batch), n)
         assert stepper.train.experimental_get_tracing_count() == 1
         assert stepper.state.step == 6
         results.append([v.numpy() for v in stepper.state.model.variables])
     for one, other in zip(*results, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+RECIPES = {
+    "momentum": {"optimizer": "momentum"},
+    "adam, averaged, clipped": {"optimizer": "adam", "ema": 0.9, "clip_norm": 0.1},
+    "bfloat16": {"precision": "bfloat16"},
+    "float16, clipped": {"precision": "float16", "clip_norm": 0.1},
+    "XLA": {"jit_compile": True},
+    "virtual": {"virtual_replicas": 4, "global_batch_size": 8, "optimizer": "momentum", "clip_norm": 0.1},
+}
+
+
+def with_dropout_and_batch_norm():
+    """Returns a model that has a state besides its weights."""
+    layers = [
+        keras.layers.Conv2D(4, 2, kernel_regularizer=keras.regularizers.L2(0.01)),
+        keras.layers.BatchNormalization(),
+        keras.layers.ReLU(),
+        keras.layers.Flatten(),
+        keras.layers.Dropout(0.4, seed=3),
+        keras.layers.Dense(5, dtype="float32"),
+    ]
+    return keras.Sequential([keras.Input((4, 3, 1)), *layers])
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_summaries_change_no_bit_of_the_state(recipe, replicas, make_stepper, batch):
+    """Of seven updates, all in one loop, or the third and the last with summaries."""
+    flags = {"rate": 0.1, "build": with_dropout_and_batch_norm, **RECIPES[recipe]}
+    rows = batch if "virtual_replicas" not in flags else [np.reshape(part, (4, 2, *part.shape[1:])) for part in batch]
+    found = []
+    for summarised in (False, True):
+        stepper = make_stepper(replicas, **flags)
+        iterator = endless(stepper, tuple(rows))
+        for n in (3, 4):
+            result, values = train(stepper, iterator, n, *(("norm", "histograms", "images") if summarised else ()))
+        state = stepper.state
+        averages = state.averages.values if state.averages else []
+        variables = [v.numpy().tobytes() for v in (*state.model.variables, *state.optimizer.variables, *averages)]
+        sums = stepper.epoch.numpy().tolist(), stepper.averages.numpy().tolist()
+        found.append((variables, values, sums, result.means.numpy().tolist()))
+    keras.config.set_dtype_policy("float32")
+    assert found[0] == found[1]
+    assert len(found[0][0]) > 8
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+def test_summaries_are_those_of_the_update(virtual, make_stepper, batch):
+    rows, flags = batch, {}
+    if virtual:
+        rows = tuple(np.reshape(part, (4, 2, *part.shape[1:])) for part in batch)
+        flags = {"virtual_replicas": 4, "global_batch_size": 8}
+    stepper = make_stepper(2, **flags)
+    before = [v.numpy() for v in stepper.state.model.trainable_variables]
+    result, _ = train(stepper, endless(stepper, rows), 1, "norm", "histograms", "images")
+    after = [v.numpy() for v in stepper.state.model.trainable_variables]
+    gradients = [(b - a) / RATE for b, a in zip(before, after, strict=True)]
+    assert float(result.norm) == pytest.approx(np.sqrt(sum(np.sum(g**2) for g in gradients)), rel=1e-4)
+    of_weights, of_gradients = np.split(result.histograms.numpy(), 2)
+    for row, values in [*zip(of_weights, after, strict=True), *zip(of_gradients, gradients, strict=True)]:
+        expected = [values.min(), values.max(), values.sum(), np.sum(values**2)]
+        np.testing.assert_allclose(row[:4], expected, rtol=1e-3, atol=1e-5)
+        assert row[4:].sum() == values.size
+    np.testing.assert_array_equal(result.images.numpy(), batch[0][: 2 if virtual else 4])
+    plain, _ = train(stepper, endless(stepper, rows), 1)
+    assert (plain.norm, plain.histograms, plain.images) == (None, None, None)
 
 
 def test_the_learning_rate_follows_the_global_step(make_stepper, batch):
@@ -192,7 +260,113 @@ def test_an_update_by_itself_has_the_same_means(make_stepper, batch):
     one, other = make_stepper(), make_stepper()
     iterator, found = iter(tf.data.Dataset.from_tensors((features, labels, weights)).repeat()), []
     for _ in range(3):
-        result, _, _ = one.train_one(iterator, Wanted.of())
+        result, _, _ = one.run_one(iterator)
         found.append(means(one, result))
     expected = [means(other, train(other, endless(other, batch), 1)[0]) for _ in range(3)]
     assert found == expected
+
+
+def norm_after(stepper, batch, steps=3):
+    """Returns the norm of the gradient of the last of some updates, and the values of that update by name."""
+    result, values = train(stepper, endless(stepper, batch), steps, "norm")
+    return float(result.norm), values
+
+
+def weights_of(stepper):
+    return [v.numpy() for v in stepper.state.model.trainable_variables]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_norm_of_all_gradients_is_clipped_after_they_are_summed(replicas, make_stepper, batch):
+    free, clipped = make_stepper(replicas), make_stepper(replicas, clip_norm=0.01)
+    begin = weights_of(free)
+    norm, _ = norm_after(free, batch, 1)
+    assert norm_after(clipped, batch, 1)[0] == pytest.approx(norm, rel=1e-6)  # as it was before
+    moves = [[after - b for after, b in zip(weights_of(stepper), begin, strict=True)] for stepper in (free, clipped)]
+    assert np.sqrt(sum(np.sum(m**2) for m in moves[0])) == pytest.approx(0.5 * norm, rel=1e-4)
+    assert np.sqrt(sum(np.sum(m**2) for m in moves[1])) == pytest.approx(0.5 * 0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["mirrored", "central_storage"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_average_of_the_weights_has_the_classic_warm_up(replicas, name, make_stepper, batch):
+    stepper = make_stepper(replicas, ema=0.25, name=name)
+    expected = weights_of(stepper)
+    for step in range(1, 5):  # decays 2/11, 3/12, then 0.25
+        norm_after(stepper, batch, 1)
+        decay = min(0.25, (1 + step) / (10 + step))
+        expected = [decay * e + (1 - decay) * w for e, w in zip(expected, weights_of(stepper), strict=True)]
+    for average, value in zip(stepper.state.averages.values, expected, strict=True):
+        np.testing.assert_allclose(average.numpy(), value, atol=1e-6)
+    images, labels, weights = batch
+    batches = stepper.strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(batch))
+    sums = stepper.evaluate(iter(batches), tf.constant(1, tf.int64))
+    stepper.state.model.set_weights(expected)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, stepper.state.model(images)).numpy()
+    assert float(sums["loss"]) == pytest.approx(np.sum(losses * weights), rel=1e-5)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_less_precision_comes_to_about_the_same(precision, replicas, make_stepper, batch):
+    exact = make_stepper(replicas)
+    norm_after(exact, batch)
+    rough = make_stepper(replicas, precision=precision)
+    assert rough.state.model.layers[-1].compute_dtype == precision
+    assert {v.dtype for v in rough.state.model.trainable_variables} == {"float32"}
+    norm, values = norm_after(rough, batch)
+    assert np.isfinite(norm)
+    assert np.isfinite(values["total_loss"])
+    for one, other in zip(weights_of(exact), weights_of(rough), strict=True):
+        np.testing.assert_allclose(one, other, atol=0.05)
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_update_whose_scaled_gradients_overflow_is_skipped_and_the_scale_halved(replicas, make_stepper, batch):
+    stepper = make_stepper(replicas, precision="float16")
+    before, scale = weights_of(stepper), stepper.state.optimizer.dynamic_scale
+    scale.assign(2.0**127)
+    norm_after(stepper, batch, 1)
+    assert float(scale.numpy()) == 2.0**126
+    for one, other in zip(before, weights_of(stepper), strict=True):
+        np.testing.assert_array_equal(one, other)
+    scale.assign(1024.0)
+    norm_after(stepper, batch, 1)
+    assert any(np.any(one != other) for one, other in zip(before, weights_of(stepper), strict=True))
+    keras.config.set_dtype_policy("float32")
+
+
+class InPython(keras.layers.Layer):
+    """What XLA cannot compile."""
+
+    def call(self, x):
+        return tf.ensure_shape(tf.numpy_function(lambda values: values, [x], tf.float32), x.shape)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_xla_compiles_the_step_where_that_is_asked_for(compiled, make_stepper, batch):
+    def build():
+        layers = [keras.layers.Flatten(), InPython(), keras.layers.Dense(5)]
+        return keras.Sequential([keras.Input(batch[0].shape[1:]), *layers])
+
+    stepper = make_stepper(build=build, jit_compile=compiled)
+    if compiled:
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"EagerPyFunc|XLA"):
+            norm_after(stepper, batch, 1)
+    else:
+        assert np.isfinite(norm_after(stepper, batch, 1)[0])
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("virtual", [None, 4])
+def test_xla_computes_the_same(virtual, replicas, make_stepper, batch):
+    rows = batch if virtual is None else [part.reshape(virtual, -1, *part.shape[1:]) for part in batch]
+    found = []
+    for compiled in (False, True):
+        flags = {"virtual_replicas": virtual, "global_batch_size": 8 if virtual else None}
+        stepper = make_stepper(replicas, jit_compile=compiled, **flags)
+        norm_after(stepper, tuple(rows))
+        found.append(weights_of(stepper))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)

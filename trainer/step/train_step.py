@@ -1,0 +1,517 @@
+"""One training step: forward pass, loss, gradients, their sum over all replicas, update; and the loops that run it.
+
+Loss and metrics of a step are sum(w * x) / sum(w) over all rows of the global batch; padding has weight 0. Read it in
+the order `TrainStep._update` (all replicas), `TrainStep._replica_update` (one of them), `Gradients._of` (its rows).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tensorflow.python.framework.config import is_op_determinism_enabled  # public nowhere
+
+from pipeline.batch.on_device import DeviceDistortion
+from pipeline.resolved import Mixture
+from pipeline.request import DEVICE
+from trainer.config import TrainConfig
+from trainer.step import virtual_replicas
+from trainer.step.state import Forward, TrainState, epoch_parts, epoch_sums, moving_averages, seeded
+from trainer.task.sums import LOSS, Sums
+
+NORM, HISTOGRAMS, IMAGES = "norm", "histograms", "images"  # the summaries
+TOTAL_LOSS, REGULARIZATION = "total_loss", "regularization"
+AVERAGED = (TOTAL_LOSS, LOSS, REGULARIZATION)  # the values that have a moving average
+BUCKETS = 30  # of a histogram, as TensorBoard's own
+COLUMNS = 4 + BUCKETS
+_MOST_IMAGES = 8  # of a step that shows them
+_CHANNELS = (1, 3, 4)  # of what can be shown as an image
+
+
+class LoopResult(NamedTuple):
+    """Result of an inner loop: where it ended, and what its last update computed.
+
+    Attributes:
+      step: global step after the last update, int64 scalar.
+      values: of the last update, float32 (values,), called `names`.
+      finite: bool scalar; False: the loop ended early, since the last update's loss, or a weight after it, is NaN or
+        infinite (a NaN can pass through ReLU as 0 and show in the gradient only).
+      waited: seconds that the updates waited for their batches, float64 scalar.
+      averages: moving averages over the updates, float32 (AVERAGED,).
+      epoch: sums over the updates of this epoch so far, float64, see `epoch_sums`.
+      means: the means that follow from them over the epoch's real rows, float64 (values,), called `names`.
+      names: the total loss, the regularisation, the loss, the metrics.
+      norm: of the last update's summed gradients before clipping, float32 scalar; None unless requested.
+      histograms: of the weights after the last update, then of its summed gradients, float32 (2 * variables,
+        COLUMNS): least, greatest, sum, sum of squares, then the counts in equal buckets; None unless requested.
+      images: the first of the last batch on the first local replica, as the model gets them; None unless requested.
+    """
+
+    step: tf.Tensor
+    values: tf.Tensor
+    finite: tf.Tensor
+    waited: tf.Tensor
+    averages: tf.Tensor
+    epoch: tf.Tensor
+    means: tf.Tensor
+    names: tuple[str, ...] = ()
+    norm: Any = None
+    histograms: Any = None
+    images: Any = None
+
+
+class _Updated(NamedTuple):
+    """What one update leaves for the next: the first six attributes of a `LoopResult`."""
+
+    step: tf.Tensor
+    values: tf.Tensor
+    finite: tf.Tensor
+    waited: tf.Tensor
+    averages: tf.Tensor
+    epoch: tf.Tensor
+
+
+class _Reduced(NamedTuple):
+    """What a step computed over all rows of the batch before its update; equal on all replicas.
+
+    Attributes:
+      sums: of the measure.
+      penalty: the regularisation, float32 scalar.
+      gradients: per trainable variable, of the mean loss, before clipping and without the loss scale.
+    """
+
+    sums: Sums
+    penalty: tf.Tensor
+    gradients: list[tf.Tensor]
+
+
+@dataclasses.dataclass(eq=False)
+class TrainStep:
+    """The compiled functions that train a state, and evaluate it, on the replicas of a strategy.
+
+    Attributes:
+      strategy: whose replicas compute.
+      state: created in the strategy's scope.
+      gradients: computes those of a replica, or virtual replica; None: the state is only evaluated.
+      clip_norm: largest norm of all gradients together; None: any.
+      virtual_replicas: V, over all replicas, whose batches have one more axis at first; None: each replica takes its
+        rows at once.
+      steps_per_epoch: T; None: all updates are of one epoch.
+      value_names: see `LoopResult.names`; known once an update has been traced.
+      averages, epoch: those of the last `LoopResult`; NaN, and of no length, before the first.
+      graph: of an update, once it has been traced.
+    """
+
+    strategy: tf.distribute.Strategy
+    state: TrainState
+    gradients: Gradients | None = None
+    clip_norm: float | None = None
+    virtual_replicas: int | None = None
+    steps_per_epoch: int | None = None
+
+    def __post_init__(self) -> None:
+        """Makes room for what one loop hands on to the next."""
+        self.value_names: tuple[str, ...] = ()
+        self.averages = tf.Variable([math.nan] * len(AVERAGED), trainable=False, dtype=tf.float32)
+        self.epoch = tf.Variable(tf.zeros([0], tf.float64), trainable=False, shape=tf.TensorShape([None]))
+        self.graph: tf.Graph | None = None
+        self._sum_shapes: dict[str, tf.TensorShape] = {}
+
+    def run(self, iterator: Iterator[Any], steps: int, summaries: frozenset[str] = frozenset()) -> LoopResult:
+        """Runs `steps` updates; or, with some of the summaries, one update that also computes these.
+
+        Which summaries are requested changes no bit of the weights: a summarised update is the same step, compiled by
+        itself, and its summaries are computed from what it returns.
+        """
+        if not summaries:
+            return self.train(iterator, tf.constant(steps, tf.int64))._replace(names=self.value_names)
+        assert steps == 1, "summaries are those of one update"
+        return self.run_one(iterator, summaries, has_keys=False)[0]
+
+    def run_one(
+        self, iterator: Iterator[Any], summaries: frozenset[str] = frozenset(), has_keys: bool = True
+    ) -> tuple[LoopResult, Any, Any]:
+        """Runs one update.
+
+        Args:
+          iterator: of batches; with `has_keys` their features are a dict with `key`, which the model does not get.
+          summaries: to compute.
+          has_keys: whether keys are returned.
+
+        Returns:
+          The result, the keys of each local replica's rows, string (rows,), and their weights, float32 (rows,): both in
+          host memory, since GPUs have no strings.
+        """
+        result, gradients, rows, keys, weights = self._train_one(iterator, has_keys)
+        # Not in the graph: outside a loop, Grappler takes the length that is assigned for that of what was read.
+        self.epoch.assign(result.epoch)
+        result = result._replace(
+            names=self.value_names,
+            norm=_norm(gradients) if NORM in summaries else None,
+            histograms=self._histograms(gradients) if HISTOGRAMS in summaries else None,
+            images=self._images(rows) if IMAGES in summaries else None,
+        )
+        return result, keys, weights
+
+    @tf.function(autograph=False)
+    def train(self, iterator: Iterator[Any], steps: tf.Tensor) -> LoopResult:
+        """Runs `steps` (int64 scalar, 1 or more) updates, or fewer if one is not finite."""
+        return self._loop(lambda before: self._next(iterator, before.finite), steps)
+
+    @tf.function(autograph=False)
+    def repeat(self, batch: tuple[Any, ...], steps: tf.Tensor) -> tf.Tensor:
+        """Runs updates as `train`, all with one batch; returns the global step after them."""
+        return self._loop(lambda before: (batch, tf.constant(0.0, tf.float64)), steps).step
+
+    def _loop(self, take: Callable[[_Updated], tuple[Any, tf.Tensor]], steps: tf.Tensor) -> LoopResult:
+        """Runs updates; `take` gives the batch after an update, and the seconds that it took to come."""
+
+        def one(done: tf.Tensor, before: _Updated) -> tuple[tf.Tensor, _Updated]:
+            batch, waited = take(before)
+            updated, _ = self._update(batch, before)
+            return done + 1, updated._replace(waited=before.waited + waited)
+
+        start, unknown = self._start(), tf.TensorShape([None])  # until the measure is traced
+        shapes = _Updated(*(value.shape for value in start))._replace(values=unknown, epoch=unknown)
+        _, last = tf.while_loop(
+            lambda done, before: (done < steps) & before.finite,
+            one,
+            (tf.constant(0, tf.int64), start),
+            shape_invariants=(tf.TensorShape([]), shapes),
+            parallel_iterations=1,
+        )
+        self.epoch.assign(last.epoch)
+        return self._ended(last)
+
+    @tf.function(autograph=False)
+    def _train_one(self, iterator: Iterator[Any], has_keys: bool) -> tuple[Any, ...]:
+        """Runs one update; returns its result, and of what summaries and key logs are made.
+
+        Returns:
+          The result, the gradients as in `_Reduced`, the first local replica's rows, and of each local replica the keys
+          of the rows, None without keys, and their weights.
+        """
+        start, keys = self._start(), None
+        batch, waited = self._next(iterator, start.finite)
+        if has_keys:
+            features, *others = batch
+            keys, waited = self._local(features["key"]), start.waited  # the input of a key log is not prefetched
+            rest = {name: value for name, value in features.items() if name != "key"}
+            batch = (rest if len(rest) > 1 else rest["image"], *others)
+        updated, reduced = self._update(batch, start)
+        rows = tf.nest.map_structure(lambda part: self._local(part)[0], batch)
+        result = self._ended(updated._replace(waited=waited))
+        return result, reduced.gradients, rows, keys, self._local(batch[-1])
+
+    def _next(self, iterator: Iterator[Any], after: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        """Returns the next batch, and the seconds of waiting for it once `after` is computed."""
+        with tf.control_dependencies([after]):  # the update before has ended
+            began = _seconds()
+        with tf.control_dependencies([began]):
+            batch = next(iterator)
+        with tf.control_dependencies(tf.nest.flatten(self._local(batch), expand_composites=True)):
+            return batch, _seconds() - began
+
+    def _start(self) -> _Updated:
+        """Returns what the first update of a loop goes on from."""
+        return _Updated(
+            self.state.global_step.read_value(),
+            tf.zeros([0]),
+            tf.constant(True),
+            tf.constant(0.0, tf.float64),
+            self.averages.read_value(),
+            self.epoch.read_value(),
+        )
+
+    def _update(self, batch: tuple[Any, ...], before: _Updated) -> tuple[_Updated, _Reduced]:
+        """Makes one update of the weights, on all replicas."""
+        state, self.graph = self.state, tf.compat.v1.get_default_graph()
+        if state.schedule:
+            state.optimizer.learning_rate = state.schedule(state.global_step.read_value())
+        # From here on all replicas have the same sums, gradients and weights, so that the first one's are taken.
+        reduced: _Reduced = self._first(self.strategy.run(self._replica_update, batch))
+        state.global_step.assign_add(1)
+        step = state.global_step.read_value()
+        if state.averages:
+            state.averages.update(self.strategy, step)
+        values = self._values(reduced.sums, reduced.penalty)
+        self.value_names, self._sum_shapes = tuple(values), {name: part.shape for name, part in reduced.sums.items()}
+        begins = tf.equal((step - 1) % self.steps_per_epoch, 0) if self.steps_per_epoch else tf.constant(False)
+        updated = _Updated(
+            step,
+            tf.stack(list(values.values())),
+            tf.logical_and(tf.math.is_finite(values[TOTAL_LOSS]), state.has_finite_weights()),
+            before.waited,
+            moving_averages(before.averages, tf.stack([values[name] for name in AVERAGED])),
+            epoch_sums(before.epoch, reduced.sums, reduced.penalty, begins),
+        )
+        return updated, reduced
+
+    def _replica_update(self, features: Any, labels: Any, weights: tf.Tensor) -> _Reduced:
+        """Computes one replica's part of a step, adds those of all replicas, and updates its weights.
+
+        Args:
+          features: of this replica's rows, (rows, ...); with virtual replicas, (virtual replicas, rows, ...).
+          labels: likewise.
+          weights: likewise, float32 (rows,).
+        """
+        assert self.gradients
+        compute, state = self.gradients, self.state
+        replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int64)
+        # All replicas divide by the weight of the whole batch: a mean of their means would give rows of a replica that
+        # has more padding more weight. Where all rows are skipped corrupt records, the weight is 0 and so are the sums.
+        weight = tf.maximum(all_sum(tf.reduce_sum(weights)), 1.0)
+        values, rows = state.values(), (features, labels, weights)
+        if self.virtual_replicas:
+            here = weights.shape[0]  # virtual replicas of this replica, numbered across all replicas
+            units = replica * here + tf.range(here, dtype=tf.int64)
+            # As integers, whose sum is the same in any order: see `trainer.topology`.
+            total = virtual_replicas.summed(
+                lambda unit: tuple(compute.of(unit[0], weight, values, unit[1:])), (units, *rows), self.virtual_replicas
+            )
+        else:
+            # Each contribution is divided already, so that the sum of the gradients is the gradient of the mean loss.
+            total = all_sum(tuple(compute.of(replica, weight, values, rows)))
+        gradients, statistics, sums, penalty = total
+        state.assign_statistics(statistics)
+        return _Reduced(sums, penalty, self._apply(gradients))
+
+    def _apply(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Changes the weights by summed gradients, times the loss scale; returns these without it, not clipped."""
+        optimizer, scale = self.state.optimizer, self.state.loss_scale()
+        plain = gradients if scale is None else [gradient / scale for gradient in gradients]
+        # After the sum: the norm is that of the whole batch's gradient, on any number of replicas.
+        kept = clipped(plain, self.clip_norm)
+        # The optimizer divides by the scale itself, and skips the update where a gradient has overflowed.
+        optimizer.apply(
+            kept if scale is None else [gradient * scale for gradient in kept], self.state.model.trainable_variables
+        )
+        return plain
+
+    def _ended(self, last: _Updated) -> LoopResult:
+        """Keeps what the next loop goes on from, and adds the means over the epoch: once per loop, not per update."""
+        self.averages.assign(last.averages)
+        sums, penalty = epoch_parts(last.epoch, self._sum_shapes)
+        means = [tf.cast(value, tf.float64) for value in self._values(sums, penalty).values()]
+        return LoopResult(*last, means=tf.stack(means))
+
+    def _values(self, sums: Sums, penalty: tf.Tensor) -> dict[str, tf.Tensor]:
+        results = self.state.measure.results(sums)
+        return {TOTAL_LOSS: results[LOSS] + penalty, REGULARIZATION: penalty, **results}
+
+    @tf.function(autograph=False)
+    def _histograms(self, gradients: list[tf.Tensor]) -> tf.Tensor:
+        variables = [variable.value for variable in self.state.model.trainable_variables]
+        return tf.stack([_histogram(tf.convert_to_tensor(one)) for one in (*variables, *gradients)])
+
+    @tf.function(autograph=False)
+    def _images(self, rows: tuple[Any, ...]) -> tf.Tensor:
+        assert self.gradients
+        first = tf.nest.map_structure(lambda part: part[0], rows) if self.virtual_replicas else rows
+        return (self.gradients.distort(*first) if self.gradients.distort else first)[0][:_MOST_IMAGES]
+
+    @tf.function(autograph=False)
+    def evaluate(self, iterator: Iterator[tuple[Any, ...]], steps: tf.Tensor) -> Sums:
+        """Returns the measure's sums over `steps` (int64 scalar, 1 or more) batches, float64."""
+        structure: list[Sums] = []
+
+        def add(done: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            structure.append(self._first(self.strategy.run(self._replica_sums, next(iterator))))
+            values = [tf.reshape(tf.cast(v, tf.float64), [-1]) for v in tf.nest.flatten(structure[-1])]
+            new = tf.concat(values, axis=0)
+            return done + 1, tf.cond(done > 0, lambda: total + new, lambda: new)
+
+        none = (tf.constant(0, tf.int64), tf.zeros([0], tf.float64))
+        shapes = (tf.TensorShape([]), tf.TensorShape([None]))
+        _, total = tf.while_loop(lambda done, _: done < steps, add, none, shapes, parallel_iterations=1)
+        shapes_of = [value.shape for value in tf.nest.flatten(structure[-1])]
+        parts = tf.split(total, [shape.num_elements() for shape in shapes_of])
+        shaped = [tf.reshape(part, shape) for part, shape in zip(parts, shapes_of, strict=True)]
+        sums: Sums = tf.nest.pack_sequence_as(structure[-1], shaped)
+        return sums
+
+    def _replica_sums(self, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
+        """Returns the measure's sums over all replicas' rows of an evaluation batch; arguments as of an update."""
+        trainable, fixed = self.evaluation_values()
+
+        def sums(rows: tuple[Any, ...]) -> Sums:
+            forward = Forward(self.state.model, trainable, fixed, self.state.eval_flip)
+            return self.state.measure.evaluation_sums(forward, *rows)
+
+        rows = (features, labels, weights)
+        if self.virtual_replicas:
+            found: Sums = virtual_replicas.summed(sums, rows, self.virtual_replicas)
+            return found
+        return all_sum(sums(rows))
+
+    def evaluation_values(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Returns the values of the trainable variables, their average if there is one, and of the others."""
+        trainable, fixed = self.state.values()
+        if self.state.averages:
+            trainable = [tf.convert_to_tensor(value) for value in self.state.averages.values]
+        return trainable, fixed
+
+    def _local(self, value: Any) -> Any:
+        return self.strategy.experimental_local_results(value)
+
+    def _first(self, value: Any) -> Any:
+        """Returns a value, or a structure of values, that are the same on all replicas."""
+        return tf.nest.map_structure(lambda one: self._local(one)[0], value)
+
+
+class Contribution(NamedTuple):
+    """Contribution of some rows to a step; contributions are summed over all replicas, or virtual replicas.
+
+    Attributes:
+      gradients: per trainable variable, float32: of the rows' part of the mean loss, times the loss scale.
+      state: per floating-point variable that is not trained, its new value divided by the number of units, so that the
+        sum is the mean.
+      sums: of the measure over the rows.
+      penalty: the regularisation terms divided by the number of units, float32 scalar.
+    """
+
+    gradients: list[tf.Tensor]
+    state: list[tf.Tensor]
+    sums: Sums
+    penalty: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Gradients:
+    """Computes contributions of rows as a pure function of the weights, so that XLA can compile it on any device.
+
+    Attributes:
+      train_state: the model and its measure.
+      units: number of replicas, or virtual replicas, whose contributions are summed.
+      seed: of dropout.
+      compiled: whether XLA compiles it.
+      distort: makes of rows that crossed the bus as uint8 what the model gets; None: the input has done so.
+    """
+
+    train_state: TrainState
+    units: int
+    seed: int
+    compiled: bool = False
+    distort: DeviceDistortion | None = None
+
+    def of(
+        self,
+        unit: tf.Tensor,
+        weight: tf.Tensor,
+        values: Any,
+        rows: tuple[Any, ...],
+        step: tf.Tensor | None = None,
+    ) -> Contribution:
+        """Returns the contribution of the rows of a unit.
+
+        Args:
+          unit: its number, int64 scalar.
+          weight: sum of the weights of all rows of the step, float32 scalar, at least 1.
+          values: of the variables, as of `TrainState.values`.
+          rows: (features, labels, weights).
+          step: whose rows they are, int64 scalar; None: that after the global step.
+        """
+        scale = self.train_state.loss_scale()
+        step = self.train_state.global_step.read_value() if step is None else step
+        function = self._compiled if self.compiled else self._of
+        return function(unit, weight, step, scale, values, rows)
+
+    @tf.function(autograph=False, jit_compile=True)
+    def _compiled(self, *arguments: Any) -> Contribution:
+        return self._of(*arguments)
+
+    def _of(
+        self, unit: tf.Tensor, weight: tf.Tensor, step: tf.Tensor, scale: Any, values: Any, rows: tuple[Any, ...]
+    ) -> Contribution:
+        trainable, fixed = values
+        rows = self.distort(*rows) if self.distort else rows
+        model = self.train_state.model
+        forward = Forward(model, trainable, seeded(fixed, self.seed, step, unit))
+        with tf.GradientTape() as tape:
+            tape.watch(trainable)
+            sums = self.train_state.measure.train_sums(forward, *rows)
+            # The regularisation does not depend on the rows: each unit adds its equal part of it.
+            penalty = tf.add_n([tf.constant(0.0), *(tf.cast(term, tf.float32) for term in forward.losses)]) / self.units
+            # A sum over these rows by the weight of all: summed over the units, it is the mean loss of the batch.
+            loss = sums[LOSS] / weight + penalty
+            scaled = loss if scale is None else loss * scale
+        gradients = tape.gradient(scaled, trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]  # those of embeddings are sparse
+        state = [tf.cast(value, tf.float32) / self.units for value in forward.state if value.dtype.is_floating]
+        return Contribution(gradients, state, {name: tf.stop_gradient(value) for name, value in sums.items()}, penalty)
+
+
+def create(
+    strategy: tf.distribute.Strategy, state: TrainState, config: TrainConfig, training: Mixture | None
+) -> TrainStep:
+    """Returns the step that the flags ask for.
+
+    Args:
+      strategy: whose replicas compute.
+      state: created in its scope.
+      config: of the run.
+      training: the request for training data; only a step that distorts needs it.
+    """
+    virtual = config.order.virtual_replicas
+    units = virtual or strategy.num_replicas_in_sync
+    gradients = Gradients(state, units, config.order.seed, config.model.jit_compile, distortion(training))
+    steps_per_epoch = training.steps_per_epoch if training else None
+    return TrainStep(strategy, state, gradients, config.optimizer.clip_norm, virtual, steps_per_epoch)
+
+
+def distortion(training: Mixture | None) -> DeviceDistortion | None:
+    """Returns what distorts a replica's rows in its step; None: the input has done so."""
+    if training is None or training.request.distort_on != DEVICE:
+        return None
+    return DeviceDistortion(training.first)
+
+
+def are_images(features: Any) -> bool:
+    """Returns whether a TensorSpec is that of images: (rows, height, width, channels)."""
+    if not isinstance(features, tf.TensorSpec):
+        return False
+    return features.shape.rank == 4 and features.shape[-1] in _CHANNELS
+
+
+def all_sum(value: Any) -> Any:
+    """Returns the sum over all replicas, on each of them, of a tensor or of each in a structure."""
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1:
+        return value
+    # One call for all tensors: TensorFlow packs them into few messages.
+    flat = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.nest.flatten(value))
+    return tf.nest.pack_sequence_as(value, flat)
+
+
+def clipped(gradients: list[tf.Tensor], clip_norm: float | None) -> list[tf.Tensor]:
+    """Returns gradients, in any pieces, scaled down such that the norm of all together is at most `clip_norm`."""
+    return gradients if clip_norm is None else tf.clip_by_global_norm(gradients, clip_norm)[0]
+
+
+def _seconds() -> tf.Tensor:
+    """Returns the clock when the op runs, float64 scalar, for differences alone."""
+    # Under op determinism TensorFlow refuses its own clock, since what is computed could depend on it; here it is only
+    # reported. Python's needs the interpreter for a moment, so that it isn't used elsewhere.
+    if is_op_determinism_enabled():
+        return tf.ensure_shape(tf.numpy_function(time.perf_counter, [], tf.float64), [])
+    return tf.timestamp()
+
+
+@tf.function(autograph=False)
+def _norm(gradients: list[tf.Tensor]) -> tf.Tensor:
+    return tf.linalg.global_norm(gradients)
+
+
+def _histogram(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns a row of `LoopResult.histograms`."""
+    values = tf.reshape(tf.cast(tensor, tf.float32), [-1])
+    least, greatest = tf.reduce_min(values), tf.reduce_max(values)
+    span = tf.where(greatest > least, greatest - least, 1.0)
+    place = tf.cast(tf.minimum((values - least) / span * BUCKETS, BUCKETS - 1), tf.int32)
+    counts = tf.math.bincount(tf.maximum(place, 0), minlength=BUCKETS, maxlength=BUCKETS, dtype=tf.float32)
+    statistics = [least, greatest, tf.reduce_sum(values), tf.reduce_sum(values * values)]
+    return tf.ensure_shape(tf.concat([tf.stack(statistics), counts], axis=0), [COLUMNS])
