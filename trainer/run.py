@@ -26,8 +26,7 @@ from trainer.parameter_server import roles
 from trainer.parameter_server import run as parameter_server
 
 if TYPE_CHECKING:
-    from trainer.actions.evaluation import Evaluation
-    from trainer.task.base import Task
+    from trainer.task.base import Evaluation, Task
 
 COMMAND = "trainer.run"
 LOADING_SECONDS = 60.0  # at most, in which loading a library lets no other thread run

@@ -9,7 +9,7 @@ from pipeline.errors import RerunError
 from trainer import description, loop
 from trainer.actions import compose as composed
 from trainer.actions.announcing import RunSummary
-from trainer.actions.evaluation import Evaluation, Evaluator
+from trainer.actions.evaluation import Evaluator
 from trainer.actions.evaluations import Evaluations
 from trainer.actions.feeding import Feed
 from trainer.actions.heartbeat import Heartbeat
@@ -31,7 +31,7 @@ from trainer.loop import Action, Progress
 from trainer.plan import Plan
 from trainer.step import optimizers, state, train_step
 from trainer.task import data_spec
-from trainer.task.base import Task
+from trainer.task.base import Evaluation, Task
 from trainer.timing.judge import Judge
 
 _STOP = 0  # what workers agree on; numbers above it are 1 + those of actions

@@ -11,53 +11,7 @@ import tensorflow as tf
 from pipeline.errors import PipelineError
 from pipeline.resolved import ResolvedRequest
 from trainer.step.train_step import TrainStep
-from trainer.task.sums import LOSS, WEIGHT, Measure
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """Means over the examples of a split.
-
-    Attributes:
-      split: its name.
-      num_examples: of which it is the mean: all but corrupt ones that were skipped.
-      num_skipped: of these.
-      loss: without regularisation.
-      metrics: by name, such as `accuracy`.
-      averaged: whether the weights were the average over the steps.
-      parts: of each source, where there are several.
-    """
-
-    split: str
-    num_examples: int
-    num_skipped: int
-    loss: float
-    metrics: dict[str, float]
-    averaged: bool = False
-    parts: tuple[Evaluation, ...] = ()
-
-    def scalars(self) -> dict[str, float]:
-        """Returns the means by their tags for TensorBoard; those of each source, too."""
-        own = {f"eval/{self.split}/{name}": value for name, value in {LOSS: self.loss, **self.metrics}.items()}
-        return own | {name: value for part in self.parts for name, value in part.scalars().items()}
-
-    @property
-    def lines(self) -> list[str]:
-        """One for each source where there are several, and the line that ends a run."""
-        return [str(each) for each in (*self.parts, self)]
-
-    @property
-    def accuracy(self) -> float:
-        """The metric of classification."""
-        return self.metrics["accuracy"]
-
-    def __str__(self) -> str:
-        """The line that ends a run."""
-        values = ", ".join(f"{name} = {value:.4f}" for name, value in (self.metrics or {"loss": self.loss}).items())
-        skipped = f"; {self.num_skipped} corrupt left out" if self.num_skipped else ""
-        averaged = "; averaged weights" if self.averaged else ""
-        sources = f" of {len(self.parts)} sources" if self.parts else ""
-        return f"{self.split} {values} ({self.num_examples} examples{sources}{skipped}{averaged})"
+from trainer.task.base import LOSS, WEIGHT, Evaluation, Measure
 
 
 @dataclasses.dataclass(frozen=True)

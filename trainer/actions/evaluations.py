@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from trainer.actions.evaluation import Evaluation, Evaluator
+from trainer.actions.evaluation import Evaluator
 from trainer.actions.output import Output
 from trainer.checkpoint.best import BestCheckpoints
 from trainer.loop import Progress
+from trainer.task.base import Evaluation
 
 
 class Evaluations:

@@ -13,7 +13,7 @@ import tqdm
 from trainer.actions.live import LiveLine
 from trainer.loop import Progress
 from trainer.step.train_step import REGULARIZATION, TOTAL_LOSS
-from trainer.task.sums import LOSS
+from trainer.task.base import LOSS
 
 _WINDOW = 10.0  # seconds over which speeds are taken
 _METRICS = 2  # shown at most

@@ -14,12 +14,12 @@ from pipeline.batch.compose import make_dataset
 from pipeline.random_access import RandomAccess
 from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest
-from trainer.actions.evaluation import Evaluation, added, result_of
+from trainer.actions.evaluation import added, result_of
 from trainer.evaluation.report import Report
 from trainer.evaluation.tally import Tally
 from trainer.step.state import Forward
-from trainer.task.outputs import classes_of, gives_probabilities
-from trainer.task.sums import Sums
+from trainer.task.base import Evaluation, Sums
+from trainer.task.data_spec import classes_of, gives_probabilities
 from trainer.trained import Trained
 
 _TINY = 1e-30  # of a probability, before its logarithm is taken

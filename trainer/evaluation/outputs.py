@@ -13,9 +13,9 @@ from typing import Any
 from PIL.Image import Image
 
 from pipeline.errors import named
-from trainer.actions.evaluation import Evaluation
 from trainer.evaluation import confusion, mistakes, tables
 from trainer.evaluation.judging import Judgement
+from trainer.task.base import Evaluation
 from trainer.trained import Trained
 
 

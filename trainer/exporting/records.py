@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pipeline.batch.compose import make_dataset
 from pipeline.decode.images import ExampleParser
 from trainer.step.state import Forward
-from trainer.task.outputs import gives_probabilities
+from trainer.task.data_spec import gives_probabilities
 from trainer.trained import Trained
 
 

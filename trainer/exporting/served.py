@@ -15,7 +15,7 @@ from pipeline.errors import UsageError
 from trainer.exporting.fitting import Fitting, fitting_of
 from trainer.exporting.plain_layers import plain
 from trainer.exporting.preprocessing import preprocess
-from trainer.task.outputs import classes_of, gives_probabilities, shape_of
+from trainer.task.data_spec import classes_of, gives_probabilities, shape_of
 from trainer.trained import Trained
 
 

@@ -12,7 +12,7 @@ from trainer.parameter_server import numbered
 from trainer.parameter_server.transfer import Transfer
 from trainer.step.state import TrainState
 from trainer.step.train_step import Contribution, Gradients, clipped
-from trainer.task.sums import WEIGHT
+from trainer.task.base import WEIGHT
 
 
 class Sent(NamedTuple):

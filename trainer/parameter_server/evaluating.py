@@ -10,7 +10,7 @@ import tensorflow as tf
 from trainer.parameter_server.connecting import CHIEF_DEVICE
 from trainer.step.state import TrainState
 from trainer.step.train_step import TrainStep
-from trainer.task.sums import Sums
+from trainer.task.base import Sums
 
 
 class ChiefStepper(TrainStep):

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from trainer.step.state import DECAY
 from trainer.step.train_step import AVERAGED, REGULARIZATION, TOTAL_LOSS, LoopResult
-from trainer.task.sums import LOSS, WEIGHT, Measure, Sums
+from trainer.task.base import LOSS, WEIGHT, Measure, Sums
 
 _OWN = 2  # numbers before the sums: the regularisation, the norm
 

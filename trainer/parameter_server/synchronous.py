@@ -15,7 +15,7 @@ from trainer.parameter_server.ledger import Ledger
 from trainer.parameter_server.rows import Rows
 from trainer.parameter_server.transfer import Transfer
 from trainer.step.state import TrainState
-from trainer.task.sums import WEIGHT
+from trainer.task.base import WEIGHT
 
 
 class Share(NamedTuple):

@@ -11,7 +11,7 @@ from pipeline.batch.compose import make_dataset
 from pipeline.errors import DataError, PipelineError, RerunError, UsageError
 from trainer import description
 from trainer.actions.announcing import RunSummary
-from trainer.actions.evaluation import Evaluation, Evaluator
+from trainer.actions.evaluation import Evaluator
 from trainer.actions.evaluations import Evaluations
 from trainer.actions.heartbeat import Heartbeat
 from trainer.actions.kubeflow import Reporter
@@ -35,6 +35,7 @@ from trainer.parameter_server.rows import Averages, EpochSums
 from trainer.plan import Plan
 from trainer.step import optimizers, state, train_step
 from trainer.task import base, data_spec
+from trainer.task.base import Evaluation
 
 
 def run(

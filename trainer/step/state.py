@@ -18,9 +18,8 @@ from trainer.config import TrainConfig
 from trainer.config.model import OptimizerFlags, dtype_policy
 from trainer.step import optimizers
 from trainer.step.optimizers import Averages, Schedule
-from trainer.task.base import Task
+from trainer.task.base import WEIGHT, Measure, RowMeasure, Sums, Task
 from trainer.task.compiled import CompiledMeasure
-from trainer.task.sums import WEIGHT, Measure, RowMeasure, Sums
 
 DECAY = 0.9  # of moving averages: that of the CIFAR-10 tutorial's losses (cifar10.py)
 _WIDTH = 2  # the axis of a batch of images

@@ -21,7 +21,7 @@ from pipeline.request import DEVICE
 from trainer.config import TrainConfig
 from trainer.step import virtual_replicas
 from trainer.step.state import Forward, TrainState, epoch_parts, epoch_sums, moving_averages, seeded
-from trainer.task.sums import LOSS, Sums
+from trainer.task.base import LOSS, Sums
 
 NORM, HISTOGRAMS, IMAGES = "norm", "histograms", "images"  # the summaries
 TOTAL_LOSS, REGULARIZATION = "total_loss", "regularization"

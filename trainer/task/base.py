@@ -1,24 +1,73 @@
-"""`Task`: the parts of a training job that its author writes."""
+"""`Task`: the parts of a training job that its author writes; and the sums over rows that follow from them.
+
+Sums of replicas and batches can be added in any order, before losses and metrics are computed from the total.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol
 
+import keras
 import tensorflow as tf
 
+from pipeline.errors import DataError, UsageError
 from trainer import models
+from trainer.checkpoint import files, reader
 from trainer.config import TrainConfig
-from trainer.task import warm_start
-
-if TYPE_CHECKING:
-    import keras
-
-    from trainer.actions.evaluation import Evaluation
 
 Model = Callable[..., Any]  # features, training=bool -> outputs
 Rows = tuple[tf.Tensor, dict[str, tf.Tensor]]  # the loss of each row, and metrics of each row: float (rows,)
+WEIGHT, LOSS = "weight", "loss"
+Sums = dict[str, tf.Tensor]  # by name, float32: `weight` (), `loss` (), and what the metrics need
+_KERAS_FILES = (".weights.h5", ".keras")
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Means over the examples of a split.
+
+    Attributes:
+      split: its name.
+      num_examples: of which it is the mean: all but corrupt ones that were skipped.
+      num_skipped: of these.
+      loss: without regularisation.
+      metrics: by name, such as `accuracy`.
+      averaged: whether the weights were the average over the steps.
+      parts: of each source, where there are several.
+    """
+
+    split: str
+    num_examples: int
+    num_skipped: int
+    loss: float
+    metrics: dict[str, float]
+    averaged: bool = False
+    parts: tuple[Evaluation, ...] = ()
+
+    def scalars(self) -> dict[str, float]:
+        """Returns the means by their tags for TensorBoard; those of each source, too."""
+        own = {f"eval/{self.split}/{name}": value for name, value in {LOSS: self.loss, **self.metrics}.items()}
+        return own | {name: value for part in self.parts for name, value in part.scalars().items()}
+
+    @property
+    def lines(self) -> list[str]:
+        """One for each source where there are several, and the line that ends a run."""
+        return [str(each) for each in (*self.parts, self)]
+
+    @property
+    def accuracy(self) -> float:
+        """The metric of classification."""
+        return self.metrics["accuracy"]
+
+    def __str__(self) -> str:
+        """The line that ends a run."""
+        values = ", ".join(f"{name} = {value:.4f}" for name, value in (self.metrics or {"loss": self.loss}).items())
+        skipped = f"; {self.num_skipped} corrupt left out" if self.num_skipped else ""
+        averaged = "; averaged weights" if self.averaged else ""
+        sources = f" of {len(self.parts)} sources" if self.parts else ""
+        return f"{self.split} {values} ({self.num_examples} examples{sources}{skipped}{averaged})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +119,7 @@ class Task:
         Called on every worker, in the strategy's scope; not when a run resumes. By default those of --initialize_from.
         """
         if self.config.model.initialize_from:
-            warm_start.load(model, self.config.model.initialize_from)
+            load_first_weights(model, self.config.model.initialize_from)
 
     def train_step(self, model: Model, features: Any, labels: Any) -> Rows:
         """Returns losses and metrics of a replica's rows; the trainer differentiates the mean loss.
@@ -116,3 +165,85 @@ class Task:
           model: with the weights of the last step; with their average, where there is one.
           evaluation: the last one; None where there was none.
         """
+
+
+def load_first_weights(model: keras.Model, path: str) -> None:
+    """Gives a model the weights of a checkpoint, their average where it has one, or of a file that Keras has saved.
+
+    Args:
+      model: built.
+      path: a --model_dir, whose newest checkpoint is taken; a checkpoint in it, such as run/ckpt-400; or a file.
+
+    Raises:
+      UsageError: there is none, or it has other variables than the model.
+    """
+    try:
+        if path.endswith(_KERAS_FILES):
+            model.load_weights(path)
+            return
+        stored = reader.read(files.candidates(path, None)[0])
+        stored.load_weights(model, stored.averaged)
+    except (DataError, UsageError, OSError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise UsageError(f"--initialize_from={path}: {reason}") from None
+
+
+class Measure(Protocol):
+    """What a replica computes of its rows, and what follows from the sums over all rows."""
+
+    def train_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
+        """Returns the sums over a replica's rows, with gradients of `loss`; weights are float32 (rows,)."""
+
+    def evaluation_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
+        """Returns the sums over rows in an evaluation."""
+
+    def results(self, sums: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Returns the mean `loss`, then the metrics, float32 scalars, of the sums over all rows."""
+
+
+class RowMeasure:
+    """Weighted means of what a task computes of each row."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def train_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
+        """See `Measure.train_sums`."""
+        return self._sums("train_step", self._task.train_step(model, features, labels), weights)
+
+    def evaluation_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
+        """See `Measure.evaluation_sums`."""
+        return self._sums("evaluate", self._task.evaluate(model, features, labels), weights)
+
+    def results(self, sums: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """See `Measure.results`."""
+        weight = tf.maximum(sums[WEIGHT], 1.0)  # 0 where all rows of a step are skipped corrupt records
+        return {name: value / weight for name, value in sums.items() if name != WEIGHT}
+
+    def _sums(self, method: str, given: Any, weights: tf.Tensor) -> Sums:
+        values = _checked(f"{type(self._task).__name__}.{method}", given, weights.shape[0])
+        return {
+            WEIGHT: tf.reduce_sum(weights),
+            **{name: tf.reduce_sum(weights * tf.cast(rows, tf.float32)) for name, rows in values.items()},
+        }
+
+
+def _checked(method: str, given: Any, rows: int) -> dict[str, tf.Tensor]:
+    """Returns losses and metrics by name.
+
+    Raises:
+      UsageError: they are not (losses, {name: metric}), with one number for each row.
+    """
+    if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], dict)):
+        raise UsageError(f"{method}: must return losses (rows,) and a dict of metrics (rows,); returned {given!r}")
+    losses, metrics = given
+    if {WEIGHT, LOSS} & set(metrics):
+        raise UsageError(f"{method}: a metric is called weight or loss, which are the trainer's own names")
+    values = {LOSS: losses, **metrics}
+    for name, value in values.items():
+        if not tf.is_tensor(value) or not value.shape.is_compatible_with([rows]):
+            got = f"shape {tuple(value.shape)}" if tf.is_tensor(value) else repr(value)
+            raise UsageError(
+                f"{method}: {name} must have one number for each of {rows} rows, shape ({rows},); got {got}"
+            )
+    return values

@@ -10,9 +10,8 @@ import keras
 import tensorflow as tf
 
 from pipeline.errors import UsageError
-from trainer.task.base import DataSpec, Model
-from trainer.task.outputs import shape_of
-from trainer.task.sums import LOSS, WEIGHT, Sums
+from trainer.task.base import LOSS, WEIGHT, DataSpec, Model, Sums
+from trainer.task.data_spec import shape_of
 
 _SEPARATOR = "/"  # between a metric's name and the number of its state
 _MOST_CHARACTERS = 300  # of an error of Keras

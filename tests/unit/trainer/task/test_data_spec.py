@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from trainer.task.base import DataSpec
-from trainer.task.outputs import classes_of, gives_probabilities, shape_of
+from trainer.task.data_spec import classes_of, gives_probabilities, shape_of
 
 NAMES = ("ape", "bee", "cat")
 
