@@ -12,7 +12,7 @@ from typing import NoReturn
 from pipeline.commands import commandline
 from trainer import heavy
 from trainer.checkpoint import files
-from trainer.exporting.flags import FORMATS, ExportConfig
+from trainer.exporting.flags import LIBRARIES, ExportConfig
 
 COMMAND = "trainer.export"
 _DESCRIPTION = (
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
       PipelineError: whatever a user can cause.
     """
     config = commandline.parse(COMMAND, _DESCRIPTION, ExportConfig, argv)
-    commandline.require("tensorflow", *(library for name in config.formats for library in FORMATS[name]))
+    commandline.require("tensorflow", *(library for name in config.formats for library in LIBRARIES[name]))
     found = files.candidates(config.model_dir, config.checkpoint)
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # one kind of device for both sides of the comparison, and any machine
     with heavy.loading():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import pathlib
@@ -18,12 +17,12 @@ from pipeline.commands import quiet
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, named
 from trainer.cluster import failures
-from trainer.exporting import comparison, records
+from trainer.exporting import comparison
 from trainer.exporting.flags import ExportConfig
+from trainer.exporting.formats import FORMATS
 from trainer.exporting.served import Served, served
 from trainer.trained import Trained, build_first
 
-_MODULES = {"saved_model": "saved_model", "keras": "keras_file", "onnx": "onnx_file", "stablehlo": "stablehlo_file"}
 _TOLERANCE = 1e-4
 _ROUGH_TOLERANCE = 0.02  # of models that compute in less than float32, and of JPEGs that are decoded in part
 
@@ -55,20 +54,21 @@ def run(config: ExportConfig, found: Sequence[pathlib.Path]) -> None:
                 partial.rename(output)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-        print(f"exported: {', '.join(str(output / _module(name).FILE) for name in config.formats)}")
+        print(f"exported: {', '.join(str(output / FORMATS[name].file) for name in config.formats)}")
 
 
 def _write_all(config: ExportConfig, trained: Trained, model: Served, folder: pathlib.Path) -> None:
     """Writes and compares each format, and the description of all."""
-    images = records.stored_images(trained, config.examples)
-    expected = records.trained_probabilities(trained, config.examples)
+    images = comparison.stored_images(trained, config.examples)
+    expected = comparison.trained_probabilities(trained, config.examples)
     tolerance, differences, files = config.tolerance or _tolerance(trained, model), {}, {}
     for name in config.formats:
-        module = _module(name)
-        path = folder / module.FILE
+        kind = FORMATS[name]
+        path = folder / kind.file
         with named(f"--output={config.output}", "cannot be written"), quiet.logs():
-            module.write(model, path, config.stablehlo_batch)
-        batches = comparison.batches_of(model, images, module.ANY_SIZE, _rows(config, name))
+            kind.write(model, path, config.stablehlo_batch)
+        rows = kind.rows(config.stablehlo_batch)
+        batches = comparison.batches_of(model, images, kind.any_size, rows)
         files[name] = comparison.File(path, batches)
     for name, difference in comparison.largest_differences(files, expected, model, _modules_of_user(trained)):
         if not difference <= tolerance:
@@ -104,6 +104,7 @@ def _check(config: ExportConfig, trained: Trained) -> None:
 
 
 def _about(config: ExportConfig, trained: Trained, model: Served, differences: dict[str, float]) -> dict[str, Any]:
+    kinds, batch = {name: FORMATS[name] for name in differences}, config.stablehlo_batch
     return {
         "model": trained.name,
         "step": trained.record.step,
@@ -113,22 +114,14 @@ def _about(config: ExportConfig, trained: Trained, model: Served, differences: d
         "class_names": list(model.class_names),
         "files": {
             name: {
-                "file": _module(name).FILE,
-                "images": model.spec(_module(name).ANY_SIZE, _rows(config, name)).shape.as_list(),
+                "file": kinds[name].file,
+                "images": model.spec(kinds[name].any_size, kinds[name].rows(batch)).shape.as_list(),
                 "largest_difference": difference,
             }
             for name, difference in differences.items()
         },
         "versions": {"tensorflow": tf.__version__, "keras": keras.__version__},
     }
-
-
-def _rows(config: ExportConfig, name: str) -> int | None:
-    return config.stablehlo_batch if name == "stablehlo" else None
-
-
-def _module(name: str) -> Any:
-    return importlib.import_module(f"{__package__}.formats.{_MODULES[name]}")
 
 
 def _modules_of_user(trained: Trained) -> list[str]:

@@ -10,7 +10,7 @@ from pipeline.errors import UsageError, unknown
 from trainer.config.checkpoint import CheckpointFlags
 from trainer.config.meaning import check_apart, check_local
 
-FORMATS = {  # with the libraries that each needs besides TensorFlow
+LIBRARIES = {  # that each format needs besides TensorFlow
     "saved_model": (),
     "keras": (),
     "onnx": ("tf2onnx", "onnxruntime"),
@@ -42,8 +42,8 @@ class ExportConfig(CheckpointFlags, _Required):
         check_local(self, "output")
         check_apart("output", self.output, self.data_dir)
         for name in self.formats:
-            if name not in FORMATS:
-                raise unknown("--format", name, FORMATS)
+            if name not in LIBRARIES:
+                raise unknown("--format", name, LIBRARIES)
         if os.path.lexists(self.output):
             raise UsageError(f"--output={self.output}: is there already; give a folder that is not")
 

@@ -1,22 +1,50 @@
-"""The model as it is served: raw images in, probabilities and class names out."""
+"""The model as it is served: raw images in, probabilities and class names out, without a layer of ours."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 from keras import ops
 
-from pipeline.distort.base import ImageStatistics
+from pipeline.decode.images import Stretched
+from pipeline.decode.images import resize
+from pipeline.distort.base import Crop, ImageStatistics, Recipe
+from pipeline.distort.composed import cropping_of
 from pipeline.distort.recipes import make_recipe
 from pipeline.errors import UsageError
-from trainer.exporting.fitting import Fitting, fitting_of
-from trainer.exporting.plain_layers import plain
+from pipeline.request import Request
 from trainer.exporting.preprocessing import preprocess
+from trainer.models.layers import LocalResponseNorm, ScalePixels
 from trainer.task.data_spec import classes_of, gives_probabilities, shape_of
 from trainer.trained import Trained
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitting:
+    """Brings raw images of any size to that of the model, as the input does when it decodes them.
+
+    Attributes:
+      crop: which part, and the size of the result.
+      channels: of the images.
+    """
+
+    crop: Crop
+    channels: int
+
+    def fit(self, images: tf.Tensor) -> tf.Tensor:
+        """Returns uint8 (n, *crop.size, channels) of uint8 (n, height, width, channels)."""
+        size, shape = self.crop.size, tf.shape(images)
+        top, left, height, width = tf.unstack(self.crop.box(shape[1], shape[2], tf.constant(0, tf.uint64)))
+        parts = images[:, top : top + height, left : left + width, :]
+        spec = tf.TensorSpec((*size, self.channels), tf.uint8)
+        stretched = lambda: tf.map_fn(lambda part: resize(part, size), parts, fn_output_signature=spec)  # noqa: E731
+        fitted = tf.cond(tf.logical_and(height == size[0], width == size[1]), lambda: parts, stretched)
+        return tf.ensure_shape(fitted, (None, *size, self.channels))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,7 +114,7 @@ def _probabilities(trained: Trained, pixels: keras.KerasTensor) -> keras.KerasTe
     wanted = model.inputs[0].dtype if getattr(model, "inputs", None) else "uint8"
     if pixels.dtype == "uint8" and wanted != "uint8":
         pixels = ops.cast(pixels, wanted)  # as `Forward` does in training
-    core = plain(model)
+    core = without_own_layers(model)
     outputs = core(pixels)
     if trained.state.eval_flip:
         both = (outputs, core(ops.flip(pixels, axis=2)))
@@ -99,3 +127,43 @@ def _probabilities(trained: Trained, pixels: keras.KerasTensor) -> keras.KerasTe
 def _told_apart(names: Sequence[str]) -> tuple[str, ...]:
     """Returns the names; of those that are there twice, with the class number."""
     return tuple(name if list(names).count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names))
+
+
+def fitting_of(request: Request, recipe: Recipe, channels: int) -> Fitting | None:
+    """Returns what an evaluation does to the size of images; None: nothing, they have the model's."""
+    if cropping := cropping_of(recipe):
+        return Fitting(cropping.crop(training=False), channels)
+    return Fitting(Stretched(request.size), channels) if request.size else None
+
+
+def without_own_layers(model: keras.Model) -> keras.Model:
+    """Returns a model that computes the same with the same variables; a user's, of its own layers, as it is."""
+    if not any(isinstance(layer, ScalePixels | LocalResponseNorm) for layer in model.layers):
+        return model
+    if not isinstance(model, keras.Sequential):
+        return keras.models.clone_model(model, clone_function=lambda layer: layer, call_function=_call_plainly)
+    outputs = inputs = keras.Input(model.input_shape[1:], dtype=model.inputs[0].dtype)
+    for layer in model.layers:
+        outputs = _call_plainly(layer, outputs)
+    return keras.Model(inputs, outputs, name=model.name)
+
+
+def _call_plainly(layer: keras.layers.Layer, *arguments: Any, **options: Any) -> Any:
+    if isinstance(layer, ScalePixels):
+        return _scaled_pixels(*arguments)
+    if isinstance(layer, LocalResponseNorm):
+        return _response_normalised(*arguments)
+    return layer(*arguments, **options)
+
+
+def _scaled_pixels(images: keras.KerasTensor) -> keras.KerasTensor:
+    return ops.divide(ops.cast(images, "float32"), 255.0) if images.dtype == "uint8" else images
+
+
+def _response_normalised(activations: keras.KerasTensor) -> keras.KerasTensor:
+    """Returns what `LocalResponseNorm` gives: x / (1 + sum of 9 neighbours' squares * 0.001 / 9)^0.75."""
+    channels = activations.shape[-1]
+    squares = ops.pad(ops.square(activations), [[0, 0], [0, 0], [0, 0], [4, 4]])
+    neighbours = [squares[..., i : i + channels] for i in range(9)]
+    total = functools.reduce(ops.add, neighbours)
+    return ops.divide(activations, ops.power(ops.add(ops.multiply(total, 0.001 / 9.0), 1.0), 0.75))

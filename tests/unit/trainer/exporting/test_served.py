@@ -1,3 +1,6 @@
+import inspect
+
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -6,8 +9,11 @@ from pipeline.decode.images import ImageDecoder
 from pipeline.distort.recipes import make_recipe
 from pipeline.request import Request
 from tests.datasets import encoded
-from trainer.exporting.fitting import fitting_of
-from trainer.exporting.served import _told_apart
+from trainer import models
+from trainer.config.flags.model import ModelFlags
+from trainer.config.model_defaults import MODEL_DEFAULTS
+from trainer.exporting.served import _told_apart, fitting_of, without_own_layers
+from trainer.models import layers
 
 
 def request(**options):
@@ -34,3 +40,26 @@ def test_images_that_have_the_models_size_are_not_fitted():
 
 def test_classes_of_one_name_are_told_apart_by_their_numbers():
     assert _told_apart(["a", "b", "a"]) == ("a (0)", "b", "a (2)")
+
+
+OURS = [kind for _, kind in inspect.getmembers(layers, inspect.isclass) if issubclass(kind, keras.layers.Layer)]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize("name", MODEL_DEFAULTS)
+def test_the_same_numbers_from_the_same_variables_without_our_layers(name, dtype, tmp_path):
+    model = models.build(ModelFlags(model=name), tf.TensorSpec((None, 24, 24, 3), dtype), 7)
+    images = np.random.default_rng(0).integers(0, 256, (5, 24, 24, 3)).astype(dtype)
+    expected = model(images, training=False).numpy()
+    found = without_own_layers(model)
+    assert [id(v) for v in found.variables] == [id(v) for v in model.variables]
+    assert not any(isinstance(layer, tuple(OURS)) for layer in found.layers)
+    np.testing.assert_allclose(found(images, training=False).numpy(), expected, rtol=1e-5, atol=1e-5)
+    found.save(tmp_path / "m.keras")
+    loaded = keras.saving.load_model(tmp_path / "m.keras")  # our layers are not registered
+    np.testing.assert_allclose(loaded(images, training=False).numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_users_model_stays_as_it_is():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    assert without_own_layers(model) is model

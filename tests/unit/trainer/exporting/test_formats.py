@@ -1,4 +1,5 @@
-from trainer.exporting.formats.stablehlo_file import without_locations
+from trainer.exporting.flags import LIBRARIES
+from trainer.exporting.formats import FORMATS, without_locations
 
 PROGRAM = """#loc1 = loc("lhs")
 #loc2 = loc("/home/me (old)/lib/ops.py":12:0)
@@ -21,3 +22,8 @@ def test_programs_lose_their_locations_and_nothing_else():
         "  }\n"
         "}\n"
     )
+
+
+def test_the_flag_names_the_formats_that_can_be_written():
+    assert set(FORMATS) == set(LIBRARIES)
+    assert len({kind.file for kind in FORMATS.values()}) == len(FORMATS)

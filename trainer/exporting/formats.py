@@ -1,0 +1,143 @@
+"""The files that a model is exported to, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import pathlib
+import re
+import warnings
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+from pipeline.errors import UsageError
+from trainer.exporting.served import Served
+
+_OPSET = 17  # of 2022: what most ONNX runtimes of today read
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[()]')  # of MLIR
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A kind of file.
+
+    Attributes:
+      file: its name in the folder of the export.
+      write: writes a model to a path, for batches of so many rows where the file's shapes are static.
+      any_size: whether it takes images of any size; else of the model's.
+      is_static: whether it takes batches of one number of rows alone.
+    """
+
+    file: str
+    write: Callable[[Served, pathlib.Path, int], None]
+    any_size: bool = False
+    is_static: bool = False
+
+    def rows(self, batch: int) -> int | None:
+        """Returns the rows of its batches, None: any number."""
+        return batch if self.is_static else None
+
+
+def _write_saved_model(served: Served, path: pathlib.Path, batch: int) -> None:
+    """Writes TensorFlow's SavedModel; `assets.extra/class_names.txt` in it has a name per line, for other programs."""
+    del batch
+    fitting = served.fitting
+    archive = keras.export.ExportArchive()
+    archive.track(served.core)
+    serve = (lambda images: served.outputs(fitting.fit(images))) if fitting else served.outputs
+    archive.add_endpoint("serve", serve, input_signature=[served.spec(any_size=True)])
+    archive.write_out(str(path), verbose=False)
+    extra = path / "assets.extra"  # where TensorFlow Serving expects what is not its own
+    extra.mkdir()
+    (extra / "class_names.txt").write_text("\n".join(served.class_names) + "\n", encoding="utf-8")
+
+
+def _write_keras(served: Served, path: pathlib.Path, batch: int) -> None:
+    """Writes Keras' own file, of Keras' layers and operations alone where the model is one of ours."""
+    del batch
+    probabilities = served.core.output
+    numbers = ops.cast(ops.argmax(probabilities, axis=-1), "int64")
+    lookup = keras.layers.StringLookup(
+        vocabulary=list(served.class_names), invert=True, num_oov_indices=0, mask_token=None, name="class_name"
+    )
+    outputs = {"probabilities": probabilities, "class": numbers, "class_name": lookup(numbers)}
+    keras.Model(served.core.input, outputs).save(path)
+
+
+def _write_onnx(served: Served, path: pathlib.Path, batch: int) -> None:
+    """Writes an ONNX file by tf2onnx, with the class names in its metadata, too.
+
+    Raises:
+      UsageError: an operation has no counterpart.
+    """
+    del batch
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import onnx  # noqa: PLC0415, which not everybody has installed
+        import tf2onnx  # noqa: PLC0415
+
+    logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)
+    function = tf.function(served.outputs, autograph=False)
+    try:
+        model, _ = tf2onnx.convert.from_function(function, input_signature=[served.spec(any_size=False)], opset=_OPSET)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UsageError(f"--format=onnx: tf2onnx cannot convert this model: {reason}") from None
+    entry = model.metadata_props.add()
+    entry.key, entry.value = "class_names", json.dumps(served.class_names)
+    onnx.save(model, str(path))
+
+
+def _write_stablehlo(served: Served, path: pathlib.Path, batch: int) -> None:
+    """Writes a StableHLO program with the weights inside, as a portable artifact: for XLA, IREE, OpenXLA and JAX.
+
+    It is main(uint8 images) -> (probabilities, class), of `batch` rows, since its shapes are static.
+    It is of the oldest version of StableHLO that has all its operations known to TensorFlow, so that older tools read
+    it, too.
+    """
+    from tensorflow.compiler.mlir.stablehlo import stablehlo  # noqa: PLC0415, which only this needs
+
+    core = served.core
+    values = [[v.numpy() for v in variables] for variables in (core.trainable_variables, core.non_trainable_variables)]
+
+    def main(images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        probabilities, _ = core.stateless_call(*values, images, training=False)
+        return probabilities, tf.argmax(probabilities, axis=-1)
+
+    compiled = tf.function(main, autograph=False, jit_compile=True)
+    program = compiled.experimental_get_compiler_ir(served.spec(any_size=False, rows=batch))(stage="stablehlo")
+    text = without_locations(program)
+    path.write_bytes(stablehlo.serialize_portable_artifact_str(text, stablehlo.get_minimum_version()))
+
+
+def without_locations(program: str) -> str:
+    """Returns MLIR as text without `loc(...)`: these name the files of the machine on which it was made."""
+    lines = [line for line in program.splitlines() if not line.startswith("#loc")]
+    return "\n".join(map(_without_location, lines)) + "\n"
+
+
+def _without_location(line: str) -> str:
+    kept, end = [], 0
+    while (begin := line.find(" loc(", end)) >= 0:
+        kept.append(line[end:begin])
+        depth = 0
+        for token in _TOKEN.finditer(line, begin):
+            depth += {"(": 1, ")": -1}.get(token[0], 0)
+            if depth == 0 and token[0] == ")":
+                end = token.end()
+                break
+        else:
+            break
+    return "".join([*kept, line[end:]])
+
+
+FORMATS = {
+    "saved_model": Format("saved_model", _write_saved_model, any_size=True),
+    "keras": Format("model.keras", _write_keras),
+    "onnx": Format("model.onnx", _write_onnx),
+    "stablehlo": Format("model.stablehlo", _write_stablehlo, is_static=True),
+}
