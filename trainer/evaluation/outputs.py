@@ -13,8 +13,9 @@ from typing import Any
 from PIL.Image import Image
 
 from pipeline.errors import named
-from trainer.evaluation import confusion, mistakes, tables
 from trainer.evaluation.judging import Judgement
+from trainer.evaluation.pictures import confusion_matrix, worst_mistakes
+from trainer.evaluation.report import summary
 from trainer.task.base import Evaluation
 from trainer.trained import Trained
 
@@ -46,7 +47,7 @@ def say(trained: Trained, judgement: Judgement) -> None:
     print(trained)
     print(*judgement.evaluation.lines, sep="\n", flush=True)
     if judgement.report:
-        print("", *tables.summary(judgement.report), sep="\n", flush=True)
+        print("", *summary(judgement.report), sep="\n", flush=True)
 
 
 def say_line(trained: Trained, judgement: Judgement) -> None:
@@ -84,8 +85,8 @@ def pictures(trained: Trained, judgement: Judgement) -> dict[str, Image]:
     datasets = ", ".join(split.manifest.dataset for split in trained.splits.values())
     title = f"{datasets} {judgement.evaluation.split}: {trained}"
     return {
-        "confusion": confusion.draw(report, title),
-        "mistakes": mistakes.draw(report, judgement.images, title),
+        "confusion": confusion_matrix(report, title),
+        "mistakes": worst_mistakes(report, judgement.images, title),
     }
 
 

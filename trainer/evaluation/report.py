@@ -1,4 +1,4 @@
-"""The report on a split: accuracy, precision and recall of each class, who is taken for whom, the worst mistakes."""
+"""The report on a split, and its tables: precision and recall of each class, confusions, the worst mistakes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pipeline.commands.text import count_of, table
+
+_MOST_CLASSES = 20  # in the table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,3 +126,49 @@ def _shares(part: NDArray[np.int64], whole: NDArray[np.int64]) -> NDArray[np.flo
 
 def _number(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
+
+
+def summary(report: Report) -> list[str]:
+    """Returns the lines of the tables: the classes (of many, those of the lowest recall), and the worst mistakes."""
+    return [*_class_lines(report), *_mistake_lines(report)]
+
+
+def _class_lines(report: Report) -> list[str]:
+    count = len(report.class_names)
+    shown, more = range(count), []
+    if count > _MOST_CLASSES:
+        recall = np.where(np.isnan(report.recall), np.inf, report.recall)  # a class without examples comes last
+        shown = np.argsort(recall, kind="stable")[:_MOST_CLASSES].tolist()
+        more = [f"and {count_of(count - _MOST_CLASSES, 'more class', 'more classes')} of higher recall"]
+    return [*table([_class_row(report, number) for number in shown], left=("most often taken for",)), *more]
+
+
+def _class_row(report: Report, number: int) -> list[tuple[str, str]]:
+    others = report.matrix[number].copy()
+    others[number] = 0
+    most = int(others.argmax())
+    return [
+        ("class", report.class_names[number]),
+        ("examples", f"{report.support[number]:,}"),
+        ("precision", _share_text(report.precision[number])),
+        ("recall", _share_text(report.recall[number])),
+        ("most often taken for", f"{report.class_names[most]} ({others[most]:,})" if others[most] else ""),
+    ]
+
+
+def _mistake_lines(report: Report) -> list[str]:
+    rows = [
+        [
+            ("worst mistakes", mistake.key or f"record {mistake.record}"),
+            ("label", report.class_names[mistake.label]),
+            ("prediction", report.class_names[mistake.prediction]),
+            ("probability", f"{mistake.probability:.4f}"),
+            ("loss", f"{mistake.loss:.2f}"),
+        ]
+        for mistake in report.mistakes[:5]
+    ]
+    return ["", *table(rows, left=("label", "prediction"))] if rows else []
+
+
+def _share_text(value: float) -> str:
+    return "-" if np.isnan(value) else f"{value:.4f}"

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from trainer.evaluation import confusion, mistakes
-from trainer.evaluation.drawing import RIGHT, WRONG, fitted, font
+from trainer.evaluation.pictures import RIGHT, WRONG, confusion_matrix, fitted, font, worst_mistakes
 from trainer.evaluation.report import Mistake, Report
 
 
@@ -23,7 +22,7 @@ def has(picture, color):
 
 @pytest.mark.parametrize("classes", [1, 2, 10, 26, 27, 100, 700])
 def test_any_number_of_classes_fits(classes):
-    picture = confusion.draw(report_of(np.eye(classes, dtype=int) * 7), "a title")
+    picture = confusion_matrix(report_of(np.eye(classes, dtype=int) * 7), "a title")
     assert max(picture.size) < 2300
     assert has(picture, RIGHT)
     assert not has(picture, WRONG)
@@ -32,14 +31,14 @@ def test_any_number_of_classes_fits(classes):
 
 
 def test_a_class_that_is_always_wrong_is_red_and_one_without_examples_grey():
-    picture = confusion.draw(report_of([[0, 4, 0], [0, 4, 0], [0, 0, 0]]), "a title")
+    picture = confusion_matrix(report_of([[0, 4, 0], [0, 4, 0], [0, 0, 0]]), "a title")
     assert has(picture, WRONG)
     assert has(picture, RIGHT)
     assert has(picture, (241, 243, 245))
 
 
 def test_the_colour_is_the_share_of_the_row():
-    few, many = (confusion.draw(report_of([[n, n], [0, n]]), "t") for n in (3, 3000))
+    few, many = (confusion_matrix(report_of([[n, n], [0, n]]), "t") for n in (3, 3000))
     halves = (140, 178, 213)  # half of blue and white
     assert has(few, halves)
     assert has(many, halves)
@@ -51,7 +50,7 @@ def test_names_are_cut_to_what_is_there():
     cut = fitted(long, 14, 100)
     assert cut.endswith("…")
     assert font(14).getlength(cut) <= 100
-    picture = confusion.draw(Report((long, "x"), np.array([[1, 0], [1, 1]]), 0.1, ()), long * 9)
+    picture = confusion_matrix(Report((long, "x"), np.array([[1, 0], [1, 1]]), 0.1, ()), long * 9)
     assert picture.width < 800
 
 
@@ -65,7 +64,7 @@ def mistake(record):
 )
 def test_each_mistake_has_its_image_in_its_own_shape(shape, dtype):
     images = [np.full(shape, 0).astype(dtype) for _ in range(7)]
-    picture = mistakes.draw(report_of([[9, 7], [0, 9]], [mistake(i) for i in range(7)]), images, "a title")
+    picture = worst_mistakes(report_of([[9, 7], [0, 9]], [mistake(i) for i in range(7)]), images, "a title")
     black = (pixels_of(picture) == 0).all(axis=2)
     height, width = shape[0] / max(shape[:2]), shape[1] / max(shape[:2])
     assert black.sum() == pytest.approx(7 * round(132 * height) * round(132 * width), rel=0.02)
@@ -74,6 +73,6 @@ def test_each_mistake_has_its_image_in_its_own_shape(shape, dtype):
 
 
 def test_without_mistakes_the_picture_says_so():
-    picture = mistakes.draw(report_of([[9, 0], [0, 9]]), [], "a title")
+    picture = worst_mistakes(report_of([[9, 0], [0, 9]]), [], "a title")
     assert picture.size[0] > 500
     assert not has(picture, WRONG)

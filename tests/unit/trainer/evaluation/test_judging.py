@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import DataError, UsageError
-from trainer.evaluation.tally import Tally
+from trainer.evaluation.judging import Tally
 
 NAMES = ("ape", "bee", "cat", "dog")
 

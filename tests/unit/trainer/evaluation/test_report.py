@@ -1,11 +1,10 @@
 import numpy as np
 
-from trainer.evaluation import tables
-from trainer.evaluation.report import Mistake, Report
+from trainer.evaluation.report import Mistake, Report, summary
 
 
 def lines_of(report):
-    return [" ".join(line.split()) for line in tables.summary(report)]
+    return [" ".join(line.split()) for line in summary(report)]
 
 
 def test_classes_and_mistakes_are_listed():
