@@ -1,4 +1,4 @@
-"""The models by name. A built-in one is a module with `build(image_shape, image_dtype, num_classes)`."""
+"""The models by name. A built-in one is a function of (image_shape, image_dtype, num_classes)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ from trainer.config.model_defaults import WITH_DROPOUT
 if TYPE_CHECKING:
     import keras
     import tensorflow as tf
+
+_MODULES = {
+    "mnist": ("softmax_regression", "mlp", "lenet", "mnist_cnn"),
+    "cifar10": ("cifar10_cnn", "fast_cifar"),
+    "resnet": ("resnet18", "resnet20"),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def build(flags: ModelFlags, images: tf.TensorSpec, num_classes: int) -> keras.Model:
@@ -36,9 +43,8 @@ def build(flags: ModelFlags, images: tf.TensorSpec, num_classes: int) -> keras.M
         return _of_user(flags.model, load("--model", flags.model), images, num_classes)
     options = {"dropout": flags.dropout} if flags.model in WITH_DROPOUT else {}
     try:
-        model: keras.Model = importlib.import_module(f"trainer.models.{flags.model}").build(
-            shape, images.dtype.name, num_classes, **options
-        )
+        module = importlib.import_module(f"{__package__}.{_HOME[flags.model]}")
+        model: keras.Model = getattr(module, flags.model)(shape, images.dtype.name, num_classes, **options)
     except ValueError as error:
         size, reason = "x".join(map(str, shape)), str(error).splitlines()[0]
         raise UsageError(f"--model={flags.model} cannot take images of {size}: {reason}") from None
