@@ -54,9 +54,23 @@ class TransientError(DataError):
 
 
 class UsageError(PipelineError, ValueError):
-    """An argument or flag has a value that cannot work."""
+    """An argument or flag has a value that cannot work.
+
+    Attributes:
+      argument: the name of the argument of `input_fn` at fault, for whoever passes the value of a flag; None: not told.
+      reason: what is wrong with it, without its name; None: not told.
+    """
 
     exit_code = EXIT_USAGE
+    argument: str | None = None
+    reason: str | None = None
+
+    @classmethod
+    def of(cls, argument: str, reason: str, value: str | None = None) -> UsageError:
+        """Returns the error whose message is `argument: reason`, or with a value `argument='value': reason`."""
+        error = cls(f"{argument}: {reason}" if value is None else f"{argument}={value!r}: {reason}")
+        error.argument, error.reason = argument, reason
+        return error
 
 
 class RerunError(PipelineError):
@@ -76,7 +90,7 @@ def unknown(what: str, value: str, known: Iterable[str]) -> UsageError:
     names = sorted(set(known))
     near = nearest(value, names)
     hint = f"did you mean {near!r}? " if near else ""
-    return UsageError(f"{what}: unknown {value!r}; {hint}{names_that_work(names)}")
+    return UsageError.of(what, f"unknown {value!r}; {hint}{names_that_work(names)}")
 
 
 def nearest(value: str, known: Iterable[str]) -> str | None:

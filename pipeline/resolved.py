@@ -125,9 +125,10 @@ def _statistics(request: Request, manifest: Manifest) -> Manifest:
     found = manifests.load(request.statistics)
     theirs, own = len(found.image_mean), len(manifest.image_mean)
     if theirs and own and theirs != own:
-        raise UsageError(
-            f"statistics={os.fspath(request.statistics)!r}: are of images of {theirs} channels, those of "
-            f"{request.folder} have {own}"
+        raise UsageError.of(
+            "statistics",
+            f"are of images of {theirs} channels, those of {request.folder} have {own}",
+            os.fspath(request.statistics),
         )
     return found
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from pipeline.commands import commandline
-from trainer import heavy
+from trainer import lazy_imports
 from trainer import plan as plans
 from trainer.checkpoint import files
 from trainer.evaluation.flags import EvaluateConfig
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     found = [] if config.continuous else files.candidates(config.model_dir, config.checkpoint)
     if config.output is not None:
         plans.prepare_folder("--output", config.output)
-    with heavy.loading():
+    with lazy_imports.loading():
         from trainer.evaluation import command  # noqa: PLC0415, here because it loads TensorFlow
 
     command.run(config, found)

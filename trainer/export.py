@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from pipeline.commands import commandline
-from trainer import heavy
+from trainer import lazy_imports
 from trainer.checkpoint import files
 from trainer.exporting.flags import LIBRARIES, ExportConfig
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     commandline.require("tensorflow", *(library for name in config.formats for library in LIBRARIES[name]))
     found = files.candidates(config.model_dir, config.checkpoint)
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # one kind of device for both sides of the comparison, and any machine
-    with heavy.loading():
+    with lazy_imports.loading():
         from trainer.exporting import command  # noqa: PLC0415, here because it loads TensorFlow
 
     command.run(config, found)

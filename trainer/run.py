@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pipeline.commands import commandline
 from pipeline.errors import UsageError
 from trainer import config as configs
-from trainer import heavy
+from trainer import lazy_imports
 from trainer import plan as plans
 from trainer.actions.heartbeat import Heartbeat
 from trainer.actions.live import LiveLine
@@ -114,7 +114,7 @@ def _train(
     with rendezvous.explaining(cluster.seat, config.run.join_timeout, live.aside):
         if config.model.task and task is None:
             live.phase("loading TensorFlow")
-            task = heavy.load_task(config.model.task)
+            task = lazy_imports.load_task(config.model.task)
         plan = plans.make(config, cluster, task.parse if task else None)
         if cluster.is_chief:
             plans.prepare_folder("--model_dir", config.run.model_dir)
@@ -127,7 +127,7 @@ def _train(
         heartbeat.phase("loading TensorFlow", quiet=LOADING_SECONDS)
         if config.output.log_device_placement:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")  # where TensorFlow says it
-        with heavy.loading():
+        with lazy_imports.loading():
             from trainer import training  # noqa: PLC0415, here because it loads TensorFlow
 
         return training.run(config, plan, cluster, interrupt, task, live, heartbeat)

@@ -16,7 +16,7 @@ from pipeline.errors import DataError
 from tests import forked, runs
 from tests.datasets import edit_manifest
 from tests.runs import finish, scalars
-from trainer import trained as built
+from trainer import inference as built
 from trainer.checkpoint import reader
 from trainer.config.checkpoint import CheckpointFlags
 

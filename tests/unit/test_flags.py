@@ -212,7 +212,7 @@ SEEN: dict[str, dict[str, str]] = {
         "checkpoint": "integration/test_export.py::test_raw_and_averaged_weights_differ",
         "weights": "integration/test_export.py::test_raw_and_averaged_weights_differ",
         "data_dir": "integration/test_export.py::test_the_examples_to_compare_on_are_those_of_the_flags",
-        "statistics": "unit/trainer/test_trained.py::test_they_are_those_of_the_run_unless_others_are_given",
+        "statistics": "unit/trainer/test_inference.py::test_they_are_those_of_the_run_unless_others_are_given",
         "split": "integration/test_export.py::test_the_examples_to_compare_on_are_those_of_the_flags",
         "cache_dir": "integration/test_cache.py::test_evaluations_exports_and_examples_have_a_cache_by_their_own_flags",
         "cache_bytes": "integration/test_cache.py::test_evaluations_exports_and_examples_have_a_cache_by_their_own_flags",

@@ -16,7 +16,7 @@ from trainer.evaluation import outputs
 from trainer.evaluation.flags import EvaluateConfig
 from trainer.evaluation.following import follow
 from trainer.evaluation.judging import Judge, Judgement
-from trainer.trained import Trained, build, build_first
+from trainer.inference import Trained, build, build_first
 
 _RUN = "evaluate"  # in TensorBoard, a run of its own: what is written beside a training would be taken for a part of it
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from pipeline.errors import DataError, PipelineError
 from pipeline.resolved import resolve_all
-from trainer import heavy, plan
+from trainer import lazy_imports, plan
 from trainer.checkpoint import files, reader
 from trainer.checkpoint.reader import Record, UnreadableError
 
@@ -170,7 +170,7 @@ def _last_step(found: Record) -> float:
         config = found.config()
         if config.steps.train_steps:
             return config.steps.train_steps
-        task = heavy.load_task(config.model.task)
+        task = lazy_imports.load_task(config.model.task)
         request = plan.request_of(config, task.parse if task else None)
         return config.last_step(resolve_all(request).steps_per_epoch)
     except PipelineError:

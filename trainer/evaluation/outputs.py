@@ -16,8 +16,8 @@ from pipeline.errors import named
 from trainer.evaluation.judging import Judgement
 from trainer.evaluation.pictures import confusion_matrix, worst_mistakes
 from trainer.evaluation.report import summary
+from trainer.inference import Trained
 from trainer.task.base import Evaluation
-from trainer.trained import Trained
 
 
 def to_json(trained: Trained, judgement: Judgement) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from trainer.exporting import comparison
 from trainer.exporting.flags import ExportConfig
 from trainer.exporting.formats import FORMATS
 from trainer.exporting.served import Served, served
-from trainer.trained import Trained, build_first
+from trainer.inference import Trained, build_first
 
 _TOLERANCE = 1e-4
 _ROUGH_TOLERANCE = 0.02  # of models that compute in less than float32, and of JPEGs that are decoded in part

@@ -20,9 +20,9 @@ from pipeline.decode.images import ExampleParser
 from pipeline.errors import DataError, root_cause
 from trainer.exporting import reading
 from trainer.exporting.served import Served
+from trainer.inference import Trained
 from trainer.step.state import Forward
 from trainer.task.data_spec import gives_probabilities
-from trainer.trained import Trained
 
 _TIMEOUT = 600.0  # seconds for each file
 

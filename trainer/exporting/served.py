@@ -19,9 +19,9 @@ from pipeline.distort.recipes import make_recipe
 from pipeline.errors import UsageError
 from pipeline.request import Request
 from trainer.exporting.preprocessing import preprocess
+from trainer.inference import Trained
 from trainer.models.layers import LocalResponseNorm, ScalePixels
 from trainer.task.data_spec import classes_of, gives_probabilities, shape_of
-from trainer.trained import Trained
 
 
 @dataclasses.dataclass(frozen=True)

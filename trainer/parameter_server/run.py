@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
-from trainer import heavy
+from trainer import lazy_imports
 from trainer import plan as plans
 from trainer.actions.heartbeat import Heartbeat
 from trainer.actions.live import LiveLine
@@ -111,7 +111,7 @@ def _lead(
     with lock.held(config.run.model_dir):
         live.phase("loading TensorFlow")
         heartbeat.phase("loading TensorFlow", quiet=LOADING_SECONDS)
-        with heavy.loading():
+        with lazy_imports.loading():
             from trainer.actions.output import Output  # noqa: PLC0415, here because it loads TensorFlow
             from trainer.parameter_server import training  # noqa: PLC0415
             from trainer.task.base import Task  # noqa: PLC0415
@@ -126,7 +126,7 @@ def _serve(
         limits.gradients_of_step(config, len(roles.workers))
         plan = None if roles.mine.job == PS else _plan(config, roles, task)[0]
     heartbeat.phase("loading TensorFlow", quiet=LOADING_SECONDS)
-    with heavy.loading():
+    with lazy_imports.loading():
         from trainer.parameter_server import training  # noqa: PLC0415, here because it loads TensorFlow
 
     training.serve(config, plan, roles, interrupt, heartbeat)
@@ -134,7 +134,7 @@ def _serve(
 
 def _plan(config: TrainConfig, roles: Roles, task: type[Task] | None) -> tuple[plans.Plan, type[Task] | None]:
     """Returns the plan, checked for this strategy, and the task."""
-    found = task or heavy.load_task(config.model.task)
+    found = task or lazy_imports.load_task(config.model.task)
     plan = plans.make(config, tf_config.ALONE, found.parse if found else None)
     limits.check_windows(plan.training.first)
     return plan, found

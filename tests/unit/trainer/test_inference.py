@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import DataError, UsageError
 from tests.datasets import edit_manifest, write_dataset
-from trainer import plan, trained
+from trainer import inference, plan
 from trainer.checkpoint.reader import Record
 from trainer.cluster.tf_config import ALONE
 from trainer.config.checkpoint import CheckpointFlags
@@ -43,7 +43,7 @@ def means(record, **flags):
     """Returns the means that normalise what a command with these flags evaluates on."""
     given = CheckpointFlags("run", **{name: str(value) for name, value in flags.items()})
     config = record.config(**({} if given.data_dir is None else {"data_dir": given.data_dir}))
-    return next(iter(trained._resolved(record, config, Task, given).values())).statistics.image_mean
+    return next(iter(inference._resolved(record, config, Task, given).values())).statistics.image_mean
 
 
 def test_they_are_those_of_the_run_unless_others_are_given(data, record_of):
@@ -81,3 +81,10 @@ def test_what_does_not_fit_is_one_line_with_the_flag_at_fault(data, record_of):
         means(record, statistics=data / "none")
     with pytest.raises(UsageError, match=f"^--statistics={grey}: --distort=none normalises nothing by it"):
         means(plain, statistics=grey)
+
+
+def test_an_unknown_split_is_named_once_by_its_flag(data, record_of):
+    record = record_of(data / "own")
+    with pytest.raises(UsageError) as caught:
+        inference._resolved(record, record.config(eval_split="valid"), Task, CheckpointFlags("run", split="valid"))
+    assert str(caught.value).startswith("--split=valid: unknown 'valid'; ")

@@ -17,7 +17,7 @@ from pipeline.errors import DataError, PipelineError, UsageError
 from pipeline.manifest.sources import parse_sources, sources_of
 from pipeline.manifest.storage import PathLike
 from pipeline.resolved import ResolvedRequest
-from trainer import heavy, plan
+from trainer import lazy_imports, plan
 from trainer.checkpoint import files, reader, structure
 from trainer.checkpoint.reader import Record, UnreadableError
 from trainer.config import TrainConfig
@@ -156,7 +156,7 @@ def build(record: Record, flags: CheckpointFlags, **others: Any) -> Trained:
     config = record.config(**given)
     if not config.data.evaluates:
         raise UsageError(f"--split is missing: the run had --eval_split={config.data.eval_split}")
-    task_class = heavy.load_task(config.model.task) or Task
+    task_class = lazy_imports.load_task(config.model.task) or Task
     splits = _resolved(record, config, task_class, flags)
     task = task_class(config, data_spec.of(next(iter(splits.values()))))
     _check_data(record, task, config.data.data_dir)
@@ -179,12 +179,14 @@ def _resolved(
             raise
         raise DataError(f"{error}; the run's data: if they have moved, give --data_dir") from None
     except UsageError as error:
-        reason = str(error)
-        if not reason.startswith("statistics="):
-            raise UsageError(f"--split={config.data.eval_split or 'test'}: {reason.removeprefix('split: ')}") from None
-        if flags.statistics is None:
-            reason = f"data_dir={config.data.data_dir}: unlike what {record.path} was trained on: {reason}"
-        raise UsageError(f"--{reason}") from None
+        if error.argument != "statistics":
+            reason = error.reason if error.argument == "split" else error
+            raise UsageError(f"--split={config.data.eval_split or 'test'}: {reason}") from None
+        if flags.statistics is not None:
+            raise UsageError(f"--{error}") from None
+        raise UsageError(
+            f"--data_dir={config.data.data_dir}: unlike what {record.path} was trained on: {error}"
+        ) from None
 
 
 def _given_statistics(config: TrainConfig, flags: CheckpointFlags) -> str | None:
