@@ -10,7 +10,7 @@ from pipeline.distort.recipes import make_recipe
 from pipeline.request import Request
 from tests.datasets import encoded
 from trainer import models
-from trainer.config.flags.model import ModelFlags
+from trainer.config.model import ModelFlags
 from trainer.config.model_defaults import MODEL_DEFAULTS
 from trainer.exporting.served import _told_apart, fitting_of, without_own_layers
 from trainer.models import layers
