@@ -1,4 +1,4 @@
-"""What has to be equal on all workers of a job: versions, code, flags and data, the order of examples, the model."""
+"""What must be equal on all workers of a job: versions, code, flags and data, the order of examples, the model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SITE = ("site-packages", "dist-packages")  # folders of what pip installs, whos
 
 
 def of(config: TrainConfig, plan: Plan) -> Description:
-    """Returns the description of a run, each part before those that may differ because of it."""
+    """Returns the description of a run; each part comes before parts that may differ because of it."""
     gpus = count_of(len(tf.config.list_physical_devices("GPU")), "GPU")
     order = f"an order of digest {plan.training.spec.digest[:12]}"
     named = [config.model.model, config.model.task or ""]

@@ -1,4 +1,4 @@
-"""A trained model outside its run: its task, its weights of a checkpoint, and the split that it is judged by."""
+"""A trained model outside its run, for evaluation and export: built from a checkpoint, with the split to run it on."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from trainer.task.base import Task
 
 @dataclasses.dataclass(eq=False)
 class Trained:
-    """A model that can take the weights of one checkpoint of its run after the other.
+    """A model that can take the weights of any checkpoint of its run.
 
     Attributes:
       config: flags of the run, on one device, with the data and the split that were asked for.
-      state: with the task, the model and what measures it; not with averages, which the model takes as its weights.
+      state: the task, the model and its measure; without averages, which the model takes as its weights.
       splits: by name, one padded pass over the split of each source.
-      may_skip: how many examples of each may be left out because their records are corrupt.
+      may_skip: most examples of a split that may be skipped because their records are corrupt.
       record: of the checkpoint whose weights the model has.
-      averaged: whether these are the average over the steps.
+      averaged: whether they are the average over the steps.
     """
 
     config: TrainConfig
@@ -56,7 +56,7 @@ class Trained:
 
     @property
     def split(self) -> ResolvedRequest:
-        """That of the first source."""
+        """The split of the first source."""
         return next(iter(self.splits.values()))
 
     @property
@@ -87,7 +87,7 @@ class Trained:
         self.record, self.averaged = record, averaged
 
     def _check_structure(self, record: Record) -> None:
-        """Raises UsageError where the code makes another model than that of a checkpoint."""
+        """Raises UsageError if the code now builds another model than the checkpoint's."""
         stored = record.content.get("structure")  # which earlier versions did not store
         changed = structure.changes(stored, structure.of(self.model), is_trained=False) if stored else []
         if found := [change for change in changed if not change.is_harmless]:
@@ -102,7 +102,7 @@ def build_first(
 ) -> Trained:
     """Returns the model of the first checkpoint that can be read, with its weights.
 
-    Where none can, the checkpoints are looked for once more: a run that is training may have replaced all of them.
+    If none can be read, looks for checkpoints once more: a run that is training may have replaced all of them.
 
     Args:
       paths: one or more.
@@ -208,7 +208,7 @@ def _given_statistics(config: TrainConfig, flags: CheckpointFlags) -> str | None
 
 
 def _statistics(record: Record, config: TrainConfig, flags: CheckpointFlags) -> PathLike | None:
-    """Returns the data set by whose statistics the run's images were normalised; None: the first that is given.
+    """Returns the data set whose statistics normalised the run's images; None: the first of the given data.
 
     Raises:
       UsageError: they matter, and the data set cannot be read.
@@ -236,7 +236,7 @@ def _first_folder(data_dir: str) -> PathLike:
 
 
 def _check_data(record: Record, task: Task, data_dir: str) -> None:
-    """Raises UsageError where the data are not of the kind that the run was trained on."""
+    """Raises UsageError if images or classes are not like those that the run was trained on."""
     shape = getattr(task.data.features, "shape", None)
     here: dict[str, Any] = {"num_classes": len(task.data.class_names), "image_shape": shape and shape[1:].as_list()}
     for name, value in here.items():

@@ -35,9 +35,9 @@ class Progress:
       values: of the last update: `total_loss`, `regularization`, `loss`, and the metrics.
       steps: updates that this process has made.
       seconds: that these took, without the actions.
-      waited: of these, seconds of waiting for batches.
-      start_up: of these, seconds of the updates that had to be traced and compiled: the first, and the first with each
-        set of summaries.
+      waited: the part of `seconds` spent waiting for batches.
+      start_up: the part of `seconds` that went to updates which had to be traced and compiled: the first, and the first
+        with each set of summaries.
       result: of the inner loop.
       start_wait: seconds that those updates waited for their batches.
       start_steps: the number of those updates.
@@ -86,12 +86,12 @@ def _less(one: tuple[int, float, float], other: tuple[int, float, float]) -> tup
 
 @dataclasses.dataclass(frozen=True)
 class Action:
-    """Something to do at some steps.
+    """Something that is done between inner loops, at some steps.
 
     Attributes:
-      every: at every multiple of so many steps; 0: never.
-      do: what.
-      seconds: also after the inner loop that follows so many seconds without it; 0: never.
+      every: steps; it is due at every multiple of them; 0: never.
+      do: what to do.
+      seconds: it is also due after the first inner loop that ends this long after it was last done; 0: never.
       at: also at these steps.
       needs: the summaries of the step that it shows; see `LoopResult`.
     """

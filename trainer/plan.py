@@ -1,4 +1,4 @@
-"""What a run is going to do, from its config and the manifest alone: checked before TensorFlow is loaded."""
+"""What a run will do, computed from its config and the manifests alone, and checked before TensorFlow is loaded."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ class Plan:
       last_step: global step at which training ends.
       evaluation: by name, the request for one pass over the split of each source to evaluate on; empty if the config
         asks for none.
-      may_skip: how many of a split's examples may be left out because their records are corrupt.
-      notes: how often the workers read the data together, where that is more than once per epoch; which are not
-        evaluated.
+      may_skip: most examples of a split that may be skipped because their records are corrupt.
+      notes: lines for the user, such as which data are read several times or not evaluated.
     """
 
     training: Mixture
@@ -76,7 +75,7 @@ def make(config: TrainConfig, cluster: Cluster, parse: UserParse | None = None) 
 
 
 def with_eval_split(config: TrainConfig) -> TrainConfig:
-    """Returns the config with the split to evaluate on, where none is given: `test` if the data have it, or another.
+    """Returns the config with a split to evaluate on; if none is given, `test`, or another that the data have.
 
     Raises:
       DataError: no valid data set.
@@ -177,7 +176,7 @@ def _folders(config: TrainConfig) -> list[PathLike]:
 
 
 def _names(folders: list[PathLike], split: str) -> dict[PathLike, str]:
-    """Returns what an evaluation of each data set is called: `test`, or of several `mnist:test`."""
+    """Returns the name of each data set's evaluation: `test`; if there are several data sets, `mnist:test`."""
     if len(folders) == 1:
         return {folders[0]: split}
     short = [os.path.basename(os.path.normpath(os.fspath(folder))) for folder in folders]
@@ -211,7 +210,7 @@ def _left_out(config: TrainConfig, evaluation: dict[str, ResolvedRequest]) -> It
 
 
 def _repeated(training: Mixture) -> Iterator[str]:
-    """Yields what is said of sources that hold the same records."""
+    """Yields a note on each source that holds the same records as another."""
     first: dict[tuple[str, str], Source] = {}
     for part, source in zip(training.parts, training.request.sources, strict=False):
         other = first.setdefault((part.spec.manifest_digest, part.spec.split), source)
@@ -223,7 +222,7 @@ def _repeated(training: Mixture) -> Iterator[str]:
 
 
 def prepare_folder(flag: str, path: str) -> None:
-    """Makes the folder that a flag names, to write to.
+    """Creates the folder that a flag names.
 
     Raises:
       UsageError: it is a file, or cannot be made.

@@ -30,10 +30,10 @@ _WORTH_COMPILING = 1 << 18  # summands, on a CPU: from here on a step's gain rep
 
 
 def sum_gradients(gradients: Sequence[tf.Tensor], num_summands: int) -> list[tf.Tensor]:
-    """Returns the sum of gradients over all replicas and all that each has: the same bits however they are spread.
+    """Returns the sum of the gradients of all virtual replicas: the same bits however they are spread over replicas.
 
-    To be called in a replica context (inside `strategy.run`), by all replicas with the same shapes; also without a
-    strategy. Apply the result with an optimizer that adds no more: `without_all_reduce`.
+    Call it in a replica context (inside `strategy.run`) on all replicas with the same shapes, or without a strategy.
+    Apply the result with an optimizer that does not sum over replicas again: see `without_all_reduce`.
 
     Args:
       gradients: per variable, float32 (n, *shape): one for each of this replica's n virtual replicas.
@@ -66,12 +66,12 @@ def _check(gradients: Sequence[tf.Tensor], num_summands: int) -> None:
 
 
 def without_all_reduce(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Returns the optimizer, which from now on takes gradients as they are: for those that `sum_gradients` returns.
+    """Has an optimizer apply gradients as they are, such as those that `sum_gradients` returns; returns it.
 
-    Under a strategy, Keras' optimizers add up the gradients of all replicas before they apply them.
+    Under a strategy, Keras' optimizers sum the gradients over all replicas before they apply them.
 
     Raises:
-      PipelineError: this release of Keras does it in another way.
+      PipelineError: this release of Keras sums them in another way.
     """
     if not hasattr(optimizer, _ALL_REDUCE):
         raise PipelineError(f"Keras {keras.__version__}: its optimizers have no {_ALL_REDUCE}; use another release")

@@ -18,7 +18,7 @@ from trainer.evaluation.following import follow
 from trainer.evaluation.judging import Judge, Judgement
 from trainer.inference import Trained, build, build_first
 
-_RUN = "evaluate"  # in TensorBoard, a run of its own: what is written beside a training would be taken for a part of it
+_RUN = "evaluate"  # a separate run in TensorBoard: it would take files beside the training's for a part of it
 
 
 def run(config: EvaluateConfig, found: Sequence[pathlib.Path]) -> None:
@@ -89,7 +89,7 @@ class _Evaluation:
 
     def _write_events(self, trained: Trained, judgement: Judgement) -> None:
         step, split = trained.record.step, judgement.evaluation.split
-        if self._events is None or step <= self._last:  # of a run that began anew or went back
+        if self._events is None or step <= self._last:  # the run started over or went back
             self._events = EventFile(pathlib.Path(self._config.model_dir) / LOGS / _RUN, step - 1)
         self._last = step
         missed = {"eval/missed_checkpoints": float(self._missed)} if self._missed else {}

@@ -12,7 +12,7 @@ from trainer.config.meaning import check_apart, check_local
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateConfig(CheckpointFlags):
-    """What is evaluated, and where the results go. Flags of the data that are not given are those of the run."""
+    """What is evaluated, and where the results go. Data flags default to those of the run."""
 
     batch_size: int | None = flag(None, "examples at a time (None: the run's --global_batch_size)", least=1)
     mistakes: int = flag(24, "the worst that are kept and drawn", least=0)

@@ -1,4 +1,4 @@
-"""The checkpoints of a run that is training, each once, until its last step."""
+"""Finds each checkpoint of a run that is training, until its last step."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def follow(
 ) -> None:
     """Calls `evaluate` with each checkpoint in the order of their steps; returns after the last one of the run.
 
-    The folder is only read, and need not be there yet. A checkpoint that is damaged is left out. One that is written
-    again, by a run that began anew or went back, is evaluated again. Those that the run has removed before they were
-    read, as a multiple of its --checkpoint_every tells, are missed: a line says which, and what helps.
+    The folder is only read, and need not exist yet. Damaged checkpoints are skipped. One that is written again, by a
+    run that started over or went back, is evaluated again. Checkpoints that the run removed before they were read, as
+    the multiples of its --checkpoint_every tell, are missed: a line names them, and what helps.
 
     Args:
       model_dir: of the run.
       interval: seconds between two looks for new checkpoints.
       evaluate: what is called, with the steps that were missed since the checkpoint before, too.
       say: takes lines for the user.
-      sleep: waits so many seconds.
+      sleep: waits for a number of seconds.
 
     Raises:
       DataError: the folder was there and is gone.
@@ -63,19 +63,19 @@ def follow(
 class _Missed:
     """The steps of checkpoints that a run has removed before they were evaluated.
 
-    With --checkpoint_secs it saves at other steps, too: of these, those that were seen in the folder.
+    With --checkpoint_secs a run saves at other steps, too; of those, only the ones seen in the folder are known.
     """
 
     def __init__(self, say: Callable[[str], object]) -> None:
         self._say = say
         self._latest = 0  # step that was evaluated
-        self._removed, self._damaged = set[int](), set[int]()  # since then, of those that were seen
+        self._removed, self._damaged = set[int](), set[int]()  # checkpoints that were seen since then
         self._count = self._evaluated = 0
 
     def before(self, found: Record) -> list[int]:
         """Returns the steps between a checkpoint and the one that was evaluated before it."""
         every = _steps_flag(found, "checkpoint_every") or 0
-        first = min(self._latest, found.step)  # as late as this one if the run began anew, or went back
+        first = min(self._latest, found.step)  # not after this one, if the run started over or went back
         saved = range(first - first % every + every, found.step, every) if every else ()
         return sorted(({*saved} - self._damaged | self._removed) - {found.step})
 

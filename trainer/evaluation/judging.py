@@ -31,7 +31,7 @@ Step = Callable[[Any, Any, tf.Tensor], tuple[Sums, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Judgement:
-    """What a model makes of a split.
+    """Results of a model on a split.
 
     Attributes:
       evaluation: the loss and the metrics of its task.
@@ -45,7 +45,7 @@ class Judgement:
 
 
 class Judge:
-    """Judges a model, with whatever weights it has at the time."""
+    """Evaluates a model with the weights that it has at the time."""
 
     def __init__(self, trained: Trained, most_mistakes: int) -> None:
         """Opens the split.
@@ -189,7 +189,7 @@ class Tally:
           images: (n, ...), as the model got them.
 
         Raises:
-          UsageError: the logits are not of these classes.
+          UsageError: the logits are not one per class.
           DataError: a logit is not finite.
         """
         if logits.ndim != 2 or logits.shape[1] != len(self._names):

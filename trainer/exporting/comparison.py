@@ -96,7 +96,7 @@ def _largest_difference(kind: str, found: Mapping[str, NDArray], expected: NDArr
 
 
 def _read(files: Mapping[str, File], scratch: pathlib.Path, classes: int, modules: Sequence[str]) -> str:
-    """Has the answers of all files written, up to the first that cannot be read; returns why that is."""
+    """Has a process write the answers of all files, up to the first that it cannot read; returns its error."""
     for kind, file in files.items():
         np.savez(scratch / f"{kind}.images.npz", *file.batches)
     named = [text for kind, file in files.items() for text in (kind, str(file.path))]
@@ -130,7 +130,7 @@ def stored_images(trained: Trained, count: int) -> list[NDArray[np.uint8]]:
 
 
 def trained_probabilities(trained: Trained, count: int) -> NDArray[np.float32]:
-    """Returns what the trained model gives for the first images of the split, by the input of its run."""
+    """Returns the trained model's probabilities for the first images of the split, fed as in its run."""
     model, is_done = trained.model, gives_probabilities(trained.model)
 
     @tf.function(autograph=False)

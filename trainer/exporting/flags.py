@@ -25,7 +25,7 @@ class _Required:
 
 @dataclasses.dataclass(frozen=True)
 class ExportConfig(CheckpointFlags, _Required):
-    """What is exported, and how it is compared. Flags of the data that are not given are those of the run."""
+    """What is exported, and how it is compared. Data flags default to those of the run."""
 
     format: str = flag("saved_model,keras", "of saved_model, keras, onnx and stablehlo, with commas between")
     stablehlo_batch: int = flag(1, "images that the StableHLO program takes: its shapes are static", least=1)

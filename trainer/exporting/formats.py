@@ -27,7 +27,7 @@ class Format:
 
     Attributes:
       file: its name in the folder of the export.
-      write: writes a model to a path, for batches of so many rows where the file's shapes are static.
+      write: writes a model to a path; its third argument is the number of rows of a batch, for static shapes.
       any_size: whether it takes images of any size; else of the model's.
       is_static: whether it takes batches of one number of rows alone.
     """

@@ -1,4 +1,4 @@
-"""Reads exported files in a process of its own, and writes what they give for some images.
+"""Runs exported files on some images, in a separate process, and writes their outputs.
 
     python -P reading.py FOLDER CLASSES MODULES FORMAT PATH [FORMAT PATH ...]
 

@@ -125,19 +125,19 @@ def _probabilities(trained: Trained, pixels: keras.KerasTensor) -> keras.KerasTe
 
 
 def _told_apart(names: Sequence[str]) -> tuple[str, ...]:
-    """Returns the names; of those that are there twice, with the class number."""
+    """Returns the names; a name that two classes have gets the class number."""
     return tuple(name if list(names).count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names))
 
 
 def fitting_of(request: Request, recipe: Recipe, channels: int) -> Fitting | None:
-    """Returns what an evaluation does to the size of images; None: nothing, they have the model's."""
+    """Returns how an evaluation brings images to the model's size; None: they have it."""
     if cropping := cropping_of(recipe):
         return Fitting(cropping.crop(training=False), channels)
     return Fitting(Stretched(request.size), channels) if request.size else None
 
 
 def without_own_layers(model: keras.Model) -> keras.Model:
-    """Returns a model that computes the same with the same variables; a user's, of its own layers, as it is."""
+    """Returns a model of the same variables and outputs whose file loads without our code; a user's as it is."""
     if not any(isinstance(layer, ScalePixels | LocalResponseNorm) for layer in model.layers):
         return model
     if not isinstance(model, keras.Sequential):
@@ -161,7 +161,7 @@ def _scaled_pixels(images: keras.KerasTensor) -> keras.KerasTensor:
 
 
 def _response_normalised(activations: keras.KerasTensor) -> keras.KerasTensor:
-    """Returns what `LocalResponseNorm` gives: x / (1 + sum of 9 neighbours' squares * 0.001 / 9)^0.75."""
+    """Computes `LocalResponseNorm`: x / (1 + sum of 9 neighbours' squares * 0.001 / 9)^0.75."""
     channels = activations.shape[-1]
     squares = ops.pad(ops.square(activations), [[0, 0], [0, 0], [0, 0], [4, 4]])
     neighbours = [squares[..., i : i + channels] for i in range(9)]

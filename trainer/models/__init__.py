@@ -52,7 +52,7 @@ def build(flags: ModelFlags, images: tf.TensorSpec, num_classes: int) -> keras.M
 
 
 def _of_user(name: str, function: Callable[..., Any], images: tf.TensorSpec, num_classes: int) -> keras.Model:
-    """Returns what a user's function gives: called without arguments, or with the shape and the number of classes."""
+    """Calls a user's function, without arguments or with the image shape and the number of classes."""
     import keras  # noqa: PLC0415
 
     if not callable(function):

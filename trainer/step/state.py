@@ -84,7 +84,7 @@ class TrainState:
             variable.assign(value)
 
     def loss_scale(self) -> tf.Tensor | None:
-        """Returns what the loss is multiplied by before it is differentiated, float32 scalar; None: by nothing."""
+        """Returns the factor of the loss that keeps float16 gradients from underflowing, float32 scalar; None: 1."""
         scale = getattr(self.optimizer, "dynamic_scale", None)
         return None if scale is None else tf.convert_to_tensor(scale.value)
 
@@ -103,7 +103,7 @@ class TrainState:
         return tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in variables])
 
     def trackable(self) -> dict[str, Any]:
-        """Returns what a checkpoint stores, by name."""
+        """Returns the objects that a checkpoint stores, by name."""
         stored = {"model": self.model, "optimizer": self.optimizer, "global_step": self.global_step}
         return {**stored, "averages": self.averages} if self.averages else stored
 

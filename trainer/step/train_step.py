@@ -217,7 +217,7 @@ class TrainStep:
             return batch, _seconds() - began
 
     def _start(self) -> _Updated:
-        """Returns what the first update of a loop goes on from."""
+        """Returns the values that the first update of a loop continues from."""
         return _Updated(
             self.state.global_step.read_value(),
             tf.zeros([0]),
@@ -274,7 +274,8 @@ class TrainStep:
                 lambda unit: tuple(compute.of(unit[0], weight, values, unit[1:])), (units, *rows), self.virtual_replicas
             )
         else:
-            # Each contribution is divided already, so that the sum of the gradients is the gradient of the mean loss.
+            # Contributions are divided already, so that the sum of the gradients is the gradient of the mean loss. This
+            # is where replicas wait for each other.
             total = all_sum(tuple(compute.of(replica, weight, values, rows)))
         gradients, statistics, sums, penalty = total
         state.assign_statistics(statistics)
@@ -464,7 +465,7 @@ def create(
 
 
 def distortion(training: Mixture | None) -> DeviceDistortion | None:
-    """Returns what distorts a replica's rows in its step; None: the input has done so."""
+    """Returns the distortion of a replica's rows on its device; None: the input distorts."""
     if training is None or training.request.distort_on != DEVICE:
         return None
     return DeviceDistortion(training.first)

@@ -1,1 +1,1 @@
-"""What is trained, apart from how it is distributed: the base class to override, and the built-in tasks."""
+"""What is trained, apart from how it is distributed: the base class to override, and models that are compiled."""

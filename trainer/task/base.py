@@ -30,12 +30,12 @@ class Evaluation:
 
     Attributes:
       split: its name.
-      num_examples: of which it is the mean: all but corrupt ones that were skipped.
-      num_skipped: of these.
+      num_examples: examples that the means are over: all but corrupt ones that were skipped.
+      num_skipped: corrupt examples that were skipped.
       loss: without regularisation.
       metrics: by name, such as `accuracy`.
-      averaged: whether the weights were the average over the steps.
-      parts: of each source, where there are several.
+      averaged: whether the weights were their average over the steps (--ema).
+      parts: the evaluation of each source if there are several.
     """
 
     split: str
@@ -53,7 +53,7 @@ class Evaluation:
 
     @property
     def lines(self) -> list[str]:
-        """One for each source where there are several, and the line that ends a run."""
+        """A line for each source if there are several, and the line that ends a run."""
         return [str(each) for each in (*self.parts, self)]
 
     @property
@@ -89,8 +89,8 @@ class DataSpec:
 class Task:
     """Image classification by the model that --model names. Subclass it and override what differs.
 
-    All that a task computes of a row depends on that row alone, so that replicas, padding and virtual replicas need
-    none of its attention: the trainer takes weighted means over all rows of the global batch.
+    Losses and metrics are per row, so a task need not know about replicas, padding or virtual replicas: the trainer
+    takes weighted means over all rows of the global batch.
 
     Attributes:
       parse: None: the data set's images and labels. A static method `parse(records)`: from serialized records, string
@@ -189,7 +189,7 @@ def load_first_weights(model: keras.Model, path: str) -> None:
 
 
 class Measure(Protocol):
-    """What a replica computes of its rows, and what follows from the sums over all rows."""
+    """Sums over a replica's rows, and the loss and metrics that follow from the sums over all rows."""
 
     def train_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
         """Returns the sums over a replica's rows, with gradients of `loss`; weights are float32 (rows,)."""
@@ -202,21 +202,21 @@ class Measure(Protocol):
 
 
 class RowMeasure:
-    """Weighted means of what a task computes of each row."""
+    """Weighted means of a task's losses and metrics."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
 
     def train_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
-        """See `Measure.train_sums`."""
+        """Returns weighted sums of what `Task.train_step` returns."""
         return self._sums("train_step", self._task.train_step(model, features, labels), weights)
 
     def evaluation_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
-        """See `Measure.evaluation_sums`."""
+        """Returns weighted sums of what `Task.evaluate` returns."""
         return self._sums("evaluate", self._task.evaluate(model, features, labels), weights)
 
     def results(self, sums: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """See `Measure.results`."""
+        """Divides the sums by the sum of the weights."""
         weight = tf.maximum(sums[WEIGHT], 1.0)  # 0 where all rows of a step are skipped corrupt records
         return {name: value / weight for name, value in sums.items() if name != WEIGHT}
 

@@ -20,8 +20,8 @@ _MOST_CHARACTERS = 300  # of an error of Keras
 class CompiledMeasure:
     """The loss and the metrics of `model.compile`, summed exactly over all rows.
 
-    A loss is the weighted mean over rows. The state of a metric is a sum over rows, as that of all metrics of Keras, so
-    AUC, precision or IoU are those of the whole batch or split.
+    The loss is the weighted mean over rows. Keras keeps a metric's state as sums over rows, so AUC, precision or IoU
+    are exact for the whole batch or split, not means over replicas.
     """
 
     def __init__(self, model: keras.Model, data: DataSpec, flag: str) -> None:
@@ -53,15 +53,15 @@ class CompiledMeasure:
             tf.function(self._sums, autograph=False).get_concrete_function(*rows, tf.TensorSpec((2,)))
 
     def train_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
-        """See `Measure.train_sums`."""
+        """Returns the sums over a replica's rows; `loss` has gradients."""
         return self._sums(labels, model(features, training=True), weights)
 
     def evaluation_sums(self, model: Model, features: Any, labels: Any, weights: tf.Tensor) -> Sums:
-        """See `Measure.evaluation_sums`."""
+        """Returns the sums over rows in an evaluation."""
         return self._sums(labels, model(features, training=False), weights)
 
     def results(self, sums: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """See `Measure.results`."""
+        """Returns the mean loss, and the metrics' results from their summed states."""
         found = {LOSS: sums[LOSS] / tf.maximum(sums[WEIGHT], 1.0)}
         for name, metric in self._metrics.items():
             state = [tf.cast(sums[_key(name, i)], v.dtype) for i, v in enumerate(metric.variables)]
@@ -85,7 +85,7 @@ class CompiledMeasure:
 
 @contextlib.contextmanager
 def _in_one_line(flag: str) -> Iterator[None]:
-    """Turns what Keras says of a loss or a metric into a UsageError."""
+    """Turns Keras' errors about a loss or a metric into a UsageError."""
     try:
         yield
     except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:

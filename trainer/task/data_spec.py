@@ -54,10 +54,10 @@ def _parsed(parse: Any, classes: tuple[str, ...]) -> DataSpec:
 
 
 def shape_of(model: keras.Model, data: DataSpec) -> Any:
-    """Returns the shape of a model's outputs, in their structure where there are several.
+    """Returns the shape of a model's outputs; a structure of shapes if there are several.
 
     Args:
-      model: built; one of a subclass, which Keras does not know the shape of, is called with symbols.
+      model: built; a subclassed one, whose output shape Keras does not know, is called with symbolic features.
       data: what it gets.
     """
     known = getattr(model, "output_shape", None)
@@ -68,12 +68,12 @@ def shape_of(model: keras.Model, data: DataSpec) -> Any:
 
 
 def classes_of(model: keras.Model, data: DataSpec) -> tuple[str, ...] | None:
-    """Returns the names of the classes of which the outputs have one number each; None: they are something else.
+    """Returns the class names if the outputs are one number per class, else None.
 
     Args:
       model: built.
-      data: labels that are numbers of classes, or where rows are mixed the probabilities of all; where the classes have
-        no names, the numbers are the names.
+      data: with labels that are class numbers, or the probabilities of all classes if rows are mixed. Classes without
+        names are called by their numbers.
     """
     shape, labels = shape_of(model, data), data.labels
     if not isinstance(labels, tf.TensorSpec):
@@ -87,7 +87,7 @@ def classes_of(model: keras.Model, data: DataSpec) -> tuple[str, ...] | None:
 
 
 def gives_probabilities(model: keras.Model) -> bool:
-    """Says whether the outputs are probabilities, not logits: by the last layer, or the loss it is compiled with."""
+    """Returns whether the outputs are probabilities, not logits, judged by the last layer or the compiled loss."""
     last = model.layers[-1] if model.layers else None
     if isinstance(last, keras.layers.Softmax) or getattr(last, "activation", None) is keras.activations.softmax:
         return True
