@@ -16,12 +16,12 @@ from pipeline.errors import DataError, UsageError
 from pipeline.random_access import RandomAccess
 from pipeline.request import Request
 from pipeline.resolved import ResolvedRequest
-from trainer.actions.evaluation import added, result_of
 from trainer.evaluation.report import Mistake, Report
 from trainer.inference import Trained
 from trainer.step.state import Forward
 from trainer.task.base import Evaluation, Sums
 from trainer.task.data_spec import classes_of, gives_probabilities
+from trainer.task.evaluation import added, result_of
 
 _TINY = 1e-30  # of a probability, before its logarithm is taken
 
