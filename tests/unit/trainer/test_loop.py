@@ -137,6 +137,23 @@ def test_the_first_update_which_is_compiled_is_timed_apart(monkeypatch):
     assert [seen[0].since(None), seen[1].since(seen[0])] == [(9, 4.5), (10, 5.0)]
 
 
+def test_the_first_update_with_summaries_is_compiled_too_and_does_not_count_in_the_speed(monkeypatch):
+    now, compiled, seen = [0.0], set(), []
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])
+    inner_loop, _ = counting(0)
+
+    def timed(steps, summaries):
+        now[0] += 0.5 * steps + (0 if summaries in compiled else 100.0)
+        compiled.add(summaries)
+        return inner_loop(steps, summaries)
+
+    train(timed, 0, 15, 20, [Action(5, seen.append, needs=frozenset({"norm"}))])
+    assert [p.since(None) for p in seen] == [(3, 1.5), (8, 4.0), (13, 6.5)]
+    assert [p.waited_since(None) for p in seen] == [0.25, 0.75, 1.25]  # 0.25 of each call
+    assert seen[1].since(seen[0]) == (5, 2.5)
+    assert (seen[2].seconds, seen[2].start_up, seen[2].start_steps) == (207.5, 201.0, 2)
+
+
 def test_a_bad_loss_ends_with_its_step():
     inner, _ = counting(0, bad_at=13)
     with pytest.raises(NotFiniteError, match=r"^step 13: loss is nan$"):
