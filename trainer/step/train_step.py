@@ -16,8 +16,8 @@ import tensorflow as tf
 from tensorflow.python.framework.config import is_op_determinism_enabled  # public nowhere
 
 from pipeline.batch.on_device import DeviceDistortion
-from pipeline.resolved import Mixture
 from pipeline.request import DEVICE
+from pipeline.resolved import Mixture
 from trainer.config import TrainConfig
 from trainer.step import virtual_replicas
 from trainer.step.state import Forward, TrainState, epoch_parts, epoch_sums, moving_averages, seeded
