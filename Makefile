@@ -37,6 +37,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/lint-imports --config=circles.toml
 
 test: lint
 	$(BIN)/python -m pytest -m "not slow and not engines" -n 2 --dist loadfile
