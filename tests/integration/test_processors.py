@@ -21,6 +21,8 @@ PROCESSORS = {
     "AVX2 and oneDNN": ("1", "AVX2", "AVX2"),
     "SSE4.2": ("0", "SSE41", "SSE4_2"),
 }
+# TensorFlow asks the real processor whether oneDNN has bfloat16; held to AVX2 it then finds no such convolution.
+LEFT_OUT = {"AVX2 and oneDNN": "bfloat16"}
 SENSITIVE = (  # what computes in floating point, and compares with numbers or with itself
     "tests/unit/pipeline/distort",
     "tests/unit/pipeline/order",
@@ -45,6 +47,8 @@ def environment_of(processor):
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_what_computes_passes(processor, tmp_path):
     flags = ["-q", "-x", "-m", "not slow and not engines", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'tests'}"]
+    if processor in LEFT_OUT:
+        flags += ["-k", f"not {LEFT_OUT[processor]}"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *flags, *SENSITIVE],
         cwd=ROOT,
