@@ -55,14 +55,15 @@ def batches(made: Made, constant: bool) -> Any:
 def ours(made: Made, constant: bool) -> Take:
     """Returns a Take of the trainer's loop: inner loops, checks for finite numbers, log lines."""
     from trainer import loop  # noqa: PLC0415
-    from trainer.actions.output import LogLine, Output  # noqa: PLC0415
+    from trainer.callbacks.progress import LogLine  # noqa: PLC0415
+    from trainer.callbacks.terminal import Output  # noqa: PLC0415
 
     rows, feed = made.config.order.global_batch_size, batches(made, constant)
     silent = Output(rank=-1)  # prints nothing, as neither the chief nor another worker
 
     def take() -> tuple[int, float]:
         begin = made.stepper.state.step
-        actions = [loop.Action(made.config.steps.log_every, LogLine(rows, silent))]
+        actions = LogLine(made.config.steps.log_every, rows, silent).actions()
         inner_loop, most = functools.partial(made.stepper.run, feed), made.config.steps.steps_per_loop
         loop.train(inner_loop, begin, begin + _STEPS, most, actions, lambda due: (False, set()))
         return _STEPS * rows, 0.0

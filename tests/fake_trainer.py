@@ -15,7 +15,8 @@ import signal
 import sys
 import time
 
-from trainer.actions.heartbeat import Heartbeat
+from trainer.callbacks.base import Phase
+from trainer.callbacks.heartbeat import Heartbeat
 from trainer.loop import Progress
 
 PLAN = json.loads(os.environ.get("FAKE", "{}"))
@@ -53,7 +54,7 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
     with Heartbeat.of_environment() as beats:
         beats.job(last, rows=8)
-        beats.phase("loading")
+        beats.on_phase(Phase("loading"))
         act(action, 0)
         serves = task["type"] == "ps" or (task["type"] == "worker" and "chief" in os.environ["TF_CONFIG"])
         if serves:
@@ -64,7 +65,7 @@ def main():
 
 def serve(beats, action, stopped):
     """Works for the chief until it is told to end."""
-    beats.phase("serving", "nothing")
+    beats.on_phase(Phase("serving", "nothing"))
     ticks = 0
     while not stopped:
         ticks += 1
@@ -80,7 +81,7 @@ def train(folder, last, beats, action, stopped):
     while step < last:
         time.sleep(SECONDS)
         step += 1
-        beats.watch(Progress(step, {"total_loss": 0.5}, step - start, SECONDS * (step - start), 0.0, 0.001, None))
+        beats.on_loop(Progress(step, {"total_loss": 0.5}, step - start, SECONDS * (step - start), 0.0, 0.001, None))
         act(action, step)
         if stopped:
             with beats._lock:  # as a library does that holds the interpreter's lock

@@ -2,7 +2,7 @@
 
     from trainer import Task, TrainConfig, train
 
-The flow: config -> plan -> cluster -> task, models -> step -> loop -> actions; `training` composes them. Names are
+The flow: config -> plan -> cluster -> task, models -> step -> loop -> callbacks; `training` composes them. Names are
 loaded on first use, so that importing the package costs nothing.
 """
 

@@ -16,8 +16,9 @@ from pipeline.errors import UsageError
 from trainer import config as configs
 from trainer import lazy_imports
 from trainer import plan as plans
-from trainer.actions.heartbeat import Heartbeat
-from trainer.actions.live import LiveLine
+from trainer.callbacks.base import Callbacks
+from trainer.callbacks.heartbeat import Heartbeat
+from trainer.callbacks.terminal import LiveLine, Output
 from trainer.cluster import hosts, lock, rendezvous, tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig, loading
@@ -101,21 +102,20 @@ def train(
     if config.run.strategy == PARAMETER_SERVER:
         return parameter_server.train(config, task, COMMAND)
     cluster = _cluster(config)
-    with (
-        Heartbeat.of_environment() as heartbeat,
-        LiveLine(wanted=cluster.is_chief, on_phase=heartbeat.phase) as live,
-    ):
+    with Heartbeat.of_environment() as heartbeat, LiveLine(wanted=cluster.is_chief) as live:
         return _train(config, cluster, task, live, heartbeat)
 
 
 def _train(
-    config: TrainConfig, cluster: tf_config.Cluster, task: type[Task] | None, live: LiveLine, heartbeat: Heartbeat
+    config: TrainConfig, cluster: tf_config.Cluster, given: type[Task] | None, live: LiveLine, heartbeat: Heartbeat
 ) -> Any:
+    callbacks = Callbacks(live, heartbeat)
     with rendezvous.explaining(cluster.seat, config.run.join_timeout, live.aside):
-        if config.model.task and task is None:
-            live.phase("loading TensorFlow")
-            task = lazy_imports.load_task(config.model.task)
-        plan = plans.make(config, cluster, task.parse if task else None)
+        if config.model.task and given is None:
+            callbacks.phase("loading TensorFlow")
+            given = lazy_imports.load_task(config.model.task)
+        plan = plans.make(config, cluster, given.parse if given else None)
+        heartbeat.job(plan.last_step, config.order.global_batch_size, config.steps.steps_per_loop)
         if cluster.is_chief:
             plans.prepare_folder("--model_dir", config.run.model_dir)
         if config.run.log_keys:
@@ -123,14 +123,14 @@ def _train(
     # Nobody is told of another job: where it is this one, started twice, the others wait for the first chief.
     only_job = lock.held(config.run.model_dir) if cluster.is_chief else contextlib.nullcontext()
     with only_job, Interrupt(COMMAND) as interrupt:
-        live.phase("loading TensorFlow")
-        heartbeat.phase("loading TensorFlow", quiet=LOADING_SECONDS)
+        callbacks.phase("loading TensorFlow", quiet=LOADING_SECONDS)
         if config.output.log_device_placement:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")  # where TensorFlow says it
         with lazy_imports.loading():
             from trainer import training  # noqa: PLC0415, here because it loads TensorFlow
+            from trainer.task.base import Task  # noqa: PLC0415
 
-        return training.run(config, plan, cluster, interrupt, task, live, heartbeat)
+        return training.run(config, plan, cluster, interrupt, given or Task, Output(cluster.rank, live), callbacks)
 
 
 def _with_code(config: TrainConfig, model: Any, task: Any) -> TrainConfig:

@@ -18,10 +18,9 @@ class RunFolder:
 
     path: pathlib.Path
 
-    @classmethod
-    def of(cls, model_dir: str) -> RunFolder:
-        """Returns the folder that --model_dir names."""
-        return cls(pathlib.Path(model_dir))
+    def __str__(self) -> str:
+        """The flag that names it."""
+        return f"--model_dir={self.path}"
 
     @property
     def best(self) -> pathlib.Path:
@@ -39,16 +38,6 @@ class RunFolder:
         return self.logs / "evaluate"
 
     @property
-    def config(self) -> pathlib.Path:
-        """All flags of the run, for `--config`."""
-        return self.path / "config.yaml"
-
-    @property
     def metrics_note(self) -> pathlib.Path:
         """The first lines of the --metrics_jsonl files that the run has begun."""
         return self.path / ".trainer.metrics"
-
-    @property
-    def launch(self) -> pathlib.Path:
-        """Folder of what `trainer.launch` writes: logs, heartbeats, status."""
-        return self.path / "launch"

@@ -15,8 +15,7 @@ import tensorflow as tf
 from pipeline.errors import DataError, PipelineError, UsageError
 from tests import forked
 from tests.runs import checkpoint_bytes, scalars
-from trainer import evaluate, run
-from trainer.actions import feeding
+from trainer import evaluate, run, training
 from trainer.evaluation import command
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -212,7 +211,7 @@ def test_by_the_clock_scalars_are_written_and_checkpoints_saved(train, tmp_path)
 
 @pytest.mark.parametrize(("prefetch", "place"), [(0, "host"), (3, "device")])
 def test_what_the_replicas_are_fed(prefetch, place, train, monkeypatch):
-    fed, distribute = [], feeding.distribute_request
+    fed, distribute = [], training.distribute_request
 
     def distributed(strategy, request, ahead, *others):
         batches = distribute(strategy, request, ahead, *others)
@@ -220,7 +219,7 @@ def test_what_the_replicas_are_fed(prefetch, place, train, monkeypatch):
         return batches
 
     monkeypatch.setattr(
-        feeding, "distribute_request", distributed
+        training, "distribute_request", distributed
     )  # test_strategies.py sees what is ahead of the steps
     train("--train_steps=2", "--eval_split=none", "--distort=shift", f"--prefetch={prefetch}", f"--distort_on={place}")
     assert fed == [(prefetch, place == "device")]  # pixels as they are stored, for the steps to distort

@@ -22,7 +22,6 @@ from trainer.checkpoint.files import PREFIX, CheckpointFiles
 from trainer.checkpoint.resume import RunSpec, Trained
 from trainer.config import TrainConfig, file
 from trainer.plan import Plan
-from trainer.run_folder import RunFolder
 
 _RANKING = "ranking"  # its name among the parts of a checkpoint
 
@@ -148,7 +147,7 @@ class CheckpointManager:
           say: prints a line.
           io_device: that reads and writes the files; None: the variables' own, which must be of this process.
         """
-        folder = RunFolder.of(config.run.model_dir)
+        folder = config.run.folder
         self._config, self._state, self._say, self._is_chief = config, state, say, is_chief
         self._spec = RunSpec.of(state, plan.training, config)
         self._files = CheckpointFiles(folder.path, config.steps.max_to_keep, plan.training.steps_per_epoch)

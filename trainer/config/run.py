@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from typing import ClassVar
 
 from pipeline.commands.flags import check
 from pipeline.errors import UsageError
 from trainer.config.meaning import PARAMETER_SERVER, flag
+from trainer.run_folder import RunFolder
 
 STRATEGIES = ("one_device", "mirrored", "multiworker", "central_storage", PARAMETER_SERVER)
 JOBS = ("ps", "worker", "chief")
@@ -49,6 +51,11 @@ class RunFlags:
         per_machine=True,
         parameter_server="is not supported; the ledger at the end of the run says which steps were applied",
     )
+
+    @property
+    def folder(self) -> RunFolder:
+        """What lies where in --model_dir."""
+        return RunFolder(pathlib.Path(self.model_dir))
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.actions.events import LOGS, EventFile
+from trainer.callbacks.tensorboard import EventFile
 from trainer.checkpoint.reader import Record
 from trainer.cluster import failures
 from trainer.evaluation import outputs
@@ -17,8 +17,7 @@ from trainer.evaluation.flags import EvaluateConfig
 from trainer.evaluation.following import follow
 from trainer.evaluation.judging import Judge, Judgement
 from trainer.inference import Trained, build, build_first
-
-_RUN = "evaluate"  # a separate run in TensorBoard: it would take files beside the training's for a part of it
+from trainer.run_folder import RunFolder
 
 
 def run(config: EvaluateConfig, found: Sequence[pathlib.Path]) -> None:
@@ -90,7 +89,7 @@ class _Evaluation:
     def _write_events(self, trained: Trained, judgement: Judgement) -> None:
         step, split = trained.record.step, judgement.evaluation.split
         if self._events is None or step <= self._last:  # the run started over or went back
-            self._events = EventFile(pathlib.Path(self._config.model_dir) / LOGS / _RUN, step - 1)
+            self._events = EventFile(RunFolder(pathlib.Path(self._config.model_dir)).evaluation_logs, step - 1)
         self._last = step
         missed = {"eval/missed_checkpoints": float(self._missed)} if self._missed else {}
         self._events.scalars(step, {**judgement.evaluation.scalars(), **missed})

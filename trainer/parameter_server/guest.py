@@ -14,7 +14,8 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from pipeline.errors import PipelineError, RerunError
-from trainer.actions.heartbeat import Heartbeat
+from trainer.callbacks.base import Phase
+from trainer.callbacks.heartbeat import Heartbeat
 from trainer.cluster import messages, ports, rendezvous
 from trainer.cluster.difference import Description
 from trainer.cluster.interrupt import Interrupt
@@ -66,7 +67,7 @@ def serve(
       RerunError: the chief did not come, or was lost; or this process got a signal.
       UsageError: this process differs from the chief, or its port cannot be used.
     """
-    heartbeat.phase("waiting for all processes")
+    heartbeat.on_phase(Phase("waiting for all processes"))
     with rendezvous.explaining(roles.seat, join_timeout):
         server = start_server(roles)
     asyncio.run(_Guest(roles, description, join_timeout, silence, interrupt, heartbeat).attend())
@@ -126,7 +127,7 @@ class _Guest:
             raise error
         assert self._streams is not None
         reader, writer = self._streams
-        self._heartbeat.phase("serving the chief", expects="nothing")
+        self._heartbeat.on_phase(Phase("serving the chief", expects="nothing"))
         with contextlib.closing(writer), self._interrupt.deferred(), self._guarded() as guard:
             listening = asyncio.create_task(self._listen(reader))
             said = await self._speak(writer, guard, listening)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import PipelineError
 from trainer import lazy_imports
 from trainer import plan as plans
-from trainer.actions.heartbeat import Heartbeat
-from trainer.actions.live import LiveLine
+from trainer.callbacks.base import Callbacks, Phase
+from trainer.callbacks.heartbeat import Heartbeat
+from trainer.callbacks.terminal import LiveLine, Output
 from trainer.cluster import lock, rendezvous, tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig
@@ -50,7 +51,7 @@ def train(config: TrainConfig, task: type[Task] | None, command: str) -> Any:
     _set_environment(roles)
     with (
         Heartbeat.of_environment() as heartbeat,
-        LiveLine(wanted=roles.is_chief, on_phase=heartbeat.phase) as live,
+        LiveLine(wanted=roles.is_chief) as live,
         Interrupt(command) as interrupt,
     ):
         if roles.is_chief:
@@ -107,16 +108,16 @@ def _lead(
         limits.gradients_of_step(config, len(roles.workers))
         plan, found = _plan(config, roles, task)
         plans.prepare_folder("--model_dir", config.run.model_dir)
+        heartbeat.job(plan.last_step, config.order.global_batch_size)
     # Nobody is told of another job: where it is this one, started twice, the others wait for the first chief.
     with lock.held(config.run.model_dir):
-        live.phase("loading TensorFlow")
-        heartbeat.phase("loading TensorFlow", quiet=LOADING_SECONDS)
+        callbacks = Callbacks(live, heartbeat)
+        callbacks.phase("loading TensorFlow", quiet=LOADING_SECONDS)
         with lazy_imports.loading():
-            from trainer.actions.output import Output  # noqa: PLC0415, here because it loads TensorFlow
-            from trainer.parameter_server import training  # noqa: PLC0415
+            from trainer.parameter_server import training  # noqa: PLC0415, here because it loads TensorFlow
             from trainer.task.base import Task  # noqa: PLC0415
 
-        return training.run(config, plan, roles, interrupt, found or Task, Output(0, live), heartbeat)
+        return training.run(config, plan, roles, interrupt, found or Task, Output(0, live), callbacks)
 
 
 def _serve(
@@ -125,7 +126,7 @@ def _serve(
     with rendezvous.explaining(roles.seat, config.run.join_timeout):
         limits.gradients_of_step(config, len(roles.workers))
         plan = None if roles.mine.job == PS else _plan(config, roles, task)[0]
-    heartbeat.phase("loading TensorFlow", quiet=LOADING_SECONDS)
+    heartbeat.on_phase(Phase("loading TensorFlow", quiet=LOADING_SECONDS))
     with lazy_imports.loading():
         from trainer.parameter_server import training  # noqa: PLC0415, here because it loads TensorFlow
 

@@ -10,15 +10,15 @@ import tensorflow as tf
 from pipeline.batch.compose import make_dataset
 from pipeline.errors import DataError, PipelineError, RerunError, UsageError
 from trainer import description
-from trainer.actions.announcing import RunSummary
-from trainer.actions.evaluation import Evaluator
-from trainer.actions.evaluations import Evaluations
-from trainer.actions.heartbeat import Heartbeat
-from trainer.actions.kubeflow import Reporter
-from trainer.actions.metrics import Metrics
-from trainer.actions.output import LogLine, Output
-from trainer.actions.scalars import TrainScalars
-from trainer.actions.status import Status
+from trainer.callbacks.base import Callback, Callbacks
+from trainer.callbacks.evaluation import Evaluations, Evaluator
+from trainer.callbacks.heartbeat import Heartbeat
+from trainer.callbacks.kubeflow import KubeflowReporter
+from trainer.callbacks.metrics_file import MetricsFile, TaskMetrics
+from trainer.callbacks.progress import LogLine, ProgressBar
+from trainer.callbacks.run_summary import RunSummary
+from trainer.callbacks.tensorboard import TensorBoard, TrainScalars
+from trainer.callbacks.terminal import Output
 from trainer.checkpoint.manager import CheckpointManager, Stateful
 from trainer.cluster import failures, ports, rendezvous, runtime
 from trainer.cluster.interrupt import Interrupt
@@ -45,7 +45,7 @@ def run(
     interrupt: Interrupt,
     task: type[base.Task],
     output: Output,
-    heartbeat: Heartbeat,
+    callbacks: Callbacks,
 ) -> Evaluation | None:
     """Trains to the end of the plan and evaluates, as the chief of a job.
 
@@ -55,27 +55,25 @@ def run(
     Raises:
       RerunError: stopped by a signal, with the state saved; or a parameter server was lost, or a process did not come.
       DataError: a loss or weight is not finite, or the data cannot be read.
-      UsageError: the config does not fit the cluster or the checkpoint in model_dir.
+      UsageError: the config does not fit the cluster or the checkpoint in the run's folder.
     """
     timeout, silence = config.run.join_timeout, config.run.collective_timeout
     with rendezvous.explaining(roles.seat, timeout, output.live.aside):
         runtime.configure(config)
         expected = {PS: description.of_server(config), WORKER: description.of_graph_reader(config, plan)}
     tf.get_logger().setLevel("CRITICAL")  # TensorFlow tells of lost workers in many lines; here it is one
-    heartbeat.job(plan.last_step, config.order.global_batch_size)
 
     def expected_of(task: Task) -> description.Description:
         return described(roles, expected[task.job])
 
     chief = Task(CHIEF)
-    output.live.phase("")
-    heartbeat.phase("waiting for all processes")
+    callbacks.phase("waiting for all processes", shown="")
     port = ports.listen_at(roles.address(chief), roles.name(chief), roles.source_of(chief))
     needed = limits.gradients_of_step(config, len(roles.workers))
     with Host(roles, expected_of, port, timeout, silence, needed, interrupt, output.line) as host:
         host.wait()
         with _in_one_line(host, roles):
-            return _Run(config, plan, roles, interrupt, task, output, heartbeat, host).run()
+            return _Run(config, plan, roles, interrupt, task, output, callbacks, host).run()
 
 
 def serve(config: TrainConfig, plan: Plan | None, roles: Roles, interrupt: Interrupt, heartbeat: Heartbeat) -> None:
@@ -127,15 +125,15 @@ class _Run:
         interrupt: Interrupt,
         task: type[base.Task],
         output: Output,
-        heartbeat: Heartbeat,
+        callbacks: Callbacks,
         host: Host,
     ) -> None:
         self.config, self.plan, self.roles, self.interrupt = config, plan, roles, interrupt
-        self.output, self.heartbeat, self.host = output, heartbeat, host
-        output.live.phase("connecting")
+        self.output, self.callbacks, self.host = output, callbacks, host
+        callbacks.phase("connecting")
         silence = config.run.collective_timeout
         self.strategy, coordinator, self.members, self._server = connect(roles, host, silence)
-        output.live.phase("building the model")
+        callbacks.phase("building the model")
         steps_per_epoch = plan.training.steps_per_epoch
         schedule = optimizers.schedule(config.optimizer, steps_per_epoch, plan.last_step)
         self.task = task(config, data_spec.of(plan.training.first))
@@ -147,9 +145,6 @@ class _Run:
         self.checkpoints = CheckpointManager(
             config, plan, self.state, parts, is_chief=True, say=output.line, io_device=CHIEF_DEVICE
         )
-        self.reporter = Reporter(plan.last_step, True, output.line)
-        unit = "img" if train_step.are_images(self.task.data.features) else "rows"
-        self.status = Status(output.live, plan.last_step, steps_per_epoch, config.order.global_batch_size, unit)
         self.workers = assembling.workers(config, plan, roles, self.strategy, coordinator, self.state, host)
 
     def run(self) -> Evaluation | None:
@@ -161,29 +156,28 @@ class _Run:
             self.state.initialize(self.strategy)
         start, where = self.state.step, self.workers.where
         self.summary.start_at(where, where, restored, self.epoch.steps)
-        self.metrics = Metrics(self.config, self.task, start, is_chief=True)
         evaluations = self._evaluations()
+        self._attach_callbacks(start)
         if start < self.plan.last_step and not self.checkpoints.ends_early:
             self._train(start, evaluations)
         result = self._evaluate_at_end(evaluations) if evaluations else None
-        self.heartbeat.phase("finishing")
-        self.reporter.end(self.state.step)
+        self.callbacks.on_end(self.state.step)
         if absent := self.host.never_came:
             self.output.line(f"never came: {', '.join(absent)}; the other workers made all steps")
         self.output.line(str(self.tally))
-        self.summary.end(self.checkpoints, self.metrics.events.folder)
+        self.summary.end(self.checkpoints)
         self.state.take_averages()
         self.task.after_train(self.state.model, result)
         return result
 
     def _train(self, start: int, evaluations: Evaluations | None) -> None:
         with self.interrupt.deferred(), self.checkpoints.naming_the_way_back():
-            self.output.live.phase("compiling the step")
+            self.callbacks.phase("compiling the step")
             # TensorFlow waits for all workers where something runs for the first time, and so for one that has stopped.
             self.state.rate(self.state.global_step.read_value())
             self.state.is_finite()
             self.workers.ledger.read(start, start)
-            if evaluations and not evaluations.before(start, self.config.steps.eval_every):
+            if evaluations and not evaluations.before(start):
                 raise self._stopped("evaluation")
             stopped = self.checkpoints.ends_early or self._loop(evaluations).train(start, self.plan.last_step)
             self._save()
@@ -191,15 +185,10 @@ class _Run:
             raise self._stopped("training")
 
     def _loop(self, evaluations: Evaluations | None) -> Loop:
-        flags, rows, workers = self.config.steps, self.config.order.global_batch_size, self.workers
-        scalars = TrainScalars(rows, self.state.rate, self.metrics.write)
-        light = [
-            Action(flags.log_every, LogLine(rows, self.output)),
-            Action(flags.summary_every, scalars, seconds=flags.summary_secs),
-            self.reporter.action(),
-        ]
+        flags, workers = self.config.steps, self.workers
+        light = self.callbacks.actions()
         heavy = [
-            *([Action(flags.eval_every, evaluations.during)] if evaluations else []),
+            *(evaluations.actions() if evaluations else []),
             Action(flags.checkpoint_every, lambda progress: self._save(), seconds=flags.checkpoint_secs),
         ]
         return Loop(
@@ -217,7 +206,7 @@ class _Run:
         )
 
     def _save(self) -> None:
-        with self.heartbeat.during("saving"):
+        with self.callbacks.saving():
             self.checkpoints.save()
 
     def _settle(self, step: int) -> None:
@@ -226,12 +215,10 @@ class _Run:
         self.state.optimizer.iterations.assign(step)
 
     def _watch(self, progress: Progress) -> None:
-        self.heartbeat.watch(progress)
-        self.status.watch(progress)
-        self.reporter.watch(progress)
+        self.callbacks.on_loop(progress)
         if self.interrupt.asked:
             self.interrupt.asked = False
-            self.output.line(self.status.text(progress))
+            self.output.line(self.progress_bar.text(progress))
 
     def _evaluations(self) -> Evaluations | None:
         splits = self.plan.evaluation
@@ -244,9 +231,26 @@ class _Run:
             self.plan.may_skip,
             self.config.steps.steps_per_loop,
             self._stop_evaluation,
-            self.reporter.also(self.metrics.write),
         )
-        return Evaluations(evaluator, self.checkpoints.best, self.output, self.plan.last_step)
+        every, last_step = self.config.steps.eval_every, self.plan.last_step
+        return Evaluations(evaluator, self.checkpoints.best, self.output, every, last_step, self.callbacks)
+
+    def _attach_callbacks(self, start: int) -> None:
+        """Adds what is told of the steps; evaluations and checkpoints are not among them, as they need a pause."""
+        config, plan, output, rows = self.config, self.plan, self.output, self.config.order.global_batch_size
+        unit = "img" if train_step.are_images(self.task.data.features) else "rows"
+        self.progress_bar = ProgressBar(output.live, plan.last_step, plan.training.steps_per_epoch, rows, unit)
+        path = config.output.metrics_jsonl
+        callbacks: list[Callback | None] = [
+            self.progress_bar,
+            LogLine(config.steps.log_every, rows, output),
+            TrainScalars(config.steps, rows, self.state.rate, self.callbacks.on_metrics),
+            TensorBoard(config, start, is_chief=True),
+            MetricsFile(path, start, config.run.folder) if path else None,
+            TaskMetrics(self.task),
+            KubeflowReporter(plan.last_step, True, output.line),
+        ]
+        self.callbacks.callbacks += [each for each in callbacks if each]
 
     def _evaluate_at_end(self, evaluations: Evaluations) -> Evaluation:
         result = evaluations.at_end(self.state.step)
@@ -267,7 +271,7 @@ class _Run:
         return asked or self.checkpoints.ends_early
 
     def _stop_evaluation(self) -> bool:
-        self.heartbeat.evaluated()
+        self.callbacks.on_evaluation_loop()
         self.members.tend()
         return self.interrupt.requested is not None
 

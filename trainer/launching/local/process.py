@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pipeline import errors
 from pipeline.errors import EXIT_DATA, EXIT_RERUN, EXIT_USAGE
-from trainer.actions import heartbeat
-from trainer.actions.heartbeat import Beat
+from trainer.callbacks import heartbeat
+from trainer.callbacks.heartbeat import Beat
 from trainer.launching.local.guardian import Guardian
 
 _MOST_KEPT = 20  # last lines

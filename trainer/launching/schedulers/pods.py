@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.actions import heartbeat
+from trainer.callbacks import heartbeat
 from trainer.cluster.tf_config import VARIABLE
 from trainer.launching.job import Job
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from trainer.actions.heartbeat import Beat
+from trainer.callbacks.heartbeat import Beat
 from trainer.launching.local.process import _STARTING_SECONDS, ExitStatus, HeartbeatMonitor, Tail
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pipeline.errors import UsageError
 from tests import manifests
 from tests.unit.trainer.launching.schedulers.conftest import KUBERNETES
-from trainer.actions.heartbeat import Beat, Heartbeat
+from trainer.callbacks.heartbeat import Beat, Heartbeat
 from trainer.cluster import tf_config
 from trainer.launching.schedulers import kubernetes, pods
 

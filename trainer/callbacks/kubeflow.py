@@ -18,8 +18,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
+from trainer.callbacks.base import Callback
 from trainer.loop import Action, Progress
+
+if TYPE_CHECKING:
+    from trainer.task.base import Evaluation
 
 URL, CA_CERT, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
 SECONDS = 10.0  # between two reports; Kubeflow asks for 5 at least
@@ -28,20 +33,18 @@ _MOST_METRICS, _LONGEST = 256, 64  # that the server accepts, and characters of 
 _MOST_SECONDS = 2**31 - 1
 
 _Status = dict[str, object]
-Write = Callable[[int, dict[str, float]], None]  # global step, values by tag
 
 
-class Reporter:
-    """Posts the status of a run; on the chief, where the variables are set. Elsewhere it does nothing."""
+class KubeflowReporter(Callback):
+    """Posts the status of a run; on the chief, if the variables are set. Elsewhere it does nothing.
+
+    Args:
+      last_step: at which training ends.
+      is_chief: whether this process reports.
+      say: prints a line; called once, if a report fails.
+    """
 
     def __init__(self, last_step: int, is_chief: bool, say: Callable[[str], None]) -> None:
-        """Posts nothing yet.
-
-        Args:
-          last_step: at which training ends.
-          is_chief: whether this process reports.
-          say: prints a line, which a report that fails gets once.
-        """
         self._last_step, self._say = last_step, say
         self._on = is_chief and all(os.environ.get(name) for name in (URL, CA_CERT, TOKEN))
         self._thread: threading.Thread | None = None
@@ -50,22 +53,17 @@ class Reporter:
         self._began: tuple[float, int] | None = None  # when, and at which step
         self._evaluated: dict[str, float] = {}
 
-    def action(self) -> Action:
-        """Returns what reports every few seconds; the same place in the list of actions on all workers."""
-        return Action(0, self.report, seconds=SECONDS if self._on else 0.0)
+    def actions(self) -> list[Action]:
+        """Returns what reports every few seconds."""
+        return [Action(0, self.report, seconds=SECONDS if self._on else 0.0)]
 
-    def watch(self, progress: Progress) -> None:
-        """Is told of every inner loop: the first one begins the time that is measured."""
+    def on_loop(self, progress: Progress) -> None:
+        """Begins to measure the time with the first inner loop."""
         self._began = self._began or (time.monotonic(), progress.step)
 
-    def also(self, write: Write) -> Write:
-        """Returns a function that writes the values of an evaluation, and remembers them for later reports."""
-
-        def both(step: int, values: dict[str, float]) -> None:
-            write(step, values)
-            self._evaluated.update(values)
-
-        return both
+    def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
+        """Keeps the numbers for later reports."""
+        self._evaluated.update(evaluation.scalars())
 
     def report(self, progress: Progress) -> None:
         """Posts where training is, in the background."""
@@ -77,8 +75,8 @@ class Reporter:
             self._thread = threading.Thread(target=self._post, args=(content,), name="Kubeflow", daemon=True)
             self._thread.start()
 
-    def end(self, step: int) -> None:
-        """Posts that a run is done, and waits for the answer for some seconds."""
+    def on_end(self, step: int) -> None:
+        """Posts that the run is done, and waits some seconds for the answer."""
         if self._on:
             if self._thread:
                 self._thread.join(_TIMEOUT)

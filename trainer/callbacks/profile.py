@@ -6,46 +6,37 @@ import pathlib
 
 import tensorflow as tf
 
+from trainer.callbacks.base import Callback
 from trainer.loop import Action, Progress
 
 
-class Profiler:
-    """Records the steps after START, up to STOP; a context manager that ends the recording where training ends first.
+class Profiler(Callback):
+    """Records the steps after START, up to STOP or the end of training.
 
     A run that begins between the two records nothing.
+
+    Args:
+      steps: START and STOP; None: nothing is recorded.
+      folder: TensorBoard's.
+      writes: whether this worker records.
     """
 
     def __init__(self, steps: tuple[int, int] | None, folder: pathlib.Path, writes: bool) -> None:
-        """Records nothing yet.
-
-        Args:
-          steps: START and STOP; None: nothing is recorded.
-          folder: TensorBoard's.
-          writes: whether this worker records.
-        """
         self._steps, self._folder, self._writes, self._records = steps, folder, writes, False
 
     def actions(self) -> list[Action]:
-        """Returns the actions that begin and end it, of which all workers know."""
         return [Action(0, self._switch, at=self._steps)] if self._steps else []
 
     def _switch(self, progress: Progress) -> None:
         assert self._steps is not None
         if progress.step == self._steps[1]:
-            self._stop()
+            self.on_train_end()
         elif self._writes:
             tf.profiler.experimental.start(str(self._folder))
             self._records = True
 
-    def _stop(self) -> None:
+    def on_train_end(self) -> None:
+        """Ends the recording."""
         if self._records:
             self._records = False
             tf.profiler.experimental.stop()
-
-    def __enter__(self) -> Profiler:
-        """Returns itself."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Ends the recording."""
-        self._stop()

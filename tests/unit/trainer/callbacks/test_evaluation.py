@@ -6,13 +6,13 @@ import tensorflow as tf
 
 from pipeline.errors import PipelineError
 from pipeline.request import Request
-from tests.runs import scalars
-from trainer.actions.evaluation import Evaluator
-from trainer.actions.events import EventFile
+from trainer.callbacks.base import Callback
+from trainer.callbacks.evaluation import Evaluations, Evaluator
+from trainer.callbacks.terminal import Output
 
 
 @pytest.fixture
-def make_evaluator(make_stepper, batch, tmp_path):
+def make_evaluator(make_stepper, batch):
     """Returns a function that makes an Evaluator of 3 batches, of which 9 rows are real and not skipped."""
     stepper = make_stepper()
     stepper.state.global_step.assign(15)
@@ -22,12 +22,12 @@ def make_evaluator(make_stepper, batch, tmp_path):
         request = Request("data", "test", global_batch_size=8, training=False)
         split = SimpleNamespace(request=request, order=SimpleNamespace(num_records=num_examples, steps_per_epoch=3))
         named = {"test": batches}, {"test": split}
-        return Evaluator(stepper, *named, may_skip, 2, stop, EventFile(tmp_path, 0).scalars)
+        return Evaluator(stepper, *named, may_skip, 2, stop)
 
     return make
 
 
-def test_evaluation_is_over_the_whole_split(make_evaluator, batch, tmp_path):
+def test_evaluation_is_over_the_whole_split(make_evaluator, batch):
     images, labels, weights = batch
     evaluator = make_evaluator()
     result = evaluator.evaluate()
@@ -37,8 +37,6 @@ def test_evaluation_is_over_the_whole_split(make_evaluator, batch, tmp_path):
     assert result.accuracy == pytest.approx(np.sum((np.argmax(logits, -1) == labels) * weights) / 3)
     assert result.loss == pytest.approx(np.sum(losses * weights) / 3, rel=1e-5)
     assert str(result) == f"test accuracy = {result.accuracy:.4f} (9 examples)"
-    assert scalars(tmp_path)["eval/test/accuracy", 15] == pytest.approx(result.accuracy)
-    assert scalars(tmp_path)["eval/test/loss", 15] == pytest.approx(result.loss)
     assert evaluator.evaluate() == result
 
 
@@ -61,3 +59,27 @@ def test_skipped_examples_are_counted_and_their_number_is_bounded(make_evaluator
 def test_stopped_between_loops_it_has_no_result(make_evaluator):
     answers = iter([False, True])
     assert make_evaluator(stop=lambda: next(answers)).evaluate() is None
+
+
+class Told(Callback):
+    def __init__(self):
+        self.phases, self.metrics = [], []
+
+    def on_phase(self, phase):
+        self.phases.append(phase.name)
+
+    def on_metrics(self, step, values):
+        self.metrics.append((step, values))
+
+
+def test_callbacks_are_told_of_an_evaluation_and_the_last_one_is_made_once(make_evaluator, capsys):
+    told = Told()
+    evaluations = Evaluations(make_evaluator(), None, Output(), every=5, last_step=20, tell=told)
+    (action,) = evaluations.actions()
+    action.do(SimpleNamespace(step=20))  # the last step's is left to the end
+    assert told.phases == []
+    action.do(SimpleNamespace(step=15))
+    result = evaluations.at_end(15)  # ended early
+    assert told.phases == ["evaluating"]
+    assert told.metrics == [(15, {"eval/test/loss": result.loss, "eval/test/accuracy": result.accuracy})]
+    assert capsys.readouterr().out.splitlines() == [f"step 15, {result}", str(result)]

@@ -16,8 +16,9 @@ import pathlib
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Self
 
+from trainer.callbacks.base import Callback, Expected, Phase
 from trainer.loop import Progress
 
 VARIABLE = "STEPFEED_HEARTBEAT"  # names the file; not set: there is nobody to tell
@@ -25,8 +26,6 @@ _BETWEEN = 1.0  # seconds from one beat to the next
 _SOON = 0.2  # seconds after which a new phase is written at once
 _WINDOW = 10  # beats over which speeds are taken
 _PATIENCE = 5.0  # times the slowest loop so far
-
-Expected: TypeAlias = Literal["steps", "end", "nothing"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +41,8 @@ class Beat:
       last_step: at which training ends.
       made: updates that this process has made.
       achieved: how often something was done that shows progress: a new phase, steps, batches evaluated.
-      expects: what shows progress now: `steps` (or batches) soon, only the `end` of the phase, or `nothing`, since the
-        process serves others.
-      patience: seconds that may pass until the next achievement, by what was seen so far, where steps are expected.
-      quiet: seconds for which the beats themselves may stop in this phase, as where the interpreter's lock is held.
+      expects, quiet: of the phase; see `Phase`. While it is quiet, the beats themselves may stop.
+      patience: seconds that may pass until the next achievement, going by those so far, while steps are expected.
       examples_per_second: of the whole job, over the last seconds.
       input_wait: share of the time that steps waited for batches.
     """
@@ -74,11 +71,11 @@ class Beat:
             return None
 
 
-class Heartbeat:
+class Heartbeat(Callback):
     """Writes beats while it is entered, unless there is nobody to tell."""
 
     def __init__(self, path: str | None = None) -> None:
-        """Writes nothing yet; None: it never will."""
+        """Names the file; None: there is nobody to tell."""
         self._path = path
         self._beat = Beat(os.getpid(), time.time())
         self._written, self._achieved_at = -math.inf, time.monotonic()
@@ -94,36 +91,32 @@ class Heartbeat:
         return cls(os.environ.get(VARIABLE) or None)
 
     def job(self, last_step: int, rows: int, steps_per_loop: int = 1) -> None:
-        """Takes note of the step at which training ends, of the rows of a step, and of the most steps of a loop."""
+        """Takes note of the step at which training ends, the rows of a step, and the most steps of a loop."""
         with self._lock:
             self._rows, self._steps_per_loop = rows, steps_per_loop
             self._beat = dataclasses.replace(self._beat, last_step=last_step)
 
-    def phase(self, name: str, expects: Expected = "end", quiet: float = 0.0) -> None:
-        """Takes note of what the process does from now on.
-
-        Args:
-          name: of it; empty: what it did before.
-          expects: what shows that it gets on.
-          quiet: seconds for which beats may fail to come.
-        """
-        if not name:
-            return
+    def on_phase(self, phase: Phase) -> None:
+        """Takes note of what the process does from now on."""
         with self._lock:
             self._evaluates = False
-            self._achieve(phase=name, expects=expects, quiet=quiet)
-            if time.monotonic() - self._written > _SOON or quiet:
+            self._achieve(phase=phase.name, expects=phase.expects, quiet=phase.quiet)
+            if time.monotonic() - self._written > _SOON or phase.quiet:
                 self._write()
 
     @contextlib.contextmanager
-    def during(self, name: str) -> Iterator[None]:
+    def saving(self) -> Iterator[None]:
         """Context of a phase within another one."""
         before = self._beat
-        self.phase(name)
+        self.on_phase(Phase("saving"))
         yield
-        self.phase(before.phase, before.expects, before.quiet)
+        self.on_phase(Phase(before.phase, before.expects, before.quiet))
 
-    def watch(self, progress: Progress) -> None:
+    def on_end(self, step: int) -> None:
+        """Takes note that nothing is left to do but to finish."""
+        self.on_phase(Phase("finishing"))
+
+    def on_loop(self, progress: Progress) -> None:
         """Takes note of an inner loop."""
         with self._lock:
             is_first, self._progress = self._progress is None, progress
@@ -136,9 +129,9 @@ class Heartbeat:
             if is_first:  # even if it is killed at once, this was no failure at start-up
                 self._write()
 
-    def evaluated(self) -> None:
-        """Takes note that the next batches of an evaluation begin; the first ones are compiled, which may take long."""
-        with self._lock:
+    def on_evaluation_loop(self) -> None:
+        """Takes note that the next batches of an evaluation begin."""
+        with self._lock:  # the first loop is compiled, which may take long: it shows nothing of how long others take
             if self._evaluates:
                 self._slowest = max(self._slowest, time.monotonic() - self._achieved_at)
             patience = round(_PATIENCE * self._slowest, 3)

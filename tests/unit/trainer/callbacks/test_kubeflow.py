@@ -10,9 +10,10 @@ import pytest
 
 from tests import manifests
 from tests.status_server import StatusServer
-from trainer.actions import kubeflow
-from trainer.actions.kubeflow import Reporter
+from trainer.callbacks import kubeflow
+from trainer.callbacks.kubeflow import KubeflowReporter
 from trainer.loop import Progress
+from trainer.task.base import Evaluation
 
 
 def progress(step, **values):
@@ -41,7 +42,7 @@ def reporter_of(monkeypatch, said):
     def reporter_of(server, is_chief=True, **changes):
         for name, value in {**server.environment, **changes}.items():
             monkeypatch.setenv(name, str(value))
-        return Reporter(200, is_chief, said.append)
+        return KubeflowReporter(200, is_chief, said.append)
 
     return reporter_of
 
@@ -59,9 +60,9 @@ def values_of(status):
 
 def test_a_status_as_kubeflow_wants_it(server, reporter_of, said):
     reporter = reporter_of(server)
-    reporter.watch(progress(50))
+    reporter.on_loop(progress(50))
     time.sleep(0.2)
-    reporter.also(lambda step, values: None)(80, {"eval/test/accuracy": 0.9})
+    reporter.on_evaluation(80, Evaluation("test", 8, 0, 0.25, {"accuracy": 0.9}))
     reporter.report(progress(100, total_loss=0.5, accuracy=0.75))
     wait_for(server.received)
     (request,) = server.received
@@ -70,7 +71,8 @@ def test_a_status_as_kubeflow_wants_it(server, reporter_of, said):
     assert status["progressPercentage"] == 50
     assert status["estimatedRemainingSeconds"] == 0  # 100 steps at 50 in 0.2 s
     assert values_of(status) == {
-        "step": "100", "total_loss": "0.5", "accuracy": "0.75", "eval/test/accuracy": "0.9"
+        "step": "100", "total_loss": "0.5", "accuracy": "0.75",
+        "eval/test/loss": "0.25", "eval/test/accuracy": "0.9",
     }  # fmt: skip
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", status["lastUpdatedTime"])
     assert said == []
@@ -92,8 +94,8 @@ def test_what_the_server_would_refuse_is_left_out():
 
 def test_the_end_is_reported_before_the_process_ends(server, reporter_of):
     reporter = reporter_of(server)
-    reporter.also(lambda step, values: None)(200, {"eval/test/loss": 0.25})
-    reporter.end(200)
+    reporter.on_evaluation(200, Evaluation("test", 8, 0, 0.25, {}))
+    reporter.on_end(200)
     (request,) = server.received
     assert request["trainerStatus"]["progressPercentage"] == 100
     assert request["trainerStatus"]["estimatedRemainingSeconds"] == 0
@@ -103,17 +105,17 @@ def test_the_end_is_reported_before_the_process_ends(server, reporter_of):
 def test_a_proxy_is_not_asked(server, reporter_of, said, monkeypatch):
     for name in ("https_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    reporter_of(server).end(1)
+    reporter_of(server).on_end(1)
     assert (len(server.received), said) == (1, [])
 
 
 def test_a_new_token_is_read(server, reporter_of, said):
     server.token.write_text("an old one")
     reporter = reporter_of(server)
-    reporter.end(1)
+    reporter.on_end(1)
     assert (server.received, server.refused) == ([], [403])
     server.token.write_text("the-token-of-the-pod")
-    reporter.end(2)
+    reporter.on_end(2)
     assert len(server.received) == 1
     assert len(said) == 1
 
@@ -126,7 +128,7 @@ def test_a_refusal_is_said_once(server, reporter_of, said, answer):
         reporter.report(progress(step))
         wait_for(server.refused, step)
         reporter._thread.join()
-    reporter.end(3)
+    reporter.on_end(3)
     (line,) = said
     assert re.fullmatch(
         rf"note: Kubeflow Trainer does not get the progress \(HTTP {answer} .+\); training goes on", line
@@ -145,8 +147,8 @@ def test_a_refusal_is_said_once(server, reporter_of, said, answer):
 )
 def test_what_cannot_work_is_said_once(server, reporter_of, said, changes, words):
     reporter = reporter_of(server, **changes)
-    reporter.end(1)
-    reporter.end(1)
+    reporter.on_end(1)
+    reporter.on_end(1)
     (line,) = said
     assert words in line
     assert server.received == []
@@ -155,7 +157,7 @@ def test_what_cannot_work_is_said_once(server, reporter_of, said, changes, words
 def test_a_server_of_another_ca_gets_no_token(server, reporter_of, said, tmp_path):
     (tmp_path / "other").mkdir()
     other = StatusServer(tmp_path / "other")
-    reporter_of(server, **{kubeflow.CA_CERT: other.ca}).end(1)
+    reporter_of(server, **{kubeflow.CA_CERT: other.ca}).on_end(1)
     other.close()
     assert (server.received, server.refused) == ([], [])
     assert "CERTIFICATE_VERIFY_FAILED" in said[0]
@@ -174,11 +176,11 @@ def test_training_does_not_wait_for_the_server(reporter_of, server, said, monkey
 
 def test_only_the_chief_reports_and_only_where_kubeflow_asks(server, reporter_of, monkeypatch):
     chief, other = reporter_of(server), reporter_of(server, is_chief=False)
-    assert (chief.action().seconds, other.action().seconds) == (10.0, 0.0)
+    assert (chief.actions()[0].seconds, other.actions()[0].seconds) == (10.0, 0.0)
     other.report(progress(1))
-    other.end(1)
+    other.on_end(1)
     monkeypatch.delenv(kubeflow.URL)
-    alone = Reporter(200, True, print)
-    assert alone.action().seconds == 0.0
-    alone.end(1)
+    alone = KubeflowReporter(200, True, print)
+    assert alone.actions()[0].seconds == 0.0
+    alone.on_end(1)
     assert (server.received, server.refused) == ([], [])

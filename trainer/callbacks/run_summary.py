@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import pathlib
 
 import tensorflow as tf
 
 from pipeline.commands.text import count_of
 from pipeline.read.shard_cache import cache_counts
-from trainer.actions.output import Output
+from trainer.callbacks.terminal import Output
 from trainer.checkpoint.manager import CheckpointManager, Restored
 from trainer.cluster import strategies
 from trainer.config import TrainConfig
@@ -68,7 +67,7 @@ class RunSummary:
             return [f"distort {self._config.data.distort}"]
         return [] if self._plan.training.request.parse else ["no distortion"]  # `parse` need not give images
 
-    def end(self, checkpoints: CheckpointManager, logs: pathlib.Path) -> None:
+    def end(self, checkpoints: CheckpointManager) -> None:
         """Prints why the run ended early, if it did, what its cache did, and where to find what it has written."""
         line, step, best = self._output.line, self._state.step, checkpoints.best
         if best and checkpoints.ends_early and step < self._plan.last_step:
@@ -78,6 +77,7 @@ class RunSummary:
             line(str(cached))
         kept = f"; {best}" if best and str(best) else ""
         missing = "" if importlib.util.find_spec("tensorboard") else " (pip install tensorboard)"
+        logs = self._config.run.folder.logs
         shown = f"; logs: tensorboard --logdir={logs}{missing}" if logs.exists() else ""
         line(f"checkpoint: {checkpoints.newest}{kept}{shown}")
         self._output.other_line(f"done at step {step}")

@@ -1,4 +1,4 @@
-"""--metrics_jsonl: what is written for TensorBoard as one JSON object per line, for any other tool."""
+"""Where numbers go besides TensorBoard: --metrics_jsonl, one JSON object per line, and the task's own hook."""
 
 from __future__ import annotations
 
@@ -10,31 +10,41 @@ from typing import Any
 
 from pipeline import errors
 from pipeline.errors import UsageError
-from trainer.config import file
+from trainer.callbacks.base import Callback
+from trainer.run_folder import RunFolder
+from trainer.task.base import Task
 
-NOTE = ".trainer.metrics"  # in model_dir: the first lines of the files that this run has begun
+
+class TaskMetrics(Callback):
+    """Hands the numbers to `Task.on_metrics`; to be told on the chief alone."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def on_metrics(self, step: int, values: dict[str, float]) -> None:
+        self._task.on_metrics(step, values)
 
 
-class MetricsFile:
+class MetricsFile(Callback):
     """A file of lines such as `{"step": 100, "time": 1767225600.0, "train/loss": 0.3}`, by step.
 
     A run that resumes removes the lines of later steps than it resumes from, and what a kill left of a line: no step is
     there twice, and the file ends as that of an undisturbed run. The lines of another run stay: a first line, with its
-    time, is like no other, and is noted in model_dir before it is written.
+    time, is like no other, and is noted in the run's folder before it is written.
     """
 
-    def __init__(self, path: str, start_step: int, model_dir: pathlib.Path) -> None:
+    def __init__(self, path: str, start_step: int, folder: RunFolder) -> None:
         """Opens the file, or makes it.
 
         Args:
           path: of it.
           start_step: global step of the state that training begins with.
-          model_dir: folder of the run.
+          folder: of the run.
 
         Raises:
           UsageError: it cannot be written to, or something else is in it.
         """
-        self._path, self._note, self._model_dir = pathlib.Path(path), model_dir / NOTE, model_dir
+        self._path, self._note, self._folder = pathlib.Path(path), folder.metrics_note, folder
         self._at_start: set[tuple[str, ...]] = set()  # names of what is written of the first step already
         try:
             if self._path.exists() and not self._path.is_file():
@@ -50,7 +60,7 @@ class MetricsFile:
         self._file.truncate(end)
         self._is_begun = end > 0
 
-    def write(self, step: int, values: dict[str, float]) -> None:
+    def on_metrics(self, step: int, values: dict[str, float]) -> None:
         """Adds a line, at once; numbers that JSON does not have (NaN, infinity) are null.
 
         Raises:
@@ -67,7 +77,7 @@ class MetricsFile:
 
     def _begin(self, line: bytes) -> None:
         with errors.named(self._note, "cannot be written to"):
-            new = self._note.with_name(f"{NOTE}.tmp")
+            new = self._note.with_name(f"{self._note.name}.tmp")
             new.write_bytes(b"".join([*self._first_lines(), line]))
             new.replace(self._note)
         self._is_begun = True
@@ -84,7 +94,7 @@ class MetricsFile:
                     self._content(line)
                     raise UsageError(
                         f"--metrics_jsonl={self._path}: has the metrics of another run than that in "
-                        f"--model_dir={self._model_dir}; name another file, or move this one away"
+                        f"{self._folder}; name another file, or move this one away"
                     )
                 content = self._content(line) if line.endswith(b"\n") else None  # what a kill left of a line
                 if content is None or content["step"] > self._start_step:
@@ -96,11 +106,7 @@ class MetricsFile:
 
     def _is_own(self, first: bytes) -> bool:
         """Returns whether this run wrote what is left of a first line."""
-        if self._note.exists():
-            return any(line.startswith(first) for line in self._first_lines())
-        config = self._model_dir / file.NAME  # an earlier version noted no lines
-        flags = [line.strip() for line in config.read_text("utf-8").splitlines()] if config.exists() else []
-        return first.endswith(b"\n") and f"metrics_jsonl: {self._path}" in flags
+        return any(line.startswith(first) for line in self._first_lines())
 
     def _content(self, line: bytes) -> dict[str, Any]:
         try:

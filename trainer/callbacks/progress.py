@@ -1,4 +1,4 @@
-"""The status of training as one line: how far it is, how well and how fast it goes, and how long it will take."""
+"""How training goes on: the log line of the tutorials, and a progress bar on the live line."""
 
 from __future__ import annotations
 
@@ -10,15 +10,45 @@ from typing import NamedTuple
 
 import tqdm
 
-from trainer.actions.live import LiveLine
-from trainer.loop import Progress
+from trainer.callbacks.base import Callback
+from trainer.callbacks.terminal import LiveLine, Output
+from trainer.loop import Action, Progress
 from trainer.step.train_step import REGULARIZATION, TOTAL_LOSS
 from trainer.task.base import LOSS
 
 _WINDOW = 10.0  # seconds over which speeds are taken
-_METRICS = 2  # shown at most
+_MOST_METRICS = 2  # shown
 _FORMAT = "{percentage:3.0f}%|{bar}| {desc}"
 _COLOUR = "green"
+
+
+class LogLine(Callback):
+    """Prints the loss of the epoch so far, and the speed since the last line.
+
+    The first speed is since the second update of this process: the first one is traced and compiled. A line of that
+    update alone includes it.
+
+    Args:
+      every: steps between two lines; 0: there are none.
+      rows: of a step.
+      output: of lines.
+    """
+
+    def __init__(self, every: int, rows: int, output: Output) -> None:
+        self._every, self._rows, self._output = every, rows, output
+        self._earlier: Progress | None = None
+
+    def actions(self) -> list[Action]:
+        return [Action(self._every, self.print)]
+
+    def print(self, progress: Progress) -> None:
+        """Prints the log line of the CIFAR-10 tutorial (cifar10_train.py)."""
+        steps, seconds = progress.since(self._earlier)
+        self._earlier = progress
+        self._output.line(
+            f"step {progress.step}, loss = {progress.means[TOTAL_LOSS]:.2f} "
+            f"({steps * self._rows / seconds:.1f} examples/sec; {seconds / steps:.3f} sec/batch)"
+        )
 
 
 class _Moment(NamedTuple):
@@ -26,25 +56,24 @@ class _Moment(NamedTuple):
     progress: Progress
 
 
-class Status:
-    """Shows the progress of training on a live line."""
+class ProgressBar(Callback):
+    """Shows on a live line how far training is, how well and how fast it goes, and how long it will take.
+
+    Args:
+      live: to show it on.
+      last_step: at which training ends.
+      steps_per_epoch: T.
+      rows: of a step.
+      unit: of a row: `img`.
+    """
 
     def __init__(self, live: LiveLine, last_step: int, steps_per_epoch: int, rows: int, unit: str) -> None:
-        """Shows nothing yet.
-
-        Args:
-          live: to show it on.
-          last_step: at which training ends.
-          steps_per_epoch: T.
-          rows: of a step.
-          unit: of a row: `img`.
-        """
         self._live, self._last_step, self._steps_per_epoch = live, last_step, steps_per_epoch
         self._rows, self._unit = rows, unit
         self._moments: collections.deque[_Moment] = collections.deque()
 
-    def watch(self, progress: Progress) -> None:
-        """Shows the progress after an inner loop, unless the last one was shown a moment ago."""
+    def on_loop(self, progress: Progress) -> None:
+        """Shows the progress, unless the last one was shown a moment ago."""
         if self._live.is_due:
             now = _Moment(time.monotonic(), progress)
             self._moments.append(now)
@@ -60,7 +89,7 @@ class Status:
             f"step {step:,}/{self._last_step:,}",
             f"epoch {step / self._steps_per_epoch:.1f}/{self._last_step / self._steps_per_epoch:.4g}",
             f"loss {means[TOTAL_LOSS]:.2f}",
-            *(f"{name} {means[name]:.3f}" for name in metrics[:_METRICS]),
+            *(f"{name} {means[name]:.3f}" for name in metrics[:_MOST_METRICS]),
         ]
         return ", ".join([*parts, *self._speeds(progress)])
 

@@ -1,4 +1,4 @@
-"""One line at the bottom of a terminal that says how a run is doing."""
+"""What a run shows on a terminal: its lines, and one live line below them. Light to import."""
 
 from __future__ import annotations
 
@@ -7,32 +7,28 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Self
 
+from trainer.callbacks.base import Callback, Phase
+
 _BETWEEN = 0.1  # seconds from one drawing of progress to the next
-_TICK = 1.0  # seconds from one drawing of what takes long to the next
+_TICK = 1.0  # seconds from one drawing of a phase to the next
 _CLEAR = "\r\x1b[K"
 _COLUMNS = 80  # of a terminal that reports no size, as in some containers
 
 
-class LiveLine:
-    """A line on the terminal behind stderr; a context manager that removes it. Where there is none it does nothing.
+class LiveLine(Callback):
+    """A line on the terminal behind stderr, and a context manager that removes it; does nothing without a terminal.
 
-    It keeps a file descriptor of its own, and so is seen while stderr is held back.
+    It has its own file descriptor, so it is seen while stderr is held back.
 
     Attributes:
       is_on: whether there is such a terminal.
     """
 
-    def __init__(self, wanted: bool = True, on_phase: Callable[[str], None] | None = None) -> None:
-        """Shows nothing yet.
-
-        Args:
-          wanted: whether to show anything.
-          on_phase: told of every phase, shown or not.
-        """
-        self._on_phase = on_phase
+    def __init__(self, wanted: bool = True) -> None:
+        """Shows nothing if it is not wanted."""
         self.is_on = wanted and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._terminal = os.dup(sys.stderr.fileno()) if self.is_on else -1
         self._text, self._drawn = "", -_BETWEEN
@@ -54,10 +50,9 @@ class LiveLine:
         """Whether the last progress was shown long enough ago."""
         return self.is_on and time.monotonic() >= self._drawn + _BETWEEN
 
-    def phase(self, text: str) -> None:
-        """Shows what a run is doing that takes long, and after a while for how long: `loading TensorFlow, 3 s`."""
-        if self._on_phase:
-            self._on_phase(text)
+    def on_phase(self, phase: Phase) -> None:
+        """Shows what the run does, and after a while for how long: `loading TensorFlow, 3 s`."""
+        text = phase.name if phase.shown is None else phase.shown
         with self._lock:
             self._phase = text, time.monotonic()
             self._draw(text)
@@ -103,3 +98,25 @@ class LiveLine:
                     what, began = self._phase
                     if (passed := int(time.monotonic() - began)) > 0:
                         self._draw(f"{what}, {passed} s")
+
+
+class Output:
+    """Lines on stdout: the chief's, and the few that every other worker prints, with its number.
+
+    Attributes:
+      live: the line below them, on a terminal.
+    """
+
+    def __init__(self, rank: int = 0, live: LiveLine | None = None) -> None:
+        self._rank, self.live = rank, live or LiveLine(wanted=False)
+
+    def line(self, text: str) -> None:
+        """Prints a line of the chief."""
+        if self._rank == 0:
+            with self.live.aside():
+                print(text, flush=True)
+
+    def other_line(self, text: str) -> None:
+        """Prints a line of each worker but the chief."""
+        if self._rank > 0:
+            print(f"worker {self._rank}: {text}", flush=True)

@@ -3,8 +3,9 @@ import time
 
 import pytest
 
-from trainer.actions import heartbeat
-from trainer.actions.heartbeat import Beat, Heartbeat
+from trainer.callbacks import heartbeat
+from trainer.callbacks.base import Phase
+from trainer.callbacks.heartbeat import Beat, Heartbeat
 from trainer.loop import Progress
 
 
@@ -31,8 +32,8 @@ def test_without_a_launcher_nothing_is_written(monkeypatch, tmp_path):
     monkeypatch.delenv(heartbeat.VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
     with Heartbeat.of_environment() as beats:
-        beats.phase("loading")
-        beats.watch(progress(3, 1, 1.0))
+        beats.on_phase(Phase("loading"))
+        beats.on_loop(progress(3, 1, 1.0))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -40,7 +41,7 @@ def test_a_thread_beats_while_nothing_is_achieved(monkeypatch, path):
     monkeypatch.setenv(heartbeat.VARIABLE, str(path))
     monkeypatch.setattr(heartbeat, "_BETWEEN", 0.01)
     with Heartbeat.of_environment() as beats:
-        beats.phase("compiling the step")
+        beats.on_phase(Phase("compiling the step"))
         first = written(path, lambda beat: beat.phase == "compiling the step")
         later = written(path, lambda beat: beat.beats >= first.beats + 3)
     assert (first.achieved, first.expects) == (later.achieved, "end")
@@ -49,13 +50,13 @@ def test_a_thread_beats_while_nothing_is_achieved(monkeypatch, path):
 
 def test_the_first_step_is_written_at_once_and_then_about_one_beat_per_second(path):
     with Heartbeat(str(path)) as beats:
-        beats.phase("compiling the step")
+        beats.on_phase(Phase("compiling the step"))
         beats.job(last_step=100, rows=64)
-        beats.watch(progress(31, 1, 1.0))
+        beats.on_loop(progress(31, 1, 1.0))
         first = Beat.read(path)
         assert (first.phase, first.step, first.last_step, first.made) == ("training", 31, 100, 1)
         for made in range(2, 1000):
-            beats.watch(progress(30 + made, made, 1.0 + made / 100))
+            beats.on_loop(progress(30 + made, made, 1.0 + made / 100))
         assert Beat.read(path) == first
     last = Beat.read(path)
     assert (last.step, last.made, last.beats) == (1029, 999, first.beats + 1)
@@ -65,8 +66,8 @@ def test_the_first_step_is_written_at_once_and_then_about_one_beat_per_second(pa
 def test_speeds_are_those_of_the_last_beats(path):
     with Heartbeat(str(path)) as beats:
         beats.job(100, rows=64)
-        beats.watch(progress(1, 1, 1.0))
-        beats.watch(progress(11, 11, 3.0, waited=0.5))
+        beats.on_loop(progress(1, 1, 1.0))
+        beats.on_loop(progress(11, 11, 3.0, waited=0.5))
     beat = Beat.read(path)
     assert beat.examples_per_second == 10 * 64 / 2.0
     assert beat.input_wait == 0.25
@@ -75,23 +76,23 @@ def test_speeds_are_those_of_the_last_beats(path):
 def test_what_shows_progress_is_another_thing_in_each_phase(path):
     with Heartbeat(str(path)) as beats:
         beats.job(100, rows=64, steps_per_loop=20)
-        beats.phase("joining", quiet=120.0)
+        beats.on_phase(Phase("joining", quiet=120.0))
         assert (Beat.read(path).expects, Beat.read(path).quiet) == ("end", 120.0)
-        beats.watch(progress(1, 1, 1.0))
+        beats.on_loop(progress(1, 1, 1.0))
         assert (Beat.read(path).expects, Beat.read(path).quiet) == ("steps", 0.0)
         assert Beat.read(path).patience == 20.0  # a loop of 20 steps, by the first one
         time.sleep(0.05)
-        beats.watch(progress(2, 2, 1.0))
-        with beats.during("saving"):
+        beats.on_loop(progress(2, 2, 1.0))
+        with beats.saving():
             assert beats._beat.expects == "end"
             time.sleep(0.3)
         assert (beats._beat.phase, beats._beat.expects) == ("training", "steps")
-        beats.watch(progress(3, 3, 1.0))
+        beats.on_loop(progress(3, 3, 1.0))
         assert 5 * 0.05 <= beats._beat.patience < 5 * 0.3  # saving is not part of it
-        beats.phase("evaluating")
-        beats.evaluated()
+        beats.on_phase(Phase("evaluating"))
+        beats.on_evaluation_loop()
         assert beats._beat.expects == "end"  # its first batches are compiled
-        beats.evaluated()
+        beats.on_evaluation_loop()
         assert beats._beat.expects == "steps"
 
 
@@ -109,5 +110,5 @@ def test_a_beat_costs_little(path):
     beats = Heartbeat(str(path))
     began = time.process_time()
     for made in range(1, 10_001):
-        beats.watch(progress(made, made, made / 100))
+        beats.on_loop(progress(made, made, made / 100))
     assert time.process_time() - began < 1.0  # 100 microseconds each, on a busy machine; 10 on an idle one

@@ -6,10 +6,11 @@ import pytest
 
 from tests import displays
 from tests.displays import terminal
-from trainer.actions import live, status
-from trainer.actions.live import LiveLine
-from trainer.actions.output import Output
-from trainer.actions.status import Status
+from trainer.callbacks import progress as progress_bar
+from trainer.callbacks import terminal as live
+from trainer.callbacks.base import Phase
+from trainer.callbacks.progress import LogLine, ProgressBar
+from trainer.callbacks.terminal import LiveLine, Output
 from trainer.loop import Progress
 
 CLEAR = "\r\x1b[K"
@@ -26,7 +27,7 @@ def progress(step, seconds, waited=0.0):
 def clock(monkeypatch):
     """Returns a list whose only number is the time."""
     now = [100.0]
-    for module in (live, status):
+    for module in (live, progress_bar):
         monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     return now
 
@@ -40,7 +41,7 @@ def test_without_a_terminal_there_is_no_line(capfd):
     with LiveLine() as line:
         assert not line.is_on
         assert not line.is_due
-        line.phase("loading")
+        line.on_phase(Phase("loading"))
         Output(0, line).line("hello")
     assert capfd.readouterr() == ("hello\n", "")
 
@@ -49,15 +50,15 @@ def test_without_a_terminal_there_is_no_line(capfd):
 def test_neither_where_it_is_not_wanted(wanted, term, monkeypatch):
     monkeypatch.setenv("TERM", term)
     with terminal(80) as sent, LiveLine(wanted) as line:
-        line.phase("loading")
+        line.on_phase(Phase("loading"))
         assert sent() == ""
 
 
 def test_other_lines_pass_by_and_the_end_removes_it(capsys):
     with terminal(80) as sent:
         with LiveLine() as line:
-            line.phase("loading")
-            line.phase("loading")
+            line.on_phase(Phase("loading"))
+            line.on_phase(Phase("loading"))
             Output(0, line).line("hello")
         assert sent() == f"{CLEAR}loading{CLEAR}{CLEAR}loading{CLEAR}"
     assert capsys.readouterr().out == "hello\n"
@@ -66,7 +67,7 @@ def test_other_lines_pass_by_and_the_end_removes_it(capsys):
 def test_what_takes_long_says_for_how_long(monkeypatch):
     monkeypatch.setattr(live, "_TICK", 0.02)
     with terminal(80) as sent, LiveLine() as line:
-        line.phase("loading")
+        line.on_phase(Phase("loading"))
         line._phase = ("loading", line._phase[1] - 7.0)
         line._closed.wait(0.2)
         assert drawn(sent()) == ["loading", "loading, 7 s"]
@@ -74,12 +75,12 @@ def test_what_takes_long_says_for_how_long(monkeypatch):
 
 def test_progress_with_the_speed_of_the_last_seconds(clock):
     with terminal(160) as sent, LiveLine() as line:
-        shown = Status(line, last_step=1000, steps_per_epoch=50, rows=64, unit="img")
-        shown.watch(progress(1, 0.5))
+        shown = ProgressBar(line, last_step=1000, steps_per_epoch=50, rows=64, unit="img")
+        shown.on_loop(progress(1, 0.5))
         clock[0] += 0.05
-        shown.watch(progress(2, 0.55))  # too soon
+        shown.on_loop(progress(2, 0.55))  # too soon
         clock[0] += 0.95
-        shown.watch(progress(101, 1.0, waited=0.125))
+        shown.on_loop(progress(101, 1.0, waited=0.125))
         first, second = drawn(sent())
     assert first.startswith("  0%|")
     assert first.endswith("| step 1/1,000, epoch 0.0/20, loss 0.25, accuracy 0.875, top5 1.000")
@@ -90,16 +91,16 @@ def test_progress_with_the_speed_of_the_last_seconds(clock):
 
 def test_the_window_moves(clock):
     with terminal(160) as sent, LiveLine() as line:
-        shown = Status(line, last_step=10_000, steps_per_epoch=50, rows=1, unit="rows")
+        shown = ProgressBar(line, last_step=10_000, steps_per_epoch=50, rows=1, unit="rows")
         for second in range(30):  # 1 step per second, later 100
             clock[0] += 1.0
-            shown.watch(progress(1 + second if second < 15 else 100 * second, 1.0 + second))
+            shown.on_loop(progress(1 + second if second < 15 else 100 * second, 1.0 + second))
         assert "100 rows/s" in drawn(sent())[-1]
 
 
 def test_it_fits_the_terminal(clock):
     with terminal(60) as sent, LiveLine() as line:
-        Status(line, 1000, 50, 64, "img").watch(progress(500, 0.5))
+        ProgressBar(line, 1000, 50, 64, "img").on_loop(progress(500, 0.5))
         assert len(drawn(sent())[0]) == 59
 
 
@@ -107,14 +108,14 @@ def test_a_run_goes_on_where_its_terminal_is_closed(clock, monkeypatch):
     ours, theirs = displays.opened(60)
     monkeypatch.setattr(live.sys, "stderr", theirs)
     with LiveLine() as line:
-        shown = Status(line, 1000, 50, 64, "img")
-        shown.watch(progress(500, 0.5))
+        shown = ProgressBar(line, 1000, 50, 64, "img")
+        shown.on_loop(progress(500, 0.5))
         os.close(ours)
         clock[0] += 1.0
         with pytest.raises(OSError, match="Input/output error"):
             os.get_terminal_size(theirs.fileno())
-        shown.watch(progress(501, 1.0))
-        line.phase("saving")
+        shown.on_loop(progress(501, 1.0))
+        line.on_phase(Phase("saving"))
     theirs.close()
 
 
@@ -124,5 +125,39 @@ def test_colours_can_be_switched_off(variable, coloured, clock, monkeypatch):
     if variable is not None:
         monkeypatch.setenv("NO_COLOR", variable)
     with terminal(120) as sent, LiveLine() as line:
-        Status(line, 1000, 50, 64, "img").watch(progress(500, 0.5))
+        ProgressBar(line, 1000, 50, 64, "img").on_loop(progress(500, 0.5))
         assert ("\x1b[32m" in sent()) == coloured
+
+
+def logged(step, loss, accuracy, steps, seconds, start_up):
+    """Returns a progress whose last batch has another loss than its epoch."""
+    result = SimpleNamespace(norm=2.5, means=SimpleNamespace(numpy=lambda: np.array([loss, accuracy])))
+    return Progress(step, {"total_loss": 9.0, "accuracy": 0.0}, steps, seconds, 0.0, start_up, result)
+
+
+def test_the_tutorials_line_with_the_speed_since_the_last_one(capsys):
+    line = LogLine(10, 100, Output())
+    line.print(logged(30, 1.0, 0.5, 11, 7.0, 5.0))
+    line.print(logged(50, 0.5, 0.75, 31, 8.0, 5.0))
+    assert capsys.readouterr().out.splitlines() == [
+        "step 30, loss = 1.00 (500.0 examples/sec; 0.200 sec/batch)",
+        "step 50, loss = 0.50 (2000.0 examples/sec; 0.050 sec/batch)",
+    ]
+
+
+def test_a_line_after_the_first_update_has_its_time(capsys):
+    line = LogLine(10, 100, Output())
+    line.print(logged(1, 1.0, 0.5, 1, 5.0, 5.0))
+    line.print(logged(2, 0.5, 0.5, 2, 5.5, 5.0))
+    assert [text.split("(")[1] for text in capsys.readouterr().out.splitlines()] == [
+        "20.0 examples/sec; 5.000 sec/batch)",
+        "200.0 examples/sec; 0.500 sec/batch)",
+    ]
+
+
+def test_workers_other_than_the_chief_say_only_what_is_their_own(capsys):
+    for rank in (0, 1, 2):
+        output = Output(rank)
+        output.line("hello")
+        output.other_line("done at step 5")
+    assert capsys.readouterr().out.splitlines() == ["hello", "worker 1: done at step 5", "worker 2: done at step 5"]

@@ -1,1 +1,0 @@
-"""What happens between inner loops: log lines and scalars, evaluation, checkpoints."""

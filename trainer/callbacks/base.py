@@ -1,0 +1,130 @@
+"""`Callback`: what is told of a run; `Callbacks`: those of one run. Without TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from trainer.loop import Action, Progress
+
+if TYPE_CHECKING:
+    from trainer.task.base import Evaluation
+
+Expected: TypeAlias = Literal["steps", "end", "nothing"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """What a process does from now on, where it takes long.
+
+    Attributes:
+      name: `compiling the step`.
+      expects: what shows progress: `steps` (or batches) soon, only the `end` of the phase, or `nothing`, since the
+        process serves others.
+      quiet: seconds for which no thread may run, as while the interpreter's lock is held.
+      shown: on the terminal; None: the name.
+    """
+
+    name: str
+    expects: Expected = "end"
+    quiet: float = 0.0
+    shown: str | None = None
+
+
+class Callback:
+    """What is told of a run. Each method does nothing until it is overridden."""
+
+    def on_phase(self, phase: Phase) -> None:
+        """Called when something begins that takes long."""
+
+    def on_loop(self, progress: Progress) -> None:
+        """Called after every inner loop, before the actions."""
+
+    def on_metrics(self, step: int, values: dict[str, float]) -> None:
+        """Called with numbers by their tags for TensorBoard, such as `train/loss`, as of a global step."""
+
+    def on_evaluation_loop(self) -> None:
+        """Called before each loop over batches of an evaluation."""
+
+    def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
+        """Called with the evaluation of a global step; by default its numbers are metrics."""
+        self.on_metrics(step, evaluation.scalars())
+
+    def saving(self) -> AbstractContextManager[None]:
+        """Returns a context in which the state is saved."""
+        return contextlib.nullcontext()
+
+    def on_train_end(self) -> None:
+        """Called after the last inner loop, or after the error that ended training."""
+
+    def on_end(self, step: int) -> None:
+        """Called with the global step when the last evaluation is done."""
+
+    def actions(self) -> list[Action]:
+        """Returns what is to be done at some steps: as many actions on every worker, at the same steps."""
+        return []
+
+
+class Callbacks(Callback):
+    """Tells all callbacks of a run, in their order.
+
+    Attributes:
+      callbacks: may be added to.
+    """
+
+    def __init__(self, *callbacks: Callback) -> None:
+        self.callbacks = list(callbacks)
+
+    def phase(self, name: str, *, quiet: float = 0.0, shown: str | None = None) -> None:
+        """Tells that a phase begins whose end is awaited; see `Phase`."""
+        self.on_phase(Phase(name, quiet=quiet, shown=shown))
+
+    def on_phase(self, phase: Phase) -> None:
+        for each in self.callbacks:
+            each.on_phase(phase)
+
+    def on_loop(self, progress: Progress) -> None:
+        for each in self.callbacks:
+            each.on_loop(progress)
+
+    def on_metrics(self, step: int, values: dict[str, float]) -> None:
+        for each in self.callbacks:
+            each.on_metrics(step, values)
+
+    def on_evaluation_loop(self) -> None:
+        for each in self.callbacks:
+            each.on_evaluation_loop()
+
+    def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
+        for each in self.callbacks:
+            each.on_evaluation(step, evaluation)
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for each in self.callbacks:
+                stack.enter_context(each.saving())
+            yield
+
+    def on_train_end(self) -> None:
+        for each in self.callbacks:
+            each.on_train_end()
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """Context of all inner loops."""
+        try:
+            yield
+        finally:
+            self.on_train_end()
+
+    def on_end(self, step: int) -> None:
+        for each in self.callbacks:
+            each.on_end(step)
+
+    def actions(self) -> list[Action]:
+        # The order counts: what a checkpoint stores has to be done before it is saved.
+        return [action for each in self.callbacks for action in each.actions()]

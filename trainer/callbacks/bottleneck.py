@@ -1,0 +1,270 @@
+"""Where the time of a run goes: waiting for input, computing or communicating; and which flags may help."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from pipeline.manifest.storage import folder, in_command
+from pipeline.request import HOST
+from trainer.callbacks.base import Callback
+from trainer.config import TrainConfig
+from trainer.loop import Progress
+from trainer.plan import Plan
+from trainer.step.train_step import TrainStep, all_sum
+
+INPUT, COMPUTE, COMMUNICATION = "input-bound", "compute-bound", "communication-bound"
+_LEAST_SECONDS = 5.0  # of steps, for a verdict that nobody has asked for
+_SHORT_STEP = 2e-3  # seconds, below which starting the operations takes much of a step
+_REPEATS, _ROUNDS = 3, 3  # exchanges in a loop; loops, of which the fastest counts
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """What was measured of a run's steps; the first update is left out, as it is compiled.
+
+    Attributes:
+      rows: of a step.
+      steps: updates.
+      seconds: that they took.
+      waited: of these, seconds of waiting for batches.
+      exchange: seconds in which the replicas sum the gradients of a step, measured apart; 0 with one replica; None:
+        not measured.
+      constant: seconds of a step with one constant batch; None: not measured.
+    """
+
+    rows: int
+    steps: int
+    seconds: float
+    waited: float
+    exchange: float | None = None
+    constant: float | None = None
+
+    @property
+    def waiting(self) -> float:
+        """Share of the time in which steps waited for their batches."""
+        return self.waited / self.seconds
+
+    @property
+    def communicating(self) -> float:
+        """Share of the time that the exchange of gradients takes."""
+        return min((self.exchange or 0.0) * self.steps / self.seconds, 1 - self.waiting)
+
+    @property
+    def computing(self) -> float:
+        """The rest, as a share."""
+        return 1 - self.waiting - self.communicating
+
+    @property
+    def headspace(self) -> float | None:
+        """How many times as fast a step is with a constant batch, where the input takes no cores from the steps."""
+        return None if self.constant is None else self.seconds / self.steps / self.constant
+
+    @property
+    def bound(self) -> str:
+        """What takes the largest share; if the headspace was measured, the input's share is what it costs."""
+        costs = 0.0 if self.headspace is None else 1 - 1 / self.headspace
+        shares = {
+            INPUT: max(self.waiting, costs),
+            COMPUTE: min(self.computing, 1 - costs),
+            COMMUNICATION: self.communicating,
+        }
+        return max(shares, key=lambda name: shares[name])
+
+    def __str__(self) -> str:
+        """The verdict, without what to do about it."""
+        rest = "computing" if self.exchange is not None else "computing and communicating"
+        parts = [f"{self.waiting:.0%} of {self.seconds:.1f} s waiting for input", f"{self.computing:.0%} {rest}"]
+        if self.exchange:
+            parts.append(f"{self.communicating:.0%} communicating")
+        text = f"{self.bound}: {', '.join(parts)}"
+        if self.constant is None or self.headspace is None:
+            return text
+        real, constant = self.rows * self.steps / self.seconds, self.rows / self.constant
+        return (
+            f"{text}; with one constant batch {self.headspace:.2f} times as fast "
+            f"({constant:,.0f} against {real:,.0f} examples/sec)"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What the advice depends on besides the flags.
+
+    Attributes:
+      replicas: that compute.
+      gpus: of this machine.
+      encoding: of the stored images: raw, png, jpeg, any; None: there are none.
+      parses: whether the task has its own parse function.
+    """
+
+    replicas: int
+    gpus: int
+    encoding: str | None
+    parses: bool
+
+    @classmethod
+    def of(cls, plan: Plan, strategy: tf.distribute.Strategy) -> Facts:
+        """Returns those of a run on this machine."""
+        image, parses = plan.training.first.manifest.features.get("image"), plan.training.request.parse is not None
+        gpus = len(tf.config.list_physical_devices("GPU"))
+        return cls(strategy.num_replicas_in_sync, gpus, image.encoding if image else None, parses)
+
+
+def advice(times: Times, config: TrainConfig, facts: Facts) -> list[str]:
+    """Returns what may help, the most effective first."""
+    if times.bound == INPUT:
+        return list(_for_input(config, facts))
+    if times.bound == COMMUNICATION:
+        return list(_for_communication(config))
+    return list(_for_compute(times, config, facts))
+
+
+def _for_input(config: TrainConfig, facts: Facts) -> Iterator[str]:
+    if config.order.prefetch == 0:
+        yield "--prefetch=2"
+    if folder(config.data.data_dir).is_remote and config.data.cache_dir is None:
+        yield "--cache_dir on a local disk"
+    if facts.parses:
+        yield "a faster parse function"
+    elif facts.encoding in ("png", "jpeg", "any"):
+        yield "converting with --image_encoding=raw"
+    if facts.gpus and config.data.distort != "none" and config.data.distort_on == HOST:
+        yield "--distort_on=device"
+    if config.data.distort != "none":
+        yield f"a simpler --distort than {config.data.distort}"
+    yield "more CPU cores"
+    if not facts.parses:
+        yield f"python -m pipeline.bench {in_command(config.data.data_dir)} shows which stage is slow"
+
+
+def _for_communication(config: TrainConfig) -> Iterator[str]:
+    if config.order.virtual_replicas:
+        yield "no --virtual_replicas, which sends twice the bytes"
+    yield f"a larger --global_batch_size than {config.order.global_batch_size}, so that there are fewer exchanges"
+    yield "fewer replicas"
+
+
+def _for_compute(times: Times, config: TrainConfig, facts: Facts) -> Iterator[str]:
+    if times.seconds / times.steps < _SHORT_STEP:
+        yield f"a larger --global_batch_size than {config.order.global_batch_size}, since a step is short"
+    if facts.gpus and not config.model.jit_compile:  # on CPUs, a convolution is slower in XLA
+        yield "--jit_compile"
+    if facts.gpus and config.model.precision == "float32":
+        yield "--precision=bfloat16"
+    if facts.gpus > facts.replicas and config.run.strategy != "multiworker":
+        yield f"--strategy=mirrored on all {facts.gpus} GPUs"
+    else:  # more replicas on logical CPUs would share the same cores
+        yield "more GPUs" if facts.gpus else "more CPU cores"
+        yield "workers on more machines"
+
+
+class Bottleneck(Callback):
+    """Judges what bounds the speed of a run; costs nothing until it is asked.
+
+    Attributes:
+      batch: of a distributed iterator, for --headspace; None: it is not measured.
+    """
+
+    def __init__(self, config: TrainConfig, facts: Facts, stepper: TrainStep) -> None:
+        self._config, self._facts, self._stepper = config, facts, stepper
+        self._progress: Progress | None = None
+        self.batch: Any = None
+
+    def on_loop(self, progress: Progress) -> None:
+        self._progress = progress
+
+    @property
+    def is_worth_telling(self) -> bool:
+        """Whether the run was long enough to be judged at its end."""
+        return self._why_not() is None and self._times().seconds >= _LEAST_SECONDS
+
+    def text(self, exchange: float | None = None, constant: float | None = None) -> str:
+        """Returns the verdict in one line; `Times` has what else may have been measured."""
+        if reason := self._why_not():
+            return f"no verdict: {reason}"
+        times = dataclasses.replace(self._times(), constant=constant)
+        if self._facts.replicas > 1:
+            times = dataclasses.replace(times, exchange=exchange)
+        return f"{times}; may help: {', '.join(advice(times, self._config, self._facts))}"
+
+    def measured(self) -> str:
+        """Returns the verdict with all that can be measured. Every worker has to call it, as the last thing it does."""
+        exchange = constant = None
+        if self._facts.replicas > 1:
+            # Virtual replicas send int64, twice the bytes.
+            sent = tf.int64 if self._config.order.virtual_replicas else tf.float32
+            variables = self._stepper.state.model.trainable_variables
+            exchange = exchange_seconds(self._stepper.strategy, variables, sent)
+        if self.batch is not None:
+            constant = self._constant_seconds()
+        return self.text(exchange, constant)
+
+    def _constant_seconds(self) -> float:
+        """Returns the seconds of an update with the constant batch; it changes the weights, which nothing uses now."""
+        steps, steps_per_loop = self._config.output.headspace, self._config.steps.steps_per_loop
+        int(self._stepper.repeat(self.batch, tf.constant(1, tf.int64)))  # traced and compiled
+        first, began = self._stepper.state.step, time.perf_counter()
+        for begin in range(0, steps, steps_per_loop):
+            int(self._stepper.repeat(self.batch, tf.constant(min(steps_per_loop, steps - begin), tf.int64)))
+        return (time.perf_counter() - began) / max(1, self._stepper.state.step - first)
+
+    def _why_not(self) -> str | None:
+        """Returns why there is nothing to judge by."""
+        if self._config.run.log_keys:
+            return "with --log_keys, waiting for input is not measured"
+        if self._progress is None or self._progress.steps < 2:
+            return "there was no step but the first, which is compiled"
+        return None
+
+    def _times(self) -> Times:
+        assert self._progress is not None
+        steps, seconds = self._progress.since(None)
+        waited = self._progress.waited_since(None)
+        return Times(self._config.order.global_batch_size, steps, seconds, waited, exchange=0.0)
+
+
+def exchange_seconds(strategy: tf.distribute.Strategy, variables: Sequence[Any], dtype: tf.DType) -> float:
+    """Returns the seconds of one sum of gradients over all replicas; every worker has to call it.
+
+    Args:
+      strategy: whose replicas sum.
+      variables: the weights; gradients have their shapes.
+      dtype: of what is sent: float32; int64 with virtual replicas.
+    """
+
+    def made(number: tf.Tensor) -> list[tf.Tensor]:
+        # Depends on the number of the repeat: TensorFlow sums constants only once.
+        more = tf.cast(number, tf.float32)
+        return [tf.cast(tf.cast(variable.value, tf.float32) + more, dtype) for variable in variables]
+
+    both, alone = _loop_seconds(strategy, lambda number: all_sum(made(number))), _loop_seconds(strategy, made)
+    return max(0.0, both - alone)
+
+
+def _loop_seconds(strategy: tf.distribute.Strategy, compute: Callable[[tf.Tensor], list[tf.Tensor]]) -> float:
+    """Returns the seconds of a computation on all replicas, without tracing and compiling it."""
+
+    def replica(number: tf.Tensor) -> tf.Tensor:
+        return tf.add_n([tf.cast(tf.reduce_max(value), tf.float32) for value in compute(number)])  # all of it is used
+
+    @tf.function(autograph=False)
+    def loop() -> tf.Tensor:
+        def one(done: tf.Tensor, before: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return done + 1, before + strategy.experimental_local_results(strategy.run(replica, (done,)))[0]
+
+        start = (tf.constant(0), tf.constant(0.0))
+        total: tf.Tensor = tf.while_loop(lambda done, _: done < _REPEATS, one, start, parallel_iterations=1)[1]
+        return total
+
+    loop().numpy()
+    fastest = float("inf")
+    for _ in range(_ROUNDS):
+        began = time.perf_counter()
+        loop().numpy()
+        fastest = min(fastest, time.perf_counter() - began)
+    return fastest / _REPEATS

@@ -1,0 +1,142 @@
+"""The evaluations of a run: when they are made, and what follows from them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from pipeline.resolved import ResolvedRequest
+from trainer.callbacks.base import Callback, Phase
+from trainer.callbacks.terminal import Output
+from trainer.checkpoint.best import BestCheckpoints
+from trainer.loop import Action, Progress
+from trainer.step.train_step import TrainStep
+from trainer.task.base import Evaluation
+from trainer.task.evaluation import added, result_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluator:
+    """Evaluates the state of a stepper.
+
+    Attributes:
+      stepper: with the model.
+      batches: by name, one pass over the split of each source, padded with weight 0.
+      splits: by name, what is read in these passes.
+      may_skip: how many examples of each may be left out because their records are corrupt.
+      steps_per_loop: batches in a loop.
+      stop: whether to give up, the same on all workers; asked before each loop.
+    """
+
+    stepper: TrainStep
+    batches: Mapping[str, Iterable[tuple[Any, ...]]]
+    splits: Mapping[str, ResolvedRequest]
+    may_skip: int
+    steps_per_loop: int
+    stop: Callable[[], bool]
+
+    def evaluate(self) -> Evaluation | None:
+        """Returns the result; None if it was stopped.
+
+        Raises:
+          PipelineError: the weights do not sum to the split's number of examples.
+        """
+        state, totals = self.stepper.state, dict[str, Mapping[str, tf.Tensor]]()
+        for name, split in self.splits.items():
+            sums = self._sums(self.batches[name], split.order.steps_per_epoch)
+            if sums is None:
+                return None
+            totals[name] = sums
+        return result_of(self.splits, totals, state.measure, self.may_skip, averaged=state.averages is not None)
+
+    def names(self) -> list[str]:
+        """Returns the names of the loss and the metrics, as one batch has them."""
+        name = next(iter(self.splits))
+        sums = self.stepper.evaluate(iter(self.batches[name]), tf.constant(1, tf.int64))
+        return list(self.stepper.state.measure.results(sums))
+
+    def _sums(self, batches: Iterable[tuple[Any, ...]], all_steps: int) -> Mapping[str, tf.Tensor] | None:
+        iterator, totals = iter(batches), dict[str, tf.Tensor]()
+        for begin in range(0, all_steps, self.steps_per_loop):
+            if self.stop():
+                return None
+            steps = min(self.steps_per_loop, all_steps - begin)
+            totals = added(totals, self.stepper.evaluate(iterator, tf.constant(steps, tf.int64)))
+        return totals
+
+
+class Evaluations(Callback):
+    """Evaluates every so many steps and at the end, prints the results, ranks them and tells the other callbacks.
+
+    Args:
+      evaluator: that does it.
+      best: ranks the results and keeps the best states; None: they are not ranked.
+      output: of lines.
+      every: steps between two evaluations; 0: only at the end.
+      last_step: at which training ends.
+      tell: is told of each evaluation, before it is ranked.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        best: BestCheckpoints | None,
+        output: Output,
+        every: int,
+        last_step: int,
+        tell: Callback,
+    ) -> None:
+        self._evaluator, self._best, self._output, self._tell = evaluator, best, output, tell
+        self._every, self._last_step = every, last_step
+        self._latest: tuple[int, Evaluation] | None = None
+
+    def actions(self) -> list[Action]:
+        return [Action(self._every, self.during)]
+
+    def during(self, progress: Progress) -> None:
+        """Evaluates between two steps; the evaluation of the last step is left to `at_end`."""
+        if progress.step != self._last_step:
+            self._evaluate(progress.step)
+
+    def before(self, start: int) -> bool:
+        """If evaluations are ranked, repeats one that was interrupted after the checkpoint to resume from was saved.
+
+        Returns:
+          Whether the run may go on: False if a signal has stopped this one, too.
+
+        Raises:
+          UsageError: evaluations lack the metric to rank them by.
+        """
+        if self._best is None:
+            return True
+        self._best.ranking.check(self._evaluator.names)
+        return not self._best.is_missing(start, self._every) or self._evaluate(start)
+
+    def at_end(self, step: int) -> Evaluation | None:
+        """Returns the evaluation of the last state; None if it was stopped."""
+        ended_early = self._latest is not None and self._latest[0] == step
+        result = self._latest[1] if self._latest and ended_early else self._made(step)
+        if result:
+            for line in result.lines:
+                self._output.line(line)
+        return result
+
+    def _evaluate(self, step: int) -> bool:
+        result = self._made(step)
+        if result:
+            for line in result.lines:
+                self._output.line(f"step {step}, {line}")
+        return result is not None
+
+    def _made(self, step: int) -> Evaluation | None:
+        self._tell.on_phase(Phase("evaluating"))
+        result = self._evaluator.evaluate()
+        if result:
+            self._tell.on_evaluation(step, result)
+            self._latest = step, result
+            if self._best:
+                self._best.add(step, result.loss, result.metrics)
+        return result

@@ -1,0 +1,216 @@
+"""What is written for TensorBoard: scalars, histograms, images, the graph."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from pipeline.inspect.pixels import as_pixels
+from trainer.callbacks.base import Callback
+from trainer.config import TrainConfig
+from trainer.config.steps import StepFlags
+from trainer.loop import Action, Progress
+from trainer.step.train_step import AVERAGED, BUCKETS, HISTOGRAMS, IMAGES, NORM, TrainStep, are_images
+
+_VERSION = "brain.Event:2"  # of the files; from 2 on, TensorBoard heeds session logs
+_PREFIX = "events.out.tfevents."
+
+
+class TrainScalars(Callback):
+    """Tells `write` the numbers of a step, and the speed since the last time, as in the log line.
+
+    Args:
+      flags: how often to write.
+      rows: of a step.
+      rate: learning rate of a global step, int64 scalar.
+      write: takes a global step and values by tag.
+    """
+
+    def __init__(
+        self,
+        flags: StepFlags,
+        rows: int,
+        rate: Callable[[tf.Tensor], tf.Tensor],
+        write: Callable[[int, dict[str, float]], None],
+    ) -> None:
+        self._flags, self._rows, self._rate, self._write = flags, rows, rate, write
+        self._earlier: Progress | None = None
+
+    def actions(self) -> list[Action]:
+        return [
+            Action(self._flags.summary_every, self.write, seconds=self._flags.summary_secs, needs=frozenset({NORM}))
+        ]
+
+    def write(self, progress: Progress) -> None:
+        """Writes the scalars of a step; needs its NORM."""
+        (steps, seconds), waited = progress.since(self._earlier), progress.waited_since(self._earlier)
+        self._earlier = progress
+        averages = zip(AVERAGED, progress.result.averages.numpy().tolist(), strict=True)
+        values = {
+            **{f"train/{name}": value for name, value in progress.values.items()},  # of the last batch alone
+            **{f"train/epoch_{name}": value for name, value in progress.means.items()},
+            **{f"train/{name}_average": value for name, value in averages},
+            "train/learning_rate": float(self._rate(tf.constant(progress.step - 1, tf.int64))),
+            "train/gradient_norm": float(progress.result.norm),
+            "train/examples_per_second": steps * self._rows / seconds,
+            "train/input_wait": waited / seconds,
+        }
+        self._write(progress.step, values)
+
+
+class TensorBoard(Callback):
+    """Writes an events file, on the chief.
+
+    Args:
+      config: of the run.
+      start_step: global step of the state that training begins with.
+      is_chief: whether this worker writes.
+      stepper: whose graph, histograms and images are written; None: scalars alone.
+
+    Attributes:
+      file: that is written.
+    """
+
+    def __init__(self, config: TrainConfig, start_step: int, is_chief: bool, stepper: TrainStep | None = None) -> None:
+        shows = bool(config.steps.summary_every or config.steps.summary_secs)
+        self.file = EventFile(config.run.folder.logs, start_step, is_chief and shows)
+        self._flags, self._start_step, self._stepper = config.output, start_step, stepper
+
+    def on_metrics(self, step: int, values: dict[str, float]) -> None:
+        """Writes numbers."""
+        self.file.scalars(step, values)
+
+    def actions(self) -> list[Action]:
+        """Returns what shows more than numbers; histograms and images also of the first step of a new run."""
+        if self._stepper is None:
+            return []
+        first = () if self._start_step else (1,)
+        found = [Action(0, self._write_graph, at=(self._start_step + 1,))]
+        if self._flags.histogram_every:
+            needs = frozenset({HISTOGRAMS})
+            found.append(Action(self._flags.histogram_every, self._write_histograms, at=first, needs=needs))
+        if self._flags.image_every and are_images(self._stepper.state.task.data.features):
+            found.append(Action(self._flags.image_every, self._write_images, at=first, needs=frozenset({IMAGES})))
+        return found
+
+    def _write_graph(self, progress: Progress) -> None:
+        if self.file.is_first and self._stepper and self._stepper.graph is not None:  # one per folder
+            self.file.graph(self._stepper.graph)
+
+    def _write_histograms(self, progress: Progress) -> None:
+        if self.file.writes and self._stepper:
+            paths = [variable.path for variable in self._stepper.state.model.trainable_variables]
+            tags = [*(f"weights/{path}" for path in paths), *(f"gradients/{path}" for path in paths)]
+            rows = progress.result.histograms.numpy().tolist()
+            self.file.histograms(progress.step, dict(zip(tags, rows, strict=True)))
+
+    def _write_images(self, progress: Progress) -> None:
+        if self.file.writes:
+            images = progress.result.images.numpy()  # the first of the last batch
+            self.file.images(progress.step, {f"images/{i}": image for i, image in enumerate(images)})
+
+
+class EventFile:
+    """A file of scalars, histograms, images and the graph for TensorBoard, made with the first of them.
+
+    An events file is a TFRecord of Event messages. It begins with a session log, which makes TensorBoard forget what an
+    earlier process wrote of later steps than this one begins with: after a kill and a resume, every step is shown once.
+    `tf.summary` writes none. An evaluation that a finished run repeats adds its point again, with the same value.
+
+    Attributes:
+      folder: of the file.
+      writes: False: nothing is written.
+      is_first: whether no earlier process has left a file in the folder.
+    """
+
+    def __init__(self, folder: str | pathlib.Path, start_step: int, writes: bool = True) -> None:
+        """Looks for earlier files.
+
+        Args:
+          folder: to write to.
+          start_step: global step of the state that training begins with.
+          writes: see above.
+        """
+        self.folder, self._start_step, self.writes = pathlib.Path(folder), start_step, writes
+        self.is_first = not any(self.folder.glob(f"{_PREFIX}*"))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes numbers by tag, as of a global step."""
+        # As simple values, not tensors: TensorBoard shows both, and its EventAccumulator purges these alone.
+        self._summary(step, (_value(tag=tag, simple_value=value) for tag, value in values.items()))
+
+    def histograms(self, step: int, rows: Mapping[str, Sequence[float]]) -> None:
+        """Writes histograms by tag, each a row of `LoopResult.histograms`."""
+        self._summary(step, (_value(tag=tag, histo=_histogram(row)) for tag, row in rows.items()))
+
+    def images(self, step: int, images: Mapping[str, tf.Tensor]) -> None:
+        """Writes images by tag, (height, width, channels), uint8 or floats of any range."""
+        self._summary(step, (_value(tag=tag, image=_image(image)) for tag, image in images.items()))
+
+    def graph(self, graph: tf.Graph) -> None:
+        """Writes a graph."""
+        if self.writes:
+            self._write(graph_def=graph.as_graph_def().SerializeToString())
+
+    def _summary(self, step: int, values: Iterable[Any]) -> None:
+        if self.writes:
+            self._write(step=step, summary=tf.compat.v1.Summary(value=values))
+
+    def _write(self, **fields: object) -> None:
+        self._file.write(_event(**fields))
+        self._file.flush()
+
+    @functools.cached_property
+    def _file(self) -> tf.io.TFRecordWriter:
+        tf.io.gfile.makedirs(self.folder)
+        seconds, fraction = divmod(time.time_ns(), 10**9)  # TensorBoard reads the files in the order of their names
+        name = f"{_PREFIX}{seconds:010}.{fraction:09}.{socket.gethostname()}.{os.getpid()}.v2"
+        file = tf.io.TFRecordWriter(str(self.folder / name))
+        file.write(_event(file_version=_VERSION))
+        start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+        file.write(_event(step=self._start_step + 1, session_log=start))
+        return file
+
+
+def _value(**fields: Any) -> Any:
+    return tf.compat.v1.Summary.Value(**fields)
+
+
+def _event(**fields: object) -> bytes:
+    event: bytes = tf.compat.v1.Event(wall_time=time.time(), **fields).SerializeToString()
+    return event
+
+
+def _histogram(row: Sequence[float]) -> Any:
+    """Returns the HistogramProto of a row of `LoopResult.histograms`."""
+    least, greatest, total, squares, *counts = (float(number) for number in row)
+    limits = least + (greatest - least) * np.arange(1, BUCKETS + 1) / BUCKETS
+    limits[-1] = greatest
+    return tf.compat.v1.HistogramProto(
+        min=least,
+        max=greatest,
+        num=sum(counts),
+        sum=total,
+        sum_squares=squares,
+        bucket_limit=limits.tolist(),
+        bucket=counts,
+    )
+
+
+def _image(pixels: tf.Tensor) -> Any:
+    """Returns the Summary.Image, a PNG, of pixels (height, width, channels).
+
+    Floats, which may be standardized, are stretched to 0..255: the least is black, the greatest white.
+    """
+    values = as_pixels(np.asarray(pixels))
+    height, width, channels = values.shape
+    png = tf.io.encode_png(values).numpy()
+    return tf.compat.v1.Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=png)
