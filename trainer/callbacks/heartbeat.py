@@ -1,4 +1,4 @@
-"""Signs of life for a launcher: a small file, written again about once per second, that says how a process is doing.
+"""Signs of life for a launcher: a small file that says how a process is doing, rewritten about once per second.
 
 A thread writes it, so it also comes during long calls into TensorFlow. That a process lives does not mean that it gets
 on: the file counts what was achieved apart from the beats, and a hung collective beats without achieving anything.
@@ -75,7 +75,7 @@ class Heartbeat(Callback):
     """Writes beats while it is entered, unless there is nobody to tell."""
 
     def __init__(self, path: str | None = None) -> None:
-        """Names the file; None: there is nobody to tell."""
+        """Takes the file's path; None: there is nobody to tell."""
         self._path = path
         self._beat = Beat(os.getpid(), time.time())
         self._written, self._achieved_at = -math.inf, time.monotonic()
@@ -87,7 +87,7 @@ class Heartbeat(Callback):
 
     @classmethod
     def of_environment(cls) -> Heartbeat:
-        """Returns one that writes to the file that the environment names."""
+        """Returns a heartbeat that writes to the file named by the environment."""
         return cls(os.environ.get(VARIABLE) or None)
 
     def job(self, last_step: int, rows: int, steps_per_loop: int = 1) -> None:
@@ -97,7 +97,7 @@ class Heartbeat(Callback):
             self._beat = dataclasses.replace(self._beat, last_step=last_step)
 
     def on_phase(self, phase: Phase) -> None:
-        """Takes note of what the process does from now on."""
+        """Counts the phase as progress; writes it at once if the last beat is some time ago or no beats will come."""
         with self._lock:
             self._evaluates = False
             self._achieve(phase=phase.name, expects=phase.expects, quiet=phase.quiet)
@@ -106,23 +106,23 @@ class Heartbeat(Callback):
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Context of a phase within another one."""
+        """Context of the phase `saving` within another one, which then goes on."""
         before = self._beat
         self.on_phase(Phase("saving"))
         yield
         self.on_phase(Phase(before.phase, before.expects, before.quiet))
 
     def on_end(self, step: int) -> None:
-        """Takes note that nothing is left to do but to finish."""
+        """Begins the phase `finishing`."""
         self.on_phase(Phase("finishing"))
 
     def on_loop(self, progress: Progress) -> None:
-        """Takes note of an inner loop."""
+        """Counts the loop as progress, and derives how long the next one may take."""
         with self._lock:
             is_first, self._progress = self._progress is None, progress
             if self._beat.expects == "steps":
                 self._slowest = max(self._slowest, time.monotonic() - self._achieved_at)
-            # The first loop is one step, compiled; what a whole loop takes is not known after it.
+            # The first loop is one step, compiled. It does not show how long a whole loop takes.
             patience = progress.start_up * self._steps_per_loop if is_first else _PATIENCE * self._slowest
             step = {"step": progress.step, "made": progress.steps, "patience": round(patience, 3)}
             self._achieve(phase="training", expects="steps", quiet=0.0, **step)
@@ -130,8 +130,8 @@ class Heartbeat(Callback):
                 self._write()
 
     def on_evaluation_loop(self) -> None:
-        """Takes note that the next batches of an evaluation begin."""
-        with self._lock:  # the first loop is compiled, which may take long: it shows nothing of how long others take
+        """Counts the loop before as progress."""
+        with self._lock:  # the first loop is compiled, which may take long: only the end of the phase is expected
             if self._evaluates:
                 self._slowest = max(self._slowest, time.monotonic() - self._achieved_at)
             patience = round(_PATIENCE * self._slowest, 3)

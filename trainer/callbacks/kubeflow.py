@@ -1,4 +1,4 @@
-"""Tells Kubeflow Trainer how a TrainJob is doing, where its variables say how: progress, time left and metrics.
+"""Reports progress, time left and metrics of a TrainJob to Kubeflow Trainer, if its variables are set.
 
 `kubectl get trainjob` and Kubeflow's dashboard show it (proposal 2779 of kubeflow/trainer). Training never waits for
 the server, and goes on without it.
@@ -54,11 +54,11 @@ class KubeflowReporter(Callback):
         self._evaluated: dict[str, float] = {}
 
     def actions(self) -> list[Action]:
-        """Returns what reports every few seconds."""
+        """Returns the report, due every few seconds."""
         return [Action(0, self.report, seconds=SECONDS if self._on else 0.0)]
 
     def on_loop(self, progress: Progress) -> None:
-        """Begins to measure the time with the first inner loop."""
+        """Starts the clock for the time left with the first inner loop."""
         self._began = self._began or (time.monotonic(), progress.step)
 
     def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
@@ -66,7 +66,7 @@ class KubeflowReporter(Callback):
         self._evaluated.update(evaluation.scalars())
 
     def report(self, progress: Progress) -> None:
-        """Posts where training is, in the background."""
+        """Posts the progress, in the background."""
         if self._on and not (self._thread and self._thread.is_alive()):
             self._say_problem()
             content = status(
@@ -84,7 +84,7 @@ class KubeflowReporter(Callback):
             self._say_problem()
 
     def _left(self, step: int) -> float | None:
-        """Returns the seconds that are left; None before anything is measured."""
+        """Returns the estimated seconds to the last step; None before the second inner loop."""
         if self._began is None or step <= self._began[1]:
             return None
         when, first = self._began
@@ -105,7 +105,7 @@ class KubeflowReporter(Callback):
 
 
 def status(step: int, last_step: int, left: float | None, values: Mapping[str, float]) -> _Status:
-    """Returns a status as Kubeflow Trainer wants it.
+    """Returns a status in the form of Kubeflow Trainer's API.
 
     Args:
       step: global step.
@@ -124,7 +124,7 @@ def status(step: int, last_step: int, left: float | None, values: Mapping[str, f
 
 
 def post(content: _Status) -> None:
-    """Posts a status to the server of the variables. Certificate and token are read anew, since they change.
+    """Posts a status to the server of the variables. Reads certificate and token each time, since they change.
 
     Raises:
       OSError: a file cannot be read, or the server not be reached.

@@ -16,7 +16,7 @@ from trainer.task.base import Task
 
 
 class TaskMetrics(Callback):
-    """Hands the numbers to `Task.on_metrics`; to be told on the chief alone."""
+    """Calls `Task.on_metrics` with the numbers; for the chief alone."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -45,7 +45,7 @@ class MetricsFile(Callback):
           UsageError: it cannot be written to, or something else is in it.
         """
         self._path, self._note, self._folder = pathlib.Path(path), folder.metrics_note, folder
-        self._at_start: set[tuple[str, ...]] = set()  # names of what is written of the first step already
+        self._at_start: set[tuple[str, ...]] = set()  # names in the lines of the first step
         try:
             if self._path.exists() and not self._path.is_file():
                 raise UsageError(
@@ -67,7 +67,7 @@ class MetricsFile(Callback):
           DataError: the disk is full.
         """
         if step == self._start_step and tuple(values) in self._at_start:
-            return  # an evaluation that a finished run makes again
+            return  # an evaluation that a finished run repeats
         numbers = {name: value if math.isfinite(value) else None for name, value in values.items()}
         line = f"{json.dumps({'step': step, 'time': round(time.time(), 3), **numbers})}\n".encode()
         if not self._is_begun:
@@ -86,7 +86,7 @@ class MetricsFile(Callback):
         return self._note.read_bytes().splitlines(keepends=True) if self._note.exists() else []
 
     def _end(self) -> int:
-        """Returns where the lines up to the first step end."""
+        """Returns the size of the lines up to the first step, which are kept."""
         end = 0
         with self._path.open("rb") as lines:
             for line in lines:
@@ -105,7 +105,7 @@ class MetricsFile(Callback):
         return end
 
     def _is_own(self, first: bytes) -> bool:
-        """Returns whether this run wrote what is left of a first line."""
+        """Returns whether this run wrote the first line, of which a kill may have left a part."""
         return any(line.startswith(first) for line in self._first_lines())
 
     def _content(self, line: bytes) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class LiveLine(Callback):
 
     @property
     def columns(self) -> int:
-        """The width that a text may have."""
+        """The most columns that a text may take."""
         columns = 0
         with contextlib.suppress(OSError):  # the terminal is gone; the run goes on
             columns = os.get_terminal_size(self._terminal).columns
@@ -47,7 +47,7 @@ class LiveLine(Callback):
 
     @property
     def is_due(self) -> bool:
-        """Whether the last progress was shown long enough ago."""
+        """Whether it is time to show progress again."""
         return self.is_on and time.monotonic() >= self._drawn + _BETWEEN
 
     def on_phase(self, phase: Phase) -> None:

@@ -1,4 +1,4 @@
-"""The structure of a model: what a checkpoint stores of it besides weights, and what workers have to have in common.
+"""The structure of a model, as checkpoints store it beside the weights and as workers compare it.
 
 Weights fit any model with the same shapes. So that none is trained as if it were another one, its layers are
 described: class, configuration, inputs, weights; of a compiled model also the optimizer and the loss. The description
@@ -59,7 +59,7 @@ class Change(NamedTuple):
     is_harmless: bool
 
     def __str__(self) -> str:
-        """As `layer conv2d: activation was relu, is gelu`."""
+        """Such as `layer conv2d: activation was relu, is gelu`."""
         if self.was is None or self.now is None:
             return f"{self.what} is {'new' if self.was is None else 'gone'}"
         return f"{self.what} was {self.was}, is {self.now}"
@@ -86,7 +86,7 @@ def of(model: keras.Model) -> dict[str, Any]:
 def changes(
     was: Structure, now: Structure, precisions: tuple[str, str] | None = None, is_trained: bool = True
 ) -> list[Change]:
-    """Returns in what two structures differ; what is harmless last.
+    """Returns the differences of two structures; harmless ones last.
 
     Args:
       was, now: the structures.
@@ -107,13 +107,13 @@ def changes(
 
 
 def in_words(changed: Sequence[Change]) -> str:
-    """Returns the first of some changes, and how many more there are."""
+    """Returns the first changes in one line, and how many more there are."""
     more = f"; and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
     return "; ".join(map(str, changed[:_MOST_NAMED])) + more
 
 
 def _layers(model: keras.Model) -> Iterator[dict[str, Any]]:
-    """Yields the layers of a model, and after each those that it consists of."""
+    """Yields the layers of a model, each followed by the layers inside it."""
     counts: collections.Counter[str] = collections.Counter()
     yield from _parts(model, "", counts, set())
 
@@ -144,13 +144,13 @@ def _parts(whole: Any, prefix: str, counts: collections.Counter[str], seen: set[
 
 
 def _graph(part: Any) -> Any:
-    """Returns what knows how the layers of a model follow each other; None: it is code, or no model."""
+    """Returns the graph of a functional or sequential model; None for a model that is code, and for other layers."""
     graph = getattr(part, "_functional", None) or part  # of Sequential
     return graph if isinstance(graph, keras.Model) and hasattr(graph, "operations") else None
 
 
 def _is_of(node: Any, nodes: Sequence[Any], names: Mapping[int, str]) -> bool:
-    """Whether a call of a layer is part of a model; the layer may have been called for others, too."""
+    """Whether a call of a layer belongs to a model; a layer may be shared with other models."""
     if any(node is one for one in nodes):
         return True
     sources = [tensor._keras_history.operation for tensor in node.input_tensors]
@@ -158,7 +158,7 @@ def _is_of(node: Any, nodes: Sequence[Any], names: Mapping[int, str]) -> bool:
 
 
 def _inputs(node: Any, names: Mapping[int, str]) -> Any:
-    """Returns the arguments of a call, with tensors as [layer, number of its output]."""
+    """Returns the arguments of a call; a tensor is given as its layer and the number of that layer's output."""
 
     def shown(value: Any) -> Any:
         history = getattr(value, "_keras_history", None)
@@ -171,7 +171,7 @@ def _inputs(node: Any, names: Mapping[int, str]) -> Any:
 
 
 def _auto_name(part: Any, counts: collections.Counter[str]) -> str | None:
-    """Returns the name of a layer that Keras has named, numbered by the model, not by the process; else None."""
+    """Returns a name that Keras gave, numbered per model instead of per process; None if the user gave the name."""
     words = re.sub("([a-z])([A-Z])", r"\1_\2", re.sub("(.)([A-Z][a-z]+)", r"\1_\2", type(part).__name__)).lower()
     if not re.fullmatch(rf"{re.escape(words)}(_\d+)?", part.name):
         return None
@@ -180,7 +180,7 @@ def _auto_name(part: Any, counts: collections.Counter[str]) -> str | None:
 
 
 def _config(part: Any) -> dict[str, Any]:
-    """Returns the arguments of a layer; of one that does not say them its attributes, as far as JSON has them."""
+    """Returns the arguments of a layer; without `get_config`, those of its attributes that JSON can hold."""
     try:
         config = part.get_config()
     except Exception:  # of a layer that takes other than simple arguments, NotImplementedError or anything else
@@ -194,7 +194,7 @@ def _config(part: Any) -> dict[str, Any]:
 
 @functools.cache
 def _attributes() -> frozenset[str]:
-    """Returns the attributes that any model has."""
+    """Returns the names of the attributes of any model."""
     return frozenset(vars(keras.Model()))
 
 
@@ -204,7 +204,7 @@ def _object(one: Any) -> Any:
 
 
 def _canonical(value: Any) -> Any:
-    """Returns a value as JSON has it, the same in every process: no address, no path, no number of a name."""
+    """Returns a value as JSON, the same in every process: without addresses, paths and numbered names."""
     if isinstance(value, dict) and "class_name" in value and "config" in value:  # as Keras serializes an object
         return _serialized(value)
     if isinstance(value, dict):
@@ -245,7 +245,7 @@ def _without_none(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lambda(text: str) -> Any:
-    """Returns the digest of the code that Keras has serialized; None: it is another text."""
+    """Returns the digest of a lambda that Keras has serialized; None if the text is none."""
     try:
         code = marshal.loads(base64.b64decode(text, validate=False)) if len(text) > 64 else None
     except (ValueError, EOFError, TypeError, binascii.Error):
@@ -254,7 +254,7 @@ def _lambda(text: str) -> Any:
 
 
 def _digest_of_code(code: types.CodeType) -> dict[str, str]:
-    """Returns the digest of a function's code, without its file and lines; other releases of Python have others."""
+    """Returns the digest of a function's code, without file and line numbers. It depends on the release of Python."""
 
     def parts(one: types.CodeType) -> list[Any]:
         inner = [parts(c) if isinstance(c, types.CodeType) else repr(c) for c in one.co_consts]
@@ -268,7 +268,7 @@ def _is_code(value: Any) -> bool:
 
 
 def _code_of_class(part: Any) -> str | None:
-    """Returns the digest of the source of a user's class, without comments and docstrings; None: it is a library's."""
+    """Returns the digest of the source of a user's class, without comments and docstrings; None for a library's."""
     own = [kind for kind in type(part).__mro__ if kind.__module__.partition(".")[0] not in _OF_LIBRARIES]
     try:
         trees = [ast.parse(textwrap.dedent(inspect.getsource(kind))) for kind in own]
@@ -288,7 +288,7 @@ def _digest(text: str) -> str:
 
 
 def _skeleton(structure: Structure) -> list[dict[str, Any]]:
-    """Returns the layers without those of training alone, whose consumers get their input."""
+    """Returns the layers without those that only take part in training, whose inputs are passed on."""
     inputs: dict[str, Any] = {}
     for layer in structure["layers"]:
         if _OF_TRAINING.fullmatch(layer["class"]) and len(layer["inputs"]) == 1:
@@ -315,7 +315,7 @@ def _first_tensor(arguments: Any) -> Any:
 
 
 def _of_skeleton(was: list[dict[str, Any]], now: list[dict[str, Any]], same_keras: bool) -> Iterator[Change]:
-    """Yields the layers that are gone or new; of the others in what they differ."""
+    """Yields which layers are gone or new, and how the others differ."""
     keys, new_keys = (
         [json.dumps([one["class"], one["config"], one["weights"]]) for one in side] for side in (was, now)
     )
@@ -346,7 +346,7 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
 
 
 def _sources(inputs: Any) -> str:
-    """Returns the layers that a layer gets its inputs from."""
+    """Returns the names of the layers that feed a layer."""
     return _text(re.findall(r'"from": "([^"]*)"', json.dumps(inputs)))
 
 
@@ -370,7 +370,7 @@ def _of_layer(old: Mapping[str, Any], new: Mapping[str, Any], same_keras: bool) 
 
 
 def _of_training(was: Structure, now: Structure, same_keras: bool) -> Iterator[Change]:
-    """Yields in what the layers of training alone differ."""
+    """Yields how the layers that only take part in training differ."""
     sides = [[one for one in side["layers"] if _OF_TRAINING.fullmatch(one["class"])] for side in (was, now)]
     if [one["class"] for one in sides[0]] == [one["class"] for one in sides[1]]:
         for old, new in zip(*sides, strict=True):
@@ -381,7 +381,7 @@ def _of_training(was: Structure, now: Structure, same_keras: bool) -> Iterator[C
 
 
 def _of_part(part: str, was: Any, now: Any, same_keras: bool) -> Iterator[Change]:
-    """Yields in what the optimizers or losses of compiled models differ: another class of optimizer fits no weights."""
+    """Yields how the optimizers or losses of compiled models differ; the state fits no other class of optimizer."""
     if was == now or was is None or now is None:
         return
     sides = [one if isinstance(one, dict) and len(one) == 1 else {_text(one): {}} for one in (was, now)]
@@ -406,7 +406,7 @@ def _other_python(was: Any, now: Any) -> bool:
 
 
 def _both(was: Any, now: Any) -> tuple[str, str]:
-    """Returns two values in words; of long ones what follows their common beginning."""
+    """Returns two values in words; of long ones, the part after their common beginning."""
     texts = _text(was), _text(now)
     shared = sum(1 for _ in itertools.takewhile(lambda two: two[0] == two[1], zip(*texts, strict=False)))
     start = texts[0].rfind(",", 0, shared) + 1 if max(map(len, texts)) > _MOST_CHARACTERS else 0
