@@ -260,7 +260,7 @@ SEEN: dict[str, dict[str, str]] = {
         "against_replicas": (
             "integration/test_audit.py::test_1024_workers_and_100_million_records_are_proved_from_the_manifest"
         ),
-        "exhaustive": "integration/test_audit.py::test_ctrl_c_ends_a_long_count_with_one_line",
+        "exhaustive": "unit/pipeline/audit/test_budget.py::test_exhaustive_replays_what_is_else_a_sample",
         "observed": "integration/test_log_keys.py::test_two_worker_processes",
         "png": "integration/test_audit.py::test_1024_workers_and_100_million_records_are_proved_from_the_manifest",
         "content": "integration/test_audit.py::test_an_input_that_gives_a_row_the_value_of_another_fails",

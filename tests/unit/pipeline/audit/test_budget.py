@@ -48,6 +48,15 @@ def test_a_batch_that_memory_cannot_hold_is_not_replayed_and_said_to_be_open(dat
     assert "once per epoch" not in out.splitlines()[-1]
 
 
+@pytest.mark.parametrize(("flags", "count"), [([], "3 of 5 windows"), (["--exhaustive"], "all 5 windows")])
+def test_exhaustive_replays_what_is_else_a_sample(flags, count, data, monkeypatch, capsys):
+    monkeypatch.setattr(proof, "BUDGET", 40)  # records, of 99
+    audit.main([str(data), "--global_batch_size=4", "--streams=4", "--shuffle_bytes=160", *flags])
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.strip().startswith(f"{count} of the workers replayed") for line in lines)
+    assert lines[-1].startswith("proof holds: each of 99 records once" if flags else "no fault in what was checked")
+
+
 def test_exhaustive_is_refused_where_memory_cannot_hold_a_batch_or_a_window(data, monkeypatch, capsys):
     with pytest.raises(UsageError, match=f"--exhaustive: .* {10 * HUGE:,} records; .* TiB .*; leave --exhaustive out"):
         audit.main([str(data), f"--global_batch_size={10 * HUGE}", "--exhaustive"])
