@@ -71,7 +71,6 @@ setup(
         "pillow>=10",
         "crc32c>=2.7",
         "protobuf>=4.25",
-        "simple-parsing>=0.1.7",
         "tqdm>=4.66",
     ],
     extras_require={

@@ -8,6 +8,7 @@ from typing import Any
 from beam_jobs import flag_values
 from beam_jobs.flag_values import MAX_SHARDS
 from beam_jobs.sources.base import SourceOptions
+from pipeline.commands.flags import flag
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest import naming
 
@@ -24,65 +25,68 @@ class ConvertConfig:
       UsageError: a value that cannot work, with the bound that it broke.
     """
 
-    dataset: str
-    """what to convert: mnist, fashion_mnist, kmnist, emnist_balanced (byclass, bymerge, digits, letters, mnist),
-    cifar10, cifar100, digits; or a layout of your own data: parquet, image_folder, tfrecord, idx; or tfds:NAME"""
-    data_dir: str
-    """folder for the shards and manifest.json; made if missing"""
-    source: str = ""
-    """the data set's files: a folder, an archive, a file or a glob; mnist and cifar are downloaded without it"""
-    image_column: str = ""
-    """parquet: the column of images, bytes or Hugging Face's struct; default: image or img"""
-    label_column: str = ""
-    """parquet: the column of labels, integers or strings; default: label"""
-    key_column: str = ""
-    """parquet: the column of unique keys; default: <file>#<row>"""
-    keep_columns: str = ""
-    """parquet, tfrecord, tfds:NAME: other columns to keep as features: a,b,...; parquet: NAME:TYPE converts to float32
-    (rounded), int64 or string (text)"""
-    feature_map: str = ""
-    """tfrecord: the names of the features in foreign records: image:image_raw,label:label"""
-    image_shape: str = ""
-    """tfrecord: HxWxC of raw pixels in foreign records"""
-    follow_links: bool = False
-    """image_folder: follow links to folders, and links that lead out of the source"""
-    image_encoding: str = "source"
-    """of the images in the shards: source (as they are: pixels raw, PNG and JPEG files unchanged), raw, png or jpeg"""
-    resize: str = ""
-    """HxW: resize every image; default: images keep their sizes"""
-    channels: int = 0
-    """1 grey or 3 colour; default: as in the source's first images"""
-    compression: str = ""
-    """of the shards: GZIP, or none"""
-    split: str = ""
-    """draw new splits by a stable hash of each row, instead of the source's: train:0.9,validation:0.1"""
-    num_shards: str = ""
-    """one number for every split, or split:number,... (train:8,test:2); default: shards of at most 16 MiB up to 64
-    shards, then of at most max_shard_bytes"""
-    max_shard_bytes: int = _LARGEST_SHARD
-    """bytes of the largest shard; a worker holds one or two of this size in memory"""
-    passes: int = 1
-    """2: shuffle row by row what the first pass wrote; for a source sorted by class that is read in chunks"""
-    max_rejects: int = 0
-    """invalid rows of the source that may be skipped; they are listed in rejects.jsonl"""
-    seed: int = 0
-    """of the permutation that spreads the examples over the shards"""
-    overwrite: bool = False
-    """replace the data set in data_dir: the new one is written beside it; then the old manifest is removed, and the
-    files that it lists"""
-    dry_run: bool = False
-    """say what would be written (shards, some examples, bytes, time, invalid rows of a sample); write nothing"""
+    dataset: str = flag(
+        text="what to convert: mnist, fashion_mnist, kmnist, emnist_balanced (byclass, bymerge, digits, letters, "
+        "mnist), cifar10, cifar100, digits; or a layout of your own data: parquet, image_folder, tfrecord, idx; or "
+        "tfds:NAME"
+    )
+    data_dir: str = flag(text="folder for the shards and manifest.json; made if missing")
+    source: str = flag(
+        "", "the data set's files: a folder, an archive, a file or a glob; mnist and cifar are downloaded without it"
+    )
+    image_column: str = flag("", "parquet: the column of images, bytes or Hugging Face's struct; default: image or img")
+    label_column: str = flag("", "parquet: the column of labels, integers or strings; default: label")
+    key_column: str = flag("", "parquet: the column of unique keys; default: <file>#<row>")
+    keep_columns: str = flag(
+        "",
+        "parquet, tfrecord, tfds:NAME: other columns to keep as features: a,b,...; parquet: NAME:TYPE converts "
+        "to float32 (rounded), int64 or string (text)",
+    )
+    feature_map: str = flag("", "tfrecord: the names of the features in foreign records: image:image_raw,label:label")
+    image_shape: str = flag("", "tfrecord: HxWxC of raw pixels in foreign records")
+    follow_links: bool = flag(False, "image_folder: follow links to folders, and links that lead out of the source")
+    image_encoding: str = flag(
+        "source",
+        "of the images in the shards: source (as they are: pixels raw, PNG and JPEG files unchanged), raw, png or jpeg",
+    )
+    resize: str = flag("", "HxW: resize every image; default: images keep their sizes")
+    channels: int = flag(0, "1 grey or 3 colour; default: as in the source's first images")
+    compression: str = flag("", "of the shards: GZIP, or none")
+    split: str = flag(
+        "", "draw new splits by a stable hash of each row, instead of the source's: train:0.9,validation:0.1"
+    )
+    num_shards: str = flag(
+        "",
+        "one number for every split, or split:number,... (train:8,test:2); default: shards of at most 16 MiB "
+        "up to 64 shards, then of at most max_shard_bytes",
+    )
+    max_shard_bytes: int = flag(
+        _LARGEST_SHARD, "bytes of the largest shard; a worker holds one or two of this size in memory"
+    )
+    passes: int = flag(
+        1, "2: shuffle row by row what the first pass wrote; for a source sorted by class that is read in chunks"
+    )
+    max_rejects: int = flag(0, "invalid rows of the source that may be skipped; they are listed in rejects.jsonl")
+    seed: int = flag(0, "of the permutation that spreads the examples over the shards")
+    overwrite: bool = flag(
+        False,
+        "replace the data set in data_dir: the new one is written beside it; then the old manifest is removed, and "
+        "the files that it lists",
+    )
+    dry_run: bool = flag(
+        False, "say what would be written (shards, some examples, bytes, time, invalid rows of a sample); write nothing"
+    )
 
     def __post_init__(self) -> None:
         """Checks every value."""
-        for flag in ("dataset", "data_dir"):
-            if not getattr(self, flag):
-                raise UsageError(f"--{flag}=: must not be empty; see --help")
-        for flag in ("data_dir", "source"):
-            flag_values.check_path(flag, getattr(self, flag))
-        for flag, known in (("image_encoding", IMAGE_ENCODINGS), ("compression", naming.COMPRESSIONS)):
-            if getattr(self, flag) not in known:
-                raise unknown(f"--{flag}", getattr(self, flag), [name for name in known if name])
+        for name in ("dataset", "data_dir"):
+            if not getattr(self, name):
+                raise UsageError(f"--{name}=: must not be empty; see --help")
+        for name in ("data_dir", "source"):
+            flag_values.check_path(name, getattr(self, name))
+        for name, known in (("image_encoding", IMAGE_ENCODINGS), ("compression", naming.COMPRESSIONS)):
+            if getattr(self, name) not in known:
+                raise unknown(f"--{name}", getattr(self, name), [one for one in known if one])
         flag_values.check_range("seed", self.seed, 0, MAX_SEED)
         flag_values.check_range("passes", self.passes, 1, 2)
         flag_values.check_range("max_rejects", self.max_rejects, 0, MAX_SEED)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from benchmarks import commands, inputs
 from benchmarks.rounds import ratio_text
 from pipeline.commands import commandline
+from pipeline.commands.flags import flag
 
 COMMAND = "benchmarks.cold_start"
 _WINDOWS = 8
@@ -27,14 +28,14 @@ _WINDOWS = 8
 class BenchmarkConfig:
     """What is measured."""
 
-    data_dir: str = ""  # raw images as converted; default: random images of CIFAR-10's shape, made for the run
-    images: int = 60_000  # images to make
-    step: int = 10_000_000  # where the resume starts
-    global_batch_size: int = 128  # rows of a batch
-    distort: str = "cifar10_tutorial"  # the recipe
-    rounds: int = 5  # rounds of each
-    start_at: int = -1  # start once at this step, print the seconds and exit, as each round does
-    windowed: bool = False  # with --start_at: in windows
+    data_dir: str = flag("", "raw images as converted; default: random images of CIFAR-10's shape, made for the run")
+    images: int = flag(60_000, "images to make")
+    step: int = flag(10_000_000, "where the resume starts")
+    global_batch_size: int = flag(128, "rows of a batch")
+    distort: str = flag("cifar10_tutorial", "the recipe")
+    rounds: int = flag(5, "rounds of each")
+    start_at: int = flag(-1, "start once at this step, print the seconds and exit, as each round does")
+    windowed: bool = flag(False, "with --start_at: in windows")
 
     def __post_init__(self) -> None:
         inputs.check_least(self, rounds=1, step=0)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from benchmarks import commands, inputs, sources
 from benchmarks.floor import Floor
 from pipeline.commands import commandline
+from pipeline.commands.flags import flag
 
 COMMAND = "benchmarks.convert_throughput"
 _JPEG_MILLISECONDS = 3.0  # about, to decode 375x500 pixels, resize them to 224x224 and sum them
@@ -33,13 +34,13 @@ _TIMES = (1, 4, 16)  # sizes of the sources, as multiples of the smallest
 class BenchmarkConfig:
     """What is measured."""
 
-    source: str = ""  # CIFAR-10's binary files; default: random images in the same files, made for the run
-    only: str = ""  # some of floor,tfds,cores,memory; default: all
-    work_dir: str = ""  # on the disk to measure, with 4 GB free; default: the temporary folder
-    images: int = 60_000  # images to make
-    tfds_images: int = 5_000  # images that TensorFlow Datasets prepares
-    rounds: int = 5  # rounds of floor and tfds; cores and memory have fewer
-    seconds: float = 60.0  # of work for one core, which all cores then share
+    source: str = flag("", "CIFAR-10's binary files; default: random images in the same files, made for the run")
+    only: str = flag("", "some of floor,tfds,cores,memory; default: all")
+    work_dir: str = flag("", "on the disk to measure, with 4 GB free; default: the temporary folder")
+    images: int = flag(60_000, "images to make")
+    tfds_images: int = flag(5_000, "images that TensorFlow Datasets prepares")
+    rounds: int = flag(5, "rounds of floor and tfds; cores and memory have fewer")
+    seconds: float = flag(60.0, "of work for one core, which all cores then share")
 
     def __post_init__(self) -> None:
         inputs.parts_of(self.only, _PARTS)

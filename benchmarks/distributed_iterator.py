@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks import commands, inputs
 from benchmarks.rounds import Round, Take, alternate, taking
 from pipeline.commands import commandline
+from pipeline.commands.flags import flag
 
 COMMAND = "benchmarks.distributed_iterator"
 REPLICAS = (1, 2, 4)
@@ -32,10 +33,10 @@ _IMAGES = 60_000  # images to make, 10,000 of them in test
 class BenchmarkConfig:
     """What is measured."""
 
-    data_dir: str = ""  # CIFAR-10 as converted; default: random images of its shape, made for the run
-    global_batch_size: int = 512  # rows of a batch
-    rounds: int = 7  # rounds of each input
-    seconds: float = 0.7  # length of a round
+    data_dir: str = flag("", "CIFAR-10 as converted; default: random images of its shape, made for the run")
+    global_batch_size: int = flag(512, "rows of a batch")
+    rounds: int = flag(7, "rounds of each input")
+    seconds: float = flag(0.7, "length of a round")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

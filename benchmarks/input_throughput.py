@@ -29,6 +29,7 @@ from benchmarks.feeding import Entry, Ready, Result
 from benchmarks.feeds.feed import Setting
 from benchmarks.rounds import ratio_text
 from pipeline.commands import commandline
+from pipeline.commands.flags import flag
 
 COMMAND = "benchmarks.input_throughput"
 ROOT = pathlib.Path(__file__).parents[1]
@@ -64,15 +65,17 @@ _PARTS = ("peers", "distribute", "reading")
 class BenchmarkConfig:
     """What is measured."""
 
-    data_dir: str = ""  # CIFAR-10 as converted; default: random images of its shape, made for the run
-    batches: str = "128,512,1024"  # rows of a batch, with commas between them
-    only: str = ""  # some of peers,distribute,reading; default: all
-    contestants: str = ""  # some of the contestants of peers, with commas between them; default: all
-    python: str = ""  # NAME=PATH of a contestant's interpreter, PATH for all that cannot run here; commas between them
-    rounds: int = 3  # rounds of each
-    seconds: float = 1.0  # length of a round
-    json: str = ""  # a file for all that was measured
-    chart: str = ""  # a file for a chart of the peers: .svg or .png
+    data_dir: str = flag("", "CIFAR-10 as converted; default: random images of its shape, made for the run")
+    batches: str = flag("128,512,1024", "rows of a batch, with commas between them")
+    only: str = flag("", "some of peers,distribute,reading; default: all")
+    contestants: str = flag("", "some of the contestants of peers, with commas between them; default: all")
+    python: str = flag(
+        "", "NAME=PATH of a contestant's interpreter, PATH for all that cannot run here; commas between them"
+    )
+    rounds: int = flag(3, "rounds of each")
+    seconds: float = flag(1.0, "length of a round")
+    json: str = flag("", "a file for all that was measured")
+    chart: str = flag("", "a file for a chart of the peers: .svg or .png")
 
     def __post_init__(self) -> None:
         inputs.check_least(self, rounds=1, seconds=0.01)

@@ -19,6 +19,7 @@ from benchmarks import commands, inputs
 from benchmarks.rounds import Take, alternate, ratio_text
 from pipeline import input_fn
 from pipeline.commands import commandline
+from pipeline.commands.flags import flag
 
 COMMAND = "benchmarks.mixture_throughput"
 _BATCHES = (128, 512)
@@ -31,9 +32,9 @@ _STEPS = 20  # of a loop inside a tf.function
 class BenchmarkConfig:
     """What is measured."""
 
-    data_dir: str = ""  # CIFAR-10 as converted; default: random images of its shape, made for the run
-    rounds: int = 5  # rounds of each input
-    seconds: float = 1.0  # length of a round
+    data_dir: str = flag("", "CIFAR-10 as converted; default: random images of its shape, made for the run")
+    rounds: int = flag(5, "rounds of each input")
+    seconds: float = flag(1.0, "length of a round")
 
     def __post_init__(self) -> None:
         inputs.check_least(self, rounds=1, seconds=0.001)

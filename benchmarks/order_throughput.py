@@ -19,6 +19,7 @@ import numpy as np
 from benchmarks import commands, inputs
 from benchmarks.rounds import ratio_text
 from pipeline.commands import commandline
+from pipeline.commands.flags import flag
 from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import make_feed
 from pipeline.order.order import Order
@@ -33,8 +34,8 @@ _SHARD = 5_000  # records
 class BenchmarkConfig:
     """What is measured."""
 
-    records: int = 4_000_000  # records per epoch, rounded to whole windows in each of 4 streams
-    rounds: int = 5  # rounds of each
+    records: int = flag(4_000_000, "records per epoch, rounded to whole windows in each of 4 streams")
+    rounds: int = flag(5, "rounds of each")
 
     def __post_init__(self) -> None:
         inputs.check_least(self, records=1, rounds=1)

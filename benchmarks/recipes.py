@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from benchmarks import commands, inputs, rounds
 from benchmarks.rounds import taking
 from pipeline.commands import commandline
+from pipeline.commands.flags import flag
 
 COMMAND = "benchmarks.recipes"
 _IMAGES = 24_000  # images to make, 4,000 of them in test
@@ -41,11 +42,11 @@ RECIPES = {
 class BenchmarkConfig:
     """What is measured."""
 
-    data_dir: str = ""  # CIFAR-10 as converted; default: random images of its shape, made for the run
-    global_batch_size: int = 128  # rows of a batch
-    rounds: int = 5  # rounds of each recipe
-    seconds: float = 1.0  # length of a round
-    only: str = ""  # some of the recipes, with commas between them; default: all
+    data_dir: str = flag("", "CIFAR-10 as converted; default: random images of its shape, made for the run")
+    global_batch_size: int = flag(128, "rows of a batch")
+    rounds: int = flag(5, "rounds of each recipe")
+    seconds: float = flag(1.0, "length of a round")
+    only: str = flag("", "some of the recipes, with commas between them; default: all")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from benchmarks import commands, inputs, loops
 from benchmarks.rounds import Round, Take, alternate, ratio_text
 from pipeline.commands import commandline
+from pipeline.commands.flags import flag
 from pipeline.errors import DataError
 
 COMMAND = "benchmarks.topology"
@@ -43,12 +44,12 @@ _SENT_BYTES = 8  # column after the interface's name
 class BenchmarkConfig:
     """What is measured."""
 
-    only: str = ""  # parts to measure, separated by commas: steps, bytes; all of them by default
-    data_dir: str = ""  # a data set of images; default: random images of CIFAR-10's shape, made for the run
-    model: str = "cifar10_cnn"  # of trainer.run
-    global_batch_size: int = 128  # rows of a step over all devices
-    rounds: int = 7  # rounds of each step
-    seconds: float = 2.0  # length of a round
+    only: str = flag("", "parts to measure, separated by commas: steps, bytes; all of them by default")
+    data_dir: str = flag("", "a data set of images; default: random images of CIFAR-10's shape, made for the run")
+    model: str = flag("cifar10_cnn", "of trainer.run")
+    global_batch_size: int = flag(128, "rows of a step over all devices")
+    rounds: int = flag(7, "rounds of each step")
+    seconds: float = flag(2.0, "length of a round")
 
     def __post_init__(self) -> None:
         """Checks the values."""

@@ -26,6 +26,7 @@ from benchmarks import commands, inputs, parameter_servers, topology
 from benchmarks.contestant import alternate
 from benchmarks.rounds import Round, ratio_text
 from pipeline.commands import commandline
+from pipeline.commands.flags import flag
 from pipeline.errors import DataError
 
 COMMAND = "benchmarks.training"
@@ -44,12 +45,12 @@ _TOPOLOGIES = {
 class BenchmarkConfig:
     """What is measured."""
 
-    only: str = ""  # parts to measure, separated by commas; all of them by default
-    models: str = "mlp,lenet,cifar10_cnn,fast_cifar"  # of trainer.run
-    data_dir: str = ""  # CIFAR-10 as converted; default: random images of its shape, made for the run
-    global_batch_size: int = 128  # rows of a step
-    rounds: int = 5  # rounds of each loop
-    seconds: float = 4.0  # length of a round
+    only: str = flag("", "parts to measure, separated by commas; all of them by default")
+    models: str = flag("mlp,lenet,cifar10_cnn,fast_cifar", "of trainer.run")
+    data_dir: str = flag("", "CIFAR-10 as converted; default: random images of its shape, made for the run")
+    global_batch_size: int = flag(128, "rows of a step")
+    rounds: int = flag(5, "rounds of each loop")
+    seconds: float = flag(4.0, "length of a round")
 
     def __post_init__(self) -> None:
         """Checks the values."""

@@ -37,6 +37,7 @@ from benchmarks.rounds import Take, compare, ratio_text
 from benchmarks.store import served
 from pipeline import manifest
 from pipeline.commands import commandline
+from pipeline.commands.flags import flag
 from pipeline.errors import UsageError
 from pipeline.read import rows_reader
 from pipeline.read.shards import LOCAL_THREADS
@@ -50,13 +51,13 @@ _BEYOND = 600 * 10**6  # bytes of a process in addition to its windows
 class BenchmarkConfig:
     """What is measured."""
 
-    data_dir: str = ""  # raw images as converted; default: random images of CIFAR-10's shape, made for the run
-    images: int = 120_000  # images to make
-    global_batch_size: int = 512  # rows of a batch
-    rounds: int = 5  # rounds of each
-    seconds: float = 2.0  # length of a round
-    only: str = ""  # some of read,resident,one_by_one,compressed,store,peak; default: all
-    epoch_of: int = 0  # read one epoch with these shuffle_bytes and exit, as peak does
+    data_dir: str = flag("", "raw images as converted; default: random images of CIFAR-10's shape, made for the run")
+    images: int = flag(120_000, "images to make")
+    global_batch_size: int = flag(512, "rows of a batch")
+    rounds: int = flag(5, "rounds of each")
+    seconds: float = flag(2.0, "length of a round")
+    only: str = flag("", "some of read,resident,one_by_one,compressed,store,peak; default: all")
+    epoch_of: int = flag(0, "read one epoch with these shuffle_bytes and exit, as peak does")
 
     def __post_init__(self) -> None:
         inputs.parts_of(self.only, _PARTS)

@@ -10,10 +10,9 @@ from pipeline.manifest.sources import Sources
 from pipeline.manifest.splits import select
 from pipeline.manifest.storage import PathLike
 from pipeline.order import order
-from pipeline.order.order import SHUFFLE_BYTES, Spec
-from pipeline.order.sharding import InputContext, Shard
-from pipeline.read.corruption import MAX_CORRUPT
-from pipeline.request import OrderOptions, Request, Size, UserDistort, UserParse
+from pipeline.order.order import Spec
+from pipeline.order.sharding import SHUFFLE_BYTES, InputContext, Shard
+from pipeline.request import MAX_CORRUPT, OrderOptions, Request, Size, UserDistort, UserParse
 from pipeline.resolved import parts_of, resolve_all
 
 if TYPE_CHECKING:

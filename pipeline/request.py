@@ -8,15 +8,19 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Required, TypeAlias, TypedDict
 
-import numpy as np
-
 from pipeline.distort import recipes
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest.sources import Source, Sources, sources_of
 from pipeline.manifest.storage import PathLike, folder
-from pipeline.order.order import SHUFFLE_BYTES, check_streams
-from pipeline.order.sharding import InputContext, Shard, as_shard, whole_number
-from pipeline.read.corruption import MAX_CORRUPT, POLICIES
+from pipeline.order.sharding import (
+    SHUFFLE_BYTES,
+    InputContext,
+    Shard,
+    as_shard,
+    check_streams,
+    truth_value,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -26,6 +30,8 @@ UserParse: TypeAlias = "Callable[[tf.Tensor], Any]"  # of serialized records
 Size: TypeAlias = "str | tuple[int, int] | None"
 
 WEIGHTS = ("mask", "mean", "none")
+POLICIES = ("raise", "skip")  # for corrupt records
+MAX_CORRUPT = 100  # that are skipped
 HOST, DEVICE = PLACES = ("host", "device")  # that distort
 DISTORT_KEY, DISTORT_EPOCH = "distort_key", "distort_epoch"  # of the rows that a device distorts
 _LEAST = {  # whole numbers, and the least that each may be
@@ -131,10 +137,7 @@ class Request:
         else:
             self._set("data_dir", sources_of(self.data_dir, self.split))
         for name in ("training", "record_ids", "portable"):
-            value = getattr(self, name)
-            if not isinstance(value, bool | np.bool_):
-                raise UsageError(f"{name}={value!r}: must be True or False")
-            self._set(name, bool(value))
+            self._set(name, truth_value(name, getattr(self, name)))
         if self.sources and not self.training:
             raise UsageError(
                 f"training=False with {len(self.sources)} sources: an evaluation sees each once, by itself; call it "

@@ -5,19 +5,17 @@ Exit codes: those of trainer.run; the job's is that of the process that failed f
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import sys
-import typing
 from collections.abc import Sequence
 from typing import NoReturn
 
 from pipeline.commands import commandline
+from pipeline.commands.flags import flags_of
 from pipeline.errors import UsageError, unknown
 from trainer.config import TrainConfig
 from trainer.launching.flags import LaunchFlags
 from trainer.launching.job import Job
-from trainer.launching.local import run
 
 COMMAND = "trainer.launch"
 _DESCRIPTION = (
@@ -46,6 +44,8 @@ def main(argv: Sequence[str] | None = None, program: Sequence[str] | None = None
     job = Job.of(flags, trainer_flags)
     if flags.job.target == "local":
         commandline.require("tensorflow")
+        from trainer.launching.local import run  # noqa: PLC0415, NumPy and rich, after --help
+
         run.run(job, program)
         return
     target = importlib.import_module(f"trainer.launching.schedulers.{flags.job.target}")
@@ -63,18 +63,13 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
 def _refuse(token: str, known: Sequence[str]) -> NoReturn:
     """Raises UsageError for an argument that is no flag of the launcher."""
     name = token.partition("=")[0]
-    if name in _flags_of_trainer():
+    if name.removeprefix("--") in flags_of(TrainConfig):
         raise UsageError(f"{token}: is a flag of trainer.run; give it after --, as in {COMMAND} --num_workers=2 -- ...")
     raise (
         unknown("flag", name, known)
         if name.startswith("-")
         else UsageError(f"unexpected argument {token!r}; see --help")
     )
-
-
-def _flags_of_trainer() -> set[str]:
-    groups = typing.get_type_hints(TrainConfig)
-    return {f"--{field.name}" for group in groups.values() for field in dataclasses.fields(group)}
 
 
 def entry_point() -> NoReturn:

@@ -15,16 +15,14 @@ from pipeline.commands import commandline
 from pipeline.errors import UsageError
 from trainer import config as configs
 from trainer import lazy_imports
-from trainer import plan as plans
 from trainer.callbacks.base import Callbacks
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.callbacks.terminal import LiveLine, Output
-from trainer.cluster import hosts, lock, rendezvous, tf_config
+from trainer.cluster import hosts, lock, tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig, loading
 from trainer.config.run import PARAMETER_SERVER, ClusterFlags, RunFlags
 from trainer.parameter_server import roles
-from trainer.parameter_server import run as parameter_server
 
 if TYPE_CHECKING:
     from trainer.task.base import Evaluation, Task
@@ -42,8 +40,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     with _explaining(argv):
         config = configs.parse(argv)
         commandline.require("tensorflow")
-    has_servers = config.run.strategy == PARAMETER_SERVER
-    with parameter_server.ends_at_once() if has_servers else contextlib.nullcontext():
+    if config.run.strategy != PARAMETER_SERVER:
+        train(config)
+        return
+    from trainer.parameter_server import run as parameter_server  # noqa: PLC0415, NumPy and asyncio: 0.2 s after --help
+
+    with parameter_server.ends_at_once():
         train(config)
 
 
@@ -58,6 +60,8 @@ def _explaining(argv: Sequence[str] | None) -> Iterator[None]:
         timeout = RunFlags.join_timeout
         with contextlib.suppress(ValueError):
             timeout = float(configs.values(argv, "join_timeout").get("join_timeout", timeout))
+        from trainer.cluster import rendezvous  # noqa: PLC0415, as in `main`
+
         with rendezvous.explaining(seat, timeout):
             raise
 
@@ -100,6 +104,8 @@ def train(
     """
     config = _with_code(config, model, task)
     if config.run.strategy == PARAMETER_SERVER:
+        from trainer.parameter_server import run as parameter_server  # noqa: PLC0415, as in `main`
+
         return parameter_server.train(config, task, COMMAND)
     cluster = _cluster(config)
     with Heartbeat.of_environment() as heartbeat, LiveLine(wanted=cluster.is_chief) as live:
@@ -109,6 +115,9 @@ def train(
 def _train(
     config: TrainConfig, cluster: tf_config.Cluster, given: type[Task] | None, live: LiveLine, heartbeat: Heartbeat
 ) -> Any:
+    from trainer import plan as plans  # noqa: PLC0415, as in `main`
+    from trainer.cluster import rendezvous  # noqa: PLC0415, as in `main`
+
     callbacks = Callbacks(live, heartbeat)
     with rendezvous.explaining(cluster.seat, config.run.join_timeout, live.aside):
         if config.model.task and given is None:

@@ -7,8 +7,6 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import simple_parsing
-
 from beam_jobs import flag_values
 from beam_jobs.storage import paths
 from beam_jobs.storage.paths import StoragePath
@@ -17,6 +15,7 @@ from beam_jobs.validation import report as reports
 from beam_jobs.validation.report import Report
 from pipeline import manifest as manifests
 from pipeline.commands import commandline, quiet
+from pipeline.commands.flags import flag
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Manifest
@@ -34,12 +33,9 @@ _RAW_BYTE_SECONDS, _DECODED_SECONDS, _DECODED_BYTE_SECONDS = 3e-9, 80e-6, 20e-9
 class ValidateConfig:
     """Every other flag goes to Beam, as --flag=value: --runner (default FnApiRunner), --direct_num_workers, ..."""
 
-    data_dir: str = simple_parsing.field(positional=True, metavar="DATA_DIR")
-    """the data set's folder"""
-    deep: bool = False
-    """look at the pixels too: decode images, compare their sizes, mean and standard deviation"""
-    report: str = ""
-    """also write the report to this file, as JSON; on a cluster, one that all its machines reach"""
+    data_dir: str = flag(text="the data set's folder", positional=True, metavar="DATA_DIR")
+    deep: bool = flag(False, "look at the pixels too: decode images, compare their sizes, mean and standard deviation")
+    report: str = flag("", "also write the report to this file, as JSON; on a cluster, one that all its machines reach")
 
     def __post_init__(self) -> None:
         """Checks every value."""

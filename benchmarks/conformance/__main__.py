@@ -23,6 +23,7 @@ from benchmarks.conformance import job, table
 from benchmarks.conformance.checks import Program
 from benchmarks.conformance.job import Peer
 from pipeline.commands import commandline
+from pipeline.commands.flags import flag
 
 COMMAND = "benchmarks.conformance"
 ADAPTERS = (
@@ -43,10 +44,12 @@ ADAPTERS = (
 class ConformanceConfig:
     """What is tested."""
 
-    only: str = ""  # some of the adapters, with commas between them; default: all
-    python: str = ""  # NAME=PATH of an adapter's interpreter, PATH for all that cannot run here; commas between them
-    seconds: float = 60.0  # in which a rank must give its next batch; else it hangs
-    json: str = ""  # a file for the verdicts
+    only: str = flag("", "some of the adapters, with commas between them; default: all")
+    python: str = flag(
+        "", "NAME=PATH of an adapter's interpreter, PATH for all that cannot run here; commas between them"
+    )
+    seconds: float = flag(60.0, "in which a rank must give its next batch; else it hangs")
+    json: str = flag("", "a file for the verdicts")
 
     def __post_init__(self) -> None:
         inputs.check_least(self, seconds=0.1)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-import simple_parsing
-
+from pipeline.commands.flags import flag
 from pipeline.errors import UsageError
 
 
@@ -13,26 +12,28 @@ from pipeline.errors import UsageError
 class AuditConfig:
     """What is audited: the arguments of the order, as the run has them, and the workers that read."""
 
-    data_dir: str = simple_parsing.field(positional=True, metavar="DATA_DIR")  # a folder, or a=0.7,b=0.3
-    global_batch_size: int | None = None  # rows per step over all replicas; not needed with --observed
-    workers: int | None = None  # processes that read; default: 1
-    replicas: int | None = None  # in the job; default: one per worker
-    split: str | None = None  # or a slice of one; default: train
-    seed: int | None = None  # of the order; default: 0
-    remainder: str | None = None  # pad or drop; default: pad
-    streams: int | None = None  # default: that of input_fn
-    shuffle_bytes: int | None = None  # default: 1 GiB
-    resize: str | None = None  # that of the run, such as 224x224: it decides the memory per example
-    distort: str | None = None  # that of the run, where it decides the memory per example
-    evaluation: bool = False  # the order of evaluation; default: of training
-    epoch: int = 0  # the epoch that is proved and shown
-    against_workers: int | None = None  # compare with a job of this many workers
-    against_replicas: int | None = None  # and this many replicas; default: one per worker
-    exhaustive: bool = False  # replay every window of every worker, however long that takes
-    content: bool = False  # compare about 1,000 rows that input_fn feeds with what a plain walk over the shards finds
-    observed: str | None = None  # logs of --log_keys: files, folders, globs, joined by commas
-    png: str | None = None  # draw who reads what
-    list_all: bool = False  # list every worker and every shard
+    data_dir: str = flag(text="a folder, or a=0.7,b=0.3", positional=True, metavar="DATA_DIR")
+    global_batch_size: int | None = flag(None, "rows per step over all replicas; not needed with --observed")
+    workers: int | None = flag(None, "processes that read; default: 1")
+    replicas: int | None = flag(None, "in the job; default: one per worker")
+    split: str | None = flag(None, "or a slice of one; default: train")
+    seed: int | None = flag(None, "of the order; default: 0")
+    remainder: str | None = flag(None, "pad or drop; default: pad")
+    streams: int | None = flag(None, "default: that of input_fn")
+    shuffle_bytes: int | None = flag(None, "default: 1 GiB")
+    resize: str | None = flag(None, "that of the run, such as 224x224: it decides the memory per example")
+    distort: str | None = flag(None, "that of the run, where it decides the memory per example")
+    evaluation: bool = flag(False, "the order of evaluation; default: of training")
+    epoch: int = flag(0, "the epoch that is proved and shown")
+    against_workers: int | None = flag(None, "compare with a job of this many workers")
+    against_replicas: int | None = flag(None, "and this many replicas; default: one per worker")
+    exhaustive: bool = flag(False, "replay every window of every worker, however long that takes")
+    content: bool = flag(
+        False, "compare about 1,000 rows that input_fn feeds with what a plain walk over the shards finds"
+    )
+    observed: str | None = flag(None, "logs of --log_keys: files, folders, globs, joined by commas")
+    png: str | None = flag(None, "draw who reads what")
+    list_all: bool = flag(False, "list every worker and every shard")
 
     def __post_init__(self) -> None:
         if self.png is not None and not self.png.endswith(".png"):

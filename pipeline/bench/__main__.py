@@ -7,11 +7,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import simple_parsing
-
 from pipeline.bench import tables
 from pipeline.bench.result import result_of
 from pipeline.commands import commandline, quiet
+from pipeline.commands.flags import flag
 from pipeline.errors import UsageError
 from pipeline.manifest.sources import parse_sources
 from pipeline.order.shares import shares_of
@@ -27,21 +26,23 @@ _LEAST = {"global_batch_size": 1, "replicas": 1, "rounds": 1, "steps": 1}
 class BenchConfig:
     """The input that is timed: the arguments of input_fn, as the run has them."""
 
-    data_dir: str = simple_parsing.field(positional=True, metavar="DATA_DIR")  # the data set's folder
-    split: str = "train"  # or a slice of one
-    global_batch_size: int = 128  # rows per step over all replicas
-    distort: str | None = None  # a recipe, such as cifar10_tutorial; default: none
-    distort_on: str = HOST  # device: batches are handed over as they are, and what the steps do with them is not timed
-    resize: str | None = None  # stretch every image to this first, such as 224x224
-    shuffle_bytes: int | None = None  # decoded bytes that are shuffled together; default: 1 GiB
-    streams: int | None = None  # default: that of input_fn
-    remainder: str = "pad"  # pad or drop
-    seed: int = 0  # of the order
-    evaluation: bool = False  # the input of evaluation; default: of training
-    replicas: int | None = None  # on GPUs, or on logical CPUs if there are none; default: all GPUs, or one CPU
-    rounds: int = 5  # of each measurement, in turns; medians are reported
-    steps: int | None = None  # per round; default: as many as take 0.2 s
-    json: bool = False  # print one JSON object instead
+    data_dir: str = flag(text="the data set's folder", positional=True, metavar="DATA_DIR")
+    split: str = flag("train", "or a slice of one")
+    global_batch_size: int = flag(128, "rows per step over all replicas")
+    distort: str | None = flag(None, "a recipe, such as cifar10_tutorial; default: none")
+    distort_on: str = flag(
+        HOST, "device: batches are handed over as they are, and what the steps do with them is not timed"
+    )
+    resize: str | None = flag(None, "stretch every image to this first, such as 224x224")
+    shuffle_bytes: int | None = flag(None, "decoded bytes that are shuffled together; default: 1 GiB")
+    streams: int | None = flag(None, "default: that of input_fn")
+    remainder: str = flag("pad", "pad or drop")
+    seed: int = flag(0, "of the order")
+    evaluation: bool = flag(False, "the input of evaluation; default: of training")
+    replicas: int | None = flag(None, "on GPUs, or on logical CPUs if there are none; default: all GPUs, or one CPU")
+    rounds: int = flag(5, "of each measurement, in turns; medians are reported")
+    steps: int | None = flag(None, "per round; default: as many as take 0.2 s")
+    json: bool = flag(False, "print one JSON object instead")
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():

@@ -1,24 +1,21 @@
-"""What the commands share: one-line errors, exit codes, flags made from dataclasses."""
+"""What the commands share: flags parsed into dataclasses, one-line errors, exit codes."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import errno
 import importlib.util
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TextIO, TypeVar
 
-import simple_parsing
-from simple_parsing.helpers.custom_actions import BooleanOptionalAction
-from simple_parsing.utils import str2bool
-from simple_parsing.wrappers.field_wrapper import DashVariant
-
 from pipeline import errors
+from pipeline.commands.flags import Flag, flags_of, make
 
 _Config = TypeVar("_Config")
 
@@ -58,38 +55,85 @@ _USUAL = {
 }
 _REQUIRED = "the following arguments are required: "  # argparse's words
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, or what the user may write on it
+_NO_VALUE = "expected one argument"  # likewise
 _NEARLY_URL = re.compile(r"(?P<scheme>s3|gs|hdfs):?/{1,2}(?P<rest>[^/].*)")
+_BOOLS = {
+    **dict.fromkeys(("true", "yes", "t", "y", "1"), True),
+    **dict.fromkeys(("false", "no", "f", "n", "0"), False),
+}
 
 
-class _Parser(simple_parsing.ArgumentParser):
-    """argparse for dataclasses, with one-line errors."""
+class _Switch(argparse.Action):
+    """`--deep` and `--nodeep`."""
 
-    given: Sequence[str] = ()  # what it parses
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        setattr(namespace, self.dest, option == self.option_strings[0])
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.register("type", int, _whole_number)
 
-    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        if message:  # --nodeep=true: an error, which simple_parsing would report with exit code 0
-            raise errors.UsageError(" ".join(message.split()))
-        super().exit(status)
-        raise AssertionError
+class _Parser(argparse.ArgumentParser):
+    """argparse for flags, with one-line errors."""
 
-    @property
-    def options(self) -> list[str]:
-        """The names of its flags."""
-        return [option for option in self._option_string_actions if option.startswith("--")]
+    def __init__(self, command: str, description: str, kind: type, default: Mapping[str, Any]) -> None:
+        groups = dict.fromkeys(flag.group for flag in flags_of(kind).values())
+        super().__init__(prog=command, description=f"{description} {_about(kind)}", allow_abbrev=False)
+        self.given: list[str] = []
+        self.actions: dict[str, argparse.Action] = {}  # by their names on the command line
+        self.num_places = 0
+        for group in groups:
+            section = self.add_argument_group("flags" if group is kind else _about(group).rstrip("."))
+            for flag in (flag for flag in flags_of(kind).values() if flag.group is group):
+                value = default.get(flag.name, flag.field.default)
+                action = section.add_argument(*names_of(flag), **_options(flag, value))
+                self.actions |= dict.fromkeys(action.option_strings, action)
+                self.num_places += not action.option_strings
 
     def error(self, message: str) -> NoReturn:
+        options = [*self.actions, "--help"]
         if message.startswith(_REQUIRED):
-            missing = message.removeprefix(_REQUIRED).split(", ")
-            names = [token.split("=")[0] for token in self.given if token.startswith("--")]
-            others = [name for name in dict.fromkeys(names) if name not in self._option_string_actions]
-            if any(_nearest(name, self.options) in missing for name in others):
-                raise _unknown(others, self.options)
-            message = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; see --help"
-        raise errors.UsageError(" ".join(message.removeprefix("argument ").split()))
+            missing = [name.split("/")[0] for name in message.removeprefix(_REQUIRED).split(", ")]
+            given = dict.fromkeys(token.split("=")[0] for token in self.given if token.startswith("--"))
+            others = [name for name in given if name not in options]
+            if any(_nearest(name, options) in missing for name in others):
+                raise _unknown(others, options)
+            are = "is" if len(missing) == 1 else "are"
+            raise errors.UsageError(f"{' and '.join(missing)} {are} missing; see --help")
+        names, _, problem = message.removeprefix("argument ").partition(": ")
+        name = names.split("/")[0]
+        problem = f"expected a value, as in {name}=VALUE" if problem == _NO_VALUE else problem
+        raise errors.UsageError(f"{name}: {' '.join(problem.split())}")
+
+
+def _about(kind: type) -> str:
+    """Returns the first paragraph of a dataclass's docstring, in one line."""
+    return " ".join((kind.__doc__ or "").split("\n\n")[0].split())
+
+
+def names_of(flag: Flag) -> tuple[str, ...]:
+    """Returns what a flag is called on the command line."""
+    if flag.field.metadata.get("positional"):
+        return (flag.name,)
+    others = f"no{flag.name}" if flag.kind is bool else flag.field.metadata.get("alias")
+    return tuple(f"--{name}" for name in (flag.name, others) if name)
+
+
+def _options(flag: Flag, default: Any) -> dict[str, Any]:
+    """Returns what argparse is to know of a flag."""
+    metadata = flag.field.metadata
+    shown = "" if default in (None, "", dataclasses.MISSING) else f" (default: {default})"
+    # What is not given is no attribute of the namespace, and so left to the dataclass.
+    options: dict[str, Any] = {
+        "help": f"{metadata.get('text', '')}{shown}".strip().replace("%", "%%"),
+        "default": argparse.SUPPRESS,
+    }
+    if flag.kind is bool:
+        return {**options, "action": _Switch, "nargs": 0}
+    options |= {
+        "type": {int: _whole_number, float: _number}.get(flag.kind, str),
+        "metavar": metadata.get("metavar") or flag.kind.__name__,
+    }
+    if metadata.get("repeated"):
+        return {**options, "action": "append"}
+    return options if metadata.get("positional") else {**options, "required": default is dataclasses.MISSING}
 
 
 def _nearest(name: str, flags: Sequence[str]) -> str | None:
@@ -118,21 +162,28 @@ def _whole_number(text: str) -> int:
     raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, such as 1000 or 1e3")
 
 
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number, such as 0.1 or 1e-3") from None
+
+
 def parse(
     command: str,
     description: str,
     kind: type[_Config],
     argv: Sequence[str] | None,
-    default: dict[str, Any] | None = None,
+    default: Mapping[str, Any] | None = None,
 ) -> _Config:
     """Returns the config, a dataclass of type `kind`, that the arguments give.
 
     Args:
       command: its name, for --help.
       description: for --help.
-      kind: the dataclass, of which each field is a flag.
+      kind: the dataclass: each of its fields is a flag, or a dataclass of flags.
       argv: the arguments; None for the process's own.
-      default: values by field name, where they differ from the fields' own defaults.
+      default: values by the names of flags, where they differ from the fields' own defaults.
 
     Raises:
       UsageError: an unknown flag or a bad value.
@@ -151,73 +202,54 @@ def parse_known(
     description: str,
     kind: type[_Config],
     argv: Sequence[str] | None,
-    default: dict[str, Any] | None = None,
+    default: Mapping[str, Any] | None = None,
 ) -> tuple[_Config, list[str], list[str]]:
     """Returns the config as `parse`, the arguments that are not its flags, and the names of its flags.
 
     Raises:
       UsageError: a bad value.
     """
-    parser = _Parser(
-        prog=command,
-        description=description,
-        allow_abbrev=False,
-        add_option_string_dash_variants=DashVariant.UNDERSCORE,
-        formatter_class=simple_parsing.SimpleHelpFormatter,
-    )
-    parser.add_arguments(kind, "config", default=default)
-    parser.given = [_with_home(token) for token in (sys.argv[1:] if argv is None else argv)]
-    parser._preprocessing()  # adds the flags, which parsing would do as late
-    if places := len(parser._get_positional_actions()):
-        parser.given = _with_switches_apart(parser, parser.given)
-        _check_places(parser, places)
+    parser = _Parser(command, description, kind, default or {})
+    tokens = [_with_home(token) for token in (sys.argv[1:] if argv is None else argv)]
+    parser.given = list(_with_plain_switches(tokens, parser.actions))
+    if parser.num_places:
+        _check_places(parser.given, parser)
     known, rest = parser.parse_known_args(parser.given)
-    _check_values_given(parser)
-    return known.config, rest, parser.options
+    return make(kind, {**(default or {}), **vars(known)}), rest, [*parser.actions, "--help"]
 
 
-def _with_switches_apart(parser: _Parser, tokens: Sequence[str]) -> list[str]:
-    """Returns the arguments with `=true` at each bare switch before a positional one, which argparse would take for it.
+def _with_plain_switches(tokens: Sequence[str], actions: Mapping[str, argparse.Action]) -> Iterator[str]:
+    """Yields the arguments with `--deep` or `--nodeep` for each `--deep=true`, `--deep no` and the like.
 
-    A switch is a boolean flag: `--deep DIR` and `DIR --deep` are to mean the same.
+    So a switch takes no value, and `--deep DIR` means the same as `DIR --deep`.
     """
-    apart = []
-    for token, following in zip(tokens, [*tokens[1:], "--"], strict=False):
-        action = parser._option_string_actions.get(token)
-        if isinstance(action, BooleanOptionalAction) and not (following.startswith("-") or _is_bool(following)):
-            apart.append(f"{action.option_strings[0]}={token not in action.negative_option_strings}")
-        else:
-            apart.append(token)
-    return apart
+    waiting = iter(zip(tokens, [*tokens[1:], ""], strict=False))
+    for token, following in waiting:
+        name, equals, value = token.partition("=")
+        action = actions.get(name)
+        if not isinstance(action, _Switch) or not (equals or following.strip().lower() in _BOOLS):
+            yield token
+            continue
+        text = value if equals else following
+        if not equals:
+            next(waiting)
+        is_true = _BOOLS.get(text.strip().lower())
+        if is_true is None or name != action.option_strings[0]:
+            raise errors.UsageError(f"{token}: write {' or '.join(action.option_strings)}")
+        yield action.option_strings[not is_true]
 
 
-def _is_bool(text: str) -> bool:
-    try:
-        str2bool(text)
-    except argparse.ArgumentTypeError:
-        return False
-    return True
-
-
-def _check_places(parser: _Parser, places: int) -> None:
+def _check_places(tokens: Sequence[str], parser: _Parser) -> None:
     """Refuses `--theirs VALUE DIR`: its value, if it is one, would be taken for our positional argument."""
-    ours = parser._option_string_actions
+    with_value = {name for name, action in parser.actions.items() if not isinstance(action, _Switch)}
     free = [
         (before, token)
-        for before, token in zip(["", *parser.given], parser.given, strict=False)
-        if not token.startswith("-") and not isinstance(ours.get(before), argparse._StoreAction)
+        for before, token in zip(["", *tokens], tokens, strict=False)
+        if not token.startswith("-") and before not in with_value
     ]
-    for before, token in free[:places] if len(free) > places else []:
-        if before.startswith("--") and "=" not in before and before not in ours:
+    for before, token in free[: parser.num_places] if len(free) > parser.num_places else []:
+        if before.startswith("--") and "=" not in before and before not in parser.actions:
             raise errors.UsageError(f"{before} {token}: is {token!r} its value? write {before}={token}")
-
-
-def _check_values_given(parser: _Parser) -> None:
-    """Refuses a flag without its value, which argparse treats as not given where the value may be None."""
-    for token, following in zip(parser.given, [*parser.given[1:], "--"], strict=False):
-        action = parser._option_string_actions.get(token)
-        if isinstance(action, argparse._StoreAction) and action.nargs == "?" and following.startswith("--"):
-            raise errors.UsageError(f"{token}: expected a value, as in {token}=VALUE")
 
 
 def _with_home(token: str) -> str:

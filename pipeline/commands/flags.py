@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from pipeline.errors import UsageError, unknown
+
+_Config = TypeVar("_Config")
 
 # What each bound asks of a value, and how a message says it.
 _BOUNDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
@@ -17,6 +21,27 @@ _BOUNDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
     "below": (operator.lt, "below {}"),
     "most": (operator.le, "{} or less"),
 }
+
+
+class Flag(NamedTuple):
+    """A flag of a command.
+
+    Attributes:
+      field: that declares it.
+      kind: type of its value: str, int, float or bool; of one of them where it may be given several times.
+      is_optional: whether its value may be None.
+      group: the dataclass of the field.
+    """
+
+    field: dataclasses.Field[Any]
+    kind: type
+    is_optional: bool
+    group: type
+
+    @property
+    def name(self) -> str:
+        """What it is called, without dashes."""
+        return self.field.name
 
 
 def flag(
@@ -29,6 +54,7 @@ def flag(
     most: float | None = None,
     known: Iterable[str] | None = None,
     metavar: str | None = None,
+    alias: str | None = None,
     positional: bool = False,
     repeated: bool = False,
     meaning: Mapping[str, Any] | None = None,
@@ -44,26 +70,61 @@ def flag(
       most: the largest value that works; compared by `check_most` alone.
       known: the names that work.
       metavar: what --help calls its value.
+      alias: another name of it.
       positional: whether it is given by its place, without its name.
-      repeated: whether it may be given several times; its value is a list.
+      repeated: whether it may be given several times; its value is a list, empty without a default.
       meaning: further metadata of the field.
     """
     bounds = {"least": least, "above": above, "below": below, "most": most}
-    options: dict[str, Any] = {"help": f"{text}; may be given several times" if repeated else text}
-    if metavar is not None:
-        options["metavar"] = metavar
-    if repeated:
-        options |= {"action": "append", "nargs": None}
-    return dataclasses.field(
-        default=default,
-        metadata={
-            "bounds": {name: bound for name, bound in bounds.items() if bound is not None},
-            "known": known,
-            "positional": positional,
-            "custom_args": options,
-            **(meaning or {}),
-        },
-    )
+    metadata = {
+        "text": f"{text}; may be given several times" if repeated else text,
+        "bounds": {name: bound for name, bound in bounds.items() if bound is not None},
+        "known": known,
+        "metavar": metavar,
+        "alias": alias,
+        "positional": positional,
+        "repeated": repeated,
+        **(meaning or {}),
+    }
+    if repeated and default is dataclasses.MISSING:
+        return dataclasses.field(default_factory=list, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def flags_of(kind: type) -> Mapping[str, Flag]:
+    """Returns the flags of a dataclass by their names, also those of the dataclasses that are its fields."""
+    return _by_name(kind)
+
+
+@functools.cache
+def _by_name(kind: type) -> Mapping[str, Flag]:
+    return {flag.name: flag for flag in _flags_of(kind)}
+
+
+def _flags_of(kind: Any) -> Iterator[Flag]:
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            yield from _flags_of(hint)
+            continue
+        kinds = typing.get_args(hint) if typing.get_origin(hint) is not list else ()
+        inner = next((one for one in kinds if one is not type(None)), hint)
+        yield Flag(field, next(iter(typing.get_args(inner)), inner), type(None) in kinds, kind)
+
+
+def make(kind: type[_Config], values: Mapping[str, Any]) -> _Config:
+    """Returns a dataclass of flags, or of groups of them, from values by the names of the flags.
+
+    Args:
+      kind: the dataclass.
+      values: those that differ from the fields' own defaults; may have more names than the dataclass has flags.
+    """
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    hints = typing.get_type_hints(kind)
+    groups = {field.name: hints[field.name] for field in fields if dataclasses.is_dataclass(hints[field.name])}
+    given = {field.name: values[field.name] for field in fields if field.name in values and field.name not in groups}
+    return kind(**given, **{name: make(group, values) for name, group in groups.items()})
 
 
 def check(flags: Any) -> None:

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 
-import simple_parsing
 import tqdm
 
 from pipeline import manifest as manifests
 from pipeline.commands import commandline
+from pipeline.commands.flags import flag
 from pipeline.commands.text import count_of, size_of
 from pipeline.errors import DataError, UsageError, named, unknown
 from pipeline.index.drafts import Drafts, drafts_in
@@ -34,13 +34,12 @@ _NAMELESS = "records"  # the data set of a folder without a name
 class IndexConfig:
     """Reads and checks every record once and writes manifest.json beside the files, which stay unchanged."""
 
-    data_dir: str = simple_parsing.field(positional=True, metavar="DATA_DIR")  # the folder of the files
-    # a split's name and its files: train:'train-*.tfrecord'; repeat for more patterns or splits
-    split: list[str] = simple_parsing.field(  # noqa: RUF009
-        default_factory=list, action="append", nargs=None, metavar="NAME:PATTERN"
+    data_dir: str = flag(text="the folder of the files", positional=True, metavar="DATA_DIR")
+    split: list[str] = flag(
+        text="a split's name and its files: train:'train-*.tfrecord'", metavar="NAME:PATTERN", repeated=True
     )
-    compression: str = ""  # of the files: GZIP, or none
-    overwrite: bool = False  # replace a manifest that this command made
+    compression: str = flag("", "of the files: GZIP, or none")
+    overwrite: bool = flag(False, "replace a manifest that this command made")
 
     def __post_init__(self) -> None:
         if not self.data_dir.strip() or ("://" not in self.data_dir and os.path.realpath(self.data_dir) == "/"):

@@ -6,10 +6,9 @@ import dataclasses
 import pathlib
 from collections.abc import Iterator, Sequence
 
-import simple_parsing
-
 from pipeline import manifest
 from pipeline.commands import commandline, quiet
+from pipeline.commands.flags import flag
 from pipeline.commands.text import count_of, range_of, size_of, table
 from pipeline.errors import UsageError, named
 from pipeline.manifest import Feature, Manifest, SplitInfo
@@ -24,11 +23,11 @@ _MOST_SIZES = 20  # of images, listed
 class InspectConfig:
     """Look at a data set made by beam_jobs.convert or pipeline.index."""
 
-    data_dir: str = simple_parsing.field(positional=True, metavar="DATA_DIR")  # the data set's folder
-    png: str | None = None  # write a contact sheet here: images as stored and distorted
-    split: str | None = None  # the split or slice that the contact sheet shows; default: train
-    distort: str | None = None  # the contact sheet's recipe; default: one that fits the images
-    seed: int | None = None  # of the contact sheet's batch; default: 0
+    data_dir: str = flag(text="the data set's folder", positional=True, metavar="DATA_DIR")
+    png: str | None = flag(None, "write a contact sheet here: images as stored and distorted")
+    split: str | None = flag(None, "the split or slice that the contact sheet shows; default: train")
+    distort: str | None = flag(None, "the contact sheet's recipe; default: one that fits the images")
+    seed: int | None = flag(None, "of the contact sheet's batch; default: 0")
 
     def __post_init__(self) -> None:
         if self.png is not None and not self.png.endswith(".png"):

@@ -17,14 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import UsageError, unknown
-from pipeline.order.sharding import check_replicas, check_streams, divisors  # noqa: F401, two are imported from here
+from pipeline.order.sharding import (  # noqa: F401, some are imported from here
+    REMAINDERS,
+    SHUFFLE_BYTES,
+    check_replicas,
+    check_streams,
+    divisors,
+)
 
 ORDER_VERSION = 1
 MAX_STREAMS = 64  # more readers than this do not help one job; fewer divisors of G would be left
 STREAM_ROWS = 128  # of very large batches, which many workers share: no two of them should need the same stream
 STREAM_BYTES = 1 << 20  # 1 MiB, of its window: one request to an object store
-SHUFFLE_BYTES = 1 << 30  # 1 GiB: MNIST, CIFAR and the like fit and are shuffled as a whole
-REMAINDERS = ("pad", "drop")
 MAX_STEP = 1 << 62  # where an endless run ends
 
 I64 = NDArray[np.int64]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
+import sys
 from typing import Any, Protocol
 
 from pipeline.errors import UsageError
 
+SHUFFLE_BYTES = 1 << 30  # 1 GiB: MNIST, CIFAR and the like fit and are shuffled as a whole
+REMAINDERS = ("pad", "drop")
 _INT64 = 1 << 63
 
 
@@ -28,6 +31,18 @@ def whole_number(name: str, value: Any, least: int = -_INT64) -> int:
         bound = f"{least} or more" if number < least and least > -_INT64 else "in the range of a signed 64-bit integer"
         raise UsageError(f"{name}={value}: must be {bound}")
     return number
+
+
+def truth_value(name: str, value: Any) -> bool:
+    """Returns `value` as a bool; NumPy's are accepted, numbers are not.
+
+    Raises:
+      UsageError: it is neither True nor False.
+    """
+    numpy = sys.modules.get("numpy")  # loaded by whoever made a value of its type; here it would cost --help 0.1 s
+    if isinstance(value, bool) or (numpy is not None and isinstance(value, numpy.bool_)):
+        return bool(value)
+    raise UsageError(f"{name}={value!r}: must be True or False")
 
 
 def check_replicas(global_batch_size: int, num_replicas: int) -> None:

@@ -12,9 +12,6 @@ from pipeline.errors import DataError
 from pipeline.manifest.storage import File
 from pipeline.records.framing import location
 
-POLICIES = ("raise", "skip")
-MAX_CORRUPT = 100
-
 _log = logging.getLogger("pipeline")
 _lock = threading.Lock()
 
@@ -65,7 +62,7 @@ class Corruption:
 
     data_dir: str
     policy: str = "raise"
-    most: int = MAX_CORRUPT
+    most: int = 0
     _seen: set[CorruptRecord] = dataclasses.field(default_factory=set, repr=False)
 
     @property

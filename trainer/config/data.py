@@ -9,8 +9,7 @@ from pipeline import request
 from pipeline.commands.flags import check
 from pipeline.distort import recipes
 from pipeline.manifest.sources import parse_sources, sources_of
-from pipeline.order import order
-from pipeline.read import corruption
+from pipeline.order import sharding
 from pipeline.request import parse_size
 from trainer.config.meaning import flag
 
@@ -43,10 +42,10 @@ class DataFlags:
     on_corrupt: str = flag(
         "raise",
         "a corrupt record: raise an error that names it, or skip it (its row gets weight 0)",
-        known=corruption.POLICIES,
+        known=request.POLICIES,
         parameter_server={"skip": f"{_GRAPHS} skip nothing; repair the data (python -m beam_jobs.validate)"},
     )
-    max_corrupt: int = flag(corruption.MAX_CORRUPT, "records that each worker may skip", least=0)
+    max_corrupt: int = flag(request.MAX_CORRUPT, "records that each worker may skip", least=0)
     cache_dir: str | None = flag(
         None,
         "folder on a local disk for copies of a remote data set's shards (None: no copies)",
@@ -101,9 +100,9 @@ class OrderFlags:
     seed: int = flag(0, "of the weights, the order and the distortions", least=0, below=1 << 32)
     streams: int | None = flag(None, "K of the order (None: 1 where the decoded split fits --shuffle_bytes)", least=1)
     shuffle_bytes: int = flag(
-        order.SHUFFLE_BYTES, "decoded bytes that are shuffled together, over all streams", least=1
+        sharding.SHUFFLE_BYTES, "decoded bytes that are shuffled together, over all streams", least=1
     )
-    remainder: str = flag("pad", "the last batch of an epoch: pad it (weight 0) or drop it", known=order.REMAINDERS)
+    remainder: str = flag("pad", "the last batch of an epoch: pad it (weight 0) or drop it", known=sharding.REMAINDERS)
     prefetch: int = flag(
         2, "batches held ready for every replica", least=0, most=1024, parameter_server="a batch is made with its step"
     )
@@ -113,4 +112,4 @@ class OrderFlags:
         """Checks the values, alone and together."""
         check(self)
         if self.streams is not None:
-            order.check_streams(self.global_batch_size, self.streams)
+            sharding.check_streams(self.global_batch_size, self.streams)

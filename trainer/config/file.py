@@ -6,29 +6,35 @@ import argparse
 import pathlib
 import re
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, ClassVar
-
-import yaml
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.errors import UsageError, unknown
+
+if TYPE_CHECKING:
+    import yaml
 
 NAME = "config.yaml"  # in model_dir
 
 
-class _Texts(yaml.SafeLoader):
-    """YAML whose numbers and dates are texts as they are written, for the types of the flags to read."""
-
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
-
-
 # What the command line does not read as YAML means it, by the characters that it may begin with.
-for _kind, _pattern, _first in (
+_RESOLVED = (
     ("null", "~|null|Null|NULL|", "~nN"),
     ("merge", "<<", "<"),
     ("bool", "on|On|ON|off|Off|OFF", "oO"),
     ("float", r"[-+]?\.(inf|Inf|INF)", "-+."),
-):
-    _Texts.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"(?:{_pattern})\Z"), ["", *_first])
+)
+
+
+def _loader() -> type[yaml.SafeLoader]:
+    """Returns a loader whose numbers and dates are texts as they are written, for the types of the flags to read."""
+    import yaml  # noqa: PLC0415, 0.04 s, which most command lines need not wait for
+
+    class Texts(yaml.SafeLoader):
+        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+    for kind, pattern, first in _RESOLVED:
+        Texts.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(rf"(?:{pattern})\Z"), ["", *first])
+    return Texts
 
 
 def taken_out(arguments: Sequence[str], names: Collection[str]) -> tuple[list[str], bool]:
@@ -61,6 +67,8 @@ def taken_out(arguments: Sequence[str], names: Collection[str]) -> tuple[list[st
 
 def text_of(groups: dict[str, dict[str, Any]]) -> str:
     """Returns flags by group as the text of such a file; those that are unset are left out."""
+    import yaml  # noqa: PLC0415, as in `_loader`
+
     values = {
         group: {name: value for name, value in flags.items() if value is not None} for group, flags in groups.items()
     }
@@ -76,10 +84,13 @@ def write(folder: pathlib.Path, groups: dict[str, dict[str, Any]]) -> None:
 
 
 def _flags(path: pathlib.Path, names: Collection[str]) -> Iterator[str]:
+    import yaml  # noqa: PLC0415, as in `_loader`
+
+    loader = _loader()
     try:
         text = path.read_text(encoding="utf-8")
-        _check_once(path, yaml.compose(text, _Texts), {})
-        content = yaml.load(text, _Texts)
+        _check_once(path, yaml.compose(text, loader), {})
+        content = yaml.load(text, loader)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--config={path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except yaml.YAMLError as error:
@@ -98,13 +109,15 @@ def _check_once(path: pathlib.Path, tree: yaml.Node | None, flags: dict[str, int
       tree: of its content, or of a group.
       flags: the lines of those that other groups give, to which this one's are added.
     """
-    if not isinstance(tree, yaml.MappingNode):
+    from yaml import MappingNode  # noqa: PLC0415, as in `_loader`
+
+    if not isinstance(tree, MappingNode):
         return
     keys = [(key.value, key.start_mark.line + 1, value) for key, value in tree.value if isinstance(key.value, str)]
     merges = any(name == "<<" for name, _, _ in keys)  # what is merged into a group may be overridden in it
     here: dict[str, int] = {}
     for name, line, value in (key for key in keys if key[0] != "<<"):
-        is_group = isinstance(value, yaml.MappingNode)
+        is_group = isinstance(value, MappingNode)
         first = here.get(name) or (None if is_group or merges else flags.get(name))
         if first:
             raise UsageError(f"--config={path}: {name} is given twice, in lines {first} and {line}; remove one of them")

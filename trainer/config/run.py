@@ -86,7 +86,11 @@ class ClusterFlags:
     )
     job_name: str | None = flag(None, "of this process: ps, worker or chief", known=JOBS, per_process=True)
     task_index: int | None = flag(
-        None, "of this process in its job, 0 and up; also --task_id", least=0, per_process=True
+        None,
+        "of this process in its job, 0 and up",
+        least=0,
+        per_process=True,
+        alias="task_id",
     )
 
     def __post_init__(self) -> None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import json
 import os
-import re
 import sys
 import types
-import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.commands import commandline, flags
+from pipeline.commands import commandline
+from pipeline.commands.flags import Flag, check_most, flags_of, make
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest.sources import parse_sources
 from trainer.config import file
@@ -39,7 +37,6 @@ _DESCRIPTION = (
 _GIVEN = "_given"  # no field: the flags that `TrainConfig.of` was given
 _INT64 = (1 << 63) - 1  # TensorFlow's whole numbers
 _CALLED = {str: "a text", int: "a whole number", float: "a number", bool: "True or False", types.NoneType: "None"}
-_ALIAS = re.compile(r"^--task_id(?==|$)")  # of the classic examples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +87,8 @@ class TrainConfig:
           UsageError: an unknown flag, a missing one, or a value that cannot work.
         """
         for name in flags:
-            if name not in _groups_of_flags():
-                raise unknown("flag", name, _groups_of_flags())
+            if name not in flags_of(cls):
+                raise unknown("flag", name, flags_of(cls))
         config = cls._of(flags)
         config._check_given()
         vars(config)[_GIVEN] = flags
@@ -113,20 +110,13 @@ class TrainConfig:
 
     @classmethod
     def _of(cls, flags: Mapping[str, Any]) -> TrainConfig:
-        given = {name: _as_flag(name, value, _types_of_flags()[name]) for name, value in flags.items()}
+        given = {name: _as_flag(flags_of(cls)[name], value) for name, value in flags.items()}
         model = given.get("model", None if given.get("task") else ModelFlags.model)
         values = {**defaults_of(model, given.get("optimizer")), **given}
         for name in ("data_dir", "model_dir"):
             if name not in values:
                 raise UsageError(f"{name}: is missing")
-        return cls(
-            **{
-                name: kind(
-                    **{field.name: values[field.name] for field in dataclasses.fields(kind) if field.name in values}
-                )
-                for name, kind in _groups().items()
-            }
-        )
+        return make(cls, values)
 
     @classmethod
     def of_stored(cls, groups: Mapping[str, Mapping[str, Any]], **flags: Any) -> TrainConfig:
@@ -140,7 +130,7 @@ class TrainConfig:
           UsageError: a value cannot work.
         """
         stored = {name: value for group in groups.values() for name, value in group.items()}
-        return cls._of({name: v for name, v in {**stored, **flags}.items() if name in _groups_of_flags()})
+        return cls._of({name: v for name, v in {**stored, **flags}.items() if name in flags_of(cls)})
 
     def last_step(self, steps_per_epoch: int) -> int:
         """Returns the global step at which training ends, given T."""
@@ -153,8 +143,8 @@ class TrainConfig:
         check_local(self.output, "metrics_jsonl", what="file")
         check_apart("model_dir", self.run.model_dir, self.data.data_dir)
         check_apart("log_keys", self.run.log_keys, self.data.data_dir)
-        for name in _groups():
-            flags.check_most(getattr(self, name), _INT64)
+        for field in dataclasses.fields(self):
+            check_most(getattr(self, field.name), _INT64)
         self._check_used()
 
     def _check_used(self) -> None:
@@ -265,9 +255,7 @@ def parse(argv: Sequence[str] | None) -> TrainConfig:
     if model not in MODEL_DEFAULTS and ":" not in model:
         raise unknown("--model", model, MODEL_DEFAULTS)
     defaults = defaults_of(named.model or (None if named.task else model), named.optimizer)
-    config = commandline.parse(
-        "trainer.run", _DESCRIPTION, TrainConfig, arguments, _by_group({**defaults, "model": model})
-    )
+    config = commandline.parse("trainer.run", _DESCRIPTION, TrainConfig, arguments, {**defaults, "model": model})
     config._check_given()
     if dumps:
         print(file.text_of(dataclasses.asdict(config)), end="", flush=True)
@@ -286,60 +274,26 @@ def values(argv: Sequence[str] | None, *names: str) -> dict[str, str]:
 
 def _arguments(argv: Sequence[str] | None) -> tuple[list[str], bool]:
     """Returns the arguments with those of --config, and whether --dump_config is one."""
-    given = [_ALIAS.sub("--task_index", token) for token in (sys.argv[1:] if argv is None else argv)]
-    return file.taken_out(given, _groups_of_flags())
+    return file.taken_out(sys.argv[1:] if argv is None else argv, flags_of(TrainConfig))
 
 
 def _values_of(arguments: Sequence[str], *names: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in names:
-        parser.add_argument(f"--{name}", nargs="?")
+        parser.add_argument(*commandline.names_of(flags_of(TrainConfig)[name]), nargs="?")
     return parser.parse_known_args(arguments)[0]
 
 
-def _by_group(flags: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns all defaults by group: these, and otherwise those of the flags."""
-    return {
-        name: {
-            field.name: flags.get(field.name, field.default)
-            for field in dataclasses.fields(group)
-            if field.name in flags or field.default is not dataclasses.MISSING
-        }
-        for name, group in _groups().items()
-    }
-
-
-@functools.cache
-def _groups() -> Mapping[str, Any]:
-    return typing.get_type_hints(TrainConfig)
-
-
-@functools.cache
-def _groups_of_flags() -> dict[str, str]:
-    """Returns the group of each flag, by its name."""
-    return {field.name: name for name, kind in _groups().items() for field in dataclasses.fields(kind)}
-
-
-@functools.cache
-def _types_of_flags() -> dict[str, Any]:
-    """Returns the type of each flag, by its name."""
-    return {name: kind for group in _groups().values() for name, kind in typing.get_type_hints(group).items()}
-
-
-def _as_flag(name: str, given: Any, kind: Any) -> Any:
+def _as_flag(flag: Flag, given: Any) -> Any:
     """Returns a value in the type of its flag, as a checkpoint stores it: a path as text, a number as one of Python's.
-
-    Args:
-      name: of the flag.
-      given: the value.
-      kind: the type of the flag, such as `int | None`.
 
     Raises:
       UsageError: it is of another type.
     """
-    kinds = typing.get_args(kind) or (kind,)
+    kinds = (flag.kind, types.NoneType) if flag.is_optional else (flag.kind,)
     value = os.fspath(given) if isinstance(given, os.PathLike) else given
-    if (numpy := sys.modules.get("numpy")) and isinstance(value, numpy.generic):  # imported by whoever made it
+    numpy = sys.modules.get("numpy")  # loaded by whoever made a value of its types
+    if numpy is not None and isinstance(value, numpy.generic):
         value = value.item()
     if type(value) is int and float in kinds:
         return float(value)
@@ -347,5 +301,5 @@ def _as_flag(name: str, given: Any, kind: Any) -> Any:
         return int(value)
     if type(value) not in kinds:  # not of a subclass either: YAML does not write them
         known = " or ".join(_CALLED[one] for one in kinds)
-        raise UsageError(f"{name}={given!r}: must be {known}; got {type(given).__name__}")
+        raise UsageError(f"{flag.name}={given!r}: must be {known}; got {type(given).__name__}")
     return value

@@ -7,26 +7,20 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 
-from pipeline.commands.flags import check_name
+from pipeline.commands import commandline
+from pipeline.commands.flags import check_name, flags_of
 from pipeline.errors import UsageError
 from trainer import config as configs
 from trainer.config import TrainConfig
 from trainer.config.meaning import PARAMETER_SERVER
-from trainer.config.run import STRATEGIES, ClusterFlags
+from trainer.config.run import STRATEGIES
 from trainer.launching import sizes
-from trainer.launching.flags import JobFlags, LaunchFlags, RestartFlags
-from trainer.launching.target_flags import Elsewhere, KubernetesFlags, ProcessFlags, SlurmFlags
+from trainer.launching.flags import LaunchFlags
+from trainer.launching.target_flags import Elsewhere
 
 MULTIWORKER = "multiworker"
 CLUSTERS = (MULTIWORKER, PARAMETER_SERVER)  # strategies of several processes, which TF_CONFIG tells of each other
-# What says which process of the job one is, in a flag of trainer.run or a variable.
-_SET_HERE = frozenset(field.name for field in dataclasses.fields(ClusterFlags) if field.metadata["per_process"])
 _VARIABLE = "TF_CONFIG"
-_OWN_FLAGS = frozenset(
-    field.name
-    for group in (JobFlags, RestartFlags, ProcessFlags, KubernetesFlags, SlurmFlags)
-    for field in dataclasses.fields(group)
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,11 +123,12 @@ def tf_config(addresses: Mapping[str, Sequence[str]], role: str, index: int) -> 
 
 
 def _check_not_set_here(flags: Sequence[str]) -> None:
+    told = [flag for flag in flags_of(TrainConfig).values() if flag.field.metadata["per_process"]]
     for token in flags:
         name = token.partition("=")[0].lstrip("-")
-        if token.startswith("--") and name in _OWN_FLAGS:
+        if token.startswith("--") and name in flags_of(LaunchFlags):
             raise UsageError(f"{token}: is a flag of the launcher; give it before --")
-        if name in (*_SET_HERE, "task_id", _VARIABLE):
+        if name == _VARIABLE or any(f"--{name}" in commandline.names_of(flag) for flag in told):
             raise UsageError(f"{token}: the launcher tells each process which one it is; leave {name} out")
 
 

@@ -358,7 +358,7 @@ def test_a_missing_extra_is_one_line_with_the_install(tmp_path):
     )
 
 
-@pytest.mark.parametrize("module", ["simple_parsing", "numpy", "apache_beam"])
+@pytest.mark.parametrize("module", ["argparse", "numpy", "apache_beam"])
 def test_ctrl_c_while_modules_are_loaded_is_one_line(module, tmp_path):
     program = (
         "import os, runpy, signal, sys\n"

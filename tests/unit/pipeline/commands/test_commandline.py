@@ -8,10 +8,10 @@ import subprocess
 import sys
 
 import pytest
-import simple_parsing
 
 from pipeline import errors
 from pipeline.commands import commandline
+from pipeline.commands.flags import flag
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +129,7 @@ def test_unknown_names_suggest_the_nearest_or_none(given, facts):
 PROGRAM = """
 import os, sys
 from pipeline.commands import commandline
+from pipeline.commands.flags import flag
 from pipeline.errors import UsageError
 
 def main(argv):
@@ -197,7 +198,7 @@ def test_a_flag_that_replaces_something_is_not_suggested(given):
 class Placed:
     """A command with a positional argument."""
 
-    data_dir: str = simple_parsing.field(positional=True, metavar="DATA_DIR")  # where
+    data_dir: str = flag(text="where", positional=True, metavar="DATA_DIR")
     deep: bool = False  # more
     json: bool = True  # as JSON
     png: str | None = None  # a picture
