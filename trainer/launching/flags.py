@@ -8,11 +8,12 @@ from pipeline.commands.flags import check, check_most, flag
 from pipeline.errors import UsageError
 from trainer.launching.target_flags import (
     MOST_NUMBER,
-    Elsewhere,
     KubernetesFlags,
     ProcessFlags,
     SlurmFlags,
     check_local_only,
+    check_no_variable_twice,
+    check_not_given,
 )
 
 _MOST_PROCESSES = 10_000  # of a kind: more is a typing error
@@ -108,13 +109,13 @@ class LaunchFlags:
 
     def __post_init__(self) -> None:
         """Checks values of several groups together."""
-        self.elsewhere.check_meant_for(self.job.target)
+        check_no_variable_twice(self.processes, self.kubernetes)
+        if self.job.target == "local":
+            check_not_given(self.processes, "local", "kubernetes or --target=slurm")
+        for name, flags in (("kubernetes", self.kubernetes), ("slurm", self.slurm)):
+            if name != self.job.target:
+                check_not_given(flags, self.job.target, name)
         if self.job.target != "local":
             check_local_only(self.restarts, ("restart_delay", "regrow_delay", "elastic"), self.job.target)
         if self.job.target == "slurm":
             check_local_only(self.restarts, ("silent_timeout",), self.job.target)
-
-    @property
-    def elsewhere(self) -> Elsewhere:
-        """What another scheduler needs to know."""
-        return Elsewhere(self.processes, self.kubernetes, self.slurm)

@@ -15,8 +15,7 @@ from trainer.config import TrainConfig
 from trainer.config.meaning import PARAMETER_SERVER
 from trainer.config.run import STRATEGIES
 from trainer.launching import sizes
-from trainer.launching.flags import LaunchFlags
-from trainer.launching.target_flags import Elsewhere
+from trainer.launching.flags import LaunchFlags, RestartFlags
 
 MULTIWORKER = "multiworker"
 CLUSTERS = (MULTIWORKER, PARAMETER_SERVER)  # strategies of several processes, which TF_CONFIG tells of each other
@@ -29,35 +28,17 @@ class Job:
 
     Attributes:
       num_workers: processes that compute gradients; with --elastic, the most of them that can share a batch.
-      num_ps: parameter servers; 0: the workers keep the weights themselves.
       strategy: the --strategy of trainer.run.
       flags: of trainer.run, with --strategy, the same for each process.
       config: what these flags mean.
-      model_dir: folder of the run.
-      gpus_per_worker: None: not said.
-      max_restarts: how often the scheduler may restart what failed.
-      restart_delay: seconds before the first restart.
-      silent_timeout: seconds without a sign of life after which a process counts as dead.
-      stop_timeout: seconds that a process needs at most to save and end after SIGTERM.
-      regrow_delay: seconds before a worker that was given up is tried again.
-      elastic: the fewest and the most workers; None: always `num_workers`.
-      elsewhere: what another scheduler needs to know.
+      launch: the flags of the launcher.
     """
 
     num_workers: int
-    num_ps: int
     strategy: str
     flags: tuple[str, ...]
     config: TrainConfig
-    model_dir: str
-    gpus_per_worker: int | None
-    max_restarts: int
-    restart_delay: float
-    silent_timeout: float
-    stop_timeout: float
-    regrow_delay: float = 60.0
-    elastic: tuple[int, int] | None = None
-    elsewhere: Elsewhere = dataclasses.field(default_factory=Elsewhere)
+    launch: LaunchFlags
 
     @classmethod
     def of(cls, flags: LaunchFlags, trainer_flags: Sequence[str]) -> Job:
@@ -80,28 +61,28 @@ class Job:
             raise UsageError(f"--elastic={restarts.elastic} with --strategy={strategy}: needs --strategy={MULTIWORKER}")
         if strategy == MULTIWORKER:
             num_workers = _sharing(config, num_workers, job.gpus_per_worker or 1, restarts.elastic_range)
-        return cls(
-            num_workers,
-            job.num_ps,
-            strategy,
-            all_flags,
-            config,
-            config.run.model_dir,
-            job.gpus_per_worker,
-            restarts.max_restarts,
-            restarts.restart_delay,
-            restarts.silent_timeout,
-            restarts.stop_timeout,
-            restarts.regrow_delay,
-            restarts.elastic_range,
-            flags.elsewhere,
-        )
+        return cls(num_workers, strategy, all_flags, config, flags)
+
+    @property
+    def model_dir(self) -> str:
+        """The folder of the run."""
+        return self.config.run.model_dir
+
+    @property
+    def restarts(self) -> RestartFlags:
+        """What happens when a process fails."""
+        return self.launch.restarts
+
+    @property
+    def elastic(self) -> tuple[int, int] | None:
+        """The fewest and the most workers; None: always `num_workers`."""
+        return self.launch.restarts.elastic_range
 
     @property
     def roles(self) -> dict[str, int]:
         """How many processes there are of each kind: `{"worker": 2}`, or `{"chief": 1, "worker": 2, "ps": 1}`."""
         if self.strategy == PARAMETER_SERVER:
-            return {"chief": 1, "worker": self.num_workers, "ps": self.num_ps}
+            return {"chief": 1, "worker": self.num_workers, "ps": self.launch.job.num_ps}
         return {"worker": self.num_workers}
 
     @property

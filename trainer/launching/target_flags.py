@@ -247,30 +247,6 @@ class SlurmFlags:
         return 60 * (first or 0) + (second or 0)
 
 
-@dataclasses.dataclass(frozen=True)
-class Elsewhere:
-    """What a job needs on another scheduler.
-
-    Attributes:
-      processes: what all schedulers know.
-      kubernetes: what Kubernetes alone knows.
-      slurm: what Slurm alone knows.
-    """
-
-    processes: ProcessFlags = dataclasses.field(default_factory=ProcessFlags)
-    kubernetes: KubernetesFlags = dataclasses.field(default_factory=KubernetesFlags)
-    slurm: SlurmFlags = dataclasses.field(default_factory=SlurmFlags)
-
-    def check_meant_for(self, target: str) -> None:
-        """Raises UsageError where a flag was given that `target` does not know."""
-        if target == "local":
-            _check_not_given(self.processes, target, "kubernetes or --target=slurm")
-        check_no_variable_twice(self.processes, self.kubernetes)
-        for name, flags in (("kubernetes", self.kubernetes), ("slurm", self.slurm)):
-            if name != target:
-                _check_not_given(flags, target, name)
-
-
 def _pairs(flag: str, given: Sequence[str] | None, form: str, check: Any) -> dict[str, str]:
     """Returns the values of a flag that may be given several times, by the names before `=`.
 
@@ -354,7 +330,8 @@ def check_local_only(flags: object, names: Sequence[str], target: str) -> None:
             )
 
 
-def _check_not_given(flags: object, target: str, meant: str) -> None:
+def check_not_given(flags: object, target: str, meant: str) -> None:
+    """Raises UsageError where a flag was given that `target` does not know, and `meant` does."""
     for field in dataclasses.fields(flags):  # type: ignore[arg-type]
         value = getattr(flags, field.name)
         if value is not None:

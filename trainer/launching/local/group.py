@@ -225,7 +225,12 @@ class Group:
         placement = self._placement
         environment = self._environments[task]
         return Process(
-            task, placement.command, environment, placement.folder, self._guardian, placement.job.silent_timeout
+            task,
+            placement.command,
+            environment,
+            placement.folder,
+            self._guardian,
+            placement.job.restarts.silent_timeout,
         )
 
     def _is_failure(self, process: Process) -> bool:

@@ -195,7 +195,7 @@ class Placement:
         workers = [Task("worker", index, slot) for index, slot in enumerate(slots)]
         if self.job.strategy != PARAMETER_SERVER:
             return workers
-        servers = [Task("ps", index, index) for index in range(self.job.num_ps)]
+        servers = [Task("ps", index, index) for index in range(self.job.launch.job.num_ps)]
         return [Task("chief", 0, 0), *workers, *servers]
 
     def gpus_of(self, task: Task) -> tuple[str, ...]:

@@ -111,7 +111,7 @@ class Records:
             elastic=job.elastic,
             lost=tuple(lost),
             restarts=self.restarts,
-            max_restarts=job.max_restarts,
+            max_restarts=job.restarts.max_restarts,
             error=self.error or None,
             processes=tuple(self._of(one) for one in group.processes) if group else (),
         )

@@ -154,20 +154,22 @@ class AsynchronousWorkers:
             return
         cause = Cause.of(process, process.exit_status)
         self._records.failed(process.task, str(cause))
-        if self._records.restarts_of(process.task) >= self._job.max_restarts:
+        if self._records.restarts_of(process.task) >= self._job.restarts.max_restarts:
             self._give_up(process, cause)
             return
         number = self._records.restarted(process.task)
-        seconds = self._delays.setdefault(process.task.slot, BackOff(self._job.restart_delay)).next(self._records.best)
+        seconds = self._delays.setdefault(process.task.slot, BackOff(self._job.restarts.restart_delay)).next(
+            self._records.best
+        )
         self._due[process] = time.monotonic() + seconds
-        of = f"restart {number} of {self._job.max_restarts}"
+        of = f"restart {number} of {self._job.restarts.max_restarts}"
         self._screen.say(f"{cause}; starting it again in {seconds:g} s ({of}), while the others go on")
         self._screen.release()
 
     def _give_up(self, process: Process, cause: Cause) -> None:
         others = [one for one in self._group.running if self._group.fails_alone(one)]
         if others or self._due:
-            self._screen.say(f"{cause}; the others go on without it (--max_restarts={self._job.max_restarts})")
+            self._screen.say(f"{cause}; the others go on without it (--max_restarts={self._job.restarts.max_restarts})")
             self._screen.release()
         else:
             self._group.failed.append(process)

@@ -68,11 +68,11 @@ def _checked(job: Job, program: tuple[str, ...]) -> tuple[Placement, list[int]]:
     processes, most = sum(job.roles.values()), max(_MOST_PROCESSES, 8 * (os.cpu_count() or 1))
     if processes > most:
         raise UsageError(
-            f"--num_workers={job.num_workers}, --num_ps={job.num_ps}: {processes:,} processes, and this machine with "
-            f"{os.cpu_count()} cores may have {most}; give fewer, or another --target"
+            f"--num_workers={job.num_workers}, --num_ps={job.launch.job.num_ps}: {processes:,} processes, and this "
+            f"machine with {os.cpu_count()} cores may have {most}; give fewer, or another --target"
         )
     found = visible_gpus()
-    shares = divide_gpus(found, job.num_workers, job.gpus_per_worker)
+    shares = divide_gpus(found, job.num_workers, job.launch.job.gpus_per_worker)
     counts = [job.num_workers]
     if job.strategy == MULTIWORKER:
         each = max(1, len(shares[0]))
@@ -91,11 +91,11 @@ def _checked(job: Job, program: tuple[str, ...]) -> tuple[Placement, list[int]]:
 
 def _run(placement: Placement, counts: list[int], screen: Screen, stopping: Stopping) -> None:
     job, records = placement.job, Records(placement)
-    pool = WorkerPool(counts, job.max_restarts, job.regrow_delay)
+    pool = WorkerPool(counts, job.restarts.max_restarts, job.restarts.regrow_delay)
     reporter = Reporter(records, screen, placement.folder, lambda: pool.lost)
     supervisor = Supervisor(job, pool, records, reporter, screen, stopping)
     _say_start(placement, counts, screen)
-    with Ports() as ports, Guardian(job.stop_timeout) as guardian, _reported(reporter):
+    with Ports() as ports, Guardian(job.restarts.stop_timeout) as guardian, _reported(reporter):
 
         def start(chosen: Sequence[int]) -> Group:
             ports.free()
@@ -103,7 +103,7 @@ def _run(placement: Placement, counts: list[int], screen: Screen, stopping: Stop
 
         def attempt(group: Group) -> Attempt:
             workers = AsynchronousWorkers(job, group, records, screen)
-            return Attempt(group, workers, records, reporter, screen, stopping, job.stop_timeout)
+            return Attempt(group, workers, records, reporter, screen, stopping, job.restarts.stop_timeout)
 
         supervisor.run(start, attempt)
 

@@ -50,7 +50,7 @@ class Supervisor:
     ) -> None:
         self._job, self._pool, self._records, self._reporter = job, pool, records, reporter
         self._screen, self._stopping = screen, stopping
-        self._back_off = BackOff(job.restart_delay)
+        self._back_off = BackOff(job.restarts.restart_delay)
         self._size = job.num_workers
         self._restarts, self._saved = 0, records.saved  # the restarts since there was a new checkpoint, and its step
 
@@ -107,7 +107,7 @@ class Supervisor:
 
     def _check_restarts(self, cause: Cause) -> None:
         """Raises JobFailedError where there may be no other start. A new checkpoint forgives what was before it."""
-        most, saved = self._job.max_restarts, self._records.saved
+        most, saved = self._job.restarts.max_restarts, self._records.saved
         if saved is not None and (self._saved is None or saved > self._saved):
             self._saved, self._restarts = saved, 0
             self._pool.forgive()
@@ -121,13 +121,18 @@ class Supervisor:
         if self._pool.failed(slot, cause.at_start):
             self._screen.say(f"the place of {cause.task.name} (slot {slot}) is given up for now")
         if not self._pool.can_grow(0, time.monotonic()):
-            self._fail(cause, f"; too few workers are left for --elastic={self._job.elastic[0]}:{self._job.elastic[1]}")
+            self._fail(
+                cause,
+                f"; too few workers are left for --elastic={self._job.elastic[0]}:{self._job.elastic[1]}",
+            )
 
     def _wait(self) -> None:
         """Waits before a restart, less long where there was progress."""
         seconds = self._back_off.next(self._records.best)
         elastic = self._job.elastic
-        number = f"{self._records.restarts + 1}" if elastic else f"{self._restarts} of {self._job.max_restarts}"
+        number = (
+            f"{self._records.restarts + 1}" if elastic else f"{self._restarts} of {self._job.restarts.max_restarts}"
+        )
         what = "the process" if sum(self._job.roles.values()) == 1 else "all processes"
         self._screen.say(f"starting {what} again in {seconds:g} s (restart {number})")
         self._reporter.set("waiting")

@@ -56,7 +56,7 @@ def render(job: Job) -> str:
     Raises:
       UsageError: a flag is missing, or cannot work there.
     """
-    flags = job.elsewhere.kubernetes
+    flags = job.launch.kubernetes
     _check(job, flags)
     documents = _KINDS[flags.kind or "jobset"](job)
     return yaml.dump_all(documents, Dumper=_Plain, sort_keys=False, explicit_start=True, width=1 << 20)
@@ -82,7 +82,7 @@ def _check(job: Job, flags: KubernetesFlags) -> None:
     if flags.ttl is not None and flags.kind == "trainjob":
         raise UsageError(f"--ttl={flags.ttl} with --kind=trainjob: a TrainJob has no time to live; leave --ttl out")
     _check_folders(job, flags)
-    name = job.elsewhere.processes.job_name
+    name = job.launch.processes.job_name
     longest = max(len(f"{name}-{role}-0-{count - 1}") for role, count in job.roles.items()) + _SUFFIX
     if longest > _LONGEST_NAME:
         raise UsageError(
@@ -175,13 +175,13 @@ def _jobset_spec(job: Job, replicated_jobs: list[Manifest], jobs: dict[str, str]
       jobs: what they are called.
     """
     chief = {"successPolicy": {"operator": "All", "targetReplicatedJobs": [jobs["chief"]]}} if "chief" in jobs else {}
-    ttl = job.elsewhere.kubernetes.ttl
+    ttl = job.launch.kubernetes.ttl
     return {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         **({} if ttl is None else {"ttlSecondsAfterFinished": ttl}),
         **chief,
         "failurePolicy": {
-            "maxRestarts": job.max_restarts,
+            "maxRestarts": job.restarts.max_restarts,
             "restartStrategy": "BlockingRecreate",  # the last pods have saved and are gone before new ones start
             "rules": [
                 _rule("badDataOrFlag", "FailJobSet", _FINAL),
@@ -221,7 +221,7 @@ def _replicated_job(job: Job, role: str, name: str, container: Manifest) -> Mani
                 "completions": count,
                 "parallelism": count,
                 # Of each worker; one that has none left is lost, and the others go on.
-                **({"backoffLimitPerIndex": job.max_restarts} if alone else {"backoffLimit": 0}),
+                **({"backoffLimitPerIndex": job.restarts.max_restarts} if alone else {"backoffLimit": 0}),
                 "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": codes}, evicted]},
                 "template": {"spec": {"restartPolicy": "Never", **pods.pod_spec(job, container)}},
             }
@@ -252,7 +252,7 @@ def _trainjob(job: Job) -> list[Manifest]:
     }
     resources = pods.resources(job, main)
     trainer = {
-        "image": job.elsewhere.kubernetes.image,
+        "image": job.launch.kubernetes.image,
         "command": pods.command(job),
         "env": pods.environment(job, main, jobs),
         "numNodes": count,
@@ -280,12 +280,12 @@ def _other_job(job: Job, role: str, jobs: dict[str, str]) -> Manifest:
 
 def _tfjob(job: Job) -> list[Manifest]:
     """Returns the manifest."""
-    ttl = job.elsewhere.kubernetes.ttl
+    ttl = job.launch.kubernetes.ttl
     spec = {
         "runPolicy": {
             "cleanPodPolicy": "Running",  # parameter servers do not end by themselves
             **({} if ttl is None else {"ttlSecondsAfterFinished": ttl}),
-            **({"backoffLimit": job.max_restarts} if job.max_restarts else {}),
+            **({"backoffLimit": job.restarts.max_restarts} if job.restarts.max_restarts else {}),
         },
         **({} if "chief" in job.roles else {"successPolicy": "AllWorkers"}),
         "tfReplicaSpecs": {_TFJOB_ROLES[role]: _tfjob_replicas(job, role) for role in job.roles},
@@ -302,7 +302,7 @@ def _tfjob_replicas(job: Job, role: str) -> Manifest:
     }
     return {
         "replicas": job.roles[role],
-        "restartPolicy": "ExitCode" if job.max_restarts else "Never",
+        "restartPolicy": "ExitCode" if job.restarts.max_restarts else "Never",
         "template": {"spec": pods.pod_spec(job, container)},
     }
 

@@ -29,14 +29,14 @@ _TRAINS = "worker"  # the role whose processes get GPUs
 
 def metadata(job: Job) -> Manifest:
     """Returns name and namespace."""
-    flags = job.elsewhere
+    flags = job.launch
     space = {"namespace": flags.kubernetes.namespace} if flags.kubernetes.namespace else {}
     return {"name": flags.processes.job_name, **space}
 
 
 def port(job: Job) -> int:
     """Returns the port that each process listens on."""
-    return job.elsewhere.processes.port or PORT
+    return job.launch.processes.port or PORT
 
 
 def escaped(text: str) -> str:
@@ -59,7 +59,7 @@ def environment(job: Job, role: str, jobs: Mapping[str, str]) -> list[Manifest]:
     """
     if sum(job.roles.values()) == 1:  # any strategy, which would ask why there is a cluster
         return variables(job)
-    name = job.elsewhere.processes.job_name
+    name = job.launch.processes.job_name
     cluster = {
         each: [f"{name}-{jobs[each]}-0-{index}.{name}:{port(job)}" for index in range(count)]
         for each, count in job.roles.items()
@@ -74,7 +74,7 @@ def environment(job: Job, role: str, jobs: Mapping[str, str]) -> list[Manifest]:
 
 def variables(job: Job) -> list[Manifest]:
     """Returns the variables that all processes have: the launcher's, those of --env and of --secret_env."""
-    given, secrets = job.elsewhere.processes.variables, job.elsewhere.kubernetes.secrets
+    given, secrets = job.launch.processes.variables, job.launch.kubernetes.secrets
     return [
         {"name": "PYTHONUNBUFFERED", "value": "1"},
         {"name": heartbeat.VARIABLE, "value": _HEARTBEAT},
@@ -94,7 +94,7 @@ def _probes(job: Job) -> Manifest:
     """
     code = f"import json, time; beat = json.load(open({_HEARTBEAT!r}))"
     program = ["python", "-I", "-S", "-c"]
-    late = f"raise SystemExit(time.time() - beat['time'] > {job.silent_timeout:g} + beat['quiet'])"
+    late = f"raise SystemExit(time.time() - beat['time'] > {job.restarts.silent_timeout:g} + beat['quiet'])"
     each = {"periodSeconds": _PROBED_EVERY, "timeoutSeconds": _PROBED_EVERY}
     return {
         "startupProbe": {
@@ -109,10 +109,10 @@ def _probes(job: Job) -> Manifest:
 
 def resources(job: Job, role: str) -> Manifest:
     """Returns what each process of a role gets: as much as it asks for, and no more. GPUs only where gradients are."""
-    flags = job.elsewhere.processes
+    flags = job.launch.processes
     asked = {"cpu": str(flags.cpus) if flags.cpus else None, "memory": flags.memory}
     requests: Manifest = {name: value for name, value in asked.items() if value is not None}
-    gpus = {_GPU: str(job.gpus_per_worker)} if job.gpus_per_worker and role == _TRAINS else {}
+    gpus = {_GPU: str(job.launch.job.gpus_per_worker)} if job.launch.job.gpus_per_worker and role == _TRAINS else {}
     limits = {**requests, **gpus}
     return {"requests": requests, "limits": limits} if requests else {"limits": limits} if limits else {}
 
@@ -126,9 +126,9 @@ def container(job: Job, role: str, name: str) -> Manifest:
             "mountPath": mount.path,
             **({"readOnly": True} if mount.is_read_only else {}),
         }
-        for mount in job.elsewhere.kubernetes.mounts
+        for mount in job.launch.kubernetes.mounts
     ]
-    found: Manifest = {"name": name, "image": job.elsewhere.kubernetes.image, **_probes(job)}
+    found: Manifest = {"name": name, "image": job.launch.kubernetes.image, **_probes(job)}
     if sum(job.roles.values()) > 1:
         found["ports"] = [{"containerPort": port(job)}]
     if asked := resources(job, role):
@@ -140,7 +140,7 @@ def container(job: Job, role: str, name: str) -> Manifest:
 
 def pod_spec(job: Job, container: Manifest) -> Manifest:
     """Returns what a pod with this container is."""
-    flags = job.elsewhere.kubernetes
+    flags = job.launch.kubernetes
     volumes = [
         {"name": name, "persistentVolumeClaim": {"claimName": claim}} for claim, name in _volume_names(job).items()
     ]
@@ -153,7 +153,7 @@ def pod_spec(job: Job, container: Manifest) -> Manifest:
         "securityContext": _security(flags.user),
     }
     return {
-        "terminationGracePeriodSeconds": math.ceil(job.stop_timeout),  # SIGTERM saves
+        "terminationGracePeriodSeconds": math.ceil(job.restarts.stop_timeout),  # SIGTERM saves
         "shareProcessNamespace": True,  # process 1 of a container gets no SIGTERM until it handles it
         **{name: value for name, value in given.items() if value},
         "containers": [container],
@@ -163,7 +163,7 @@ def pod_spec(job: Job, container: Manifest) -> Manifest:
 
 def _volume_names(job: Job) -> dict[str, str]:
     """Returns what the volume of each claim is called: like the claim, whose name may be longer and have dots."""
-    claims = list(dict.fromkeys(mount.claim for mount in job.elsewhere.kubernetes.mounts))
+    claims = list(dict.fromkeys(mount.claim for mount in job.launch.kubernetes.mounts))
     if all(len(claim) <= LONGEST_LABEL and "." not in claim for claim in claims):
         return {claim: claim for claim in claims}
     return {claim: f"volume-{index}" for index, claim in enumerate(claims)}

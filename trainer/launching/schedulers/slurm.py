@@ -45,15 +45,15 @@ def render(job: Job) -> str:
     Raises:
       UsageError: a flag is missing, or cannot work there.
     """
-    flags = job.elsewhere.slurm
+    flags = job.launch.slurm
     _check(job, flags)
     per_node = flags.tasks_per_node or 1
     roles = [role for role, count in job.roles.items() for _ in range(count)]
-    port = job.elsewhere.processes.port
+    port = job.launch.processes.port
     parts = {
         "OPTIONS": "\n".join(f"#SBATCH {option}" for option in _options(job, flags, len(roles), per_node)),
         "VARIABLES": "\n".join(
-            f"export {name}={shlex.quote(value)}" for name, value in job.elsewhere.processes.variables.items()
+            f"export {name}={shlex.quote(value)}" for name, value in job.launch.processes.variables.items()
         ),
         "SETUP": _setup(flags.setup) if flags.setup else "",
         "MODEL_DIR": shlex.quote(job.model_dir.rstrip("/") or "/"),
@@ -62,28 +62,28 @@ def render(job: Job) -> str:
         "TASKS": str(len(roles)),
         "PORT": str(port) if port else f"$((10000 + SLURM_JOB_ID * {per_node} % 20000))",
         "PER_NODE": str(per_node),
-        "RESTARTS": str(job.max_restarts),
+        "RESTARTS": str(job.restarts.max_restarts),
         "ALONE": "yes" if job.strategy == PARAMETER_SERVER else "no",
         "SRUN": _srun_options(job, len(roles), per_node),
-        "NAME": job.elsewhere.processes.job_name,
+        "NAME": job.launch.processes.job_name,
     }
     script = importlib.resources.files(__package__).joinpath(_SCRIPT).read_text(encoding="utf-8")
     return re.sub(r"@([A-Z_]+)@", lambda match: parts[match[1]], script)
 
 
 def _options(job: Job, flags: SlurmFlags, tasks: int, per_node: int) -> list[str]:
-    processes, (amount, unit) = job.elsewhere.processes, job.elsewhere.processes.memory_of
+    processes, (amount, unit) = job.launch.processes, job.launch.processes.memory_of
     given = {
         "job-name": processes.job_name,
         "nodes": tasks // per_node,
         "ntasks-per-node": per_node,
         "cpus-per-task": processes.cpus,
         "mem": f"{amount * per_node}{unit}" if amount else None,
-        "gpus-per-task": job.gpus_per_worker or None,
+        "gpus-per-task": job.launch.job.gpus_per_worker or None,
         "time": flags.time_limit,
         "partition": flags.partition,
         "account": flags.account,
-        "signal": f"B:USR1@{math.ceil(job.stop_timeout)}",
+        "signal": f"B:USR1@{math.ceil(job.restarts.stop_timeout)}",
         "output": f"{processes.job_name}-%j.log",
         "open-mode": "append",
     }
@@ -98,7 +98,7 @@ def _setup(line: str) -> str:
 
 
 def _srun_options(job: Job, tasks: int, per_node: int) -> str:
-    cpus = job.elsewhere.processes.cpus
+    cpus = job.launch.processes.cpus
     return " ".join(
         [
             f"--ntasks={tasks} --ntasks-per-node={per_node} --distribution=block",
@@ -115,7 +115,7 @@ def _check(job: Job, flags: SlurmFlags) -> None:
         name = name if name.startswith("--") else name[:2]  # -N4 is -N 4
         if name in _SET_HERE:
             raise UsageError(f"--sbatch: {option!r}: the launcher sets {name} itself; give {_SET_HERE[name]}")
-    port = job.elsewhere.processes.port
+    port = job.launch.processes.port
     if port and port + per_node - 1 > _MOST_PORT:
         raise UsageError(
             f"--port={port} with --tasks_per_node={per_node}: the processes of a node listen on ports from it on; must "
@@ -129,11 +129,13 @@ def _check(job: Job, flags: SlurmFlags) -> None:
             f"--model_dir={job.model_dir}: is a folder of each node alone; with {tasks // per_node} nodes it must be "
             "on a file system that they share"
         )
-    if job.stop_timeout > _MOST_WARNING:
-        raise UsageError(f"--stop_timeout={job.stop_timeout:g}: must be {_MOST_WARNING} or less with --target=slurm")
-    limit = flags.limit_seconds
-    if limit is not None and limit <= job.stop_timeout:
+    if job.restarts.stop_timeout > _MOST_WARNING:
         raise UsageError(
-            f"--time_limit={flags.time_limit}: must be more than the {job.stop_timeout:g} s (--stop_timeout) that are "
-            "kept for saving"
+            f"--stop_timeout={job.restarts.stop_timeout:g}: must be {_MOST_WARNING} or less with --target=slurm"
+        )
+    limit = flags.limit_seconds
+    if limit is not None and limit <= job.restarts.stop_timeout:
+        raise UsageError(
+            f"--time_limit={flags.time_limit}: must be more than the {job.restarts.stop_timeout:g} s (--stop_timeout) "
+            "that are kept for saving"
         )

@@ -19,7 +19,12 @@ def job_of(*flags, trainer=()):
 
 def test_a_job_of_workers():
     job = job_of("--num_workers=2", "--max_restarts=3")
-    assert (job.strategy, job.roles, job.model_dir, job.max_restarts) == ("multiworker", {"worker": 2}, "M", 3)
+    assert (job.strategy, job.roles, job.model_dir, job.restarts.max_restarts) == (
+        "multiworker",
+        {"worker": 2},
+        "M",
+        3,
+    )
     assert job.flags == (*TRAINER, "--strategy=multiworker")
     assert job.command == ("python", "-m", "trainer.run", *job.flags)
     assert job.config.order.global_batch_size == 24

@@ -20,7 +20,10 @@ def job_of():
     def job_of(*flags, trainer=TRAINER, num_ps=0):
         parsed = commandline.parse("trainer.launch", "", LaunchFlags, flags)
         job = Job.of(parsed, trainer)
-        return dataclasses.replace(job, num_ps=num_ps, strategy="parameter_server") if num_ps else job
+        if not num_ps:
+            return job
+        launch = dataclasses.replace(parsed, job=dataclasses.replace(parsed.job, num_ps=num_ps))
+        return dataclasses.replace(job, launch=launch, strategy="parameter_server")
 
     return job_of
 
