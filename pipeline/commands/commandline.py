@@ -119,7 +119,8 @@ def names_of(flag: Flag) -> tuple[str, ...]:
 def _options(flag: Flag, default: Any) -> dict[str, Any]:
     """Returns what argparse is to know of a flag."""
     metadata = flag.field.metadata
-    shown = "" if default in (None, "", dataclasses.MISSING) else f" (default: {default})"
+    of = f" of {metadata['default_of']}" if metadata.get("default_of") else ""
+    shown = "" if default in (None, "", dataclasses.MISSING) else f" (default{of}: {default})"
     # What is not given is no attribute of the namespace, and so left to the dataclass.
     options: dict[str, Any] = {
         "help": f"{metadata.get('text', '')}{shown}".strip().replace("%", "%%"),

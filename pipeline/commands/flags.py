@@ -53,6 +53,7 @@ def flag(
     below: float | None = None,
     most: float | None = None,
     known: Iterable[str] | None = None,
+    default_of: str = "",
     metavar: str | None = None,
     alias: str | None = None,
     positional: bool = False,
@@ -69,6 +70,7 @@ def flag(
       below: the values that work are smaller.
       most: the largest value that works; compared by `check_most` alone.
       known: the names that work.
+      default_of: what another default than this one may come from, for --help, such as "the model".
       metavar: what --help calls its value.
       alias: another name of it.
       positional: whether it is given by its place, without its name.
@@ -80,6 +82,7 @@ def flag(
         "text": f"{text}; may be given several times" if repeated else text,
         "bounds": {name: bound for name, bound in bounds.items() if bound is not None},
         "known": known,
+        "default_of": default_of,
         "metavar": metavar,
         "alias": alias,
         "positional": positional,

@@ -33,7 +33,9 @@ class DataFlags:
         shapes_training=False,
     )
     resize: str | None = flag(None, "stretch every image to HxW, such as 32x32, before it is distorted")
-    distort: str = flag("none", "recipes, such as cifar10_tutorial, or 'pad_crop_flip(pad=4) | cutout(size=8) | mixup'")
+    distort: str = flag(
+        "none", "recipes, such as cifar10_tutorial, or 'pad_crop_flip(pad=4) | cutout(size=8) | mixup'", by_model=True
+    )
     distort_on: str = flag(
         request.HOST,
         "host: as part of the input; device: in the replicas' steps, of uint8 pixels",
@@ -83,7 +85,7 @@ class OrderFlags:
     shapes_training: ClassVar[bool] = False  # a checkpoint compares the order itself, which names what these come to
 
     # At most 16.7 million rows of a step, more than any memory holds of images.
-    global_batch_size: int = flag(100, "rows of a step over all replicas", least=1, most=1 << 24)
+    global_batch_size: int = flag(100, "rows of a step over all replicas", least=1, most=1 << 24, by_model=True)
     virtual_replicas: int | None = flag(
         None,
         "V: the same weights, to the bit, on any number of replicas that divides V",

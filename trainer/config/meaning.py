@@ -21,6 +21,7 @@ def flag(
     shapes_training: bool | None = None,
     per_machine: bool = False,
     per_process: bool = False,
+    by_model: bool = False,
     parameter_server: str | Mapping[str, str] | None = None,
     **options: Any,
 ) -> Any:
@@ -34,6 +35,7 @@ def flag(
       per_machine: whether it may differ from worker to worker: the same folder may be mounted elsewhere.
       per_process: whether it says which process of a job this one is: `trainer.launch` sets it, and workers compare
         what it comes to.
+      by_model: whether `model_defaults` has other defaults of it for some models and optimizers.
       parameter_server: why it cannot be given with --strategy=parameter_server; or the values that cannot, with the
         reason for each.
       **options: those of `pipeline.commands.flags.flag`.
@@ -42,9 +44,10 @@ def flag(
         "shapes_training": shapes_training,
         "per_machine": per_machine,
         "per_process": per_process,
+        "by_model": by_model,
         "parameter_server": parameter_server,
     }
-    return flags.flag(default, text, meaning=meaning, **options)
+    return flags.flag(default, text, meaning=meaning, default_of="the model" if by_model else "", **options)
 
 
 def fields(config: Any) -> Iterator[tuple[Any, dataclasses.Field[Any]]]:

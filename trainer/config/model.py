@@ -46,10 +46,16 @@ class ModelFlags:
         0.0, "share of the features before the last layer that is dropped in training (resnet20)", least=0, below=1
     )
     label_smoothing: float = flag(
-        0.0, "share of each label's probability that is spread over all classes", least=0, below=1
+        0.0,
+        "share of each label's probability that is spread over all classes",
+        least=0,
+        below=1,
+        by_model=True,
     )
     eval_flip: bool = flag(
-        False, "evaluations and exports take the mean of the outputs for an image and its mirror image"
+        False,
+        "evaluations and exports take the mean of the outputs for an image and its mirror image",
+        by_model=True,
     )
     precision: str = flag(
         "float32",
@@ -84,30 +90,41 @@ class OptimizerFlags:
     optimizer: str = flag(
         "momentum",
         "sgd, momentum, nesterov; adam, adamw, lion, rmsprop, ... as in Keras, with arguments: 'adam(beta_2=0.95)'",
+        by_model=True,
     )
-    learning_rate: float = flag(0.01, "at its highest", above=0, most=_FLOAT32)
+    learning_rate: float = flag(0.01, "at its highest", above=0, most=_FLOAT32, by_model=True)
     momentum: float = flag(0.9, "of --optimizer=momentum and nesterov", least=0, below=1)
     schedule: str = flag(
         "exponential",
         "of the rate: exponential (a staircase), piecewise, cosine, linear or constant",
         known=SCHEDULES,
+        by_model=True,
     )
     decay_factor: float = flag(
-        0.99, "exponential, piecewise: the rate is multiplied by this at each stair", above=0, most=_FLOAT32
+        0.99,
+        "exponential, piecewise: the rate is multiplied by this at each stair",
+        above=0,
+        most=_FLOAT32,
+        by_model=True,
     )
-    decay_epochs: float = flag(1.0, "exponential: epochs of a stair", above=0, below=_EPOCHS)
-    decay_at: str = flag("", "piecewise: the epochs at which a stair begins, such as 91,136.5")
+    decay_epochs: float = flag(1.0, "exponential: epochs of a stair", above=0, below=_EPOCHS, by_model=True)
+    decay_at: str = flag("", "piecewise: the epochs at which a stair begins, such as 91,136.5", by_model=True)
     end_factor: float = flag(
         0.0, "cosine, linear: the rate at the last step, as a share of --learning_rate", least=0, most=_FLOAT32
     )
     warmup_epochs: float = flag(
-        0.0, "the rate grows from 0 over these epochs, before any schedule", least=0, below=_EPOCHS
+        0.0,
+        "the rate grows from 0 over these epochs, before any schedule",
+        least=0,
+        below=_EPOCHS,
+        by_model=True,
     )
     weight_decay: float = flag(
         0.0,
         "decoupled, times the rate; not of biases and norms (variables of less than two axes)",
         least=0,
         most=_FLOAT32,
+        by_model=True,
     )
     clip_norm: float | None = flag(
         None,

@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pipeline.commands import commandline
 from pipeline.commands.flags import check_name, flags_of
 from pipeline.errors import UsageError
+from pipeline.order.sharding import divisors
 from trainer import config as configs
 from trainer.config import TrainConfig
+from trainer.config.data import OrderFlags
 from trainer.config.meaning import PARAMETER_SERVER
 from trainer.config.run import STRATEGIES
-from trainer.launching import sizes
 from trainer.launching.flags import LaunchFlags, RestartFlags
 
 MULTIWORKER = "multiworker"
@@ -60,7 +61,7 @@ class Job:
         if restarts.elastic_range and strategy != MULTIWORKER:
             raise UsageError(f"--elastic={restarts.elastic} with --strategy={strategy}: needs --strategy={MULTIWORKER}")
         if strategy == MULTIWORKER:
-            num_workers = _sharing(config, num_workers, job.gpus_per_worker or 1, restarts.elastic_range)
+            num_workers = _most_sharing(config, num_workers, job.gpus_per_worker or 1, restarts.elastic_range)
         return cls(num_workers, strategy, all_flags, config, flags)
 
     @property
@@ -103,6 +104,37 @@ def tf_config(addresses: Mapping[str, Sequence[str]], role: str, index: int) -> 
     return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
 
 
+def _can_share(order: OrderFlags, num_workers: int, per_worker: int) -> bool:
+    """Whether so many workers, with so many replicas each, can share a batch."""
+    return shared(order) % (num_workers * per_worker) == 0
+
+
+def shared(order: OrderFlags) -> int:
+    """Returns the number that replicas have to divide."""
+    return order.virtual_replicas or order.global_batch_size
+
+
+def sharing(order: OrderFlags, candidates: Iterable[int], per_worker: int) -> list[int]:
+    """Returns those of some numbers of workers that work."""
+    return [count for count in candidates if _can_share(order, count, per_worker)]
+
+
+def check_sharing(order: OrderFlags, num_workers: int, per_worker: int) -> None:
+    """Checks that so many workers can share a batch.
+
+    Raises:
+      UsageError: they cannot; it names the nearest numbers of workers that can.
+    """
+    if _can_share(order, num_workers, per_worker):
+        return
+    counts = sharing(order, divisors(shared(order)), per_worker)
+    near = sorted(sorted(counts, key=lambda n: (abs(n - num_workers), n))[:2])
+    what = "virtual_replicas" if order.virtual_replicas else "global_batch_size"
+    gpus = f" of {per_worker} GPUs each" if per_worker > 1 else ""
+    nearest = f"; nearest that work: {' and '.join(map(str, near))}" if near else ""
+    raise UsageError(f"--num_workers={num_workers}{gpus}: must divide --{what}={shared(order)}{nearest}")
+
+
 def _check_not_set_here(flags: Sequence[str]) -> None:
     told = [flag for flag in flags_of(TrainConfig).values() if flag.field.metadata["per_process"]]
     for token in flags:
@@ -125,11 +157,11 @@ def _num_workers(given: int | None, elastic: tuple[int, int] | None) -> int:
     return most
 
 
-def _sharing(config: TrainConfig, num_workers: int, per_worker: int, elastic: tuple[int, int] | None) -> int:
+def _most_sharing(config: TrainConfig, num_workers: int, per_worker: int, elastic: tuple[int, int] | None) -> int:
     """Returns the number of workers to start with, who can share a batch."""
-    counts = sizes.working(config.order, range(elastic[0], elastic[1] + 1), per_worker) if elastic else []
+    counts = sharing(config.order, range(elastic[0], elastic[1] + 1), per_worker) if elastic else []
     if not counts:
-        sizes.check(config.order, num_workers, per_worker)
+        check_sharing(config.order, num_workers, per_worker)
     return max(counts, default=num_workers)
 
 

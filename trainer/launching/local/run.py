@@ -13,8 +13,7 @@ from pipeline.errors import EXIT_RERUN, PipelineError, UsageError
 from trainer import plan
 from trainer.cluster import lock, tf_config
 from trainer.cluster.tf_config import ALONE, Cluster
-from trainer.launching import sizes
-from trainer.launching.job import MULTIWORKER, Job
+from trainer.launching.job import MULTIWORKER, Job, check_sharing, shared, sharing
 from trainer.launching.local import process
 from trainer.launching.local.attempt import Attempt, Stopping
 from trainer.launching.local.group import Group
@@ -77,9 +76,9 @@ def _checked(job: Job, program: tuple[str, ...]) -> tuple[Placement, list[int]]:
     if job.strategy == MULTIWORKER:
         each = max(1, len(shares[0]))
         least, most = job.elastic or (job.num_workers, job.num_workers)
-        counts = sizes.working(job.config.order, range(least, min(most, job.num_workers) + 1), each)
+        counts = sharing(job.config.order, range(least, min(most, job.num_workers) + 1), each)
         if job.num_workers not in counts:
-            sizes.check(job.config.order, job.num_workers, each)
+            check_sharing(job.config.order, job.num_workers, each)
     if not job.config.model.task:  # whose data only TensorFlow can tell
         plan.make(job.config, Cluster((HOST,) * job.num_workers) if job.strategy == MULTIWORKER else ALONE)
     folder = pathlib.Path(job.model_dir, FOLDER)
@@ -135,5 +134,5 @@ def _say_start(placement: Placement, counts: list[int], screen: Screen) -> None:
         skipped = [str(count) for count in range(job.elastic[0], job.elastic[1] + 1) if count not in counts]
         if skipped:
             what = "--virtual_replicas" if job.config.order.virtual_replicas else "--global_batch_size"
-            divided = sizes.divided(job.config.order)
+            divided = shared(job.config.order)
             screen.say(f"never {' or '.join(skipped)} workers, who cannot share {what}={divided}")

@@ -60,11 +60,11 @@ def test_inputs_have_budgets_of_their_own_and_one_list(tmp_path):
 
 def test_a_folder_is_known_by_any_of_its_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Corruption("data/", "skip").found(record(1))
+    Corruption("data/", "skip", 9).found(record(1))
     for name in ("data", "./data", pathlib.Path("data"), tmp_path / "data", f"{tmp_path}/data/"):
         assert skipped_records(name) == (record(1),)
     assert skipped_records("data2") == ()
-    Corruption("gs://bucket/data", "skip").found(record(2))
+    Corruption("gs://bucket/data", "skip", 9).found(record(2))
     assert skipped_records("gs://bucket/data/") == (record(2),)
 
 

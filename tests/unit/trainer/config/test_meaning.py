@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.commands.flags import flags_of
 from pipeline.errors import UsageError
-from trainer.config import TrainConfig
+from trainer.config import TrainConfig, model_defaults
 from trainer.config.meaning import check_parameter_server, flag, shapes_training
 
 
@@ -47,6 +47,12 @@ def test_a_flag_shapes_the_training_unless_it_or_its_group_says_no():
 def test_flags_that_name_folders_may_differ_from_machine_to_machine():
     told = {name for name, one in flags_of(TrainConfig).items() if one.field.metadata["per_machine"]}
     assert told == {"data_dir", "model_dir", "log_keys", "metrics_jsonl", "cache_dir", "cache_bytes"}
+
+
+def test_flags_say_which_defaults_are_the_models():
+    told = {name for name, one in flags_of(TrainConfig).items() if one.field.metadata["by_model"]}
+    tables = [*model_defaults.MODEL_DEFAULTS.values(), *model_defaults.OPTIMIZER_DEFAULTS.values()]
+    assert told == {name for flags in tables for name in flags}
 
 
 def test_the_launcher_sets_what_tells_a_process_which_one_it_is():

@@ -127,7 +127,7 @@ def test_help_says_something_of_every_flag(capsys, monkeypatch):
 def test_help_shows_the_defaults_of_the_named_model(capsys):
     with pytest.raises(SystemExit):
         parse(["--model=cifar10_cnn", "--help"])
-    assert "(default: 350.0)" in capsys.readouterr().out
+    assert "(default of the model: 350.0)" in capsys.readouterr().out
 
 
 def test_every_model_has_defaults_and_epochs():

@@ -2,7 +2,7 @@ import pytest
 
 from pipeline.errors import UsageError
 from trainer.config.data import OrderFlags
-from trainer.launching import sizes
+from trainer.launching.job import check_sharing, sharing
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from trainer.launching import sizes
     ],
 )
 def test_workers_share_a_batch_where_their_replicas_divide_it(order, per_worker, working):
-    assert sizes.working(order, range(1, 9), per_worker) == working
+    assert sharing(order, range(1, 9), per_worker) == working
 
 
 @pytest.mark.parametrize(
@@ -32,4 +32,4 @@ def test_workers_share_a_batch_where_their_replicas_divide_it(order, per_worker,
 )
 def test_a_number_that_does_not_work_is_an_error_with_the_nearest_that_do(order, num_workers, per_worker, said):
     with pytest.raises(UsageError, match=said):
-        sizes.check(order, num_workers, per_worker)
+        check_sharing(order, num_workers, per_worker)
