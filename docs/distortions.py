@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from sklearn.datasets import load_sample_images
 
-from pipeline.decode.images import ImageDecoder
+from pipeline.decode import ImageDecoder
 from pipeline.distort.base import ImageStatistics
 from pipeline.distort.composed import cropping_of
 from pipeline.distort.recipes import make_recipe

@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.batch.on_device import distort_fn
+    from pipeline.batch.batches import distort_fn
     from pipeline.distribution import distribute
     from pipeline.input import input_fn, order_spec, steps_per_epoch
     from pipeline.input_meter import InputMeter
@@ -26,7 +26,7 @@ _HOME = {
     "RandomAccess": "pipeline.random_access",
     "Shard": "pipeline.order.sharding",
     "StepIterator": "pipeline.step_iterator",
-    "distort_fn": "pipeline.batch.on_device",
+    "distort_fn": "pipeline.batch.batches",
     "distribute": "pipeline.distribution",
     "input_fn": "pipeline.input",
     "skipped_records": "pipeline.read.corruption",

@@ -20,7 +20,7 @@ from pipeline.audit.contract import Contract
 from pipeline.audit.proof import Check, Fault
 from pipeline.audit.reading import Topology
 from pipeline.commands.text import count_of, size_of
-from pipeline.decode.images import resize
+from pipeline.decode import resize
 from pipeline.errors import DataError
 from pipeline.input import input_fn
 from pipeline.manifest import Feature

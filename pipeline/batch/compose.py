@@ -17,8 +17,7 @@ from pipeline.batch.dataset import resident, split, unpadded, windowed
 from pipeline.batch.plans import Run
 from pipeline.batch.resident import load
 from pipeline.commands.text import size_of
-from pipeline.decode.forms import Form, PixelRows, Serialized, UserParsed
-from pipeline.decode.images import ExampleParser, ImageDecoder, Stretched
+from pipeline.decode import ExampleParser, Form, ImageDecoder, PixelRows, Serialized, Stretched, UserParsed
 from pipeline.distort.base import Crop, Recipe
 from pipeline.distort.composed import cropping_of
 from pipeline.errors import DataError, UsageError

@@ -17,7 +17,7 @@ import tensorflow as tf
 from pipeline.batch.batches import Batches
 from pipeline.batch.plans import Run
 from pipeline.batch.resident import ResidentRows
-from pipeline.decode.forms import PixelRows
+from pipeline.decode import PixelRows
 from pipeline.distort.base import Recipe, Undistorted, UserDistorted, output_spec
 from pipeline.order.feed import Feed, WindowPlan
 from pipeline.order.order import Order

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.batch.batches import Batches
-from pipeline.decode.forms import Form, PixelRows, Serialized
+from pipeline.decode import Form, PixelRows, Serialized
 from pipeline.distort import kernels
 from pipeline.distort.composed import crop_first_of, cropping_of, of_crops
 from pipeline.distort.geometry import CropFirst

@@ -16,7 +16,7 @@ import tqdm
 from numpy.typing import NDArray
 
 from pipeline.bench.result import Sample
-from pipeline.decode.forms import Form
+from pipeline.decode import Form
 from pipeline.errors import DataError, root_cause
 from pipeline.manifest.storage import folder
 from pipeline.read.numpy_calls import message_of_input

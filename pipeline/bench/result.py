@@ -1,14 +1,20 @@
-"""The stages of an input, what each of them costs, the rate from end to end, and what bounds it."""
+"""The stages of an input, what each of them costs, and what bounds it; as lines of text, or as a JSON object."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
+import shutil
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline.batch import WEIGHTS
+from pipeline.commands.text import count_of, table
+from pipeline.request import DEVICE
+from pipeline.resolved import ResolvedRequest
 
 # What is measured beside the stages of a batch. The last four are sections: each has its own threads, and they overlap.
 BYTES = "bytes"
@@ -21,7 +27,15 @@ SECTIONS = {
 }
 CPU_BOUND = 0.75  # above this CPU utilisation the input is CPU-bound
 TOGETHER = 0.7  # below this share of the slowest section's rate, that section alone does not bound the input
-_MICRO = 1e6
+_MICRO, _MB = 1e6, 1e6
+_LAST = "share of the processor time"
+_SHARE = 5  # columns of a share in front of its bar
+_LEAST_BAR, _MOST_BAR = 10, 60
+_EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
+_FULL = "\u2588"
+_PLAIN = "#"
+_BOUND, _OTHER, _RESET = "\033[33m", "\033[36m", "\033[0m"  # yellow, cyan
+_COLUMNS = 80  # where there is no terminal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,3 +187,171 @@ def _section(stage: Stage) -> str:
 
 def _rate(sample: Sample) -> float:
     return sample.rows / sample.seconds
+
+
+def heading(resolved: ResolvedRequest, devices: Sequence[str]) -> list[str]:
+    """Returns what is timed."""
+    made, spec, order, request = resolved.manifest, resolved.spec, resolved.order, resolved.request
+    image = made.features["image"]
+    size = "x".join("?" if side is None else str(side) for side in image.shape)
+    stored = f"{size} {image.encoding}" + (f" in {made.compression}" if made.compression else "")
+    resized = f", resized to {request.size[0]}x{request.size[1]}" if request.size else ""
+    windows = f"{count_of(order.windows, 'window')} of {count_of(spec.streams, 'stream')}"
+    recipe = "undistorted" if request.distort in (None, "none") else f"distorted by {request.distort}"
+    recipe += " in the steps" if request.distort_on == DEVICE else ""
+    return [
+        f"{made.dataset}, split {spec.split}: {count_of(order.num_records, 'image')} of {stored}{resized}",
+        f"{'training' if spec.training else 'evaluation'}, {'kept in memory' if order.windows == 1 else windows}; "
+        f"batches of {spec.global_batch_size:,}, {recipe}; {count_of(len(devices), 'replica')} on {', '.join(devices)}",
+    ]
+
+
+def stage_lines(result: Result, num_records: int) -> list[str]:
+    """Returns the table of the stages, with a bar for each that is done in every epoch."""
+    plain = table([_row(result, stage, num_records, "") for stage in result.stages], left=(_LAST,))
+    bars = Bars()
+    before = len(plain[0]) - len(_LAST) + _SHARE
+    width = min(_MOST_BAR, max(_LEAST_BAR, bars.columns - before - 1))
+    most = max((cost.share for cost in result.costs.values()), default=0.0) or 1.0
+    rows = []
+    for stage in result.stages:
+        cost = result.costs.get(stage.name)
+        bar = bars.bar(cost.share / most, width, stage.name == result.bound) if cost else ""
+        rows.append(_row(result, stage, num_records, bar))
+    notes = [f"{stage.name}: {stage.note}" for stage in result.stages if stage.occurs and stage.note]
+    return [*table(rows, left=(_LAST,)), *notes]
+
+
+def _row(result: Result, stage: Stage, num_records: int, bar: str) -> list[tuple[str, str]]:
+    cost = result.costs.get(stage.name)
+    if cost is None:
+        cells = ("-", "-", "-", "-", f"absent: {stage.note}")
+    else:
+        took, size = cost.processor.median, stage.row_bytes
+        rate = _MICRO / took if took else 0.0
+        once = f"once: {cost.clock.median * num_records / _MICRO:.2g} s"
+        cells = (
+            f"{took:,.3f}",
+            f"{cost.processor.lowest:,.3f} to {cost.processor.highest:,.3f}",
+            f"{rate:,.0f}" if took else "-",
+            f"{rate * size / _MB:,.1f}" if took and size else "-",
+            once if stage.once else f"{cost.share:4.0%} {bar}",
+        )
+    return list(
+        zip(("stage", "us/img", "lowest to highest", "img/s", "MB/s", _LAST), (stage.name, *cells), strict=True)
+    )
+
+
+def verdict_lines(result: Result, cores: int, source: str) -> list[str]:
+    """Returns the rates and what bounds them.
+
+    Args:
+      result: the figures.
+      cores: of this machine.
+      source: where the bytes came from.
+    """
+    total = sum(cost.processor.median for cost in result.costs.values() if not cost.stage.once)
+    sections = ", ".join(f"{SECTIONS[part]} {spread.median:,.0f}" for part, spread in result.sections.items())
+    handed_on = next(stage.row_bytes or 0.0 for stage in result.stages if stage.name == "batch")
+    return [
+        f"us/img is processor time over all cores, img/s and MB/s are those of one core; bytes come from {source}",
+        f"all stages of an epoch: {total:,.3f} us/img; from end to end {_spread(result.processor, 3)}",
+        f"by the clock, each alone: {sections} img/s",
+        f"from end to end: {_spread(result.rate)} img/s, {result.rate.median * handed_on / _MB:,.1f} MB/s; "
+        f"{result.busy * cores:.1f} of {count_of(cores, 'core')} busy",
+        f"bound by {reason(result)}",
+    ]
+
+
+def reason(result: Result) -> str:
+    """Returns the stage that bounds an input, and why it is that one."""
+    cost = result.costs[result.bound]
+    if result.is_processor_bound:
+        text = f"the processor: {result.bound} takes {cost.share:.0%} of its time"
+        if result.busy >= CPU_BOUND:
+            return text
+        return (
+            f"{text}; the cores are only {result.busy:.0%} busy, though each section alone is faster: other processes "
+            "use them, or the sections wait for each other"
+        )
+    slowest = min(result.sections, key=lambda part: result.sections[part].median)
+    return (
+        f"{result.bound}: {SECTIONS[slowest]} alone gives {result.sections[slowest].median:,.0f} img/s, "
+        f"with the cores {result.busy:.0%} busy"
+    )
+
+
+def _spread(spread: Spread, digits: int = 0) -> str:
+    median, low, high = (f"{v:,.{digits}f}" for v in (spread.median, spread.lowest, spread.highest))
+    return f"{median} ({low} to {high})"
+
+
+def as_object(
+    result: Result, resolved: ResolvedRequest, devices: Sequence[str], cores: int, source: str
+) -> dict[str, Any]:
+    """Returns the result as JSON can hold it."""
+    spec, request = resolved.spec, resolved.request
+    return {
+        "dataset": resolved.manifest.dataset,
+        "images": resolved.order.num_records,
+        "spec": dataclasses.asdict(spec),
+        "distort": request.distort,
+        "distort_on": request.distort_on,
+        "resize": list(request.size) if request.size else None,
+        "windows": resolved.order.windows,
+        "devices": list(devices),
+        "cores": cores,
+        "read_from": source,
+        "stages": [_stage_object(result, stage) for stage in result.stages],
+        "sections": {SECTIONS[part]: dataclasses.asdict(spread) for part, spread in result.sections.items()},
+        "images_per_second": dataclasses.asdict(result.rate),
+        "processor_us_per_image": dataclasses.asdict(result.processor),
+        "busy_share": result.busy,
+        "bound": {"stage": result.bound, "by_processor": result.is_processor_bound, "reason": reason(result)},
+    }
+
+
+def _stage_object(result: Result, stage: Stage) -> dict[str, Any]:
+    cost = result.costs.get(stage.name)
+    if cost is None:
+        return {"stage": stage.name, "occurs": "absent", "note": stage.note}
+    took = cost.processor.median
+    rate = _MICRO / took if took else None
+    return {
+        "stage": stage.name,
+        "occurs": "once" if stage.once else "each epoch",
+        "note": stage.note,
+        "processor_us_per_image": dataclasses.asdict(cost.processor),
+        "clock_us_per_image": dataclasses.asdict(cost.clock),
+        "share": None if stage.once else cost.share,
+        "images_per_second_per_core": rate,
+        "megabytes_per_second_per_core": rate * stage.row_bytes / _MB if rate and stage.row_bytes else None,
+    }
+
+
+class Bars:
+    """Draws bars for standard output."""
+
+    def __init__(self) -> None:
+        """Looks at what standard output can show."""
+        self.is_terminal = sys.stdout.isatty()
+        self.has_colors = self.is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self.columns = shutil.get_terminal_size((_COLUMNS, 24)).columns if self.is_terminal else _COLUMNS
+        self._has_blocks = self.is_terminal and _can_encode(_FULL + _EIGHTHS, sys.stdout.encoding)
+
+    def bar(self, share: float, width: int, is_bound: bool) -> str:
+        """Returns the bar of a share 0..1, of `width` columns at most; what bounds the input has another colour."""
+        eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+        if self._has_blocks:
+            text = _FULL * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+        else:
+            text = _PLAIN * round(eighths / 8)
+        return f"{_BOUND if is_bound else _OTHER}{text}{_RESET}" if self.has_colors and text else text
+
+
+def _can_encode(text: str, encoding: str | None) -> bool:
+    try:
+        text.encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

@@ -17,7 +17,7 @@ from pipeline.batch.resident import ResidentRows, load
 from pipeline.bench import measure
 from pipeline.bench.measure import READY, Part, Reads, decoding, taking
 from pipeline.bench.result import BATCHES, BYTES, DEVICES, ORDER, READER, Stage, of_prefixes
-from pipeline.decode.forms import PixelRows, Serialized
+from pipeline.decode import PixelRows, Serialized
 from pipeline.distribution import PREFETCH, as_distributed, copied_ahead, distribute_request
 from pipeline.errors import UsageError
 from pipeline.order.arrays import NumpyArrays

@@ -19,8 +19,7 @@ from pipeline.commands import commandline
 from pipeline.commands.flags import flag
 from pipeline.commands.text import count_of, size_of
 from pipeline.errors import DataError, UsageError, named, unknown
-from pipeline.index.drafts import Drafts, drafts_in
-from pipeline.index.scan import scan
+from pipeline.index.files import Drafts, drafts_in, scan
 from pipeline.manifest import FORMAT_VERSION, MEMBERS_VERSION, Manifest, ShardInfo, SplitInfo, naming
 from pipeline.manifest.storage import File, folder
 from pipeline.read.shards import LOCAL_THREADS

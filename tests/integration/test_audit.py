@@ -206,11 +206,12 @@ import tensorflow as tf
 
 from pipeline.audit import __main__ as audit
 from pipeline.commands import commandline
-from pipeline.decode import forms, images
+from pipeline import decode
+from pipeline import decode
 from pipeline.read import window
 
 what, *arguments = sys.argv[1:]
-parse, arrays = images.ExampleParser.parse, window.RowColumns.arrays
+parse, arrays = decode.ExampleParser.parse, window.RowColumns.arrays
 
 
 def parsed(self, records):
@@ -227,7 +228,7 @@ def columns(self, pieces, row_of):
     return {**found, what: np.roll(found[what], 1, 0)}
 
 
-images.ExampleParser.parse, window.RowColumns.arrays = parsed, columns
+decode.ExampleParser.parse, window.RowColumns.arrays = parsed, columns
 commandline.run("pipeline.audit", audit.main, arguments)
 """
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from pipeline.batch import compose
 from pipeline.batch.batches import Batches
-from pipeline.decode.forms import PixelRows, Serialized
+from pipeline.decode import PixelRows, Serialized
 from pipeline.distort.geometry import CroppingRecipe
 from pipeline.order.feed import make_feed
 from pipeline.order.tensors import TENSORS

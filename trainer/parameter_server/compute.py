@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from pipeline.batch.on_device import DeviceDistortion
+from pipeline.batch.batches import DeviceDistortion
 from trainer.config import TrainConfig
 from trainer.parameter_server import numbered
 from trainer.parameter_server.transfer import Transfer

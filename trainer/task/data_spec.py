@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from pipeline import user_function
-from pipeline.decode.forms import is_pair
+from pipeline.decode import is_pair
 from pipeline.distort.base import Recipe, output_spec
 from pipeline.distort.composed import cropping_of
 from pipeline.distort.recipes import make_recipe

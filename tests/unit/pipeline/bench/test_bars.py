@@ -2,7 +2,7 @@ import io
 
 import pytest
 
-from pipeline.bench.tables import Bars
+from pipeline.bench.result import Bars
 
 
 class Output(io.TextIOWrapper):

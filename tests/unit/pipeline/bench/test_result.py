@@ -1,8 +1,7 @@
 import pytest
 
 from pipeline.batch import DISTORT, GATHER, NUMBERS, WEIGHTS
-from pipeline.bench import tables
-from pipeline.bench.result import BATCHES, BYTES, ORDER, READER, Sample, Spread, Stage, of_prefixes, result_of
+from pipeline.bench.result import BATCHES, BYTES, ORDER, READER, Sample, Spread, Stage, of_prefixes, reason, result_of
 
 MADE = of_prefixes([NUMBERS, GATHER, DISTORT])
 STAGES = [
@@ -53,13 +52,13 @@ def test_busy_cores_bound_an_input_by_the_stage_with_the_largest_share():
     found = result((7, 13))
     assert found.busy == pytest.approx(13 / 14)
     assert (found.bound, found.is_processor_bound) == ("distort", True)
-    assert tables.reason(found) == "the processor: distort takes 54% of its time"
+    assert reason(found) == "the processor: distort takes 54% of its time"
 
 
 def test_idle_cores_tell_that_the_slowest_section_bounds_it():
     found = result((100, 13), **{BYTES: (98, 1), READER: (99, 4)})  # a disk
     assert (found.bound, found.is_processor_bound) == ("read", False)
-    assert tables.reason(found) == "read: reading alone gives 10,101 img/s, with the cores 6% busy"
+    assert reason(found) == "read: reading alone gives 10,101 img/s, with the cores 6% busy"
 
 
 def test_within_a_section_the_stage_that_takes_longest_bounds_it():
@@ -70,7 +69,7 @@ def test_within_a_section_the_stage_that_takes_longest_bounds_it():
 def test_an_input_that_is_slower_than_each_of_its_sections_shares_the_cores():
     found = result((20, 13))
     assert (found.bound, found.is_processor_bound) == ("distort", True)
-    assert "the cores are only 32% busy, though each section alone is faster" in tables.reason(found)
+    assert "the cores are only 32% busy, though each section alone is faster" in reason(found)
 
 
 def test_a_difference_within_the_noise_is_zero():

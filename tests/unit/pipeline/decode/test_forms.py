@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.decode.forms import UserParsed, parsed
+from pipeline.decode import UserParsed, parsed
 from pipeline.errors import DataError, UsageError
 
 

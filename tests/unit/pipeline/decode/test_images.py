@@ -8,7 +8,7 @@ import PIL.Image
 import pytest
 import tensorflow as tf
 
-from pipeline.decode.images import ImageDecoder, Stretched
+from pipeline.decode import ImageDecoder, Stretched
 from pipeline.distort.recipes import make_recipe
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain

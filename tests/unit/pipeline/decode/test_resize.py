@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.decode.images import resize
+from pipeline.decode import resize
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipeline.decode.images import ImageDecoder
+from pipeline.decode import ImageDecoder
 from pipeline.distort.recipes import make_recipe
 from pipeline.request import Request
 from tests.datasets import encoded
