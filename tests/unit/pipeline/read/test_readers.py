@@ -80,7 +80,7 @@ def opened(request, tmp_path):
     return Opened(tmp_path, KINDS[request.param])
 
 
-# Damage to compressed files is in test_gzip_reader.py and test_members.py.
+# Damage to compressed files is in test_compressed.py and test_members.py.
 skippable = pytest.mark.parametrize("opened", [name for name in KINDS if "GZIP" not in name], indirect=True)
 
 
