@@ -117,16 +117,12 @@ def _rows(request: Request, epoch: int, topology: Topology, worker: int) -> Iter
         first = epoch * steps + begin
         count = run if len(begins) > 1 else steps
         epochs = None if resolved.order.training else epoch + 1
-        dataset = input_fn(**_arguments(dataclasses.replace(request, start_step=first, epochs=epochs)))
+        dataset = input_fn(**vars(dataclasses.replace(request, start_step=first, epochs=epochs)))
         elements = iter(dataset.take(count * topology.local_replicas))
         for number in range(count * topology.local_replicas):
             step, local = first + number // topology.local_replicas, number % topology.local_replicas
             replica = worker * topology.local_replicas + local
             yield from _of_element(_next(elements), contract, step, replica * size, topology)
-
-
-def _arguments(request: Request) -> dict[str, Any]:
-    return {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
 
 
 def _next(elements: Iterator[Any]) -> Any:
@@ -201,7 +197,7 @@ def _pixels(data: bytes, feature: Feature, size: tuple[int, int] | None) -> Any:
 def _compare(row: _Fed, where: str, stored: dict[str, Any]) -> None:
     for name, fed in row.values.items():
         one, other = np.asarray(fed), np.asarray(stored[name])
-        if one.shape == other.shape and _equal(one, other):
+        if one.shape == other.shape and np.all(_same(one, other)):
             continue
         at, shown = "", (fed, stored[name])
         if one.shape != other.shape:
@@ -211,10 +207,6 @@ def _compare(row: _Fed, where: str, stored: dict[str, Any]) -> None:
             at, shown = f" at {place if len(place) > 1 else place[0]}", (one[place], other[place])
         fed_text, stored_text = (str(value)[:_SHOWN] for value in shown)
         raise Fault(f"{where}: {name}{at} is fed as {fed_text}, and the record has {stored_text} ({row.where})")
-
-
-def _equal(one: np.ndarray, other: np.ndarray) -> bool:
-    return bool(np.all(_same(one, other)))
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -53,7 +53,9 @@ class Batches:
           plan: of the window.
           number: int64 scalar; or (elements,), several elements together. All these then have one axis more.
         """
-        records, real = taken[window.RECORD_ID], self._real(taken, plan, number)
+        records, real = taken[window.RECORD_ID], tf.gather(plan.real, number)
+        if window.GOOD in taken:  # a skipped record counts as little as padding
+            real = tf.logical_and(real, taken[window.GOOD])
         if self.until == NUMBERS:  # what tf.data itself costs
             return (number[..., None] + tf.zeros([records.shape[-1]], tf.int64),)
         if self.until == GATHER:
@@ -73,11 +75,6 @@ class Batches:
     def weigh_whole_elements(self, columns: Columns) -> bool:
         """Whether weights depend on how many rows of an element are skipped, so that it must not be cut before."""
         return window.GOOD in columns and self.resolved.request.weights == "mean"
-
-    def _real(self, taken: Columns, plan: WindowPlan, number: tf.Tensor) -> tf.Tensor:
-        """Returns bool (rows,): which rows of element `number` are not padding, and not skipped."""
-        good, real = taken.get(window.GOOD), tf.gather(plan.real, number)
-        return real if good is None else tf.logical_and(real, good)
 
     @property
     def are_stored(self) -> bool:
@@ -217,7 +214,7 @@ class DeviceDistortion:
         """
         recipe = recipe_of(resolved)
         assert recipe is not None
-        self._distortion = distortion_of(resolved, recipe, _keys_as_given, _as_given)
+        self._distortion = distortion_of(resolved, recipe, lambda epoch, keys: keys, lambda images: images)
 
     def __call__(self, x: dict[str, tf.Tensor], labels: Any, weights: tf.Tensor) -> tuple[Any, Any, tf.Tensor]:
         """Returns (images, labels, weights) of a batch, as `distort_on="host"` gives them.
@@ -253,12 +250,3 @@ def distort_fn(data_dir: PathLike | Sources, split: str = "train", **options: Un
     if request.distort_on != DEVICE:
         raise UsageError(f"distort_fn: distort_on={request.distort_on!r}: the input distorts by itself; give 'device'")
     return DeviceDistortion(resolve_all(request).first)
-
-
-def _keys_as_given(epoch: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-    del epoch
-    return keys
-
-
-def _as_given(images: tf.Tensor) -> tf.Tensor:
-    return images

@@ -256,9 +256,10 @@ def _group(first: tf.Tensor, size: int, stop: tf.Tensor) -> tf.Tensor:
 
 def _joined(run: Run, together: tuple, between: int | None, count: tf.Tensor) -> tuple:
     """Returns the first `count` elements of a group for `_from_groups`, in the group's memory."""
-    if run.replicas == between:
-        return _joined_rows(together, between, count)
-    return tf.nest.map_structure(lambda component: component[:count], together)
+    if run.replicas != between:
+        return tf.nest.map_structure(lambda c: c[:count], together)
+    # Rows of one element behind those of another, for each replica by itself, to be cut into elements by `rebatch`.
+    return tf.nest.map_structure(lambda c: tf.reshape(c[:count], [-1, *c.shape[2:]]), split(together, between))
 
 
 @tf.autograph.experimental.do_not_convert
@@ -375,17 +376,6 @@ def _cut(plan: WindowPlan, replicas: int) -> WindowPlan:
 def _cut_numbers(numbers: tf.Tensor, replicas: int) -> tf.Tensor:
     """Returns the numbers in a `_cut` plan of elements, int64 (n,): those of one replica, then those of the next."""
     return tf.reshape(numbers * replicas + tf.range(replicas, dtype=tf.int64)[:, None], [-1])
-
-
-def _joined_rows(together: tuple[Any, ...], replicas: int | None, count: tf.Tensor) -> tuple[Any, ...]:
-    """Returns the rows of the first elements of a group, one element behind the other, in the group's memory.
-
-    Args:
-      together: components of shape (elements, rows, ...); with replicas, of the elements that `_cut_numbers` gives.
-      replicas: how many, each of which gets its own rows; None: all rows stay together.
-      count: of the elements.
-    """
-    return tf.nest.map_structure(lambda c: tf.reshape(c[:count], [-1, *c.shape[2:]]), split(together, replicas))
 
 
 def _equal_runs(component: tf.Tensor | tf.RaggedTensor, replicas: int) -> list[Any]:

@@ -145,7 +145,9 @@ class Subject:
 
     def whole(self) -> Any:
         """Returns the input as a run has it, reading included."""
-        request = dataclasses.replace(self.resolved.request, epochs=_endless(self.resolved))
+        order = self.resolved.order
+        epochs = None if order.training else (1 << 50) // order.steps_per_epoch  # whose end no benchmark reaches
+        request = dataclasses.replace(self.resolved.request, epochs=epochs)
         if self.strategy is None:
             return make_dataset(request)
         return distribute_request(self.strategy, request)
@@ -237,11 +239,6 @@ class Subject:
 
 def _repeated(run: Run, window: int, contiguous: bool) -> tf.data.Dataset:
     return run.plans(contiguous).skip(window).take(1).cache().repeat()
-
-
-def _endless(resolved: ResolvedRequest) -> int | None:
-    """Returns a number of epochs whose end no benchmark reaches."""
-    return None if resolved.order.training else (1 << 50) // resolved.order.steps_per_epoch
 
 
 def _steps(name: str, batches: Any, rows: int, whole: int | None = None) -> Part:

@@ -90,7 +90,8 @@ def parse(text: str, file: str) -> Manifest:
     _check_version(content, file)
     plain = {name: value for name, value in content.items() if name != SEAL}
     manifest: Manifest = from_json(Manifest, plain, f"{file}: not a valid manifest (convert the data again)")
-    _check_values(manifest, file)
+    if problem := next(_problems(manifest), None):
+        raise DataError(f"{file}: {problem}")
     if problem := seal_problem(content):  # after what names the field
         raise DataError(f"{file}: {problem}")
     return manifest
@@ -147,20 +148,6 @@ def _object(kind: Any, value: dict[str, Any], file: str, path: str) -> Any:
         raise DataError(f"{file}: {path or 'it'} {'lacks' if name in fields else 'has the unknown field'} {name!r}")
     at = f"{path}." if path else ""
     return kind(**{name: from_json(fields[name], part, file, f"{at}{name}") for name, part in value.items()})
-
-
-def _check_values(manifest: Manifest, file: str) -> None:
-    """Checks a manifest that was read.
-
-    Args:
-      manifest: its fields have the right types.
-      file: its path, for the message.
-
-    Raises:
-      DataError: names the first invalid value.
-    """
-    for problem in _problems(manifest):
-        raise DataError(f"{file}: {problem}")
 
 
 def _problems(manifest: Manifest) -> Iterator[str]:
