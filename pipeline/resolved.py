@@ -61,7 +61,7 @@ class ResolvedRequest:
         return _image_shape(self.request, self.manifest)
 
     def check_pairs(self, num_replicas: int = 1) -> None:
-        """Raises UsageError where rows are mixed in pairs, but a replica or a stream has an odd number of them."""
+        """Raises UsageError if rows are mixed in pairs, but a replica or a stream has an odd number of them."""
         if self.request.mixes and self.order.training:
             check_pairs(repr(self.request.distort), self.spec.global_batch_size, self.spec.streams, num_replicas)
 
@@ -134,7 +134,7 @@ def _statistics(request: Request, manifest: Manifest) -> Manifest:
 
 
 def _check(request: Request, manifest: Manifest) -> None:
-    """Raises UsageError where a data set does not provide what is asked for.
+    """Raises UsageError if a data set does not provide what is asked for.
 
     Without images nothing may be asked of them, but the order is known all the same.
     """
@@ -224,7 +224,7 @@ def resolve_all(request: Request) -> Mixture:
 
 
 def check_alike(parts: Sequence[ResolvedRequest], names: Sequence[str]) -> None:
-    """Raises UsageError where the rows of two sources do not fit together, naming both and what differs."""
+    """Raises UsageError if the rows of two sources do not fit together, naming both and what differs."""
     for other, source in zip(parts[1:], names[1:], strict=True):
         for name, own in _facts(parts[0]).items():
             theirs = _facts(other)[name]
@@ -281,7 +281,7 @@ def _part(request: Request, number: int, source: Source, rows: int) -> Request:
 
 
 def check_replicas(request: Request, num_replicas: int, what: str = "replicas") -> None:
-    """Raises UsageError where the replicas do not divide the global batch, and in a mixture each source's rows."""
+    """Raises UsageError if the replicas do not divide the global batch, and in a mixture each source's rows."""
     if not request.sources:
         sharding.check_replicas(request.global_batch_size, num_replicas)
     else:

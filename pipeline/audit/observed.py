@@ -206,7 +206,7 @@ class Report:
 
 
 def compare(contract: Contract, seen: Seen) -> Report:
-    """Returns how a run's rows agree with the contract."""
+    """Compares a run's rows with the contract."""
     steps = sorted(seen.steps)
     full = [step for step in steps if (seen.steps[step]["record"] != NOT_LOGGED).all()]
     gap, gaps = _gaps(seen, steps, full)

@@ -73,7 +73,7 @@ def part_size(order: Order, topology: Topology) -> int:
 
 
 def check_part(size: int) -> None:
-    """Raises NotCheckedError where a part is too large to be replayed without --exhaustive."""
+    """Raises NotCheckedError if a part is too large to be replayed without --exhaustive."""
     if size > BUDGET:
         raise NotCheckedError(
             f"a worker's window or step has {size:,} records, more than the {BUDGET:,} that are replayed at most; "
@@ -82,7 +82,7 @@ def check_part(size: int) -> None:
 
 
 def check_memory(order: Order, topology: Topology) -> None:
-    """Raises UsageError where this machine has too little memory to replay every window."""
+    """Raises UsageError if this machine has too little memory to replay every window."""
     size = part_size(order, topology)
     needed, limit = size * _REPLAY_BYTES, memory.available()
     if needed > limit:

@@ -94,7 +94,7 @@ def _is_resident(feed: Feed) -> bool:
 
 
 def _check_memory(mixture: Mixture) -> None:
-    """Raises UsageError where the machine, or the container, has too little for the windows of all sources.
+    """Raises UsageError if the machine, or the container, has too little for the windows of all sources.
 
     A source has this window and the next in memory; one that is read once, its records.
     """

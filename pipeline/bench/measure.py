@@ -264,7 +264,7 @@ class Reads:
         return f"{self.shards.data_dir}, a remote folder" if is_remote else self.traffic.source
 
     def checked(self, reader: LocalReader, passes: int) -> int:
-        """Has the reader read, check and place the records `passes` times; returns the rows."""
+        """Reads, checks and places the records `passes` times with the reader; returns the rows."""
         for _ in range(passes):
             reader.arrays(self.pieces, self.row_of)
         return passes * self.rows

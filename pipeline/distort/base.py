@@ -40,12 +40,12 @@ class Recipe:
 
     @property
     def mixing(self) -> Mixing | None:
-        """What then mixes the rows of a batch and their labels; None: nothing."""
+        """What mixes the rows of the distorted batch and their labels; None: nothing."""
         return None
 
     @property
     def normalizes(self) -> bool:
-        """Whether the result depends on the statistics of the training images in an evaluation, too."""
+        """Whether the result depends on the training images' statistics, in an evaluation too."""
         return False
 
     def gives_floats(self, floats: bool) -> bool:
@@ -53,7 +53,7 @@ class Recipe:
         return floats
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
-        """Raises UsageError where images of this (height, width, channels) cannot be distorted; here any can."""
+        """Raises UsageError if images of this (height, width, channels) cannot be distorted; here any can."""
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
         """Returns the distorted batch.
@@ -164,7 +164,7 @@ class Crop(Protocol):
 
 
 def check_argument(recipe: str, argument: str, value: float, least: float, most: float) -> None:
-    """Raises UsageError where an argument of a recipe is not within its bounds."""
+    """Raises UsageError if an argument of a recipe is not within its bounds."""
     if not least <= value <= most:
         raise UsageError(f"distort: {recipe}({argument}={value}): must be in {least}..{most}")
 
@@ -185,7 +185,7 @@ def output_spec(recipe: Recipe, image_shape: tuple[int, int, int]) -> tf.TensorS
 
 
 def check_bounds(name: str, value: float, least: float, most: float) -> None:
-    """Raises UsageError where an argument is not within its bounds."""
+    """Raises UsageError if an argument is not within its bounds."""
     if not least <= value <= most:
         raise UsageError(f"distort: {name}={value}: must be in {least}..{most}")
 
@@ -193,7 +193,7 @@ def check_bounds(name: str, value: float, least: float, most: float) -> None:
 def check_fits(
     recipe: str, argument: str, value: int, least: int, most: int, image_shape: tuple[int, int, int]
 ) -> None:
-    """Raises UsageError where an argument of a recipe is not within the bounds that the images set."""
+    """Raises UsageError if an argument of a recipe is not within the bounds that the images set."""
     if not least <= value <= most:
         height, width, _ = image_shape
         raise UsageError(

@@ -53,7 +53,7 @@ class Cifar10Tutorial(CropFirst):
         return True
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
-        """Raises UsageError where the crop is larger than the images."""
+        """Raises UsageError if the crop is larger than the images."""
         check_fits("cifar10_tutorial", "crop", self.crop, 1, min(image_shape[:2]), image_shape)
 
     def crop_size(self, image_shape: tuple[int, int, int]) -> tuple[int, int]:

@@ -73,7 +73,7 @@ class Composed(Recipe):
         return functools.reduce(lambda given, recipe: recipe.gives_floats(given), self.recipes, floats)
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
-        """Raises UsageError where one of them cannot take what the one before it gives of such images."""
+        """Raises UsageError if one of them cannot take what the one before it gives of such images."""
         for recipe in self.recipes:
             image_shape = tuple(output_spec(recipe, image_shape).shape[1:])
 

@@ -124,7 +124,7 @@ class Shift(_RandomShift):
         return True
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
-        """Raises UsageError where a shift may leave nothing of an image."""
+        """Raises UsageError if a shift may leave nothing of an image."""
         check_fits("shift", "pixels", self.pixels, 0, min(image_shape[:2]) - 1, image_shape)
 
     @property
@@ -162,7 +162,7 @@ class PadCropFlip(_FlippedNormalised, _RandomShift):
         check_bounds("pad", self.pad, 0, 64)
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
-        """Raises UsageError where a crop may hold nothing of an image."""
+        """Raises UsageError if a crop may hold nothing of an image."""
         check_fits("pad_crop_flip", "pad", self.pad, 0, min(image_shape[:2]) - 1, image_shape)
 
     @property

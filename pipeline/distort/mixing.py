@@ -111,8 +111,7 @@ class MixupOrCutMix(MixingRecipe):
     """Mixup or cutmix, drawn for each image.
 
     Attributes:
-      mixup_alpha: as `alpha` of mixup.
-      cutmix_alpha: as `alpha` of cutmix.
+      mixup_alpha, cutmix_alpha: `alpha` of mixup and of cutmix.
       cutmix_prob: the part of the mixed rows that get cutmix.
     """
 

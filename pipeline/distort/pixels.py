@@ -65,7 +65,7 @@ class ColorJitter(Augmentation):
             check_argument("color_jitter", argument, getattr(self, argument), 0, most)
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
-        """Raises UsageError where the images have no colours to change."""
+        """Raises UsageError if the images have no colours to change."""
         check_channels("color_jitter", image_shape)
         for argument in ("saturation", "hue"):
             if image_shape[2] == 1 and getattr(self, argument):
@@ -88,7 +88,7 @@ class ColorJitter(Augmentation):
 
 
 def check_channels(recipe: str, image_shape: tuple[int, int, int]) -> None:
-    """Raises UsageError where images are neither grey nor RGB."""
+    """Raises UsageError if images are neither grey nor RGB."""
     if image_shape[2] not in (1, 3):
         raise UsageError(f"distort: {recipe}: needs images of 1 or 3 channels; these have {image_shape[2]}")
 
@@ -125,7 +125,7 @@ class Cutout(Augmentation):
     size: int = 8
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
-        """Raises UsageError where the square is larger than the images."""
+        """Raises UsageError if the square is larger than the images."""
         check_fits("cutout", "size", self.size, 1, min(image_shape[:2]), image_shape)
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:

@@ -103,7 +103,7 @@ class RandAugment(Augmentation):
             check_argument("randaugment", argument, getattr(self, argument), least, most)
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
-        """Raises UsageError where images are neither grey nor RGB."""
+        """Raises UsageError if images are neither grey nor RGB."""
         check_channels("randaugment", image_shape)
 
     def distort(self, images: tf.Tensor, keys: tf.Tensor, statistics: ImageStatistics) -> tf.Tensor:
@@ -165,7 +165,7 @@ def _is(operation: tf.Tensor, *names: str) -> tf.Tensor:
 
 
 def _map(operation: str, part: float, size: tuple[int, int]) -> NDArray[np.float64]:
-    """Returns the map of an operation, (2, 3), as `kernels.transform` takes it; the identity, if it moves nothing.
+    """Returns the map of an operation, (2, 3), for `kernels.transform`; the identity if it moves nothing.
 
     Shears keep the upper left pixel, rotation the middle.
 
@@ -208,7 +208,7 @@ def _recoloured(images: tf.Tensor, operation: tf.Tensor, factor: tf.Tensor) -> t
 
 
 def _sharpened(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Returns images moved away from their smoothed selves, or towards them; their borders stay, as in Pillow.
+    """Returns images sharpened or smoothed; their borders stay, as in Pillow.
 
     Smoothed is a pixel 5 times and its eight neighbours, by 13.
     """

@@ -111,7 +111,7 @@ def _made(name: str, arguments: dict[str, object], flag: str) -> Recipe:
 
 
 def _check_type(what: str, value: object, default: object) -> None:
-    """Raises UsageError where a value is not of the default's type; a default of None stands for an optional int."""
+    """Raises UsageError if a value is not of the default's type; a default of None stands for an optional int."""
     if default is None:
         if value is not None and type(value) is not int:
             raise UsageError(f"{what}: needs int, such as 80, or None")

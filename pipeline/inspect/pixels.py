@@ -17,6 +17,6 @@ def as_pixels(image: NDArray[np.generic]) -> NDArray[np.uint8]:
 
 
 def as_rgb(image: NDArray[np.generic]) -> NDArray[np.uint8]:
-    """Returns `as_pixels` as (height, width, 3): of an image with another number of channels, its first one as grey."""
+    """Returns `as_pixels` as (height, width, 3); an image that is not RGB is shown by its first channel, in grey."""
     pixels = as_pixels(image)
     return pixels if pixels.shape[2] == 3 else np.repeat(pixels[:, :, :1], 3, axis=2)

@@ -97,7 +97,7 @@ class ShardInfo:
 
     @property
     def files(self) -> dict[str, str]:
-        """{name in the data set's folder: CRC32C} of itself and of its sidecars."""
+        """{name in the data set's folder: CRC32C} of the shard and its sidecars."""
         return self.files_in(lambda name: False)
 
     def files_in(self, exists: Callable[[str], bool]) -> dict[str, str]:
@@ -192,7 +192,7 @@ class Manifest:
         return any(name in self.features for name in IMAGE_FEATURES)
 
     def require_images(self) -> None:
-        """Raises UsageError where the records are not images: `pipeline.index` made the manifest."""
+        """Raises UsageError if the records are not images: `pipeline.index` made the manifest."""
         if not self.has_images:
             raise UsageError(
                 f"{self.dataset}: its manifest is from pipeline.index and describes no images; feed its records with "

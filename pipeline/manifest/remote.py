@@ -19,7 +19,7 @@ _GCS_LIMIT = datetime.timedelta(seconds=30)
 
 
 def is_of_arrow(url: str) -> bool:
-    """Returns whether pyarrow reads it; its options of the store may then follow a `?`."""
+    """Returns whether pyarrow reads a URL; options of the store may then follow a `?`."""
     return url.partition("://")[0] in _OF_ARROW
 
 

@@ -98,7 +98,7 @@ def to_evaluate(splits: Iterable[str], trained: Collection[str]) -> str | None:
 
 
 def names_of(text: str) -> list[str]:
-    """Returns the names of the splits that a text selects of; none where it is no slice."""
+    """Returns the names of the splits in a split argument; none if it is no such text."""
     parts = [_PART.fullmatch(part) for part in "".join(text.split()).split("+")]
     return [match["name"] for match in parts if match]
 

@@ -135,7 +135,7 @@ def in_command(path: str, flag: str = "") -> str:
 
 
 def credentials_of(url: str) -> str | None:
-    """Returns what a command lacks that was made with `in_command`, in words; None if it works as it is."""
+    """Returns in words what a command made with `in_command` still needs; None if it works as it is."""
     if remote.is_of_arrow(url) and _USER.search(url) and url.startswith("s3://"):
         return "put the key and the secret of the URL into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY first"
     return None

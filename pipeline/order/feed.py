@@ -134,7 +134,7 @@ class WindowPlan(NamedTuple):
 
 
 def make_feed(order: Order, shard: Shard | None, arrays: Arrays) -> Feed:
-    """Returns the part of every global batch that a shard feeds; None is all of it, as one replica.
+    """Returns the part of every global batch that a shard feeds; None: all of it, as one replica.
 
     Raises:
       UsageError: the replicas do not divide the global batch.

@@ -100,7 +100,7 @@ class Order:
 
     @functools.cached_property
     def num_records(self) -> int:
-        """N."""
+        """N, the records of the selection."""
         return sum(self.counts)
 
     @functools.cached_property

@@ -46,7 +46,7 @@ def truth_value(name: str, value: Any) -> bool:
 
 
 def check_replicas(global_batch_size: int, num_replicas: int) -> None:
-    """Raises UsageError where R does not divide G, naming both and the nearest G that work."""
+    """Raises UsageError if R does not divide G, naming both and the nearest G that work."""
     if global_batch_size < 1:
         raise UsageError(f"global_batch_size={global_batch_size}: must be 1 or more")
     if global_batch_size % num_replicas:
@@ -57,7 +57,7 @@ def check_replicas(global_batch_size: int, num_replicas: int) -> None:
 
 
 def check_virtual_replicas(global_batch_size: int, virtual_replicas: int, num_replicas: int) -> None:
-    """Raises UsageError where R does not divide V, or V does not divide G, naming them and the nearest that work."""
+    """Raises UsageError if R does not divide V, or V does not divide G, naming them and the nearest that work."""
     virtual_replicas = whole_number("virtual_replicas", virtual_replicas, 1)
     if global_batch_size % num_replicas:  # no V works
         common = divisors(math.gcd(virtual_replicas, global_batch_size))
@@ -76,7 +76,7 @@ def check_virtual_replicas(global_batch_size: int, virtual_replicas: int, num_re
 
 
 def check_streams(global_batch_size: int, streams: int) -> None:
-    """Raises UsageError where K does not divide G, naming both and the nearest K that work."""
+    """Raises UsageError if K does not divide G, naming both and the nearest K that work."""
     if global_batch_size < 1:
         raise UsageError(f"global_batch_size={global_batch_size}: must be 1 or more")
     if streams < 1 or global_batch_size % streams:
@@ -88,7 +88,7 @@ def check_streams(global_batch_size: int, streams: int) -> None:
 
 
 def check_pairs(recipe: str, global_batch_size: int, streams: int, num_replicas: int = 1) -> None:
-    """Raises UsageError where rows are mixed in pairs, but a replica or a stream has an odd number of them.
+    """Raises UsageError if rows are mixed in pairs, but a replica or a stream has an odd number of them.
 
     Args:
       recipe: what mixes, for the error.

@@ -70,7 +70,7 @@ def _short(number: Fraction) -> str:
 def check_divided(
     rows: int, weights: Sequence[float], names: Sequence[str], parts: int, what: str = "replicas"
 ) -> None:
-    """Raises UsageError where `parts` does not divide every share, naming the nearest weights and rows that work.
+    """Raises UsageError if `parts` does not divide every share, naming the nearest weights and rows that work.
 
     Args:
       rows: G.

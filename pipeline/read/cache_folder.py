@@ -103,7 +103,7 @@ class CacheFolder:
         return file
 
     def reserve(self, entry: Entry, draft: io.FileIO) -> bool:
-        """Takes the disk space of a draft, for which the files used least recently go; False: too little can go.
+        """Reserves the disk space of a draft, evicting the least recently used files; False: too little can go.
 
         Raises:
           OSError: the disk is full.

@@ -94,7 +94,7 @@ class Copies:
     """The copies of one data set's files; several threads may use it."""
 
     def __init__(self, data_dir: File, place: CacheFolder, skips: bool, check_running: Callable[[], None]) -> None:
-        """Takes what all fetches need.
+        """Makes the copies of a data set.
 
         Args:
           data_dir: where the originals are.
@@ -269,7 +269,7 @@ class ShardCache:
     """The cache of one input; several threads may use it, and it can be sent to other processes of this machine."""
 
     def __init__(self, data_dir: str, digest: str, place: CacheFolder, skips: bool) -> None:
-        """Opens no file yet.
+        """Makes the cache of a data set.
 
         Args:
           data_dir: remote data set.
