@@ -121,7 +121,7 @@ def test_a_stored_state_resumes_and_belongs_to_its_sources_and_shares(mixture, m
     (a, _), (b, _) = mixture
     for other, message in [
         ([(a, 7), (b, 2)], "source 0: global_batch_size was 24, is 28; .*source 1: global_batch_size was 12, is 8"),
-        ([(a, 2), (b.replace("40", "41"), 1)], r"source 1: split was train\[:40\], is train\[:41\]"),
+        ([(a, 2), (b.replace("[:40", "[:41"), 1)], r"source 1: split was train\[:40\], is train\[:41\]"),
         ([(a, 2), (a, 1)], "source 1: manifest_digest was [0-9a-f]{64}, is"),
         ([(b, 2), (a, 1)], "source 0: manifest_digest was"),
         ([(a, 20), (b, 8), (b, 8)], "sources was 2, is 3"),
