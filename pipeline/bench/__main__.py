@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.bench import tables
+from pipeline.bench import result
 from pipeline.bench.result import result_of
 from pipeline.commands import commandline, quiet
 from pipeline.commands.flags import flag
@@ -78,18 +78,18 @@ def _measure(config: BenchConfig, resolved: ResolvedRequest) -> None:
     opened = subject.Subject.opened(resolved, strategy)
     whole = opened.whole_part()
     if not config.json:
-        print("\n".join(tables.heading(resolved, names)), flush=True)
+        print("\n".join(result.heading(resolved, names)), flush=True)
     how: dict[str, Any] = {"rounds": config.rounds, "seconds": _SECONDS, "steps": config.steps}
     samples = measure.measure(opened.parts(), **how, text="stages")
     samples |= measure.measure([whole], **how, text="end to end")
     found = result_of(opened.stages(), samples, samples[whole.name], measure.CORES)
     if config.json:
-        print(json.dumps(tables.as_object(found, resolved, names, measure.CORES, opened.reads.source)))
+        print(json.dumps(result.as_object(found, resolved, names, measure.CORES, opened.reads.source)))
         return
     print()
-    print("\n".join(tables.stage_lines(found, resolved.order.num_records)))
+    print("\n".join(result.stage_lines(found, resolved.order.num_records)))
     print()
-    print("\n".join(tables.verdict_lines(found, measure.CORES, opened.reads.source)))
+    print("\n".join(result.verdict_lines(found, measure.CORES, opened.reads.source)))
 
 
 def _request(config: BenchConfig) -> Request:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from pipeline.batch.compose import make_dataset
-from pipeline.decode.images import ExampleParser
+from pipeline.decode import ExampleParser
 from pipeline.errors import DataError, root_cause
 from trainer.exporting import reading
 from trainer.exporting.served import Served

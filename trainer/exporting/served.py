@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from pipeline.decode.images import Stretched, resize
+from pipeline.decode import Stretched, resize
 from pipeline.distort.base import Crop, ImageStatistics, Recipe
 from pipeline.distort.composed import cropping_of
 from pipeline.distort.recipes import make_recipe

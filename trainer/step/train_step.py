@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.python.framework.config import is_op_determinism_enabled  # public nowhere
 
-from pipeline.batch.on_device import DeviceDistortion
+from pipeline.batch.batches import DeviceDistortion
 from pipeline.request import DEVICE
 from pipeline.resolved import Mixture
 from trainer.config import TrainConfig
