@@ -43,9 +43,9 @@ def size_of(folder, shard=None, **options):
 )
 def test_groups_change_no_bit_and_may_begin_anywhere(folder, monkeypatch, distort, shuffle_bytes):
     options = {"distort": distort, "shuffle_bytes": shuffle_bytes, "streams": 1}
-    monkeypatch.setattr(dataset, "_ROWS", 4)
+    monkeypatch.setattr(dataset, "_MOST_GROUP_ROWS", 4)
     alone = taken(folder, **options)
-    monkeypatch.setattr(dataset, "_ROWS", 12)
+    monkeypatch.setattr(dataset, "_MOST_GROUP_ROWS", 12)
     assert len(alone) == 16
     for start in (0, 5, 13):  # before, inside and after groups of the first epoch
         assert taken(folder, **options, start_step=start) == alone[start:]
@@ -53,7 +53,7 @@ def test_groups_change_no_bit_and_may_begin_anywhere(folder, monkeypatch, distor
 
 def test_local_replicas_and_evaluation_are_grouped_alike(folder, monkeypatch):
     options = {"distort": "shift", "shard": Shard(1, 2, 2)}
-    monkeypatch.setattr(dataset, "_ROWS", 1)
+    monkeypatch.setattr(dataset, "_MOST_GROUP_ROWS", 1)
     alone, evaluated = taken(folder, **options), taken(folder, **{**options, "shard": None}, split="test")
     monkeypatch.undo()
     assert size_of(folder, shard=Shard(1, 2, 2)) == 16
@@ -64,10 +64,10 @@ def test_local_replicas_and_evaluation_are_grouped_alike(folder, monkeypatch):
 def test_groups_are_bounded_by_rows_and_bytes_and_are_about_equal(folder, monkeypatch):
     assert size_of(folder) == 8  # the 8 steps of an epoch
     assert size_of(folder, global_batch_size=1) == 31
-    monkeypatch.setattr(dataset, "_ROWS", 23)
+    monkeypatch.setattr(dataset, "_MOST_GROUP_ROWS", 23)
     assert size_of(folder) == 4  # not 5 and 3
     assert size_of(folder, global_batch_size=24) == 1
-    monkeypatch.setattr(dataset, "_BYTES", 12 * 144)
+    monkeypatch.setattr(dataset, "_MOST_GROUP_BYTES", 12 * 144)
     assert size_of(folder) == 3
     assert size_of(folder, distort="normalize") == 1  # four times the bytes
     assert size_of(folder, distort="normalize", distort_on="device") == 3
