@@ -35,7 +35,7 @@ def _graphs_are_freed() -> Iterator[None]:
 
     In a graph, `ReplicaContext.all_reduce` is a `tf.custom_gradient`. TensorFlow registers the gradient of each under a
     name that nothing removes, and the gradient holds the graph, with all its functions. What XLA compiled stays in any
-    case: TensorFlow keeps an executable, 1.7 MB of it even for a small function, as long as its process runs.
+    case: TensorFlow keeps about 1.7 MB for a function of 60 operations until the process ends, used again or not.
     """
     yield
     if "tensorflow" in sys.modules:
