@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from benchmarks import commands, inputs
 from benchmarks.rounds import ratio_text
 from pipeline.commands import commandline
-from pipeline.commands.flags import flag
+from pipeline.commands.flags import check, flag
 
 COMMAND = "benchmarks.cold_start"
 _WINDOWS = 8
@@ -30,15 +30,15 @@ class BenchmarkConfig:
 
     data_dir: str = flag("", "raw images as converted; default: random images of CIFAR-10's shape, made for the run")
     images: int = flag(60_000, "images to make")
-    step: int = flag(10_000_000, "where the resume starts")
+    step: int = flag(10_000_000, "where the resume starts", least=0)
     global_batch_size: int = flag(128, "rows of a batch")
     distort: str = flag("cifar10_tutorial", "the recipe")
-    rounds: int = flag(5, "rounds of each")
+    rounds: int = flag(5, "rounds of each", least=1)
     start_at: int = flag(-1, "start once at this step, print the seconds and exit, as each round does")
     windowed: bool = flag(False, "with --start_at: in windows")
 
     def __post_init__(self) -> None:
-        inputs.check_least(self, rounds=1, step=0)
+        check(self)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from benchmarks import commands, inputs, sources
 from benchmarks.floor import Floor
 from pipeline.commands import commandline
-from pipeline.commands.flags import flag
+from pipeline.commands.flags import check, flag
 
 COMMAND = "benchmarks.convert_throughput"
 _JPEG_MILLISECONDS = 3.0  # about, to decode 375x500 pixels, resize them to 224x224 and sum them
@@ -37,14 +37,14 @@ class BenchmarkConfig:
     source: str = flag("", "CIFAR-10's binary files; default: random images in the same files, made for the run")
     only: str = flag("", "some of floor,tfds,cores,memory; default: all")
     work_dir: str = flag("", "on the disk to measure, with 4 GB free; default: the temporary folder")
-    images: int = flag(60_000, "images to make")
-    tfds_images: int = flag(5_000, "images that TensorFlow Datasets prepares")
-    rounds: int = flag(5, "rounds of floor and tfds; cores and memory have fewer")
+    images: int = flag(60_000, "images to make", least=1)
+    tfds_images: int = flag(5_000, "images that TensorFlow Datasets prepares", least=1)
+    rounds: int = flag(5, "rounds of floor and tfds; cores and memory have fewer", least=1)
     seconds: float = flag(60.0, "of work for one core, which all cores then share")
 
     def __post_init__(self) -> None:
         inputs.parts_of(self.only, _PARTS)
-        inputs.check_least(self, images=1, tfds_images=1, rounds=1)
+        check(self)
         inputs.check_cifar_images(self.images)
 
 

@@ -29,7 +29,7 @@ from benchmarks.feeding import Entry, Ready, Result
 from benchmarks.feeds.feed import Setting
 from benchmarks.rounds import ratio_text
 from pipeline.commands import commandline
-from pipeline.commands.flags import flag
+from pipeline.commands.flags import check, flag
 
 COMMAND = "benchmarks.input_throughput"
 ROOT = pathlib.Path(__file__).parents[1]
@@ -72,13 +72,13 @@ class BenchmarkConfig:
     python: str = flag(
         "", "NAME=PATH of a contestant's interpreter, PATH for all that cannot run here; commas between them"
     )
-    rounds: int = flag(3, "rounds of each")
-    seconds: float = flag(1.0, "length of a round")
+    rounds: int = flag(3, "rounds of each", least=1)
+    seconds: float = flag(1.0, "length of a round", least=0.01)
     json: str = flag("", "a file for all that was measured")
     chart: str = flag("", "a file for a chart of the peers: .svg or .png")
 
     def __post_init__(self) -> None:
-        inputs.check_least(self, rounds=1, seconds=0.01)
+        check(self)
         inputs.parts_of(self.only, _PARTS)
         inputs.parts_of(self.contestants, CONTESTANTS)
         inputs.whole_numbers("--batches", self.batches, least=1)

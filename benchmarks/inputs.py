@@ -20,13 +20,6 @@ from pipeline.errors import UsageError, unknown
 _TOGETHER = 10_000  # rows that one call of `taking_together` takes, or more
 
 
-def check_least(config: object, **least: float) -> None:
-    """Raises UsageError for the first flag of `config` that is below its bound."""
-    for name, bound in least.items():
-        if getattr(config, name) < bound:
-            raise UsageError(f"--{name}={getattr(config, name)}: must be {bound} or more")
-
-
 def check_cifar_images(images: int) -> None:
     """Raises UsageError if so many images cannot be spread evenly over CIFAR-10's files."""
     if images % len(sources.CIFAR_FILES):

@@ -20,7 +20,7 @@ from benchmarks import commands, inputs, rounds, sources
 from benchmarks.rounds import Take, taking
 from pipeline import manifest
 from pipeline.commands import commandline
-from pipeline.commands.flags import flag
+from pipeline.commands.flags import check, flag
 from pipeline.errors import UsageError
 
 COMMAND = "benchmarks.jpeg_throughput"
@@ -34,14 +34,14 @@ class BenchmarkConfig:
     """What is measured."""
 
     data_dir: str = flag("", "JPEGs as converted with --image_encoding=source; default: made for the run")
-    images: int = flag(4_000, "images to make, of 500 x 375 pixels")
-    size: int = flag(224, "height and width of the crops")
+    images: int = flag(4_000, "images to make, of 500 x 375 pixels", least=1)
+    size: int = flag(224, "height and width of the crops", least=1)
     global_batch_size: int = flag(128, "rows of a batch")
-    rounds: int = flag(7, "rounds of each")
+    rounds: int = flag(7, "rounds of each", least=1)
     seconds: float = flag(4.0, "length of a round")
 
     def __post_init__(self) -> None:
-        inputs.check_least(self, images=1, rounds=1, size=1)
+        check(self)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -19,7 +19,7 @@ from benchmarks import commands, inputs
 from benchmarks.rounds import Take, alternate, ratio_text
 from pipeline import input_fn
 from pipeline.commands import commandline
-from pipeline.commands.flags import flag
+from pipeline.commands.flags import check, flag
 
 COMMAND = "benchmarks.mixture_throughput"
 _BATCHES = (128, 512)
@@ -33,11 +33,11 @@ class BenchmarkConfig:
     """What is measured."""
 
     data_dir: str = flag("", "CIFAR-10 as converted; default: random images of its shape, made for the run")
-    rounds: int = flag(5, "rounds of each input")
-    seconds: float = flag(1.0, "length of a round")
+    rounds: int = flag(5, "rounds of each input", least=1)
+    seconds: float = flag(1.0, "length of a round", least=0.001)
 
     def __post_init__(self) -> None:
-        inputs.check_least(self, rounds=1, seconds=0.001)
+        check(self)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

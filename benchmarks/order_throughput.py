@@ -16,10 +16,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks import commands, inputs
+from benchmarks import commands
 from benchmarks.rounds import ratio_text
 from pipeline.commands import commandline
-from pipeline.commands.flags import flag
+from pipeline.commands.flags import check, flag
 from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import make_feed
 from pipeline.order.order import Order
@@ -34,11 +34,11 @@ _SHARD = 5_000  # records
 class BenchmarkConfig:
     """What is measured."""
 
-    records: int = flag(4_000_000, "records per epoch, rounded to whole windows in each of 4 streams")
-    rounds: int = flag(5, "rounds of each")
+    records: int = flag(4_000_000, "records per epoch, rounded to whole windows in each of 4 streams", least=1)
+    rounds: int = flag(5, "rounds of each", least=1)
 
     def __post_init__(self) -> None:
-        inputs.check_least(self, records=1, rounds=1)
+        check(self)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

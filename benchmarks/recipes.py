@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from benchmarks import commands, inputs, rounds
 from benchmarks.rounds import taking
 from pipeline.commands import commandline
-from pipeline.commands.flags import flag
+from pipeline.commands.flags import check, flag
 
 COMMAND = "benchmarks.recipes"
 _IMAGES = 24_000  # images to make, 4,000 of them in test
@@ -43,8 +43,8 @@ class BenchmarkConfig:
     """What is measured."""
 
     data_dir: str = flag("", "CIFAR-10 as converted; default: random images of its shape, made for the run")
-    global_batch_size: int = flag(128, "rows of a batch")
-    rounds: int = flag(5, "rounds of each recipe")
+    global_batch_size: int = flag(128, "rows of a batch", least=2)
+    rounds: int = flag(5, "rounds of each recipe", least=1)
     seconds: float = flag(1.0, "length of a round")
     only: str = flag("", "some of the recipes, with commas between them; default: all")
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Prints one line per recipe."""
     config = commandline.parse(COMMAND, "Measure each distortion against cifar10_tutorial.", BenchmarkConfig, argv)
     commands.say_processor()
-    inputs.check_least(config, global_batch_size=2, rounds=1)
+    check(config)
     names = inputs.parts_of(config.only, RECIPES)
     with inputs.data_set(config.data_dir, lambda folder: inputs.make_cifar(folder, _IMAGES)) as data_dir:
         for name in names:

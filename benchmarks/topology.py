@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from benchmarks import commands, inputs, loops
 from benchmarks.rounds import Round, Take, alternate, ratio_text
 from pipeline.commands import commandline
-from pipeline.commands.flags import flag
+from pipeline.commands.flags import check, flag
 from pipeline.errors import DataError
 
 COMMAND = "benchmarks.topology"
@@ -47,14 +47,14 @@ class BenchmarkConfig:
     only: str = flag("", "parts to measure, separated by commas: steps, bytes; all of them by default")
     data_dir: str = flag("", "a data set of images; default: random images of CIFAR-10's shape, made for the run")
     model: str = flag("cifar10_cnn", "of trainer.run")
-    global_batch_size: int = flag(128, "rows of a step over all devices")
-    rounds: int = flag(7, "rounds of each step")
-    seconds: float = flag(2.0, "length of a round")
+    global_batch_size: int = flag(128, "rows of a step over all devices", least=MOST)
+    rounds: int = flag(7, "rounds of each step", least=1)
+    seconds: float = flag(2.0, "length of a round", least=0.01)
 
     def __post_init__(self) -> None:
         """Checks the values."""
         inputs.parts_of(self.only, PARTS)
-        inputs.check_least(self, global_batch_size=MOST, rounds=1, seconds=0.01)
+        check(self)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -26,7 +26,7 @@ from benchmarks import commands, inputs, parameter_servers, topology
 from benchmarks.contestant import alternate
 from benchmarks.rounds import Round, ratio_text
 from pipeline.commands import commandline
-from pipeline.commands.flags import flag
+from pipeline.commands.flags import check, flag
 from pipeline.errors import DataError
 
 COMMAND = "benchmarks.training"
@@ -48,14 +48,14 @@ class BenchmarkConfig:
     only: str = flag("", "parts to measure, separated by commas; all of them by default")
     models: str = flag("mlp,lenet,cifar10_cnn,fast_cifar", "of trainer.run")
     data_dir: str = flag("", "CIFAR-10 as converted; default: random images of its shape, made for the run")
-    global_batch_size: int = flag(128, "rows of a step")
-    rounds: int = flag(5, "rounds of each loop")
-    seconds: float = flag(4.0, "length of a round")
+    global_batch_size: int = flag(128, "rows of a step", least=4)
+    rounds: int = flag(5, "rounds of each loop", least=1)
+    seconds: float = flag(4.0, "length of a round", least=0.01)
 
     def __post_init__(self) -> None:
         """Checks the values."""
         inputs.parts_of(self.only, PARTS)
-        inputs.check_least(self, global_batch_size=4, rounds=1, seconds=0.01)
+        check(self)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

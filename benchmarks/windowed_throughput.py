@@ -37,7 +37,7 @@ from benchmarks.rounds import Take, compare, ratio_text
 from benchmarks.store import served
 from pipeline import manifest
 from pipeline.commands import commandline
-from pipeline.commands.flags import flag
+from pipeline.commands.flags import check, flag
 from pipeline.errors import UsageError
 from pipeline.read import rows_reader
 from pipeline.read.shards import LOCAL_THREADS
@@ -52,16 +52,16 @@ class BenchmarkConfig:
     """What is measured."""
 
     data_dir: str = flag("", "raw images as converted; default: random images of CIFAR-10's shape, made for the run")
-    images: int = flag(120_000, "images to make")
+    images: int = flag(120_000, "images to make", least=6_000)
     global_batch_size: int = flag(512, "rows of a batch")
-    rounds: int = flag(5, "rounds of each")
-    seconds: float = flag(2.0, "length of a round")
+    rounds: int = flag(5, "rounds of each", least=1)
+    seconds: float = flag(2.0, "length of a round", least=0.001)
     only: str = flag("", "some of read,resident,one_by_one,compressed,store,peak; default: all")
     epoch_of: int = flag(0, "read one epoch with these shuffle_bytes and exit, as peak does")
 
     def __post_init__(self) -> None:
         inputs.parts_of(self.only, _PARTS)
-        inputs.check_least(self, rounds=1, seconds=0.001, images=6_000)
+        check(self)
         inputs.check_cifar_images(self.images)
 
 

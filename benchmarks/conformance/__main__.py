@@ -23,7 +23,7 @@ from benchmarks.conformance import job, table
 from benchmarks.conformance.checks import Program
 from benchmarks.conformance.job import Peer
 from pipeline.commands import commandline
-from pipeline.commands.flags import flag
+from pipeline.commands.flags import check, flag
 
 COMMAND = "benchmarks.conformance"
 ADAPTERS = (
@@ -48,11 +48,11 @@ class ConformanceConfig:
     python: str = flag(
         "", "NAME=PATH of an adapter's interpreter, PATH for all that cannot run here; commas between them"
     )
-    seconds: float = flag(60.0, "in which a rank must give its next batch; else it hangs")
+    seconds: float = flag(60.0, "in which a rank must give its next batch; else it hangs", least=0.1)
     json: str = flag("", "a file for the verdicts")
 
     def __post_init__(self) -> None:
-        inputs.check_least(self, seconds=0.1)
+        check(self)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.bench import result
 from pipeline.bench.result import result_of
 from pipeline.commands import commandline, quiet
-from pipeline.commands.flags import flag
+from pipeline.commands.flags import check, flag
 from pipeline.errors import UsageError
 from pipeline.manifest.sources import parse_sources
 from pipeline.order.shares import shares_of
@@ -19,7 +19,6 @@ from pipeline.resolved import ResolvedRequest, resolve
 
 COMMAND = "pipeline.bench"
 _SECONDS = 0.2  # of a round
-_LEAST = {"global_batch_size": 1, "replicas": 1, "rounds": 1, "steps": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +27,7 @@ class BenchConfig:
 
     data_dir: str = flag(text="the data set's folder", positional=True, metavar="DATA_DIR")
     split: str = flag("train", "or a slice of one")
-    global_batch_size: int = flag(128, "rows per step over all replicas")
+    global_batch_size: int = flag(128, "rows per step over all replicas", least=1)
     distort: str | None = flag(None, "a recipe, such as cifar10_tutorial; default: none")
     distort_on: str = flag(
         HOST, "device: batches are handed over as they are, and what the steps do with them is not timed"
@@ -39,16 +38,15 @@ class BenchConfig:
     remainder: str = flag("pad", "pad or drop")
     seed: int = flag(0, "of the order")
     evaluation: bool = flag(False, "the input of evaluation; default: of training")
-    replicas: int | None = flag(None, "on GPUs, or on logical CPUs if there are none; default: all GPUs, or one CPU")
-    rounds: int = flag(5, "of each measurement, in turns; medians are reported")
-    steps: int | None = flag(None, "per round; default: as many as take 0.2 s")
+    replicas: int | None = flag(
+        None, "on GPUs, or on logical CPUs if there are none; default: all GPUs, or one CPU", least=1
+    )
+    rounds: int = flag(5, "of each measurement, in turns; medians are reported", least=1)
+    steps: int | None = flag(None, "per round; default: as many as take 0.2 s", least=1)
     json: bool = flag(False, "print one JSON object instead")
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UsageError(f"--{name}={value}: must be {least} or more")
+        check(self)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
