@@ -10,7 +10,6 @@ from typing import NoReturn
 
 from pipeline.commands import commandline
 from trainer import lazy_imports
-from trainer import plan as plans
 from trainer.checkpoint import files
 from trainer.evaluation.flags import EvaluateConfig
 
@@ -34,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         files.check_run_folder(config.model_dir)
     found = [] if config.continuous else files.candidates(config.model_dir, config.checkpoint)
     if config.output is not None:
+        from trainer import plan as plans  # noqa: PLC0415, NumPy: 0.1 s after --help
+
         plans.prepare_folder("--output", config.output)
     with lazy_imports.loading():
         from trainer.evaluation import command  # noqa: PLC0415, here because it loads TensorFlow
