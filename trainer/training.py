@@ -18,10 +18,9 @@ from trainer.callbacks.bottleneck import Bottleneck, Facts
 from trainer.callbacks.evaluation import Evaluations, Evaluator
 from trainer.callbacks.kubeflow import KubeflowReporter
 from trainer.callbacks.metrics_file import MetricsFile, TaskMetrics
-from trainer.callbacks.profile import Profiler
 from trainer.callbacks.progress import LogLine, ProgressBar
 from trainer.callbacks.run_summary import RunSummary
-from trainer.callbacks.tensorboard import TensorBoard, TrainScalars
+from trainer.callbacks.tensorboard import Profiler, TensorBoard, TrainScalars
 from trainer.callbacks.terminal import Output
 from trainer.checkpoint import structure
 from trainer.checkpoint.manager import CheckpointManager, EpochSums, LossAverages, Stateful

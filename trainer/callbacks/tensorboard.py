@@ -1,4 +1,4 @@
-"""What is written for TensorBoard: scalars, histograms, images, the graph."""
+"""What is written for TensorBoard: scalars, histograms, images, the graph, a profile."""
 
 from __future__ import annotations
 
@@ -116,6 +116,38 @@ class TensorBoard(Callback):
         if self.file.writes:
             images = progress.result.images.numpy()  # the first of the last batch
             self.file.images(progress.step, {f"images/{i}": image for i, image in enumerate(images)})
+
+
+class Profiler(Callback):
+    """Records the steps after START, up to STOP or the end of training, with TensorFlow's profiler (--profile).
+
+    A run that begins between the two records nothing.
+
+    Args:
+      steps: START and STOP; None: nothing is recorded.
+      folder: TensorBoard's.
+      writes: whether this worker records.
+    """
+
+    def __init__(self, steps: tuple[int, int] | None, folder: pathlib.Path, writes: bool) -> None:
+        self._steps, self._folder, self._writes, self._records = steps, folder, writes, False
+
+    def actions(self) -> list[Action]:
+        return [Action(0, self._switch, at=self._steps)] if self._steps else []
+
+    def _switch(self, progress: Progress) -> None:
+        assert self._steps is not None
+        if progress.step == self._steps[1]:
+            self.on_train_end()
+        elif self._writes:
+            tf.profiler.experimental.start(str(self._folder))
+            self._records = True
+
+    def on_train_end(self) -> None:
+        """Ends the recording."""
+        if self._records:
+            self._records = False
+            tf.profiler.experimental.stop()
 
 
 class EventFile:
