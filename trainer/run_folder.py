@@ -34,8 +34,18 @@ class RunFolder:
 
     @property
     def evaluation_logs(self) -> pathlib.Path:
-        """TensorBoard's files of `trainer.evaluate --continuous`: a run of its own, so that no training is purged."""
+        """Folder of the events of `trainer.evaluate --continuous`, a separate run in TensorBoard."""
         return self.logs / "evaluate"
+
+    @property
+    def config(self) -> pathlib.Path:
+        """The flags of the run, for --config."""
+        return self.path / "config.yaml"
+
+    @property
+    def launch(self) -> pathlib.Path:
+        """Folder of the logs, heartbeats and status of `trainer.launch`."""
+        return self.path / "launch"
 
     @property
     def metrics_note(self) -> pathlib.Path:

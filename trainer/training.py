@@ -274,12 +274,12 @@ class _Run:
 
 
 class _Saver(Callback):
-    """Saves a checkpoint every so many steps or seconds."""
+    """Saves checkpoints as --checkpoint_every and --checkpoint_secs say."""
 
     def __init__(self, config: TrainConfig, save: Callable[[], None]) -> None:
         self._flags, self._save = config.steps, save
 
     def actions(self) -> list[Action]:
-        """Returns what saves."""
+        """Returns the action that saves."""
         every, seconds = self._flags.checkpoint_every, self._flags.checkpoint_secs
         return [Action(every, lambda progress: self._save(), seconds=seconds)]

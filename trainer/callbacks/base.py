@@ -64,7 +64,7 @@ class Callback:
         """Called with the global step when the last evaluation is done."""
 
     def actions(self) -> list[Action]:
-        """Returns what is to be done at some steps: as many actions on every worker, at the same steps."""
+        """Returns the actions due at some steps; every worker must return as many, due at the same steps."""
         return []
 
 

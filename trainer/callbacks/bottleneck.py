@@ -93,7 +93,7 @@ class Times:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What the advice depends on besides the flags.
+    """Facts about the machine and the data, on which the advice depends as on the flags.
 
     Attributes:
       replicas: that compute.
@@ -116,7 +116,7 @@ class Facts:
 
 
 def advice(times: Times, config: TrainConfig, facts: Facts) -> list[str]:
-    """Returns what may help, the most effective first."""
+    """Returns measures that may help, the most effective first."""
     if times.bound == INPUT:
         return list(_for_input(config, facts))
     if times.bound == COMMUNICATION:

@@ -35,7 +35,7 @@ class Beat:
     Attributes:
       pid: of the process.
       time: seconds since 1970 at which this was written.
-      beats: so many were written before.
+      beats: number of earlier beats.
       phase: what it is doing: `loading TensorFlow`, `training`.
       step: global step; None: not known yet.
       last_step: at which training ends.

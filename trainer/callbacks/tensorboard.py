@@ -89,7 +89,7 @@ class TensorBoard(Callback):
         self.file.scalars(step, values)
 
     def actions(self) -> list[Action]:
-        """Returns what shows more than numbers; histograms and images also of the first step of a new run."""
+        """Returns the actions that write graph, histograms and images; these also of the first step of a new run."""
         if self._stepper is None:
             return []
         first = () if self._start_step else (1,)

@@ -98,7 +98,7 @@ class Ranking:
         return value if _is_lower_better(self.metric or "", self.mode) else -value
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint stores: until there is an evaluation, the ranking that was not taken over."""
+        """Returns the ranking as JSON: until the first evaluation, the one that was not taken over."""
         if self._other and not self.evaluated:
             return self._other
         return {name: getattr(self, name) for name in ("metric", "mode", "data", "best", "top", "stale", "evaluated")}

@@ -222,7 +222,7 @@ def candidates(model_dir: str, checkpoint: str | None) -> list[pathlib.Path]:
 
 
 def _why_none(folder: pathlib.Path) -> str:
-    """Returns what a folder without checkpoints is instead, and what to do."""
+    """Returns why a folder has no checkpoints, and what to do."""
     if folder.name == BEST:
         return "has no checkpoint; a run keeps the best ones with --keep_best"
     if not folder.is_dir():

@@ -37,14 +37,14 @@ class State(Trained, Protocol):
         """Returns whether all variables are finite, bool scalar."""
 
     def trackable(self) -> dict[str, Any]:
-        """Returns what a checkpoint holds, by name."""
+        """Returns the variables and objects to save, by name."""
 
 
 class Stateful(Protocol):
     """Part of a run's state that is no variable: stored in a checkpoint as JSON."""
 
     def state_dict(self) -> Any:
-        """Returns what JSON can hold, the same on every worker."""
+        """Returns a value that JSON can hold, the same on every worker."""
 
     def load_state_dict(self, stored: Any) -> None:
         """Takes over what was stored; None: the checkpoint has nothing of this part."""
@@ -142,7 +142,7 @@ class CheckpointManager:
         Args:
           config, plan: of the run.
           state: before a checkpoint is restored.
-          parts: what a checkpoint holds besides variables, by name.
+          parts: state that is no variable, by name.
           is_chief: whether this worker writes to the run's folder.
           say: prints a line.
           io_device: that reads and writes the files; None: the variables' own, which must be of this process.
@@ -206,7 +206,7 @@ class CheckpointManager:
             self.best.resume(self._state.step)
 
     def _read(self, path: str) -> dict[str, Any]:
-        """Restores the variables; returns what the checkpoint holds besides."""
+        """Restores the variables; returns the content of the checkpoint's record."""
         stored = reader.read(pathlib.Path(path)).content
         self._spec.check(path, stored)
         with reader.readable(pathlib.Path(path)):
@@ -237,7 +237,7 @@ class CheckpointManager:
             self._write_with(self._files.add)
             if self._is_chief:
                 with errors.named(self._files.folder, "cannot be written to"):
-                    file.write(self._files.folder, dataclasses.asdict(self._config))
+                    file.write(self._config.run.folder.config, dataclasses.asdict(self._config))
             self._saved_step = self._state.step
         self.tidy()
 
@@ -273,7 +273,7 @@ class CheckpointManager:
             raise NotFiniteError(f"{error}; {self.way_back()}") from None
 
     def way_back(self) -> str:
-        """Returns what the user can do after a loss or a weight that is not finite."""
+        """Returns the advice for a loss or a weight that is not finite: from where to resume, and with what."""
         paths = self._files.paths
         if not paths:
             return "try a lower --learning_rate"

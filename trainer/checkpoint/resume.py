@@ -68,7 +68,7 @@ class RunSpec:
         return cls(state, training.spec, config, structures.of(state.model), data)
 
     def content(self) -> dict[str, Any]:
-        """Returns what a checkpoint stores, as JSON."""
+        """Returns the content of a checkpoint's record, as JSON."""
         config, data = self.config, self.state.task.data
         shape = getattr(data.features, "shape", None)
         scaling = " with loss scaling" if config.model.precision == "float16" else ""
@@ -164,7 +164,7 @@ class RunSpec:
 
 
 def data_in_words(part: ResolvedRequest) -> str:
-    """Returns what is read: `digits:train, 1,429 records`."""
+    """Returns a data set in words: `digits:train, 1,429 records`."""
     return f"{part.manifest.dataset}:{part.spec.split}, {count_of(sum(part.order.counts), 'record')}"
 
 

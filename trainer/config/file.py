@@ -13,8 +13,6 @@ from pipeline.errors import UsageError, unknown
 if TYPE_CHECKING:
     import yaml
 
-NAME = "config.yaml"  # in model_dir
-
 
 # What the command line does not read as YAML means it, by the characters that it may begin with.
 _RESOLVED = (
@@ -76,11 +74,11 @@ def text_of(groups: dict[str, dict[str, Any]]) -> str:
     return text
 
 
-def write(folder: pathlib.Path, groups: dict[str, dict[str, Any]]) -> None:
-    """Writes flags by group to `config.yaml` in a folder, as a whole."""
-    new = folder / f"{NAME}.tmp"
+def write(path: pathlib.Path, groups: dict[str, dict[str, Any]]) -> None:
+    """Writes flags by group to a file, as a whole."""
+    new = path.with_name(f"{path.name}.tmp")
     new.write_text(text_of(groups), encoding="utf-8")
-    new.replace(folder / NAME)
+    new.replace(path)
 
 
 def _flags(path: pathlib.Path, names: Collection[str]) -> Iterator[str]:

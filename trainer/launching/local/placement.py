@@ -169,7 +169,6 @@ def _named(port: int) -> socket.socket | None:
 
 
 HOST = "localhost"
-FOLDER = "launch"  # in model_dir
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from trainer.launching.local import process
 from trainer.launching.local.attempt import Attempt, Stopping
 from trainer.launching.local.group import Group
 from trainer.launching.local.guardian import Guardian
-from trainer.launching.local.placement import FOLDER, HOST, Placement, Ports, divide_gpus, visible_gpus
+from trainer.launching.local.placement import HOST, Placement, Ports, divide_gpus, visible_gpus
 from trainer.launching.local.records import Records, Reporter
 from trainer.launching.local.report import FILE, State
 from trainer.launching.local.restarts import AsynchronousWorkers, WorkerPool
@@ -81,7 +80,7 @@ def _checked(job: Job, program: tuple[str, ...]) -> tuple[Placement, list[int]]:
             check_sharing(job.config.order, job.num_workers, each)
     if not job.config.model.task:  # whose data only TensorFlow can tell
         plan.make(job.config, Cluster((HOST,) * job.num_workers) if job.strategy == MULTIWORKER else ALONE)
-    folder = pathlib.Path(job.model_dir, FOLDER)
+    folder = job.config.run.folder.launch
     plan.prepare_folder("--model_dir", job.model_dir)
     for name in ("logs", "heartbeats"):
         plan.prepare_folder("--model_dir", str(folder / name))

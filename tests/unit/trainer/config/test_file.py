@@ -93,7 +93,7 @@ def test_merged_groups(path):
 )
 def test_a_stored_text_is_read_as_it_was(tmp_path, name):
     config = TrainConfig.of(data_dir=f"D/{name}", model_dir=name or "M", train_split=name, summary_secs=float("inf"))
-    file.write(tmp_path, dataclasses.asdict(config))
+    file.write(tmp_path / "config.yaml", dataclasses.asdict(config))
     assert parse([f"--config={tmp_path / 'config.yaml'}"]) == config
 
 
@@ -109,8 +109,8 @@ def test_what_is_dumped_is_the_same_config(path, capsys):
 
 def test_a_config_is_written_whole(tmp_path):
     config = TrainConfig.of(**PATHS, label_smoothing=0.1)
-    file.write(tmp_path, dataclasses.asdict(config))
-    file.write(tmp_path, dataclasses.asdict(config))
+    file.write(tmp_path / "config.yaml", dataclasses.asdict(config))
+    file.write(tmp_path / "config.yaml", dataclasses.asdict(config))
     assert [each.name for each in tmp_path.iterdir()] == ["config.yaml"]
     assert parse([f"--config={tmp_path / 'config.yaml'}"]) == config
 
