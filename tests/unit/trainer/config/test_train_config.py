@@ -1,6 +1,5 @@
 import dataclasses
 import math
-import pathlib
 import re
 
 import pytest
@@ -124,17 +123,16 @@ def test_help_says_something_of_every_flag(capsys, monkeypatch):
     assert said["epochs"].startswith("passes over the training split")
 
 
-def test_help_shows_the_defaults_of_the_named_model(capsys):
+def test_help_shows_the_defaults_of_the_named_model(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit):
         parse(["--model=cifar10_cnn", "--help"])
     assert "(default of the model: 350.0)" in capsys.readouterr().out
 
 
 def test_every_model_has_defaults_and_epochs():
-    folder = pathlib.Path(models.__file__).parent
-    modules = {path.stem for path in folder.glob("*.py")} - {"__init__", "layers"}
-    assert model_defaults.DEFAULT_EPOCHS.keys() == model_defaults.MODEL_DEFAULTS.keys() == modules
-    for name in modules:
+    assert model_defaults.DEFAULT_EPOCHS.keys() == model_defaults.MODEL_DEFAULTS.keys() == models._HOME.keys()
+    for name in models._HOME:
         assert parse([*PATHS, f"--model={name}"]).model.model == name
 
 
