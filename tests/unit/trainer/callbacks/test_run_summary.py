@@ -2,7 +2,7 @@ import types
 
 import pytest
 
-from pipeline.read.shard_cache import CacheCounts, count
+from pipeline.read.shard_cache import CacheCounts, _count
 from trainer.callbacks import run_summary
 from trainer.callbacks.run_summary import RunSummary, epoch_note
 from trainer.callbacks.terminal import Output
@@ -61,8 +61,8 @@ def test_an_early_end_is_said_where_the_run_has_not_come_to_its_last_step(summar
 
 
 def test_the_end_says_what_the_cache_of_this_run_did(summary_of, say_end):
-    count(CacheCounts(hits=7))
+    _count(CacheCounts(hits=7))
     summary = summary_of()
     assert "cache" not in say_end(summary, 30)[0]
-    count(CacheCounts(hits=2, misses=1, fetched_bytes=5))
+    _count(CacheCounts(hits=2, misses=1, fetched_bytes=5))
     assert say_end(summary, 30)[0] == "cache 2 hits, 1 miss (5 bytes fetched)"
