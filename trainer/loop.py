@@ -137,20 +137,18 @@ def train(
     agree: Callable[[Sequence[int]], tuple[bool, set[int]]],
     watch: Callable[[Progress], None] | None = None,
 ) -> bool:
-    """Trains from start_step to last_step, or until told to stop. The first inner loop is of one update, timed apart.
+    """Trains from start_step to last_step, or until told to stop; the first inner loop is one update.
 
     Args:
       inner_loop: runs the updates.
-      start_step: global step at the beginning.
-      last_step: global step at the end.
+      start_step, last_step: global steps at the beginning and at the end.
       steps_per_loop: most updates of an inner loop.
       actions: in the order in which they are done.
-      agree: asked after every inner loop and its actions, with the numbers of the actions that are due by this
-        worker's clock; returns whether to stop, and those that are due by any worker's clock: the same on all workers.
+      agree: called after every inner loop and its actions, with the numbers of those due by this worker's clock;
+        returns whether to stop, and the numbers due by any worker's clock: the same on all workers.
       watch: told of every inner loop, before the actions.
 
-    Returns:
-      Whether `agree` ended it.
+    Returns whether `agree` ended it.
 
     Raises:
       NotFiniteError: a loss or weight is NaN or infinite; the message names the step.
