@@ -124,8 +124,8 @@ class TrainStep:
     def run(self, iterator: Iterator[Any], steps: int, summaries: frozenset[str] = frozenset()) -> LoopResult:
         """Runs `steps` updates; or, with some of the summaries, one update that also computes these.
 
-        Which summaries are requested changes no bit of the weights: a summarised update is the same step, compiled by
-        itself, and its summaries are computed from what it returns.
+        A summarised update is the same step, compiled by itself; its summaries are computed from what it returns. With
+        virtual replicas its weights have the same bits; without, TensorFlow may round differently in it (resnet20).
         """
         if not summaries:
             return self.train(iterator, tf.constant(steps, tf.int64))._replace(names=self.value_names)
