@@ -58,7 +58,7 @@ setup(
         **{name: ["py.typed"] for name in ("stepfeed", "pipeline", "trainer", "beam_jobs")},
         "pipeline.read": ["*.pyi"],
         "trainer.launching.schedulers": ["*.sh"],
-        "beam_jobs.report.card": ["*.jinja", "*.css"],
+        "beam_jobs.report": ["*.jinja", "*.css"],
     },
     # Optional: without a compiler, NumPy and TensorFlow do the same.
     ext_modules=[

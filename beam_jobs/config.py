@@ -12,8 +12,8 @@ from pipeline.commands.flags import flag
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest import naming
 
-IMAGE_ENCODINGS = ("source", "raw", "png", "jpeg")
-MAX_SEED = 2**63 - 1
+_IMAGE_ENCODINGS = ("source", "raw", "png", "jpeg")
+_MAX_SEED = 2**63 - 1
 _LARGEST_SHARD = 256 << 20  # 256 MiB: a size that object stores and page caches read well
 
 
@@ -84,12 +84,12 @@ class ConvertConfig:
                 raise UsageError(f"--{name}=: must not be empty; see --help")
         for name in ("data_dir", "source"):
             flag_values.check_path(name, getattr(self, name))
-        for name, known in (("image_encoding", IMAGE_ENCODINGS), ("compression", naming.COMPRESSIONS)):
+        for name, known in (("image_encoding", _IMAGE_ENCODINGS), ("compression", naming.COMPRESSIONS)):
             if getattr(self, name) not in known:
                 raise unknown(f"--{name}", getattr(self, name), [one for one in known if one])
-        flag_values.check_range("seed", self.seed, 0, MAX_SEED)
+        flag_values.check_range("seed", self.seed, 0, _MAX_SEED)
         flag_values.check_range("passes", self.passes, 1, 2)
-        flag_values.check_range("max_rejects", self.max_rejects, 0, MAX_SEED)
+        flag_values.check_range("max_rejects", self.max_rejects, 0, _MAX_SEED)
         flag_values.check_range("max_shard_bytes", self.max_shard_bytes, 1 << 20, 4 << 30)
         if self.channels not in (0, 1, 3):
             raise UsageError(f"--channels={self.channels}: must be 1 or 3")
@@ -114,18 +114,8 @@ class ConvertConfig:
     @property
     def source_options(self) -> SourceOptions:
         """What concerns the source."""
-        shape = flag_values.sizes("image_shape", self.image_shape, 3)
-        return SourceOptions(
-            dataset=self.dataset,
-            source=self.source,
-            image_column=self.image_column,
-            label_column=self.label_column,
-            key_column=self.key_column,
-            keep_columns=flag_values.names("keep_columns", self.keep_columns),
-            feature_map=flag_values.pairs("feature_map", self.feature_map),
-            image_shape=(shape[0], shape[1], shape[2]) if shape else None,
-            follow_links=self.follow_links,
-        )
+        parsed = {field.name: field.metadata["parse"](field.name, getattr(self, field.name)) for field in _OF_SOURCES}
+        return SourceOptions(self.dataset, self.source, **parsed)
 
     @property
     def shaping_flags(self) -> dict[str, Any]:
@@ -133,8 +123,9 @@ class ConvertConfig:
         return {name: getattr(self, name) for name in _SHAPING if getattr(self, name) != _defaults[name]}
 
 
+_OF_SOURCES = [field for field in dataclasses.fields(SourceOptions) if field.metadata]
 _SHAPING = (
-    *("image_column", "label_column", "key_column", "keep_columns", "feature_map", "image_shape"),
+    *(field.name for field in _OF_SOURCES if field.metadata["shapes"]),
     *("image_encoding", "resize", "channels", "compression", "split", "passes"),
 )
 _defaults = {field.name: field.default for field in dataclasses.fields(ConvertConfig)}

@@ -13,7 +13,7 @@ from pipeline.errors import UsageError
 from pipeline.manifest import naming
 
 MAX_SHARDS = 99_999  # five digits in a shard's name
-MAX_SIDE = 1 << 14  # pixels
+_MAX_SIDE = 1 << 14  # pixels
 _SUM_TOLERANCE = 1e-9  # of fractions that are written in decimals
 
 
@@ -70,8 +70,8 @@ def sizes(flag: str, text: str, count: int) -> tuple[int, ...] | None:
     if not re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9})*", text) or text.count("x") != count - 1:
         raise UsageError(f"--{flag}={text}: must be {count} sizes, as in {example}")
     values = tuple(int(size) for size in text.split("x"))
-    if not all(1 <= size <= MAX_SIDE for size in values):
-        raise UsageError(f"--{flag}={text}: every size must be in 1..{MAX_SIDE}")
+    if not all(1 <= size <= _MAX_SIDE for size in values):
+        raise UsageError(f"--{flag}={text}: every size must be in 1..{_MAX_SIDE}")
     return values
 
 

@@ -1,30 +1,49 @@
-"""What a conversion will write: decided before the first byte, shipped to every worker."""
+"""What a conversion will write: decided before the first byte, by flags and a sample of rows; shipped to workers."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+import itertools
 import json
-from typing import Any
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs import sample, sources
+from beam_jobs import sources
 from beam_jobs.config import ConvertConfig
+from beam_jobs.examples import images
+from beam_jobs.examples.images import BadImageError
+from beam_jobs.examples.records import make_records
+from beam_jobs.examples.selection import ImageOptions, select
 from beam_jobs.flag_values import MAX_SHARDS
-from beam_jobs.sample import Sample
-from beam_jobs.shard_rows import shard_rows
 from beam_jobs.sources import resplit
-from beam_jobs.sources.base import Source
+from beam_jobs.sources.base import Block, Source
 from beam_jobs.storage.paths import StoragePath
 from pipeline import manifest
 from pipeline.commands.text import count_of
-from pipeline.errors import UsageError, unknown
+from pipeline.errors import DataError, UsageError, unknown
 from pipeline.manifest import SourceFile, naming
+from pipeline.order import hashing
+from pipeline.order.hashing import Domain
 
-SMALL_SHARD = 16 << 20  # 16 MiB: enough shards for many readers of a small data set
-MANY_SHARDS = 64
+_KEPT_ROWS = 1 << 22  # 4 Mi: 32 MiB of a permutation are kept from one shard of a worker to the next
+_BLOCK = 1 << 20  # rows hashed at a time in larger splits
+_CHUNKS, _WITHIN_SHARD = 1, 2  # keys of the other permutations
+_SMALL_SHARD = 16 << 20  # 16 MiB: enough shards for many readers of a small data set
+_MANY_SHARDS = 64
+_SAMPLED_ROWS = 16  # of a split
+_MOST_CHANNELS = 4  # whose meaning is known: grey or colour, with or without transparency
+_SAMPLED_CHUNKS = 3  # they are taken from: the first, the middle one and the last
+_MOST_RUNS, _ENOUGH_SECONDS = 3, 0.1  # in which the work on them is timed
+
+_Result = TypeVar("_Result")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,18 +140,149 @@ def make_plan(config: ConvertConfig, data_dir: StoragePath) -> Plan:
       PipelineError: the source or a flag cannot work.
     """
     source = resplit.resplit(sources.open_source(config.source_options), config.split_fractions)
-    taken = sample.take(source, config.image_encoding, config.size, config.channels, config.max_rejects)
+    taken = take_sample(source, config.image_encoding, config.size, config.channels, config.max_rejects)
     return Plan(
         source=source,
         data_dir=data_dir,
         receipts_dir=data_dir,
         config=config,
         sample=taken,
-        num_shards=shard_counts(source, taken, config.shards_by_split, config.max_shard_bytes),
+        num_shards=_shard_counts(source, taken, config.shards_by_split, config.max_shard_bytes),
     )
 
 
-def shard_counts(
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """What some rows of each split say about all rows.
+
+    Attributes:
+      images: how images will be stored.
+      record_bytes: {split: mean size of a record with its container}.
+      source_bytes: {split: mean size of an image in the source}; a missing split counts as small.
+      seconds: processor time that all rows take, an estimate.
+    """
+
+    images: ImageOptions
+    record_bytes: dict[str, float]
+    source_bytes: dict[str, float]
+    seconds: float
+
+
+def take_sample(
+    source: Source, encoding: str, size: tuple[int, int] | None, channels: int, max_rejects: int = 0
+) -> Sample:
+    """Reads some rows of each split and makes records of them.
+
+    Args:
+      source: an open source.
+      encoding: `source`, `raw`, `png` or `jpeg`.
+      size: (height, width) to resize to, or None.
+      channels: 1 or 3, or 0: as the rows have.
+      max_rejects: rows that may be invalid; as many sampled images may differ in size from the others.
+
+    Raises:
+      UsageError: a flag cannot be followed with this source.
+      DataError: none of the rows is valid, or raw images would differ in size. Like bad data anywhere else in the
+        source, so that the exit code does not depend on which rows are sampled.
+    """
+    blocks = {split: source.read(split, _some_rows(source, split)) for split in source.splits}
+    options = _image_options(source, list(blocks.values()), encoding, size, channels, max_rejects)
+    sizes, seconds = {}, 0.0
+    for split, block in blocks.items():
+        sizes[split], taken = fastest(functools.partial(_record_bytes, source, split, block, options), _ENOUGH_SECONDS)
+        seconds += taken / len(block.labels) * source.splits[split]
+    source_bytes = {split: sum(map(_bytes_of, block.images)) / len(block.labels) for split, block in blocks.items()}
+    return Sample(options, sizes, source_bytes, seconds)
+
+
+def _record_bytes(source: Source, split: str, block: Block, options: ImageOptions) -> float:
+    chosen = select(block, len(source.class_names), options)
+    if not len(chosen.rows.labels):
+        file, row = source.where(split, int(_some_rows(source, split)[0]))
+        raise DataError(
+            f"{file}, row {row}: {chosen.bad[0]}; sampled {count_of(len(chosen.bad), 'row')}: none is valid"
+        )
+    records = make_records(chosen.rows)
+    return len(records.data) / records.count
+
+
+def fastest(
+    work: Callable[[], _Result], enough_seconds: float, clock: Callable[[], float] = time.thread_time
+) -> tuple[_Result, float]:
+    """Returns the result of some work, and the time of its fastest run: the first also loads and caches.
+
+    Args:
+      work: what is timed.
+      enough_seconds: after which it is not run again.
+      clock: by default this thread's, so that other programs do not count: they would slow more processes down as well.
+    """
+    taken: list[float] = []
+    while len(taken) < _MOST_RUNS and sum(taken) < enough_seconds:
+        began = clock()
+        result = work()
+        taken.append(clock() - began)
+    return result, min(taken)
+
+
+def _bytes_of(image: bytes | NDArray[np.uint8]) -> int:
+    return len(image) if isinstance(image, bytes) else image.nbytes
+
+
+def _some_rows(source: Source, split: str) -> NDArray[np.int64]:
+    count, chunks = source.splits[split], source.chunks(split)
+    if chunks is None:
+        return np.unique(np.linspace(0, count - 1, _SAMPLED_ROWS).astype(np.int64))
+    firsts = np.cumsum(chunks) - chunks
+    filled = np.flatnonzero(chunks)
+    chosen = np.unique(filled[np.linspace(0, len(filled) - 1, _SAMPLED_CHUNKS).astype(np.int64)])
+    return np.concatenate([np.arange(min(chunks[c], _SAMPLED_ROWS // _SAMPLED_CHUNKS)) + firsts[c] for c in chosen])
+
+
+def _image_options(
+    source: Source, blocks: list[Block], encoding: str, size: tuple[int, int] | None, channels: int, max_rejects: int
+) -> ImageOptions:
+    if source.image_shape is not None:
+        shapes = Counter([source.image_shape])
+        encoding = "raw" if encoding == "source" else encoding
+    else:
+        shapes = Counter(itertools.chain.from_iterable(_shapes(block) for block in blocks))
+        if encoding == "source" and (size or channels):
+            flag = "--resize" if size else "--channels"
+            raise UsageError(f"{flag}: changes the images, so give --image_encoding=raw, png or jpeg with it")
+    own = max((shape[2] for shape in shapes), default=3)
+    if channels not in (0, own) and own > _MOST_CHANNELS:
+        raise UsageError(f"--channels={channels}: images of {own} channels cannot be converted to that")
+    channels = channels or own
+    if channels not in (1, 3) and (encoding != "raw" or size):
+        flag = "--resize" if size else f"--image_encoding={encoding}"
+        raise UsageError(f"{flag}: images of {channels} channels can only be stored raw, as large as they are")
+    if encoding != "raw":
+        return ImageOptions(encoding, channels, size)
+    sizes: Counter[tuple[int, int]] = Counter()
+    for (height, width, _), count in shapes.items():
+        sizes[height, width] += count
+    usual = sizes.most_common(1)[0] if sizes else ((1, 1), 0)
+    if size is None and sizes.total() - usual[1] > max_rejects:
+        text = ", ".join(sorted(f"{height}x{width}" for height, width in sizes)[:3])
+        raise DataError(
+            f"--image_encoding=raw: the images differ in size ({text}, ...); give --resize=HxW, or png, jpeg or source"
+        )
+    height, width = size or usual[0]
+    return ImageOptions(encoding, channels, size, (height, width, channels))
+
+
+def _shapes(block: Block) -> list[tuple[int, int, int]]:
+    found = []
+    for image in block.images:
+        try:
+            opened = images.open_file(bytes(image))
+        except BadImageError:
+            continue
+        found.append((*images.upright_size(opened), images.channels_of(opened)))
+    return found
+
+
+def _shard_counts(
     source: Source, sample: Sample, requested: int | dict[str, int] | None, max_shard_bytes: int
 ) -> dict[str, int]:
     """Returns {split: number of shards}.
@@ -174,5 +324,78 @@ def default_num_shards(num_examples: int, num_bytes: int, max_shard_bytes: int) 
     Enough that each is at most 16 MiB, up to 64 shards; of a larger split 64, or as many as keep a shard at most
     `max_shard_bytes` (a quarter more, as records may differ in length); never more than there are examples.
     """
-    small, large = -(-num_bytes // min(SMALL_SHARD, max_shard_bytes)), -(-num_bytes * 5 // (4 * max_shard_bytes))
-    return max(1, min(small if small <= MANY_SHARDS else max(MANY_SHARDS, large), num_examples, MAX_SHARDS))
+    small, large = -(-num_bytes // min(_SMALL_SHARD, max_shard_bytes)), -(-num_bytes * 5 // (4 * max_shard_bytes))
+    return max(1, min(small if small <= _MANY_SHARDS else max(_MANY_SHARDS, large), num_examples, MAX_SHARDS))
+
+
+def shard_rows(
+    seed: int, split: str, num_rows: int, chunks: NDArray[np.int64] | None, shard: int, num_shards: int
+) -> NDArray[np.int64]:
+    """Returns the source rows of a shard, int64 (n,), in the order they are written in.
+
+    Shard s of S holds positions floor(s N / S) to floor((s + 1) N / S) of a permutation: of the split's rows; or, where
+    the source is read in chunks, of its chunks, laid end to end. The rows of such a shard are then permuted.
+
+    Args:
+      seed: seed of the permutations.
+      split: the split's name, part of their keys.
+      num_rows: rows of the split.
+      chunks: rows of each unit of random access, int64; None where rows are cheap to read one by one.
+      shard, num_shards: the shard's number, and how many there are.
+    """
+    start, stop = shard * num_rows // num_shards, (shard + 1) * num_rows // num_shards
+    if chunks is None:
+        if num_rows <= _KEPT_ROWS:
+            return _permutation(_key(seed, split), num_rows)[start:stop]
+        return _slice_of_permutation(_key(seed, split), num_rows, start, stop)
+    rows = _rows_of_chunks(hashing.permutation(_key(seed, split, _CHUNKS), len(chunks)), chunks, start, stop)
+    return rows[hashing.permutation(_key(seed, split, _WITHIN_SHARD, shard), len(rows))]
+
+
+def _key(seed: int, split: str, *more: int) -> int:
+    number = np.frombuffer(hashlib.sha256(split.encode()).digest()[:8], "<i8")[0]
+    return int(hashing.derive_key(Domain.CONVERT, seed, number, *more))
+
+
+def _rows_of_chunks(order: NDArray[np.int64], chunks: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int64]:
+    firsts = np.concatenate([[0], np.cumsum(chunks)])
+    bounds = np.concatenate([[0], np.cumsum(chunks[order])])
+    pieces = [np.zeros(0, np.int64)]
+    for position in range(int(np.searchsorted(bounds, start, side="right")) - 1, len(order)):
+        if bounds[position] >= stop:
+            break
+        low, high = max(start, bounds[position]) - bounds[position], min(stop, bounds[position + 1]) - bounds[position]
+        pieces.append(np.arange(low, high) + firsts[order[position]])
+    return np.concatenate(pieces)
+
+
+@functools.lru_cache(maxsize=2)  # a worker makes the shards of one split after another
+def _permutation(key: int, num_rows: int) -> NDArray[np.int64]:
+    return hashing.permutation(key, num_rows)
+
+
+def _slice_of_permutation(key: int, num_rows: int, start: int, stop: int) -> NDArray[np.int64]:
+    """Returns hashing.permutation(key, num_rows)[start:stop] in the memory of the slice.
+
+    Hashes are spread evenly, so those of the slice lie in a range that is known before they are sorted: the chance that
+    the number of hashes below any bound is off by more than the margin is 2 exp(-200) (Dvoretzky-Kiefer-Wolfowitz).
+    """
+    margin = 10 * math.isqrt(num_rows)
+    low, high = (
+        np.int64(min(max(position * 2**64 // num_rows, 0), 2**64 - 1) - 2**63)
+        for position in (start - margin, stop + margin)
+    )
+    below, kept_rows, kept_hashes = 0, [], []
+    for begin in range(0, num_rows, _BLOCK):
+        hashes = _hashes(key, begin, min(begin + _BLOCK, num_rows))
+        below += int(np.count_nonzero(hashes < low))
+        chosen = np.flatnonzero((hashes >= low) & (hashes <= high))
+        kept_rows.append(chosen + begin)
+        kept_hashes.append(hashes[chosen])
+    order = np.argsort(np.concatenate(kept_hashes), kind="stable")
+    return np.concatenate(kept_rows)[order[start - below : stop - below]]
+
+
+def _hashes(key: int, start: int, stop: int) -> NDArray[np.int64]:
+    with np.errstate(over="ignore"):
+        return hashing.splitmix64(np.uint64(key) + np.arange(start, stop, dtype=np.uint64)).view(np.int64)

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from beam_jobs.config import ConvertConfig
 from beam_jobs.conversion.command import replacing
 from beam_jobs.plan import Plan, make_plan
-from beam_jobs.shards import key_check, manifest_writer, writer
+from beam_jobs.shards import manifest_writer, reader, writer
 from beam_jobs.shards.receipts import Receipt
+from beam_jobs.sink import sink_of
 from beam_jobs.storage.paths import StoragePath
 from beam_jobs.storage.write import gate
-from beam_jobs.target.base import target_of
 from pipeline.commands import commandline
 
 
@@ -30,9 +30,9 @@ def convert_in_process(*flags: object, write: Callable[[Plan], object] | None = 
     """
     config = commandline.parse("beam_jobs.convert", "", ConvertConfig, [str(flag) for flag in flags])
     gate.open()  # a Beam job that failed in this process shut it
-    target = target_of(config.data_dir)
-    target.check(config.dataset, config.source)
-    with replacing(target, make_plan(config, target.data_dir), config.overwrite) as staged:
+    sink = sink_of(config.data_dir)
+    sink.check(config.dataset, config.source)
+    with replacing(sink, make_plan(config, sink.data_dir), config.overwrite) as staged:
         if staged:
             (write or write_data_set)(staged)
     return pathlib.Path(config.data_dir)
@@ -53,12 +53,12 @@ def write_data_set(plan: Plan) -> pathlib.Path:
 
 def check_keys(data_dir: StoragePath, receipts: list[Receipt]) -> None:
     """Raises DataError where two records have one key."""
-    buckets: dict[int, list[key_check.KeyHashes]] = {}
+    buckets: dict[int, list[reader.KeyHashes]] = {}
     for receipt in receipts:
-        for bucket, hashes in key_check.by_bucket(data_dir, receipt.info):
+        for bucket, hashes in reader.by_bucket(data_dir, receipt.info):
             buckets.setdefault(bucket, []).append(hashes)
-    if repeated := [pair for group in buckets.values() for pair in key_check.repeats(group)]:
-        raise key_check.as_error(data_dir, repeated)
+    if repeated := [pair for group in buckets.values() for pair in reader.repeats(group)]:
+        raise reader.as_error(data_dir, repeated)
 
 
 def write_shard(plan: Plan, split: str, shard: int) -> Receipt:

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from beam_jobs.examples.statistics import PixelSums, entropy, moments
-from beam_jobs.shards import tfds_info
+from beam_jobs.shards import manifest_writer
 from beam_jobs.shards.manifest_writer import size_histogram
 from beam_jobs.shards.reader import records
 from pipeline import manifest as manifests
@@ -132,7 +132,7 @@ def edit(folder: pathlib.Path, change: Callable[[dict], object]) -> None:
 
 def write_tfds_files(folder: pathlib.Path) -> None:
     """Writes the files by which TensorFlow Datasets reads a data set."""
-    for name, data in tfds_info.metadata_files(manifests.load(folder)).items():
+    for name, data in manifest_writer.tfds_files(manifests.load(folder)).items():
         (folder / name).write_bytes(data)
 
 

@@ -1,1 +1,1 @@
-"""The conversion step by step: flags, source, plan, target, Beam job, publication, report."""
+"""The conversion step by step: flags, source, plan, sink, Beam job, publication, report."""

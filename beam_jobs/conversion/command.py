@@ -1,4 +1,4 @@
-"""What the command does, step by step: flags, target, plan, lock, job, publication, report."""
+"""What the command does, step by step: flags, sink, plan, lock, job, publication, report."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 from beam_jobs import sources
 from beam_jobs.config import ConvertConfig
 from beam_jobs.plan import Plan, make_plan
-from beam_jobs.report import image_facts
-from beam_jobs.report.summary import summary
-from beam_jobs.sources import download
-from beam_jobs.target.base import Target, target_of
-from beam_jobs.target.present import check_same, existing_manifest, notes
+from beam_jobs.report.summary import facts_of_plan, summary
+from beam_jobs.sink import Sink, sink_of
+from beam_jobs.sink.present import check_same, existing_manifest, notes
+from beam_jobs.sources import published
 from pipeline import manifest
 from pipeline.commands import commandline, quiet
 from pipeline.commands.text import count_of
@@ -37,59 +36,59 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
     commandline.require("apache_beam", *sources.packages_needed(config.dataset))
     with quiet.loading():
         # 2 s to import: after --help and our own flags.
-        from beam_jobs.conversion import dry_run, passes, progress  # noqa: PLC0415
-        from beam_jobs.report.card import page as card  # noqa: PLC0415
+        from beam_jobs.conversion import dry_run, job  # noqa: PLC0415
+        from beam_jobs.report import card  # noqa: PLC0415
         from beam_jobs.runs import runners  # noqa: PLC0415
     options = runners.parse(beam_arguments, flags)
-    target = target_of(config.data_dir)
-    target.check(config.dataset, config.source)
-    with download.refused() if config.dry_run else contextlib.nullcontext():
-        plan = make_plan(config, target.data_dir)
+    sink = sink_of(config.data_dir)
+    sink.check(config.dataset, config.source)
+    with published.refused() if config.dry_run else contextlib.nullcontext():
+        plan = make_plan(config, sink.data_dir)
     lowered = runners.bound_workers(options, len(plan.elements))
     workers = runners.use_all_cores(options, plan.sample.seconds, len(plan.elements))
     if config.dry_run:
-        dry_run.show(plan, target, config.overwrite, workers, lowered)
+        dry_run.show(plan, sink, config.overwrite, workers, lowered)
         return
 
-    with replacing(target, plan, config.overwrite) as staged:
+    with replacing(sink, plan, config.overwrite) as staged:
         if staged is None:
-            print(f"{target.data_dir}: already holds this data set, made with the same options; nothing to do")
+            print(f"{sink.data_dir}: already holds this data set, made with the same options; nothing to do")
             return
-        _say_begin(plan, target.shown, workers, lowered)
-        resumed, began = progress.finished_part(staged), time.monotonic()
-        passes.run(staged, options)
+        _say_begin(plan, sink.shown, workers, lowered)
+        resumed, began = job.finished_part(staged), time.monotonic()
+        job.run_passes(staged, options)
         seconds = time.monotonic() - began
-        images = image_facts.of_plan(staged)
+        images = facts_of_plan(staged)
         no_card = card.write_card(staged.data_dir, command, arguments, images)
-    made, total = manifest.load(target.data_dir), time.monotonic() - started
-    url = target.data_dir.url if target.data_dir.is_remote else ""
-    print(summary(made, target.shown, seconds, total, resumed=resumed, has_card=not no_card, images=images, url=url))
-    for note in [*([no_card] if no_card else []), *notes(target.data_dir, made)]:
+    made, total = manifest.load(sink.data_dir), time.monotonic() - started
+    url = sink.data_dir.url if sink.data_dir.is_remote else ""
+    print(summary(made, sink.shown, seconds, total, resumed=resumed, has_card=not no_card, images=images, url=url))
+    for note in [*([no_card] if no_card else []), *notes(sink.data_dir, made)]:
         print(f"note: {note}")
 
 
 @contextlib.contextmanager
-def replacing(target: Target, plan: Plan, overwrite: bool) -> Iterator[Plan | None]:
-    """Locks a checked target and yields the plan to write there; None if it holds this data set already.
+def replacing(sink: Sink, plan: Plan, overwrite: bool) -> Iterator[Plan | None]:
+    """Locks a checked sink and yields the plan to write there; None if it holds this data set already.
 
-    At the end of the block, what it wrote is the target's data set. If it fails, the data set there stays as it was.
+    At the end of the block, what it wrote is the sink's data set. If it fails, the data set there stays as it was.
 
     Args:
-      target: where to; checked.
+      sink: where to; checked.
       plan: what to write.
       overwrite: whether another data set there is replaced.
 
     Raises:
-      PipelineError: the target holds another data set, or it cannot be locked, read or written.
+      PipelineError: the sink holds another data set, or it cannot be locked, read or written.
     """
-    with target.locked():
-        present = existing_manifest(target.data_dir)
+    with sink.locked():
+        present = existing_manifest(sink.data_dir)
         if present and not overwrite:
-            check_same(plan, present, target.data_dir)
-            target.tidy()
+            check_same(plan, present, sink.data_dir)
+            sink.tidy()
             yield None
             return
-        with target.opened(plan, present) as staged:
+        with sink.opened(plan, present) as staged:
             yield staged
 
 

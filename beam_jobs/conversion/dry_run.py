@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.conversion import progress
+from beam_jobs.conversion import job
 from beam_jobs.examples import images
 from beam_jobs.examples.records import compressed, make_records
 from beam_jobs.examples.selection import Selected, select
-from beam_jobs.plan import Plan
+from beam_jobs.plan import Plan, fastest
 from beam_jobs.shards.receipts import Reject
+from beam_jobs.sink import Sink, staging
+from beam_jobs.sink.present import check_options, existing_manifest
 from beam_jobs.sources.base import Block
-from beam_jobs.target import staging
-from beam_jobs.target.base import Target
-from beam_jobs.target.present import check_options, existing_manifest
 from pipeline.commands.text import count_of, range_of, size_of, table
 from pipeline.errors import DataError
 
@@ -27,7 +26,7 @@ _ROWS, _BYTES = 1024, 32 << 20  # 32 MiB: read of each split, at most
 _SHOWN = 3  # examples of each split
 _LISTED_REJECTS = 5
 _LONGEST = 32  # characters of a feature's value
-_RUNS, _ENOUGH_SECONDS = 3, 0.2  # in which the work is timed
+_ENOUGH_SECONDS = 0.2  # in which the work is timed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +51,12 @@ class Measured:
     examples: tuple[dict[str, str], ...]
 
 
-def show(plan: Plan, target: Target, overwrite: bool, workers: int, lowered: str) -> None:
+def show(plan: Plan, sink: Sink, overwrite: bool, workers: int, lowered: str) -> None:
     """Prints what the conversion of a plan would do.
 
     Args:
       plan: the plan.
-      target: where to; checked.
+      sink: where to; checked.
       overwrite: whether another data set there would be replaced.
       workers: processes that would share the work.
       lowered: a line about the number of workers; "" for none.
@@ -67,13 +66,13 @@ def show(plan: Plan, target: Target, overwrite: bool, workers: int, lowered: str
         is too small, or the sample has more invalid rows than are allowed.
     """
     what = f"{count_of(plan.num_rows, 'example')} to {count_of(len(plan.elements), 'shard')}"
-    print(f"{plan.source.dataset}: {what} in {target.shown} (a dry run: nothing is written)", flush=True)
+    print(f"{plan.source.dataset}: {what} in {sink.shown} (a dry run: nothing is written)", flush=True)
     if lowered:
         print(lowered)
     measured = {split: measure(plan, split) for split in plan.num_shards}
     print("\n".join(_lines(plan, measured, workers)))
     print("\n".join(["", *table(_examples(plan, measured), left=("key", "class", "image"))]))
-    for line in _target_lines(plan, target, overwrite):
+    for line in _sink_lines(plan, sink, overwrite):
         print(line)
     _check_rejects(plan, measured)
 
@@ -86,9 +85,11 @@ def measure(plan: Plan, split: str) -> Measured:
     """
     rows = plan.rows(split, 0)
     chosen, chunk = _some(plan, split, rows)
-    read_seconds, block = _timed(lambda: plan.source.read(split, chosen))
+    block, read_seconds = fastest(lambda: plan.source.read(split, chosen), _ENOUGH_SECONDS, time.perf_counter)
     classes = len(plan.source.class_names)
-    make_seconds, (selected, num_bytes) = _timed(lambda: _made(plan, block, classes))
+    (selected, num_bytes), make_seconds = fastest(
+        lambda: _made(plan, block, classes), _ENOUGH_SECONDS, time.perf_counter
+    )
     total, good = plan.source.splits[split], len(selected.rows.labels)
     part = good / max(1, len(chosen))
     return Measured(
@@ -122,17 +123,6 @@ def _made(plan: Plan, block: Block, classes: int) -> tuple[Selected, int]:
     records = make_records(selected.rows)
     records = compressed(records) if plan.config.compression else records
     return selected, sum(len(piece) for piece in records.blocks())
-
-
-def _timed(work: Any) -> tuple[float, Any]:
-    """Returns the seconds of the fastest of some runs, as the first one also loads and caches; and the result."""
-    taken: list[float] = []
-    result = None
-    while len(taken) < _RUNS and sum(taken) < _ENOUGH_SECONDS:
-        began = time.perf_counter()
-        result = work()
-        taken.append(time.perf_counter() - began)
-    return min(taken), result
 
 
 def _first_examples(plan: Plan, split: str, rows: NDArray[np.int64]) -> list[dict[str, str]]:
@@ -217,28 +207,28 @@ def _examples(plan: Plan, measured: dict[str, Measured]) -> list[list[tuple[str,
     return [[("split", split), *example.items()] for split in plan.num_shards for example in measured[split].examples]
 
 
-def _target_lines(plan: Plan, target: Target, overwrite: bool) -> list[str]:
-    """Returns what is in the target, and what would become of it.
+def _sink_lines(plan: Plan, sink: Sink, overwrite: bool) -> list[str]:
+    """Returns what is in the sink, and what would become of it.
 
     Raises:
       PipelineError: as `show`.
     """
-    if not target.data_dir.exists():
-        target.check_plan(plan, None)
+    if not sink.data_dir.exists():
+        sink.check_plan(plan, None)
         return []
-    there = existing_manifest(target.data_dir)
+    there = existing_manifest(sink.data_dir)
     if there and not overwrite:
-        check_options(plan, there, target.data_dir)
-        return [f"{target.shown}: already holds this data set, made with the same options: nothing would be converted"]
-    target.check_plan(plan, there)
-    receipts_dir = target.data_dir / staging.folder_name(plan.digest)
+        check_options(plan, there, sink.data_dir)
+        return [f"{sink.shown}: already holds this data set, made with the same options: nothing would be converted"]
+    sink.check_plan(plan, there)
+    receipts_dir = sink.data_dir / staging.folder_name(plan.digest)
     lines = []
-    if receipts_dir.exists() and (part := progress.finished_part(dataclasses.replace(plan, receipts_dir=receipts_dir))):
-        lines.append(f"{target.shown}: an earlier run had done {part:.0%}; the conversion would resume there")
+    if receipts_dir.exists() and (part := job.finished_part(dataclasses.replace(plan, receipts_dir=receipts_dir))):
+        lines.append(f"{sink.shown}: an earlier run had done {part:.0%}; the conversion would resume there")
     if there:
         held = sum(split.num_examples for split in there.splits.values())
         lines.append(
-            f"{target.shown}: holds {there.dataset}, {count_of(held, 'example')}, which would be replaced (--overwrite)"
+            f"{sink.shown}: holds {there.dataset}, {count_of(held, 'example')}, which would be replaced (--overwrite)"
         )
     return lines
 

@@ -1,4 +1,4 @@
-"""What a conversion does on workers: writes shards and their receipts, and at the end the manifest.
+"""A conversion as a Beam job: what it does on workers, how far it has come, and its one or two passes.
 
 A shard is a pure function of the plan and its number, written under a temporary name, so that a retried or doubled
 bundle changes nothing.
@@ -10,11 +10,23 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from beam_jobs.plan import Plan
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from beam_jobs import sources
+from beam_jobs.plan import Origin, Plan
 from beam_jobs.runs.chain import FOUND, ShardJob
-from beam_jobs.shards import key_check, manifest_writer, writer
-from beam_jobs.shards.key_check import KeyHashes, Repeated
+from beam_jobs.runs.run import Display, run_job
+from beam_jobs.shards import manifest_writer, reader, receipts, writer
+from beam_jobs.shards.reader import KeyHashes, Repeated
 from beam_jobs.shards.receipts import Receipt
+from beam_jobs.sink import staging
+from beam_jobs.sources.base import SourceOptions
+from pipeline import manifest
+from pipeline.commands.text import count_of
+from pipeline.errors import DataError
+from pipeline.manifest import Manifest, naming
+
+_SECONDS_BETWEEN_REMOTE_LOOKS = 2.0  # a store charges more for a list than for a read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +45,11 @@ class Conversion(ShardJob):
         for receipt in writer.write_shards(self.plan, shards):
             yield FOUND, receipt
             if not self.plan.source.unique_keys:
-                yield from key_check.by_bucket(self.plan.data_dir, receipt.info)
+                yield from reader.by_bucket(self.plan.data_dir, receipt.info)
 
     def repeated(self, hashes: Iterable[KeyHashes]) -> list[Repeated]:
         """Returns the first pair: it fails the conversion."""
-        return key_check.repeats(hashes)[:1]
+        return reader.repeats(hashes)[:1]
 
     def finish(self, found: list[Receipt], repeated: list[Repeated]) -> str:
         """Writes the manifest.
@@ -46,5 +58,90 @@ class Conversion(ShardJob):
           DataError: two records have one key, a receipt is missing, or too many rows are invalid.
         """
         if repeated:
-            raise key_check.as_error(self.plan.data_dir, repeated)
+            raise reader.as_error(self.plan.data_dir, repeated)
         return str(manifest_writer.write_manifest(self.plan, found))
+
+
+class Progress(Display):
+    """Shows how far a conversion has come, in rows of the source that shards hold, or skipped as invalid."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._folder = plan.receipts_dir
+        self._waiting = {receipts.name_of(name) for name in plan.file_names}
+        self._shards = len(self._waiting)
+        self._label = _label(plan)
+        self._bytes = self._rejects = 0
+        if self._folder.is_remote:
+            self.seconds_between_looks = _SECONDS_BETWEEN_REMOTE_LOOKS
+        super().__init__(plan.num_rows)
+
+    def text(self) -> str:
+        """Returns the progress in one line."""
+        rejects = f", {self._rejects:,} rejects" if self._rejects else ""
+        return (
+            f"{self._label}{self.finished:,} of {count_of(self._shards, 'shard')}, {self.done:,} of "
+            f"{count_of(self.total, 'example')}, "
+            f"{self._bytes / (1 << 20):,.1f} MiB, {self.rate:,.0f} examples/s{rejects}"
+        )
+
+    def _look(self) -> None:
+        try:
+            present = self._waiting.intersection(self._folder.names())
+        except (OSError, DataError):  # the workers will report it
+            present = set()
+        for name in present:
+            if receipt := receipts.load(self._folder / name):
+                self._waiting.discard(name)
+                self.finished += 1
+                self.done += receipt.info.num_examples + receipt.num_rejects
+                self._bytes += receipt.info.num_bytes
+                self._rejects += receipt.num_rejects
+
+
+def finished_part(plan: Plan) -> float:
+    """Returns the fraction of a plan's work, 0 to 1, that is done already; each of two passes counts one half."""
+    found = receipts.in_folder(plan.receipts_dir)
+    return sum(receipt.info.num_examples + receipt.num_rejects for receipt in found) / (
+        plan.config.passes * plan.num_rows
+    )
+
+
+def _label(plan: Plan) -> str:
+    if plan.config.passes != 2:
+        return ""
+    return "pass 1 of 2: " if plan.receipts_dir.name == staging.FIRST_PASS else "pass 2 of 2: "
+
+
+def run_passes(plan: Plan, options: PipelineOptions) -> None:
+    """Writes the shards and the manifest of a plan, in as many passes as it says.
+
+    Raises:
+      PipelineError: a worker's error, or Beam's in one line.
+    """
+    if plan.config.passes == 2:
+        plan = _second_pass(plan, _run_first_pass(plan, options))
+    run_job(Conversion(plan), options, Progress(plan))
+
+
+def _run_first_pass(plan: Plan, options: PipelineOptions) -> Manifest:
+    folder = plan.receipts_dir / staging.FIRST_PASS
+    folder.make_folder()
+    config = dataclasses.replace(plan.config, compression="")
+    first = dataclasses.replace(plan, data_dir=folder, receipts_dir=folder, config=config)
+    try:
+        run_job(Conversion(first), options, Progress(first))
+        (plan.data_dir / naming.REJECTS).remove()  # of an earlier run
+    finally:
+        staging.move_rejects(folder, plan.data_dir)  # before the manifest, the last of all files
+    return manifest.load(folder)
+
+
+def _second_pass(plan: Plan, made: Manifest) -> Plan:
+    encoding = "raw" if made.features["image"].encoding == "raw" else "source"
+    images = dataclasses.replace(plan.sample.images, encoding=encoding, size=None)
+    return dataclasses.replace(
+        plan,
+        source=sources.open_source(SourceOptions("tfrecord", (plan.receipts_dir / staging.FIRST_PASS).url)),
+        sample=dataclasses.replace(plan.sample, images=images, source_bytes={}),
+        origin=Origin(made.source, {name: split.num_rejects for name, split in made.splits.items()}),
+    )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 MAX_PIXELS = 1 << 26  # 64 Mi, three times those of a large camera, 192 MiB decoded; more is a decompression bomb
 # In Pillow's words. AVIF needs Pillow 11.3, HEIF (the HEIC files of phones) the package pillow-heif.
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "JPEG2000", "AVIF", "HEIF", "PPM")
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "JPEG2000", "AVIF", "HEIF", "PPM")
 _HEIC = (b"ftypheic", b"ftypheix", b"ftypheim", b"ftypheis", b"ftyphevc", b"ftypmif1")  # from byte 4 on
 # What every reader of TFRecords decodes; cameras write MPO, a JPEG file with more images after the first.
 KEPT_FORMATS = {"PNG": "png", "JPEG": "jpeg", "MPO": "jpeg"}
@@ -57,7 +57,7 @@ def open_file(data: bytes) -> PIL.Image.Image:
     """Returns an image of which only the header has been read.
 
     Raises:
-      BadImageError: it is none of `FORMATS`, a camera's raw file or a damaged PNG file, or has more than 16 bits per
+      BadImageError: it is none of `_FORMATS`, a camera's raw file or a damaged PNG file, or has more than 16 bits per
         channel or more than 64 Mi pixels.
     """
     try:
@@ -80,17 +80,16 @@ def open_file(data: bytes) -> PIL.Image.Image:
 
 @functools.cache
 def _readable() -> tuple[str, ...]:
-    """Returns those of `FORMATS` that this installation reads."""
+    """Returns those of `_FORMATS` that this installation reads."""
     with contextlib.suppress(ImportError):
         import pillow_heif  # noqa: PLC0415 (optional)
 
         pillow_heif.register_heif_opener()
     PIL.Image.init()
-    return tuple(name for name in FORMATS if name in PIL.Image.OPEN)
+    return tuple(name for name in _FORMATS if name in PIL.Image.OPEN)
 
 
 def _tags(image: PIL.Image.Image) -> Any:
-    """Returns the {tag: value} of a TIFF file's first image."""
     return image.tag_v2  # type: ignore[attr-defined]
 
 

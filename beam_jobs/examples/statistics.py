@@ -30,7 +30,6 @@ class PixelSums:
     squares: list[int] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Starts at 0."""
         self.sums = self.sums or [0] * self.channels
         self.squares = self.squares or [0] * self.channels
 

@@ -1,13 +1,30 @@
-"""The summary that the converter prints at its end."""
+"""What a person reads of a data set that was converted: the summary that is printed, with its warnings.
+
+Warnings are about gaps in the labels, turned images and poor mixing. Whether the labels of a split are mixed over its
+shards is judged against a random assignment of its records. Shards of a source that is read in chunks hold whole
+chunks: if the source is sorted by class, so are they.
+"""
 
 from __future__ import annotations
 
-from beam_jobs.report import image_facts, notices
-from beam_jobs.report.image_facts import ImageFacts
+import dataclasses
+import itertools
+import math
+from collections import Counter
+
+from beam_jobs.examples.statistics import entropy
+from beam_jobs.plan import Plan
+from beam_jobs.shards import receipts
+from beam_jobs.storage import paths
 from pipeline.commands.text import count_of, size_of
 from pipeline.manifest import Manifest, SplitInfo, naming, storage
 from pipeline.manifest.splits import EVALUATED
 
+# Simulated random shards of 50 to 5000 records with 2 to 1000 classes, even or not, lack at most 0.06 of what shards
+# can lack of the expected entropy (0.02 where classes are even); class-sorted ones nearly all of it.
+_MOST_LACKING = 0.1
+_DEVIATIONS = 8.0  # of chi-square: beyond chance for the few records of rare classes, too, whose tail is heavier
+_MOST_LISTED = 10  # labels
 _TRAIN, _TEST = "train", "test"  # the trainer's own defaults
 _TUTORIAL_SIDE = 24  # pixels: cifar10_cnn's default distortion cuts 24x24 out
 _LENET_SIDE = 12  # pixels: what its layers need
@@ -38,7 +55,7 @@ def summary(
       images: what is known of the images; by default what the manifest says.
       url: of a store, the folder with the store's options, which the next commands need.
     """
-    images = images or image_facts.of_manifest(made)
+    images = images or facts_of_manifest(made)
     examples = sum(split.num_examples for split in made.splits.values())
     rate = examples * (1 - resumed) / max(writing_seconds, 1e-9)
     earlier = f"; an earlier run had done {resumed:.0%}" if resumed else ""
@@ -49,16 +66,16 @@ def summary(
             f"{size_of(split.num_bytes)}"
             for name, split in by_size(made)
         ),
-        f"  {image_text(made, images)}",
+        f"  {_image_text(made, images)}",
         f"  {writing_seconds:.1f} s, {rate:,.0f} examples/s ({total_seconds:.1f} s with start-up and checks){earlier}",
     ]
     if rejects := sum(split.num_rejects for split in made.splits.values()):
         lines.append(f"  {count_of(rejects, 'invalid row')} left out, listed in {_inside(data_dir, naming.REJECTS)}")
-    lines += [f"warning: {notice}" for notice in notices.notices(made, images)]
+    lines += [f"warning: {notice}" for notice in notices(made, images)]
     return "\n".join([*lines, *_next_lines(made, data_dir, url or data_dir, has_card)])
 
 
-def image_text(made: Manifest, images: ImageFacts) -> str:
+def _image_text(made: Manifest, images: ImageFacts) -> str:
     """Returns how the images are stored, in words: `raw images of 28x28x1`."""
     image = made.features["image"]
     kind = "png and jpeg" if image.encoding == "any" else image.encoding
@@ -76,6 +93,162 @@ def image_text(made: Manifest, images: ImageFacts) -> str:
 def by_size(made: Manifest) -> list[tuple[str, SplitInfo]]:
     """Returns the names and splits, the largest first."""
     return sorted(made.splits.items(), key=lambda item: -item[1].num_examples)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageFacts:
+    """The images of all splits.
+
+    Attributes:
+      sizes: {(height, width): images}, exact, however many there are.
+      turned: images that are stored with an EXIF orientation, which readers of the records ignore.
+    """
+
+    sizes: Counter[tuple[int, int]]
+    turned: int = 0
+
+    @property
+    def by_count(self) -> list[str]:
+        """The sizes, `<height>x<width>`, the most common first."""
+        ordered = sorted(self.sizes.items(), key=lambda item: (-item[1], item[0]))
+        return [f"{height}x{width}" for (height, width), _ in ordered]
+
+    @property
+    def largest(self) -> str:
+        """The size with the most pixels, `<height>x<width>`."""
+        height, width = max(self.sizes, key=lambda size: (size[0] * size[1], size))
+        return f"{height}x{width}"
+
+
+def facts_of_plan(plan: Plan) -> ImageFacts:
+    """Returns the facts from the receipts of a conversion, which are there until it is published."""
+    names = [plan.receipts_dir / receipts.name_of(name) for name in plan.file_names]
+    sizes: Counter[tuple[int, int]] = Counter()
+    turned = 0
+    for receipt in paths.each(receipts.load, names, plan.receipts_dir.is_remote):
+        if receipt:
+            turned += receipt.turned
+            for (height, width, _), count in receipt.sizes:
+                sizes[height, width] += count
+    return ImageFacts(sizes, turned)
+
+
+def facts_of_manifest(made: Manifest) -> ImageFacts:
+    """Returns what a manifest says: of more than 100 sizes, it has them rounded up."""
+    sizes: Counter[tuple[int, int]] = Counter()
+    for text, count in made.image_sizes:
+        height, width = map(int, text.split("x"))
+        sizes[height, width] = count
+    return ImageFacts(sizes)
+
+
+def notices(made: Manifest, images: ImageFacts) -> list[str]:
+    """Returns the warnings about a data set: each says what, the consequence and the remedy."""
+    return [notice for notice in (mixing_warning(made), _gaps(made), _turned(images)) if notice]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixing:
+    """How mixed a split is.
+
+    Attributes:
+      split: its name.
+      bits: entropy of the labels in a shard, mean over all records.
+      expected_bits: the same of random shards of these sizes.
+      is_bad: whether shards lack over 10% of the entropy that they can lack, beyond chance. They can lack at most all
+        of it, or the entropy of a record's shard: which of 2 shards holds a record tells at most 1 bit of its label.
+    """
+
+    split: str
+    bits: float
+    expected_bits: float
+    is_bad: bool
+
+
+def expected_entropy(bits: float, classes: int, collision: float, records: int) -> float:
+    """Returns the approximate entropy of the labels of a random sample, in bits; too low rather than too high.
+
+    The larger of two: the entropy of all, less the bias (K - 1) / (2 n ln 2) (Miller 1955, "Note on the bias of
+    information estimates"; Madow 1948), which is too low for n < K; and, by Jensen's inequality, -log2 of the expected
+    chance that two records of the sample, drawn with replacement, have one class: 1/n + (1 - 1/n) sum p^2.
+
+    Args:
+      bits: the entropy of all labels.
+      classes: K, the classes that have a record.
+      collision: sum of p^2 over the classes.
+      records: n, the size of the sample; 1 or more.
+    """
+    biased = bits - (classes - 1) / (2 * records * math.log(2))
+    return max(biased, -math.log2(1 / records + (1 - 1 / records) * collision), 0.0)
+
+
+def judge(name: str, split: SplitInfo) -> Mixing | None:
+    """Returns how mixed a split is; None if there is nothing to mix: one shard, or one class."""
+    shards = [shard for shard in split.shards if shard.num_examples and shard.label_entropy is not None]
+    bits = entropy(split.label_histogram)
+    if len(shards) < 2 or not bits:
+        return None
+    present = [n for n in split.label_histogram if n]
+    total = sum(shard.num_examples for shard in shards)
+    collision = sum((n / total) ** 2 for n in present)
+    expected = sum(
+        shard.num_examples * expected_entropy(bits, len(present), collision, shard.num_examples) for shard in shards
+    )
+    found = sum(shard.num_examples * (shard.label_entropy or 0.0) for shard in shards)
+    mean, expected = found / total, expected / total
+    most = min(expected, entropy([shard.num_examples for shard in shards]) or 0.0)
+    # The G-test of shard against label: 2 N ln 2 I ~ chi-square of (S - 1)(K - 1), I the bits that one tells of the
+    # other; where most of its cells would be empty (n < K), what is expected of random shards is less than that.
+    statistic, by_chance = 2 * total * math.log(2) * (bits - mean), 2 * total * math.log(2) * (bits - expected)
+    freedom = min((len(shards) - 1) * (len(present) - 1), by_chance)
+    beyond_chance = statistic > freedom + _DEVIATIONS * math.sqrt(2 * freedom)
+    return Mixing(name, mean, expected, beyond_chance and expected - mean > _MOST_LACKING * most)
+
+
+def mixing_warning(made: Manifest) -> str | None:
+    """Returns one line that names the poorly mixed splits, the consequence and the remedy; None if there are none."""
+    judged = [judge(name, split) for name, split in made.splits.items()]
+    bad = [mixing for mixing in judged if mixing and mixing.is_bad]
+    if not bad:
+        return None
+    found = ", ".join(
+        f"{m.split} ({m.bits:.2f} bits of label entropy per shard, {m.expected_bits:.2f} if well mixed)" for m in bad
+    )
+    remedy = "" if made.options.get("passes", 1) == 2 else "; --passes=2 mixes them row by row"
+    return (
+        f"the classes are poorly mixed across the shards of {found}: "
+        f"unless a trainer shuffles the whole split, its batches hold few classes{remedy}"
+    )
+
+
+def _gaps(made: Manifest) -> str | None:
+    """Returns a warning about labels that no example has although a higher one occurs."""
+    histograms = [split.label_histogram for split in made.splits.values()]
+    totals = [sum(counts) for counts in itertools.zip_longest(*histograms, fillvalue=0)]
+    highest = max((label for label, count in enumerate(totals) if count), default=0)
+    missing = [label for label in range(highest) if not totals[label]]
+    if not missing:
+        return None
+    listed = ", ".join(_class_of(made, label) for label in missing[:_MOST_LISTED])
+    more = f" and {len(missing) - _MOST_LISTED:,} more" if len(missing) > _MOST_LISTED else ""
+    return (
+        f"no example has label {listed}{more}, although labels go up to {_class_of(made, highest)}: a model has an "
+        "output for each of them; if the labels are not meant to have gaps, renumber them in the source"
+    )
+
+
+def _class_of(made: Manifest, label: int) -> str:
+    name = made.class_names[label] if label < len(made.class_names) else str(label)
+    return str(label) if name == str(label) else f"{label} ({name})"
+
+
+def _turned(images: ImageFacts) -> str | None:
+    if not images.turned:
+        return None
+    return (
+        f"{count_of(images.turned, 'image file')} with an EXIF orientation, which readers of the records ignore: they "
+        "see the image turned or mirrored; to store images upright, convert with --image_encoding=raw, png or jpeg"
+    )
 
 
 def _next_lines(made: Manifest, data_dir: str, address: str, has_card: bool) -> list[str]:

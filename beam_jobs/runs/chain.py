@@ -16,7 +16,8 @@ from typing import Any
 import apache_beam as beam
 
 from beam_jobs.runs import runners
-from beam_jobs.shards.key_check import KeyHashes, Repeated
+from beam_jobs.runs.failures import carried
+from beam_jobs.shards.reader import KeyHashes, Repeated
 
 FOUND = -1  # the bucket of what was found of the shards; those of keys are 0 to 255
 
@@ -77,16 +78,19 @@ def _each(_: bytes, parts: list[Sequence[Any]]) -> list[Sequence[Any]]:
 
 
 def _work(shards: Sequence[Any], job: ShardJob) -> Iterator[tuple[int, Any]]:
-    return job.work(shards)
+    with carried():
+        yield from job.work(shards)
 
 
 def _check_group(group: tuple[int, Iterable[Any]], job: ShardJob) -> Iterator[tuple[int, Any]]:
     bucket, values = group
-    for value in values if bucket == FOUND else job.repeated(values):
-        yield FOUND, value
+    with carried():
+        for value in values if bucket == FOUND else job.repeated(values):
+            yield FOUND, value
 
 
 def _finish(group: tuple[int, Iterable[Any]], job: ShardJob) -> list[str]:
     found = list(group[1])
     repeated = [value for value in found if isinstance(value, Repeated)]
-    return [job.finish([value for value in found if not isinstance(value, Repeated)], repeated)]
+    with carried():
+        return [job.finish([value for value in found if not isinstance(value, Repeated)], repeated)]

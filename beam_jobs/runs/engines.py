@@ -1,10 +1,17 @@
-"""The clusters and job servers that Beam's flags name, and whether they are there: checked before any work."""
+"""Clusters and job servers that Beam's flags name: checked before any work; job servers of our own are started.
+
+A job server is a process of Beam's that runs the pipeline on Flink, Spark or Prism. Beam's own way to start it sets
+signal handlers, which only a main thread may, and leaves it running after the command was killed.
+"""
 
 from __future__ import annotations
 
 import os
+import pathlib
 import shutil
 import socket
+import subprocess
+import time
 import urllib.parse
 
 import grpc
@@ -12,19 +19,33 @@ from apache_beam.options.pipeline_options import (
     FlinkRunnerOptions,
     JobServerOptions,
     PipelineOptions,
+    PortableOptions,
     SparkRunnerOptions,
 )
+from apache_beam.portability.api import beam_job_api_pb2_grpc
 from apache_beam.runners.portability.flink_runner import MAGIC_HOST_NAMES, FlinkRunner
+from apache_beam.runners.portability.job_server import (
+    JavaJarJobServer,
+    JobServer,
+    StopOnExitJobServer,
+    SubprocessJobServer,
+)
 from apache_beam.runners.portability.portable_runner import PortableRunner
+from apache_beam.runners.portability.prism_runner import PrismRunner
 from apache_beam.runners.portability.spark_runner import SparkRunner
 from apache_beam.utils.subprocess_server import JavaJarServer
 from apache_beam.version import __version__ as beam_version
 
-from pipeline.errors import UsageError
+from beam_jobs.runs import lifeline
+from beam_jobs.runs.lifeline import Lifeline
+from pipeline.errors import DataError, UsageError
 
 _ANSWER_SECONDS = 10.0  # for what should be running already
 _SPARK = "spark://"
 _JARS = {"FlinkRunner": "beam-runners-flink-1.19-job-server", "SparkRunner": "beam-runners-spark-3-job-server"}
+_START_SECONDS = 120.0  # Java takes 2 to 5 s on an idle machine
+_POLL_SECONDS = 0.2
+_LOCAL_JVM = ("-Dspark.ui.enabled=false",)  # one port fewer: nobody watches a cluster that lives for one conversion
 
 
 def java_engine(runner: PortableRunner) -> str | None:
@@ -120,3 +141,82 @@ def check_endpoint(endpoint: str, seconds: float = _ANSWER_SECONDS) -> None:
                 f"--job_endpoint={endpoint}: no job server answers ({seconds:.0f} s); "
                 "it must be HOST:PORT of a running one"
             ) from None
+
+
+def starts_one(runner: PortableRunner, options: PipelineOptions) -> bool:
+    """Returns whether the runner starts a job server of its own."""
+    if options.view_as(PortableOptions).job_endpoint:
+        return False
+    if engine := java_engine(runner):
+        return not options.get_all_options()[f"{engine}_submit_uber_jar"]
+    return isinstance(runner, PrismRunner)
+
+
+def supervise(runner: PortableRunner, lifeline: Lifeline, folder: pathlib.Path) -> None:
+    """Ties the runner's job server to `lifeline`; its files go to `folder`, which is removed when the line is cut."""
+    make = runner.default_job_server
+
+    def make_supervised(options: PipelineOptions) -> JobServer:
+        server = make(options)
+        inner = server._job_server if isinstance(server, StopOnExitJobServer) else None
+        return SupervisedJobServer(inner, lifeline, folder) if inner else server
+
+    runner.default_job_server = make_supervised
+
+
+class SupervisedJobServer(JobServer):  # type: ignore[misc]
+    """A job server that ends with a lifeline."""
+
+    def __init__(self, server: SubprocessJobServer, lifeline: Lifeline, folder: pathlib.Path) -> None:
+        self._server = server
+        self._lifeline = lifeline
+        self._folder = folder
+
+    def start(self) -> beam_job_api_pb2_grpc.JobServiceStub:
+        """Starts it and returns its service once it answers.
+
+        Raises:
+          DataError: it does not start, or does not answer within two minutes; with the last line that it printed.
+        """
+        folder = self._folder
+        try:
+            program, endpoint = self._program(folder)
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = str(error).split(". ")[0]
+            raise DataError(
+                f"the runner's job server cannot be started: {reason}; docs/clusters.md says where to get it"
+            ) from None
+        command = self._lifeline.command("program", os.fspath(folder))
+        environment = os.environ | {"TMPDIR": os.fspath(folder)}
+        subprocess.Popen([*command, *program], stdin=subprocess.DEVNULL, env=environment)
+        channel = grpc.insecure_channel(endpoint, [("grpc.max_receive_message_length", -1)])
+        _wait_until_ready(channel, folder)
+        return beam_job_api_pb2_grpc.JobServiceStub(channel)
+
+    def _program(self, folder: pathlib.Path) -> tuple[list[str], str]:
+        is_java = isinstance(self._server, JavaJarJobServer)
+        if is_java:
+            self._server._artifacts_dir = self._server._artifacts_dir or os.fspath(folder)
+        (launcher, *arguments), endpoint = self._server.subprocess_cmd_and_endpoint()
+        # The clusters inside keep blocks and blobs among Java's temporary files, which go with the folder.
+        properties = [f"-Djava.io.tmpdir={folder}", *_LOCAL_JVM] if is_java else []
+        return [launcher, *properties, *map(str, arguments)], endpoint
+
+
+def _wait_until_ready(channel: grpc.Channel, folder: pathlib.Path) -> None:
+    ready = grpc.channel_ready_future(channel)
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            ready.result(timeout=_POLL_SECONDS)
+            return
+        except grpc.FutureTimeoutError:
+            if (folder / lifeline.ENDED).exists():
+                raise DataError(f"the job server did not start: {_last_line(folder)}") from None
+    raise DataError(f"the job server does not answer after {_START_SECONDS:.0f} s: {_last_line(folder)}")
+
+
+def _last_line(folder: pathlib.Path) -> str:
+    lines = (folder / lifeline.OUTPUT).read_text(errors="backslashreplace").splitlines()
+    said = [line.strip() for line in lines if line.strip() and not line.startswith("\t")]  # a tab: a Java stack frame
+    return said[-1] if said else "it printed nothing"

@@ -1,18 +1,40 @@
-"""Ends worker processes with the command: each holds a connection that closes however the command ends.
+"""Ends what the command has started with the command, however that ends: workers, job servers, jobs on a cluster.
 
-A worker left alone would keep writing shards next to a conversion that was started again.
+Each is a process that holds a connection to the command, which closes with it. A worker left alone would keep writing
+shards next to a conversion that was started again, and so would a job that Beam submitted to Flink and does not cancel.
+
+    python -m beam_jobs.runs.lifeline worker PORT                   Beam's own harness, for worker processes
+    python -m beam_jobs.runs.lifeline program PORT FOLDER PROGRAM   runs a job server, which holds no line itself
+    python -m beam_jobs.runs.lifeline flink PORT URL NAME           cancels a job on a Flink cluster
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
+import logging
 import os
+import pathlib
+import shutil
+import signal
 import socket
+import subprocess
+import sys
 import threading
+import time
+import urllib.request
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _WAIT_SECONDS = 5.0  # for a worker to end; it has nothing to finish
+OUTPUT = "output.txt"  # in a program's folder: what it printed, to report why it ended
+ENDED = "exit_code.txt"  # there, once the program has ended by itself
+_WRITE_SECONDS = 1.0
+_ENDED = {"FINISHED", "CANCELED", "FAILED"}
+_CALL_SECONDS = 2.0
+_CANCEL_SECONDS = 4.0  # less than the command waits for its workers
+_POLL_SECONDS = 0.1
 
 
 class Lifeline:
@@ -29,6 +51,10 @@ class Lifeline:
         self._lock = threading.Lock()
         self._is_cut = False
         threading.Thread(target=self._accept, daemon=True, name="lifeline").start()
+
+    def command(self, role: str, *arguments: str) -> list[str]:
+        """Returns the command of a process that holds this line; the module's docstring has the roles."""
+        return [sys.executable, "-m", __name__, role, str(self.port), *arguments]
 
     def cut(self) -> None:
         """Ends all workers and returns once they are gone."""
@@ -81,3 +107,83 @@ def _end(at_end: Callable[[], None] | None) -> NoReturn:
             at_end()
     finally:
         os._exit(1)
+
+
+def _serve_bundles(port: int) -> None:
+    # Ctrl-C reaches the terminal's whole process group; the command handles it and ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    hold(port)
+    # An existing handler keeps Beam from logging to stderr; errors reach the runner through its own channel.
+    logging.getLogger().addHandler(logging.NullHandler())
+    from apache_beam.runners.worker import sdk_worker_main  # noqa: PLC0415 (2 s, in which the command may end)
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # its threads print tracebacks when the command is killed
+    sdk_worker_main.main(sys.argv)
+
+
+def _supervise(port: int, folder: pathlib.Path, program: list[str]) -> NoReturn:
+    """Runs a program whose output and temporary files go to a folder, which is removed at the end."""
+    # Ctrl-C reaches the terminal's whole process group; the command handles it and ends this process and its child.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with open(folder / OUTPUT, "wb") as output:
+        process = subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+    said = threading.Event()
+
+    def end() -> None:
+        process.kill()
+        process.wait()
+        said.wait(_WRITE_SECONDS)  # else that file could be created while the folder is removed
+        shutil.rmtree(folder, ignore_errors=True)
+
+    hold(port, end)
+    code = process.wait()
+    with contextlib.suppress(OSError):
+        (folder / ENDED).write_text(str(code))
+    said.set()
+    threading.Event().wait()  # the line's thread ends this process
+    raise AssertionError
+
+
+def _cancel_at_end(port: int, url: str, name: str) -> NoReturn:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the command ends this process
+    hold(port, functools.partial(cancel_flink_job, url, name))
+    threading.Event().wait()  # the line's thread ends this process
+    raise AssertionError
+
+
+def cancel_flink_job(url: str, name: str) -> None:
+    """Cancels the job of this name, if it runs, and returns once it has ended, or after a few seconds.
+
+    Args:
+      url: of the job manager's REST interface.
+      name: of the job, which no other job has.
+    """
+    deadline = time.monotonic() + _CANCEL_SECONDS
+    with contextlib.suppress(OSError, ValueError):  # the cluster itself is gone
+        while job := _running(url, name):
+            if job["state"] != "CANCELLING":
+                _call("PATCH", f"{url}/v1/jobs/{job['jid']}?mode=cancel")
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_POLL_SECONDS)
+
+
+def _running(url: str, name: str) -> dict[str, Any] | None:
+    jobs = json.loads(_call("GET", f"{url}/v1/jobs/overview"))["jobs"]
+    return next((job for job in jobs if job["name"] == name and job["state"] not in _ENDED), None)
+
+
+def _call(method: str, url: str) -> bytes:
+    with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=_CALL_SECONDS) as answer:
+        content: bytes = answer.read()
+    return content
+
+
+if __name__ == "__main__":
+    role, port, *rest = sys.argv[1:]
+    if role == "worker":
+        _serve_bundles(int(port))
+    elif role == "program":
+        _supervise(int(port), pathlib.Path(rest[0]), rest[1:])
+    else:
+        _cancel_at_end(int(port), *rest)

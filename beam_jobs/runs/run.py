@@ -2,32 +2,114 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
+import os
 import pathlib
-import re
+import shutil
 import sys
+import tempfile
 import threading
-import urllib.parse
-from typing import Any, TextIO
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self, TextIO
 
 import apache_beam as beam
-import grpc
-import requests
+import tqdm
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.runners.runner import PipelineResult
+from apache_beam.runners.runner import PipelineResult, PipelineRunner
 
-from beam_jobs.runs import java_failure, temporary
+from beam_jobs.runs import failures
 from beam_jobs.runs.chain import OverShards, ShardJob
-from beam_jobs.runs.display import Display
 from beam_jobs.runs.runners import make_runner
 from beam_jobs.storage import write
+from beam_jobs.storage.paths import try_lock
 from pipeline import errors
 
+_SECONDS_BETWEEN_LINES = 5.0
+_MAX_POLL_SHARE = 0.05  # of the time: listing 99,999 shards, or an object store, is slow
+_COLUMNS, _LINES = 80, 24  # for a terminal that reports no size, as in some containers
+_PREFIX = "stepfeed-run-"
 _POLL_SECONDS = 0.1
 _CANCEL_SECONDS = 5.0  # for a cluster to accept that its job is cancelled
-_WORKER_DIED = "Channel closed prematurely"  # all that Beam reports
-# A worker in another process sends its exception as text: the traceback, and where in the pipeline it was.
-_OUR_ERROR = re.compile(r"^(?:\w+: )?pipeline\.errors\.(\w+Error): (.*?)(?: \[while running .*)?$", re.MULTILINE)
+
+
+def run_job(job: ShardJob, options: PipelineOptions, progress: Display) -> None:
+    """Runs a job to its end.
+
+    Args:
+      job: the job; it writes its results itself.
+      options: Beam's options, with the runner.
+      progress: the display to show meanwhile.
+
+    Raises:
+      PipelineError: a worker's own error, or Beam's in one line.
+    """
+    with temporary_folder() as folder:
+        runner, lifeline = make_runner(options, folder)
+        run = _Run(job, runner, options)
+        write.gate.open()
+        ended, loud = False, sys.stderr
+        try:
+            with progress:
+                sys.stderr = MainThreadOnly(loud)  # type: ignore[assignment]
+                run.start()
+                while run.is_alive():
+                    run.join(_POLL_SECONDS)
+                    progress.show()
+            ended = run.failure is None
+        finally:
+            # After Ctrl-C the runner's threads and processes are still at work; after a failure some may be.
+            if ended:
+                sys.stderr = loud
+            if lifeline:
+                lifeline.cut()
+            elif not ended and not run.failure:
+                run.cancel()
+            if not ended:
+                write.gate.shut()
+    if run.failure:
+        raise failures.as_ours(run.failure) from run.failure
+
+
+class _Run(threading.Thread):
+    """A job that runs in the background.
+
+    Attributes:
+      failure: what it ended with; None while it runs, and if all is done.
+    """
+
+    def __init__(self, job: ShardJob, runner: PipelineRunner, options: PipelineOptions) -> None:
+        super().__init__(daemon=True, name="beam")
+        self._job, self._runner, self._options = job, runner, options
+        self._result: PipelineResult | None = None
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        """Builds the pipeline and waits for its end."""
+        try:
+            pipeline = beam.Pipeline(self._runner, self._options)
+            pipeline | OverShards(self._job)
+            self._result = pipeline.run()
+            state = self._result.wait_until_finish()
+            if state not in (None, "DONE"):
+                raise errors.TransientError(f"the runner ended in state {state}; see its log")
+        except BaseException as error:
+            self.failure = error
+
+    def cancel(self) -> None:
+        """Cancels the job on a cluster: when the command ends, the folder that the job writes to is removed."""
+        if (result := self._result) is None:
+            return
+
+        def work() -> None:
+            with contextlib.suppress(Exception):
+                result.cancel()
+
+        thread = threading.Thread(target=work, daemon=True, name="cancel")
+        thread.start()
+        thread.join(_CANCEL_SECONDS)
 
 
 class MainThreadOnly:
@@ -48,101 +130,119 @@ class MainThreadOnly:
         return self._stream.write(text) if threading.current_thread() is threading.main_thread() else len(text)
 
 
-def run_job(job: ShardJob, options: PipelineOptions, progress: Display) -> None:
-    """Runs a job to its end.
+class Display(abc.ABC):
+    """Polls the progress of a job and shows it; a context manager that removes the bar at its end.
 
-    Args:
-      job: the job; it writes its results itself.
-      options: Beam's options, with the runner.
-      progress: the display to show meanwhile.
+    No runner reports progress while it runs, so each display looks at what the workers leave in a folder.
 
-    Raises:
-      PipelineError: a worker's own error, or Beam's in one line.
+    Attributes:
+      seconds_between_looks: at least.
+      total: the amount of work.
+      done: how much of it is done.
+      finished: number of finished shards.
     """
-    with temporary.folder() as folder:
-        _run_with(job, options, progress, folder)
+
+    seconds_between_looks = 0.5
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done, self.finished = total, 0, 0
+        self._poll()
+        self._at_start = self.done
+        self._started = time.monotonic()
+        self._next_line = self._started + _SECONDS_BETWEEN_LINES
+        self._bar = self._new_bar() if sys.stderr.isatty() else None
+
+    @abc.abstractmethod
+    def text(self) -> str:
+        """Returns the progress in one line."""
+
+    @abc.abstractmethod
+    def _look(self) -> None:
+        """Updates `done` and `finished`."""
+
+    @property
+    def rate(self) -> float:
+        """Work per second, of this run only."""
+        return (self.done - self._at_start) / max(time.monotonic() - self._started, 1e-9)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self) -> None:
+        """Moves the bar, or prints a line if the last one is five seconds old."""
+        now = time.monotonic()
+        if self._bar is not None and now >= self._next_look:
+            self._poll()
+            self._bar.n = self.done
+            self._bar.set_description_str(self.text())
+        elif self._bar is None and now >= self._next_line:
+            self._poll()
+            self._next_line = now + _SECONDS_BETWEEN_LINES
+            left = tqdm.tqdm.format_interval((self.total - self.done) / self.rate) if self.rate else ""
+            print(f"{self.text()}{left and f', {left} left'}", flush=True)
+
+    def _poll(self) -> None:
+        began = time.monotonic()
+        self._look()
+        now = time.monotonic()
+        self._next_look = now + max(self.seconds_between_looks, (now - began) / _MAX_POLL_SHARE)
+
+    def _new_bar(self) -> tqdm.tqdm:
+        size = os.get_terminal_size(sys.stderr.fileno())
+        return tqdm.tqdm(
+            desc=self.text(),
+            total=self.total,
+            initial=self.done,
+            bar_format="{percentage:3.0f}%|{bar}| {desc}, {elapsed}<{remaining}",
+            smoothing=0,  # shards end in bursts: the mean rate since the start predicts the end better than the latest
+            leave=False,
+            dynamic_ncols=size.columns > 0 and size.lines > 0,
+            ncols=size.columns or _COLUMNS,
+            nrows=size.lines or _LINES,
+        )
 
 
-def _run_with(job: ShardJob, options: PipelineOptions, progress: Display, folder: pathlib.Path) -> None:
-    runner, lifeline = make_runner(options, folder)
-    failures: list[BaseException] = []
-    results: list[PipelineResult] = []
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[pathlib.Path]:
+    """Yields a folder for all temporary files of this process, and removes it at the end; also what killed runs left.
 
-    def work() -> None:
-        try:
-            pipeline = beam.Pipeline(runner, options)
-            pipeline | OverShards(job)
-            results.append(pipeline.run())
-            state = results[0].wait_until_finish()
-            if state not in (None, "DONE"):
-                raise errors.TransientError(f"the runner ended in state {state}; see its log")
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=work, daemon=True, name="beam")
-    write.gate.open()
-    ended, loud = False, sys.stderr
+    A run keeps its folder locked. The kernel releases the lock however the process ends.
+    """
+    outer = tempfile.tempdir
+    place = pathlib.Path(tempfile.gettempdir())
+    _remove_abandoned(place)
+    made, descriptor = _make_locked(place)
+    tempfile.tempdir = os.fspath(made)
     try:
-        with progress:
-            sys.stderr = MainThreadOnly(loud)  # type: ignore[assignment]
-            thread.start()
-            while thread.is_alive():
-                thread.join(_POLL_SECONDS)
-                progress.show()
-        ended = not failures
+        yield made
     finally:
-        # After Ctrl-C the runner's threads and processes are still at work; after a failure some may be.
-        if ended:
-            sys.stderr = loud
-        if lifeline:
-            lifeline.cut()
-        elif not ended and not failures:
-            _cancel(results)
-        if not ended:
-            write.gate.shut()
-    if failures:
-        raise as_one_line(failures[0]) from failures[0]
+        tempfile.tempdir = outer
+        shutil.rmtree(made, ignore_errors=True)  # after Ctrl-C, a runner's threads may still write there
+        os.close(descriptor)
 
 
-def _cancel(results: list[PipelineResult]) -> None:
-    """Cancels the job on a cluster: when the command ends, the folder that the job writes to is removed."""
-
-    def cancel() -> None:
-        with contextlib.suppress(Exception):
-            results[0].cancel()
-
-    if results:
-        thread = threading.Thread(target=cancel, daemon=True, name="cancel")
-        thread.start()
-        thread.join(_CANCEL_SECONDS)
+def _make_locked(place: pathlib.Path) -> tuple[pathlib.Path, int]:
+    while True:
+        made = pathlib.Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+        with contextlib.suppress(FileNotFoundError):  # another run removed it before it was locked
+            descriptor = os.open(made, os.O_RDONLY)
+            if try_lock(descriptor) and made.exists():
+                return made, descriptor
+            os.close(descriptor)
 
 
-def as_one_line(failure: BaseException) -> errors.PipelineError:
-    """Returns our own error found in `failure`, its causes or their texts; else one with the last line of Beam's."""
-    error: BaseException | None = failure
-    while error is not None:
-        if match := _OUR_ERROR.search(f"{type(error).__module__}.{type(error).__name__}: {error}"):
-            kind = getattr(errors, match[1], errors.DataError)
-            return kind(match[2]) if issubclass(kind, errors.PipelineError) else errors.DataError(match[2])
-        error = error.__cause__ or error.__context__
-    if lost := _what_is_gone(failure):
-        return errors.TransientError(lost)
-    if on_cluster := java_failure.as_error(str(failure)):
-        return on_cluster
-    lines = [line.strip() for line in str(failure).splitlines() if line.strip()] or ["no message"]
-    return errors.DataError(f"Beam: {type(failure).__name__}: {lines[-1]}")
-
-
-def _what_is_gone(failure: BaseException) -> str | None:
-    """Returns which process is lost, if that is why a run failed."""
-    if _WORKER_DIED in str(failure):
-        return "a worker process died (out of memory?); run again with fewer --direct_num_workers"
-    if isinstance(failure, grpc.FutureTimeoutError):
-        return "the runner's job server does not answer"
-    if isinstance(failure, grpc.RpcError):
-        reason = failure.details() if isinstance(failure, grpc.Call) else str(failure)
-        return f"the runner's job server is gone or failed: {' '.join(str(reason).split())}"
-    if isinstance(failure, requests.ConnectionError):  # that is how an uber jar's job is watched
-        address = urllib.parse.urlsplit(str(failure.request.url)).netloc if failure.request else "the given address"
-        return f"Flink does not answer any more at {address}; run the same command again once it does"
-    return None
+def _remove_abandoned(place: pathlib.Path) -> None:
+    for path in place.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # it is somebody else's, or was just removed
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(descriptor).st_uid == os.getuid() and try_lock(descriptor):
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)

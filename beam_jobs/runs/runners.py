@@ -8,7 +8,7 @@ import os
 import pathlib
 import re
 import shlex
-import sys
+import subprocess
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
@@ -29,7 +29,7 @@ from apache_beam.runners.portability.portable_runner import PortableRunner
 from apache_beam.runners.runner import PipelineRunner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
-from beam_jobs.runs import engines, flink_job, job_server
+from beam_jobs.runs import engines
 from beam_jobs.runs.lifeline import Lifeline
 from pipeline import errors
 from pipeline.commands import quiet
@@ -37,7 +37,7 @@ from pipeline.commands.text import count_of
 
 _SECONDS_THAT_PAY = 12.0  # of work on one core; worker processes take 2 to 4 s to start
 _WORKERS_PER_CORE = 4
-DEFAULT_RUNNER = "FnApiRunner"  # in-process, without the download that Beam's own default tries first
+_DEFAULT_RUNNER = "FnApiRunner"  # in-process, without the download that Beam's own default tries first
 _MISSING = re.compile(r"Missing (?:required|GCS path) option: (\w+)\.")  # of Beam's validator
 _LOOPBACK = re.compile(r"(localhost|127(\.[0-9]+){3}|\[::1\]):[0-9]+|embed")  # the job servers of this machine
 
@@ -198,7 +198,7 @@ def make_runner(options: PipelineOptions, folder: pathlib.Path) -> tuple[Pipelin
     if type(runner) is FnApiRunner and direct.direct_running_mode == "multi_processing":
         direct.direct_running_mode = "in_memory"  # else the runner replaces our command by its own
         lifeline = Lifeline()
-        command = shlex.join([sys.executable, "-m", "beam_jobs.runs.worker", str(lifeline.port)])
+        command = shlex.join(lifeline.command("worker"))
         # Beam starts it through a shell and waits for the shell only.
         environment = SubprocessSDKEnvironment.from_command_string(f"exec {command}")
         return FnApiRunner(default_environment=environment), lifeline
@@ -214,14 +214,14 @@ def _tie(runner: PortableRunner, options: PipelineOptions, folder: pathlib.Path)
     """Returns a lifeline that a job server of our own, and a job on a Flink cluster, end with."""
     if options.view_as(PortableOptions).job_endpoint:
         return None
-    starts_one, cluster = job_server.starts_one(runner, options), engines.flink_cluster(runner, options)
+    starts_one, cluster = engines.starts_one(runner, options), engines.flink_cluster(runner, options)
     lifeline = Lifeline() if starts_one or cluster else None
     if lifeline and cluster:
         named = options.view_as(GoogleCloudOptions)  # where Beam keeps the name of any runner's job
         named.job_name = f"{named.job_name or 'stepfeed'}-{uuid.uuid4().hex}"
-        flink_job.watch(lifeline.port, cluster, named.job_name)
+        subprocess.Popen(lifeline.command("flink", cluster, named.job_name), stdin=subprocess.DEVNULL)
     if lifeline and starts_one:
-        job_server.supervise(runner, lifeline, folder)
+        engines.supervise(runner, lifeline, folder)
     return lifeline
 
 
@@ -237,9 +237,9 @@ def use_all_cores(options: PipelineOptions, seconds: float, shards: int) -> int:
       The number of processes.
     """
     direct, cores = options.view_as(DirectOptions), min(shards, len(os.sched_getaffinity(0)))
-    name = options.view_as(StandardOptions).runner or DEFAULT_RUNNER
+    name = options.view_as(StandardOptions).runner or _DEFAULT_RUNNER
     given = any(flag.startswith(("--direct_num_workers", "--direct_running_mode")) for flag in options._flags)
-    if name == DEFAULT_RUNNER and not given and cores > 1 and seconds > _SECONDS_THAT_PAY:
+    if name == _DEFAULT_RUNNER and not given and cores > 1 and seconds > _SECONDS_THAT_PAY:
         direct.direct_num_workers, direct.direct_running_mode = cores, "multi_processing"
     if direct.direct_running_mode != "multi_processing":
         return 1
@@ -278,7 +278,7 @@ def _check_job_server(runner: PortableRunner, options: PipelineOptions) -> None:
     if endpoint and endpoint != "embed":
         engines.check_endpoint(endpoint)
     elif not endpoint and engines.java_engine(runner):
-        if job_server.starts_one(runner, options):
+        if engines.starts_one(runner, options):
             engines.check_java(runner, options)
         engines.check_jar(runner, options)
         engines.check_cluster(runner, options)
@@ -289,9 +289,9 @@ def _check_job_server(runner: PortableRunner, options: PipelineOptions) -> None:
 
 
 def _create(options: PipelineOptions) -> PipelineRunner:
-    name = options.view_as(StandardOptions).runner or DEFAULT_RUNNER
+    name = options.view_as(StandardOptions).runner or _DEFAULT_RUNNER
     if name in ("DirectRunner", "SwitchingDirectRunner"):
-        name = DEFAULT_RUNNER  # Beam ends up there too, but after a download that can hang behind a proxy
+        name = _DEFAULT_RUNNER  # Beam ends up there too, but after a download that can hang behind a proxy
     try:
         return create_runner(name)
     except (ValueError, AttributeError, ImportError) as error:

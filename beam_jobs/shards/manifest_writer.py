@@ -1,15 +1,21 @@
-"""The manifest of a data set, made from the receipts of all its shards, and the files that lie beside it."""
+"""The manifest of a data set, made from the receipts of all its shards, and the files that lie beside it.
+
+With the files for TensorFlow Datasets (TFDS), `tfds.builder_from_directory(data_dir).as_dataset(split="train")` yields
+the same examples. Their format: tensorflow_datasets/core/proto/{dataset_info,feature}.proto as JSON (protobuf writes
+int64 as strings).
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from beam_jobs.examples.statistics import moments
 from beam_jobs.plan import Origin, Plan
-from beam_jobs.shards import tfds_info
 from beam_jobs.shards.receipts import Receipt, Reject
 from beam_jobs.storage import write
 from beam_jobs.storage.paths import StoragePath
@@ -18,6 +24,9 @@ from pipeline.errors import DataError
 from pipeline.manifest import Feature, Manifest, SplitInfo, naming
 from pipeline.manifest.manifest import rounded_up
 
+TFDS_DATASET_INFO, TFDS_FEATURES, TFDS_LABELS = naming.TFDS_FILES
+_TFDS_VERSION = "1.0.0"  # required by TFDS; our data sets are told apart by the manifest's digest
+_TFDS_CLASSES = "tensorflow_datasets.core.features"
 STATISTICS_SPLIT = "train"  # normalisation must not look at the test images
 _EXACT_SIZES = 100  # sizes of images that are listed one by one; of more, each side is rounded up
 
@@ -32,15 +41,15 @@ def write_manifest(plan: Plan, receipts: Iterable[Receipt]) -> StoragePath:
     folder = plan.data_dir
     if plan.origin is None:  # else the first pass wrote the list
         _write_rejects(folder, ordered)
-    check_rejects(plan, ordered)
+    _check_rejects(plan, ordered)
     made = make_manifest(plan, ordered)
-    for name, data in tfds_info.metadata_files(made).items():
+    for name, data in tfds_files(made).items():
         write.Draft(folder / name, [data]).publish()
     write.publish(folder / naming.MANIFEST, made.to_bytes())  # syncs the folder, for all files in it
     return folder / naming.MANIFEST
 
 
-def check_rejects(plan: Plan, receipts: list[Receipt]) -> None:
+def _check_rejects(plan: Plan, receipts: list[Receipt]) -> None:
     """Raises DataError if more rows than --max_rejects are invalid, or all rows of a split."""
     count = sum(receipt.num_rejects for receipt in receipts)
     if count > plan.config.max_rejects:
@@ -141,3 +150,81 @@ def size_histogram(sizes: Counter[tuple[int, int]]) -> dict[str, int]:
             rounded[rounded_up(height), rounded_up(width)] += count
         sizes = rounded
     return {f"{height}x{width}": count for (height, width), count in sorted(sizes.items())}
+
+
+def tfds_files(manifest: Manifest) -> dict[str, bytes]:
+    """Returns {file name: content} of the files that TFDS needs; none for compressed shards, which it cannot read."""
+    if manifest.compression:
+        return {}
+    files = {TFDS_DATASET_INFO: tfds_dataset_info(manifest), TFDS_FEATURES: _tfds_features(manifest)}
+    names = [name.strip() for name in manifest.class_names]
+    # TFDS splits the file at newlines, drops blank lines and refuses repeated names.
+    if all(name and len(name.splitlines()) == 1 for name in names) and len(set(names)) == len(names):
+        files[TFDS_LABELS] = "".join(f"{name}\n" for name in names).encode()
+    return files
+
+
+def tfds_dataset_info(manifest: Manifest) -> bytes:
+    """Returns the content of `dataset_info.json`: the splits, with the number of examples in each shard."""
+    splits = [
+        {
+            "name": name,
+            "filepathTemplate": "{SPLIT}-{SHARD_X_OF_Y}.{FILEFORMAT}",
+            "numBytes": str(split.num_bytes),
+            "shardLengths": [str(shard.num_examples) for shard in split.shards],
+        }
+        for name, split in manifest.splits.items()
+    ]
+    return _json(
+        {
+            "name": _tfds_name(manifest.dataset),
+            "version": _TFDS_VERSION,
+            "fileFormat": "tfrecord",
+            "splits": splits,
+            "supervisedKeys": {"tuple": {"items": [{"featureKey": "image"}, {"featureKey": "label"}]}},
+        }
+    )
+
+
+def _tfds_features(manifest: Manifest) -> bytes:
+    """Returns the content of `features.json`: raw images as a tensor of bytes, others as images, labels as classes."""
+    found = {name: _tfds_feature(name, feature, manifest) for name, feature in manifest.features.items()}
+    content = {"features": {name: value for name, value in found.items() if value}}
+    return _json({"pythonClassName": f"{_TFDS_CLASSES}.features_dict.FeaturesDict", "featuresDict": content})
+
+
+def _tfds_feature(name: str, feature: Feature, manifest: Manifest) -> dict[str, Any]:
+    """Returns a feature's description; empty if TFDS cannot describe it, which leaves the feature out."""
+    if name == "image" and feature.encoding != "raw":
+        image: dict[str, Any] = {"dtype": "uint8", "shape": _shape(feature.shape)}
+        if feature.encoding != "any" and feature.shape[-1] is not None:
+            image["encodingFormat"] = feature.encoding
+        return _typed("image_feature.Image", "image", image)
+    classes = manifest.class_names if name == "label" else feature.class_names
+    if classes:
+        return _typed("class_label_feature.ClassLabel", "classLabel", {"numClasses": str(len(classes))})
+    if feature.dtype == "string":
+        return _typed("text_feature.Text", "text", {}) if not feature.shape else {}
+    if sum(size is None for size in feature.shape) > 1:
+        return {}
+    encoding = "bytes" if feature.encoding == "raw" else "none"
+    tensor = {"dtype": feature.dtype, "shape": _shape(feature.shape), "encoding": encoding}
+    return _typed("tensor_feature.Tensor", "tensor", tensor)
+
+
+def _typed(python_class: str, kind: str, content: dict[str, Any]) -> dict[str, Any]:
+    return {"pythonClassName": f"{_TFDS_CLASSES}.{python_class}", kind: content}
+
+
+def _shape(shape: Sequence[int | None]) -> dict[str, Any]:
+    return {"dimensions": [str(-1 if size is None else size) for size in shape]} if shape else {}
+
+
+def _tfds_name(dataset: str) -> str:
+    """Returns a name that TFDS allows: lower-case letters, digits and _, starting with a letter."""
+    name = re.sub(r"[^a-z0-9]+", "_", dataset.removeprefix("tfds:").lower()).strip("_")
+    return name if name[:1].isalpha() else f"dataset_{name}".rstrip("_")
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()

@@ -1,14 +1,25 @@
-"""Reads the records of a finished shard in order and checks each."""
+"""Reads finished shards: their records, each checked, and the keys that two records share.
+
+Repeated keys are found by their hashes, which are grouped by their first byte into buckets.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 
-from beam_jobs.storage.errors import one_line
-from beam_jobs.storage.paths import StoragePath
+import numpy as np
+
+from beam_jobs.storage.paths import StoragePath, one_line
+from pipeline.errors import DataError
+from pipeline.manifest import ShardInfo
 from pipeline.records import framing, tf_example
 from pipeline.records.stream import RecordStream
+
+_HASH_BYTES = 16  # any two of 60 million keys share a hash with probability 5e-24
+_HASHED_KEY = np.dtype([("hash", f"V{_HASH_BYTES}"), ("record", "<u4")])
 
 
 @contextlib.contextmanager
@@ -60,3 +71,81 @@ def located_keys(
             if len(found) == len(numbers):
                 break
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyHashes:
+    """Hashes of keys of one shard.
+
+    Attributes:
+      file: the shard's file.
+      packed: (hash, record number) of each key, 20 bytes each.
+    """
+
+    file: str
+    packed: bytes
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Repeated:
+    """Two records with one key: file and record number of each, the earlier first."""
+
+    first: tuple[str, int]
+    second: tuple[str, int]
+
+
+def by_bucket(data_dir: StoragePath, info: ShardInfo) -> Iterator[tuple[int, KeyHashes]]:
+    """Yields (bucket, hashes) for the keys of a shard.
+
+    Raises:
+      DataError: the shard cannot be read.
+    """
+    keys = [key_of(record) for record in records(data_dir / info.file)]
+    return group(info.file, [hash_of(key) for key in keys], range(len(keys)))
+
+
+def hash_of(key: bytes) -> bytes:
+    """Returns the hash of a key."""
+    return hashlib.blake2b(key, digest_size=_HASH_BYTES).digest()
+
+
+def group(file: str, hashes: Sequence[bytes], records: Sequence[int]) -> Iterator[tuple[int, KeyHashes]]:
+    """Yields (bucket, hashes) for the keys of a file's records with the numbers `records`."""
+    packed = np.empty(len(hashes), _HASHED_KEY)
+    packed["hash"] = np.frombuffer(b"".join(hashes), f"V{_HASH_BYTES}")
+    packed["record"] = records
+    buckets = np.frombuffer(b"".join(hashes), np.uint8)[::_HASH_BYTES]
+    for bucket in np.unique(buckets).tolist():
+        yield bucket, KeyHashes(file, packed[buckets == bucket].tobytes())
+
+
+def repeats(groups: Iterable[KeyHashes]) -> list[Repeated]:
+    """Returns, sorted, each record of a bucket that has the key of an earlier one, with the last such.
+
+    The order of `groups` does not matter.
+    """
+    by_file = {
+        of.file: np.frombuffer(of.packed, _HASHED_KEY) for of in groups
+    }  # a retried bundle gives its hashes twice
+    files = sorted(by_file)
+    if not files:
+        return []
+    packed = np.concatenate([by_file[file] for file in files])
+    numbers = np.repeat(np.arange(len(files)), [len(by_file[file]) for file in files])
+    hashes = np.ascontiguousarray(packed["hash"]).view("<u8").reshape(-1, 2)
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+    same = np.flatnonzero((hashes[order[1:]] == hashes[order[:-1]]).all(axis=1))
+    pairs = [sorted((files[numbers[i]], int(packed["record"][i])) for i in (order[s], order[s + 1])) for s in same]
+    return sorted(Repeated(first, second) for first, second in pairs)
+
+
+def as_error(data_dir: StoragePath, repeated: Iterable[Repeated]) -> DataError:
+    """Returns the error for the first of the pairs, with the key of both records."""
+    pair = min(repeated)
+    (file, number), (other, second) = pair.first, pair.second
+    path = data_dir / file
+    _, key = located_keys(path, {number}, compression_of(path))[number]
+    return DataError(
+        f"duplicate key {key}: record {number} of {file} and record {second} of {other}; "
+        "every example needs its own: choose another --key_column"
+    )

@@ -13,21 +13,20 @@ if TYPE_CHECKING:
     from beam_jobs.sources.base import Source, SourceOptions
 
 TFDS_PREFIX = "tfds:"  # precedes the name of a data set prepared by TensorFlow Datasets
+_ANY_TFDS = f"{TFDS_PREFIX}NAME"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """Where a source is implemented and which flags it takes.
+    """Where a source is implemented, and what it needs. `SourceOptions` says which flags it takes besides --source.
 
     Attributes:
       module: its module in this package.
-      flags: the flags it takes besides --source.
       packages: the packages it needs besides Beam.
       remote: whether --source may be in an object store or HDFS.
     """
 
     module: str
-    flags: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     remote: bool = False
 
@@ -35,16 +34,15 @@ class _Kind:
 _KINDS = {
     **dict.fromkeys(("mnist", "fashion_mnist", "kmnist"), _Kind("mnist")),
     **{f"emnist_{part}": _Kind("mnist") for part in ("balanced", "byclass", "bymerge", "digits", "letters", "mnist")},
-    "cifar10": _Kind("cifar.cifar"),
-    "cifar100": _Kind("cifar.cifar"),
+    "cifar10": _Kind("cifar"),
+    "cifar100": _Kind("cifar"),
     "digits": _Kind("digits", packages=("sklearn",)),
-    "parquet": _Kind("parquet.parquet", ("image_column", "label_column", "key_column", "keep_columns"), remote=True),
-    "idx": _Kind("idx_folder"),
-    "image_folder": _Kind("folders.image_folder", ("follow_links",)),
-    "tfrecord": _Kind("records.tfrecord", ("feature_map", "image_shape", "keep_columns"), remote=True),
+    "parquet": _Kind("parquet.parquet", remote=True),
+    "idx": _Kind("idx"),
+    "image_folder": _Kind("image_folder"),
+    "tfrecord": _Kind("records.tfrecord", remote=True),
 }
-_TFDS = _Kind("records.tfds", ("keep_columns",), packages=("tensorflow_datasets",))
-_OPTIONAL_FLAGS = sorted({flag for kind in _KINDS.values() for flag in kind.flags})
+_TFDS = _Kind("records.tfds", packages=("tensorflow_datasets",))
 
 
 def packages_needed(dataset: str) -> tuple[str, ...]:
@@ -63,10 +61,13 @@ def check(options: SourceOptions) -> None:
       UsageError: the name is unknown, a flag does not apply to it, or its source must be local.
     """
     kind = _kind(options.dataset)
-    for flag in _OPTIONAL_FLAGS:
-        if getattr(options, flag) and flag not in kind.flags:
-            takers = [name for name, other in [*_KINDS.items(), (f"{TFDS_PREFIX}NAME", _TFDS)] if flag in other.flags]
-            raise UsageError(f"--{flag}: does not apply to --dataset={options.dataset}, only to {', '.join(takers)}")
+    name = _ANY_TFDS if kind is _TFDS else options.dataset
+    for field in sorted(dataclasses.fields(options), key=lambda field: field.name):
+        takers = field.metadata.get("takers", (name,))
+        if getattr(options, field.name) and name not in takers:
+            raise UsageError(
+                f"--{field.name}: does not apply to --dataset={options.dataset}, only to {', '.join(takers)}"
+            )
     if paths.is_url(options.source) and not kind.remote:
         others = " and ".join(name for name, other in _KINDS.items() if other.remote)
         raise UsageError(
@@ -106,5 +107,5 @@ def _kind(dataset: str) -> _Kind:
     if dataset.startswith(TFDS_PREFIX):
         return _TFDS
     if dataset not in _KINDS:
-        raise unknown("--dataset", dataset, [*_KINDS, f"{TFDS_PREFIX}NAME"])
+        raise unknown("--dataset", dataset, [*_KINDS, _ANY_TFDS])
     return _KINDS[dataset]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import hashlib
 import itertools
-import re
-import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_jobs import flag_values
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError
 from pipeline.manifest import Feature, SourceFile
@@ -37,33 +37,45 @@ _IMAGE_STARTS = {
     **dict.fromkeys(((4, b"ftypavif"), (4, b"ftypavis")), "AVIF"),
     **dict.fromkeys(((4, b"ftyphei"), (4, b"ftyphev"), (4, b"ftypmif1")), "HEIC"),
 }
-_NUMBER = re.compile(r"[0-9]{1,18}")
 IMAGE_START = 16  # bytes by which `image_format` tells the format
+
+
+def _flag(
+    default: Any, *takers: str, parse: Callable[[str, Any], Any] = lambda _, value: value, shapes: bool = True
+) -> Any:
+    """Returns the field of a flag that some sources take.
+
+    Args:
+      default: its value where the flag is not given.
+      *takers: the data sets that take it, by the names of `beam_jobs.sources`.
+      parse: gets the flag's name and its value on the command line.
+      shapes: whether it shapes the bytes of the shards, so that the manifest's options have it.
+    """
+    return dataclasses.field(default=default, metadata={"takers": takers, "parse": parse, "shapes": shapes})
 
 
 @dataclasses.dataclass(frozen=True)
 class SourceOptions:
-    """The flags that concern the source; `beam_jobs.config.ConvertConfig` documents each.
+    """The flags that concern the source, parsed. `beam_jobs.config.ConvertConfig` has and documents each as text.
 
     Attributes:
       dataset: the name that --dataset gives (`mnist`, `parquet`, `tfds:imagenette`).
       source: its files: a folder, an archive, a file or a glob; "" if not given.
-      image_column, label_column, key_column: names of columns; "" if not given.
-      keep_columns: other columns to keep as features.
       feature_map: (our name, their name) of `image`, `label` and `key` in foreign records.
-      image_shape: (height, width, channels) of raw pixels in foreign records; None if not given.
-      follow_links: whether links that lead out of a folder of images, and links to folders, are followed.
+      image_shape: (height, width, channels) of raw pixels in foreign records.
     """
 
     dataset: str
     source: str = ""
-    image_column: str = ""
-    label_column: str = ""
-    key_column: str = ""
-    keep_columns: tuple[str, ...] = ()
-    feature_map: tuple[tuple[str, str], ...] = ()
-    image_shape: tuple[int, int, int] | None = None
-    follow_links: bool = False
+    image_column: str = _flag("", "parquet")
+    label_column: str = _flag("", "parquet")
+    key_column: str = _flag("", "parquet")
+    keep_columns: tuple[str, ...] = _flag((), "parquet", "tfrecord", "tfds:NAME", parse=flag_values.names)
+    feature_map: tuple[tuple[str, str], ...] = _flag((), "tfrecord", parse=flag_values.pairs)
+    image_shape: tuple[int, int, int] | None = _flag(
+        None, "tfrecord", parse=functools.partial(flag_values.sizes, count=3)
+    )
+    follow_links: bool = _flag(False, "image_folder", shapes=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,12 +209,12 @@ class Files:
         return sum(self.counts)
 
     def where(self, row: int) -> tuple[str, int]:
-        """Returns (file, row in it) of a row; see `Source.where`."""
+        """Returns (file, row in it) of a row."""
         number, _, own = next(by_part(self.counts, np.array([row], np.int64)))
         return self.names[number], int(own[0])
 
     def hashes(self, start: int, stop: int) -> NDArray[np.uint64]:
-        """Returns a hash of (file, row in it) of rows start..stop - 1; see `Source.hashes`."""
+        """Returns a hash of (file, row in it) of rows start..stop - 1, uint64 (n,)."""
         files, rows = locate(self.counts, np.arange(start, stop, dtype=np.int64))
         names = np.frombuffer(b"".join(hashlib.sha256(name.encode()).digest()[:8] for name in self.names), "<i8")
         return hashing.derive_key(Domain.SPLIT, names[files], rows)
@@ -219,30 +231,6 @@ class Files:
         for number, chosen, own in by_part(self.counts, rows):
             keys[chosen] = row_keys(self.names[number], own, digits[number])
         return keys
-
-
-def in_order(names: Iterable[str]) -> list[str]:
-    """Returns class names in the order of their labels: by value if all are whole numbers, else by code points.
-
-    Folders "0" to "11" then have the labels 0 to 11. Names are otherwise sorted as torchvision and Keras sort folders.
-    """
-    listed = sorted(names)
-    return sorted(listed, key=int) if all(map(_NUMBER.fullmatch, listed)) else listed
-
-
-def alike(names: Iterable[str], ignore_case: bool = False) -> list[tuple[str, str]]:
-    """Returns pairs of class names that people would take for one: see `_seen`."""
-    seen: dict[str, str] = {}
-    pairs = [(seen.setdefault(_seen(name, ignore_case), name), name) for name in sorted(names)]
-    return [(other, name) for other, name in pairs if other != name]
-
-
-def _seen(name: str, ignore_case: bool) -> str:
-    """Returns a name without what is hardly seen: Unicode's form of letters, invisible characters, spaces, zeros."""
-    shown = "".join(each for each in unicodedata.normalize("NFC", name) if unicodedata.category(each) != "Cf")
-    shown = " ".join(shown.split())
-    shown = str(int(shown)) if _NUMBER.fullmatch(shown) else shown
-    return unicodedata.normalize("NFC", shown.casefold()) if ignore_case else shown
 
 
 def image_format(start: bytes) -> str:
@@ -269,7 +257,7 @@ def by_part(
 
 
 def locate(counts: Sequence[int], rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns (number of the part, row in it) of each row; see `by_part`."""
+    """Returns (number of the part, row in it) of each row; parts are numbered end to end."""
     bounds = np.cumsum([0, *counts])
     numbers = np.searchsorted(bounds, rows, side="right") - 1
     return numbers, rows - bounds[numbers]
@@ -302,3 +290,55 @@ def row_keys(file: str, rows: NDArray[np.int64], digits: int) -> NDArray[np.byte
 def row_digits(count: int) -> int:
     """Returns the number of decimal digits of the highest of `count` row numbers."""
     return len(str(max(count - 1, 0)))
+
+
+class BlockBuilder:
+    """The columns of a block, to be filled in place; `bad` must have the rows that cannot be filled.
+
+    Attributes:
+      images: pixels, uint8 (n, height, width, channels), or objects (n,), the bytes of image files.
+      labels: int64 (n,).
+      keys: dtype S (n,), or objects (n,).
+      extra: {feature: values}, of the feature's dtype and shape, or objects (n,) where no array holds them.
+      bad: {row: reason}.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        features: Mapping[str, Feature],
+        image_shape: tuple[int, int, int] | None = None,
+        keys: NDArray[np.bytes_] | None = None,
+    ) -> None:
+        """Starts a block of `count` rows.
+
+        Args:
+          count: number of rows.
+          features: the features besides image, label and key.
+          image_shape: (height, width, channels) of pixels; None for encoded images.
+          keys: of all rows, if they are known already.
+        """
+        self.images: NDArray[Any] = _files(count) if image_shape is None else np.zeros((count, *image_shape), np.uint8)
+        self.labels = np.zeros(count, np.int64)
+        self.keys: NDArray[Any] = _files(count) if keys is None else keys
+        self.extra = {name: _empty(count, feature) for name, feature in features.items()}
+        self.bad: dict[int, str] = {}
+
+    def finished(self) -> Block:
+        """Returns the block."""
+        extra = {name: _listed(column) for name, column in self.extra.items()}
+        return Block(_listed(self.images), self.labels, _listed(self.keys), extra, dict(sorted(self.bad.items())))
+
+
+def _files(count: int) -> NDArray[np.object_]:
+    return np.full(count, b"", object)
+
+
+def _empty(count: int, feature: Feature) -> NDArray[Any]:
+    if feature.dtype == "string" or None in feature.shape:
+        return _files(count)
+    return np.zeros((count, *(size or 0 for size in feature.shape)), feature.dtype)
+
+
+def _listed(column: NDArray[Any]) -> Any:
+    return column.tolist() if column.dtype == object else column

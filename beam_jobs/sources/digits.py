@@ -23,15 +23,15 @@ class DigitsSource(Source):
     """scikit-learn's digits, upscaled to MNIST's 28x28x1, split 80/20 by a hash of the key."""
 
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
-        """Returns a hash of rows; see `base.Source.hashes`."""
+        """Returns a hash of rows."""
         return self._array.hashes(0, self._array.num_rows)[self._rows(split)[start:stop]]
 
     def where(self, split: str, row: int) -> tuple[str, int]:
-        """Returns (file, row in it); see `base.Source.where`."""
+        """Returns (file, row in it)."""
         return self._array.where(int(self._rows(split)[row]))
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
-        """Returns rows of a split; see `base.Source.read`. Keys have the row numbers of scikit-learn's array."""
+        """Returns rows of a split. Keys have the row numbers of scikit-learn's array."""
         pixels, labels = _load()
         if _describe(pixels, labels) != self.files[0]:
             raise DataError("scikit-learn's digits: this worker's differ; install the same scikit-learn everywhere")

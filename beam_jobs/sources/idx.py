@@ -1,25 +1,102 @@
-"""IDX, the format of MNIST's files: `0 0 type rank`, the sizes as big-endian uint32, then the bytes.
+"""Folders of IDX files, as MNIST has them, of images of any size: grey (idx3), or with channels (idx4).
 
-Format: the bottom of http://yann.lecun.com/exdb/mnist/. Only type 8 (unsigned byte) is read; these data sets use it.
+An IDX file is `0 0 type rank`, the sizes as big-endian uint32, then the bytes. Format: the bottom of
+http://yann.lecun.com/exdb/mnist/. Only type 8 (unsigned byte) is read; these data sets use it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
+import re
 
 import numpy as np
+from numpy.typing import NDArray
 
-from beam_jobs.sources import streams
+from beam_jobs.sources import base, listing, streams
+from beam_jobs.sources.base import Block, Files, Source, SourceOptions
+from beam_jobs.sources.labels import LABELS_FILE, read_labels
 from beam_jobs.sources.row_files import RowFile
 from beam_jobs.storage.paths import LocalPath
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError
+from pipeline.errors import DataError, UsageError
 
 _UINT8 = 0x08
 MAX_BYTES = 16 << 30  # 16 GiB: a header with a larger size is damaged
-MAX_PACKED = 2 << 30  # 2 GiB unpacked into the temporary folder: four times EMNIST's largest file
+_MAX_PACKED = 2 << 30  # 2 GiB unpacked into the temporary folder: four times EMNIST's largest file
+# train-images-idx3-ubyte, train-images.idx3-ubyte, t10k-labels-idx1-ubyte.gz, images-idx4-ubyte
+_FILE = re.compile(r"(?P<head>.*?)[-._]?(?P<kind>images|labels)[-._]idx(?P<rank>\d)[-._]ubyte(?P<gzip>\.gz)?", re.I)
+_RANKS = {"images": (3, 4), "labels": (1,)}
+_FORM = "--source of idx is a folder of pairs like train-images-idx3-ubyte and train-labels-idx1-ubyte, gzip or not"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class IdxSource(Source):
+    """Pairs of files.
+
+    Attributes:
+      pairs: {split: (images, labels)}.
+      is_transposed: whether the files hold each image's columns as its rows.
+      first_label: the label of the first class in the files.
+    """
+
+    pairs: dict[str, tuple[RowFile, RowFile]]
+    is_transposed: bool = False
+    first_label: int = 0
+
+    def read(self, split: str, rows: NDArray[np.int64]) -> Block:
+        """Returns rows of a split."""
+        images, labels = (file.read(rows) for file in self.pairs[split])
+        if self.is_transposed:
+            images = np.ascontiguousarray(images.transpose(0, 2, 1))
+        pixels = images if images.ndim == 4 else images[..., None]
+        return Block(pixels, labels.astype(np.int64) - self.first_label, self.parts[split].keys(rows))
+
+
+def open_source(options: SourceOptions) -> IdxSource:
+    """Opens and checks the pairs of files in the folder `options.source`.
+
+    The split of a pair is a word of its names (train, validation, test, ...; MNIST's t10k is test). Classes are named
+    by labels.txt in the folder; without it, they are "0", "1" and so on to the highest label.
+
+    Raises:
+      UsageError: --source is missing.
+      DataError: it is not such a folder, a file has no partner or is not a whole IDX file, pairs differ in the size of
+        their images, two are of one split, or a label has no name.
+    """
+    if not options.source:
+        raise UsageError(f"--source is missing; {_FORM}")
+    folder = LocalPath(options.source).absolute()
+    if not folder.is_dir():
+        raise DataError(f"{folder}: {'is not a folder' if folder.exists() else 'no such folder'}; {_FORM}")
+    pairs = _pairs(folder)
+    _check_equal_sizes(pairs)
+    return make(options.dataset, folder, pairs, _class_names(folder, [labels for _, labels in pairs.values()]))
+
+
+def make(
+    dataset: str,
+    folder: LocalPath,
+    pairs: dict[str, tuple[RowFile, RowFile]],
+    class_names: tuple[str, ...],
+    is_transposed: bool = False,
+    first_label: int = 0,
+) -> IdxSource:
+    """Returns the source of some pairs in a folder, whose images are of one size."""
+    parts = {split: Files((images.file.file,), images.shape[:1]) for split, (images, _) in pairs.items()}
+    return IdxSource(
+        dataset=dataset,
+        class_names=class_names,
+        files=tuple(file.file for pair in pairs.values() for file in pair),
+        splits=base.rows_of(parts, folder),
+        image_shape=_image_shape(next(iter(pairs.values()))[0]),
+        parts=parts,
+        pairs=pairs,
+        is_transposed=is_transposed,
+        first_label=first_label,
+    )
 
 
 def open_file(path: LocalPath, name: str, rank: int) -> RowFile:
@@ -40,7 +117,7 @@ def open_file(path: LocalPath, name: str, rank: int) -> RowFile:
     packed = streams.is_packed(handle)
     with streams.opened(path) as stream:
         header = stream.read(4 + 4 * rank)
-        shape = _shape(header, rank, MAX_PACKED if packed else MAX_BYTES, path)
+        shape = _shape(header, rank, _MAX_PACKED if packed else MAX_BYTES, path)
         size = math.prod(shape)
         if packed:
             handle.close()
@@ -54,7 +131,7 @@ def open_file(path: LocalPath, name: str, rank: int) -> RowFile:
                 f"{path}: its header says {'x'.join(map(str, shape))} = {count_of(size, 'byte')}, it has {text}: {hint}"
             )
     unpack = functools.partial(open_file, path, name, rank) if packed else None
-    file = RowFile(path, stamp, streams.describe(name, handle), shape, len(header), unpack)
+    file = RowFile(path, stamp, streams.entry_of(name, handle), shape, len(header), unpack)
     file.keep(handle)
     return file
 
@@ -78,3 +155,84 @@ def _shape(header: bytes, rank: int, most: int, path: LocalPath) -> tuple[int, .
     if not 0 < math.prod(shape) <= most:
         raise DataError(f"{path}: its header says {'x'.join(map(str, shape))}; must be 1 to {most} values")
     return shape
+
+
+def _pairs(folder: LocalPath) -> dict[str, tuple[RowFile, RowFile]]:
+    """Returns {split: (images, labels)}, train first."""
+    names = sorted(name for name in folder.names() if _FILE.fullmatch(name))
+    listing.check_packed_once(folder, names)
+    heads: dict[str, dict[str, list[str]]] = {}
+    for name in names:
+        match = _parsed(name)
+        heads.setdefault(match["head"], {}).setdefault(match["kind"].lower(), []).append(name)
+    if not heads:
+        raise DataError(f"{folder}: holds no IDX file by its name; {_FORM}")
+    by_split: dict[str, str] = {}
+    for head in heads:
+        split = _split_of(folder, head, is_only=len(heads) == 1)
+        if split in by_split:
+            raise DataError(
+                f"{folder}: the files of {by_split[split]!r} and of {head!r} are both of split {split!r}; "
+                "move those of one to another folder"
+            )
+        by_split[split] = head
+    found = {split: _open_pair(folder, heads[head]) for split, head in by_split.items()}
+    return {split: found[split] for split in listing.SPLITS if split in found}
+
+
+def _parsed(name: str) -> re.Match[str]:
+    match = _FILE.fullmatch(name)
+    assert match
+    return match
+
+
+def _split_of(folder: LocalPath, head: str, is_only: bool) -> str:
+    words = ["test" if word == "t10k" else word for word in re.split(r"[-._ ]", head.lower())]
+    splits = {listing.SPLIT_OF_WORD[word] for word in words if word in listing.SPLIT_OF_WORD}
+    if len(splits) == 1:
+        return splits.pop()
+    if is_only and not splits:
+        return "train"
+    problem = f"is their split {' or '.join(sorted(splits))}?" if splits else "does not tell their split"
+    raise DataError(f"{folder}: the name of the files {head!r}: {problem}; rename them, as in train-images-idx3-ubyte")
+
+
+def _open_pair(folder: LocalPath, names: dict[str, list[str]]) -> tuple[RowFile, RowFile]:
+    files = []
+    for kind, ranks in _RANKS.items():
+        present = names.get(kind, [])
+        if len(present) != 1:
+            others = " and ".join(name for each in names.values() for name in each)
+            raise DataError(
+                f"{folder}: must hold one file of {kind} for each pair, not {len(present)}: it has {others}"
+            )
+        match = _parsed(present[0])
+        if int(match["rank"]) not in ranks:
+            wanted = " or ".join(f"idx{rank}" for rank in ranks)
+            raise DataError(f"{folder / present[0]}: {kind} must be {wanted}, not idx{match['rank']}")
+        plain = present[0][: -len(match["gzip"])] if match["gzip"] else present[0]
+        files.append(open_file(folder / present[0], plain, int(match["rank"])))
+    check_pair(files[0], files[1])
+    return files[0], files[1]
+
+
+def _image_shape(images: RowFile) -> tuple[int, int, int]:
+    height, width, *channels = images.shape[1:]
+    return height, width, channels[0] if channels else 1
+
+
+def _check_equal_sizes(pairs: dict[str, tuple[RowFile, RowFile]]) -> None:
+    first, *others = (images for images, _ in pairs.values())
+    for other in others:
+        if _image_shape(other) != _image_shape(first):
+            sizes = ["x".join(map(str, _image_shape(images))) for images in (other, first)]
+            raise DataError(f"{other.path}: its images are {sizes[0]}, those of {first.path} {sizes[1]}; must be equal")
+
+
+def _class_names(folder: LocalPath, files: list[RowFile]) -> tuple[str, ...]:
+    names = read_labels(folder / LABELS_FILE)
+    if not names:
+        return tuple(str(label) for label in range(max(file.highest() for file in files) + 1))
+    for file in files:
+        file.check_labels([("label", 0, len(names) - 1)])
+    return names

@@ -5,14 +5,11 @@ EMNIST's files have the images transposed; here they are turned upright, unlike 
 
 from __future__ import annotations
 
-import dataclasses
 import string
 
-import numpy as np
-from numpy.typing import NDArray
-
-from beam_jobs.sources import archive, base, download, idx, listing
-from beam_jobs.sources.base import Block, Files, Source, SourceOptions
+from beam_jobs.sources import idx, listing, published
+from beam_jobs.sources.base import SourceOptions
+from beam_jobs.sources.idx import IdxSource
 from beam_jobs.sources.row_files import RowFile
 from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError
@@ -22,7 +19,7 @@ _SIDE = 28
 _DIGITS = tuple(string.digits)
 _FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 _MERGED = (*_DIGITS, *string.ascii_uppercase, *"abdefghnqrt")  # lower-case letters that differ from their capitals
-CLASS_NAMES = {
+_CLASS_NAMES = {
     "mnist": _DIGITS,
     "fashion_mnist": _FASHION,
     "kmnist": ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"),
@@ -38,26 +35,7 @@ _ZIP_FOLDER = "gzip"  # in EMNIST's archive
 _FIRST_LABEL = {"emnist_letters": 1}  # in the files; 0 for the others
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class MnistSource(Source):
-    """The four files of a folder.
-
-    Attributes:
-      pairs: {split: (images, labels)}.
-    """
-
-    pairs: dict[str, tuple[RowFile, RowFile]]
-
-    def read(self, split: str, rows: NDArray[np.int64]) -> Block:
-        """Returns rows of a split; see `base.Source.read`."""
-        images, labels = (file.read(rows) for file in self.pairs[split])
-        if self.dataset.startswith(_EMNIST):
-            images = np.ascontiguousarray(images.transpose(0, 2, 1))
-        classes = labels.astype(np.int64) - _FIRST_LABEL.get(self.dataset, 0)
-        return Block(images[..., None], classes, self.parts[split].keys(rows))
-
-
-def open_source(options: SourceOptions) -> MnistSource:
+def open_source(options: SourceOptions) -> IdxSource:
     """Opens and checks the four files in the folder `options.source`; downloads them if it is "".
 
     Raises:
@@ -70,16 +48,8 @@ def open_source(options: SourceOptions) -> MnistSource:
         problem = "is not a folder" if folder.exists() else "no such folder"
         raise DataError(f"{folder}: {problem}; --source of {dataset} is the folder with its four IDX files")
     pairs = {split: _open_split(folder, dataset, split) for split in SPLITS}
-    parts = {split: Files((images.file.file,), images.shape[:1]) for split, (images, _) in pairs.items()}
-    return MnistSource(
-        dataset=dataset,
-        class_names=CLASS_NAMES[dataset],
-        files=tuple(file.file for pair in pairs.values() for file in pair),
-        splits=base.rows_of(parts, folder),
-        image_shape=(_SIDE, _SIDE, 1),
-        parts=parts,
-        pairs=pairs,
-    )
+    is_transposed, first_label = dataset.startswith(_EMNIST), _FIRST_LABEL.get(dataset, 0)
+    return idx.make(dataset, folder, pairs, _CLASS_NAMES[dataset], is_transposed, first_label)
 
 
 def file_names(dataset: str, split: str) -> tuple[str, str]:
@@ -92,14 +62,13 @@ def file_names(dataset: str, split: str) -> tuple[str, str]:
 
 
 def _downloaded(dataset: str) -> LocalPath:
-    """Returns the folder with a data set's files."""
     if not dataset.startswith(_EMNIST):
-        return LocalPath(download.files(dataset)[0].parent)
-    folder = LocalPath(download.cache_folder() / "emnist" / dataset)
+        return LocalPath(published.files(dataset)[0].parent)
+    folder = LocalPath(published.cache_folder() / "emnist" / dataset)
     names = [f"{name}.gz" for split in SPLITS for name in file_names(dataset, split)]
     if not all((folder / name).exists() for name in names):
-        (archive_path,) = download.files("emnist")  # one archive for all six data sets
-        archive.unzip(LocalPath(archive_path), _ZIP_FOLDER, names, folder)
+        (archive_path,) = published.files("emnist")  # one archive for all six data sets
+        published.unzip(LocalPath(archive_path), _ZIP_FOLDER, names, folder)
     return folder
 
 
@@ -111,7 +80,7 @@ def _open_split(folder: LocalPath, dataset: str, split: str) -> tuple[RowFile, R
         raise DataError(f"{images.path}: its images are {size}; they must be {_SIDE}x{_SIDE}")
     idx.check_pair(images, labels)
     first = _FIRST_LABEL.get(dataset, 0)
-    labels.check_labels([("label", first, first + len(CLASS_NAMES[dataset]) - 1)])
+    labels.check_labels([("label", first, first + len(_CLASS_NAMES[dataset]) - 1)])
     return images, labels
 
 
@@ -120,7 +89,7 @@ def _find(folder: LocalPath, dataset: str, name: str) -> LocalPath:
     listing.check_packed_once(folder, found)
     if found:
         return folder / found[0]
-    others = [other for other in CLASS_NAMES if other != dataset and _is_of(folder, other)]
+    others = [other for other in _CLASS_NAMES if other != dataset and _is_of(folder, other)]
     if others and not _is_of(folder, dataset):
         raise DataError(f"{folder}: holds no {name}, but the files of --dataset={' or '.join(others)}")
     raise DataError(f"{folder / name}: no such file, and no {name}.gz either; --source must hold the four IDX files")

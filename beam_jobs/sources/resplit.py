@@ -36,7 +36,7 @@ class ResplitSource(Source):
         return _rows(self.inner, *self.bounds[split])
 
     def chunks(self, split: str) -> NDArray[np.int64] | None:
-        """Returns how many rows of a new split each of the source's chunks has, or None; see `base.Source`."""
+        """Returns how many rows of a new split each of the source's chunks has, or None."""
         inner = [(name, self.inner.chunks(name)) for name in self.inner.splits]
         if all(chunks is None for _, chunks in inner):
             return None
@@ -45,19 +45,19 @@ class ResplitSource(Source):
         return np.diff(np.searchsorted(self._rows(split), ends, side="left"), prepend=0)
 
     def hashes(self, split: str, start: int, stop: int) -> NDArray[np.uint64]:
-        """Returns the rows' hashes; see `base.Source`."""
+        """Returns the rows' hashes."""
         made = np.empty(stop - start, np.uint64)
         for name, chosen, rows in self._by_inner_split(self._rows(split)[start:stop]):
             made[chosen] = [self.inner.hashes(name, row, row + 1)[0] for row in rows]
         return made
 
     def where(self, split: str, row: int) -> tuple[str, int]:
-        """Returns (file, row in it); see `base.Source`."""
+        """Returns (file, row in it)."""
         name, _, rows = next(self._by_inner_split(self._rows(split)[row : row + 1]))
         return self.inner.where(name, int(rows[0]))
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
-        """Returns rows of a new split; see `base.Source`."""
+        """Returns rows of a new split."""
         parts = self._by_inner_split(self._rows(split)[rows])
         return Block.joined([(chosen, self.inner.read(name, own)) for name, chosen, own in parts])
 

@@ -30,7 +30,7 @@ _lock = threading.RLock()  # reentrant, as `unpack` calls `keep`
 
 @dataclasses.dataclass(frozen=True)
 class RowFile(KnownFile):
-    """One file of a source; `path` is that of the archive if the file is a member of one.
+    """One file of a source; `path` is the archive's if the file is a member of one.
 
     Attributes:
       file: its name in keys, its size and digest, decompressed.
@@ -112,7 +112,7 @@ class RowFile(KnownFile):
         if key not in _kept or _kept[key][1] != now:
             handle = streams.open_plain(self.path)
             # A copy on another machine, or a file that was only touched, has another time but the same content.
-            if now != self.stamp and streams.describe(self.file.file, handle) != self.file:
+            if now != self.stamp and streams.entry_of(self.file.file, handle) != self.file:
                 raise streams.changed(self.where)
             self.keep(handle, now)
         return _kept[key]

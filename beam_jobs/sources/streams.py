@@ -1,18 +1,20 @@
-"""Files read as streams, gzip or not, and temporary files for unpacked content whose rows can then be read."""
+"""Files of a source: read as streams, gzip or not, unpacked to temporary files, and digested for the manifest."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import gzip
 import hashlib
 import os
-import pathlib
-import secrets
 import tempfile
+import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO
+
+import tqdm
 
 from beam_jobs.storage.paths import LocalPath, StoragePath
 from pipeline.commands.text import count_of
@@ -20,9 +22,11 @@ from pipeline.errors import DataError
 from pipeline.manifest import SourceFile
 
 GZIP_MAGIC = b"\x1f\x8b"
-PARTIAL = ".partial-"  # prefix of files that are not complete yet
 BLOCK = 1 << 20  # 1 MiB: how much of a file is in memory at a time
 MAX_REST = 64 << 20  # 64 MiB: three times the largest padding that tar writes; more is a gzip bomb
+_SECONDS_WITHOUT_BAR = 3.0
+
+Advance = Callable[[int], object]  # is told how many more bytes were read
 
 
 @contextlib.contextmanager
@@ -145,16 +149,6 @@ def spool(content: Iterable[bytes]) -> IO[bytes]:
 
 
 @contextlib.contextmanager
-def partial(folder: pathlib.Path) -> Iterator[IO[bytes]]:
-    """Yields a new file in `folder`, which is removed at the end unless it has been renamed."""
-    with open(folder / f"{PARTIAL}{secrets.token_hex(8)}", "xb") as made:
-        try:
-            yield made
-        finally:
-            pathlib.Path(made.name).unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
 def room_in(folder: object, what: str, advice: str) -> Iterator[None]:
     """Raises DataError, in one line with the folder and advice, if the block cannot write to the folder."""
     try:
@@ -186,7 +180,65 @@ def scan(handle: IO[bytes], start: int, stop: int, step: int = 1) -> Iterator[by
         start += len(block)
 
 
-def describe(name: str, handle: IO[bytes]) -> SourceFile:
+def entry_of(name: str, handle: IO[bytes]) -> SourceFile:
     """Returns the manifest's entry of an open file: its name, size and SHA-256."""
     handle.seek(0)
     return SourceFile(name, size(handle), hashlib.file_digest(handle, "sha256").hexdigest())  # type: ignore[arg-type]
+
+
+def describe(files: Sequence[tuple[str, LocalPath]]) -> tuple[SourceFile, ...]:
+    """Returns the manifest's entry of each of `files`, (name in the manifest, path), in their order.
+
+    After three seconds a bar is drawn if stderr is a terminal.
+
+    Raises:
+      DataError: a file is missing, is not a regular file, or cannot be read.
+    """
+    with progress_bar(sum(stamp(path)[0] for _, path in files)) as shown:
+        return tuple(digests(files, shown.update))
+
+
+class Tally:
+    """The size and digest of bytes as they come."""
+
+    def __init__(self, advance: Advance) -> None:
+        self._advance = advance
+        self._sha256 = hashlib.sha256()
+        self._size = 0
+
+    def add(self, data: bytes) -> None:
+        """Takes the next bytes."""
+        self._sha256.update(data)
+        self._size += len(data)
+        self._advance(len(data))
+
+    def entry(self, name: str) -> SourceFile:
+        """Returns the manifest's entry of a file that consists of the bytes so far."""
+        return SourceFile(name, self._size, self._sha256.hexdigest())
+
+
+def digests(files: Sequence[tuple[str, LocalPath]], advance: Advance) -> list[SourceFile]:
+    """Returns the same entries as `describe`, without a bar. One thread and one block per core."""
+    stop = threading.Event()
+
+    def work(file: tuple[str, LocalPath]) -> SourceFile:
+        name, path = file
+        tally = Tally(advance)
+        try:
+            with errors_of(path), open_plain(path) as stream:
+                # In blocks of 1 MiB hashlib releases the interpreter's lock for a millisecond at a time.
+                while not stop.is_set() and (block := stream.read(BLOCK)):
+                    tally.add(block)
+        except DataError:
+            stop.set()  # else the other threads would finish their files before the error is raised
+            raise
+        return tally.entry(name)
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(work, files))
+
+
+def progress_bar(total: int, text: str = "reading source") -> tqdm.tqdm:
+    """Returns a progress bar of `total` bytes, drawn only on a terminal; any thread may call its `update`."""
+    delay = _SECONDS_WITHOUT_BAR
+    return tqdm.tqdm(total=total, desc=text, unit="B", unit_scale=True, delay=delay, disable=None, leave=False)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import pathlib
 import re
 import secrets
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.storage.errors import one_line
-from beam_jobs.storage.paths import LocalPath, StoragePath
+from beam_jobs.storage.paths import LocalPath, StoragePath, one_line
 from pipeline.errors import DataError
 from pipeline.manifest import naming
 
@@ -108,7 +108,7 @@ class Draft:
         self.crc32c = f"{self._crc:08x}"
 
     def publish(self, sync: bool = True) -> None:
-        """Gives the file its name, without syncing the folder: see `LocalPath.sync`.
+        """Gives the file its name, without syncing the folder.
 
         Args:
           sync: whether to sync the content first; without it a crash of the machine can leave part of the file.
@@ -148,6 +148,23 @@ class Draft:
                 self._file.close()
             with contextlib.suppress(OSError):
                 os.unlink(self._file.name)
+
+
+@contextlib.contextmanager
+def replaced(path: pathlib.Path) -> Iterator[IO[bytes]]:
+    """Yields a new file, which gets its name at the end of the block. If the block fails, it is removed.
+
+    For files that are no data set's: shutting the gate does not stop this. Errors are `OSError`.
+    """
+    with open(path.parent / temporary_name(path.name), "xb") as made:
+        try:
+            yield made
+            made.flush()
+            os.fsync(made.fileno())
+            os.replace(made.name, path)
+        except BaseException:
+            pathlib.Path(made.name).unlink(missing_ok=True)
+            raise
 
 
 def temporary_name(name: str) -> str:

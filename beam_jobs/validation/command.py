@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from beam_jobs import flag_values
+from beam_jobs.sink.present import listed_notes, unlisted
 from beam_jobs.storage import paths
 from beam_jobs.storage.paths import StoragePath
-from beam_jobs.target.present import listed_notes, unlisted
-from beam_jobs.validation import report as reports
-from beam_jobs.validation.report import Report
 from pipeline import manifest as manifests
 from pipeline.commands import commandline, quiet
 from pipeline.commands.flags import flag
@@ -22,6 +20,8 @@ from pipeline.manifest import Manifest
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
+
+    from beam_jobs.validation.job import Report
 
 # Measured seconds of one core, to tell whether several processes pay: per record and byte; per byte of raw pixels that
 # are summed; per decoded image and byte of it (a JPEG of 500x500: 2.6 ms for 158 kB).
@@ -38,7 +38,6 @@ class ValidateConfig:
     report: str = flag("", "also write the report to this file, as JSON; on a cluster, one that all its machines reach")
 
     def __post_init__(self) -> None:
-        """Checks every value."""
         if not self.data_dir.strip():  # an unset variable, which would name the current folder
             raise UsageError(f"DATA_DIR={self.data_dir!r}: must be the folder of a data set; see --help")
         flag_values.check_path("report", self.report)
@@ -129,16 +128,16 @@ def _notes(data_dir: StoragePath, content: Manifest) -> list[str]:
 
 def _run(config: ValidateConfig, data_dir: StoragePath, content: Manifest, options: PipelineOptions) -> Report:
     with quiet.loading():
-        from beam_jobs.runs import run, temporary  # noqa: PLC0415 (as above)
-        from beam_jobs.validation import job, progress  # noqa: PLC0415 (as above)
-    with temporary.folder() as folder:
+        from beam_jobs.runs import run  # noqa: PLC0415 (as above)
+        from beam_jobs.validation import job  # noqa: PLC0415 (as above)
+    with run.temporary_folder() as folder:
         marks = folder / "marks"
         marks.mkdir()
         file = paths.path_of(config.report or f"{folder}/report.json")
         validation = job.Validation(data_dir, content, config.deep, file, marks)
-        run.run_job(validation, options, progress.Progress(content, str(marks)))
+        run.run_job(validation, options, job.Progress(content, str(marks)))
         try:
-            return reports.parse(file.read_bytes(), str(file))
+            return job.parse_report(file.read_bytes(), str(file))
         except FileNotFoundError:
             raise UsageError(
                 "the runner works on other machines: give --report=FILE, a file that they and this one reach"

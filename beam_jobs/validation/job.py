@@ -1,23 +1,34 @@
-"""What a validation does on workers: checks shards, and at the end writes the report."""
+"""A validation as a Beam job: checks shards on workers, and at the end the data set as a whole: keys, totals, files."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
+import math
+import os
 import pathlib
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from beam_jobs.examples.statistics import moments
+from beam_jobs.report import card
 from beam_jobs.runs.chain import FOUND, ShardJob
-from beam_jobs.shards import key_check
-from beam_jobs.shards.key_check import KeyHashes, Repeated
+from beam_jobs.runs.run import Display
+from beam_jobs.shards import manifest_writer, reader
+from beam_jobs.shards.manifest_writer import STATISTICS_SPLIT, size_histogram
+from beam_jobs.shards.reader import KeyHashes, Repeated
+from beam_jobs.sink import present
 from beam_jobs.storage import write
 from beam_jobs.storage.paths import StoragePath
-from beam_jobs.validation import dataset, report
-from beam_jobs.validation.report import ShardReport
-from beam_jobs.validation.shard import check_shard
+from beam_jobs.validation.shard import MOST_LISTED, Problem, ShardReport, check_shard
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError
-from pipeline.manifest import Manifest
+from pipeline.manifest import Manifest, SplitInfo, naming
+
+_MOST_NAMED = 3  # labels or sizes in one line
+_EXACT, _LOSSY = 1e-9, 0.1  # grey values: releases of the JPEG library decode slightly differently
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +65,7 @@ class Validation(ShardJob):
 
     def repeated(self, hashes: Iterable[KeyHashes]) -> list[Repeated]:
         """Returns all pairs: they are counted."""
-        return key_check.repeats(hashes)
+        return reader.repeats(hashes)
 
     def finish(self, found: list[ShardReport], repeated: list[Repeated]) -> str:
         """Writes the report.
@@ -64,13 +75,211 @@ class Validation(ShardJob):
         """
         by_number = {shard.shard: shard for shard in found}
         shards = [by_number[number] for number in self.shards]
-        keys = dataset.key_problems(self.data_dir, self.manifest, repeated)
-        totals = dataset.total_problems(self.manifest, shards, self.decodes)
-        checks = (dataset.tfds_problems, dataset.card_problems, dataset.stray_problems)
+        keys = _key_problems(self.data_dir, self.manifest, repeated)
+        totals = _total_problems(self.manifest, shards, self.decodes)
+        checks = (tfds_problems, _card_problems, _stray_problems)
         beside = [problem for check in checks for problem in check(self.data_dir, self.manifest)]
         if not self.report.is_remote and not self.report.parent.is_dir():
             raise DataError(
                 f"{self.report.parent}: a worker cannot reach this folder; give --report=FILE in one that it can"
             )
-        write.publish(self.report, report.combined(shards, [*keys, *totals, *beside]).to_bytes())
+        write.publish(self.report, _combined(shards, [*keys, *totals, *beside]).to_bytes())
         return str(self.report)
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """A data set, checked.
+
+    Attributes:
+      problems: the first `MOST_LISTED`, as lines.
+      num_problems: how many there are.
+      bad_shards: shards that have one.
+      records, num_bytes: that were read.
+    """
+
+    problems: tuple[str, ...]
+    num_problems: int
+    bad_shards: int
+    records: int
+    num_bytes: int
+
+    def to_bytes(self) -> bytes:
+        """Returns it as JSON."""
+        return (json.dumps(dataclasses.asdict(self), indent=1) + "\n").encode()
+
+
+def parse_report(data: bytes, file: str) -> Report:
+    """Returns a report from its JSON.
+
+    Raises:
+      DataError: it is not a complete report.
+    """
+    try:
+        content = json.loads(data)
+        return Report(**{**content, "problems": tuple(content["problems"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{file}: is not a validation report ({error})") from None
+
+
+def _combined(shards: list[ShardReport], more: Iterable[Problem]) -> Report:
+    """Returns the report of all shards, and of the problems that concern more than one of them."""
+    others = sorted(more)
+    listed = sorted([*(problem for shard in shards for problem in shard.problems), *others])[:MOST_LISTED]
+    bad = {shard.shard for shard in shards if shard.num_problems} | {problem.shard for problem in others}
+    return Report(
+        problems=tuple(map(str, listed)),
+        num_problems=sum(shard.num_problems for shard in shards) + len(others),
+        bad_shards=len(bad & {shard.shard for shard in shards}),
+        records=sum(shard.records for shard in shards),
+        num_bytes=sum(shard.num_bytes for shard in shards),
+    )
+
+
+class Progress(Display):
+    """Shows a validation, in bytes of its shards."""
+
+    def __init__(self, manifest: Manifest, marks: str) -> None:
+        """Draws the bar; the folder `marks` gets a file for each finished shard, named by its number."""
+        self._marks = marks
+        self._sizes = [shard.num_bytes for shard in manifest.shards]
+        super().__init__(sum(self._sizes))
+
+    def text(self) -> str:
+        """Returns the progress in one line."""
+        done, total, rate = (f"{num_bytes / (1 << 20):,.1f}" for num_bytes in (self.done, self.total, self.rate))
+        return f"{self.finished:,} of {count_of(len(self._sizes), 'shard')}, {done} of {total} MiB, {rate} MiB/s"
+
+    def _look(self) -> None:
+        with contextlib.suppress(OSError):
+            numbers = [int(name) for name in os.listdir(self._marks) if name.isdecimal()]
+            self.finished, self.done = len(numbers), sum(self._sizes[number] for number in numbers)
+
+
+def _key_problems(data_dir: StoragePath, manifest: Manifest, repeated: Iterable[Repeated]) -> list[Problem]:
+    """Returns a problem for each pair, in the manifest's order; the first `MOST_LISTED` with offset and key."""
+    numbers = {info.file: number for number, info in enumerate(manifest.shards)}
+    pairs = sorted(repeated, key=lambda pair: (numbers[pair.second[0]], pair.second[1], pair.first))
+    wanted: dict[str, set[int]] = defaultdict(set)
+    for pair in pairs[:MOST_LISTED]:
+        wanted[pair.second[0]].add(pair.second[1])
+    found = {
+        file: reader.located_keys(data_dir / file, records, manifest.compression, manifest.shards[numbers[file]].stride)
+        for file, records in wanted.items()
+    }
+    problems = []
+    for pair in pairs:
+        (other, number), (file, record) = pair.first, pair.second
+        where, key = found.get(file, {}).get(record, (f", record {record}", "unreadable"))
+        text = f"has the key of record {number} of {other}: {key}"
+        problems.append(Problem(numbers[file], record, file, where, text))
+    return problems
+
+
+def _total_problems(manifest: Manifest, shards: Sequence[ShardReport], decodes: bool) -> Iterator[Problem]:
+    """Yields what is wrong with the manifest's totals; a split with records that cannot be read is left out.
+
+    The reports are in the manifest's order; `decodes` says whether the pixels were checked.
+    """
+    by_split, first, texts = {}, 0, []
+    for name, split in manifest.splits.items():
+        by_split[name] = shards[first : first + len(split.shards)]
+        first += len(split.shards)
+        if all(shard.is_whole for shard in by_split[name]):
+            texts += [f"split {name!r}: {text}" for text in _split_problems(split, by_split[name])]
+    trained = by_split.get(STATISTICS_SPLIT, shards)
+    if decodes and all(shard.is_whole for shard in trained):
+        texts += _pixel_problems(manifest, trained)
+    for text in texts:
+        yield Problem(len(shards), -1, naming.MANIFEST, "", text)
+
+
+def tfds_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Problem]:
+    """Yields what is wrong with the files from which TensorFlow Datasets learns what the manifest says.
+
+    Beside foreign records they are somebody else's.
+    """
+    made = manifest_writer.tfds_files(manifest)
+    for name in naming.TFDS_FILES if manifest.has_images else ():
+        text = _tfds_problem(data_dir / name, made.get(name))
+        if text:
+            yield Problem(len(manifest.shards), -1, name, "", text)
+
+
+def _card_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Problem]:
+    """Yields what is wrong with the card. There need not be one; beside foreign records it is somebody else's."""
+    text = None
+    try:
+        text = card.problem_of((data_dir / naming.CARD).read_bytes(), manifest) if manifest.has_images else None
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        text = f"cannot be read: {error.strerror or error}"
+    if text:
+        yield Problem(len(manifest.shards), -1, naming.CARD, "", text)
+
+
+def _stray_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Problem]:
+    """Yields the files that the manifest does not list and that others would read as shards of the data set."""
+    with contextlib.suppress(DataError):  # where the folder cannot be listed, its shards say more
+        for name in present.unlisted(data_dir, manifest).as_shards:
+            text = "is not in the manifest; programs that read by a pattern (train-*, *.tfrecord*) would read it"
+            yield Problem(len(manifest.shards), -1, name, "", text)
+
+
+def _tfds_problem(path: StoragePath, made: bytes | None) -> str | None:
+    try:
+        found = path.read_bytes()
+    except FileNotFoundError:
+        return "is missing; TensorFlow Datasets needs it" if made is not None else None
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
+    if made is None:
+        return "does not belong to this data set; TensorFlow Datasets would read it"
+    if found == made or (
+        path.name == manifest_writer.TFDS_DATASET_INFO and _in_one_order(found) == _in_one_order(made)
+    ):
+        return None
+    return "was edited: it is not what the manifest says; TensorFlow Datasets would read it"
+
+
+def _in_one_order(dataset_info: bytes) -> Any:
+    """Returns the content with splits by name: a conversion writes them in its own order, the manifest sorted."""
+    try:
+        content = json.loads(dataset_info)
+        return content | {"splits": sorted(content["splits"], key=lambda split: str(split["name"]))}
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _split_problems(split: SplitInfo, shards: Sequence[ShardReport]) -> Iterator[str]:
+    labels: Counter[int] = sum((shard.labels for shard in shards), Counter())
+    sizes: Counter[tuple[int, int]] = sum((shard.sizes for shard in shards), Counter())
+    said = {label: count for label, count in enumerate(split.label_histogram) if count}
+    if said != labels:
+        yield f"label_histogram says {_differences(said, labels, 'label ')}"
+    found = size_histogram(sizes)
+    if sizes and split.image_sizes and found != split.image_sizes:
+        yield f"image_sizes says {_differences(split.image_sizes, found, '')}"
+
+
+def _differences(said: dict, found: dict, what: str) -> str:
+    names = sorted(name for name in said.keys() | found.keys() if said.get(name, 0) != found.get(name, 0))
+    named = [
+        f"{count_of(said.get(n, 0), 'example')} of {what}{n}, there are {found.get(n, 0):,}"
+        for n in names[:_MOST_NAMED]
+    ]
+    more = [f"and {len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
+    return "; ".join([*named, *more])
+
+
+def _pixel_problems(manifest: Manifest, shards: Sequence[ShardReport]) -> Iterator[str]:
+    sums = [shard.sums for shard in shards if shard.sums.pixels]
+    if not sums:
+        return
+    tolerance = _EXACT if manifest.features["image"].encoding in ("raw", "png") else _LOSSY
+    mean, std = moments(sums)
+    for name, said, found in (("image_mean", manifest.image_mean, mean), ("image_std", manifest.image_std, std)):
+        if not all(math.isclose(a, b, rel_tol=_EXACT, abs_tol=tolerance) for a, b in zip(said, found, strict=True)):
+            in_figures = (", ".join(f"{value:.6g}" for value in values) for values in (said, found))
+            yield "{} says {}, the pixels' is {}".format(name, *in_figures)

@@ -2,30 +2,93 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_jobs.examples import images
+from beam_jobs.examples.images import BadImageError
 from beam_jobs.examples.statistics import PixelSums, entropy
-from beam_jobs.shards import key_check, reader
-from beam_jobs.shards.key_check import KeyHashes
+from beam_jobs.shards import reader
+from beam_jobs.shards.reader import KeyHashes
 from beam_jobs.storage.paths import StoragePath
-from beam_jobs.validation import members
-from beam_jobs.validation.example import ExampleCheck
-from beam_jobs.validation.report import Problem, ShardReport
 from pipeline.commands.text import count_of
-from pipeline.manifest import Manifest, naming
+from pipeline.manifest import Feature, Manifest, naming
 from pipeline.read import sidecars
-from pipeline.records.framing import Frame, location, walk
-from pipeline.records.members import MemberTable
+from pipeline.records import tf_example
+from pipeline.records.framing import Frame, Read, location, walk
+from pipeline.records.members import MemberTable, inflate
 from pipeline.records.members import parse as parse_members
+from pipeline.records.tf_example import Values
 
-Numbers = TypeVar("Numbers", np.int64, np.uint32)
+_NO_IMAGE = Feature("uint8")  # where records are of any kind
+_RAW_AT_ONCE = 64  # images whose pixels are summed together
+_FORMATS = {"png": ("PNG",), "jpeg": ("JPEG",), "any": ("PNG", "JPEG")}
+_BYTES = ("string", "uint8")  # dtypes of features that are kept as bytes
+_Numbers = TypeVar("_Numbers", np.int64, np.uint32)
 
+MOST_LISTED = 100  # problems, per shard and for the data set
 _ENTROPY_TOLERANCE = 1e-4  # it is rounded to 4 decimals
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Problem:
+    """One difference from the manifest.
+
+    Attributes:
+      shard: its number among all of the data set; their count for a problem of no shard.
+      record: its number in the file; -1 for a problem of the whole file.
+      file: a base name.
+      where: the record and its offset as text; empty for a problem of the whole file.
+      text: what differs.
+    """
+
+    shard: int
+    record: int
+    file: str
+    where: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}{self.where}: {self.text}"
+
+
+@dataclasses.dataclass
+class ShardReport:
+    """One shard, checked.
+
+    Attributes:
+      shard: its number among all of the data set.
+      sums: of the pixels, if images are decoded.
+      problems: the first `MOST_LISTED`.
+      num_problems: how many there are.
+      records, num_bytes: that were read.
+      is_whole: whether every record of the manifest was read and is a valid example; else its totals mean nothing.
+      labels: how many examples have each label that is in range.
+      sizes: {(height, width): images}; of raw images, and of others if they are decoded.
+    """
+
+    shard: int
+    sums: PixelSums
+    problems: list[Problem] = dataclasses.field(default_factory=list)
+    num_problems: int = 0
+    records: int = 0
+    num_bytes: int = 0
+    is_whole: bool = False
+    labels: Counter[int] = dataclasses.field(default_factory=Counter)
+    sizes: Counter[tuple[int, int]] = dataclasses.field(default_factory=Counter)
+
+    def add(self, problem: Problem) -> None:
+        """Counts a problem, and keeps it if it is among the first."""
+        self.num_problems += 1
+        if len(self.problems) < MOST_LISTED:
+            self.problems.append(problem)
 
 
 def check_shard(
@@ -48,7 +111,7 @@ def check_shard(
     except OSError as error:
         check.add(f"cannot be read: {error.strerror or error}")
         report.is_whole = False
-    return report, key_check.group(manifest.shards[number].file, check.key_hashes, check.key_records)
+    return report, reader.group(manifest.shards[number].file, check.key_hashes, check.key_records)
 
 
 class _Check:
@@ -78,7 +141,7 @@ class _Check:
         known_crcs = self._beside(names[1], sidecars.parse_crcs, info.crcs_crc32c)
         with reader.opened(self._folder / info.file, "" if table else self._manifest.compression) as stream:
             self._report.is_whole = True
-            found = members.frames(stream.read, table, self._size_of, self._add_member) if table else None
+            found = _member_frames(stream.read, table, self._size_of, self._add_member) if table else None
             for frame in found or walk(stream.read, self._size_of):
                 self._check_frame(frame)
             stream.finish()
@@ -146,7 +209,7 @@ class _Check:
             problems += more
             self._report.is_whole &= not more
         if key is not None:
-            self.key_hashes.append(key_check.hash_of(key))
+            self.key_hashes.append(reader.hash_of(key))
             self.key_records.append(frame.number)
         where = location("", frame.number, frame.offset, self._is_compressed)
         for text in problems:
@@ -164,7 +227,7 @@ class _Check:
         if self._ended and len(self._begins) != info.num_examples:
             self.add(f"has {count_of(len(self._begins), 'record')}, the manifest says {info.num_examples:,}")
 
-    def _beside(self, name: str, parse: Callable[..., NDArray[Numbers]], crc: str | None) -> NDArray[Numbers] | None:
+    def _beside(self, name: str, parse: Callable[..., NDArray[_Numbers]], crc: str | None) -> NDArray[_Numbers] | None:
         """Returns the numbers in a file beside the shard; None where there is none, or not the one that is listed."""
         if crc is None:
             return None
@@ -200,3 +263,163 @@ class _Check:
         real = entropy(list(self._report.labels.values()))
         if said is not None and (real is None or abs(real - said) > _ENTROPY_TOLERANCE):
             self.add(f"the entropy of its labels is {real} bits, the manifest says {said}")
+
+
+def _member_frames(
+    read: Read, table: MemberTable, size_of: Callable[[int, int], int | None], on_corrupt: Callable[[str, str], None]
+) -> Iterator[Frame]:
+    """Yields a frame for every record of the shard; one of a corrupt member has neither a record nor a fault.
+
+    Args:
+      read: returns the next bytes of the file, as it is stored.
+      table: where its members lie.
+      size_of: as `walk` takes it.
+      on_corrupt: gets (where, what is wrong) of each corrupt member.
+    """
+    rest = b""
+    for member, offset in enumerate(table.offsets[:-1].tolist()):
+        size = int(table.offsets[member + 1]) - offset
+        while len(rest) < size and (more := read(size - len(rest))):
+            rest += more
+        data, rest = rest[:size], rest[size:]
+        first, stop = table.firsts[member : member + 2].tolist()
+        begins = table.begins_of(first, stop).tolist()
+        whole = bytearray(begins[-1] - begins[0])
+        try:
+            inflate(data, memoryview(whole))
+        except ValueError as error:
+            on_corrupt(f", GZIP member at byte offset {offset}, records {first} to {stop - 1}", str(error))
+            whole = bytearray()
+        number = first
+        for frame in walk(_once(bytes(whole)), size_of, first, begins[0]):
+            number = frame.number + 1
+            # Nothing may be lost but what lies behind it in this member.
+            yield frame if frame.end > frame.offset else frame._replace(end=begins[number - first])
+        for lost in range(number, stop):
+            yield Frame(lost, begins[lost - first], begins[lost - first + 1], None, None)
+
+
+def _once(data: bytes) -> Read:
+    pieces = [data]
+    return lambda _: pieces.pop() if pieces else b""
+
+
+class ExampleCheck:
+    """Checks the examples of one shard, and counts them in its report."""
+
+    def __init__(self, manifest: Manifest, decodes: bool, report: ShardReport) -> None:
+        """Makes a check that also looks at the pixels if it decodes; labels, sizes and sums go to the report."""
+        self._features = manifest.features
+        self._image = manifest.features.get("image", _NO_IMAGE)
+        self._classes = {"label": len(manifest.class_names)}
+        self._classes |= {
+            name: len(f.class_names) for name, f in self._features.items() if f.class_names and f.dtype == "int64"
+        }
+        self._usual = {name: _usual(feature) for name, feature in self._features.items()}
+        self._raw_shape = manifest.image_shape if self._image.encoding == "raw" else None
+        self._decodes = decodes
+        self._report = report
+        self._raw: list[bytes] = []
+
+    def check(self, record: bytes) -> tuple[bytes | None, list[str]]:
+        """Returns the example's key, None where it has none, and what is wrong with it."""
+        if not self._features:  # of `pipeline.index`: any bytes will do
+            return None, []
+        try:
+            found = tf_example.decode(record)
+        except ValueError as error:
+            return None, [str(error)]
+        problems = []
+        for name, feature in self._features.items():
+            if name not in found:
+                problems.append(f"feature {name!r} is missing")
+            elif problem := self._problem(name, feature, found[name]):
+                problems.append(problem)
+        if len(found) > len(self._features) or problems:
+            more = sorted(found.keys() - self._features.keys())
+            problems += [f"feature {name!r} is not in the manifest" for name in more]
+        key = found.get("key")
+        return key[0] if isinstance(key, list) and len(key) == 1 else None, problems
+
+    def finish(self) -> None:
+        """Sums the pixels that are still waiting; call it after the last example."""
+        if self._raw and self._raw_shape:
+            self._report.sums.add(
+                np.frombuffer(b"".join(self._raw), np.uint8).reshape(len(self._raw), *self._raw_shape)
+            )
+            self._raw.clear()
+
+    def _problem(self, name: str, feature: Feature, values: Values) -> str | None:
+        kind = None if isinstance(values, list) else values.dtype
+        if (kind, len(values)) != self._usual[name] and (problem := _kind_problem(feature, values)):
+            return f"feature {name!r} {problem}"
+        if name == "image":
+            return self._image_problem(values[0])
+        if name == "key" and not values[0]:
+            return "its key is empty"
+        if name in self._classes:
+            return self._label_problem(name, values)
+        return None
+
+    def _label_problem(self, name: str, values: Values) -> str | None:
+        for value in values.tolist():  # type: ignore[union-attr]
+            if not 0 <= value < self._classes[name]:
+                return f"{name} {value} is not in 0..{self._classes[name] - 1}"
+        if name == "label":
+            self._report.labels[int(values[0])] += 1
+        return None
+
+    def _image_problem(self, data: bytes) -> str | None:
+        if self._raw_shape:
+            if len(data) != math.prod(self._raw_shape):
+                return (
+                    f"its image has {count_of(len(data), 'byte')}, not the "
+                    f"{math.prod(self._raw_shape)} of {_text(self._image)}"
+                )
+            self._report.sizes[self._raw_shape[:2]] += 1
+            if self._decodes:
+                self._raw.append(data)
+                if len(self._raw) == _RAW_AT_ONCE:
+                    self.finish()
+            return None
+        if not data:
+            return "its image is empty"
+        return self._decoded_problem(data) if self._decodes else None
+
+    def _decoded_problem(self, data: bytes) -> str | None:
+        try:
+            opened = images.open_file(data)
+            if opened.format not in _FORMATS[str(self._image.encoding)]:
+                return f"its image is of format {opened.format}, the manifest says {self._image.encoding}"
+            pixels = images.pixels(opened)
+        except BadImageError as error:
+            return str(error)
+        if any(side not in (None, has) for side, has in zip(self._image.shape, pixels.shape, strict=True)):
+            return f"its image is {'x'.join(map(str, pixels.shape))}, not {_text(self._image)}"
+        self._report.sizes[pixels.shape[0], pixels.shape[1]] += 1
+        self._report.sums.add(images.with_channels(pixels, self._report.sums.channels))
+        return None
+
+
+def _usual(feature: Feature) -> tuple[np.dtype | None, int | None]:
+    """Returns (dtype or None for bytes, number of values or None if it varies) of a feature."""
+    sizes = [1] if feature.dtype == "uint8" else feature.shape
+    count = None if None in sizes else math.prod(size for size in sizes if size is not None)
+    return None if feature.dtype in _BYTES else np.dtype(feature.dtype), count
+
+
+def _kind_problem(feature: Feature, values: Values) -> str | None:
+    """Returns what is wrong with the type or the number of a feature's values."""
+    kind = "bytes" if isinstance(values, list) else str(values.dtype)
+    expected = "bytes" if feature.dtype in _BYTES else feature.dtype
+    if kind != expected and (kind != "bytes" or values):  # without a value it has no kind
+        return f"holds {kind}, the manifest says {feature.dtype}"
+    _, count = _usual(feature)
+    if count is not None:
+        return None if len(values) == count else f"has {count_of(len(values), 'value')}, the manifest says {count}"
+    unit = math.prod(size for size in feature.shape if size is not None)
+    return f"has {count_of(len(values), 'value')}, not a multiple of {unit}" if unit and len(values) % unit else None
+
+
+def _text(feature: Feature) -> str:
+    return "x".join("?" if size is None else str(size) for size in feature.shape)

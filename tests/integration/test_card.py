@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from beam_jobs.report.card import page as card
-from beam_jobs.report.image_facts import of_manifest
+from beam_jobs.report import card
+from beam_jobs.report.summary import facts_of_manifest
 from beam_jobs.storage.paths import path_of
 from pipeline import manifest
 from tests import forked
@@ -150,7 +150,7 @@ def worst_card(out):
     image = dataclasses.replace(made.features["image"], shape=(None, None, None), encoding="any")
     features = made.features | {"image": image, "a_feature/of/a/long/name": manifest.Feature("float32", (12, 12, 12))}
     shown = dataclasses.replace(made, splits=splits, class_names=names, features=features)
-    return card.make_card(path_of(str(out)), shown, "python -m beam_jobs.convert", of_manifest(made))
+    return card.make_card(path_of(str(out)), shown, "python -m beam_jobs.convert", facts_of_manifest(made))
 
 
 @pytest.mark.skipif(not BROWSER, reason="Chromium is not installed")

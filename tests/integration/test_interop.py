@@ -16,7 +16,7 @@ import tensorflow_datasets as tfds
 from beam_jobs import sources
 from beam_jobs.convert import main
 from beam_jobs.examples import images
-from beam_jobs.shards import tfds_info
+from beam_jobs.shards import manifest_writer
 from beam_jobs.sources.base import SourceOptions
 from pipeline import manifest
 from pipeline.manifest import naming
@@ -122,7 +122,7 @@ open({str(tmp_path / "found")!r}, "wb").write(pickle.dumps(found))
 
 def test_tensorflow_datasets_reads_them(converted, truth):
     if manifest.load(converted).compression:  # which TFDS does not read
-        assert not (converted / tfds_info.FEATURES).exists()
+        assert not (converted / manifest_writer.TFDS_FEATURES).exists()
         return
     builder = tfds.builder_from_directory(str(converted))
     for split, expected in truth.items():

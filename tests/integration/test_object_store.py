@@ -17,8 +17,8 @@ import pytest
 
 from beam_jobs import convert, validate
 from beam_jobs.shards import manifest_writer
+from beam_jobs.sink.remote import leased
 from beam_jobs.storage.paths import LocalPath, RemotePath
-from beam_jobs.target import lease
 from pipeline import manifest
 from pipeline.errors import DataError, RerunError, TransientError, UsageError
 from tests.converting import convert_in_process
@@ -121,7 +121,7 @@ def test_killed_conversion_leaves_no_data_set_and_goes_on(bucket: RemotePath, tm
     assert finished < 62
     with pytest.raises(RerunError, match="another conversion is writing there, or was killed less than 60 s ago"):
         convert.main([*flags, f"--data_dir={bucket}"])
-    with lease.held(bucket, lease_seconds=0.0):  # which has expired by then
+    with leased(bucket, lease_seconds=0.0):  # which has expired by then
         pass
     convert.main([*flags, f"--data_dir={bucket}"])
     for name in bucket.files(recursive=True):
@@ -130,7 +130,7 @@ def test_killed_conversion_leaves_no_data_set_and_goes_on(bucket: RemotePath, tm
 
 
 def test_two_conversions_at_once(bucket: RemotePath) -> None:
-    with lease.held(bucket), pytest.raises(RerunError, match=r"is writing there, .* rerun the same command in \d+ s"):
+    with leased(bucket), pytest.raises(RerunError, match=r"is writing there, .* rerun the same command in \d+ s"):
         convert.main(digits(bucket))
     assert RerunError.exit_code == 75
     convert.main(digits(bucket))
@@ -140,10 +140,10 @@ def test_two_conversions_at_once(bucket: RemotePath) -> None:
 def test_what_a_kill_left_while_it_took_the_lease_is_removed_a_minute_later(bucket: RemotePath) -> None:
     clock = bucket / ".converting.lease-0123456789abcdef"
     clock.write_bytes(b"0123456789abcdef")
-    with lease.held(bucket):  # another conversion may be about to look at it
+    with leased(bucket):  # another conversion may be about to look at it
         pass
     assert bucket.files() == [clock.name]
-    with lease.held(bucket, lease_seconds=0.0):
+    with leased(bucket, lease_seconds=0.0):
         pass
     assert bucket.files() == []
 
@@ -154,7 +154,7 @@ def test_of_two_that_begin_together_one_goes_on(bucket: RemotePath) -> None:
     def begin(_: int) -> str:
         began.wait()
         try:
-            with lease.held(bucket):
+            with leased(bucket):
                 time.sleep(2.0)
                 return "goes on"
         except RerunError as error:
@@ -202,7 +202,7 @@ def test_a_conversion_whose_lease_is_another_s_stops(bucket: RemotePath) -> None
     stopped = []
     before = signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
     try:
-        with lease.held(bucket, renew_seconds=0.05):
+        with leased(bucket, renew_seconds=0.05):
             time.sleep(0.3)
             assert stopped == []
             deadline = time.monotonic() + 30

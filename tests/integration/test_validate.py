@@ -11,8 +11,8 @@ import time
 import pytest
 
 from beam_jobs import validate
-from beam_jobs.report.card import page
-from beam_jobs.report.image_facts import of_manifest
+from beam_jobs.report.card import write_card
+from beam_jobs.report.summary import facts_of_manifest
 from beam_jobs.storage.paths import path_of
 from pipeline.errors import PipelineError
 from pipeline.manifest import naming
@@ -238,7 +238,7 @@ def test_the_card_is_compared_with_the_manifest_and_with_what_was_written(tmp_pa
     made, other = write(tmp_path / "made"), write(tmp_path / "other", counts=(3, 3, 3))
     path = tmp_path / "made" / naming.CARD
     for name, content in (("made", made), ("other", other)):
-        assert page.write_card(path_of(str(tmp_path / name)), "a", [], of_manifest(content)) is None
+        assert write_card(path_of(str(tmp_path / name)), "a", [], facts_of_manifest(content)) is None
     card = path.read_bytes()
     code, lines, _ = run(tmp_path / "made")
     assert (code, len(lines)) == (0, 2)

@@ -34,7 +34,7 @@ class Columns:
       key: name of the keys' column; "" if keys are made of file and row.
       kept: (name, feature) of the others.
       given: names of those whose type the user gave: they are converted to it, float32 is rounded.
-      doubles: names of the others that hold float64, of which float32 must hold every value. Files may differ in it.
+      doubles: names of the other float64 columns, which must hold only values of float32. Files may differ in it.
     """
 
     image: str
@@ -151,7 +151,7 @@ def _type_of(path: str, schema: pa.Schema, flag: str, name: str) -> pa.DataType:
 
 
 def _check_image(path: str, schema: pa.Schema, name: str) -> bool:
-    """Returns whether the image column is a struct; see `Columns.nested`."""
+    """Returns whether the image column is a struct with the field `bytes`."""
     found = _type_of(path, schema, "image_column", name)
     nested = pa.types.is_struct(found) and found.get_field_index(IMAGE_FIELD) >= 0
     if _kind(plain(found.field(IMAGE_FIELD).type if nested else found)) != "bytes":

@@ -8,26 +8,30 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import pathlib
+import re
 from collections.abc import Sequence
 
 import numpy as np
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from beam_jobs.sources import base, digest, streams
+from beam_jobs.sources import base, listing, streams
 from beam_jobs.sources.base import Block, Files, Source, SourceOptions
+from beam_jobs.sources.labels import SeenLabels
+from beam_jobs.sources.listing import SPLIT_OF_WORD
 from beam_jobs.sources.parquet import columns as parquet_columns
-from beam_jobs.sources.parquet import files as parquet_files
-from beam_jobs.sources.parquet import labels as parquet_labels
 from beam_jobs.sources.parquet import reader as parquet_reader
-from beam_jobs.sources.parquet import values as parquet_values
 from beam_jobs.sources.parquet.columns import Columns
-from beam_jobs.sources.parquet.reader import OpenFile, ParquetFile
-from beam_jobs.sources.parquet.values import BatchedBuilder
+from beam_jobs.sources.parquet.reader import BatchedBuilder, OpenFile, ParquetFile, decoded
 from beam_jobs.storage import paths
 from beam_jobs.storage.paths import LocalPath, StoragePath
 from pipeline.errors import DataError, UsageError
-from pipeline.manifest import Feature, SourceFile
+from pipeline.manifest import Feature, SourceFile, naming
 
+_SUFFIX = ".parquet"
+_SHARD = re.compile(r"(?:.*-)?(?P<word>[^-]+)-\d{5,}-of-\d{5,}(?:-[0-9a-f]+)?")
+MAX_CLASSES = 100_000  # the largest published label sets have a fifth of that; more is a column of names or numbers
 _TAIL = 8  # bytes: the length of the footer, uint32, and PAR1
 
 
@@ -48,7 +52,7 @@ class ParquetSource(Source):
         return np.array([rows for table in self.tables[split] for rows in table.groups], np.int64)
 
     def read(self, split: str, rows: NDArray[np.int64]) -> Block:
-        """Returns rows of a split, reading each row group once. Memory: the rows, and one batch. See `base.Source`."""
+        """Returns rows of a split, reading each row group once. Memory: the rows, and one batch."""
         files = self.parts[split]
         keys = None if self.columns.key else files.keys(rows, equal_digits=False)
         builder = BatchedBuilder(len(rows), self.columns, self.class_names, keys)
@@ -79,15 +83,6 @@ class ParquetSource(Source):
             start, taken = start + len(batch), stop
 
 
-@dataclasses.dataclass(frozen=True)
-class _Opened:
-    """A file, and what its footer says."""
-
-    table: ParquetFile
-    columns: Columns
-    class_names: tuple[str, ...]
-
-
 def open_source(options: SourceOptions) -> ParquetSource:
     """Opens files, finds their columns, splits and classes.
 
@@ -99,8 +94,11 @@ def open_source(options: SourceOptions) -> ParquetSource:
       DataError: a file is missing or cannot be read, files differ in their columns or class names, the split of a file
         is unclear, a split has no row, a row group is larger than 1 GiB, or no row has a label.
     """
-    folder, names = parquet_files.find(options.source)
-    by_split = parquet_files.by_split(folder, names)
+    if not options.source:
+        raise UsageError("--source is missing: a Parquet file, a folder of them, or a glob")
+    kinds = f"--source of parquet is a file, a folder of *{_SUFFIX}, or a glob"
+    folder, names = listing.find(options.source, _is_parquet, True, f"*{_SUFFIX}, at any depth", kinds)
+    by_split = _files_by_split(folder, names)
     first = _open(folder / names[0], options)
     resolved = dataclasses.replace(options, image_column=first.columns.image, label_column=first.columns.label)
     others = paths.each(lambda name: _open_another(folder / name, resolved, first), names[1:], folder.is_remote)
@@ -115,7 +113,7 @@ def open_source(options: SourceOptions) -> ParquetSource:
     return ParquetSource(
         dataset=options.dataset,
         splits=base.rows_of(parts, folder),
-        class_names=parquet_labels.class_names(list(tables.values()), first.columns, first.class_names),
+        class_names=_class_names_of(list(tables.values()), first.columns, first.class_names),
         files=_describe(folder, names),
         features=dict(first.columns.kept),
         unique_keys=not first.columns.key,
@@ -123,6 +121,15 @@ def open_source(options: SourceOptions) -> ParquetSource:
         columns=first.columns,
         tables={split: tuple(tables[name] for name in members) for split, members in by_split.items()},
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Opened:
+    """A file, and what its footer says."""
+
+    table: ParquetFile
+    columns: Columns
+    class_names: tuple[str, ...]
 
 
 def _open(path: StoragePath, options: SourceOptions) -> _Opened:
@@ -148,6 +155,85 @@ def _open_another(path: StoragePath, options: SourceOptions, first: _Opened) -> 
     return other
 
 
+def _files_by_split(root: StoragePath, names: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the files of each split, train first.
+
+    A file's split is a word (train, validation, test, ...) in its name or the name of a folder, or, if other files have
+    such a word, what precedes `-00000-of-00001`. If no file has such a word, all files are of `train`.
+
+    Raises:
+      DataError: a file has two such words, or none while others have one; two words mean the same split.
+    """
+    words = {name: _known_word(root, name) for name in names}
+    if not any(words.values()):
+        return {"train": list(names)}
+    found: dict[str, list[str]] = {}
+    meaning: dict[str, str] = {}
+    for name in names:
+        word = words[name] or _shard_word(root, name, [word for word in words.values() if word])
+        split = SPLIT_OF_WORD.get(word, word)
+        if meaning.setdefault(split, word) != word:
+            raise DataError(
+                f"{root}: holds files of {meaning[split]!r} and of {word!r}, which both mean split {split!r}; "
+                "rename them, or name the files of one with a glob"
+            )
+        found.setdefault(split, []).append(name)
+    order = listing.SPLITS
+    return dict(sorted(found.items(), key=lambda item: (order.index(item[0]) if item[0] in order else 9, item[0])))
+
+
+def _is_parquet(name: str) -> bool:
+    return name.lower().endswith(_SUFFIX) and not any(part.startswith((".", "_")) for part in name.split("/"))
+
+
+def _known_word(root: StoragePath, name: str) -> str:
+    path = pathlib.PurePosixPath(name)
+    tokens = listing.words(path.stem)
+    words = {token for token in [*tokens, *map(str.lower, path.parts[:-1])] if token in SPLIT_OF_WORD}
+    if len({SPLIT_OF_WORD[word] for word in words}) > 1:
+        raise DataError(f"{root / name}: is its split {' or '.join(sorted(words))}? rename it")
+    return min(words, default="")
+
+
+def _shard_word(root: StoragePath, name: str, others: Sequence[str]) -> str:
+    match = _SHARD.fullmatch(pathlib.PurePosixPath(name).stem)
+    if not match or not naming.is_split_name(match["word"]):
+        raise DataError(
+            f"{root / name}: its name does not tell its split, unlike other names ({min(others)!r}); "
+            "rename it <split>-00000-of-00001.parquet, or name the files to take with a glob"
+        )
+    return match["word"]
+
+
+def _class_names_of(files: Sequence[ParquetFile], columns: Columns, named: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns one name per label of all files; `named` are those in their metadata, if any.
+
+    Labels are read, as pyarrow 25 crashes on corrupt statistics.
+
+    Raises:
+      DataError: no row has a label, there are more than 100,000 classes, or a file cannot be read.
+    """
+    if columns.label_kind == "bool":
+        return "false", "true"
+    is_text = columns.label_kind == "string"
+    if named and not is_text:
+        return named
+    seen = SeenLabels(f"column {columns.label!r}", MAX_CLASSES, "name the column of labels with --label_column")
+
+    def read(file: ParquetFile) -> None:
+        with file.opened() as opened:
+            for group in opened.groups:
+                for batch in opened.batches(group, [columns.label]):
+                    with opened.errors_of(group):
+                        values = decoded(batch.column(columns.label))
+                        found = pc.unique(values).to_pylist() if is_text else [pc.max(values).as_py()]
+                    seen.add((label for label in found if label is not None), file.path)
+
+    for _ in paths.each(read, files, files[0].path.is_remote):
+        pass
+    return seen.class_names(files[0].path)
+
+
 def _check_doubles(opened: _Opened) -> None:
     """Raises UsageError if a kept column has a value that would be rounded, and the user has not allowed it.
 
@@ -162,7 +248,7 @@ def _check_doubles(opened: _Opened) -> None:
         for group in file.groups:
             for batch in file.batches(group, names):
                 with file.errors_of(group):
-                    found = {name: parquet_values.first_inexact(batch.column(name)) for name in names}
+                    found = {name: parquet_reader.first_inexact(batch.column(name)) for name in names}
                 for name, inexact in found.items():
                     if inexact:
                         raise _rounded(
@@ -189,7 +275,7 @@ def _describe(folder: StoragePath, names: Sequence[str]) -> tuple[SourceFile, ..
     column chunk, and the writer's statistics; files that are equal in all of these are not told apart.
     """
     if isinstance(folder, LocalPath):
-        return digest.describe([(name, folder / name) for name in names])
+        return streams.describe([(name, folder / name) for name in names])
     return tuple(paths.each(lambda name: _of_footer(folder / name, name), names, remote=True))
 
 

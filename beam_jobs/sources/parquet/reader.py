@@ -1,20 +1,27 @@
-"""Reads row groups of Parquet files batch by batch; every error is one line with the file and the row group."""
+"""Reads row groups of Parquet files batch by batch into blocks; faults name the file and row group, or the row."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
+from beam_jobs.sources.base import BlockBuilder
+from beam_jobs.sources.parquet.columns import IMAGE_FIELD, Columns
 from beam_jobs.sources.streams import KnownFile
-from beam_jobs.storage.errors import kind_of
-from beam_jobs.storage.paths import StoragePath
+from beam_jobs.storage.paths import StoragePath, kind_of
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError
+from pipeline.manifest import Feature
 
 MAX_GROUP_BYTES = 1 << 30  # 1 GiB: shards read whole row groups, and two shards read one at their boundary
 _BATCH_BYTES = 16 << 20  # 16 MiB
@@ -22,6 +29,7 @@ _MAX_BATCH = 512  # rows: with a dictionary, rows can be larger than the footer 
 _BUFFER = 1 << 20  # 1 MiB: read page by page, not a whole column of the row group
 _FOOTERS = 256  # files whose footers a process keeps
 _MOST_TEXT = 200  # characters of pyarrow's message
+_HIGHEST = np.iinfo(np.int64).max
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,3 +163,207 @@ def one_line(what: str) -> Iterator[None]:
     except Exception as error:  # corrupt files raise pyarrow's kinds, OSError, UnicodeDecodeError, OverflowError, ...
         text = " ".join(str(error).split())
         raise kind_of(error)(f"{what} ({text[:_MOST_TEXT] or type(error).__name__})") from None
+
+
+class BatchedBuilder(BlockBuilder):
+    """A block that is filled batch by batch, each row at its position."""
+
+    def __init__(
+        self, count: int, columns: Columns, class_names: tuple[str, ...], keys: NDArray[np.bytes_] | None
+    ) -> None:
+        """Starts a block of `count` rows; labels that are strings become their numbers in `class_names`."""
+        super().__init__(count, dict(columns.kept), keys=keys)
+        self._columns = columns
+        self._texts = pa.array(class_names, pa.large_string()) if columns.label_kind == "string" else None
+
+    def put(self, positions: NDArray[np.int64], batch: pa.RecordBatch, rows: NDArray[np.int64]) -> None:
+        """Puts rows of a batch, int64 (n,), to positions, int64 (n,).
+
+        Raises:
+          ValueError, pyarrow.ArrowException: the values do not have the types that the footer says.
+        """
+        columns = self._columns
+        taken = {name: _taken(batch.column(name), rows) for name in batch.schema.names}
+        bad: dict[int, str] = {}
+        missing = "has no image bytes (a path is not followed)" if columns.nested else f"{columns.image} is null"
+        self.images[positions] = _bytes(taken[columns.image], missing, bad)
+        self.labels[positions] = _labels(taken[columns.label], columns, self._texts, bad)
+        if columns.key:
+            self.keys[positions] = _keys(taken[columns.key], columns.key, bad)
+        for name, feature in columns.kept:
+            self.extra[name][positions] = _kept(taken[name], name, feature, name in columns.given, bad)
+        self.bad.update({int(positions[row]): reason for row, reason in bad.items()})
+
+
+def _taken(array: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
+    if pa.types.is_struct(array.type):
+        array = pc.struct_field(array, IMAGE_FIELD)
+    if pa.types.is_binary_view(array.type) or pa.types.is_string_view(array.type):
+        array = array.cast(pa.large_binary())  # Arrow cannot take rows of a view
+    whole = len(rows) == len(array) and bool((rows[1:] > rows[:-1]).all())
+    return decoded(array if whole else array.take(pa.array(rows)))
+
+
+def _refuse(bad: dict[int, str], rows: NDArray[np.bool_], reason: str) -> None:
+    for row in np.flatnonzero(rows).tolist():
+        bad.setdefault(row, reason)
+
+
+def _refuse_nulls(bad: dict[int, str], array: pa.Array, reason: str) -> None:
+    if array.null_count:
+        _refuse(bad, array.is_null().to_numpy(zero_copy_only=False), reason)
+
+
+def decoded(array: pa.Array) -> pa.Array:
+    """Returns the values of a column, also if it is dictionary-encoded."""
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def _bytes(array: pa.Array, missing: str, bad: dict[int, str]) -> NDArray[np.object_]:
+    if not pa.types.is_binary(array.type):
+        array = array.cast(pa.large_binary())
+    if array.null_count:
+        _refuse_nulls(bad, array, missing)
+        array = array.fill_null(b"")
+    values: NDArray[np.object_] = array.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _integers(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.int64]:
+    """Returns integers or booleans; 0 in bad rows."""
+    _refuse_nulls(bad, array, f"{name} is null")
+    values = array.fill_null(False if pa.types.is_boolean(array.type) else 0).to_numpy(zero_copy_only=False)
+    if values.dtype == np.uint64 and len(values) and values.max() > _HIGHEST:
+        _refuse(bad, values > _HIGHEST, f"{name} is above {_HIGHEST}, the most that int64 holds")
+        values = np.where(values > _HIGHEST, 0, values)
+    return values.astype(np.int64)
+
+
+def _labels(array: pa.Array, columns: Columns, class_names: pa.Array | None, bad: dict[int, str]) -> NDArray[np.int64]:
+    if class_names is None:
+        return _integers(array, columns.label, bad)
+    array = array.cast(pa.large_string())
+    _refuse_nulls(bad, array, f"{columns.label} is null")
+    numbers = pc.index_in(array, value_set=class_names).fill_null(-1).to_numpy().astype(np.int64)
+    _refuse(bad, numbers < 0, f"{columns.label} is empty")  # only an empty text names no class
+    return np.maximum(numbers, 0)
+
+
+def _keys(array: pa.Array, name: str, bad: dict[int, str]) -> NDArray[np.object_]:
+    if pa.types.is_integer(array.type):
+        array = array.cast(pa.large_string())
+    keys = _bytes(array, f"{name} is null", bad)
+    _refuse(bad, keys == b"", f"{name} is empty")
+    return keys
+
+
+def first_inexact(array: pa.Array) -> tuple[int, float] | None:
+    """Returns (row, value) of the first value of a column of float64, or of lists of it, that float32 does not hold."""
+    array = decoded(array)
+    is_scalar = pa.types.is_floating(array.type)
+    values = (array if is_scalar else array.flatten()).to_numpy(zero_copy_only=False)
+    wrong = np.flatnonzero(_is_inexact(values))
+    if not len(wrong):
+        return None
+    row = int(wrong[0]) if is_scalar else pc.list_parent_indices(array)[int(wrong[0])].as_py()
+    return row, float(values[wrong[0]])
+
+
+def _is_inexact(values: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
+    with np.errstate(over="ignore"):  # beyond float32: infinite
+        different: NDArray[np.bool_] = values.astype(np.float32) != values
+    return different & ~np.isnan(values)
+
+
+def _kept(array: pa.Array, name: str, feature: Feature, is_given: bool, bad: dict[int, str]) -> NDArray[Any]:
+    if feature.dtype == "string":
+        if is_given and not _is_bytes(array.type):
+            array = array.cast(pa.large_string())  # of a float: the shortest text that is exactly this value
+        return _bytes(array, f"{name} is null", bad)
+    dtype = feature.dtype if is_given else ""
+    if feature.shape == ():
+        return _numbers(array, name, dtype, bad)
+    _refuse_nulls(bad, array, f"{name} is null")
+    return _lists(array, name, dtype, bad) if feature.shape == (None,) else _vectors(array, name, dtype, bad)
+
+
+def _is_bytes(found: pa.DataType) -> bool:
+    return bool(pa.types.is_fixed_size_binary(found) and not pa.types.is_decimal(found)) or bool(
+        pa.types.is_binary(found) or pa.types.is_large_binary(found)
+    )
+
+
+def _numbers(array: pa.Array, name: str, given: str, bad: dict[int, str]) -> NDArray[Any]:
+    """Returns numbers as int64 or float32; `given` is the type that the user gave, or ""."""
+    if pa.types.is_decimal(array.type) or pa.types.is_temporal(array.type):
+        return _from_objects(array, name, given, bad)
+    if not pa.types.is_floating(array.type):
+        integers = _integers(array, name, bad)
+        return integers.astype(np.float32) if given == "float32" else integers
+    _refuse_nulls(bad, array, f"{name} is null")
+    values = array.to_numpy(zero_copy_only=False)  # nulls become NaN
+    if given == "int64":
+        whole = (np.floor(values) == values) & (values >= -(2.0**63)) & (values < 2.0**63)
+        _refuse_values(bad, ~whole, values, f"{name} {{!r}} is no whole number that int64 holds")
+        return np.where(whole, values, 0).astype(np.int64)
+    with np.errstate(over="ignore"):  # beyond float32: infinite
+        rounded = values.astype(np.float32)
+    if given:
+        _refuse_values(bad, np.isinf(rounded) & np.isfinite(values), values, f"{name} {{!r}} is beyond float32")
+    else:
+        _refuse_values(bad, _is_inexact(values), values, f"{name} {{!r}} is not exactly a float32")
+    return rounded
+
+
+def _from_objects(array: pa.Array, name: str, given: str, bad: dict[int, str]) -> NDArray[Any]:
+    """Returns decimals, or dates and times as their number of units, as int64 or float32; 0 in bad rows."""
+    _refuse_nulls(bad, array, f"{name} is null")
+    if pa.types.is_temporal(array.type):
+        units = array.view(pa.int64() if array.type.bit_width == 64 else pa.int32())  # days, s, ms, us, ns as stored
+        return _integers(units.fill_null(0), name, bad)
+    out = np.zeros(len(array), given)
+    for row, value in enumerate(array.to_pylist()):
+        if value is None:
+            continue
+        if given == "int64" and (value != value.to_integral_value() or not -_HIGHEST - 1 <= value <= _HIGHEST):
+            bad.setdefault(row, f"{name} {value} is no whole number that int64 holds")
+        else:
+            out[row] = value
+            if given == "float32" and np.isinf(out[row]):
+                bad.setdefault(row, f"{name} {value} is beyond float32")
+    return out
+
+
+def _refuse_values(
+    bad: dict[int, str], rows: NDArray[np.bool_], values: NDArray[np.floating[Any]], reason: str
+) -> None:
+    """Adds bad rows; `reason` has a place for the value."""
+    for row in np.flatnonzero(rows).tolist():
+        bad.setdefault(row, reason.format(float(values[row])))
+
+
+def _lists(array: pa.Array, name: str, given: str, bad: dict[int, str]) -> NDArray[np.object_]:
+    offsets = array.offsets.to_numpy()
+    values, wrong = _elements(array.values, name, given)
+    for element, reason in wrong.items():
+        row = int(np.searchsorted(offsets, element, side="right")) - 1
+        if 0 <= row < len(array):  # else it is outside the slice
+            bad.setdefault(row, reason)
+    out = np.empty(len(array), object)
+    for row, (start, stop) in enumerate(itertools.pairwise(offsets.tolist())):
+        out[row] = values[start:stop]
+    return out
+
+
+def _vectors(array: pa.Array, name: str, given: str, bad: dict[int, str]) -> NDArray[Any]:
+    size = array.type.list_size
+    values, wrong = _elements(array.values.slice(array.offset * size, len(array) * size), name, given)
+    for element, reason in wrong.items():
+        bad.setdefault(element // size, reason)
+    return values.reshape(len(array), size)
+
+
+def _elements(array: pa.Array, name: str, given: str) -> tuple[NDArray[Any], dict[int, str]]:
+    """Returns the numbers in lists, and {element: reason} of the invalid ones."""
+    wrong: dict[int, str] = {}
+    return _numbers(array, f"an element of {name}", given, wrong), wrong

@@ -1,4 +1,4 @@
-"""Files of records, read by record number: TFRecord files, compressed or not, and ArrayRecord files.
+"""Files of records: TFRecord files, compressed or not, and ArrayRecord files; walked once, then read by record number.
 
 A file is walked once, to index it. If all records of a TFRecord file have the same length, the index is that length,
 and any record can be read directly. Otherwise it is the offset of each piece of 1,000 records or 16 MiB, whichever is
@@ -12,7 +12,8 @@ import dataclasses
 import functools
 import io
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,19 @@ import pyarrow
 from numpy.typing import NDArray
 
 from beam_jobs.sources import base, streams
-from beam_jobs.sources.records import ranges as record_ranges
-from beam_jobs.sources.records import stream as record_stream
 from beam_jobs.sources.streams import KnownFile
 from beam_jobs.storage.paths import StoragePath
 from pipeline.errors import DataError
 from pipeline.read import sidecars
 from pipeline.records import framing
+from pipeline.records.stream import RecordStream
 
+_ADVICE = "; the file is corrupt, get it again"
+_GAP = 64 << 10  # 64 KiB: reading across such a small gap is cheaper than another call
+_SPAN = 8 << 20  # 8 MiB read at once, or one record
+_REMOTE_GAP = 256 << 10  # 256 KiB: a fraction of what a store sends in the time of a request
+_WHOLE = 10  # if more than a tenth of a remote file is wanted, it is read from the first range to the last
+_REQUESTS = 8  # at a time; as many spans are in memory
 ARRAY_RECORD = "array_record"
 _PIECE_RECORDS = 1000
 _PIECE_BYTES = 16 << 20  # 16 MiB
@@ -73,16 +79,16 @@ def index(
     Args:
       path: the file.
       visit: gets each record.
-      tap: gets all bytes, as `stream.records` says.
+      tap: gets the file's bytes as they are read; decompressed ones if it is gzip.
 
     Raises:
       DataError: the file cannot be read, is not a TFRecord file, is cut short or corrupt; names the record and offset.
     """
-    packing = record_stream.packing_of(path)
+    packing = packing_of(path)
     stamp = streams.stamp(path)
     lengths: set[int] = set()
     marks, count, end = [(0, 0)], 0, 0
-    for start, end, record in record_stream.records(path, packing, tap):
+    for start, end, record in stream_records(path, packing, tap):
         if count - marks[-1][0] >= _PIECE_RECORDS or (end - marks[-1][1] > _PIECE_BYTES and count > marks[-1][0]):
             marks.append((count, start))
         if len(lengths) < 2:
@@ -119,19 +125,18 @@ def read(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
         if not file.has_random_access:
             return _read_pieces(file, stream, rows)
         starts, stops = _ranges(file, rows)
-        framed = record_ranges.read(stream, starts, stops, file.path.is_remote)
+        framed = read_ranges(stream, starts, stops, file.path.is_remote)
         return [_record(file, data, row, start) for data, row, start in zip(framed, rows.tolist(), starts, strict=True)]
 
 
 def _record(file: RecordFile, framed: bytes, row: int, start: int) -> bytes:
     fault = framing.check(framed)
     if fault:
-        raise DataError(f"{framing.location(file.path, row, start)}: {fault.text}{record_stream.ADVICE}")
+        raise DataError(f"{framing.location(file.path, row, start)}: {fault.text}{_ADVICE}")
     return framed[framing.HEADER : -framing.FOOTER]
 
 
 def _ranges(file: RecordFile, rows: NDArray[np.int64]) -> tuple[list[int], list[int]]:
-    """Returns the byte offsets of records, and of their ends."""
     if file.stride is not None:
         return (rows * file.stride).tolist(), ((rows + 1) * file.stride).tolist()
     offsets = _load_offsets(file)
@@ -157,7 +162,7 @@ def _read_pieces(file: RecordFile, stream: pyarrow.NativeFile, rows: NDArray[np.
     found: list[bytes] = []
     for piece, _, own in base.by_part(file.pieces, rows):
         (number, start), (_, stop) = file.marks[piece], file.marks[piece + 1]
-        read, advice = _at_once(stream.read_at(stop - start, start)), record_stream.ADVICE
+        read, advice = _at_once(stream.read_at(stop - start, start)), _ADVICE
         walked = framing.records(read, file.path, advice=advice, number=number, offset=start)
         records = [record for _, _, record in walked]
         found += [records[row] for row in own.tolist()]
@@ -171,7 +176,7 @@ def _at_once(data: bytes) -> framing.Read:
 
 def _read_streamed(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
     """Returns records of a compressed file, which is read up to the last of them."""
-    wanted, records = set(rows.tolist()), record_stream.records(file.path, file.packing)
+    wanted, records = set(rows.tolist()), stream_records(file.path, file.packing)
     numbers = range(int(rows[-1]) + 1)
     found = {number: record for number, (_, _, record) in zip(numbers, records, strict=False) if number in wanted}
     return [found[row] for row in rows.tolist()]
@@ -196,3 +201,91 @@ def _array_record(path: StoragePath) -> Iterator[Any]:
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{path}: an ArrayRecord file that cannot be read ({reason}); get it again") from None
+
+
+def packing_of(path: StoragePath) -> str:
+    """Returns how a TFRecord file is compressed, by its first bytes: "" for plain, "gzip" or "zlib".
+
+    Raises:
+      DataError: it cannot be read, or begins like none of these.
+    """
+    with streams.errors_of(path), streams.open_plain(path) as stream:
+        start = stream.read(framing.HEADER)
+    # First of all a whole header with its CRC, as the length of a record may look like gzip's magic.
+    if not start or (len(start) == framing.HEADER and framing.claimed_length(start) is not None):
+        return ""
+    if start.startswith(streams.GZIP_MAGIC):
+        return "gzip"
+    if start[0] == 0x78 and int.from_bytes(start[:2], "big") % 31 == 0:  # RFC 1950: deflate, the header's check
+        return "zlib"
+    raise DataError(f"{path}: begins with 0x{start.hex()}: neither a TFRecord's header nor GZIP or ZLIB")
+
+
+def stream_records(
+    path: StoragePath, packing: str, tap: Callable[[bytes], object] | None = None
+) -> Iterator[tuple[int, int, bytes]]:
+    """Yields (byte offset, byte offset of its end, record) of every record, each checked.
+
+    Args:
+      path: the file.
+      packing: what `packing_of` returned; offsets count decompressed bytes.
+      tap: gets the file's bytes as they are read; decompressed ones if it is gzip.
+
+    Raises:
+      DataError: the file cannot be read, is cut short or corrupt; names the record and its offset.
+    """
+    with streams.errors_of(path), path.open("rb") as raw:
+        stream = RecordStream(_tapped(raw.read, tap) if tap and packing != "gzip" else raw.read, packing.upper())
+        read = _tapped(stream.read, tap) if tap and packing == "gzip" else stream.read
+        yield from framing.records(read, path, is_compressed=bool(packing), advice=_ADVICE)
+
+
+def _tapped(read: framing.Read, tap: Callable[[bytes], object]) -> framing.Read:
+    def tapped(size: int) -> bytes:
+        data = read(size)
+        tap(data)
+        return data
+
+    return tapped
+
+
+def read_ranges(
+    stream: pyarrow.NativeFile, starts: Sequence[int], stops: Sequence[int], remote: bool
+) -> Iterator[bytes]:
+    """Yields the bytes of each range; nearby ranges are read together, up to 8 MiB.
+
+    Memory: the ranges; for a remote file also the eight spans of 8 MiB that are read at a time.
+
+    Args:
+      stream: the file; if it is remote, several threads read from it, and each call is a request.
+      starts, stops: byte offsets of the ranges, which ascend.
+      remote: whether the file is remote.
+    """
+
+    def cut(span: tuple[int, int]) -> list[bytes]:
+        first, end = span
+        base = starts[first]
+        data = stream.read_at(stops[end - 1] - base, base)
+        return [data[starts[i] - base : stops[i] - base] for i in range(first, end)]
+
+    if not remote:
+        for span in _spans(starts, stops, _GAP):
+            yield from cut(span)
+        return
+    size = stream.size()
+    gap = size if (sum(stops) - sum(starts)) * _WHOLE > size else _REMOTE_GAP
+    spans = list(_spans(starts, stops, gap))
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        for found in pool.map(cut, spans):
+            yield from found
+
+
+def _spans(starts: Sequence[int], stops: Sequence[int], gap: int) -> Iterator[tuple[int, int]]:
+    """Yields (first, end): ranges first..end - 1 are read together."""
+    first = 0
+    while first < len(starts):
+        end = first + 1
+        while end < len(starts) and starts[end] <= stops[end - 1] + gap and stops[end] - starts[first] <= _SPAN:
+            end += 1
+        yield first, end
+        first = end

@@ -1,24 +1,57 @@
-"""TFRecords of `tf.train.Example`: a converted data set (a folder with manifest.json), or those of other writers."""
+"""TFRecords of `tf.train.Example`: a converted data set (a folder with manifest.json), or those of other writers.
+
+Files of other writers are a file, a folder or a glob. Which features are the image, the label and the key is inferred
+from their first records.
+"""
 
 from __future__ import annotations
 
-from beam_jobs.sources import streams
-from beam_jobs.sources.base import OWN_FEATURES, SourceOptions
-from beam_jobs.sources.records import foreign as foreign_records
+import contextlib
+import itertools
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
+
+from beam_jobs.sources import labels, listing, streams
+from beam_jobs.sources.base import OTHER_DATA, OWN_FEATURES, SourceOptions, image_format
+from beam_jobs.sources.labels import SeenLabels
+from beam_jobs.sources.listing import SPLIT_OF_WORD
+from beam_jobs.sources.records import files as record_files
 from beam_jobs.sources.records import rows as record_rows
-from beam_jobs.sources.records.columns import Columns
 from beam_jobs.sources.records.files import RecordFile
-from beam_jobs.sources.records.rows import RecordSource
-from beam_jobs.storage import paths
-from beam_jobs.storage.paths import LocalPath, RemotePath
+from beam_jobs.sources.records.rows import DTYPES, Columns, RecordSource, kind
+from beam_jobs.storage.paths import LocalPath, RemotePath, StoragePath, each, path_of
 from pipeline import manifest
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, UsageError
-from pipeline.manifest import Manifest, ShardInfo, SourceFile, naming
+from pipeline.errors import DataError, UsageError, unknown
+from pipeline.manifest import Feature, Manifest, ShardInfo, SourceFile, naming
+from pipeline.records import tf_example
+
+_FIRST_RECORDS = 100  # looked at, to tell whether a feature has one value in every record
+_USUAL = {"image": ("image", "image/encoded", "image_raw"), "label": ("label", "image/class/label")}
+_SIZES = (
+    ("height", "width", "depth"),
+    ("height", "width", "channels"),
+    ("image/height", "image/width", "image/channels"),
+)
+MAX_CLASSES = 1 << 20
+_RECORD_FILE = re.compile(r"[^._].*(\.tfrec.*|-\d{5,}-of-\d{5,})", re.IGNORECASE)
+_BESIDE = (
+    ".offsets",
+    ".crcs",
+    ".index",
+    ".idx",
+    ".crc",
+    ".json",
+    ".txt",
+)  # of files named after the one they are beside
 
 
 def open_source(options: SourceOptions) -> RecordSource:
-    """Opens TFRecords: by the manifest if the folder has one, else as `foreign_records.open_files` does.
+    """Opens TFRecords: by the manifest if the folder has one, else by what their first records hold.
 
     Raises:
       UsageError: --source is missing, or a flag does not fit it.
@@ -28,10 +61,10 @@ def open_source(options: SourceOptions) -> RecordSource:
         raise UsageError(
             f"--source is missing: a folder with {naming.MANIFEST}, or TFRecord files: a folder of them, a file, a glob"
         )
-    folder = paths.path_of(options.source)
+    folder = path_of(options.source)
     if (folder / naming.MANIFEST).exists():
         return _open_ours(folder, options)
-    return foreign_records.open_files(options)
+    return _open_foreign(options)
 
 
 def _open_ours(folder: LocalPath | RemotePath, options: SourceOptions) -> RecordSource:
@@ -56,7 +89,7 @@ def _open_ours(folder: LocalPath | RemotePath, options: SourceOptions) -> Record
         root=folder,
         columns=columns,
         records={
-            name: tuple(paths.each(lambda shard: _shard(folder, made, shard), split.shards, folder.is_remote))
+            name: tuple(each(lambda shard: _shard(folder, made, shard), split.shards, folder.is_remote))
             for name, split in made.splits.items()
             if split.num_examples
         },
@@ -79,3 +112,221 @@ def _shard(folder: LocalPath | RemotePath, made: Manifest, shard: ShardInfo) -> 
         beside = folder / naming.beside_names(shard.file)[0]  # where earlier releases wrote it
         offsets = (beside if beside.exists() and not place.exists() else place, shard.offsets_crc32c)
     return RecordFile(path, stamp, shard.num_examples, stride=shard.stride, offsets=offsets)
+
+
+def _open_foreign(options: SourceOptions) -> RecordSource:
+    """Opens, walks and digests the files of `options.source`.
+
+    Classes are named by `labels.txt` next to the files. Without it, every record is read for its label: the classes are
+    the texts that occur, sorted, or "0", "1" and so on to the highest number.
+
+    Raises:
+      UsageError: a flag does not fit the first record, or is missing.
+      DataError: a file is missing, is not a TFRecord file, is cut short or corrupt, or has no record.
+    """
+    root, paths = _find(options.source)
+    columns = _infer(*_first_records(paths), options)
+    beside = (root / f"{columns.label}.{labels.LABELS_FILE}", root / labels.LABELS_FILE)  # the first is TFDS's name
+    names = next(filter(None, map(labels.read_labels, beside)), ())
+    seen = SeenLabels(f"feature {columns.label!r}", MAX_CLASSES, "name another with --feature_map=label:NAME")
+
+    def see_label(record: bytes, path: StoragePath) -> None:
+        seen.add(_labels_of(record, columns), path)
+
+    indexed, entries = _index(root, paths, None if names else see_label)
+    return record_rows.make(
+        dataset=options.dataset,
+        class_names=names or seen.class_names(root),
+        root=root,
+        columns=columns,
+        records=_by_split(indexed),
+        files=entries,
+        unique_keys=not columns.key,
+    )
+
+
+def _find(source: str) -> tuple[StoragePath, list[StoragePath]]:
+    """Returns the folder that contains all files of a source, and the files, sorted by path."""
+    wanted = "file like *.tfrecord* or *-00000-of-00001; name the files with a glob"
+    root, names = listing.find(source, _is_records, False, wanted, "--source of tfrecord is a folder, a file or a glob")
+    listing.check_packed_once(root, names)
+    if not root.is_remote:
+        names.sort(key=lambda name: name.split("/"))
+    common = os.path.commonpath([os.path.dirname(name) for name in names])
+    return (root / common if common else root), [root / name for name in names]
+
+
+def _is_records(name: str) -> bool:
+    return _RECORD_FILE.fullmatch(name) is not None and not name.endswith(_BESIDE)
+
+
+def _index(
+    root: StoragePath, paths: Sequence[StoragePath], visit: Callable[[bytes, StoragePath], None] | None
+) -> tuple[list[RecordFile], tuple[SourceFile, ...]]:
+    """Returns the indexed files, and their entries in the manifest; `visit` gets each record and its file."""
+
+    def walk(path: StoragePath) -> tuple[RecordFile, SourceFile]:
+        tally = streams.Tally(shown.update)
+        of_file = (lambda record: visit(record, path)) if visit else None
+        return record_files.index(path, of_file, tally.add), tally.entry(path.name_in(root))
+
+    with streams.progress_bar(sum(size for size, _ in each(streams.stamp, paths, root.is_remote))) as shown:
+        files, entries = zip(*each(walk, paths, remote=True), strict=True)
+    return list(files), tuple(sorted(entries, key=lambda entry: entry.file))
+
+
+def _labels_of(record: bytes, columns: Columns) -> list[int | str]:
+    """Returns the label of a record; nothing for an invalid one, which is left to the reader of rows."""
+    with contextlib.suppress(ValueError):  # UnicodeDecodeError is one
+        values = tf_example.decode(record, (columns.label,)).get(columns.label, [])
+        if len(values) == 1 and kind(values) == ("bytes" if columns.has_text_labels else "int64"):
+            return [values[0].decode() if columns.has_text_labels else int(values[0])]
+    return []
+
+
+def _first_records(paths: Sequence[StoragePath]) -> tuple[list[dict[str, Any]], str]:
+    """Returns the first decoded Examples of the first file that has any, and the file."""
+    seen = 0
+    for path in paths:
+        walk = record_files.stream_records(path, record_files.packing_of(path))
+        decoded = []
+        for _, _, record in itertools.islice(walk, _FIRST_RECORDS):
+            seen += 1
+            with contextlib.suppress(ValueError):
+                decoded.append(tf_example.decode(record))
+        walk.close()  # type: ignore[attr-defined]
+        if decoded := [features for features in decoded if features]:  # an empty record parses too
+            return decoded, str(path)
+    what = f"of {count_of(seen, 'record')} read, none is a tf.train.Example" if seen else "there is no record in it"
+    raise DataError(f"{paths[0].parent}: {count_of(len(paths), 'TFRecord file')}, but {what}")
+
+
+def _by_split(files: Sequence[RecordFile]) -> dict[str, tuple[RecordFile, ...]]:
+    found: dict[str, list[RecordFile]] = {}
+    for file in files:
+        found.setdefault(split_of(file.path.name), []).append(file)
+    return {split: tuple(found[split]) for split in sorted(found, key=listing.SPLITS.index)}
+
+
+def split_of(name: str) -> str:
+    """Returns the split that the first known word of a file's name means, else train."""
+    return next((SPLIT_OF_WORD[word] for word in listing.words(name) if word in SPLIT_OF_WORD), "train")
+
+
+def _infer(records: Sequence[Mapping[str, Any]], file: str, options: SourceOptions) -> Columns:
+    """Returns the columns of the records of `file`, by the flags and its first decoded records (at least one).
+
+    Raises:
+      UsageError: a flag does not fit the first record, or is missing.
+    """
+    # Not simply the first: a damaged row is bad data wherever it lies, and no reason to refuse the flags.
+    candidates = {theirs for _, theirs in options.feature_map}.union(*_USUAL.values())
+    usual = _of_usual_form(records, lambda record: _form(record, candidates))
+    names = _names(usual[0], file, options.feature_map)
+    first = _of_usual_form(usual, lambda record: _image_form(record[names["image"]]))[0]
+    listed = _listed(first)
+    for ours, wanted in (("image", ("bytes",)), ("label", ("int64", "bytes")), ("key", ("bytes", "int64"))):
+        if ours in names and (kind(first[names[ours]]) not in wanted or len(first[names[ours]]) != 1):
+            raise UsageError(
+                f"--feature_map={ours}:{names[ours]}: {file}: must be one value of {' or '.join(wanted)}; the first "
+                f"record has {listed}"
+            )
+    shape, sizes = _image_shape(first, names["image"], file, options.image_shape)
+    extra = {name: _feature(records, name, file) for name in options.keep_columns}
+    is_text = kind(first[names["label"]]) == "bytes"
+    return Columns(names["image"], names["label"], names.get("key", ""), shape, sizes, extra, is_text)
+
+
+def _of_usual_form(
+    records: Sequence[Mapping[str, Any]], form: Callable[[Mapping[str, Any]], object]
+) -> list[Mapping[str, Any]]:
+    """Returns the records of the most frequent form, in their order; of equally frequent ones, the first."""
+    forms = [form(record) for record in records]
+    usual = Counter(forms).most_common(1)[0][0]
+    return [record for record, own in zip(records, forms, strict=True) if own == usual]
+
+
+def _form(record: Mapping[str, Any], names: Set[str]) -> object:
+    """Returns the names and kinds of those features that a record has, and which have one value."""
+    return frozenset((name, kind(record[name]), len(record[name]) == 1) for name in names & record.keys())
+
+
+def _image_form(values: Any) -> object:
+    """Returns the format of an encoded image, or the number of its raw pixels."""
+    image = values[0] if isinstance(values, list) and values else b""
+    return image_format(image) or len(image)
+
+
+def _names(first: Mapping[str, Any], file: str, feature_map: Sequence[tuple[str, str]]) -> dict[str, str]:
+    names = dict(feature_map)
+    for ours, theirs in names.items():
+        if ours not in OWN_FEATURES:
+            raise unknown("--feature_map", ours, OWN_FEATURES)
+        if theirs not in first:
+            raise UsageError(f"--feature_map={ours}:{theirs}: {file}: the first record has {_listed(first)}")
+    for ours, usual in _USUAL.items():
+        if ours not in names:
+            found = [name for name in usual if name in first]
+            if not found:
+                wanted = ("bytes",) if ours == "image" else ("int64", "bytes")
+                fits = {name for name, values in first.items() if kind(values) in wanted and len(values) == 1}
+                could_be = sorted(fits.difference(names.values()), key=lambda name: (ours not in name.lower(), name))
+                if not could_be:
+                    raise UsageError(
+                        f"{file}: no feature could be the {ours}: the first record has {_listed(first)}; {OTHER_DATA}"
+                    )
+                raise UsageError(
+                    f"--feature_map must name the {ours}, as in {ours}:{could_be[0]}: {file}: the first record has "
+                    f"{_listed(first)}; if none is the {ours}, {OTHER_DATA}"
+                )
+            names[ours] = found[0]
+    return names
+
+
+def _listed(first: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} ({len(first[name])} {kind(first[name])})" for name in sorted(first))
+
+
+def _image_shape(
+    first: Mapping[str, Any], name: str, file: str, given: tuple[int, int, int] | None
+) -> tuple[tuple[int, int, int] | None, tuple[str, ...]]:
+    image: bytes = first[name][0]
+    encoding = image_format(image)
+    if encoding and given and math.prod(given) != len(image):
+        raise UsageError(f"--image_shape: {file}: feature {name!r} holds {encoding} files, which say their size")
+    if encoding and not given:
+        return None, ()
+    sizes = next((names for names in _SIZES if all(_is_size(first.get(size)) for size in names)), ())
+    if given is None and not sizes:
+        raise UsageError(
+            f"--image_shape=HxWxC is missing: {file}: feature {name!r} holds "
+            f"{count_of(len(image), 'byte')} beginning with "
+            f"0x{image[:4].hex()}: no PNG or JPEG file, so they must be raw pixels"
+        )
+    shape = given or tuple(int(first[size][0]) for size in sizes)
+    if math.prod(shape) != len(image):
+        text = "x".join(map(str, shape))
+        origin = f"--image_shape={text}" if given else f"{', '.join(sizes)} say {text}"
+        raise UsageError(
+            f"{origin}: {file}: must have {count_of(math.prod(shape), 'byte')}; the first image has {len(image):,}"
+        )
+    return (shape[0], shape[1], shape[2]), () if given else sizes
+
+
+def _is_size(values: Any) -> bool:
+    return values is not None and kind(values) == "int64" and len(values) == 1 and values[0] > 0
+
+
+def _feature(records: Sequence[Mapping[str, Any]], name: str, file: str) -> Feature:
+    """Returns a kept feature: a scalar if each of the first records has one value, else a vector of any length."""
+    if name in OWN_FEATURES:
+        raise UsageError(f"--keep_columns={name}: every converted record has a feature of this name")
+    found = [record[name] for record in records if name in record and len(record[name])]
+    if not found:
+        raise UsageError(f"--keep_columns={name}: {file}: the first record has {_listed(records[0])}")
+    dtype = DTYPES[kind(found[0])]
+    if all(len(values) == 1 for values in found) and len(found) == len(records):
+        return Feature(dtype)
+    if dtype == "string":
+        raise UsageError(f"--keep_columns={name}: {file}: only one value of bytes per record can be kept")
+    return Feature(dtype, (None,))

@@ -7,16 +7,16 @@ import tempfile
 
 import pytest
 
+from beam_jobs.sink.local import LocalSink
 from beam_jobs.storage import write
 from beam_jobs.storage.paths import LocalPath
-from beam_jobs.target.local import LocalTarget
 from pipeline.errors import DataError, UsageError
 
 NOBODY = 65534
 LONG = "x" * 300
 LOADED_BEFORE = (
-    *("conversion.command", "conversion.passes", "runs.run", "runs.runners"),
-    *("sources.mnist", "sources.cifar.cifar"),
+    *("conversion.command", "conversion.job", "runs.run", "runs.runners"),
+    *("sources.mnist", "sources.cifar"),
 )
 
 
@@ -89,7 +89,7 @@ def test_a_source_below_a_closed_folder(dataset, folder, convert):
 def test_a_data_dir_that_may_not_be_used(path, bits, message, folder):
     (folder / "closed").mkdir()
     with mode(folder / "closed", bits), unprivileged(), pytest.raises(UsageError, match=f"--data_dir=.*{message}"):
-        LocalTarget(folder / path).check("mnist", "")
+        LocalSink(folder / path).check("mnist", "")
 
 
 def test_permissions_that_change_after_the_check(folder):
@@ -98,7 +98,7 @@ def test_permissions_that_change_after_the_check(folder):
     with mode(folder / "out", 0o300), unprivileged():
         with (
             pytest.raises(UsageError, match="cannot be opened: Permission denied"),
-            LocalTarget(folder / "out").locked(),
+            LocalSink(folder / "out").locked(),
         ):
             pass
         for step in (write.remove_temporaries, LocalPath.sync, LocalPath.names):
@@ -109,4 +109,4 @@ def test_permissions_that_change_after_the_check(folder):
 @pytest.mark.parametrize("name", [LONG, f"{LONG}/below"])
 def test_a_data_dir_with_too_long_a_name(name, tmp_path):
     with pytest.raises(UsageError, match="cannot be used: File name too long"):
-        LocalTarget(tmp_path / name).check("mnist", "")
+        LocalSink(tmp_path / name).check("mnist", "")

@@ -17,8 +17,8 @@ import pytest
 from beam_jobs.conversion import dry_run
 from beam_jobs.examples import images
 from beam_jobs.shards import reader
-from beam_jobs.sources import download
-from beam_jobs.target.local import LocalTarget
+from beam_jobs.sink.local import LocalSink
+from beam_jobs.sources import published
 from pipeline import manifest
 from pipeline.records import tf_example
 from tests.converting import write_shard
@@ -113,7 +113,7 @@ def test_shards_of_a_killed_run_would_be_kept(plan_of, pixels, capsys):
     folder = plan.data_dir / f".converting.tmp-{plan.digest[:16]}"
     folder.mkdir()
     write_shard(dataclasses.replace(plan, data_dir=folder, receipts_dir=folder), "train", 1)
-    dry_run.show(plan, LocalTarget(plan.data_dir), False, 1, "")
+    dry_run.show(plan, LocalSink(plan.data_dir), False, 1, "")
     assert "an earlier run had done 25%; the conversion would resume there" in capsys.readouterr().out
 
 
@@ -144,7 +144,7 @@ def test_long_values_are_cut_and_two_passes_are_said(plan_of, pixels, capsys):
     extra = {"text": [b"a" * 100] * 9, "n": [np.arange(3)] * 9}
     features = {"text": manifest.Feature("string"), "n": manifest.Feature("int64", (3,))}
     plan = plan_of({"train": Content(pixels(9), extra=extra)}, features=features, passes=2)
-    dry_run.show(plan, LocalTarget(plan.data_dir), False, 3, "")
+    dry_run.show(plan, LocalSink(plan.data_dir), False, 3, "")
     said = capsys.readouterr().out
     assert f"  {'a' * 32}...  [0, 1, 2]" in said or f"[0, 1, 2]  {'a' * 32}..." in said
     assert "in 3 processes, besides the start; the two passes take twice the room and the time" in said
@@ -156,7 +156,7 @@ def test_nothing_is_downloaded(tmp_path, listing, convert):
     assert outcome.code == 2
     assert re.search(r"--dry_run: writes nothing, but mnist .*\(4 files, 11.1 MiB, to .*--source=PATH", outcome.err)
     assert listing() == before
-    assert not download._is_dry.get()
+    assert not published._is_dry.get()
 
 
 def test_a_small_disk_is_noticed(tmp_path, mnist_folder, listing, convert, monkeypatch):

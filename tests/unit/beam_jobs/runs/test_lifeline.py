@@ -1,14 +1,19 @@
+import http.server
+import json
 import os
 import pathlib
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
+from beam_jobs.runs import lifeline
 from beam_jobs.runs.lifeline import Lifeline
+from tests.engines.commands import wait_for
+from tests.forked import ROOT
 
-ROOT = pathlib.Path(__file__).parents[4]
 HOLD = """
 import sys, time
 from beam_jobs.runs import lifeline
@@ -19,9 +24,20 @@ time.sleep(60)
 COMMAND = """
 import subprocess, sys, time
 from beam_jobs.runs.lifeline import Lifeline
+from tests.forked import ROOT
 worker = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(Lifeline().port)], stdout=subprocess.PIPE)
 worker.stdout.readline()
 print(worker.pid, flush=True)
+time.sleep(60)
+"""
+FLINK_COMMAND = """
+import subprocess, sys, time
+from beam_jobs.runs.lifeline import Lifeline
+line = Lifeline()
+subprocess.Popen(line.command("flink", sys.argv[1], "mine"))
+while not line._workers:
+    time.sleep(0.01)
+print("watched", flush=True)
 time.sleep(60)
 """
 
@@ -64,3 +80,131 @@ def test_a_killed_command_ends_its_workers():
     while alive(worker) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not alive(worker)
+
+
+def supervise(line, folder, *program):
+    folder.mkdir()
+    return subprocess.Popen(line.command("program", str(folder), *program), cwd=ROOT)
+
+
+def text_of(path):
+    deadline = time.monotonic() + 30
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return path.read_text()
+
+
+def ended(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_a_cut_line_ends_the_program_and_removes_its_files(tmp_path):
+    line = Lifeline()
+    script = "import os, time; print(os.getpid(), flush=True); open('left', 'w').close(); time.sleep(60)"
+    folder = tmp_path / "folder"
+    process = supervise(line, folder, "sh", "-c", f'cd {folder} && exec {sys.executable} -c "{script}"')
+    program = int(text_of(folder / lifeline.OUTPUT))
+    time.sleep(0.1)
+    line.cut()
+    assert process.wait(5) == 1
+    assert ended(program)
+    assert not folder.exists()
+
+
+def test_a_program_that_ends_by_itself_says_how_until_the_line_is_cut(tmp_path):
+    line = Lifeline()
+    process = supervise(line, tmp_path / "folder", "sh", "-c", "echo no such cluster; exit 7")
+    assert text_of(tmp_path / "folder" / lifeline.ENDED) == "7"
+    assert (tmp_path / "folder" / lifeline.OUTPUT).read_text() == "no such cluster\n"
+    assert process.poll() is None
+    line.cut()
+    assert process.wait(5) == 1
+    assert not (tmp_path / "folder").exists()
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_it_starts_nothing_that_outlives_a_command_that_is_gone(tmp_path):
+    line = Lifeline()
+    line.cut()
+    process = supervise(line, tmp_path / "folder", "sleep", "60")
+    assert process.wait(20) == 1
+    assert not (tmp_path / "folder").exists()
+
+
+class JobManager(http.server.ThreadingHTTPServer):
+    """Of a cluster whose jobs take three looks to be cancelled."""
+
+    def __init__(self, states):
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.states = states  # {name: state}
+        self.looks, self.cancelled = 0, []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    def answer(self, code, content=b"{}"):
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def do_GET(self):
+        assert self.path == "/v1/jobs/overview"
+        for name in self.server.cancelled:
+            self.server.looks += 1
+            self.server.states[name] = "CANCELLING" if self.server.looks < 3 else "CANCELED"
+        jobs = [{"jid": f"id-{name}", "name": name, "state": state} for name, state in self.server.states.items()]
+        self.answer(200, json.dumps({"jobs": jobs}).encode())
+
+    def do_PATCH(self):
+        assert self.path.startswith("/v1/jobs/id-")
+        assert self.path.endswith("?mode=cancel")
+        self.server.cancelled.append(self.path[len("/v1/jobs/id-") : -len("?mode=cancel")])
+        self.answer(202)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def cluster():
+    with JobManager({"mine": "RUNNING", "another": "RUNNING"}) as server:
+        yield server
+        server.shutdown()
+
+
+def test_only_the_named_job_is_cancelled_and_its_end_awaited(cluster):
+    lifeline.cancel_flink_job(cluster.url, "mine")
+    assert cluster.cancelled == ["mine"]
+    assert cluster.states == {"mine": "CANCELED", "another": "RUNNING"}
+
+
+@pytest.mark.parametrize("state", ["FINISHED", "CANCELED", "FAILED"])
+def test_a_job_that_has_ended_is_left_alone(cluster, state):
+    cluster.states["mine"] = state
+    lifeline.cancel_flink_job(cluster.url, "mine")
+    assert cluster.cancelled == []
+
+
+def test_a_cluster_that_is_gone_is_nothing_to_wait_for():
+    lifeline.cancel_flink_job("http://127.0.0.1:1", "mine")
+
+
+def test_the_job_of_a_killed_command_is_cancelled(cluster):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    program = [sys.executable, "-c", FLINK_COMMAND, cluster.url]
+    command = subprocess.Popen(program, stdout=subprocess.PIPE, env=environment, text=True)
+    assert command.stdout.readline() == "watched\n"
+    assert cluster.cancelled == []
+    command.kill()
+    command.wait()
+    assert wait_for(lambda: cluster.states["mine"] == "CANCELED", 10)
+    assert cluster.cancelled == ["mine"]

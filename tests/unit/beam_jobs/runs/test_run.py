@@ -1,13 +1,30 @@
 import io
+import os
+import subprocess
 import sys
+import tempfile
 import threading
+import traceback
 
 import grpc
 import pytest
 import requests
 
-from beam_jobs.runs.run import MainThreadOnly, as_one_line
-from pipeline.errors import DataError, TransientError, UsageError
+from beam_jobs.runs import run
+from beam_jobs.runs.failures import as_ours, carried
+from beam_jobs.runs.run import Display, MainThreadOnly
+from pipeline.errors import DataError, RerunError, TransientError, UsageError
+from tests.displays import later, terminal
+from tests.forked import ROOT
+
+KEEP = """
+import tempfile, time
+from beam_jobs.runs.run import temporary_folder
+with temporary_folder() as folder:
+    tempfile.mkdtemp(prefix="beam-pipeline-temp")
+    print(folder, flush=True)
+    time.sleep(60)
+"""
 
 
 def caused(error, cause):
@@ -28,44 +45,45 @@ OURS = DataError("/x/train: cannot be written: No space left on device")
             DataError,
             "/x/train: cannot be written: No space left on device",
         ),
-        (DataError("/x: bad [while running 'Convert/WriteShard']"), DataError, "/x: bad"),
-        (
-            RuntimeError(
-                "Error received from SDK harness for instruction 3: Traceback (most recent call last):\n"
-                '  File "x.py", line 1\n'
-                "pipeline.errors.DataError: /x: first\n\nDuring handling of ...\n"
-                "pipeline.errors.DataError: /x: first [while running 'Convert/WriteShard-ptransform-7']\n"
-            ),
-            DataError,
-            "/x: first",
-        ),
-        (RuntimeError("Traceback\npipeline.errors.UsageError: --flag: no"), UsageError, "--flag: no"),
-        (RuntimeError("Traceback\npipeline.errors.TransientError: no room"), TransientError, "no room"),
-        (RuntimeError("Traceback\npipeline.errors.OtherError: text"), DataError, "text"),
         (ValueError("first\n\n  last  \n"), DataError, "Beam: ValueError: last"),
         (RuntimeError("Channel closed prematurely."), TransientError, WORKER_DIED),
         (RuntimeError(), DataError, "Beam: RuntimeError: no message"),
     ],
 )
 def test_our_error_is_found(failure, kind, text):
-    found = as_one_line(failure)
+    found = as_ours(failure)
     assert type(found) is kind
     assert str(found) == text
+
+
+@pytest.mark.parametrize("kind", [DataError, UsageError, TransientError, RerunError])
+def test_an_error_of_ours_survives_the_text_that_a_runner_makes_of_it(kind):
+    """A worker in another process sends its traceback, and where in the pipeline it was; Go's escape its lines."""
+    with pytest.raises(RuntimeError) as caught, carried():
+        raise kind("/x: first [a: 'b']\nlast \udc80 ]")
+    trace = (
+        "".join(traceback.format_exception(caught.value)).rstrip()
+        + " [while running 'Convert/MakeShards']\n\n\tat a.B(C.java:1)"
+    )
+    for text in (trace, repr(trace)):
+        found = as_ours(RuntimeError(text))
+        assert type(found) is kind
+        assert str(found) == "/x: first [a: 'b']\nlast \udc80 ]"
 
 
 def test_a_job_server_that_is_lost_is_named():
     with grpc.insecure_channel("localhost:1") as channel, pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary("/job/Run")(b"", timeout=30)
-    text = str(as_one_line(caught.value))
+    text = str(as_ours(caught.value))
     assert text.startswith("the runner's job server is gone or failed: failed to connect to all addresses")
     assert "\n" not in text
-    assert str(as_one_line(grpc.FutureTimeoutError())) == "the runner's job server does not answer"
+    assert str(as_ours(grpc.FutureTimeoutError())) == "the runner's job server does not answer"
 
 
 def test_a_job_manager_that_is_lost_is_named():
     with pytest.raises(requests.ConnectionError) as caught:
         requests.get("http://127.0.0.1:1/v1/jobs", timeout=5)
-    error = as_one_line(caught.value)
+    error = as_ours(caught.value)
     assert type(error) is TransientError
     assert str(error) == "Flink does not answer any more at 127.0.0.1:1; run the same command again once it does"
 
@@ -79,3 +97,91 @@ def test_only_the_main_thread_is_heard(monkeypatch):
     print("main", file=sys.stderr, flush=True)
     assert stream.getvalue() == "main\n"
     assert not sys.stderr.isatty()
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def start(place):
+    environment = os.environ | {"TMPDIR": str(place), "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, "-c", KEEP], stdout=subprocess.PIPE, env=environment, text=True)
+    return process, process.stdout.readline().strip()
+
+
+def test_what_a_run_leaves_goes_with_it(place):
+    with run.temporary_folder() as folder:
+        left = tempfile.mkdtemp(prefix="beam-pipeline-temp")
+        assert os.path.dirname(left) == str(folder)
+    assert tempfile.gettempdir() == str(place)
+    assert list(place.iterdir()) == []
+
+
+def test_the_next_run_removes_what_a_killed_one_left_and_nothing_else(place):
+    killed, left = start(place)
+    running, kept = start(place)
+    killed.kill()
+    killed.wait()
+    assert len(os.listdir(left)) == 1
+    (place / "stepfeed-run-file").touch()
+    (place / "other").mkdir()
+    with run.temporary_folder() as mine:
+        assert set(place.iterdir()) == {
+            mine,
+            place / os.path.basename(kept),
+            place / "other",
+            place / "stepfeed-run-file",
+        }
+        assert len(os.listdir(kept)) == 1
+    running.kill()
+    running.wait()
+
+
+class Counter(Display):
+    """Goes up by one with each look; there is nothing to see for a second then."""
+
+    seconds_between_looks = 1.0
+
+    def text(self):
+        return f"{self.done} of {self.total}"
+
+    def _look(self):
+        self.done += 1
+
+
+def test_a_line_after_five_seconds_with_the_time_that_is_left_and_none_before(capsys):
+    with Counter(9) as counter:
+        for seconds in (0, 4.9, 0.2, 0, 5):
+            later(counter, seconds)
+            counter.show()
+    # The first was done before: 1 in 5 seconds, 2 in 10.
+    assert capsys.readouterr().out == "2 of 9, 00:35 left\n3 of 9, 00:30 left\n"
+
+
+def test_a_bar_looks_when_it_is_time_and_is_taken_away(capsys):
+    with terminal(60) as sent, Counter(4) as counter:
+        assert " 25%|██" in (first := sent())
+        assert "| 1 of 4, 00:00<" in first
+        counter.show()
+        assert sent() == ""
+        later(counter, 1.1)
+        counter.show()
+        assert " 50%|████" in (second := sent())
+        assert "| 2 of 4, 00:00<" in second
+        counter.__exit__(None, None, None)
+        assert sent().rpartition("\r")[0].strip() == ""
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(20, 40), (40, 40), (0, 0), (80, 0), (0, 24)])
+def test_a_bar_is_never_wider_than_the_terminal_or_80_columns_where_it_does_not_say_its_size(columns, lines):
+    class Long(Counter):
+        def text(self):
+            return "1 of 9" + "x" * 100
+
+    with terminal(columns, lines) as sent, Long(9):
+        shown = sent()
+    assert "1 of 9" in shown
+    assert max(map(len, shown.replace("\r", "\n").splitlines())) <= (columns or 80)

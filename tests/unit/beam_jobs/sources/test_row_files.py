@@ -54,7 +54,7 @@ def test_open_files_are_few_and_those_in_use_stay_open(tmp_path):
     for i in range(40):
         path = LocalPath(tmp_path / f"{i}")
         path.write_bytes(bytes([i]))
-        files.append(RowFile(path, streams.stamp(path), streams.describe(path.name, streams.open_plain(path)), (1, 1)))
+        files.append(RowFile(path, streams.stamp(path), streams.entry_of(path.name, streams.open_plain(path)), (1, 1)))
     before = len(os.listdir("/proc/self/fd"))
     with files[0].opened() as first:
         for i, file in enumerate(files):
@@ -66,7 +66,7 @@ def test_open_files_are_few_and_those_in_use_stay_open(tmp_path):
 
 
 def test_a_packed_file_is_unpacked_once_by_many_threads(tmp_path):
-    file = streams.describe("a", streams.spool([b"abc"]))
+    file = streams.entry_of("a", streams.spool([b"abc"]))
     count = itertools.count()
 
     def unpack():
@@ -88,7 +88,7 @@ def test_a_packed_file_is_unpacked_once_by_many_threads(tmp_path):
 
 
 def test_where_names_the_archive_and_the_file_in_it():
-    file = streams.describe("data_batch_1", streams.spool([b""]))
+    file = streams.entry_of("data_batch_1", streams.spool([b""]))
     for path, where in (
         ("/x/data_batch_1", "/x/data_batch_1"),
         ("/x/data_batch_1.gz", "/x/data_batch_1.gz"),

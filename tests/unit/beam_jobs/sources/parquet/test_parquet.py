@@ -17,7 +17,7 @@ import pytest
 
 from beam_jobs.sources import open_source
 from beam_jobs.sources.base import SourceOptions
-from beam_jobs.sources.parquet import labels as parquet_labels
+from beam_jobs.sources.parquet import parquet as parquet_labels
 from beam_jobs.sources.parquet import reader as parquet_reader
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature

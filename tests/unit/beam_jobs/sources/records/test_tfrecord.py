@@ -10,7 +10,7 @@ import pytest
 
 from beam_jobs import sources
 from beam_jobs.sources.base import SourceOptions
-from beam_jobs.sources.records import foreign
+from beam_jobs.sources.records import tfrecord
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature, Manifest, SplitInfo, naming
 from pipeline.records import framing, tf_example
@@ -524,4 +524,4 @@ class TestForeignErrors:
     ],
 )
 def test_the_split_is_a_word_of_the_name(name, split):
-    assert foreign.split_of(name) == split
+    assert tfrecord.split_of(name) == split

@@ -1,0 +1,360 @@
+"""`card.html`: a data set on one page, for people: samples, labels, shards, source, and the command that made it.
+
+Samples are some images of each class, from the shards that were just written; reading is bounded.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import io
+import itertools
+import math
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jinja2
+import numpy as np
+import PIL.Image
+from numpy.typing import NDArray
+
+from beam_jobs.examples import images
+from beam_jobs.examples.images import BadImageError
+from beam_jobs.report import summary
+from beam_jobs.report.summary import ImageFacts, by_size
+from beam_jobs.shards import reader
+from beam_jobs.storage import write
+from beam_jobs.storage.paths import StoragePath
+from pipeline import manifest
+from pipeline.commands.text import count_of, size_of
+from pipeline.errors import DataError
+from pipeline.manifest import Feature, Manifest, ShardInfo, naming
+from pipeline.records import tf_example
+
+_LARGEST_SIDE = 160  # pixels on the longer side: sharp on a screen of two pixels per CSS pixel
+_THUMBNAIL_QUALITY = 82
+CLASSES = 20  # shown, and of each:
+_PER_CLASS = 5
+_SAMPLED_SHARDS = 16  # over the whole split: the shards of a source sorted by class have few classes each
+_SAMPLED_RECORDS = 4096  # of all of them
+_SAMPLED_BYTES = 64 << 20  # 64 MiB, of all of them; of each at least one record
+_MANY_CLASSES = 40
+_COLUMNS, _LONG_NUMBER = 2, 100_000  # of splits and examples that a phone shows beside each other in a row of labels
+_PICTURES = 1 << 20  # 1 MiB, of all pictures: a third more in the page
+_LARGEST_PICTURE = 64 << 10  # 64 KiB
+_SIDE = 96  # CSS pixels: what there is room for on a wide screen, five in a row
+_JOINERS = "\u200c\u200d"  # not printable by Python's rule, but parts of words (Persian, Hindi) and emoji
+_LONGEST = 20_000  # characters of one text
+_IDENTITY = re.compile(rb"<footer>SHA-256 that identifies the data: <code>([0-9a-f]{64})</code></footer>")
+_SEAL = b"\n<!-- SHA-256 of all before this line:"
+# What can be a secret in a URL: user and password, and an object store's options.
+_USER, _QUERY = re.compile(r"(?<=://)[^/@\s]+@"), re.compile(r"(?<=\?).+", re.DOTALL)
+
+
+def write_card(folder: StoragePath, command: str, arguments: Sequence[str], images: ImageFacts) -> str | None:
+    """Writes the card beside a manifest; returns None, or why there is none: the data set is whole without it.
+
+    The command is the module that was run, with its arguments as they were given.
+    """
+    try:
+        text = make_card(folder, manifest.load(folder), command_line(command, arguments), images)
+        page = text.encode(errors="backslashreplace")
+        write.publish(folder / naming.CARD, page + _seal_of(page))
+    except Exception as error:  # whatever it is: hours of conversion are worth more than a page
+        reason = str(error).replace(f"{folder}/", "")  # of files that will have moved
+        return f"there is no {naming.CARD}: {type(error).__name__}: {reason}"
+    return None
+
+
+def problem_of(page: bytes, made: Manifest) -> str | None:
+    """Returns what is wrong with a card beside a manifest: it is another data set's, or was altered; else None.
+
+    Cards of earlier releases have no seal: of these, only the data set is compared.
+    """
+    found = _IDENTITY.search(page)
+    if not found:
+        return "is not a card that a conversion wrote"
+    if found[1].decode() != made.digest:
+        return "belongs to another data set: the SHA-256 at its end is not that of the manifest"
+    start = page.rfind(_SEAL)
+    if start >= 0 and page[start:] != _seal_of(page[:start]):
+        return "was altered: its bytes are not those that the conversion wrote"
+    return None
+
+
+def _seal_of(page: bytes) -> bytes:
+    return _SEAL + b" %s -->\n" % hashlib.sha256(page).hexdigest().encode()
+
+
+def command_line(command: str, arguments: Sequence[str]) -> str:
+    """Returns a command as a shell takes it, one line per argument, without what may be a secret in a URL."""
+    quoted = [shlex.quote(_without_secrets(argument)) for argument in arguments]
+    return " \\\n    ".join([f"python -m {command}", *quoted])
+
+
+def _without_secrets(argument: str) -> str:
+    return _QUERY.sub("...", _USER.sub("...@", argument)) if "://" in argument else argument
+
+
+def make_card(folder: StoragePath, made: Manifest, command: str, images: ImageFacts) -> str:
+    """Returns the page of the data set that a command made, with samples from the shards in its folder.
+
+    Raises:
+      DataError, OSError, EOFError, zlib.error: a shard cannot be read or holds a record that is not an example.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader(__package__, ""),
+        autoescape=True,
+        finalize=_visible,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "count_of": count_of,
+        "encoding": _encoding,
+        "number": "{:,}".format,
+        "shape": _shape,
+        "size": size_of,
+    }
+    return environment.get_template("card.html.jinja").render(
+        made=made,
+        command=command,
+        splits=by_size(made),
+        rejects=any(split.num_rejects for split in made.splits.values()),
+        notices=summary.notices(made, images),
+        samples=_figures(made, take_samples(folder, made)),
+        labels=_labels(made),
+        sizes=_sizes(made, images),
+    )
+
+
+def _visible(value: Any) -> Any:
+    """Returns text, cut if very long, in which what cannot be seen (controls, bad Unicode) is as Python writes it."""
+    if hasattr(value, "__html__"):  # markup: what a macro gives, and what `safe` is said of
+        return value
+    text = str(value)
+    shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text):,} characters)"
+    return "".join(c if c.isprintable() or c in _JOINERS or c == "\n" else repr(c)[1:-1] for c in shown)
+
+
+def _shape(feature: Feature) -> str:
+    return " \u00d7 ".join("any" if size is None else str(size) for size in feature.shape) or "one value"
+
+
+def _encoding(feature: Feature) -> str:
+    """Returns how a feature is encoded; how many classes it has, if it is a label."""
+    if feature.class_names:
+        return count_of(len(feature.class_names), "class", "classes")
+    names = {None: "", "png": "PNG", "jpeg": "JPEG", "any": "PNG and JPEG"}
+    return names.get(feature.encoding, str(feature.encoding))
+
+
+def _labels(made: Manifest) -> dict[str, Any]:
+    """Returns how many examples of each class each split has; many classes are sorted by size."""
+    histograms = [split.label_histogram for _, split in by_size(made)]
+    count = max(len(made.class_names), *map(len, histograms))
+    padded = [[*histogram, *[0] * (count - len(histogram))] for histogram in histograms]
+    totals = [sum(counts) for counts in zip(*padded, strict=True)]
+    order: Sequence[int] = range(count)
+    profile = None
+    if count > _MANY_CLASSES:
+        order = sorted(order, key=lambda label: (-totals[label], label))
+        profile = step_curve([totals[label] for label in order])
+    largest = [max(histogram) or 1 for histogram in padded]
+    rows = [
+        {
+            "number": "" if _class_name(made, label) == str(label) else label,
+            "name": _class_name(made, label),
+            "bars": [(h[label] / most, h[label]) for h, most in zip(padded, largest, strict=True)],
+        }
+        for label in order
+    ]
+    is_wide = len(padded) > _COLUMNS or (len(padded) > 1 and max(largest) >= _LONG_NUMBER)
+    return {"count": count, "profile": profile, "rows": rows, "most": _MANY_CLASSES, "is_wide": is_wide}
+
+
+def _sizes(made: Manifest, images: ImageFacts) -> dict[str, Any]:
+    """Returns how many sizes the images have, and a histogram, in which many sizes are rounded up."""
+    counts = made.image_sizes
+    return {
+        "count": len(images.sizes),
+        "largest": images.largest.replace("x", " \u00d7 ") if images.sizes else "",
+        "rows": [{"size": size.replace("x", " \u00d7 "), "part": n / counts[0][1], "count": n} for size, n in counts],
+        "are_rounded": images.sizes != summary.facts_of_manifest(made).sizes,
+    }
+
+
+def step_curve(values: Sequence[int], steps: int = 240) -> str:
+    """Returns an SVG path, 100 wide and high, that outlines the values with at most `steps` steps."""
+    count, top = min(len(values), steps), max(values, default=0) or 1
+    path = "M0 100"
+    for i in range(count):
+        piece = values[i * len(values) // count : (i + 1) * len(values) // count]
+        path += f"V{100 - 100 * sum(piece) / len(piece) / top:.1f}H{100 * (i + 1) / count:.2f}"
+    return f"{path}V100Z"
+
+
+def _figures(made: Manifest, samples: Samples) -> dict[str, Any]:
+    """Returns the pictures of each class; the samples are few enough to decode in seconds."""
+    most_bytes = min(_LARGEST_PICTURE, _PICTURES // max(1, sum(map(len, samples.by_label.values()))))
+    shown: dict[int, list[tuple[str, Picture]]] = {label: [] for label in samples.by_label}
+    undecodable = 0
+    for label, of_class in samples.by_label.items():
+        for image, key in of_class:
+            try:
+                shown[label].append((key, _picture(made, image, most_bytes)))
+            except BadImageError:
+                undecodable += 1
+    histogram = made.splits[samples.split].label_histogram
+    return {
+        "split": samples.split,
+        "classes": sum(1 for n in histogram if n),
+        "undecodable": undecodable,
+        "cell": _cell(made),
+        "of_class": [(_class_name(made, label), histogram[label], pairs) for label, pairs in shown.items()],
+    }
+
+
+def _picture(made: Manifest, image: bytes, most_bytes: int) -> Picture:
+    if made.features["image"].encoding == "raw":
+        return picture_of_pixels(image, made.image_shape, most_bytes)
+    return picture_of_file(image, most_bytes)
+
+
+def _cell(made: Manifest) -> int | None:
+    """Returns the width of a small picture in CSS pixels: a multiple of its own, so that each pixel becomes a square.
+
+    None: as wide as there is room, for images that differ or are not that small.
+    """
+    height, width, _ = made.features["image"].shape
+    if height is None or width is None or max(height, width) > _SIDE // 2:
+        return None
+    return _SIDE // max(height, width) * max(height, width)
+
+
+def _class_name(made: Manifest, label: int) -> str:
+    return made.class_names[label] if label < len(made.class_names) else str(label)
+
+
+@dataclasses.dataclass(frozen=True)
+class Samples:
+    """Examples by class.
+
+    Attributes:
+      split: theirs.
+      by_label: {label: (image, key) of the first examples found}, in the order of the labels.
+    """
+
+    split: str
+    by_label: dict[int, list[tuple[bytes, str]]]
+
+
+def take_samples(folder: StoragePath, made: Manifest) -> Samples:
+    """Returns samples of the training split, or of the largest if there is none: the same for the same data set.
+
+    Raises:
+      DataError: a shard cannot be read, or a record is corrupt.
+    """
+    split = "train" if "train" in made.splits else max(made.splits, key=lambda name: made.splits[name].num_examples)
+    shards = _spread([shard for shard in made.splits[split].shards if shard.num_examples])
+    wanted = {label: min(n, _PER_CLASS) for label, n in enumerate(made.splits[split].label_histogram) if n}
+    found: dict[int, list[tuple[bytes, str]]] = {label: [] for label in wanted}
+    missing = sum(wanted.values())
+    for shard in shards:
+        for record in _first_records(
+            folder / shard.file, _SAMPLED_RECORDS // len(shards), _SAMPLED_BYTES // len(shards)
+        ):
+            label, sample = _sample_of(record, shard.file)
+            if len(found.get(label, ())) < wanted.get(label, 0):
+                found[label].append(sample)
+                missing -= 1
+            if not missing:
+                return Samples(split, _choose_classes(found))
+    return Samples(split, _choose_classes(found))
+
+
+def _spread(shards: list[ShardInfo]) -> list[ShardInfo]:
+    return [
+        shards[i] for i in np.unique(np.linspace(0, len(shards) - 1, min(len(shards), _SAMPLED_SHARDS)).astype(int))
+    ]
+
+
+def _choose_classes(found: dict[int, list[tuple[bytes, str]]]) -> dict[int, list[tuple[bytes, str]]]:
+    """Returns at most `CLASSES` of the classes that have samples, from the first to the last of them."""
+    labels = [label for label, samples in found.items() if samples]
+    chosen = np.unique(np.linspace(0, len(labels) - 1, min(len(labels), CLASSES)).astype(int))
+    return {labels[i]: found[labels[i]] for i in chosen}
+
+
+def _first_records(path: StoragePath, count: int, num_bytes: int) -> Iterator[bytes]:
+    """Yields a shard's first records: at most `count`, in at most `num_bytes`, but at least one."""
+    for number, record in enumerate(itertools.islice(reader.records(path), count)):
+        num_bytes -= len(record)
+        if num_bytes < 0 and number:
+            return
+        yield record
+
+
+def _sample_of(record: bytes, file: str) -> tuple[int, tuple[bytes, str]]:
+    try:
+        found = tf_example.decode(record, ("image", "label", "key"))
+        return int(found["label"][0]), (found["image"][0], found["key"][0].decode(errors="backslashreplace"))
+    except (ValueError, KeyError, IndexError, AttributeError):
+        raise DataError(f"{file}: a record is not an example with image, label and key") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """An image file.
+
+    Attributes:
+      uri: the file, as a `data:` URI.
+      height, width: of the original image.
+    """
+
+    uri: str
+    height: int
+    width: int
+
+
+def picture_of_pixels(data: bytes, shape: tuple[int, int, int], most_bytes: int) -> Picture:
+    """Returns the picture of raw pixels (row-major uint8).
+
+    Raises:
+      BadImageError: `data` does not have the bytes of that shape.
+    """
+    if len(data) != math.prod(shape):
+        raise BadImageError(f"{count_of(len(data), 'byte')} cannot be an image of shape {shape}")
+    array = np.frombuffer(data, np.uint8).reshape(shape)
+    return Picture(_uri(array[..., :3] if shape[2] >= 3 else array[..., :1], most_bytes), *shape[:2])
+
+
+def picture_of_file(data: bytes, most_bytes: int) -> Picture:
+    """Returns the picture of an image file.
+
+    Raises:
+      BadImageError: it cannot be decoded.
+    """
+    opened = images.open_file(data)
+    height, width = opened.height, opened.width
+    opened.draft(None, (2 * _LARGEST_SIDE, 2 * _LARGEST_SIDE))  # decodes a JPEG at a fraction of its size
+    return Picture(_uri(images.pixels(opened), most_bytes), height, width)
+
+
+def _uri(array: NDArray[np.uint8], most_bytes: int) -> str:
+    """Returns an image as PNG if it is small and the PNG has at most `most_bytes`, otherwise as a JPEG thumbnail."""
+    longer = max(array.shape[:2])
+    kind, data = "png", images.encoded(array, "png") if longer <= _LARGEST_SIDE else b""
+    if not 0 < len(data) <= most_bytes:
+        scale = min(1.0, _LARGEST_SIDE / longer)
+        small = images.resized(array, tuple(max(1, round(side * scale)) for side in array.shape[:2]))
+        stream = io.BytesIO()
+        PIL.Image.fromarray(small[..., 0] if small.shape[2] == 1 else small).save(
+            stream, "JPEG", quality=_THUMBNAIL_QUALITY
+        )
+        kind, data = "jpeg", stream.getvalue()
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

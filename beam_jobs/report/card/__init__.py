@@ -1,1 +1,0 @@
-"""`card.html`: a data set on one page."""

@@ -1,0 +1,18 @@
+"""Where a conversion writes to: a local folder or an object store, in which a data set appears all at once."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from beam_jobs.sink.local import LocalSink
+from beam_jobs.sink.remote import RemoteSink
+from beam_jobs.storage import paths
+from beam_jobs.storage.paths import RemotePath
+
+Sink: TypeAlias = LocalSink | RemoteSink
+
+
+def sink_of(data_dir: str) -> Sink:
+    """Returns the sink for a local path or a URL."""
+    path = paths.path_of(data_dir)
+    return RemoteSink(path) if isinstance(path, RemotePath) else LocalSink(path, data_dir)

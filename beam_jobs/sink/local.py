@@ -1,0 +1,183 @@
+"""A conversion into a local or mounted folder: written to an inner folder, then moved into place all at once."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import glob
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+
+from beam_jobs.plan import Plan
+from beam_jobs.shards import receipts
+from beam_jobs.sink import staging
+from beam_jobs.storage import paths
+from beam_jobs.storage.paths import LocalPath
+from pipeline.commands.text import count_of
+from pipeline.errors import PipelineError, TransientError, UsageError
+from pipeline.manifest import Manifest, naming
+
+_READ_AT_ANY_DEPTH = ("image_folder", "parquet")  # a data set inside such a source would be read with it
+
+
+class LocalSink:
+    """A local or mounted folder.
+
+    Attributes:
+      data_dir: the folder that will hold the data set, absolute.
+      shown: the folder as the user named it.
+    """
+
+    def __init__(self, data_dir: LocalPath, shown: str = "") -> None:
+        self.data_dir = data_dir
+        self.shown = shown or str(data_dir)
+
+    def check(self, dataset: str, source: str) -> None:
+        """Checks that a conversion may write here, without writing anything.
+
+        Args:
+          dataset: the name that --dataset gives.
+          source: its files, as the user gave them; "" where --source is not given.
+
+        Raises:
+          UsageError: the folder cannot be used, or converting into it would harm the source.
+        """
+        try:
+            problem = self._problem() or self._danger(dataset, source)
+        except OSError as error:
+            problem = f"cannot be used: {error.strerror or error}"
+        if problem:
+            raise UsageError(f"--data_dir={self.data_dir}: {problem}")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Makes the folder and keeps other conversions out until the block ends.
+
+        Raises:
+          UsageError: another conversion is writing there, or the folder cannot be opened.
+          DataError: the folder cannot be made.
+        """
+        self.data_dir.make_folder()
+        try:
+            descriptor = os.open(self.data_dir, os.O_RDONLY)
+        except OSError as error:
+            raise UsageError(f"--data_dir={self.data_dir}: cannot be opened: {error.strerror or error}") from None
+        is_free = True
+        try:
+            with contextlib.suppress(OSError):
+                # Some network file systems cannot lock folders; each plan still has its own inner folder.
+                is_free = paths.try_lock(descriptor)
+            if not is_free:
+                raise UsageError(f"--data_dir={self.data_dir}: another conversion is writing there; wait until it ends")
+            yield
+        finally:
+            os.close(descriptor)
+
+    def check_plan(self, plan: Plan, present: Manifest | None) -> None:
+        """Checks what `opened` would, without writing anything."""
+        if self.data_dir.exists():
+            staging.check_names_free(self.data_dir, plan.file_names, present)
+        self._check_space(plan, present, 0)
+
+    @contextlib.contextmanager
+    def opened(self, plan: Plan, present: Manifest | None) -> Iterator[Plan]:
+        """Yields the plan with the folders that workers write to, as an earlier run of the same plan left them.
+
+        At the end of the block, the data set that they hold replaces `present`. If the block fails, finished shards are
+        kept for the next run, a line on stderr says so, and the list of invalid rows lies where the user finds it.
+
+        Args:
+          plan: the plan of the conversion.
+          present: the manifest of the data set to replace, or None.
+
+        Raises:
+          DataError: a file cannot be written, moved or removed, the disk is too small, a file of another tool is in the
+            way, or the data set is incomplete.
+        """
+        staging.undo_interrupted_publish(self.data_dir)
+        staging.check_names_free(self.data_dir, plan.file_names, present)
+        staging.remove_leftovers(self.data_dir, plan.digest)
+        with staging.opened(self.data_dir, plan.digest) as folder:
+            finished = sum(receipt.info.num_bytes for receipt in receipts.in_folder(folder))
+            self._check_space(plan, present, finished)
+            try:
+                yield dataclasses.replace(plan, data_dir=folder, receipts_dir=folder)
+            except PipelineError:
+                if not (self.data_dir / naming.MANIFEST).exists():  # else the data set there may have a list of its own
+                    staging.move_rejects(folder, self.data_dir)
+                raise
+            staging.publish(folder, self.data_dir, present)
+
+    def tidy(self) -> None:
+        """Removes what a conversion left that was killed after it had published.
+
+        Raises:
+          DataError: a file cannot be removed.
+        """
+        staging.remove_leftovers(self.data_dir, None)
+
+    def _problem(self) -> str | None:
+        existing = self._existing()
+        if existing.is_symlink() and not existing.exists():
+            return f"{existing} is a link to a missing file or folder"
+        if not existing.is_dir():
+            return f"{existing} is not a folder"
+        if not os.access(existing, os.W_OK | os.X_OK):
+            return f"no permission to write in {existing}"
+        if existing == self.data_dir and not os.access(existing, os.R_OK):
+            return "no permission to list it"
+        return None
+
+    def _existing(self) -> LocalPath:
+        """Returns the folder, or the nearest one above it that exists; or a link that leads nowhere on the way."""
+        existing = self.data_dir
+        while not existing.exists() and not existing.is_symlink() and existing != existing.parent:
+            existing = existing.parent
+        return existing
+
+    def _danger(self, dataset: str, source: str) -> str | None:
+        """Returns what a conversion into the folder would harm: the source, or a folder that is no data set's own."""
+        place = pathlib.Path(os.path.realpath(self.data_dir))
+        for special, what in (("/", "the root of the file system"), (os.path.expanduser("~"), "your home folder")):
+            if _is_same(place, pathlib.Path(special)):
+                return f"is {what}; choose a folder for the data set alone"
+        if not source or paths.is_url(source):
+            return None
+        for folder in _folders_of(source):
+            if _is_same(place, folder):
+                # A data set may be replaced by one made of its own records: it stays until the new one is complete.
+                if dataset == "tfrecord" and os.path.lexists(self.data_dir / naming.MANIFEST):
+                    continue
+                return f"holds --source={source}, whose files could be overwritten; choose another"
+            if any(_is_same(place, parent) for parent in folder.parents):
+                return f"contains --source={source}, which is no part of the data set; choose another"
+            is_read_whole = dataset in _READ_AT_ANY_DEPTH and os.path.isdir(source)
+            if is_read_whole and any(_is_same(folder, parent) for parent in place.parents):
+                return f"lies in --source={source}, which is read with all its folders; choose another"
+        return None
+
+    def _check_space(self, plan: Plan, replaced: Manifest | None, finished: int) -> None:
+        """Checks that the new shards fit on the disk, beside the data set that they replace."""
+        free = shutil.disk_usage(self._existing()).free
+        needed = plan.num_bytes * plan.config.passes - finished
+        if needed > free and not plan.config.compression:
+            beside = ", beside the one that it replaces" if replaced else ""
+            raise TransientError(
+                f"{self.data_dir}: the data set takes {count_of(needed, 'byte')}{beside}, but its "
+                f"disk has {free:,} free; make room"
+            )
+
+
+def _folders_of(source: str) -> set[pathlib.Path]:
+    """Returns the folder that a source is, or the folders of its files, with links and `..` resolved."""
+    if os.path.isdir(source):
+        return {pathlib.Path(os.path.realpath(source))}
+    files = [source, *glob.iglob(source, recursive=True)]
+    return {pathlib.Path(os.path.realpath(file)).parent for file in files if os.path.exists(file)}
+
+
+def _is_same(path: pathlib.Path, other: pathlib.Path) -> bool:
+    """Returns whether two paths are one folder, also where it is mounted twice."""
+    return path == other or (path.exists() and other.exists() and path.samefile(other))

@@ -1,0 +1,177 @@
+"""The data set that a folder already holds: is it the one that a plan would write, and is it intact?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from beam_jobs.plan import Plan
+from beam_jobs.shards import receipts
+from beam_jobs.storage import write
+from beam_jobs.storage.paths import StoragePath
+from pipeline import manifest
+from pipeline.commands.text import count_of
+from pipeline.errors import DataError, UsageError
+from pipeline.manifest import Manifest, naming
+
+_MOST_NAMED = 3  # files in a note
+
+
+def existing_manifest(data_dir: StoragePath) -> Manifest | None:
+    """Returns the manifest of the data set in a folder, or None where there is none.
+
+    Raises:
+      DataError: the manifest cannot be read.
+    """
+    if naming.MANIFEST not in data_dir.names():
+        return None
+    try:
+        return manifest.load(data_dir)
+    except DataError as error:
+        raise DataError(
+            f"{error}; as it does not say which files are its own, nothing was removed: "
+            f"remove {data_dir} yourself or choose another --data_dir"
+        ) from None
+
+
+def check_same(plan: Plan, present: Manifest, data_dir: StoragePath) -> None:
+    """Checks that a folder holds, intact, the data set that `plan` would write.
+
+    Raises:
+      UsageError: as `check_options`.
+      DataError: a file is missing or has other bytes than the manifest says.
+    """
+    check_options(plan, present, data_dir)
+    for name, expected in shard_files(present, data_dir).items():
+        crc = receipts.file_crc32c(data_dir / name)
+        if crc != expected:
+            problem = f"its CRC32C is {crc}, but the manifest says {expected}" if crc else "cannot be read"
+            raise DataError(f"{data_dir / name}: {problem}; --overwrite converts it again")
+
+
+def check_options(plan: Plan, present: Manifest, data_dir: StoragePath) -> None:
+    """Checks that a folder's manifest is the one that `plan` would write, without reading a shard.
+
+    Raises:
+      UsageError: it was made with other options or from another source; the message has both values of each.
+    """
+    differences = [f"{name} is {there} there and {here} here" for name, there, here in _differences(plan, present)]
+    if differences:
+        raise UsageError(
+            f"{data_dir}: holds another data set: {'; '.join(differences)}; "
+            "choose another --data_dir, or --overwrite to replace it"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Unlisted:
+    """The names in a data set's folder that its manifest does not list, sorted.
+
+    Attributes:
+      as_shards: files that those who read by a pattern (`train-*`, `*.tfrecord*`) would take for shards, and other
+        files with names that only a conversion gives.
+      temporary: what a killed conversion left.
+      others: everything else.
+    """
+
+    as_shards: tuple[str, ...]
+    temporary: tuple[str, ...]
+    others: tuple[str, ...]
+
+
+def unlisted(data_dir: StoragePath, present: Manifest) -> Unlisted:
+    """Returns what is in a data set's folder besides the data set.
+
+    Beside records of another program, which `pipeline.index` described, nothing is taken for a shard: a manifest may
+    list some of them on purpose.
+
+    Raises:
+      DataError: the folder cannot be listed.
+    """
+    listed = {*shard_files(present, data_dir), *write.BESIDE_SHARDS}
+    found = [*data_dir.files(), *(f"{naming.SIDECARS}/{name}" for name in _sidecars_in(data_dir))]
+    names = sorted(name for name in found if name not in listed)
+    temporary = [name for name in names if write.is_temporary(name.rpartition("/")[2])]
+    as_shards = [name for name in names if present.has_images and _looks_like_shard(name, present)]
+    return Unlisted(
+        tuple(as_shards), tuple(temporary), tuple(name for name in names if name not in {*as_shards, *temporary})
+    )
+
+
+def _looks_like_shard(name: str, present: Manifest) -> bool:
+    if name.startswith((".", f"{naming.SIDECARS}/")):  # no pattern finds it
+        return False
+    return write.is_ours(name) or ".tfrecord" in name.lower() or name.startswith(tuple(f"{s}-" for s in present.splits))
+
+
+def notes(data_dir: StoragePath, present: Manifest) -> list[str]:
+    """Returns a line for each kind of file in a data set's folder that is not the data set's."""
+    try:
+        found = unlisted(data_dir, present)
+    except DataError as error:
+        return [str(error)]
+    return listed_notes(found.as_shards, found.temporary)
+
+
+def listed_notes(unlisted: Sequence[str], temporary: Sequence[str], others: Sequence[str] = ()) -> list[str]:
+    """Returns one line for each kind that has files: how many, what they are, and some of their names."""
+    kinds = {
+        "that the manifest does not list": unlisted,
+        "left by a killed conversion": temporary,
+        "that the data set does not have": others,
+    }
+    return [f"{count_of(len(found), 'file')} {what} ({_some(found)})" for what, found in kinds.items() if found]
+
+
+def shard_files(present: Manifest, data_dir: StoragePath) -> dict[str, str]:
+    """Returns {name: CRC32C} of a data set's shards and of their sidecars, where they lie in its folder."""
+    sidecars = {f"{naming.SIDECARS}/{name}" for name in _sidecars_in(data_dir)}
+    there = {*data_dir.names(), *sidecars}
+    return {name: crc for shard in present.shards for name, crc in shard.files_in(there.__contains__).items()}
+
+
+def _sidecars_in(data_dir: StoragePath) -> list[str]:
+    """Returns the names in the folder of a data set's sidecars; none where there is no such folder."""
+    folder = data_dir / naming.SIDECARS
+    return folder.files() if folder.is_dir() else []
+
+
+def files_of(present: Manifest | None) -> set[str]:
+    """Returns the names that a data set's files may have, sidecars in their folder and beside the shards.
+
+    Those that no conversion writes are left out: a manifest may list other files.
+    """
+    if not present:
+        return set()
+    shards = [shard.file for shard in present.shards if write.is_ours(shard.file)]
+    places = (naming.sidecar_names, naming.beside_names)
+    return {*shards, *(name for shard in shards for names in places for name in names(shard)), *write.BESIDE_SHARDS}
+
+
+def _differences(plan: Plan, present: Manifest) -> Iterator[tuple[str, object, object]]:
+    if present.dataset != plan.source.dataset:
+        yield "--dataset", present.dataset, plan.source.dataset
+        return
+    for name in sorted(plan.options.keys() | present.options.keys()):
+        there, here = present.options.get(name), plan.options.get(name)
+        if there != here:
+            yield f"--{name}", _text(there), _text(here)
+    before = {file.file: file.sha256 for file in present.source}
+    now = {file.file: file.sha256 for file in plan.source.files}
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            yield f"the SHA-256 of --source's {name}", _digest(before.get(name)), _digest(now.get(name))
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "not given"
+    return ",".join(f"{k}:{v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+
+
+def _digest(value: str | None) -> str:
+    return f"{value[:12]}..." if value else "none"

@@ -1,0 +1,174 @@
+"""A conversion into an object store or HDFS: shards are written in place, and the manifest comes last.
+
+There is no rename to rely on. An old manifest is removed before the first shard is overwritten; receipts lie in a
+folder of their own, so that rerunning the same command resumes where a killed one stopped. There is no lock either: a
+lease takes its place, an object that its holder rewrites every 20 s, and that expires after a minute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+from beam_jobs.plan import Plan
+from beam_jobs.sink import staging
+from beam_jobs.sink.present import files_of
+from beam_jobs.storage import paths, write
+from beam_jobs.storage.paths import RemotePath
+from pipeline import manifest
+from pipeline.errors import DataError, RerunError, UsageError
+from pipeline.manifest import Manifest, naming
+
+_LEASE = ".converting.lease"
+_RENEW_SECONDS = 20.0
+_LEASE_SECONDS = 60.0
+_SETTLE_SECONDS = 1.0  # longer than a store takes between reading the lease and writing it
+
+
+@contextlib.contextmanager
+def leased(
+    data_dir: RemotePath, renew_seconds: float = _RENEW_SECONDS, lease_seconds: float = _LEASE_SECONDS
+) -> Iterator[None]:
+    """Holds the lease of a folder until the block ends or this process dies.
+
+    Args:
+      data_dir: the folder.
+      renew_seconds: how often the lease is rewritten.
+      lease_seconds: the age at which another holder's lease has expired.
+
+    Raises:
+      RerunError: another conversion holds it, or was killed while it did.
+      DataError: the lease cannot be written.
+    """
+    lease, mine = data_dir / _LEASE, secrets.token_hex(8).encode()
+    _take(lease, mine, lease_seconds)
+    ended = threading.Event()
+    thread = threading.Thread(target=_renew, args=(lease, mine, ended, renew_seconds), daemon=True, name="lease")
+    thread.start()
+    try:
+        _remove_clocks(data_dir, lease_seconds)
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        with contextlib.suppress(OSError):
+            if lease.read_bytes() == mine:
+                lease.remove()
+
+
+def _take(lease: RemotePath, mine: bytes, lease_seconds: float) -> None:
+    data_dir = lease.parent
+    clock = data_dir / f"{_LEASE}-{mine.decode()}"
+    write.publish(clock, mine)  # to compare times by the store's clock
+    now = clock.size_and_time()[1]
+    clock.remove()
+    before = _written(lease)
+    if before is not None and now - before < lease_seconds * 1e9:
+        left = lease_seconds - (now - before) / 1e9
+        raise RerunError(
+            f"--data_dir={data_dir}: another conversion is writing there, or was killed less than "
+            f"{lease_seconds:.0f} s ago; rerun the same command in {left:.0f} s"
+        )
+    write.publish(lease, mine)
+    time.sleep(_SETTLE_SECONDS)  # of two that found none, the one whose lease is there afterwards continues
+    if _written(lease) is None or lease.read_bytes() != mine:
+        raise RerunError(
+            f"--data_dir={data_dir}: another conversion began there at the same time; rerun this one after it has ended"
+        )
+
+
+def _remove_clocks(data_dir: RemotePath, lease_seconds: float) -> None:
+    """Removes the clocks of conversions that were killed while they took the lease."""
+    now = _written(data_dir / _LEASE)
+    for clock in (data_dir / name for name in data_dir.files() if name.startswith(f"{_LEASE}-")):
+        written = _written(clock)
+        if now is not None and written is not None and now - written >= lease_seconds * 1e9:
+            clock.remove()
+
+
+def _written(lease: RemotePath) -> int | None:
+    try:
+        return lease.size_and_time()[1]
+    except FileNotFoundError:
+        return None
+
+
+def _renew(lease: RemotePath, mine: bytes, ended: threading.Event, renew_seconds: float) -> None:
+    while not ended.wait(renew_seconds):
+        try:
+            if lease.read_bytes() != mine:
+                break
+            lease.write_bytes(mine)
+        except FileNotFoundError:
+            break
+        except DataError:  # the store may be back next time
+            continue
+    if not ended.is_set():  # this machine slept, or the store was away, and another conversion has begun
+        print(f"{lease.parent}: another conversion has taken over; this one stops", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+class RemoteSink:
+    """A folder of an object store or HDFS; its methods are those of `LocalSink`.
+
+    Attributes:
+      data_dir: the folder.
+      shown: its URL, without the store's options and the user, which may hold a secret.
+    """
+
+    def __init__(self, data_dir: RemotePath) -> None:
+        self.data_dir = data_dir
+        self.shown = str(data_dir)
+
+    def check(self, dataset: str, source: str) -> None:
+        """Checks that the store can be reached and that no shard would overwrite a source file."""
+        self.data_dir.files()
+        if not paths.is_url(source):
+            return
+        place, path = f"{self.data_dir}/", RemotePath(source)
+        if str(self.data_dir) in (str(path), str(path.parent)):
+            problem = "holds --source, whose files could be overwritten"
+        elif f"{path}/".startswith(place):
+            problem = "contains --source, which is no part of the data set"
+        elif dataset == "parquet" and place.startswith(f"{path}/"):
+            problem = "lies in --source, which is read with all its folders"
+        else:
+            return
+        raise UsageError(f"--data_dir={self.data_dir}: {problem}; choose another")
+
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        """Holds a lease until the block ends."""
+        return leased(self.data_dir)
+
+    def check_plan(self, plan: Plan, present: Manifest | None) -> None:
+        """Does nothing: a store has room, and no folder can have the name of a file."""
+
+    @contextlib.contextmanager
+    def opened(self, plan: Plan, present: Manifest | None) -> Iterator[Plan]:
+        """Removes the old manifest first, and last the receipts and obsolete files."""
+        if present:
+            (self.data_dir / naming.MANIFEST).remove()
+        folder = self.data_dir / staging.folder_name(plan.digest)
+        try:
+            yield dataclasses.replace(plan, data_dir=self.data_dir, receipts_dir=folder)
+            made = {name for shard in manifest.load(self.data_dir).shards for name in shard.files}
+            for name in files_of(present) - made - {*write.BESIDE_SHARDS}:
+                (self.data_dir / name).remove()
+            self.tidy()
+        except BaseException as error:
+            with contextlib.suppress(DataError):  # the store may be away
+                staging.say_kept(folder, error)
+            raise
+
+    def tidy(self) -> None:
+        """Removes the receipts of all conversions."""
+        for name in self.data_dir.folders():
+            if staging.FOLDER.fullmatch(name):
+                (self.data_dir / name).remove_folder()

@@ -1,0 +1,221 @@
+"""The folder inside data_dir that a conversion writes to, and how the finished data set is moved up.
+
+Until that move, the data set in data_dir stays complete, however the conversion ends. Workers know the inner folder
+only, so a retried bundle, or a worker that outlives its command, cannot touch a published data set. The folder is named
+after the plan: rerunning the same command finds the shards that are finished there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+
+from beam_jobs.shards import receipts
+from beam_jobs.sink import present
+from beam_jobs.storage import write
+from beam_jobs.storage.paths import LocalPath, StoragePath
+from pipeline import manifest
+from pipeline.commands.text import count_of
+from pipeline.errors import DataError, TransientError
+from pipeline.manifest import Manifest, naming
+
+FOLDER = re.compile(r"\.converting\.tmp-[0-9a-f]{16}")
+FIRST_PASS = "first_pass"  # the first pass's folder, inside the conversion's
+
+
+def folder_name(digest: str) -> str:
+    """Returns the name of the folder of a plan with this digest."""
+    return f".converting.tmp-{digest[:16]}"
+
+
+@contextlib.contextmanager
+def opened(data_dir: LocalPath, digest: str) -> Iterator[LocalPath]:
+    """Yields the folder of a plan in `data_dir`: a new one, or the one that an earlier run left with its shards.
+
+    At the end of the block it was published; if the conversion failed or was stopped, finished shards are kept, and a
+    line on stderr says so. Raises DataError if it cannot be made.
+    """
+    folder = data_dir / folder_name(digest)
+    folder.make_folder()
+    try:
+        yield folder
+    except BaseException as error:
+        with contextlib.suppress(DataError):  # the next conversion tries again
+            _leave(folder, error)
+        if isinstance(error, DataError):  # names the final path: users do not know the inner folder
+            raise type(error)(str(error).replace(str(folder), str(data_dir))) from error
+        raise
+
+
+def remove_leftovers(data_dir: LocalPath, digest: str | None) -> None:
+    """Removes temporary files and folders of killed conversions, except the finished shards of the plan `digest`.
+
+    Raises:
+      DataError: the folder cannot be listed, or a file cannot be removed.
+    """
+    write.remove_temporaries(data_dir)
+    for folder in _inner_folders(data_dir):
+        if digest and folder.name == folder_name(digest):
+            write.remove_temporaries(folder)
+        else:
+            _remove(folder)
+
+
+def undo_interrupted_publish(data_dir: LocalPath) -> None:
+    """Moves shards back to their receipts if a command was killed before it had published its manifest.
+
+    Rerunning the same command then resumes with them; the files beside the shards are made again.
+
+    Raises:
+      DataError: the folder cannot be listed, or a file cannot be moved or removed.
+    """
+    names = data_dir.names()
+    pending = any(write.is_temporary(name) and name.startswith(f".{naming.MANIFEST}.") for name in names)
+    if not pending or naming.MANIFEST in names:
+        return
+    for folder in _inner_folders(data_dir):
+        shards = [receipts.shard_of(name) for name in folder.names() if receipts.is_receipt(name)]
+        if shards:
+            (folder / naming.SIDECARS).make_folder()
+        for file in (name for shard in shards for name in (shard, *naming.sidecar_names(shard))):
+            if (data_dir / file).exists() and not (folder / file).exists():
+                (data_dir / file).move_to(folder / file)
+    for name in write.BESIDE_SHARDS:
+        if name != naming.REJECTS:
+            (data_dir / name).remove()
+
+
+def check_names_free(data_dir: LocalPath, names: Iterable[str], replaced: Manifest | None) -> None:
+    """Checks that files can be moved to `names`, where shards and links are replaced.
+
+    Raises:
+      DataError: a name is taken by a folder; or, where no data set is replaced, a file of another tool has a name
+        that a conversion writes beside its shards.
+    """
+    for name in names:
+        path = data_dir / name
+        if path.is_dir() and not path.is_symlink():
+            raise DataError(f"{path}: cannot be written: {os.strerror(errno.EISDIR)}; remove it")
+    sidecars = data_dir / naming.SIDECARS
+    if sidecars.exists() and not sidecars.is_dir():
+        raise DataError(f"{sidecars}: cannot be written to: it is no folder; remove it or choose another --data_dir")
+    for name in write.BESIDE_SHARDS:
+        if not replaced and name != naming.REJECTS and os.path.lexists(data_dir / name):
+            raise DataError(
+                f"{data_dir / name}: was not written by a conversion; remove it or choose another --data_dir"
+            )
+
+
+def publish(folder: LocalPath, data_dir: LocalPath, replaced: Manifest | None) -> None:
+    """Moves a complete data set from `folder` up into `data_dir`, where it replaces `replaced`.
+
+    The old manifest is removed first and the new one moved last, so that no manifest ever lies beside another data
+    set's shards. Then the old files that the new manifest does not list are removed. Only names are written, so a full
+    disk cannot interrupt it.
+
+    Raises:
+      DataError: the data set in `folder` is incomplete, or a file cannot be moved or removed.
+    """
+    made = manifest.load(folder)
+    written = set(folder.names())
+    listed = [name for shard in made.shards for name in shard.files]
+    names = [*listed, *(name for name in write.BESIDE_SHARDS if name in written)]
+    check_names_free(data_dir, names, replaced or made)
+    with _signals_held():
+        _swap(folder, data_dir, [name for name in names if name != naming.MANIFEST])
+        for name in {naming.REJECTS, *present.files_of(replaced)} - set(names):  # rejects: of a failed run
+            (data_dir / name).remove()
+        with contextlib.suppress(OSError):  # it holds the new sidecars, or other files
+            (data_dir / naming.SIDECARS).rmdir()
+        _remove(folder)
+
+
+def move_rejects(folder: StoragePath, data_dir: StoragePath) -> None:
+    """Moves the list of invalid rows, if there is one, to `data_dir`: it says why a conversion failed.
+
+    Raises:
+      DataError: it cannot be moved.
+    """
+    path, new = folder / naming.REJECTS, data_dir / naming.REJECTS
+    if path.exists():
+        path.move_to(new)
+
+
+def say_kept(folder: StoragePath, error: BaseException) -> int:
+    """Prints how many finished shards are kept in a folder, if there are any, and returns how many.
+
+    Where the conversion was stopped, or its error may be gone the next time, the line advises to rerun: with invalid
+    data, the same command would fail again.
+    """
+    if count := len(receipts.paths_in(folder)):
+        can_resume = isinstance(error, TransientError) or not isinstance(error, Exception)
+        advice = ": rerun the same command to resume" if can_resume else ""
+        print(f"kept {count_of(count, 'finished shard')} in {folder}{advice}", file=sys.stderr, flush=True)
+    return count
+
+
+def _swap(folder: LocalPath, data_dir: LocalPath, names: list[str]) -> None:
+    pending = data_dir / write.temporary_name(naming.MANIFEST)
+    (folder / naming.MANIFEST).move_to(pending)  # from here on the inner folder is not a data set either
+    (data_dir / naming.MANIFEST).remove()
+    (data_dir / naming.SIDECARS).make_folder()
+    data_dir.sync()
+    for name in names:
+        (folder / name).move_to(data_dir / name)
+    (data_dir / naming.SIDECARS).sync()
+    data_dir.sync()
+    pending.move_to(data_dir / naming.MANIFEST)
+    data_dir.sync()
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Delays Ctrl-C and SIGTERM to the end of the block: a swap takes less time than redoing what it would lose."""
+    if threading.current_thread() is not threading.main_thread():  # signals are answered elsewhere
+        yield
+        return
+    held: list[int] = []
+    before = {number: signal.signal(number, lambda n, _: held.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if held:
+        signal.raise_signal(held[0])
+
+
+def _leave(folder: LocalPath, error: BaseException) -> None:
+    """Keeps a folder with finished shards, to resume; removes any other."""
+    if not folder.exists():  # published
+        return
+    for part in _folders(folder):
+        write.remove_temporaries(part)
+    if not say_kept(folder, error):
+        _remove(folder)
+
+
+def _inner_folders(data_dir: LocalPath) -> list[LocalPath]:
+    found = [data_dir / name for name in data_dir.names() if FOLDER.fullmatch(name)]
+    return [folder for folder in found if folder.is_dir() and not folder.is_symlink()]
+
+
+def _folders(folder: LocalPath) -> list[LocalPath]:
+    """Returns the folders that hold shards and sidecars: of a plan's folder, and of its first pass."""
+    passes = (folder, folder / FIRST_PASS)
+    return [part for each in passes for part in (each, each / naming.SIDECARS) if part.is_dir()]
+
+
+def _remove(folder: LocalPath) -> None:
+    for part in reversed(_folders(folder)):
+        for name in part.names():
+            if write.is_ours(name) or write.is_temporary(name):
+                (part / name).remove()
+        with contextlib.suppress(OSError):  # it holds a file that no conversion wrote
+            part.rmdir()

@@ -1,0 +1,300 @@
+"""CIFAR-10 and CIFAR-100 as published, binary or Python's version: in their folder or in the .tar.gz.
+
+Format: https://www.cs.toronto.edu/~kriz/cifar.html: each record is a byte for each label, then 3,072 of pixels. A
+pickle becomes a temporary file of such records.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import os
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_jobs.sources import base, cifar_pickles, published, row_files, streams
+from beam_jobs.sources.base import Block, Files, Source, SourceOptions
+from beam_jobs.sources.row_files import RowFile
+from beam_jobs.sources.streams import KnownFile
+from beam_jobs.storage.paths import LocalPath
+from pipeline.commands.text import count_of
+from pipeline.errors import DataError
+from pipeline.manifest import Feature, SourceFile
+
+SIDE, CHANNELS = 32, 3
+_PIXELS = CHANNELS * SIDE * SIDE  # 3,072 bytes: 1,024 red, 1,024 green, 1,024 blue
+_PLANE = SIDE * SIDE
+_AT_ONCE = 256  # rows, which stay in a core's cache between reading and transposing
+_ROWS = 1024  # written at once, 3 MB
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """One published form of a data set.
+
+    Attributes:
+      folder: its folder in the archive.
+      files: {split: its files, in order}.
+      is_pickled: whether it is Python's version; else it is the binary one.
+    """
+
+    folder: str
+    files: dict[str, tuple[str, ...]]
+    is_pickled: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All files."""
+        return tuple(name for names in self.files.values() for name in names)
+
+
+@dataclasses.dataclass(frozen=True)
+class Label:
+    """One label of an image: a byte of a binary record, in this order, or a list of a pickle.
+
+    Attributes:
+      feature: its name in our examples.
+      key: its name in the pickles.
+      class_names: one per value.
+    """
+
+    feature: str
+    key: str
+    class_names: tuple[str, ...]
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_TEN = _words("airplane automobile bird cat deer dog frog horse ship truck")
+
+
+_COARSE = _words(
+    """aquatic_mammals fish flowers food_containers fruit_and_vegetables household_electrical_devices
+    household_furniture insects large_carnivores large_man-made_outdoor_things large_natural_outdoor_scenes
+    large_omnivores_and_herbivores medium_mammals non-insect_invertebrates people reptiles small_mammals trees
+    vehicles_1 vehicles_2"""
+)
+
+
+_FINE = _words(
+    """apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
+    caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant
+    flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree
+    motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate
+    poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider
+    squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
+    wardrobe whale willow_tree wolf woman worm"""
+)
+
+
+LABELS = {
+    "cifar10": (Label("label", "labels", _TEN),),
+    "cifar100": (Label("coarse_label", "coarse_labels", _COARSE), Label("label", "fine_labels", _FINE)),
+}
+
+
+_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
+
+
+LAYOUTS = {
+    "cifar10": (
+        Layout(
+            "cifar-10-batches-bin", {"train": tuple(f"{n}.bin" for n in _BATCHES), "test": ("test_batch.bin",)}, False
+        ),
+        Layout("cifar-10-batches-py", {"train": _BATCHES, "test": ("test_batch",)}, True),
+    ),
+    "cifar100": (
+        Layout("cifar-100-binary", {"train": ("train.bin",), "test": ("test.bin",)}, False),
+        Layout("cifar-100-python", {"train": ("train",), "test": ("test",)}, True),
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class CifarSource(Source):
+    """The files of a folder or an archive.
+
+    Attributes:
+      batches: {split: its files}.
+    """
+
+    batches: dict[str, tuple[RowFile, ...]]
+
+    def read(self, split: str, rows: NDArray[np.int64]) -> Block:
+        """Returns rows of a split."""
+        count = len(LABELS[self.dataset])
+        images = np.empty((len(rows), _PLANE, CHANNELS), np.uint8)
+        labels = np.empty((len(rows), count), np.int64)
+        scratch = np.empty((min(_AT_ONCE, len(rows)), count + _PIXELS), np.uint8)
+        files, own = base.locate(self.parts[split].counts, rows)
+        order = np.lexsort((rows, np.arange(len(rows)) // _AT_ONCE))  # each part in the order of the files
+        with contextlib.ExitStack() as stack:
+            handles = [stack.enter_context(batch.opened()).fileno() for batch in self.batches[split]]
+            descriptors, offsets = np.array(handles)[files[order]], own[order] * scratch.shape[1]
+            for start in range(0, len(rows), _AT_ONCE):
+                part = slice(start, start + _AT_ONCE)
+                records = scratch[: len(rows[part])]
+                row_files.fill(records, order[part] - start, descriptors[part].tolist(), offsets[part].tolist())
+                labels[part] = records[:, :count]
+                for channel in range(CHANNELS):  # three times as fast as a transposed copy
+                    begin = count + channel * _PLANE
+                    images[part, :, channel] = records[:, begin : begin + _PLANE]
+        extra = {name: labels[:, i] for i, name in enumerate(self.features)}
+        keys = self.parts[split].keys(rows)
+        return Block(images.reshape(-1, SIDE, SIDE, CHANNELS), labels[:, -1], keys, extra)
+
+
+def open_source(options: SourceOptions) -> CifarSource:
+    """Opens and checks the files of `options.source`; without one, downloads the archive.
+
+    Args:
+      options: its source is a folder as in the archive, the parent of that folder, or the .tar.gz.
+
+    Raises:
+      DataError: a file is missing or damaged, is not a whole number of records, or has a label out of range; or the
+        archive cannot be downloaded.
+    """
+    dataset = options.dataset
+    path = LocalPath(options.source or published.files(dataset)[0]).absolute()
+    layout, found = _find(path, dataset)
+    *others, label = LABELS[dataset]
+    by_name = {file.file.file: file for file in found}
+    batches = {split: tuple(by_name[name] for name in names) for split, names in layout.files.items()}
+    parts = {split: Files(layout.files[split], tuple(file.shape[0] for file in own)) for split, own in batches.items()}
+    return CifarSource(
+        dataset=dataset,
+        class_names=label.class_names,
+        files=tuple(file.file for file in found),
+        splits=base.rows_of(parts, path),
+        image_shape=(SIDE, SIDE, CHANNELS),
+        features={other.feature: Feature("int64", class_names=other.class_names) for other in others},
+        parts=parts,
+        batches=batches,
+    )
+
+
+def _find(path: LocalPath, dataset: str) -> tuple[Layout, list[RowFile]]:
+    """Returns the layout of a folder or an archive, and its files in the layout's order.
+
+    Raises:
+      DataError: it has none; a file is missing, damaged, or of another data set.
+    """
+    if not path.exists():
+        folders = " or ".join(layout.folder for layout in LAYOUTS[dataset])
+        raise DataError(f"{path}: no such folder or file; --source of {dataset} is the folder {folders} or its .tar.gz")
+    members = [(layout.folder, name) for layouts in LAYOUTS.values() for layout in layouts for name in layout.names]
+    unpack = functools.partial(_find, path, dataset)
+    if not path.is_dir():
+        archived = KnownFile(path, streams.stamp(path))
+        handles = published.unpack(path, members)
+        layout = _choose(path, dataset, handles)
+        opened = [(archived, handles[layout.folder, name]) for name in layout.names]
+        return layout, _all_checked(opened, layout, dataset, unpack)
+    candidates = [(member, place) for member in members for place in (path / member[1], path.joinpath(*member))]
+    places = {member: place for member, place in candidates if place.exists()}  # the inner folder's come last, and stay
+    layout = _choose(path, dataset, places)
+    chosen = [places[layout.folder, name] for name in layout.names]
+    opened = [(KnownFile(place, streams.stamp(place)), streams.open_plain(place)) for place in chosen]
+    return layout, _all_checked(opened, layout, dataset, unpack if layout.is_pickled else None)
+
+
+def _choose(path: LocalPath, dataset: str, present: Collection[tuple[str, str]]) -> Layout:
+    """Returns the layout with the most files present; all must be."""
+
+    def score(layout: Layout) -> int:
+        return sum((layout.folder, name) in present for name in layout.names)
+
+    best = max(LAYOUTS[dataset], key=score)
+    if not score(best):
+        for other, layouts in LAYOUTS.items():
+            if any(map(score, layouts)):
+                raise DataError(f"{path}: holds the files of --dataset={other}, not of {dataset}")
+        names = " nor ".join(f"{layout.folder}/{layout.names[0]}" for layout in LAYOUTS[dataset])
+        raise DataError(f"{path}: holds neither {names}")
+    for name in best.names:
+        if (best.folder, name) not in present:
+            raise DataError(f"{path}: holds no {name} of {best.folder}")
+    return best
+
+
+def _all_checked(
+    opened: list[tuple[KnownFile, IO[bytes]]], layout: Layout, dataset: str, unpack: Callable[[], object] | None
+) -> list[RowFile]:
+    """Returns the layout's files, kept open, once all are checked, on all cores; a pickle at a time is in memory."""
+
+    def check(known: KnownFile, handle: IO[bytes], name: str) -> tuple[RowFile, IO[bytes]]:
+        return _checked(known, handle, name, layout, dataset, unpack)
+
+    with ThreadPoolExecutor(1 if layout.is_pickled else os.cpu_count()) as pool:
+        found = list(pool.map(check, *zip(*opened, strict=True), layout.names))
+    for rows, records in found:
+        rows.keep(records)  # not in those threads: where a file is unpacked again, this one has the lock
+    return [rows for rows, _ in found]
+
+
+def _checked(
+    known: KnownFile, handle: IO[bytes], name: str, layout: Layout, dataset: str, unpack: Callable[[], object] | None
+) -> tuple[RowFile, IO[bytes]]:
+    """Returns a file, and what its rows are read from; its records are whole and their labels in range."""
+    labels = LABELS[dataset]
+    length = len(labels) + _PIXELS
+    where = str(known.path) if known.path.name == name else f"{known.path}: {name}"
+    bounds = [(label.feature.replace("_", " "), 0, len(label.class_names) - 1) for label in labels]
+    with streams.errors_of(known.path):
+        records = _unpickled(handle, where, labels) if layout.is_pickled else handle
+        size = streams.size(records)
+    if not size or size % length:
+        raise DataError(
+            f"{where}: has {count_of(size, 'byte')}, not a whole number of {length}-byte records; get the file again"
+        )
+    shape = (size // length, length)
+    sha256 = hashlib.sha256()
+    with streams.errors_of(known.path):
+        for block in row_files.with_labels_checked(records, where, 0, shape, bounds):
+            if not layout.is_pickled:  # else the pickle itself is digested, below
+                sha256.update(block)
+        file = streams.entry_of(name, handle) if layout.is_pickled else SourceFile(name, size, sha256.hexdigest())
+    return RowFile(known.path, known.stamp, file, shape, unpack=unpack), records
+
+
+def _unpickled(handle: IO[bytes], where: str, labels: tuple[Label, ...]) -> IO[bytes]:
+    batch = cifar_pickles.load(handle, where)
+    if not isinstance(batch, dict):
+        raise DataError(f"{where}: holds a {type(batch).__name__}, not the dictionary of a batch")
+    batch = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in batch.items()}
+    for key in ("data", *(label.key for label in labels)):
+        if key not in batch:
+            raise DataError(f"{where}: its dictionary has no {key!r}; it is not a batch of this data set")
+    columns = [_column(batch[label.key], label, where) for label in labels]
+    array, expected = batch["data"], (len(columns[0]), _PIXELS)
+    try:
+        pixels = array.values() if isinstance(array, cifar_pickles.Array) else np.empty(0, np.uint8)
+    except (ValueError, TypeError):
+        raise DataError(
+            f"{where}: its data has {count_of(len(array.data), 'byte')}, not those of its shape; get the file again"
+        ) from None
+    if pixels.shape != expected or any(len(column) != len(pixels) for column in columns):
+        lengths = " and ".join(count_of(len(column), "label") for column in columns)
+        raise DataError(f"{where}: its data is {pixels.shape} for {lengths}; must be uint8 {expected}")
+    blocks = (slice(start, start + _ROWS) for start in range(0, len(pixels), _ROWS))
+    labels_of_rows = np.stack(columns, axis=1)
+    return streams.spool(np.concatenate([labels_of_rows[rows], pixels[rows]], axis=1).tobytes() for rows in blocks)
+
+
+def _column(values: Any, label: Label, where: str) -> NDArray[np.uint8]:
+    if not isinstance(values, list) or not values:
+        raise DataError(f"{where}: its {label.key} is no list of labels; it is not a batch of this data set")
+    high = len(label.class_names) - 1
+    for row, value in enumerate(values):
+        if type(value) is not int or not 0 <= value <= high:
+            shown = value if isinstance(value, int) else f"a {type(value).__name__}"
+            raise DataError(f"{where}: row {row}: {label.key} has {shown}, which is not in 0..{high}")
+    return np.array(values, np.uint8)

@@ -1,0 +1,111 @@
+"""The names of a source's classes: from `labels.txt`, or the labels that occur in it."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import unicodedata
+from collections.abc import Iterable
+
+from beam_jobs.sources import streams
+from beam_jobs.storage.paths import StoragePath
+from pipeline.commands.text import count_of
+from pipeline.errors import DataError
+
+LABELS_FILE = "labels.txt"
+_NUMBER = re.compile(r"[0-9]{1,18}")
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Returns class names in the order of their labels: by value if all are whole numbers, else by code points.
+
+    Folders "0" to "11" then have the labels 0 to 11. Names are otherwise sorted as torchvision and Keras sort folders.
+    """
+    listed = sorted(names)
+    return sorted(listed, key=int) if all(map(_NUMBER.fullmatch, listed)) else listed
+
+
+def alike(names: Iterable[str], ignore_case: bool = False) -> list[tuple[str, str]]:
+    """Returns pairs of class names that people would take for one."""
+    seen: dict[str, str] = {}
+    pairs = [(seen.setdefault(_seen(name, ignore_case), name), name) for name in sorted(names)]
+    return [(other, name) for other, name in pairs if other != name]
+
+
+def _seen(name: str, ignore_case: bool) -> str:
+    """Returns a name without what is hardly seen: Unicode's form of letters, invisible characters, spaces, zeros."""
+    shown = "".join(each for each in unicodedata.normalize("NFC", name) if unicodedata.category(each) != "Cf")
+    shown = " ".join(shown.split())
+    shown = str(int(shown)) if _NUMBER.fullmatch(shown) else shown
+    return unicodedata.normalize("NFC", shown.casefold()) if ignore_case else shown
+
+
+def read_labels(path: StoragePath) -> tuple[str, ...]:
+    """Returns the class names in a file; none if there is no such file.
+
+    Raises:
+      DataError: it is not UTF-8 text, or a line is empty.
+    """
+    if not path.exists():
+        return ()
+    with streams.errors_of(path):
+        try:
+            names = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+        except UnicodeDecodeError:
+            raise DataError(f"{path}: is not UTF-8 text") from None
+    if not names or not all(names):
+        raise DataError(f"{path}: must have the name of a class in every line; it has {count_of(len(names), 'line')}")
+    return names
+
+
+class SeenLabels:
+    """Collects labels, from any thread. Each text is a class; of numbers, the highest counts."""
+
+    def __init__(self, what: str, most: int, advice: str) -> None:
+        """Starts with no label.
+
+        Args:
+          what: the column or feature of the labels, for errors.
+          most: the largest number of classes.
+          advice: what errors end with.
+        """
+        self._what, self._most, self._advice = what, most, advice
+        self._texts: set[str] = set()
+        self._highest = -1
+        self._lock = threading.Lock()
+
+    def add(self, labels: Iterable[str | int], file: object) -> None:
+        """Adds labels of a file; empty texts and numbers below 0 name no class.
+
+        Raises:
+          DataError: there are too many classes.
+        """
+        with self._lock:
+            for label in labels:
+                if isinstance(label, int):
+                    self._highest = max(self._highest, label)
+                elif label:
+                    self._texts.add(label)
+            count = len(self._texts) or self._highest + 1
+        if count > self._most:
+            problem = f"has {count} classes or more, above the most, {self._most}"
+            raise DataError(f"{file}: {self._what} {problem}; {self._advice}")
+
+    def class_names(self, source: object) -> tuple[str, ...]:
+        """Returns the texts, in `in_order`, or "0" to the highest number. Says which texts differ only in case.
+
+        Raises:
+          DataError: no label was added, or two texts look alike.
+        """
+        if not self._texts and self._highest < 0:
+            raise DataError(f"{source}: {self._what} has no label that is a text or 0 or more; {self._advice}")
+        if pairs := alike(self._texts):
+            labels = " and ".join(map(ascii, pairs[0]))
+            raise DataError(
+                f"{source}: {self._what}: the labels {labels} look alike (spaces, Unicode's form of a letter, zeros "
+                "before a number) but would be two classes; make them equal in the files"
+            )
+        for one, other in alike(self._texts, ignore_case=True)[:1]:
+            print(f"{source}: the classes {one!r} and {other!r} differ only in case", file=sys.stderr, flush=True)
+        return tuple(in_order(self._texts)) or tuple(map(str, range(self._highest + 1)))

@@ -1,0 +1,413 @@
+import gzip
+import io
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+
+from beam_jobs import sources
+from beam_jobs.sources import published, row_files
+from beam_jobs.sources.base import SourceOptions
+from beam_jobs.storage.paths import LocalPath
+from pipeline.errors import DataError
+
+DATA = pathlib.Path(__file__).parents[5] / "shared" / "data"
+FOLDER = "cifar-10-batches-bin"
+
+
+def opened(path):
+    return sources.open_source(SourceOptions("cifar10", str(path)))
+
+
+def pack(path, folder, mode="w:gz", prefix=FOLDER, extra=()):
+    with tarfile.open(path, mode) as tar:
+        for info in extra:
+            tar.addfile(info, io.BytesIO(bytes(info.size)))
+        for file in sorted(folder.iterdir()):
+            tar.add(file, f"{prefix}/{file.name}" if prefix else file.name)
+    return path
+
+
+def member(name, size=0, kind=tarfile.REGTYPE, target=""):
+    info = tarfile.TarInfo(name)
+    info.size, info.type, info.linkname = size, kind, target
+    return info
+
+
+def test_rows_are_those_of_the_files_with_channels_last(cifar_folder):
+    folder, records = cifar_folder()
+    source = opened(folder)
+    rows = np.array([59, 0, 13, 12])  # of five files of 12 rows
+    block = source.read("train", rows)
+    files = [(5, 11), (1, 0), (2, 1), (2, 0)]
+    assert block.keys.tolist() == [b"data_batch_%d.bin#%02d" % file for file in files]
+    for i, (file, row) in enumerate(files):
+        record = records[f"data_batch_{file}.bin"][row]
+        assert block.labels[i] == record[0]
+        for channel in range(3):
+            plane = record[1 + 1024 * channel : 1 + 1024 * (channel + 1)].reshape(32, 32)
+            assert (block.images[i, :, :, channel] == plane).all()
+    assert source.splits == {"train": 60, "test": 12}
+    assert (source.features, block.extra) == ({}, {})
+
+
+def test_batches_may_have_different_numbers_of_rows(cifar_folder):
+    folder, records = cifar_folder()
+    (folder / "data_batch_2.bin").write_bytes(records["data_batch_2.bin"][:1].tobytes())
+    source = opened(folder)
+    keys = source.read("train", np.arange(49)).keys.tolist()
+    assert len(set(keys)) == 49
+    assert keys[11:14] == [b"data_batch_1.bin#11", b"data_batch_2.bin#00", b"data_batch_3.bin#00"]
+
+
+@pytest.mark.parametrize(("mode", "prefix"), [("w:gz", FOLDER), ("w", FOLDER), ("w:gz", f"./{FOLDER}"), ("w:gz", "")])
+def test_folder_parent_and_archive_are_the_same_source(cifar_folder, tmp_path, mode, prefix, monkeypatch):
+    folder, _ = cifar_folder()
+    packed = opened(pack(tmp_path / "cifar.tar.gz", folder, mode, prefix))
+    assert packed.files == opened(folder).files == opened(tmp_path).files
+    rows = np.arange(12)
+    expected = opened(folder).read("test", rows).images
+    monkeypatch.setattr(row_files, "_kept", {})  # as in a worker that has read nothing yet
+    assert (pickle.loads(pickle.dumps(packed)).read("test", rows).images == expected).all()
+
+
+@pytest.mark.parametrize(("mode", "packing"), [("w:bz2", "bzip2"), ("w:xz", "xz")])
+def test_an_archive_of_another_packing_is_refused_with_what_to_do(cifar_folder, tmp_path, mode, packing):
+    path = pack(tmp_path / "cifar.tar", cifar_folder()[0], mode)
+    with pytest.raises(DataError, match=rf"cifar.tar: is packed by {packing}; .*unpack it and give the folder"):
+        opened(path)
+
+
+def test_an_archive_is_read_once_by_a_worker(cifar_folder, tmp_path, monkeypatch):
+    source = opened(pack(tmp_path / "cifar.tar.gz", cifar_folder()[0]))
+    reads = []
+    monkeypatch.setattr(row_files, "_kept", {})
+    monkeypatch.setattr(
+        published, "unpack", lambda *args, original=published.unpack: (reads.append(1), original(*args))[1]
+    )
+    source.read("train", np.arange(60))
+    source.read("test", np.arange(12))
+    assert len(reads) == 1
+
+
+def write(name, data):
+    return lambda folder: (folder / name).write_bytes(data)
+
+
+BAD = [
+    ("missing batch", lambda f: (f / "data_batch_3.bin").unlink(), "data_batch_3.bin"),
+    ("size", write("data_batch_3.bin", bytes(3074)), "data_batch_3.bin: .*3,074 bytes.* 3073-byte"),
+    ("empty", write("test_batch.bin", b""), "test_batch.bin: .* 0 bytes"),
+    ("label", write("test_batch.bin", bytes(3073) + b"\x0a" + bytes(3072)), "test_batch.bin: row 1: label 10 .*0..9"),
+]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("change", "fact"), [pytest.param(*bad[1:], id=bad[0]) for bad in BAD])
+def test_bad_files_are_named(change, fact, packed, cifar_folder, tmp_path):
+    folder, _ = cifar_folder()
+    change(folder)
+    path = pack(tmp_path / "cifar.tar.gz", folder) if packed else folder
+    with pytest.raises(DataError, match=fact) as caught:
+        opened(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        member("../evil", 4),
+        member("/tmp/evil", 4),
+        member(f"{FOLDER}/a/../../../evil", 4),
+        member("x", kind=tarfile.LNKTYPE, target="y"),
+        member("x", kind=tarfile.FIFOTYPE),
+    ],
+)
+def test_odd_members_are_neither_written_nor_read(extra, cifar_folder, tmp_path):
+    folder = cifar_folder()[0]
+    source = opened(pack(tmp_path / "cifar.tar.gz", folder, extra=[extra]))
+    assert source.files == opened(folder).files
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted({"cifar.tar.gz", folder.name})
+
+
+def test_a_link_is_no_file_and_a_file_may_not_come_twice(cifar_folder, tmp_path):
+    folder = cifar_folder()[0]
+    (folder / "data_batch_1.bin").unlink()
+    link = member(f"{FOLDER}/data_batch_1.bin", kind=tarfile.SYMTYPE, target="/etc/passwd")
+    with pytest.raises(DataError, match="cifar.tar.gz: holds no data_batch_1.bin"):
+        opened(pack(tmp_path / "cifar.tar.gz", folder, extra=[link]))
+    with pytest.raises(DataError, match="cifar.tar.gz: holds test_batch.bin twice"):
+        opened(pack(tmp_path / "cifar.tar.gz", folder, extra=[member(f"{FOLDER}/test_batch.bin", 3073)]))
+
+
+def test_a_member_that_is_too_large_is_refused_before_it_is_read(cifar_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(published, "MAX_FILE", 3073 * 11)
+    with pytest.raises(DataError, match=r"'cifar-10-batches-bin/data_batch_1.bin' of 36,876 bytes"):
+        opened(pack(tmp_path / "cifar.tar.gz", cifar_folder()[0]))
+
+
+def test_too_many_members_are_refused(cifar_folder, tmp_path):
+    extra = [member(f"x{i}") for i in range(1001)]
+    with pytest.raises(DataError, match="1000 members"):
+        opened(pack(tmp_path / "cifar.tar.gz", cifar_folder()[0], extra=extra))
+
+
+@pytest.mark.parametrize("keep", [0.1, 0.5, 0.99])
+def test_a_cut_archive_is_refused(keep, cifar_folder, tmp_path):
+    path = pack(tmp_path / "cifar.tar.gz", cifar_folder()[0])
+    data = path.read_bytes()
+    for damaged in (data[: int(len(data) * keep)], b"not a tar" * int(keep * 10)):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"cifar.tar.gz: "):
+            opened(path)
+
+
+def python_batch(records, protocol=2, **changes):
+    """Returns records of CIFAR-10 as a batch of Python's version; a change of None leaves a key out."""
+    batch = {
+        b"batch_label": b"a batch",
+        b"labels": records[:, 0].tolist(),
+        b"data": np.ascontiguousarray(records[:, 1:]),
+    }
+    batch[b"filenames"] = [b"%d.png" % row for row in range(len(records))]
+    batch |= {key.encode(): value for key, value in changes.items()}
+    return pickle.dumps({key: value for key, value in batch.items() if value is not None}, protocol)
+
+
+@pytest.fixture
+def python_folder(cifar_folder, tmp_path):
+    """A tiny cifar-10-batches-py of the same records as the binary folder, and these records."""
+    _, records = cifar_folder()
+    folder = tmp_path / "py" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    for name, rows in records.items():
+        (folder / name.removesuffix(".bin")).write_bytes(python_batch(rows))
+    return folder, records
+
+
+def same(left, right, split):
+    rows = np.arange(left.splits[split])[::-1]
+    one, other = left.read(split, rows), right.read(split, rows)
+    assert (one.images == other.images).all()
+    assert (one.labels == other.labels).all()
+    assert [key.replace(b".bin", b"") for key in one.keys.tolist()] == other.keys.tolist()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_pythons_version_is_the_same_pixels_and_labels(packed, python_folder, tmp_path, monkeypatch):
+    folder, _ = python_folder
+    binary = opened(tmp_path)  # which holds the binary folder
+    path = pack(tmp_path / "py.tar.gz", folder, prefix=folder.name) if packed else folder
+    source = opened(path)
+    assert [file.file for file in source.files] == [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    assert source.files == opened(folder.parent).files
+    assert source.files[0].num_bytes == (folder / "data_batch_1").stat().st_size
+    for split in ("train", "test"):
+        same(binary, source, split)
+    monkeypatch.setattr(row_files, "_kept", {})
+    same(binary, pickle.loads(pickle.dumps(source)), "train")
+    assert source.where("train", 13) == ("data_batch_2", 1)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_an_array_in_any_order_and_protocol_is_the_same(protocol, order, python_folder):
+    folder, records = python_folder
+    expected = opened(folder).read("test", np.arange(12)).images
+    rows = np.concatenate([records["test_batch.bin"]] * 200)  # more than are turned at once
+    data = np.asarray(rows[:, 1:], order=order)
+    (folder / "test_batch").write_bytes(python_batch(rows, protocol, data=data))
+    source = opened(folder)
+    assert source.splits["test"] == 2400
+    block = source.read("test", np.arange(2400))
+    assert (block.images.reshape(200, 12, 32, 32, 3) == expected).all()
+    assert (block.labels.reshape(200, 12) == records["test_batch.bin"][:, 0]).all()
+
+
+ROWS = np.zeros((12, 3073), np.uint8)
+BAD_BATCHES = [
+    ("os.system", b"\x80\x02cposix\nsystem\nU\x04true\x85R.", "posix.system"),
+    ("cut", python_batch(ROWS)[:-3000], "cut short"),
+    ("list", pickle.dumps([1], 2), "a list"),
+    ("no data", python_batch(ROWS, data=None), "'data'"),
+    ("no labels", python_batch(ROWS, labels=None), "'labels'"),
+    ("fine labels", python_batch(ROWS, labels=None, fine_labels=[0] * 12), "'labels'"),
+    ("labels no list", python_batch(ROWS, labels=7), "labels"),
+    ("labels empty", python_batch(ROWS, labels=[]), "labels"),
+    ("label", python_batch(ROWS, labels=[0, 0, 10] + [0] * 9), "row 2: labels has 10, which is not in 0..9"),
+    ("negative", python_batch(ROWS, labels=[-1] * 12), "row 0: labels has -1, which is not in 0..9"),
+    ("text label", python_batch(ROWS, labels=["cat"] * 12), "row 0: labels has a str"),
+    ("counts", python_batch(ROWS, labels=[0] * 11), "(12, 3072) for 11 labels"),
+    ("shape", python_batch(ROWS, data=np.zeros((12, 3073), np.uint8)), "(12, 3073) for 12 labels"),
+    ("flat", python_batch(ROWS, data=np.zeros(12 * 3072, np.uint8)), "(36864,) for 12 labels"),
+    ("floats", python_batch(ROWS, data=np.zeros((12, 3072))), "uint8"),
+    ("objects", python_batch(ROWS, data=np.zeros((12, 3072), object)), "uint8"),
+    ("no array", python_batch(ROWS, data=b"123"), "for 12 labels"),
+]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("data", "message"), [pytest.param(*bad[1:], id=bad[0]) for bad in BAD_BATCHES])
+def test_bad_batches_are_named(data, message, packed, python_folder, tmp_path):
+    folder, _ = python_folder
+    (folder / "data_batch_2").write_bytes(data)
+    path = pack(tmp_path / "py.tar.gz", folder, prefix=folder.name) if packed else folder
+    where = f"{path}: data_batch_2: " if packed else f"{folder / 'data_batch_2'}: "
+    with pytest.raises(DataError) as caught:
+        opened(path)
+    assert str(caught.value).startswith(where)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def cifar100(tmp_path):
+    """Tiny folders of CIFAR-100 in both versions, of the same records, which are returned too."""
+    draw = np.random.default_rng(9)
+    binary, python = tmp_path / "cifar-100-binary", tmp_path / "cifar-100-python"
+    binary.mkdir()
+    python.mkdir()
+    records = {}
+    for name, count in (("train", 300), ("test", 20)):
+        rows = records[name] = draw.integers(0, 256, (count, 3074), np.uint8)
+        rows[:, 0] %= 20
+        rows[:, 1] %= 100
+        (binary / f"{name}.bin").write_bytes(rows.tobytes())
+        labels = {b"coarse_labels": rows[:, 0].tolist(), b"fine_labels": rows[:, 1].tolist()}
+        (python / name).write_bytes(pickle.dumps({b"data": rows[:, 2:].copy(), **labels}, 2))
+    return binary, python, records
+
+
+def opened100(path):
+    return sources.open_source(SourceOptions("cifar100", str(path)))
+
+
+def test_cifar100_has_fine_and_coarse_labels(cifar100):
+    binary, python, records = cifar100
+    for source in (opened100(binary), opened100(python)):
+        assert source.splits == {"train": 300, "test": 20}
+        assert (len(source.class_names), source.class_names[0], source.class_names[99]) == (100, "apple", "worm")
+        assert list(source.class_names) == sorted(set(source.class_names))
+        feature = source.features["coarse_label"]
+        assert list(feature.class_names) == sorted(set(feature.class_names))
+        assert (feature.dtype, feature.shape, len(feature.class_names)) == ("int64", (), 20)
+        assert (feature.class_names[0], feature.class_names[19]) == ("aquatic_mammals", "vehicles_2")
+        rows = np.array([299, 0, 256])
+        block = source.read("train", rows)
+        assert block.extra["coarse_label"].tolist() == records["train"][rows, 0].tolist()
+        assert block.extra["coarse_label"].dtype == np.int64
+        assert block.labels.tolist() == records["train"][rows, 1].tolist()
+        planes = records["train"][rows, 2:].reshape(3, 3, 32, 32)
+        assert (block.images == planes.transpose(0, 2, 3, 1)).all()
+    assert block.keys.tolist() == [b"train#299", b"train#000", b"train#256"]
+    same(opened100(binary), opened100(python), "test")
+
+
+def test_no_rows_are_an_empty_block(cifar100):
+    block = opened100(cifar100[0]).read("train", np.array([], np.int64))
+    assert (block.images.shape, block.labels.shape, block.keys.shape) == ((0, 32, 32, 3), (0,), (0,))
+    assert block.extra["coarse_label"].shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("at", "message"), [(0, "row 0: coarse label 20 is not in 0..19"), (1, "row 0: label 100 is not")]
+)
+def test_labels_of_cifar100_out_of_range_are_named(at, message, cifar100):
+    binary, _, records = cifar100
+    records["test"][0, at] = (20, 100)[at]
+    (binary / "test.bin").write_bytes(records["test"].tobytes())
+    with pytest.raises(DataError, match=f"test.bin: {message}"):
+        opened100(binary)
+
+
+def test_the_other_data_set_is_recognised(cifar100, cifar_folder, tmp_path):
+    binary, python, _ = cifar100
+    ten, _ = cifar_folder()
+    packed = pack(tmp_path / "cifar.tar.gz", python, prefix=python.name)
+    for path in (binary, python, packed):
+        with pytest.raises(DataError, match="--dataset=cifar100, not of cifar10"):
+            opened(path)
+    with pytest.raises(DataError, match="--dataset=cifar10, not of cifar100"):
+        opened100(ten)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="cifar-10-batches-bin/.* cifar-10-batches-py/data_batch_1"):
+        opened(tmp_path / "empty")
+    with pytest.raises(DataError, match="no such .* cifar-100-binary or"):
+        opened100(tmp_path / "no")
+
+
+def test_a_batch_that_changes_is_an_error(cifar_folder, python_folder, monkeypatch):
+    folder, _ = python_folder
+    binary = folder.parents[1] / FOLDER
+    sources_ = opened(binary), opened(folder)
+    for path in (binary / "data_batch_3.bin", folder / "data_batch_3"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    monkeypatch.setattr(row_files, "_kept", {})
+    for source in sources_:
+        with pytest.raises(DataError, match=r"data_batch_3(.bin)?: changed"):
+            source.read("train", np.arange(60))
+
+
+def test_a_huge_header_of_a_member_is_not_read(tmp_path):
+    """A long name of 1 GiB, which gzip makes small and tarfile would hold in memory."""
+    info = tarfile.TarInfo("././@LongLink")
+    info.type, info.size = tarfile.GNUTYPE_LONGNAME, 1 << 30
+    path = tmp_path / "cifar.tar.gz"
+    with gzip.open(path, "wb", compresslevel=1) as stream:
+        stream.write(info.tobuf(tarfile.GNU_FORMAT))
+        for _ in range(64):
+            stream.write(bytes(1 << 20))
+    with pytest.raises(DataError, match="1048576 bytes"):
+        opened(path)
+
+
+def zipped(path, members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
+        for name, data in members.items():
+            made.writestr(name, data)
+    return path
+
+
+def test_a_zip_is_unpacked_by_our_names_alone(tmp_path):
+    path = zipped(tmp_path / "a.zip", {"gzip/x.gz": b"x" * 100, "gzip/y.gz": b"y", "../evil": b"e", "/evil": b"e"})
+    published.unzip(LocalPath(path), "gzip", ["x.gz"], tmp_path / "out")
+    assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == {"x.gz": b"x" * 100}
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.zip", "out"]
+
+
+def test_a_bad_zip_leaves_no_file(tmp_path, monkeypatch):
+    path = zipped(tmp_path / "a.zip", {"gzip/x.gz": os.urandom(5000)})
+    with pytest.raises(DataError, match="a.zip: holds no gzip/y.gz"):
+        published.unzip(LocalPath(path), "gzip", ["y.gz"], tmp_path / "out")
+    whole = path.read_bytes()
+    for data in (whole[:2000], b"", whole[:1000] + b"?" + whole[1001:]):
+        path.write_bytes(data)
+        with pytest.raises(DataError, match=r"a\.zip: .*\.zip"):
+            published.unzip(LocalPath(path), "gzip", ["x.gz"], tmp_path / "out")
+    path.write_bytes(whole)
+    monkeypatch.setattr(published, "MAX_FILE", 4999)
+    with pytest.raises(DataError, match="'gzip/x.gz' of 5,000 bytes"):
+        published.unzip(LocalPath(path), "gzip", ["x.gz"], tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.skipif(not (DATA / "expand_cifar10.py").is_file(), reason="needs ../shared/data/expand_cifar10.py")
+def test_real_images_are_the_same_in_both_versions(tmp_path):
+    subprocess.run([sys.executable, str(DATA / "expand_cifar10.py"), str(tmp_path), "--per-batch", "20"], check=True)
+    binary, python = opened(tmp_path / FOLDER), opened(tmp_path / "cifar-10-batches-py")
+    assert binary.splits == python.splits == {"train": 100, "test": 20}
+    for split in ("train", "test"):
+        same(binary, python, split)
+    names = (tmp_path / FOLDER / "batches.meta.txt").read_text().split()
+    meta = pickle.loads((tmp_path / "cifar-10-batches-py" / "batches.meta").read_bytes())
+    assert binary.class_names == tuple(names) == tuple(name.decode() for name in meta[b"label_names"])
+    assert 100 < binary.read("train", np.arange(100)).images.mean() < 140  # CIFAR-10's is 120.7

@@ -1,0 +1,351 @@
+import hashlib
+import io
+import os
+import pathlib
+import pickle
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from beam_jobs.sources import image_folder, open_source
+from beam_jobs.sources.base import SourceOptions
+from pipeline.errors import DataError, UsageError
+from pipeline.manifest import SourceFile
+
+
+def picture(number, kind="PNG"):
+    stream = io.BytesIO()
+    PIL.Image.fromarray(np.full((4, 5, 3), number, np.uint8)).save(stream, kind)
+    return stream.getvalue()
+
+
+PATHS = ["cat/2.png", "cat/10.JPEG", "cat/sub/deep/a.jpg", "dog/1.bmp", "dog/b.GIF", "eel/x.webp"]
+CONTENT = {path: picture(n, kind) for n, (path, kind) in enumerate(
+    zip(PATHS, ["PNG", "JPEG", "JPEG", "BMP", "GIF", "WEBP"], strict=True)
+)}  # fmt: skip
+
+
+def fill(root, content=None):
+    for name, data in (CONTENT if content is None else content).items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return root
+
+
+def opened(root, **options):
+    return open_source(SourceOptions("image_folder", str(root), **options))
+
+
+def everything(source, split="train"):
+    return source.read(split, np.arange(source.splits[split]))
+
+
+def test_images_are_labelled_by_their_folder_and_keyed_by_their_path(tmp_path):
+    source = opened(fill(tmp_path))
+    assert source.class_names == ("cat", "dog", "eel")
+    assert source.splits == {"train": 6}
+    order = ["cat/10.JPEG", "cat/2.png", "cat/sub/deep/a.jpg", "dog/1.bmp", "dog/b.GIF", "eel/x.webp"]
+    rows = np.array([5, 0, 2, 0, 3])
+    block = source.read("train", rows)
+    assert block.keys == [order[row].encode() for row in rows]
+    assert block.images == [CONTENT[order[row]] for row in rows]
+    assert block.labels.tolist() == [2, 0, 0, 0, 1]
+    assert block.labels.dtype == np.int64
+    assert (block.bad, block.extra, source.features, source.image_shape) == ({}, {}, {}, None)
+    assert source.chunks("train") is None
+    assert source.where("train", 4) == ("dog/b.GIF", 0)
+    assert source.unique_keys
+
+
+def test_folders_of_splits_are_told_by_their_names(tmp_path):
+    content = {
+        "val/dog/1.png": picture(1),
+        "train/cat/1.png": picture(2),
+        "train/dog/1.png": picture(3),
+        "test/cat/1.png": b"",
+    }
+    source = opened(fill(tmp_path, content))
+    assert source.splits == {"train": 2, "validation": 1, "test": 1}
+    assert list(source.splits) == ["train", "validation", "test"]
+    assert source.class_names == ("cat", "dog")
+    assert everything(source, "validation").labels.tolist() == [1]
+    assert everything(source).keys == [b"train/cat/1.png", b"train/dog/1.png"]
+    assert [file.file for file in source.files] == ["train/cat", "train/dog", "val/dog", "test/cat"]
+
+
+def test_a_class_may_be_named_like_a_split(tmp_path):
+    source = opened(fill(tmp_path, {"train/1.png": picture(1), "plane/1.png": picture(2)}))
+    assert (source.class_names, source.splits) == (("plane", "train"), {"train": 2})
+
+
+def test_each_class_folder_is_described_by_the_paths_and_content_of_its_images(tmp_path):
+    source = opened(fill(tmp_path))
+    lines = b"".join(
+        b"%b\0%d\0%b\n" % (path.encode(), len(data), hashlib.sha256(data).hexdigest().encode())
+        for path, data in sorted(CONTENT.items())
+        if path.startswith("dog/")
+    )
+    size = len(CONTENT["dog/1.bmp"]) + len(CONTENT["dog/b.GIF"])
+    assert source.files[1] == SourceFile("dog", size, hashlib.sha256(lines).hexdigest())
+    fill(tmp_path, {"cat/2.png": CONTENT["cat/2.png"][:-1] + b"x"})
+    again = opened(tmp_path)
+    assert [a == b for a, b in zip(source.files, again.files, strict=True)] == [False, True, True]
+
+
+def test_hashes_depend_on_the_path_alone(tmp_path):
+    hashes = opened(fill(tmp_path)).hashes("train", 0, 6)
+    assert hashes.dtype == np.uint64
+    assert len(set(hashes.tolist())) == 6
+    (tmp_path / "cat" / "10.JPEG").unlink()
+    fill(tmp_path, {"dog/1.bmp": b"other content"})
+    assert opened(tmp_path).hashes("train", 0, 5).tolist() == hashes[1:].tolist()
+    assert opened(tmp_path).hashes("train", 2, 4).tolist() == hashes[3:5].tolist()
+
+
+def test_names_that_are_no_text_are_keys_and_are_shown_with_escapes(tmp_path, monkeypatch):
+    fill(tmp_path, {os.fsdecode(b"cat/\xff\xfe.png"): picture(1), "cat/é\n.png": picture(2), "cat/a.png": picture(3)})
+    source = opened(tmp_path)
+    assert everything(source).keys == [b"cat/a.png", "cat/é\n.png".encode(), b"cat/\xff\xfe.png"]
+    assert source.where("train", 2) == ("cat/\\xff\\xfe.png", 0)
+    assert len(source.hashes("train", 0, 3)) == 3
+    (tmp_path / os.fsdecode(b"cat/\xff\xfe.png")).unlink()
+    with pytest.raises(DataError, match=r"cat/\\xff\\xfe\.png: no such file"):
+        everything(source)
+
+
+def test_files_that_are_no_images_are_left_out_with_one_line(tmp_path, capsys):
+    fill(tmp_path)
+    assert capsys.readouterr().err == ""
+    others = {"cat/labels.txt": b"", "dog/more/a.txt": b"", "README": b"", ".hidden/1.png": b"", "cat/.thumb.png": b""}
+    source = opened(fill(tmp_path, others))
+    assert source.splits == {"train": 6}
+    error = capsys.readouterr().err
+    assert error.startswith(f"{tmp_path}: ")
+    assert error.endswith(": skipped 3 files: no image (.txt, without extension)\n")
+    assert error.count("\n") == 1
+    for name in others:
+        (tmp_path / name).unlink()
+    opened(fill(tmp_path, {"cat/notes.txt": b""}))
+    assert capsys.readouterr().err.endswith(": skipped 1 file: no image (.txt)\n")
+
+
+REFUSED = [
+    ({}, "class/file.png"),
+    ({"1.png": b"x", "cat/1.png": b"x"}, r"1\.png: "),
+    ({"train/1.png": b"x", "test/cat/1.png": b"x"}, r"train/1\.png: "),
+    ({"cat/1.png": b"x", "dog/1.txt": b"x"}, r"'dog' has no image; skipped 1 file: no image \(\.txt\)"),
+    ({"a.csv": b"", "b.json": b"{}"}, r"class/file\.png; text, tables, boxes, .* python -m pipeline\.index"),
+    ({"a.parquet": b""}, r"class/file\.png; for \.parquet files give --dataset=parquet$"),
+    ({"1.png": b"x", "annotations.json": b"{}"}, r"1\.png: is not in a class folder; .*python -m pipeline\.index"),
+    ({"JPEGImages/1.jpg": b"x", "Annotations/1.xml": b""}, r"'Annotations' has no image; .*python -m pipeline\.index"),
+    ({"train/a/0.png": b"x", "b/0.png": b"x"}, "'train/a/0.png' is split/class/file by .*, 'b/0.png' is not; put all"),
+    ({"test/a/0.png": b"x", "z/0.png": b"x"}, "'test/a/0.png' is split/class/file by .*, 'z/0.png' is not; put all"),
+    ({"a/train/0.png": b"x", "b/Test/0.png": b"x"}, "'a/train/0.png' and 'b/Test/0.png' are of different splits"),
+    ({"caf\u00e9/1.png": b"x", "cafe\u0301/1.png": b"x"}, r"'cafe\\u0301' and 'caf\\xe9' look alike"),
+    ({"cat/1.png": b"x", "cat /1.png": b"x"}, "'cat' and 'cat ' look alike"),
+    ({"7/1.png": b"x", "07/1.png": b"x"}, "'07' and '7' look alike"),
+    (
+        {"train/A/1.png": b"x", "train/a/1.png": b"x", "train/cat/1.png": b"x", "test/Cat/1.png": b"x"},
+        "'Cat' and 'cat' of different splits differ only in case",
+    ),
+    ({"train/cat/1.png": b"x", "test/Cat/1.png": b"x"}, "'Cat' and 'cat' of different splits differ only in case"),
+    ({"big\ncat/1.png": b"x"}, r"class 0, 'big\\ncat', holds a line break"),
+    ({"train/cat/1.png": b"x", "val/dog/1.txt": b"x"}, "'dog'"),
+    ({"train/cat/1.png": b"x", "val/cat/1.txt": b"x"}, "'validation'"),
+    ({"train/cat/1.png": b"x", "test/cat/1.png": b"x", "extra/cat/1.png": b"x"}, "'extra'"),
+    ({"val/cat/1.png": b"x", "dev/cat/1.png": b"x"}, "'val' and 'dev' .*'validation'"),
+    ({os.fsdecode(b"\xff/1.png"): b"x"}, r"\\xff: .*UTF-8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_a_folder_of_another_layout_is_refused_in_one_line(tmp_path, content, message):
+    fill(tmp_path, content)
+    with pytest.raises(DataError, match=message) as raised:
+        opened(tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+def test_classes_that_differ_only_in_case_are_named(tmp_path, capsys):
+    source = opened(fill(tmp_path, {"train/A/1.png": b"x", "train/a/1.png": b"x", "test/a/1.png": b"x"}))
+    assert source.class_names == ("A", "a")
+    assert capsys.readouterr().err == f"{tmp_path}: the classes 'A' and 'a' differ only in case\n"
+
+
+def test_a_source_that_is_one_level_too_high_is_named(tmp_path, capsys):
+    fill(tmp_path, {"data/cat/1.png": b"x", "data/dog/1.png": b"x", "data/eel/1.png": b"x"})
+    assert opened(tmp_path).class_names == ("data",)
+    assert capsys.readouterr().err == (
+        f"{tmp_path}: all images are of one class, 'data'; if its folders ('cat', 'dog', ...) are the classes, give "
+        "that folder as --source\n"
+    )
+    opened(tmp_path / "data")
+    fill(tmp_path, {"data/0.png": b"x"})
+    assert opened(tmp_path).class_names == ("data",)
+    assert capsys.readouterr().err == ""
+
+
+def test_classes_that_are_numbers_are_sorted_as_numbers(tmp_path):
+    source = opened(fill(tmp_path, {f"{n}/1.png": b"%d" % n for n in (11, 10, 2, 1, 0)}))
+    assert source.class_names == ("0", "1", "2", "10", "11")
+    block = everything(source)
+    assert [names.split(b"/")[0] for names in block.keys] == [b"0", b"1", b"2", b"10", b"11"]
+    assert block.labels.tolist() == [0, 1, 2, 3, 4]
+    fill(tmp_path, {"other/1.png": b"x"})
+    assert opened(tmp_path).class_names == ("0", "1", "10", "11", "2", "other")  # as torchvision and Keras sort
+
+
+def test_no_image_is_left_out_whatever_its_name_says(tmp_path, capsys):
+    images = ["1.tif", "2.TIFF", "3.jp2", "4.avif", "5.heic", "6.ppm", "7.pgm", "8.jfif", "9.nef", "a.svg", "b.jxl"]
+    content = {f"cat/{name}": b"x" for name in images}
+    begins = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"RIFF\0\0\0\0WEBP", b"II*\0", b"\0\0\0\x0cjP  \r\n")
+    unnamed = {f"cat/n{n}{end}": start for n, start in enumerate(begins) for end in ("", ".jpg~", ".jpg_large")}
+    others = {"cat/Thumbs.db": begins[0], "cat/.DS_Store": b"", "cat/1.json": b"{}", "cat/weights.xyz": b"hello"}
+    source = opened(fill(tmp_path, content | unnamed | others))
+    assert sorted(key.decode() for key in everything(source).keys) == sorted(content | unnamed)
+    assert capsys.readouterr().err.endswith(": skipped 3 files: no image (.json, .db, .xyz)\n")
+
+
+def test_files_of_formats_that_cannot_be_read_are_bad_rows(tmp_path):
+    source = opened(fill(tmp_path, {"cat/1.png": CONTENT["cat/2.png"], "cat/2.NEF": b"II*\0", "cat/3.svg": b"<svg>"}))
+    block = everything(source)
+    assert block.bad == {
+        1: ".nef files cannot be read; convert it to PNG or JPEG, or move it away",
+        2: ".svg files cannot be read; convert it to PNG or JPEG, or move it away",
+    }
+    assert block.images == [CONTENT["cat/2.png"], b"", b""]
+
+
+def test_a_link_that_leads_out_is_not_read_to_tell_whether_it_is_an_image(tmp_path):
+    root = fill(tmp_path / "root")
+    (tmp_path / "secret").write_bytes(CONTENT["cat/2.png"])
+    (root / "cat" / "link").symlink_to(tmp_path / "secret")
+    os.mkfifo(root / "cat" / "pipe")
+    assert opened(root).splits == {"train": 6}
+    assert opened(root, follow_links=True).splits == {"train": 7}
+
+
+def test_sources_that_are_no_folder(tmp_path):
+    with pytest.raises(UsageError, match="--source is missing"):
+        opened("")
+    with pytest.raises(DataError, match="gone: no such folder"):
+        opened(tmp_path / "gone")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(DataError, match="file: is not a folder"):
+        opened(tmp_path / "file")
+
+
+def forget(monkeypatch):
+    """Puts the process into the state of a worker that has listed nothing yet."""
+    monkeypatch.setattr(image_folder, "_listings", {})
+
+
+def test_links_lead_to_files_of_the_folder_alone(tmp_path):
+    root, outside = fill(tmp_path / "root"), fill(tmp_path / "outside")
+    link = root / "eel" / "link.png"
+    link.symlink_to(root / "cat" / "2.png")
+    source = opened(root)
+    assert everything(source).images[-2:] == [CONTENT["cat/2.png"], CONTENT["eel/x.webp"]]
+    for target, message in (
+        (outside / "cat" / "2.png", r"link\.png: is a link that leads out of the folder"),
+        (pathlib.Path("../../outside/cat/2.png"), r"link\.png: is a link that leads out of the folder"),
+        (outside / "cat", r"link\.png: is a link to a folder"),
+        (root / "gone", r"link\.png: no such file"),
+    ):
+        link.unlink()
+        link.symlink_to(target)
+        with pytest.raises(DataError, match=message):
+            opened(root)
+    link.unlink()
+    link.symlink_to(outside / "cat" / "2.png")
+    (root / "more").symlink_to(outside / "cat")
+    with pytest.raises(DataError, match=r"more: is a link to a folder.*, or give --follow_links \(2 such links\)$"):
+        opened(root)
+    (root / "more").unlink()
+    link.unlink()
+    os.mkfifo(link)
+    with pytest.raises(DataError, match=r"link\.png: is not a regular file"):
+        opened(root)
+
+
+def test_links_that_lead_elsewhere_are_followed_with_the_flag(tmp_path, monkeypatch):
+    root, outside = tmp_path / "root", fill(tmp_path / "outside")
+    fill(root, {"cat/1.png": CONTENT["cat/2.png"]})
+    (root / "cat" / "2.png").symlink_to(outside / "dog" / "1.bmp")
+    (root / "dog").symlink_to(outside / "dog")
+    (root / "cat" / "sub").symlink_to(outside / "cat" / "sub")
+    source = opened(root, follow_links=True)
+    forget(monkeypatch)
+    block = everything(pickle.loads(pickle.dumps(source)))
+    assert block.keys == [b"cat/1.png", b"cat/2.png", b"cat/sub/deep/a.jpg", b"dog/1.bmp", b"dog/b.GIF"]
+    assert block.images[1] == block.images[3] == CONTENT["dog/1.bmp"]
+    (root / "cat" / "gone.png").symlink_to(outside / "gone")
+    with pytest.raises(DataError, match=r"gone\.png: no such file"):
+        opened(root, follow_links=True)
+    (root / "cat" / "gone.png").unlink()
+    (outside / "cat" / "sub" / "back").symlink_to(root / "cat")
+    with pytest.raises(DataError, match="sub/back: is a link to a folder that it lies in"):
+        opened(root, follow_links=True)
+
+
+def test_only_folders_of_images_have_links_to_follow():
+    with pytest.raises(UsageError, match="--follow_links: does not apply to --dataset=digits, only to image_folder"):
+        open_source(SourceOptions("digits", follow_links=True))
+
+
+def test_a_folder_that_is_named_through_a_link_is_read(tmp_path):
+    fill(tmp_path / "real")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "real" / "eel" / "inner.png").symlink_to("x.webp")
+    assert opened(tmp_path / "link").splits == {"train": 7}
+
+
+def test_a_worker_lists_the_folder_again_and_finds_the_same(tmp_path, monkeypatch):
+    fill(tmp_path, {f"{label}/{n:04d}.png": b"%d" % n for label in "abc" for n in range(500)})
+    source = opened(tmp_path)
+    block = everything(source)
+    data = pickle.dumps(source)
+    assert len(data) < 1500
+    forget(monkeypatch)
+    again = everything(pickle.loads(data))
+    assert (again.images, again.keys, again.labels.tolist()) == (block.images, block.keys, block.labels.tolist())
+    assert len(again.keys) == 1500
+
+
+@pytest.mark.parametrize("change", ["added", "gone", "longer", "touched"])
+def test_a_folder_that_changed_is_an_error_for_a_worker(tmp_path, monkeypatch, change):
+    source = opened(fill(tmp_path))
+    forget(monkeypatch)
+    path = tmp_path / "cat" / "2.png"
+    if change == "added":
+        fill(tmp_path, {"cat/3.png": b""})
+    elif change == "gone":
+        path.unlink()
+    elif change == "longer":
+        path.write_bytes(path.read_bytes() + b"x")
+    else:
+        os.utime(path, ns=(0, 0))
+    with pytest.raises(DataError, match=f"{tmp_path}: .*changed"):
+        everything(source)
+
+
+def test_a_file_that_changes_after_it_was_listed_is_an_error(tmp_path):
+    source = opened(fill(tmp_path))
+    path = tmp_path / "cat" / "2.png"
+    os.utime(path, ns=(0, 0))
+    with pytest.raises(DataError, match=r"2\.png: changed"):
+        everything(source)
+    path.unlink()
+    with pytest.raises(DataError, match=r"2\.png: no such file"):
+        everything(source)
+
+
+def test_a_file_too_large_for_an_image_is_a_bad_row_and_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(image_folder, "MAX_FILE", 1000)
+    source = opened(fill(tmp_path, CONTENT | {"dog/large.png": b"x" * 1001}))
+    block = source.read("train", np.array([6, 5]))
+    assert block.images == [CONTENT["eel/x.webp"], b""]
+    assert list(block.bad) == [1]
+    assert "1,001 bytes" in block.bad[1]

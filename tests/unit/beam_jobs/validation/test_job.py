@@ -1,0 +1,69 @@
+import json
+import shutil
+
+import pytest
+
+from beam_jobs.storage.paths import LocalPath
+from beam_jobs.validation.job import Progress, tfds_problems
+from pipeline import manifest
+from tests.displays import later
+from tests.validated import write
+
+
+@pytest.fixture
+def made(tmp_path):
+    (tmp_path / "marks").mkdir()
+    return write(tmp_path / "made", "raw", (300, 200, 300)), tmp_path / "marks"
+
+
+def test_finished_shards_are_counted_by_their_bytes(made):
+    manifest, marks = made
+    with Progress(manifest, str(marks)) as progress:
+        for number in (0, 2):
+            (marks / str(number)).touch()
+        later(progress, 5.1)
+        progress.show()
+        sizes = [shard.num_bytes for shard in manifest.shards]
+        assert (progress.finished, progress.done, progress.total) == (2, sizes[0] + sizes[2], sum(sizes))
+        mib = [f"{size / (1 << 20):.1f}" for size in (progress.done, progress.total)]
+        assert progress.text().startswith(f"2 of 4 shards, {mib[0]} of {mib[1]} MiB, 0.0 MiB/s")
+
+
+def test_marks_that_cannot_be_seen_are_no_error(made):
+    manifest, marks = made
+    marks.rmdir()
+    progress = Progress(manifest, str(marks))
+    later(progress, 6)
+    progress.show()
+    assert progress.finished == 0
+
+
+@pytest.fixture
+def folder(converted_mnist, tmp_path):
+    shutil.copytree(converted_mnist / "out", tmp_path / "out")
+    return LocalPath(tmp_path / "out")
+
+
+def problems(folder):
+    return [str(problem) for problem in tfds_problems(folder, manifest.load(folder))]
+
+
+def test_what_a_conversion_of_two_splits_wrote_for_tfds_is_right(folder):
+    assert [split["name"] for split in json.loads((folder / "dataset_info.json").read_bytes())["splits"]] == [
+        "train",
+        "test",
+    ]
+    assert list(manifest.load(folder).splits) == ["test", "train"]
+    assert problems(folder) == []
+
+
+@pytest.mark.parametrize(
+    "edit", [lambda info: info["splits"][0].update(shardLengths=["1"]), lambda info: info.pop("splits")]
+)
+def test_a_change_of_it_is_found(edit, folder):
+    path = folder / "dataset_info.json"
+    content = json.loads(path.read_bytes())
+    edit(content)
+    path.write_bytes(json.dumps(content).encode())
+    (found,) = problems(folder)
+    assert found.startswith("dataset_info.json: was edited: ")
