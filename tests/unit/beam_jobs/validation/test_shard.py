@@ -14,7 +14,7 @@ from beam_jobs.validation.shard import check_shard
 from pipeline import manifest as manifests
 from pipeline.manifest import naming
 from pipeline.read.sidecars import shard_members
-from pipeline.records import framing
+from pipeline.records import framing, tf_example
 from tests.datasets import Kind, edit_manifest, write_dataset
 from tests.datasets import write_shard as members_of
 from tests.validated import KINDS, edit, examples_of, png, rewrite_shard, write
@@ -315,7 +315,7 @@ def test_an_example_with_right_crcs_that_is_not_as_the_manifest_says_is_named(fo
     name = FILES[kind]
     examples = examples_of(folder, name)
     examples[3] = change(examples[3])
-    sizes = [16 + len(one if isinstance(one, bytes) else examples.encode(one)) for one in examples]
+    sizes = [16 + len(one if isinstance(one, bytes) else tf_example.encode(one)) for one in examples]
     rewrite_shard(folder, name, examples)
     [line], report = check(folder)
     assert re.match(rf"{name}, record 3, byte offset {sum(sizes[:3])}\b.*: .*{text}", line)
