@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import re
+import threading
 import time
 from collections.abc import Collection
 
@@ -74,23 +75,38 @@ class Job:
         """The process that schedules the steps."""
         return self.processes["worker 0" if self._by_flags else "chief 0"]
 
-    def finish(self) -> dict[str, tuple[int | None, str, str]]:
-        """Returns (exit code, rest of stdout, stderr) of each process at its end; reads all, as a full pipe blocks."""
+    def finish(self, timeout: float = forked.TIMEOUT) -> dict[str, tuple[int | None, str, str]]:
+        """Returns (exit code, rest of stdout, stderr) of each process at its end; reads all, as a full pipe blocks.
+
+        Those that have not ended after `timeout` seconds are killed.
+        """
+
+        def code(process: forked.Process) -> tuple[int | None, str, str]:
+            out, err = process.communicate(timeout)
+            return process.returncode, out, err
+
         with concurrent.futures.ThreadPoolExecutor(len(self.processes)) as readers:
-            return dict(zip(self.processes, readers.map(_code, self.processes.values()), strict=True))
+            return dict(zip(self.processes, readers.map(code, self.processes.values()), strict=True))
 
 
-def _code(process: forked.Process) -> tuple[int | None, str, str]:
-    out, err = process.communicate()
-    return process.returncode, out, err
+def wait_for_line(process: forked.Process, pattern: str, timeout: float = 120.0) -> re.Match[str]:
+    """Reads a process's lines until one matches.
 
-
-def wait_for_line(process: forked.Process, pattern: str) -> re.Match[str]:
-    """Reads a process's lines until one matches; fails with its stderr where none does."""
-    for line in process.stdout:
-        if match := re.match(pattern, line):
-            return match
-    raise AssertionError(process.stderr.read())
+    Raises:
+      AssertionError: none did before its end, or within `timeout` seconds, after which the process is killed; with the
+        lines that came, and its stderr.
+    """
+    lines: list[str] = []
+    killer = threading.Timer(timeout, process.kill)
+    killer.start()
+    try:
+        for line in process.stdout:
+            if match := re.match(pattern, line):
+                return match
+            lines.append(line)
+    finally:
+        killer.cancel()
+    raise AssertionError(f"no line {pattern!r} within {timeout:g} s: {''.join(lines[-20:])}{process.stderr.read()}")
 
 
 def seconds_to_end(process: forked.Process) -> float:

@@ -1,10 +1,13 @@
 """Signals to, and stops of, the processes of a job with parameter servers: who ends, when, and with which line."""
 
 import contextlib
+import os
+import pathlib
 import random
 import re
 import signal
 import socket
+import sys
 import time
 
 import pytest
@@ -40,9 +43,9 @@ def line(tmp_path_factory):
 
 
 def ends(job, seconds=60):
-    """Returns (code, output, errors) of each process; fails where they take longer."""
+    """Returns (code, output, errors) of each process; fails where they take longer, and kills them."""
     began = time.monotonic()
-    outcomes = job.finish()
+    outcomes = job.finish(seconds)
     assert time.monotonic() - began < seconds, outcomes
     return outcomes
 
@@ -142,6 +145,46 @@ def test_a_stopped_worker_is_killed_and_the_others_make_its_steps(line, tmp_path
         r"trainer.run: worker 1 \(localhost:\d+\) was stopped, or stuck, for 3 s .*, and is killed: .*\n",
         outcomes["worker 1"][2],
     )
+
+
+def guard_of(worker):
+    """Returns the process that kills a worker which is stopped."""
+    (guard,) = pathlib.Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()
+    return int(guard)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the guard in /proc")
+@pytest.mark.parametrize(
+    "flags",
+    [["--train_steps=4000"], ["--train_steps=400", "--sync", "--replicas_to_aggregate=2", "--checkpoint_every=100"]],
+    ids=["asynchronous", "synchronous"],
+)
+def test_a_worker_whose_machine_freezes_is_given_up_and_the_others_make_its_steps(flags, line, tmp_path):
+    """Its guard is stopped, too, so nobody kills it. When synchronous, the chief is saving meanwhile."""
+    job = Job(3, 1, line, tmp_path, *LINE, *flags, "--log_every=10", "--collective_timeout=8")
+    wait_for_step(job.chief, 20)
+    frozen = job.processes.pop("worker 1")
+    stopped = [guard_of(frozen), frozen.pid]
+    for process in stopped:
+        os.kill(process, signal.SIGSTOP)
+    try:
+        outcomes = ends(job, 180)
+        assert {code for code, _, _ in outcomes.values()} == {0}, outcomes
+        out = outcomes["chief 0"][1]
+        assert re.search(
+            r"^lost worker 1 \(localhost:\d+\) \(no sign of life for 8 s, --collective_timeout\); training goes",
+            out,
+            re.M,
+        )
+        steps, once, twice, never = ledger_of(out)
+        assert (steps, never) == (int(flags[0].partition("=")[2]), 0)
+        assert once + twice == steps
+    finally:
+        for process in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGCONT)
+    assert frozen.wait(20) in (75, -signal.SIGKILL)  # by itself, or by its guard
 
 
 @pytest.mark.slow

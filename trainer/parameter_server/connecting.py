@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -27,7 +29,7 @@ from trainer.parameter_server.roles import CHIEF, PS, WORKER, Roles, Task
 CHIEF_DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
 _POLL_SECONDS = 0.1
 _NOTICE_SECONDS = 0.3  # after an error, for the end of a process to show in its connection to the chief
-_HANGING_SECONDS = 10.0  # besides the time after which a process is silent: its own machine should have ended it
+_HANGING_SECONDS = 60.0  # for a call to a worker that is lost to fail
 _ENVIRONMENT = {  # as tf.distribute.ParameterServerStrategy sets them when it connects
     "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE": "False",
     "TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY": "True",
@@ -37,17 +39,17 @@ _ENVIRONMENT = {  # as tf.distribute.ParameterServerStrategy sets them when it c
 class Members:
     """The workers that take part now. TensorFlow's threads, one for each worker, ask it whether to go on."""
 
-    def __init__(self, roles: Roles, host: Host, silence: float, addresses: dict[str, list[str]]) -> None:
+    def __init__(self, roles: Roles, host: Host, addresses: dict[str, list[str]]) -> None:
         """Takes no worker in.
 
         Args:
           roles: the processes.
           host: knows which of them are there.
-          silence: seconds without a sign of life after which a process is lost.
           addresses: of each job, as the chief calls them.
         """
-        self._roles, self._host, self._silence, self._addresses = roles, host, silence, addresses
+        self._roles, self._host, self._addresses = roles, host, addresses
         self._admitted: dict[int, int] = {}
+        self._machines: dict[int, set[tuple[str, int]]] = {}  # where the admitted ones listen
         self._at_work: set[int] = set()
         self._gone: dict[int, float] = {}  # since when a worker at work is not there
         self._lock = threading.Lock()
@@ -66,11 +68,15 @@ class Members:
         """Gives no more work to workers that are lost; returns those that are there."""
         workers = self._host.workers
         with self._lock:
-            self._admitted = {i: start for i, start in self._admitted.items() if workers.get(i) == start}
+            lost = [i for i, start in self._admitted.items() if workers.get(i) != start]
+            self._admitted = {i: start for i, start in self._admitted.items() if i not in lost}
+        for worker in lost:
+            _disconnect(self._machines[worker])
         return workers
 
     def admit(self, workers: dict[int, int]) -> None:
         """Gives work to workers, which TensorFlow knows now."""
+        self._machines = {worker: _resolved(self._addresses[WORKER][worker]) for worker in workers}
         with self._lock:
             self._admitted = workers
 
@@ -99,7 +105,7 @@ class Members:
         Raises:
           RerunError: a worker is lost, but a call to it does not end: what it has in work cannot be given to another.
         """
-        leaving, there = self._host.leaving, set(self._host.workers) - self._host.silent_workers
+        leaving, there = self._host.leaving, set(self._host.workers)
         with self._lock:  # after `leaving` was read: who leaves begins nothing
             at_work = set(self._at_work)
         for worker in leaving - at_work:
@@ -107,15 +113,15 @@ class Members:
                 self._host.release(worker)
         self._gone = {worker: self._gone.get(worker, time.monotonic()) for worker in at_work - there}
         for worker, since in self._gone.items():
-            if time.monotonic() - since > self._silence + _HANGING_SECONDS:
+            if time.monotonic() - since > _HANGING_SECONDS:
                 raise RerunError(
-                    f"lost {self._roles.name(Task(WORKER, worker))}, and its machine does not answer, so its steps "
+                    f"lost {self._roles.name(Task(WORKER, worker))}, but its work does not end, so its steps "
                     "cannot be given to another worker; rerun the same commands to resume from the last checkpoint"
                 )
 
 
 def connect(
-    roles: Roles, host: Host, silence: float
+    roles: Roles, host: Host
 ) -> tuple[tf.distribute.Strategy, tf.distribute.coordinator.ClusterCoordinator, Members, object]:
     """Returns the strategy, the coordinator, the workers that take part, and what has to live as long as they do.
 
@@ -125,7 +131,6 @@ def connect(
     Args:
       roles: the processes.
       host: knows which of them are there.
-      silence: seconds without a sign of life after which a process is lost.
 
     Raises:
       UsageError: a worker has several GPUs.
@@ -139,7 +144,7 @@ def connect(
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(addresses), task_type=CHIEF, task_id=0, rpc_layer="grpc"
     )
-    members = Members(roles, host, silence, addresses)
+    members = Members(roles, host, addresses)
     strategy = _Strategy(resolver, members)
     if strategy.num_replicas_in_sync > 1:
         raise UsageError(
@@ -246,6 +251,35 @@ def _coordinated_by(members: Members) -> Iterator[None]:
     finally:
         for name, theirs in before.items():
             setattr(cluster_coordinator, name, theirs)
+
+
+def _resolved(address: str) -> set[tuple[str, int]]:
+    """Returns the (IP address, port) pairs of `host:port`."""
+    host, port = ports.split(address)
+    with contextlib.suppress(OSError):  # its name is gone with its machine
+        return {(_plain(found[4][0]), port) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    return set()
+
+
+def _plain(ip: str | int) -> str:
+    return str(ip).removeprefix("::ffff:")
+
+
+def _disconnect(peers: set[tuple[str, int]]) -> None:
+    """Closes the connections of this process to a worker that is lost.
+
+    TensorFlow's calls to a process that is stopped, or whose machine is gone, wait for ever, and a change of the
+    cluster waits for them; once their connection is closed they fail, as do those to a process that has ended.
+    """
+    for name in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):  # it is no connection, or was closed meanwhile
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as one:
+                if one.family in (socket.AF_INET, socket.AF_INET6):
+                    ip, port, *_ = one.getpeername()
+                    if (_plain(ip), port) in peers:
+                        one.shutdown(socket.SHUT_RDWR)
 
 
 def _server_def(spec: tf.train.ClusterSpec) -> ServerDef:

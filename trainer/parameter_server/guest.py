@@ -44,36 +44,6 @@ if missed == 2 and os.getppid() == parent:
 """
 
 
-def serve(
-    roles: Roles,
-    description: Description,
-    join_timeout: float,
-    silence: float,
-    interrupt: Interrupt,
-    heartbeat: Heartbeat,
-) -> None:
-    """Serves the chief until the job ends. A signal is told to the chief, which saves; until then it is served.
-
-    Args:
-      roles: the processes, of which this one is no chief.
-      description: what has to be equal.
-      join_timeout: seconds to wait for the others.
-      silence: seconds without a sign of life after which another process is lost, and to serve after a signal.
-      interrupt: says whether a signal came.
-      heartbeat: says what is done.
-
-    Raises:
-      PipelineError: the error that ended the job.
-      RerunError: the chief did not come, or was lost; or this process got a signal.
-      UsageError: this process differs from the chief, or its port cannot be used.
-    """
-    heartbeat.on_phase(Phase("waiting for all processes"))
-    with rendezvous.explaining(roles.seat, join_timeout):
-        server = start_server(roles)
-    asyncio.run(_Guest(roles, description, join_timeout, silence, interrupt, heartbeat).attend())
-    del server
-
-
 def start_server(roles: Roles, address: str | None = None) -> tf.distribute.Server:
     """Returns TensorFlow's server of this process.
 
@@ -101,8 +71,11 @@ def start_server(roles: Roles, address: str | None = None) -> tf.distribute.Serv
         ) from None
 
 
-class _Guest:
-    """Asks the chief."""
+class WorkerClient:
+    """A worker's or parameter server's end of the job: it serves the chief until the job ends.
+
+    A signal is told to the chief, which saves; until then it is served.
+    """
 
     def __init__(
         self,
@@ -113,6 +86,16 @@ class _Guest:
         interrupt: Interrupt,
         heartbeat: Heartbeat,
     ) -> None:
+        """Makes the client of this process.
+
+        Args:
+          roles: the processes, of which this one is no chief.
+          description: what has to be equal.
+          join_timeout: seconds to wait for the others.
+          silence: seconds without a sign of life after which another process is lost, and to serve after a signal.
+          interrupt: says whether a signal came.
+          heartbeat: says what is done.
+        """
         self._roles, mine = roles, roles.mine
         self._hello = Hello(roles.others.index(mine) + 1, roles.name(mine), description)
         self._chief, self._address = roles.name(Task(CHIEF)), ports.split(roles.address(Task(CHIEF)))
@@ -120,7 +103,21 @@ class _Guest:
         self._heartbeat, self._awaited = heartbeat, self._chief
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def attend(self) -> None:
+    def serve(self) -> None:
+        """Serves the chief until the job ends.
+
+        Raises:
+          PipelineError: the error that ended the job.
+          RerunError: the chief did not come, or was lost; or this process got a signal.
+          UsageError: this process differs from the chief, or its port cannot be used.
+        """
+        self._heartbeat.on_phase(Phase("waiting for all processes"))
+        with rendezvous.explaining(self._roles.seat, self._timeout):
+            server = start_server(self._roles)
+        asyncio.run(self._attend())
+        del server  # it listens for as long as it lives
+
+    async def _attend(self) -> None:
         """Waits until the job begins, then until it ends."""
         meeting = asyncio.create_task(self._meet())
         if error := await decided(meeting, self._timeout, lambda: self._awaited):

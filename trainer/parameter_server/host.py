@@ -27,6 +27,7 @@ from trainer.parameter_server.roles import PS, WORKER, Roles, Task
 _FIRST_NOTICE_SECONDS = 0.5
 _LOSS_SECONDS, _POLL_SECONDS = 2.0, 0.05
 _GRACE_SECONDS = 10.0  # for which those who are there wait for workers that may come later as well
+_GUARD_SECONDS = 10.0  # for its guard to kill a silent worker; else its machine has stopped, or is cut off
 _HANGING_SECONDS = 5.0  # for the main thread to end by itself; a call to a server that is stopped never returns
 _ALIKE = "start all processes with the same flags, data, code and versions"
 _AGAIN = "rerun the same commands to resume from the last checkpoint"
@@ -158,11 +159,6 @@ class Host:
             return {task.index for task in self._leaving}
 
     @property
-    def silent_workers(self) -> set[int]:
-        """The workers that give no sign of life."""
-        return {task.index for task in list(self.silent) if task.job == WORKER}
-
-    @property
     def is_ending(self) -> bool:
         """Whether the job is to end because of a signal; all workers are needed until the state is saved."""
         return self._interrupt.requested is not None
@@ -261,17 +257,20 @@ class Host:
         self._told.add(failure.rank)
 
     async def _follow(self, task: Task, reader: asyncio.StreamReader) -> None:
-        """Listens to a process until it is gone, or is a silent server.
+        """Listens to a process until it is gone, or counts as gone: a silent server, a worker that nobody kills.
 
         A silent worker gets nothing more to do, but TensorFlow keeps it until it is gone: a change of its cluster would
-        wait for what the worker has in work. Its guard kills it.
+        wait for what the worker has in work. Its guard kills it. A guard that does not has stopped with its machine;
+        then the worker counts as gone, and `connecting` closes TensorFlow's connections to it.
         """
+        within = self._silence
         while True:
             try:
-                kind, value = await messages.read_news(reader, self._silence)
+                kind, value = await messages.read_news(reader, within)
             except TimeoutError:
+                is_frozen, within = task in self.silent, _GUARD_SECONDS
                 self.silent.add(task)
-                if task.job == PS or not self._begun:
+                if is_frozen or task.job == PS or not self._begun:
                     return
                 with self._changed:
                     self._leaving.setdefault(task, f"{self._silence:g} s of silence")

@@ -24,9 +24,10 @@ from trainer.cluster import failures, ports, rendezvous, runtime
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig
 from trainer.loop import Action, Progress
-from trainer.parameter_server import assembling, guest, limits, numbered
+from trainer.parameter_server import assembling, limits, numbered
 from trainer.parameter_server.connecting import CHIEF_DEVICE, connect
 from trainer.parameter_server.evaluating import ChiefStepper
+from trainer.parameter_server.guest import WorkerClient
 from trainer.parameter_server.host import Host
 from trainer.parameter_server.ledger import Tally
 from trainer.parameter_server.loop import Loop
@@ -77,7 +78,7 @@ def run(
 
 
 def serve(config: TrainConfig, plan: Plan | None, roles: Roles, interrupt: Interrupt, heartbeat: Heartbeat) -> None:
-    """Serves the chief as a worker or a parameter server; see `guest.serve`.
+    """Serves the chief as a worker or a parameter server; see `WorkerClient.serve`.
 
     Args:
       config: of the job.
@@ -90,7 +91,7 @@ def serve(config: TrainConfig, plan: Plan | None, roles: Roles, interrupt: Inter
     with rendezvous.explaining(roles.seat, timeout):
         runtime.configure(config)
         mine = description.of_graph_reader(config, plan) if plan else description.of_server(config)
-    guest.serve(roles, described(roles, mine), timeout, silence, interrupt, heartbeat)
+    WorkerClient(roles, described(roles, mine), timeout, silence, interrupt, heartbeat).serve()
 
 
 def described(roles: Roles, rest: description.Description) -> description.Description:
@@ -131,8 +132,7 @@ class _Run:
         self.config, self.plan, self.roles, self.interrupt = config, plan, roles, interrupt
         self.output, self.callbacks, self.host = output, callbacks, host
         callbacks.phase("connecting")
-        silence = config.run.collective_timeout
-        self.strategy, coordinator, self.members, self._server = connect(roles, host, silence)
+        self.strategy, coordinator, self.members, self._server = connect(roles, host)
         callbacks.phase("building the model")
         steps_per_epoch = plan.training.steps_per_epoch
         schedule = optimizers.schedule(config.optimizer, steps_per_epoch, plan.last_step)
