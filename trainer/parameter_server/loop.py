@@ -9,17 +9,17 @@ from collections.abc import Callable, Sequence
 from trainer.checkpoint import NotFiniteError
 from trainer.loop import Action, Progress
 from trainer.parameter_server import rows as packing
-from trainer.parameter_server.finished import Driver, Finished
 from trainer.parameter_server.ledger import SPAN, Ledger, Tally
 from trainer.parameter_server.rows import Averages, EpochSums, Row, Rows
+from trainer.parameter_server.scheduling import Finished, Scheduler
 
 
 @dataclasses.dataclass(eq=False)
 class Loop:
-    """Follows a driver.
+    """Follows a scheduler.
 
     Attributes:
-      driver: of the workers.
+      scheduler: of the workers' steps.
       rows: says what the steps came to.
       averages: over them.
       epoch: the sums over their epoch.
@@ -32,7 +32,7 @@ class Loop:
       watch: told of every report.
     """
 
-    driver: Driver
+    scheduler: Scheduler
     rows: Rows
     averages: Averages
     epoch: EpochSums
@@ -61,9 +61,9 @@ class Loop:
         while step < last:
             end = int(min(last, step + SPAN, *(action.next_after(step) for action in self.heavy)))
             self._run(step, end)
-            self.tally.add(self.ledger.read(step, self.driver.reached))
-            self.tally.add(self.driver.tally())
-            step = self.driver.reached
+            self.tally.add(self.ledger.read(step, self.scheduler.reached))
+            self.tally.add(self.scheduler.tally())
+            step = self.scheduler.reached
             self.settle(step)
             for number, action in enumerate(self.heavy, len(self.light)):
                 if self._progress and (action.is_due(step) or self._is_late(number, action)):
@@ -76,7 +76,7 @@ class Loop:
     def _run(self, first: int, end: int) -> None:
         began = time.perf_counter()
         before = self._seconds
-        for finished in self.driver.run(first, end, self._cut, self._pauses):
+        for finished in self.scheduler.run(first, end, self._cut, self._pauses):
             self._seconds = before + time.perf_counter() - began
             self._report(finished)
         self._seconds = before + time.perf_counter() - began

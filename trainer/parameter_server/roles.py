@@ -8,6 +8,7 @@ import os
 from pipeline.commands.text import count_of
 from pipeline.errors import UsageError
 from trainer.cluster import hosts, tf_config
+from trainer.config import TrainConfig
 from trainer.config.run import PARAMETER_SERVER, ClusterFlags
 
 CHIEF, WORKER, PS = "chief", "worker", "ps"
@@ -101,6 +102,26 @@ def of(flags: ClusterFlags) -> Roles:
             "--worker_hosts=..., --ps_hosts=..., --job_name=... and --task_index=..."
         )
     return _parsed(text, tf_config.VARIABLE)
+
+
+def gradients_of_step(config: TrainConfig, num_workers: int) -> int:
+    """Returns how many gradients make a step.
+
+    Raises:
+      UsageError: there are fewer workers, or the gradients would be of unequal parts of the batch.
+    """
+    flags, rows = config.aggregation, config.order.global_batch_size
+    if not flags.sync:
+        return 1
+    needed = flags.replicas_to_aggregate or num_workers
+    if needed > num_workers:
+        raise UsageError(f"--replicas_to_aggregate={needed}: there are {num_workers} workers; give as many at most")
+    if rows % needed:
+        raise UsageError(
+            f"--global_batch_size={rows} with --sync and {num_workers} workers: each gradient is of an equal part of "
+            f"the batch; give a multiple of {needed}, or another --replicas_to_aggregate"
+        )
+    return needed
 
 
 def _parsed(text: str, source: str) -> Roles:

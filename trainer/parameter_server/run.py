@@ -10,7 +10,9 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import PipelineError
+from pipeline.commands.text import size_of
+from pipeline.errors import PipelineError, UsageError
+from pipeline.resolved import ResolvedRequest
 from trainer import lazy_imports
 from trainer import plan as plans
 from trainer.callbacks.base import Callbacks, Phase
@@ -19,7 +21,6 @@ from trainer.callbacks.terminal import LiveLine, Output
 from trainer.cluster import lock, rendezvous, tf_config
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig
-from trainer.parameter_server import limits
 from trainer.parameter_server import roles as processes
 from trainer.parameter_server.roles import PS, WORKER, Roles
 
@@ -105,7 +106,7 @@ def _lead(
     heartbeat: Heartbeat,
 ) -> Any:
     with rendezvous.explaining(roles.seat, config.run.join_timeout, live.aside):
-        limits.gradients_of_step(config, len(roles.workers))
+        processes.gradients_of_step(config, len(roles.workers))
         plan, found = _plan(config, roles, task)
         plans.prepare_folder("--model_dir", config.run.model_dir)
         heartbeat.job(plan.last_step, config.order.global_batch_size)
@@ -124,7 +125,7 @@ def _serve(
     config: TrainConfig, roles: Roles, task: type[Task] | None, interrupt: Interrupt, heartbeat: Heartbeat
 ) -> None:
     with rendezvous.explaining(roles.seat, config.run.join_timeout):
-        limits.gradients_of_step(config, len(roles.workers))
+        processes.gradients_of_step(config, len(roles.workers))
         plan = None if roles.mine.job == PS else _plan(config, roles, task)[0]
     heartbeat.on_phase(Phase("loading TensorFlow", quiet=LOADING_SECONDS))
     with lazy_imports.loading():
@@ -137,5 +138,17 @@ def _plan(config: TrainConfig, roles: Roles, task: type[Task] | None) -> tuple[p
     """Returns the plan, checked for this strategy, and the task."""
     found = task or lazy_imports.load_task(config.model.task)
     plan = plans.make(config, tf_config.ALONE, found.parse if found else None)
-    limits.check_windows(plan.training.first)
+    _check_windows(plan.training.first)
     return plan, found
+
+
+def _check_windows(resolved: ResolvedRequest) -> None:
+    """Raises UsageError if the split does not fit in one shuffle window: workers keep the whole split in memory."""
+    spec, order = resolved.spec, resolved.order
+    if order.windows > 1:
+        needed = order.num_records * spec.record_bytes
+        raise UsageError(
+            f"--shuffle_bytes={spec.shuffle_bytes}: with --strategy=parameter_server each worker keeps all of "
+            f"{resolved.request.split!r} in memory, {size_of(needed)} decoded; give --shuffle_bytes={needed} or more "
+            "(another order), fewer records, as in --train_split=train[:10000], or --strategy=multiworker"
+        )

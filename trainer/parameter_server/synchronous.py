@@ -1,21 +1,31 @@
 """Synchronous training: a worker computes the gradient of a share of a step, and leaves it on the parameter servers.
 
 The chief applies the mean of those that it chooses, so that a gradient is applied as a whole or not at all.
+
+The queue holds the shares, in the order of the rows. A gradient that comes too late is dropped, and its share goes back
+to the front: all rows of an epoch are applied exactly once, and M shares are a step, whichever they are. Where nothing
+is left to hand out but what a slow worker has in work, others compute the same share, and the first result counts.
 """
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from trainer.parameter_server.columns import ColumnBatches
-from trainer.parameter_server.compute import Compute, Sent, is_finite, norm_of
-from trainer.parameter_server.ledger import Ledger
-from trainer.parameter_server.rows import Rows
-from trainer.parameter_server.transfer import Transfer
+from trainer.parameter_server.compute import Compute, Sent, Transfer, is_finite, norm_of
+from trainer.parameter_server.ledger import Ledger, Tally
+from trainer.parameter_server.rows import Row, Rows
+from trainer.parameter_server.scheduling import Closures, Finished, WorkerLines
 from trainer.step.state import TrainState
 from trainer.task.base import WEIGHT
+
+_POLL_SECONDS = 0.1
 
 
 class Share(NamedTuple):
@@ -124,3 +134,138 @@ def _mean(room: tf.Variable, places: tf.Tensor, parts: tf.Tensor) -> tf.Tensor:
         chosen = room.sparse_read(places)
         mean: tf.Tensor = tf.linalg.matvec(chosen, tf.cast(parts, chosen.dtype), transpose_a=True)
         return mean
+
+
+@dataclasses.dataclass(frozen=True)
+class _Taken:
+    """A gradient that counts for the step under way."""
+
+    place: int
+    share: Share
+    row: Row
+
+
+class SyncScheduler:
+    """A `Scheduler` of shares, of which the first M gradients make a step."""
+
+    def __init__(
+        self,
+        graph: Synchronous,
+        closures: Closures,
+        columns: Any,
+        num_workers: int,
+        needed: int,
+        max_staleness: int,
+        lines: WorkerLines,
+    ) -> None:
+        """Makes the scheduler of a job.
+
+        Args:
+          graph: of shares and updates.
+          closures: where shares are computed.
+          columns: each worker's.
+          num_workers: N, in the job.
+          needed: M, gradients of a step.
+          max_staleness: steps that a gradient may be old.
+          lines: told of every gradient that counts.
+        """
+        self.reached = 0
+        self._graph, self._closures, self._columns, self._lines = graph, closures, columns, lines
+        self._needed, self._max_staleness, self._num_workers = needed, max_staleness, num_workers
+        self._free = list(range(num_workers))  # places for gradients, one for each worker
+        self._queue: collections.deque[int] = collections.deque()
+        self._in_work: collections.Counter[int] = collections.Counter()
+        self._applied: set[int] = set()
+        self._taken: list[_Taken] = []
+        self._dropped, self._first = 0, 0
+
+    def run(self, first: int, end: int, cut: Callable[[int], int], stops: Callable[[], bool]) -> Iterator[Finished]:
+        """See `Scheduler.run`; an epoch ends with exactly its rows."""
+        step = first
+        while step < end and not stops():
+            in_epoch = self._graph.batches.steps_per_epoch
+            stop = min(end, step - step % in_epoch + in_epoch)
+            for finished in self._steps(step, stop, stops):
+                step = finished.stop
+                yield finished
+        self.reached = step
+
+    def tally(self) -> Tally:
+        """See `Scheduler.tally`."""
+        dropped, self._dropped = self._dropped, 0
+        return Tally(dropped=dropped)
+
+    def _steps(self, first: int, end: int, stops: Callable[[], bool]) -> Iterator[Finished]:
+        """Yields steps up to the end of an epoch; once it has to stop, it hands out no more than what is missing."""
+        step, limit = first, end * self._needed
+        self._first = first * self._needed
+        self._queue.extend(range(first * self._needed, limit))
+        while step < end:
+            if stops() and self._queue and limit > (least := self._least_limit(step)):
+                limit, end = least, least // self._needed
+                self._queue = collections.deque(share for share in self._queue if share < limit)
+            self._hand_out()
+            if came := self._closures.next(_POLL_SECONDS):
+                self._receive(step, *came)
+            if len(self._taken) == self._needed:
+                yield self._update(step)
+                step += 1
+        self._applied.clear()
+
+    def _least_limit(self, step: int) -> int:
+        """Returns the end of the shares that have to be applied so that no share before it is missing."""
+        seen = [*self._applied, *(number for number, count in self._in_work.items() if count)]
+        last = max([share + 1 for share in seen], default=0)
+        return max(-(-last // self._needed), step) * self._needed
+
+    def _hand_out(self) -> None:
+        """Gives shares to the workers that have none in work and none that counts for this step."""
+        while self._free and (share := self._next_share()) is not None:
+            place = self._free.pop()
+            self._in_work[share] += 1
+            step, number = divmod(share, self._needed)
+            arguments = (tf.constant(step, tf.int64), tf.constant(number, tf.int64), tf.constant(place))
+            self._closures.schedule((share, place), self._graph.share, self._columns, *arguments)
+
+    def _next_share(self) -> int | None:
+        """Returns the next share of the queue, or else one that only one worker has in work."""
+        if self._queue:
+            return self._queue.popleft()
+        missing = self._needed - len(self._taken)
+        here = [share for share in self._in_work if share >= self._first and share not in self._applied]
+        alone = [share for share in here if self._in_work[share] == 1]
+        return alone[0] if alone and missing else None
+
+    def _receive(self, step: int, tag: tuple[int, int], result: Any) -> None:
+        share, place = tag
+        made = Share(*(part.numpy() if hasattr(part, "numpy") else part for part in result))
+        self._in_work[share] -= 1
+        if not self._in_work[share]:
+            del self._in_work[share]
+        if share in self._applied or share < self._first:  # another worker was first
+            self._dropped += 1
+            self._free.append(place)
+            return
+        if step - int(made.version) > self._max_staleness:
+            self._dropped += 1
+            self._free.append(place)
+            if not self._in_work[share]:
+                self._queue.appendleft(share)
+            return
+        self._applied.add(share)
+        row = self._graph.rows.unpacked(made.row)
+        self._taken.append(_Taken(place, made, row))
+        self._lines.add(int(made.worker), step + 1, [self._graph.rows.loss(row)], float(made.seconds))
+
+    def _update(self, step: int) -> Finished:
+        taken, self._taken = self._taken, []
+        weights = np.array([float(one.share.weight) for one in taken], np.float32)
+        places = tf.constant([one.place for one in taken], tf.int32)
+        norm = self._graph.update(tf.constant(step, tf.int64), places, tf.constant(weights))
+        self._free.extend(one.place for one in taken)
+        sums = np.sum([one.row.sums for one in taken], axis=0)
+        penalty = float(np.mean([one.row.penalty for one in taken]))
+        row = Row(penalty, float(norm), sums)
+        finite = all(bool(one.share.finite) for one in taken)
+        waited = max(float(one.share.waited) for one in taken)
+        return Finished(step + 1, {step: row}, finite, waited)

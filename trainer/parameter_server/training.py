@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 
 from pipeline.batch.compose import make_dataset
+from pipeline.commands.text import count_of
 from pipeline.errors import DataError, PipelineError, RerunError, UsageError
 from trainer import description
 from trainer.callbacks.base import Callback, Callbacks
@@ -24,19 +27,25 @@ from trainer.cluster import failures, ports, rendezvous, runtime
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig
 from trainer.loop import Action, Progress
-from trainer.parameter_server import assembling, limits, numbered
+from trainer.parameter_server import numbered
+from trainer.parameter_server.asynchronous import Asynchronous, AsyncScheduler
+from trainer.parameter_server.columns import ColumnBatches
+from trainer.parameter_server.compute import Compute
 from trainer.parameter_server.connecting import CHIEF_DEVICE, connect
-from trainer.parameter_server.evaluating import ChiefStepper
 from trainer.parameter_server.guest import WorkerClient
 from trainer.parameter_server.host import Host
-from trainer.parameter_server.ledger import Tally
+from trainer.parameter_server.ledger import Ledger, Tally
 from trainer.parameter_server.loop import Loop
-from trainer.parameter_server.roles import CHIEF, PS, WORKER, Roles, Task
-from trainer.parameter_server.rows import Averages, EpochSums
+from trainer.parameter_server.roles import CHIEF, PS, WORKER, Roles, Task, gradients_of_step
+from trainer.parameter_server.rows import Averages, EpochSums, Rows
+from trainer.parameter_server.scheduling import Closures, Scheduler, WorkerLines
+from trainer.parameter_server.synchronous import Synchronous, SyncScheduler
 from trainer.plan import Plan
 from trainer.step import optimizers, state, train_step
+from trainer.step.state import TrainState
+from trainer.step.train_step import TrainStep
 from trainer.task import base, data_spec
-from trainer.task.base import Evaluation
+from trainer.task.base import Evaluation, Sums
 
 
 def run(
@@ -70,7 +79,7 @@ def run(
     chief = Task(CHIEF)
     callbacks.phase("waiting for all processes", shown="")
     port = ports.listen_at(roles.address(chief), roles.name(chief), roles.source_of(chief))
-    needed = limits.gradients_of_step(config, len(roles.workers))
+    needed = gradients_of_step(config, len(roles.workers))
     with Host(roles, expected_of, port, timeout, silence, needed, interrupt, output.line) as host:
         host.wait()
         with _in_one_line(host, roles):
@@ -145,7 +154,7 @@ class _Run:
         self.checkpoints = CheckpointManager(
             config, plan, self.state, parts, is_chief=True, say=output.line, io_device=CHIEF_DEVICE
         )
-        self.workers = assembling.workers(config, plan, roles, self.strategy, coordinator, self.state, host)
+        self.workers = _workers(config, plan, roles, self.strategy, coordinator, self.state, host)
 
     def run(self) -> Evaluation | None:
         """Restores or initializes, trains, evaluates."""
@@ -192,7 +201,7 @@ class _Run:
             Action(flags.checkpoint_every, lambda progress: self._save(), seconds=flags.checkpoint_secs),
         ]
         return Loop(
-            workers.driver,
+            workers.scheduler,
             workers.rows,
             self.averages,
             self.epoch,
@@ -225,7 +234,7 @@ class _Run:
         if not splits:
             return None
         evaluator = Evaluator(
-            ChiefStepper(self.state),
+            _ChiefStepper(self.state),
             {name: make_dataset(split.request) for name, split in splits.items()},
             splits,
             self.plan.may_skip,
@@ -281,3 +290,78 @@ class _Run:
             f"{what} stopped by {self.interrupt.reason}: step {self.state.step} of {self.plan.last_step} is "
             "saved; rerun the same commands to resume"
         )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Workers:
+    """What makes steps.
+
+    Attributes:
+      scheduler: of them.
+      rows: says what they came to.
+      ledger: counts them.
+      where: a few words on who computes.
+    """
+
+    scheduler: Scheduler
+    rows: Rows
+    ledger: Ledger
+    where: str
+
+
+def _workers(
+    config: TrainConfig,
+    plan: Plan,
+    roles: Roles,
+    strategy: tf.distribute.Strategy,
+    coordinator: tf.distribute.coordinator.ClusterCoordinator,
+    state: TrainState,
+    host: Host,
+) -> _Workers:
+    """Returns what makes the steps of a run."""
+    num_workers, lines, flags = len(roles.workers), WorkerLines(host, config.steps.log_every), config.aggregation
+    needed = gradients_of_step(config, num_workers)
+    batches = ColumnBatches(plan.training.first, needed)
+    with strategy.scope():
+        ledger = Ledger()
+    columns = iter(coordinator.create_per_worker_dataset(tf.function(batches.dataset, autograph=False)))
+    compute, rows, closures = (
+        Compute(strategy, state, config, train_step.distortion(plan.training)),
+        Rows(state.measure),
+        Closures(coordinator, host.check_soon),
+    )
+    where = f"{count_of(num_workers, 'worker')}, {len(roles.ps)} ps"
+    if flags.sync:
+        shares = Synchronous(strategy, state, batches, compute, ledger, rows, num_workers)
+        rounds = SyncScheduler(shares, closures, columns, num_workers, needed, flags.max_staleness, lines)
+        return _Workers(
+            rounds, rows, ledger, f"{where}, synchronous by {needed} of {count_of(num_workers, 'gradient')}"
+        )
+    graph = Asynchronous(state, batches, compute, ledger, rows)
+    blocks = AsyncScheduler(graph, closures, columns, num_workers, config.steps.steps_per_loop, lines)
+    return _Workers(blocks, rows, ledger, f"{where}, asynchronous")
+
+
+class _ChiefStepper(TrainStep):
+    """Evaluates with a copy of the weights in the chief's memory; workers train."""
+
+    def __init__(self, state: TrainState) -> None:
+        super().__init__(tf.distribute.OneDeviceStrategy(CHIEF_DEVICE), state)
+        model = state.model
+        weights = state.averages.values if state.averages else [v.value for v in model.trainable_variables]
+        self._theirs = [*weights, *(v.value for v in model.non_trainable_variables)]
+        self._num_weights = len(weights)
+        with tf.device(CHIEF_DEVICE):
+            self._mine = [tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False) for v in self._theirs]
+
+    def evaluate(self, iterator: Iterator[tuple[Any, ...]], steps: tf.Tensor) -> Sums:
+        """See `TrainStep.evaluate`; with the weights as they are now."""
+        for mine, theirs in zip(self._mine, self._theirs, strict=True):
+            mine.assign(theirs.read_value())
+        sums: Sums = super().evaluate(iterator, steps)
+        return sums
+
+    def evaluation_values(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Returns the values of the copy."""
+        values = [tf.convert_to_tensor(variable) for variable in self._mine]
+        return values[: self._num_weights], values[self._num_weights :]

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator.cluster_coordinator import ClosureAbortedError, ClosureInputError
 
-from trainer.parameter_server import closures
-from trainer.parameter_server.closures import Closures
+from trainer.parameter_server import scheduling
+from trainer.parameter_server.scheduling import Closures
 
 LOST = tf.errors.UnavailableError(None, None, "worker 1 is gone")
 CANCELLED = tf.errors.CancelledError(None, None, "another function failed")
@@ -41,7 +41,7 @@ class Remote:
 @pytest.fixture
 def jobs(monkeypatch):
     """Closures that wait for a root cause a tenth of a second, how often a loss was looked at, and the coordinator."""
-    monkeypatch.setattr(closures, "_ROOT_SECONDS", 0.1)
+    monkeypatch.setattr(scheduling, "_ROOT_SECONDS", 0.1)
 
     def jobs(*refusals):
         coordinator, checked = Coordinator(refusals), []

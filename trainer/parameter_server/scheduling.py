@@ -1,23 +1,65 @@
-"""Functions that workers run, and their results as they come."""
+"""What schedulers of steps have in common: their reports, functions that survive a lost worker, workers' lines."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import queue
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator.cluster_coordinator import ClosureAbortedError, ClosureInputError
 
 from trainer.cluster import failures
+from trainer.parameter_server.host import Host
+from trainer.parameter_server.ledger import Tally
+from trainer.parameter_server.rows import Row
 
 _ROOT_SECONDS = 1.0  # in which the error comes that had others cancelled
 _WRAPPERS = (ClosureAbortedError, ClosureInputError)  # around the error of what a function needed, such as its input
 _MOST_RETRIES = 5  # of functions that failed because a worker was lost, without a result in between
+
+
+class Finished(NamedTuple):
+    """Steps up to one of them, all applied.
+
+    Attributes:
+      stop: the first step after them.
+      rows: of the steps that were made anew, by step.
+      finite: whether all losses and gradients were.
+      waited: seconds that the batches took, of each worker on average.
+    """
+
+    stop: int
+    rows: dict[int, Row]
+    finite: bool
+    waited: float
+
+
+class Scheduler(Protocol):
+    """Has workers make steps.
+
+    Attributes:
+      reached: the first step that is not applied, between two runs.
+    """
+
+    reached: int
+
+    def run(self, first: int, end: int, cut: Callable[[int], int], stops: Callable[[], bool]) -> Iterator[Finished]:
+        """Yields steps as they are done, to `end`, or less far once `stops` says so; then all that was begun is done.
+
+        Args:
+          first, end: the steps.
+          cut: returns the next step after one at which a report has to end.
+          stops: asked often; raises where the job cannot go on.
+        """
+
+    def tally(self) -> Tally:
+        """Returns what the scheduler itself knows of the last run."""
 
 
 class Closures:
@@ -33,7 +75,7 @@ class Closures:
     def __init__(
         self, coordinator: tf.distribute.coordinator.ClusterCoordinator, check_lost: Callable[[], None]
     ) -> None:
-        """Schedules nothing yet.
+        """Runs functions on the workers of a coordinator.
 
         Args:
           coordinator: of the workers.
@@ -113,3 +155,39 @@ class _Call:
     tag: Any
     function: Any
     arguments: tuple[Any, ...]
+
+
+class WorkerLines:
+    """Counts the steps of each worker since it was started, and prints a line at every multiple."""
+
+    def __init__(self, host: Host, every: int) -> None:
+        """Counts from 0.
+
+        Args:
+          host: connected to the workers.
+          every: steps of a worker between two lines; 0: none.
+        """
+        self._host, self._every = host, every
+        self._counts: collections.Counter[tuple[int, int]] = collections.Counter()
+
+    def add(self, worker: int, global_step: int, losses: Sequence[float], seconds: float) -> None:
+        """Takes note of steps.
+
+        Args:
+          worker: that made them.
+          global_step: after them.
+          losses: of each.
+          seconds: that they took.
+        """
+        key = worker, self._host.starts(worker)
+        before = self._counts[key]
+        self._counts[key] += len(losses)
+        if not self._every or not losses:
+            return
+        for count in range(before + 1, self._counts[key] + 1):
+            if count % self._every == 0:
+                self._host.print_at(
+                    worker,
+                    f"After {count} training steps ({global_step} global steps), loss on training batch is "
+                    f"{losses[count - before - 1]:g}. ({seconds / len(losses):.3f} sec/batch)",
+                )

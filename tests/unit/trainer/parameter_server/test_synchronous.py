@@ -7,9 +7,8 @@ import types
 import numpy as np
 import pytest
 
-from trainer.parameter_server.rounds import Rounds
 from trainer.parameter_server.rows import Row
-from trainer.parameter_server.synchronous import Share
+from trainer.parameter_server.synchronous import Share, SyncScheduler
 
 EPOCH = 5  # steps
 
@@ -62,15 +61,17 @@ class Simulated:
 )
 def test_each_share_of_an_epoch_counts_once(seed, workers, needed, staleness):
     simulated = Simulated(workers, needed, slow=seed % workers if seed % 2 else None, seed=seed)
-    rounds = Rounds(simulated, simulated, None, workers, needed, staleness, types.SimpleNamespace(add=lambda *_: None))
+    scheduler = SyncScheduler(
+        simulated, simulated, None, workers, needed, staleness, types.SimpleNamespace(add=lambda *_: None)
+    )
     draw, step, last = random.Random(seed), 0, 4 * EPOCH
     while step < last:
         end, stop_at = min(last, step + draw.randint(1, 8)), step + draw.randint(1, 8)
         stops = lambda stop_at=stop_at: simulated.version >= stop_at  # noqa: E731
-        reports = list(rounds.run(step, end, lambda step: step + 1, stops))
-        assert [report.stop for report in reports] == list(range(step + 1, rounds.reached + 1))
-        assert rounds.reached <= end
-        step = rounds.reached
+        reports = list(scheduler.run(step, end, lambda step: step + 1, stops))
+        assert [report.stop for report in reports] == list(range(step + 1, scheduler.reached + 1))
+        assert scheduler.reached <= end
+        step = scheduler.reached
         applied = sorted(share for update in simulated.updates for share in update)
         assert applied == list(range(step * needed))  # all before, none after
     assert max(simulated.ages) <= staleness
@@ -83,8 +84,8 @@ def test_a_slow_worker_holds_nobody_up():
     took = {}
     for needed in (3, 2):
         simulated = Simulated(3, needed, slow=2, seed=1)
-        rounds = Rounds(simulated, simulated, None, 3, needed, 0, types.SimpleNamespace(add=lambda *_: None))
-        list(rounds.run(0, 20 * EPOCH, lambda step: step + 1, lambda: False))
+        scheduler = SyncScheduler(simulated, simulated, None, 3, needed, 0, types.SimpleNamespace(add=lambda *_: None))
+        list(scheduler.run(0, 20 * EPOCH, lambda step: step + 1, lambda: False))
         took[needed] = simulated.now
-        assert bool(rounds.tally().dropped) == (needed == 2)
+        assert bool(scheduler.tally().dropped) == (needed == 2)
     assert took[2] < took[3] / 5
