@@ -49,7 +49,7 @@ class Members:
         """
         self._roles, self._host, self._addresses = roles, host, addresses
         self._admitted: dict[int, int] = {}
-        self._machines: dict[int, set[tuple[str, int]]] = {}  # where the admitted ones listen
+        self._peers: dict[int, set[tuple[str, int]]] = {}  # where the workers listen that have been admitted
         self._at_work: set[int] = set()
         self._gone: dict[int, float] = {}  # since when a worker at work is not there
         self._lock = threading.Lock()
@@ -68,15 +68,31 @@ class Members:
         """Gives no more work to workers that are lost; returns those that are there."""
         workers = self._host.workers
         with self._lock:
-            lost = [i for i, start in self._admitted.items() if workers.get(i) != start]
-            self._admitted = {i: start for i, start in self._admitted.items() if i not in lost}
-        for worker in lost:
-            _disconnect(self._machines[worker])
+            self._admitted = {i: start for i, start in self._admitted.items() if workers.get(i) == start}
         return workers
+
+    @contextlib.contextmanager
+    def calls_fail(self, workers: dict[int, int]) -> Iterator[None]:
+        """Context in which TensorFlow's calls to all workers but these fail, also to one that is stopped."""
+        lost = {peer for i, peers in self._peers.items() if i not in workers for peer in peers}
+        over = threading.Event()
+
+        def disconnect() -> None:
+            while not over.wait(_POLL_SECONDS):  # TensorFlow connects again
+                _disconnect(lost)
+
+        _disconnect(lost)
+        thread = threading.Thread(target=disconnect, name="disconnecting", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def admit(self, workers: dict[int, int]) -> None:
         """Gives work to workers, which TensorFlow knows now."""
-        self._machines = {worker: _resolved(self._addresses[WORKER][worker]) for worker in workers}
+        self._peers.update({i: _resolved(self._addresses[WORKER][i]) for i in workers})
         with self._lock:
             self._admitted = workers
 
@@ -233,7 +249,8 @@ def _coordinated_by(members: Members) -> Iterator[None]:
                 with self._cluster_update_lock:
                     workers = members.close()
                     try:
-                        context.context().update_server_def(_server_def(members.cluster(workers)))
+                        with members.calls_fail(workers):
+                            context.context().update_server_def(_server_def(members.cluster(workers)))
                     except tf.errors.OpError:  # one was lost meanwhile, or a server, which its connection shows
                         time.sleep(_POLL_SECONDS)
                         continue
