@@ -157,7 +157,7 @@ def guard_of(worker):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the guard in /proc")
 @pytest.mark.parametrize(
     "flags",
-    [["--train_steps=4000"], ["--train_steps=400", "--sync", "--replicas_to_aggregate=2", "--checkpoint_every=100"]],
+    [["--train_steps=800"], ["--train_steps=400", "--sync", "--replicas_to_aggregate=2", "--checkpoint_every=100"]],
     ids=["asynchronous", "synchronous"],
 )
 def test_a_worker_whose_machine_freezes_is_given_up_and_the_others_make_its_steps(flags, line, tmp_path):
