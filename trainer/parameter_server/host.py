@@ -27,7 +27,7 @@ from trainer.parameter_server.roles import PS, WORKER, Roles, Task
 _FIRST_NOTICE_SECONDS = 0.5
 _LOSS_SECONDS, _POLL_SECONDS = 2.0, 0.05
 _GRACE_SECONDS = 10.0  # for which those who are there wait for workers that may come later as well
-_GUARD_SECONDS = 10.0  # for its guard to kill a silent worker; else its machine has stopped, or is cut off
+_GUARD_SECONDS = 10.0  # for its guard to kill a silent worker; else its machine has stopped, too
 _HANGING_SECONDS = 5.0  # for the main thread to end by itself; a call to a server that is stopped never returns
 _ALIKE = "start all processes with the same flags, data, code and versions"
 _AGAIN = "rerun the same commands to resume from the last checkpoint"
