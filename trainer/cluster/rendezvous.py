@@ -381,7 +381,7 @@ class _Chief:
                 messages.write_end(writer, None)
                 return
             if hello.rank in self._others:
-                messages.write_end(writer, self._taken(hello, writer))
+                messages.write_end(writer, taken(hello.name, writer, self._others[hello.rank][1], self._cluster.source))
                 return
             self._others[hello.rank] = hello, writer
             self._changed()
@@ -411,16 +411,6 @@ class _Chief:
     def _absent(self) -> str:
         ranks = (rank for rank in range(1, self._cluster.size) if rank not in self._others)
         return shortened([self._cluster.name(rank) for rank in ranks])
-
-    def _taken(self, hello: Hello, writer: asyncio.StreamWriter) -> RerunError:
-        """Returns the error for a second process; a restart helps where the first one's machine is gone."""
-        peers = ((one.get_extra_info("peername") or "?")[0] for one in (writer, self._others[hello.rank][1]))
-        here, there = (peer.removeprefix("::ffff:") for peer in peers)  # an IPv4 address as IPv6 has it
-        return RerunError(
-            f"{hello.name} is there already, a process on {there}; this one, on {here}, has the same task in "
-            f"{self._cluster.source}; give each process a task of its own, or try again in a minute if the other "
-            "machine is gone"
-        )
 
 
 class _Worker:
@@ -489,4 +479,21 @@ def late(awaited: str, timeout: float) -> RerunError:
     """Returns the error for processes that did not come within so many seconds."""
     return RerunError(
         f"{awaited} did not come within {timeout:g} s (--join_timeout); rerun the same commands on all of them"
+    )
+
+
+def taken(name: str, writer: asyncio.StreamWriter, first: asyncio.StreamWriter, source: str) -> RerunError:
+    """Returns the error for a second process with one task; a restart helps where the first one's machine is gone.
+
+    Args:
+      name: of the task.
+      writer: to the second process.
+      first: to the process that was there before.
+      source: that gives both their task.
+    """
+    peers = ((one.get_extra_info("peername") or "?")[0] for one in (writer, first))
+    here, there = (peer.removeprefix("::ffff:") for peer in peers)  # an IPv4 address as IPv6 has it
+    return RerunError(
+        f"{name} is there already, a process on {there}; this one, on {here}, has the same task in {source}; give each "
+        "process a task of its own, or try again in a minute if the other machine is gone"
     )

@@ -14,14 +14,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 from pipeline.errors import PipelineError, RerunError, UsageError
 from trainer.cluster import messages, rendezvous
 from trainer.cluster.difference import Description, difference, shortened
 from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.messages import Failure, Hello
-from trainer.cluster.rendezvous import ANSWER_SECONDS, NOTICE_SECONDS, late
+from trainer.cluster.rendezvous import ANSWER_SECONDS, NOTICE_SECONDS, late, taken
 from trainer.parameter_server.roles import PS, WORKER, Roles, Task
 
 _FIRST_NOTICE_SECONDS = 0.5
@@ -302,17 +302,8 @@ class Host:
                     self._say(f"refused {hello.name}: {error}")
             return error
         if task in self._present:
-            return self._taken(hello, writer, task)
+            return taken(hello.name, writer, self._present[task][1], self._roles.source_of(task))
         return None
-
-    def _taken(self, hello: Hello, writer: Any, task: Task) -> RerunError:
-        peers = ((one.get_extra_info("peername") or "?")[0] for one in (writer, self._present[task][1]))
-        here, there = (peer.removeprefix("::ffff:") for peer in peers)
-        return RerunError(
-            f"{hello.name} is there already, a process on {there}; this one, on {here}, has the same task in "
-            f"{self._roles.source_of(task)}; give each process a task of its own, or try again in a minute if the "
-            "other machine is gone"
-        )
 
     def _came(self, task: Task, writer: asyncio.StreamWriter) -> None:
         if not self._begun:
