@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 LOGICAL_DEVICES = 4
 COLLECTED_EVERY = 20_000  # new objects; at Python's 700, looking for garbage takes 6% of the time of building graphs
@@ -14,6 +15,10 @@ COLLECTED_EVERY = 20_000  # new objects; at Python's 700, looking for garbage ta
 pytest_plugins = ["tests.processor_time"]
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+# A test that takes long on a busy machine is not wrong.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

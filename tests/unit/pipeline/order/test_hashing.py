@@ -25,7 +25,7 @@ def test_permutation_is_one_and_equal_in_tensorflow(n):
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=4))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_keys_are_equal_in_tensorflow(arguments):
     assert int(hashing.derive_key(Domain.DISTORT, *arguments)) == int(hashing_tf.derive_key(Domain.DISTORT, *arguments))
 

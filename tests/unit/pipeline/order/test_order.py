@@ -168,7 +168,7 @@ def test_windows_shuffle_only_within_themselves():
     seed=st.integers(-(2**63), 2**63 - 1),
     epoch=st.integers(0, 10**9),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_property_each_record_once(counts, streams, rows, windows, remainder, seed, epoch):
     order = Order(tuple(counts), streams * rows, streams, windows, remainder, seed, training=True)
     if order.steps_per_epoch:

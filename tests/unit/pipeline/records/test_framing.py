@@ -88,7 +88,7 @@ def test_a_walk_goes_past_a_wrong_record_and_past_a_wrong_length_whose_frame_is_
 
 
 @given(st.integers(0, 549 * 8 - 1))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_every_flipped_bit_is_found_in_its_record(bit):
     data = bytearray(DATA)
     data[bit // 8] ^= 1 << bit % 8
