@@ -145,7 +145,8 @@ def input_fn(
         `tf.errors.OpError` with the same text.
       UsageError: an argument that cannot work; the message names the values that would.
     """
-    request = Request(**locals())  # whose fields are these arguments: nothing else is local yet
+    # The arguments, by name. Within a user's tf.function autograph adds locals of its own, so the fields are picked.
+    request = Request.of(locals())
     from pipeline.batch.compose import make_dataset  # noqa: PLC0415, here because it loads TensorFlow
 
     return make_dataset(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Required, TypeAlias, TypedDict
 
 from pipeline.distort import recipes
@@ -118,6 +118,11 @@ class Request:
     portable: bool = False
     cache_dir: PathLike | None = None
     cache_bytes: int | None = None
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> Request:
+        """Returns the request of the arguments that are its fields, by name; others are left out."""
+        return cls(**{field.name: arguments[field.name] for field in dataclasses.fields(cls)})
 
     def __post_init__(self) -> None:
         self._check_data()

@@ -41,7 +41,7 @@ class Opened:
 
     def reader(self, split="train", policy="raise", data_dir=None):
         manifest, data_dir = manifests.load(self.folder), data_dir or str(self.folder)
-        shards = Shards.found(data_dir, select(manifest, split).segments, Corruption(data_dir, policy))
+        shards = Shards.found(data_dir, select(manifest, split).segments, Corruption(data_dir, policy, most=100))
         if self.are_rows:
             return RowsReader.fit(manifest, shards, with_keys=True)
         return RecordsReader(shards, manifest.compression)
