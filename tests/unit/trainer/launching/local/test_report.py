@@ -1,10 +1,13 @@
 import dataclasses
 import io
 import json
+import types
 
 from rich.console import Console
 
 from trainer.launching.local import report, table
+from trainer.launching.local.process import Task
+from trainer.launching.local.records import Records
 from trainer.launching.local.report import JobReport, ProcessReport
 
 PROCESS = ProcessReport(
@@ -36,3 +39,28 @@ def test_the_status_is_written_whole(tmp_path):
     assert (content["step"], content["elastic"], content["processes"][0]["gpus"]) == (1200, [1, 4], ["2"])
     assert [path.name for path in tmp_path.iterdir()] == [report.FILE]
     JOB.write(tmp_path / "none")  # a folder that is gone does not end the job
+
+
+def test_each_field_of_the_report_is_what_its_name_says(tmp_path):
+    beat = types.SimpleNamespace(
+        step=7, last_step=90, phase="training", examples_per_second=5.0, input_wait=0.25, made=3
+    )
+    process = types.SimpleNamespace(
+        task=Task("worker", 1, 3), pid=11, exit_status=None, monitor=types.SimpleNamespace(beat=beat),
+        out=types.SimpleNamespace(path="o"), err=types.SimpleNamespace(path="e"),
+    )  # fmt: skip
+    group = types.SimpleNamespace(processes=[process], slots=[0, 3], step=7, has_stepped=True)
+    job = types.SimpleNamespace(model_dir=str(tmp_path), elastic=(1, 4), max_restarts=10, num_workers=4)
+    job.restarts = types.SimpleNamespace(max_restarts=10, elastic_range=(1, 4))
+    records = Records(types.SimpleNamespace(job=job, command=("python",), gpus_of=lambda task: ("2",)))
+    records.started(group)
+    records.watch()
+    group.step = 5  # the next group resumed from a checkpoint
+    records.failed(process.task, "gone")
+    waiting, training = records.report("waiting", [2]), records.report("training", [2])
+    assert (waiting.step, training.step, training.last_step, training.num_workers) == (7, 5, 90, 2)
+    assert (training.lost, training.elastic, training.max_restarts, training.exit_code) == ((2,), (1, 4), 10, None)
+    one = training.processes[0]
+    assert (one.name, one.index, one.slot, one.gpus, one.pid, one.step) == ("worker 1", 1, 3, ("2",), 11, 7)
+    assert (one.examples_per_second, one.input_wait, one.last_error) == (5.0, 0.25, "gone")
+    assert (one.stdout, one.stderr, one.state, one.phase) == ("o", "e", "running", "training")
