@@ -124,8 +124,8 @@ class TrainStep:
     def run(self, iterator: Iterator[Any], steps: int, summaries: frozenset[str] = frozenset()) -> LoopResult:
         """Runs `steps` updates; or, with some of the summaries, one update that also computes these.
 
-        A summarised update is the same step, compiled by itself; its summaries are computed from what it returns. With
-        virtual replicas its weights have the same bits; without, TensorFlow may round differently in it (resnet20).
+        A summarised update is the same step, to the bit, compiled by itself; its summaries are computed from what it
+        returns.
         """
         if not summaries:
             return self.train(iterator, tf.constant(steps, tf.int64))._replace(names=self.value_names)
@@ -418,11 +418,17 @@ class Gradients:
         """
         scale = self.train_state.loss_scale()
         step = self.train_state.global_step.read_value() if step is None else step
-        function = self._compiled if self.compiled else self._of
+        function = self._compiled if self.compiled else self._by_itself
         return function(unit, weight, step, scale, values, rows)
 
     @tf.function(autograph=False, jit_compile=True)
     def _compiled(self, *arguments: Any) -> Contribution:
+        return self._of(*arguments)
+
+    # A graph of its own, which TensorFlow does not inline: Grappler rounds sums of products (a weight's gradient and
+    # its decay) otherwise where something else reads them, so that the bits would depend on summaries and key logs.
+    @tf.function(autograph=False, experimental_attributes={"_noinline": True})
+    def _by_itself(self, *arguments: Any) -> Contribution:
         return self._of(*arguments)
 
     def _of(

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from trainer.checkpoint.manager import EpochSums
+from trainer.models.resnet import resnet20
 
 RATE = 0.5  # of the steppers
 
@@ -79,6 +80,7 @@ RECIPES = {
     "bfloat16": {"precision": "bfloat16"},
     "float16, clipped": {"precision": "float16", "clip_norm": 0.1},
     "XLA": {"jit_compile": True},
+    "resnet20": {"build": lambda: resnet20((8, 8, 3), "float32", 5, 0.0), "shape": (8, 8, 3), "optimizer": "momentum"},
     "virtual": {"virtual_replicas": 4, "global_batch_size": 8, "optimizer": "momentum", "clip_norm": 0.1},
 }
 
@@ -96,25 +98,35 @@ def with_dropout_and_batch_norm():
     return keras.Sequential([keras.Input((4, 3, 1)), *layers])
 
 
+def with_keys(rows):
+    images, *others = rows
+    return {"image": images, "key": np.full(images.shape[: others[-1].ndim], b"k")}, *others
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_summaries_change_no_bit_of_the_state(recipe, replicas, make_stepper, batch):
-    """Of seven updates, all in one loop, or the third and the last with summaries."""
+def test_neither_summaries_nor_a_key_log_change_a_bit_of_the_state(recipe, replicas, make_stepper, batch):
+    """Of seven updates: all in loops; the third and the last with summaries; one by one, with their keys."""
     flags = {"rate": 0.1, "build": with_dropout_and_batch_norm, **RECIPES[recipe]}
+    if shape := flags.get("shape"):
+        batch = np.random.default_rng(1).normal(size=(8, *shape)).astype(np.float32), *batch[1:]
     rows = batch if "virtual_replicas" not in flags else [np.reshape(part, (4, 2, *part.shape[1:])) for part in batch]
     found = []
-    for summarised in (False, True):
+    for mode in ("loops", "summaries", "keys"):
         stepper = make_stepper(replicas, **flags)
-        iterator = endless(stepper, tuple(rows))
-        for n in (3, 4):
-            result, values = train(stepper, iterator, n, *(("norm", "histograms", "images") if summarised else ()))
+        iterator = endless(stepper, with_keys(rows) if mode == "keys" else tuple(rows))
+        if mode == "keys":
+            result = [stepper.run_one(iterator)[0] for _ in range(7)][-1]
+        else:
+            summaries = ("norm", "histograms", "images") if mode == "summaries" else ()
+            result = [train(stepper, iterator, n, *summaries)[0] for n in (3, 4)][-1]
         state = stepper.state
         averages = state.averages.values if state.averages else []
         variables = [v.numpy().tobytes() for v in (*state.model.variables, *state.optimizer.variables, *averages)]
         sums = stepper.epoch.numpy().tolist(), stepper.averages.numpy().tolist()
-        found.append((variables, values, sums, result.means.numpy().tolist()))
+        found.append((variables, result.values.numpy().tolist(), sums, result.means.numpy().tolist()))
     keras.config.set_dtype_policy("float32")
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     assert len(found[0][0]) > 8
 
 
