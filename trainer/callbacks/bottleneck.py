@@ -217,8 +217,8 @@ class Bottleneck(Callback):
         """Returns why there is nothing to judge by."""
         if self._config.run.log_keys:
             return "with --log_keys, waiting for input is not measured"
-        if self._progress is None or self._progress.steps < 2:
-            return "there was no step but the first, which is compiled"
+        if self._progress is None or self._progress.steps <= self._progress.start_steps:
+            return "each step was the first of its kind, which is compiled"
         return None
 
     def _times(self) -> Times:

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from trainer.callbacks.bottleneck import Bottleneck, Facts, Times
@@ -83,9 +85,11 @@ def test_short_runs_are_judged_only_when_asked(config_of):
 
 def test_what_cannot_be_judged(config_of):
     first = progress(1, 0.0, 0.0)
-    assert verdict_of(config_of(), ALONE, first).text() == (
-        "no verdict: there was no step but the first, which is compiled"
-    )
+    both = dataclasses.replace(progress(2, 0.0, 0.0), start_steps=2)  # a plain one, and one with summaries
+    for one in (first, both):
+        assert verdict_of(config_of(), ALONE, one).text() == (
+            "no verdict: each step was the first of its kind, which is compiled"
+        )
     logged = verdict_of(config_of(log_keys="K"), ALONE, first)
     assert logged.text() == "no verdict: with --log_keys, waiting for input is not measured"
 
