@@ -36,10 +36,18 @@ _NEVER_SUGGESTED = frozenset({"overwrite", "allow_order_change", "allow_model_ch
 
 
 class PipelineError(Exception):
-    """Base of the errors below: one line that says what, where, the value, the bound and what to do."""
+    """Base of the errors below: one line that says what, where, the value, the bound and what to do.
+
+    Attributes:
+      lost: names of the processes of a job whose end ended this one; empty: the error is this process's own.
+    """
 
     exit_code = EXIT_DATA
     ag_pass_through = True  # TensorFlow's autograph raises it as it is, not as a StagingError of many lines
+
+    def __init__(self, *args: object, lost: Iterable[str] = ()) -> None:
+        super().__init__(*args)
+        self.lost = tuple(lost)
 
 
 class DataError(PipelineError, OSError):

@@ -1,8 +1,8 @@
 """Stands for `trainer.run` in tests of the launcher: it counts steps, beats, saves, and fails as it is told.
 
 $FAKE is a JSON object: for the name of a process, such as `worker 1`, a list of what its starts do, one by one:
-`{"do": "exit", "at": 3, "code": 75, "say": "..."}`; or `kill`, `stop`, `hang` at a step; `"save": 2` leaves the
-checkpoint of step 2. At step 0 is at start-up. The starts that follow make all steps. On SIGTERM
+`{"do": "exit", "at": 3, "code": 75, "say": "...", "lost": ["worker 1"]}`; or `kill`, `stop`, `hang` at a step;
+`"save": 2` leaves the checkpoint of step 2. At step 0 is at start-up. The starts that follow make all steps. On SIGTERM
 it saves, for $FAKE_SAVE_SECONDS, without a beat meanwhile.
 While model_dir has a file `broken-gpu-N`, processes with GPU N die at start-up.
 Workers do not wait for each other.
@@ -55,7 +55,7 @@ def main():
     with Heartbeat.of_environment() as beats:
         beats.job(last, rows=8)
         beats.on_phase(Phase("loading"))
-        act(action, 0)
+        act(beats, action, 0)
         serves = task["type"] == "ps" or (task["type"] == "worker" and "chief" in os.environ["TF_CONFIG"])
         if serves:
             serve(beats, action, stopped)
@@ -69,7 +69,7 @@ def serve(beats, action, stopped):
     ticks = 0
     while not stopped:
         ticks += 1
-        act(action, ticks)
+        act(beats, action, ticks)
         time.sleep(SECONDS)
     sys.exit(75)
 
@@ -82,7 +82,7 @@ def train(folder, last, beats, action, stopped):
         time.sleep(SECONDS)
         step += 1
         beats.on_loop(Progress(step, {"total_loss": 0.5}, step - start, SECONDS * (step - start), 0.0, 0.001, None))
-        act(action, step)
+        act(beats, action, step)
         if stopped:
             with beats._lock:  # as a library does that holds the interpreter's lock
                 time.sleep(SAVE_SECONDS)
@@ -94,9 +94,11 @@ def train(folder, last, beats, action, stopped):
     print(f"done at step {step}", flush=True)
 
 
-def act(action, step):
+def act(beats, action, step):
     if action.get("at") != step:
         return
+    if "lost" in action:
+        beats.on_lost(action["lost"])
     if action.get("save"):
         (pathlib.Path(flag("model_dir")) / f"ckpt-{action['save']}.index").touch()
     if "say" in action:

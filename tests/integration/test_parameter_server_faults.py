@@ -17,6 +17,7 @@ from pipeline.index.__main__ import main as index
 from tests.integration import parameter_server_tasks as tasks
 from tests.parameter_servers import Job, ledger_of, wait_for_line
 from tests.runs import wait_for_step
+from trainer.callbacks import heartbeat
 
 ROWS, BATCH = 120, 12
 LINE = (
@@ -202,7 +203,10 @@ def test_a_worker_that_is_stopped_for_a_moment_goes_on(line, tmp_path):
 
 
 def test_a_stopped_server_ends_the_job(line, tmp_path):
-    job = Job(1, 1, line, tmp_path, *LONG, "--collective_timeout=3")
+    """A launcher learns from heartbeats who is lost."""
+    job = Job(1, 1, line, tmp_path / "model", *LONG, "--collective_timeout=3", absent=("chief 0", "worker 0"))
+    for name in ("chief", "worker"):
+        job.start(name, 0, **{heartbeat.VARIABLE: str(tmp_path / name)})
     wait_for_step(job.chief, 20)
     stopped = job.processes.pop("ps 0")
     stopped.send_signal(signal.SIGSTOP)
@@ -210,6 +214,8 @@ def test_a_stopped_server_ends_the_job(line, tmp_path):
     assert re.fullmatch(f"trainer.run: {LOST_PS}{AGAIN} from the last checkpoint\n", outcomes["chief 0"][2])
     assert re.fullmatch(f"trainer.run: the job has ended: {LOST_PS}.*\n", outcomes["worker 0"][2])
     assert {code for code, _, _ in outcomes.values()} == {75}
+    server = f"ps 0 ({job.hosts['ps'][0]})"
+    assert [heartbeat.Beat.read(tmp_path / name).lost for name in ("chief", "worker")] == [[server], [server]]
     stopped.send_signal(signal.SIGCONT)
     assert stopped.wait(20) == 75
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -62,6 +62,9 @@ class Callback:
 
     def on_end(self, step: int) -> None:
         """Called with the global step when the last evaluation is done."""
+
+    def on_lost(self, names: Sequence[str]) -> None:
+        """Called where this process ends at once because others of the job are lost."""
 
     def actions(self) -> list[Action]:
         """Returns the actions due at some steps; every worker must return as many, due at the same steps."""
@@ -124,6 +127,10 @@ class Callbacks(Callback):
     def on_end(self, step: int) -> None:
         for each in self.callbacks:
             each.on_end(step)
+
+    def on_lost(self, names: Sequence[str]) -> None:
+        for each in self.callbacks:
+            each.on_lost(names)
 
     def actions(self) -> list[Action]:
         # The order counts: what a checkpoint stores has to be done before it is saved.

@@ -15,9 +15,10 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
+from pipeline.errors import PipelineError
 from trainer.callbacks.base import Callback, Expected, Phase
 from trainer.loop import Progress
 
@@ -45,6 +46,7 @@ class Beat:
       patience: seconds that may pass until the next achievement, going by those so far, while steps are expected.
       examples_per_second: of the whole job, over the last seconds.
       input_wait: share of the time that steps waited for batches.
+      lost: names of the processes of the job whose end ended this one.
     """
 
     pid: int
@@ -60,6 +62,7 @@ class Beat:
     quiet: float = 0.0
     examples_per_second: float | None = None
     input_wait: float | None = None
+    lost: Sequence[str] = ()
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Beat | None:
@@ -145,10 +148,16 @@ class Heartbeat(Callback):
             threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Writes how the process ended."""
         with self._lock:
             self._ended.set()
+            self.on_lost(error.lost if isinstance(error, PipelineError) else self._beat.lost)
+
+    def on_lost(self, names: Sequence[str]) -> None:
+        """Writes it before the line on stderr that says so, which the launcher then holds back."""
+        with self._lock:
+            self._beat = dataclasses.replace(self._beat, lost=names)
             self._write()
 
     def _achieve(self, **changes: Any) -> None:

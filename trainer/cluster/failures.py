@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from pipeline.errors import DataError, PipelineError, UsageError, place_of, root_cause, said_by
 from pipeline.read.numpy_calls import message_of_input
-from trainer.cluster.rendezvous import LostError
+from trainer.cluster.rendezvous import SOMEBODY, LostError
 
 # The others: Unavailable, DeadlineExceeded (the collective timeout), Cancelled, Aborted, Internal, FailedPrecondition,
 # Unknown.
@@ -65,8 +65,9 @@ def translate(error: tf.errors.OpError, num_workers: int) -> PipelineError:
         return _disk_full(reason)
     if num_workers > 1 and not is_own(error):
         return LostError(
-            f"lost another worker ({reason}); rerun the same commands on all {num_workers} to resume from the last "
-            "checkpoint"
+            f"lost {SOMEBODY} ({reason}); rerun the same commands on all {num_workers} to resume from the last "
+            "checkpoint",
+            lost=[SOMEBODY],
         )
     if issubclass(kind(error), tf.errors.ResourceExhaustedError):
         return DataError(f"out of memory ({reason}); try a smaller --global_batch_size")

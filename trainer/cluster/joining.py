@@ -8,7 +8,7 @@ from tensorflow.python.distribute import multi_worker_util
 from tensorflow.python.eager import context
 
 from trainer.cluster import ports
-from trainer.cluster.rendezvous import LostError
+from trainer.cluster.rendezvous import SOMEBODY, LostError
 from trainer.cluster.tf_config import Cluster
 
 _PORT_TAKEN = "Could not start gRPC server"  # tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc
@@ -32,8 +32,9 @@ def join(cluster: Cluster, timeout: float) -> tf.distribute.Strategy:
         return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except (tf.errors.DeadlineExceededError, tf.errors.UnavailableError):
         raise LostError(
-            f"lost another worker: it was there, but did not join (--collective_timeout={timeout:g}); rerun the same "
-            f"commands on all {cluster.size} to resume from the last checkpoint"
+            f"lost {SOMEBODY}: it was there, but did not join (--collective_timeout={timeout:g}); rerun the same "
+            f"commands on all {cluster.size} to resume from the last checkpoint",
+            lost=[SOMEBODY],
         ) from None
     except tf.errors.UnknownError as error:
         if _PORT_TAKEN in error.message:

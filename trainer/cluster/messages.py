@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import DataError, PipelineError, RerunError, UsageError
@@ -14,7 +15,7 @@ from trainer.cluster.difference import Description, is_description
 
 MOST_BYTES = 1 << 20  # 1 MiB, of a message
 NOT_OURS = (OSError, TypeError, ValueError, LookupError)  # the other side is gone, or does not speak like this
-ERRORS: dict[int, type[PipelineError]] = {error.exit_code: error for error in (DataError, UsageError, RerunError)}
+_ERRORS: dict[int, type[PipelineError]] = {error.exit_code: error for error in (DataError, UsageError, RerunError)}
 _SILENT_SECONDS, _QUESTIONS = 10, 3  # after which the other machine is asked for a sign of life, and how often
 
 
@@ -56,6 +57,20 @@ class Failure:
         return type(self.error)(f"{self.name} cannot begin: {self.error}")
 
 
+def fields_of(error: PipelineError | None) -> dict[str, Any]:
+    """Returns how a process ended, as other processes are told."""
+    if error is None:
+        return {"exit_code": 0, "error": ""}
+    return {"exit_code": error.exit_code, "error": str(error), "lost": error.lost}
+
+
+def error_of(fields: Mapping[str, Any]) -> PipelineError | None:
+    """Returns what `fields_of` was given."""
+    if not (code := fields["exit_code"]):
+        return None
+    return _ERRORS[code](str(fields["error"]), lost=fields.get("lost", ()))
+
+
 def sign_every(silence: float) -> float:
     """Returns the seconds between two signs of life where a process is lost after `silence` seconds without one."""
     return min(5.0, silence / 4)
@@ -68,7 +83,9 @@ async def read_first(reader: asyncio.StreamReader) -> Hello | Failure:
     if not (type(rank) is int and rank > 0 and isinstance(name, str)):
         raise ValueError("not from a worker")
     if "exit_code" in message:
-        return Failure(rank, name, ERRORS[message["exit_code"]](str(message["error"])))
+        if error := error_of(message):
+            return Failure(rank, name, error)
+        raise ValueError("not from a worker")
     description = message["description"]
     if not is_description(description):
         raise ValueError("not from a worker")
@@ -87,7 +104,7 @@ async def read_answer(reader: asyncio.StreamReader, within: float | None = None)
     message = await _read(reader, within)
     if "waiting" in message:
         return str(message["waiting"])
-    return ERRORS[message["exit_code"]](message["error"]) if message["exit_code"] else None
+    return error_of(message)
 
 
 async def read_line(reader: asyncio.StreamReader, within: float) -> str | PipelineError | None:
@@ -102,7 +119,7 @@ async def read_line(reader: asyncio.StreamReader, within: float) -> str | Pipeli
     message = await _read(reader, within)
     if "line" in message:
         return str(message["line"])
-    return ERRORS[message["exit_code"]](message["error"]) if message["exit_code"] else None
+    return error_of(message)
 
 
 async def read_news(reader: asyncio.StreamReader, within: float) -> tuple[str, str]:
@@ -136,8 +153,7 @@ def write_hello(writer: asyncio.StreamWriter, hello: Hello) -> None:
 
 def write_failure(writer: asyncio.StreamWriter, failure: Failure) -> None:
     """Sends why a worker cannot begin."""
-    error = failure.error
-    _write(writer, {"rank": failure.rank, "name": failure.name, "exit_code": error.exit_code, "error": str(error)})
+    _write(writer, {"rank": failure.rank, "name": failure.name, **fields_of(failure.error)})
 
 
 def write_waits_no_longer(writer: asyncio.StreamWriter) -> None:
@@ -152,7 +168,7 @@ def write_waiting(writer: asyncio.StreamWriter, awaited: str) -> None:
 
 def write_end(writer: asyncio.StreamWriter, error: PipelineError | None) -> None:
     """Sends that all may go on, or the error that ends the worker."""
-    _write(writer, {"exit_code": error.exit_code if error else 0, "error": str(error or "")})
+    _write(writer, fields_of(error))
 
 
 def write_news(writer: asyncio.StreamWriter, kind: str, value: str = "") -> None:

@@ -42,8 +42,11 @@ _Connection: TypeAlias = tuple[socket.socket, bytes]  # and what was read of it 
 Outcome: TypeAlias = PipelineError | None  # what ends all workers; None: they may go on
 
 
+SOMEBODY = "another worker"  # that was lost, where TensorFlow does not say which
+
+
 class LostError(RerunError):
-    """Another worker does not answer any more."""
+    """Another worker does not answer any more; `lost` has its name."""
 
 
 def meet(cluster: Cluster, description: Description, timeout: float) -> Ties:
@@ -239,7 +242,7 @@ class Ties:
         if not self._cluster.is_chief:
             (chief,) = self._peers.values()
             chief.send({"has": mine})
-            if error := _error_of(self._answer(chief, timeout)["outcome"]):
+            if error := messages.error_of(self._answer(chief, timeout)["outcome"]):
                 raise error
             return
         theirs = {rank: self._answer(peer, timeout)["has"] for rank, peer in self._peers.items()}
@@ -250,7 +253,7 @@ class Ties:
         ]
         error = UsageError(f"{'; '.join(said)}; {_ALIKE}") if said else None
         for peer in self._peers.values():
-            peer.send({"outcome": _as_json(error)})
+            peer.send({"outcome": messages.fields_of(error)})
         if error:
             raise error
 
@@ -258,7 +261,8 @@ class Ties:
         """Returns the next message of a peer."""
         message = peer.read(time.monotonic() + timeout)
         if message is None:
-            raise LostError(f"lost {peer.name}: it did not build its model within {timeout:g} s, or is gone")
+            reason = f"lost {peer.name}: it did not build its model within {timeout:g} s, or is gone"
+            raise LostError(reason, lost=[peer.name])
         if "left" in message:
             raise self._passed_on(peer, message)
         return message
@@ -285,14 +289,14 @@ class Ties:
         for other in self._peers.values() if self._cluster.is_chief else ():
             if other is not peer:
                 other.send(message)
-        error = _error_of(message["left"])
+        error = messages.error_of(message["left"])
         assert error is not None
-        return type(error)(f"lost {message['name']}: {error}")
+        return type(error)(f"lost {message['name']}: {error}", lost=[message["name"]])
 
     def _tell(self, error: PipelineError) -> None:
         """Says why this worker leaves."""
         for peer in self._peers.values():
-            peer.send({"left": _as_json(error), "name": self._cluster.name(self._cluster.rank)})
+            peer.send({"left": messages.fields_of(error), "name": self._cluster.name(self._cluster.rank)})
 
 
 class _Peer:
@@ -326,14 +330,6 @@ class _Peer:
         line, _, self._rest = b"".join(parts).partition(b"\n")
         message: dict[str, Any] = json.loads(line)
         return message
-
-
-def _as_json(error: PipelineError | None) -> dict[str, Any] | None:
-    return {"exit_code": error.exit_code, "error": str(error)} if error else None
-
-
-def _error_of(told: Mapping[str, Any] | None) -> PipelineError | None:
-    return messages.ERRORS.get(told["exit_code"], DataError)(told["error"]) if told else None
 
 
 class _Chief:

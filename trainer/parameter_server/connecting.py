@@ -130,9 +130,11 @@ class Members:
         self._gone = {worker: self._gone.get(worker, time.monotonic()) for worker in at_work - there}
         for worker, since in self._gone.items():
             if time.monotonic() - since > _HANGING_SECONDS:
+                name = self._roles.name(Task(WORKER, worker))
                 raise RerunError(
-                    f"lost {self._roles.name(Task(WORKER, worker))}, but its work does not end, so its steps "
-                    "cannot be given to another worker; rerun the same commands to resume from the last checkpoint"
+                    f"lost {name}, but its work does not end, so its steps "
+                    "cannot be given to another worker; rerun the same commands to resume from the last checkpoint",
+                    lost=[name],
                 )
 
 

@@ -129,7 +129,7 @@ class WorkerClient:
             listening = asyncio.create_task(self._listen(reader))
             said = await self._speak(writer, guard, listening)
         if said:
-            raise type(said)(f"the job has ended: {said}")
+            raise type(said)(f"the job has ended: {said}", lost=said.lost or [self._chief])
 
     async def _speak(
         self, writer: asyncio.StreamWriter, guard: int | None, listening: asyncio.Task[PipelineError | None]
@@ -164,12 +164,14 @@ class WorkerClient:
         except TimeoutError:
             raise RerunError(
                 f"lost {self._chief}: no sign of life for {self._silence:g} s (--collective_timeout); rerun the same "
-                "commands to resume from the last checkpoint"
+                "commands to resume from the last checkpoint",
+                lost=[self._chief],
             ) from None
         except messages.NOT_OURS:
             after = f" after {self._interrupt.reason}" if self._interrupt.requested else ""
             raise RerunError(
-                f"lost {self._chief}{after}; rerun the same commands to resume from the last checkpoint"
+                f"lost {self._chief}{after}; rerun the same commands to resume from the last checkpoint",
+                lost=[self._chief],
             ) from None
         return said
 

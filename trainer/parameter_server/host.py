@@ -13,7 +13,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from pipeline.errors import PipelineError, RerunError, UsageError
@@ -51,6 +51,7 @@ class Host:
         least_workers: int,
         interrupt: Interrupt,
         say: Callable[[str], None],
+        on_lost: Callable[[Sequence[str]], None],
     ) -> None:
         """Starts nothing; the context does.
 
@@ -63,11 +64,12 @@ class Host:
           least_workers: of the job that have to be there before it begins; all servers have to be.
           interrupt: told of signals to other processes that end the job.
           say: prints a line.
+          on_lost: told whom this process has lost, where it ends at once.
         """
         self.lost: Task | None = None
         self.silent: set[Task] = set()
         self._roles, self._expected, self._port, self._timeout, self._say = roles, expected, port, timeout, say
-        self._silence, self._interrupt = silence, interrupt
+        self._silence, self._interrupt, self._on_lost = silence, interrupt, on_lost
         self._least = least_workers - roles.chief_works
         self._present: dict[Task, tuple[Hello, asyncio.StreamWriter]] = {}
         self._leaving: dict[Task, str] = {}  # workers that got a signal, and which
@@ -131,7 +133,8 @@ class Host:
 
     def _loss(self, server: Task) -> RerunError:
         why = f" (no sign of life for {self._silence:g} s, --collective_timeout)" if server in self.silent else ""
-        return RerunError(f"lost {self._roles.name(server)}{why}, and the weights there; {_AGAIN}")
+        name = self._roles.name(server)
+        return RerunError(f"lost {name}{why}, and the weights there; {_AGAIN}", lost=[name])
 
     def check_soon(self) -> None:
         """Raises as `check`, also where the loss shows in a moment: TensorFlow may have seen it first."""
@@ -336,8 +339,10 @@ class Host:
             return
 
         async def end() -> None:
-            await self._end(self._loss(server), True)
-            self._interrupt.end(str(self._loss(server)), RerunError.exit_code)
+            error = self._loss(server)
+            await self._end(error, True)
+            self._on_lost(error.lost)  # else the end of its context would tell, which the main thread will not reach
+            self._interrupt.end(str(error), error.exit_code)
 
         self._tasks.add(self._loop.create_task(end()))
 

@@ -80,7 +80,8 @@ def run(
     callbacks.phase("waiting for all processes", shown="")
     port = ports.listen_at(roles.address(chief), roles.name(chief), roles.source_of(chief))
     needed = gradients_of_step(config, len(roles.workers))
-    with Host(roles, expected_of, port, timeout, silence, needed, interrupt, output.line) as host:
+    on_lost = callbacks.on_lost
+    with Host(roles, expected_of, port, timeout, silence, needed, interrupt, output.line, on_lost) as host:
         host.wait()
         with _in_one_line(host, roles):
             return _Run(config, plan, roles, interrupt, task, output, callbacks, host).run()

@@ -25,7 +25,6 @@ _LOG = re.compile(
     r"|\S+\.py:\d+: \w*Warning: "
 )
 _OF_COMMAND = "trainer.run: "  # the line that a trainer ends with
-LOST = re.compile(r"trainer\.run: (lost |the job has ended: )")  # the line of a trainer that ends with another process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,31 +75,26 @@ class Cause:
 def first_failure(processes: list[Process], failed: list[Process]) -> Process:
     """Returns the process that failed first.
 
-    A process that lost a peer says so, and ends with 75, or with the code of the one that ended the job. That one may
-    have been killed, or ended with another code; or, if it is stopped or hangs, it may still be there and miss its
-    heartbeats.
+    A process that lost a peer says so in its last heartbeat, and ends with 75, or with the code of the one that ended
+    the job. That one may have been killed, or ended with another code; or, if it is stopped or hangs, it may still be
+    there and miss its heartbeats.
 
     Args:
       processes: of the group.
       failed: those that have ended with a failure, in the order in which that was seen.
     """
-    own = [one for one in failed if not _followed(one)]
+    own = [one for one in failed if not one.monitor.lost]
     return min(own, key=_rank_of_ending, default=None) or _silent(processes) or failed[0]
 
 
 def is_awaited(processes: list[Process], failed: list[Process]) -> bool:
     """Whether the process that failed first is still to end: all that have ended followed another one."""
-    return all(map(_followed, failed)) and _silent(processes) is None
+    return all(one.monitor.lost for one in failed) and _silent(processes) is None
 
 
 def _rank_of_ending(process: Process) -> bool:
     assert process.exit_status is not None
     return process.exit_status.code == EXIT_RERUN
-
-
-def _followed(process: Process) -> bool:
-    """Whether it ended since another one did."""
-    return any(map(LOST.search, process.err.last))
 
 
 def _silent(processes: list[Process]) -> Process | None:
@@ -246,7 +240,10 @@ class Group:
 
     def _show(self, process: Process, is_end: bool) -> None:
         for tail, is_error in ((process.out, False), (process.err, True)):
-            for line in tail.lines(is_end):
-                if is_error and LOST.search(line):  # what it lost is the cause, to be shown before
+            lines = tail.lines(is_end)
+            if lines and is_error:  # a last beat that says what it lost is written before the line that does
+                process.monitor.hear(time.monotonic())
+                if process.monitor.lost:  # the cause, to be shown before
                     self._hold()
+            for line in lines:
                 self._screen.line(process.task.name, line, is_error)

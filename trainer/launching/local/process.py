@@ -144,6 +144,11 @@ class HeartbeatMonitor:
         self.beat, self._heard = beat, now
 
     @property
+    def lost(self) -> Sequence[str]:
+        """Names of the processes whose end ended this one."""
+        return self.beat.lost if self.beat else ()
+
+    @property
     def has_stepped(self) -> bool:
         """Whether the process has made a step."""
         return self.beat is not None and self.beat.made > 0

@@ -3,6 +3,7 @@ import time
 
 import pytest
 
+from pipeline.errors import RerunError
 from trainer.callbacks import heartbeat
 from trainer.callbacks.base import Phase
 from trainer.callbacks.heartbeat import Beat, Heartbeat
@@ -26,6 +27,13 @@ def written(path, predicate, seconds=5.0):
             return beat
         time.sleep(0.01)
     raise AssertionError(f"after {seconds} s: {Beat.read(path)}")
+
+
+@pytest.mark.parametrize("lost", [["worker 1", "ps 0"], []])
+def test_the_last_beat_says_whose_end_ended_the_process(path, lost):
+    with pytest.raises(RerunError), Heartbeat(str(path)):
+        raise RerunError("it cannot go on", lost=lost)
+    assert Beat.read(path).lost == lost
 
 
 def test_without_a_launcher_nothing_is_written(monkeypatch, tmp_path):
