@@ -85,17 +85,6 @@ setup(
         "all": [*TRAIN, *CONVERT, *EXPORT, *IMAGES, *DEMO, *DEV],
     },
     entry_points={
-        "console_scripts": [
-            "stepfeed-convert = beam_jobs.convert:entry_point",
-            "stepfeed-validate = beam_jobs.validate:entry_point",
-            "stepfeed-train = trainer.run:entry_point",
-            "stepfeed-launch = trainer.launch:entry_point",
-            "stepfeed-evaluate = trainer.evaluate:entry_point",
-            "stepfeed-export = trainer.export:entry_point",
-            "stepfeed-inspect = pipeline.inspect.__main__:entry_point",
-            "stepfeed-audit = pipeline.audit.__main__:entry_point",
-            "stepfeed-bench = pipeline.bench.__main__:entry_point",
-            "stepfeed-index = pipeline.index.__main__:entry_point",
-        ]
+        "console_scripts": ["stepfeed = stepfeed.command:main"],
     },
 )

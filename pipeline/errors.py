@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 EXIT_DATA = 1
 EXIT_USAGE = 2
 EXIT_RERUN = 75  # EX_TEMPFAIL of sysexits.h: not finished; rerun the same command
+# What messages call a command, by its module: filled where it was started as `stepfeed NAME`.
+SUBCOMMANDS: dict[str, str] = {}
 _MOST_LISTED = 20  # names in one line
 _MOST_CHARACTERS = 300  # of what TensorFlow says
 
@@ -85,6 +87,16 @@ class RerunError(PipelineError):
     """The run stopped before its end with its state saved, or cannot begin yet: rerun the same command."""
 
     exit_code = EXIT_RERUN
+
+
+def name_of(command: str) -> str:
+    """Returns what messages call the command of a module: `trainer.run`, or `stepfeed train` where that was typed."""
+    return SUBCOMMANDS.get(command, command)
+
+
+def to_run(command: str) -> str:
+    """Returns how to start a command: `python -m trainer.run`, or `stepfeed train` where that form was typed."""
+    return SUBCOMMANDS.get(command, f"python -m {command}")
 
 
 def unknown(what: str, value: str, known: Iterable[str]) -> UsageError:

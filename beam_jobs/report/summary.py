@@ -17,6 +17,7 @@ from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
 from beam_jobs.storage import paths
 from pipeline.commands.text import count_of, size_of
+from pipeline.errors import to_run
 from pipeline.manifest import Manifest, SplitInfo, naming, storage
 from pipeline.manifest.splits import EVALUATED
 
@@ -256,7 +257,7 @@ def _next_lines(made: Manifest, data_dir: str, address: str, has_card: bool) -> 
     missing = storage.credentials_of(address)
     return [
         *card,
-        ("or:" if card else "look at it:").ljust(13) + f"python -m pipeline.inspect {storage.in_command(address)}",
+        ("or:" if card else "look at it:").ljust(13) + f"{to_run('pipeline.inspect')} {storage.in_command(address)}",
         f"train on it: {_training(made, data_dir, address)}",
         *([f"for both, {missing}"] if missing else []),
     ]
@@ -270,7 +271,7 @@ def _training(made: Manifest, data_dir: str, address: str) -> str:
     # Checkpoints lie on a disk, also of a run that reads a store.
     run = f"{made.dataset}-run" if "://" in data_dir else f"{data_dir.rstrip('/')}-run"
     where = f"{storage.in_command(address, '--data_dir')} {storage.in_command(run, '--model_dir')}"
-    return f"python -m trainer.run {where} --model={model}{resize} --strategy=mirrored{_split_flags(made)}"
+    return f"{to_run('trainer.run')} {where} --model={model}{resize} --strategy=mirrored{_split_flags(made)}"
 
 
 def _model(shape: tuple[int, int, int]) -> str:

@@ -34,7 +34,9 @@ def run(command: str, main: Callable[[Sequence[str] | None], Any]) -> NoReturn:
         if not signals:
             raise
         if not isinstance(error, SystemExit):  # during the import, or the clean-up after the signal failed
-            print(f"{command}: interrupted", file=sys.stderr, flush=True)
+            from pipeline.errors import name_of  # noqa: PLC0415 (as above)
+
+            print(f"{name_of(command)}: interrupted", file=sys.stderr, flush=True)
         # Python's own exit would first wait for Beam's threads, which continue.
         sys.stdout.flush()
         os._exit(128 + signals[0])

@@ -70,15 +70,24 @@ class _Switch(argparse.Action):
         setattr(namespace, self.dest, option == self.option_strings[0])
 
 
+class _Listing(argparse.Action):
+    """`--flags`: prints the names of all flags, for `stepfeed completion`."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        print(*(name for name in parser.actions if name.startswith("--")), "--help", sep="\n")
+        parser.exit()
+
+
 class _Parser(argparse.ArgumentParser):
     """argparse for flags, with one-line errors."""
 
     def __init__(self, command: str, description: str, kind: type, default: Mapping[str, Any]) -> None:
         groups = dict.fromkeys(flag.group for flag in flags_of(kind).values())
-        super().__init__(prog=command, description=f"{description} {_about(kind)}", allow_abbrev=False)
+        super().__init__(prog=errors.name_of(command), description=f"{description} {_about(kind)}", allow_abbrev=False)
         self.given: list[str] = []
         self.actions: dict[str, argparse.Action] = {}  # by their names on the command line
         self.num_places = 0
+        self.add_argument("--flags", action=_Listing, nargs=0, help=argparse.SUPPRESS)
         for group in groups:
             section = self.add_argument_group("flags" if group is kind else _about(group).rstrip("."))
             for flag in (flag for flag in flags_of(kind).values() if flag.group is group):
@@ -211,12 +220,29 @@ def parse_known(
       UsageError: a bad value.
     """
     parser = _Parser(command, description, kind, default or {})
-    tokens = [_with_home(token) for token in (sys.argv[1:] if argv is None else argv)]
+    tokens = [_with_home(token) for token in with_data_dir(sys.argv[1:] if argv is None else argv, flags_of(kind))]
     parser.given = list(_with_plain_switches(tokens, parser.actions))
     if parser.num_places:
         _check_places(parser.given, parser)
     known, rest = parser.parse_known_args(parser.given)
     return make(kind, {**(default or {}), **vars(known)}), rest, [*parser.actions, "--help"]
+
+
+def with_data_dir(tokens: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
+    """Returns the arguments of a command with its data as the command takes it.
+
+    Where it needs data, `DATA_DIR` as the first argument and `--data_dir=DATA_DIR` are the same.
+    """
+    found, flag = list(tokens), flags.get("data_dir")
+    if flag is None:
+        return found
+    if flag.field.metadata.get("positional"):
+        if "--data_dir" in found[:-1]:
+            found.remove("--data_dir")
+        return [token.removeprefix("--data_dir=") for token in found]
+    if found and not found[0].startswith("-") and flag.field.default is dataclasses.MISSING:
+        found[0] = f"--data_dir={found[0]}"
+    return found
 
 
 def _with_plain_switches(tokens: Sequence[str], actions: Mapping[str, argparse.Action]) -> Iterator[str]:
@@ -283,6 +309,7 @@ def require(*modules: str) -> None:
 def run(command: str, main: Callable[[Sequence[str] | None], Any], argv: Sequence[str] | None = None) -> NoReturn:
     """Runs a command's main and exits: 0, or the error's code after one line on stderr."""
     _open_closed_streams()
+    command = errors.name_of(command)
     try:
         main(argv)
         sys.stdout.flush()

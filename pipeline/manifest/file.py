@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from pipeline.errors import DataError
+from pipeline.errors import DataError, to_run
 from pipeline.manifest import naming
 from pipeline.manifest.manifest import (
     FORMAT_VERSION,
@@ -57,7 +57,7 @@ def load(data_dir: str | os.PathLike[str] | RemoteFolder) -> Manifest:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        advice = "make one with: python -m beam_jobs.convert; from existing TFRecords: python -m pipeline.index"
+        advice = f"make one with: {to_run('beam_jobs.convert')}; from existing TFRecords: {to_run('pipeline.index')}"
         if _WEIGHTED.search(str(found)):
             advice = "leave out the weight: it is for several sources, with commas between them"
             if "," in str(found):

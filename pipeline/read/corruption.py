@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Sequence
 
-from pipeline.errors import DataError
+from pipeline.errors import DataError, to_run
 from pipeline.manifest.storage import File
 from pipeline.records.framing import location
 
@@ -112,4 +112,4 @@ class Corruption:
     @property
     def advice(self) -> str:
         """What an error ends with."""
-        return f"to see all that is wrong: python -m beam_jobs.validate {File(self.data_dir).in_command}"
+        return f"to see all that is wrong: {to_run('beam_jobs.validate')} {File(self.data_dir).in_command}"

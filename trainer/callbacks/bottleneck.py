@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from pipeline.errors import to_run
 from pipeline.manifest.storage import folder, in_command
 from pipeline.request import HOST
 from trainer.callbacks.base import Callback
@@ -139,7 +140,7 @@ def _for_input(config: TrainConfig, facts: Facts) -> Iterator[str]:
         yield f"a simpler --distort than {config.data.distort}"
     yield "more CPU cores"
     if not facts.parses:
-        yield f"python -m pipeline.bench {in_command(config.data.data_dir)} shows which stage is slow"
+        yield f"{to_run('pipeline.bench')} {in_command(config.data.data_dir)} shows which stage is slow"
 
 
 def _for_communication(config: TrainConfig) -> Iterator[str]:

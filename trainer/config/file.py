@@ -59,8 +59,8 @@ def taken_out(arguments: Sequence[str], names: Collection[str]) -> tuple[list[st
         raise UsageError("--config: expected a value, as in --config=FILE.yaml")
     if len(found.config) > 1:
         raise UsageError(f"{' '.join(f'--config={path}' for path in found.config)}: give one file")
-    flags = [flag for path in found.config for flag in _flags(pathlib.Path(path).expanduser(), names)]
-    return [*flags, *rest], found.dump_config
+    of_file = [flag for path in found.config for flag in flags(pathlib.Path(path).expanduser(), names)]
+    return [*of_file, *rest], found.dump_config
 
 
 def text_of(groups: dict[str, dict[str, Any]]) -> str:
@@ -68,7 +68,8 @@ def text_of(groups: dict[str, dict[str, Any]]) -> str:
     import yaml  # noqa: PLC0415, as in `_loader`
 
     values = {
-        group: {name: value for name, value in flags.items() if value is not None} for group, flags in groups.items()
+        group: {name: value for name, value in members.items() if value is not None}
+        for group, members in groups.items()
     }
     text: str = yaml.safe_dump(values, sort_keys=False)
     return text
@@ -81,7 +82,16 @@ def write(path: pathlib.Path, groups: dict[str, dict[str, Any]]) -> None:
     new.replace(path)
 
 
-def _flags(path: pathlib.Path, names: Collection[str]) -> Iterator[str]:
+def flags(path: pathlib.Path, names: Collection[str]) -> Iterator[str]:
+    """Yields the flags of a file as arguments: `--learning_rate=0.1`.
+
+    Args:
+      path: of the file.
+      names: of all flags.
+
+    Raises:
+      UsageError: it cannot be read, or has something other than flags.
+    """
     import yaml  # noqa: PLC0415, as in `_loader`
 
     loader = _loader()
@@ -99,13 +109,13 @@ def _flags(path: pathlib.Path, names: Collection[str]) -> Iterator[str]:
         yield from _flag(path, str(name), value, names)
 
 
-def _check_once(path: pathlib.Path, tree: yaml.Node | None, flags: dict[str, int]) -> None:
+def _check_once(path: pathlib.Path, tree: yaml.Node | None, seen: dict[str, int]) -> None:
     """Raises UsageError where a group or a flag is given twice, of which YAML takes the last one in silence.
 
     Args:
       path: of the file.
       tree: of its content, or of a group.
-      flags: the lines of those that other groups give, to which this one's are added.
+      seen: the lines of the flags that other groups give, to which this one's are added.
     """
     from yaml import MappingNode  # noqa: PLC0415, as in `_loader`
 
@@ -116,14 +126,14 @@ def _check_once(path: pathlib.Path, tree: yaml.Node | None, flags: dict[str, int
     here: dict[str, int] = {}
     for name, line, value in (key for key in keys if key[0] != "<<"):
         is_group = isinstance(value, MappingNode)
-        first = here.get(name) or (None if is_group or merges else flags.get(name))
+        first = here.get(name) or (None if is_group or merges else seen.get(name))
         if first:
             raise UsageError(f"--config={path}: {name} is given twice, in lines {first} and {line}; remove one of them")
         here[name] = line
         if is_group:
-            _check_once(path, value, flags)
+            _check_once(path, value, seen)
         else:
-            flags.setdefault(name, line)
+            seen.setdefault(name, line)
 
 
 def _flag(path: pathlib.Path, name: str, value: Any, names: Collection[str]) -> Iterator[str]:

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import os
+import pathlib
 import sys
 import types
 from collections.abc import Mapping, Sequence
@@ -29,10 +30,12 @@ from trainer.config.model import ENDING, ModelFlags, OptimizerFlags
 from trainer.config.model_defaults import DEFAULT_EPOCHS, MODEL_DEFAULTS, OWN_EPOCHS, defaults_of
 from trainer.config.run import AggregationFlags, ClusterFlags, RunFlags
 from trainer.config.steps import OutputFlags, StepFlags
+from trainer.run_folder import RunFolder
 
 _DESCRIPTION = (
     "Trains a model on one device or many; resumes where it stopped. --config=FILE.yaml takes flags from a file, which "
-    "those of the command line override; --dump_config prints them all, as such a file, and ends."
+    "those of the command line override; --dump_config prints them all, as such a file, and ends. --model_dir "
+    "alone resumes the run that is there with its flags."
 )
 _GIVEN = "_given"  # no field: the flags that `TrainConfig.of` was given
 _INT64 = (1 << 63) - 1  # TensorFlow's whole numbers
@@ -273,8 +276,24 @@ def values(argv: Sequence[str] | None, *names: str) -> dict[str, str]:
 
 
 def _arguments(argv: Sequence[str] | None) -> tuple[list[str], bool]:
-    """Returns the arguments with those of --config, and whether --dump_config is one."""
-    return file.taken_out(sys.argv[1:] if argv is None else argv, flags_of(TrainConfig))
+    """Returns the arguments with those of --config, and whether --dump_config is one.
+
+    Where no data is given, the flags before the arguments are those that the run in --model_dir was started with, but
+    for this process's place in its cluster.
+    """
+    given = commandline.with_data_dir(sys.argv[1:] if argv is None else argv, flags_of(TrainConfig))
+    arguments, dumps = file.taken_out(given, flags_of(TrainConfig))
+    named = _values_of(arguments, "data_dir", "model_dir")
+    has_file = any(token.split("=")[0] == "--config" for token in given)
+    if named.data_dir is None and named.model_dir and not has_file:
+        stored = RunFolder(pathlib.Path(named.model_dir).expanduser()).config
+        if stored.is_file():
+            places = tuple(f"--{field.name}=" for field in dataclasses.fields(ClusterFlags))
+            arguments = [
+                *(one for one in file.flags(stored, flags_of(TrainConfig)) if not one.startswith(places)),
+                *arguments,
+            ]
+    return arguments, dumps
 
 
 def _values_of(arguments: Sequence[str], *names: str) -> argparse.Namespace:

@@ -155,3 +155,19 @@ def test_what_cannot_work_of_the_command_line(given, message):
 def test_keywords_that_cannot_work(flags, message):
     with pytest.raises(UsageError, match=message):
         TrainConfig.of(**flags)
+
+
+def test_a_run_resumes_with_its_own_flags_where_its_folder_alone_is_given(tmp_path):
+    """But for the place in the cluster, which is that of the process that wrote them."""
+    given = ["--data_dir=D", f"--model_dir={tmp_path}", "--model=lenet", "--seed=7", "--epochs=3"]
+    first = parse([*given, "--strategy=multiworker", "--worker_hosts=a:1,b:1", "--task_index=0"])
+    file.write(tmp_path / "config.yaml", dataclasses.asdict(first))
+    again = parse([f"--model_dir={tmp_path}", "--epochs=5"])
+    assert (again.data.data_dir, again.model.model, again.order.seed) == ("D", "lenet", 7)
+    assert (again.steps.epochs, again.optimizer) == (5, first.optimizer)
+    assert (again.run.strategy, again.cluster.worker_hosts, again.cluster.task_index) == ("multiworker", None, None)
+    assert (
+        parse(["--data_dir=E", f"--model_dir={tmp_path}"]).model.model != "lenet"
+    )  # another run, whose flags are given
+    with pytest.raises(UsageError, match="--data_dir is missing"):
+        parse([f"--model_dir={tmp_path / 'none'}"])

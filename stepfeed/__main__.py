@@ -1,0 +1,5 @@
+"""`python -m stepfeed`."""
+
+from stepfeed.command import main
+
+main()

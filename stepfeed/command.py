@@ -1,0 +1,130 @@
+"""`stepfeed convert`, `stepfeed train`, ...: all commands under one name. `python -m stepfeed` is the same.
+
+Each is the code of `python -m MODULE`, which stays. Nothing but the command itself is imported, so that
+`stepfeed --help` and a typo are answered at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import io
+import sys
+from typing import Any, NoReturn
+
+from stepfeed import shadowed
+
+# By name: the module, and what it does.
+COMMANDS = {
+    "convert": ("beam_jobs.convert", "make sharded TFRecords of a data set or of your own files"),
+    "validate": ("beam_jobs.validate", "check a data set against its manifest, byte by byte"),
+    "inspect": ("pipeline.inspect", "show what is in a data set, and a batch as a model gets it"),
+    "index": ("pipeline.index", "use TFRecords that are there already"),
+    "audit": ("pipeline.audit", "prove which worker reads what, and that every record is seen once"),
+    "bench": ("pipeline.bench", "time each stage of an input"),
+    "train": ("trainer.run", "train a model; run again to resume"),
+    "launch": ("trainer.launch", "train with several processes, or print the job for Kubernetes or Slurm"),
+    "evaluate": ("trainer.evaluate", "say what a trained model gets right and wrong"),
+    "export": ("trainer.export", "write a trained model as SavedModel, Keras, ONNX or StableHLO"),
+}
+_SHELLS = ("bash", "zsh", "fish")
+_EXIT_USAGE = 2
+
+
+def main() -> NoReturn:
+    """Runs the command that the first argument names, and exits with its code."""
+    name, rest = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("--help", [])
+    if name in ("--help", "-h", "help"):
+        print(_help())
+    elif name == "--version":
+        from importlib import metadata  # noqa: PLC0415, 0.03 s
+
+        print(f"stepfeed {metadata.version('stepfeed')}")
+    elif name == "completion":
+        print(_completion(rest))
+    elif name in COMMANDS:
+        _run(name, rest)
+    else:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        _refuse(
+            f"unknown command {name!r}; {f'did you mean {near[0]!r}? ' if near else ''}known: {', '.join(COMMANDS)}"
+        )
+    sys.exit(0)
+
+
+def _refuse(problem: str) -> NoReturn:
+    print(f"stepfeed: {problem}", file=sys.stderr)
+    sys.exit(_EXIT_USAGE)
+
+
+def _help() -> str:
+    lines = ["usage: stepfeed COMMAND [flags]", ""]
+    lines += [f"  {name:10}{text}" for name, (_, text) in COMMANDS.items()]
+    lines += [
+        "",
+        "stepfeed COMMAND --help lists its flags; stepfeed completion bash|zsh|fish prints a completion script.",
+    ]
+    return "\n".join(lines)
+
+
+def _run(name: str, arguments: list[str]) -> NoReturn:
+    """Runs a command as `python -m` does, but for the name that its messages begin with."""
+    module = COMMANDS[name][0]
+    for package in ("pipeline", module.split(".")[0]):
+        try:
+            shadowed.check(package)
+        except ImportError as error:
+            _refuse(str(error))
+    from pipeline import errors  # noqa: PLC0415, once it is known to be ours
+
+    errors.SUBCOMMANDS.update({module: f"stepfeed {name}" for name, (module, _) in COMMANDS.items()})
+    sys.argv = [f"stepfeed {name}", *arguments]
+    _loaded(module).entry_point()
+    raise AssertionError(f"{module} returned")
+
+
+def _loaded(module: str) -> Any:
+    return importlib.import_module(f"{module}.__main__" if module.startswith("pipeline.") else module)
+
+
+def _completion(arguments: list[str]) -> str:
+    """Returns the script that makes a shell complete commands, their flags, and files."""
+    if len(arguments) != 1 or arguments[0] not in _SHELLS:
+        _refuse(f"completion: give one of {', '.join(_SHELLS)}")
+    flags = {name: _flags(module) for name, (module, _) in COMMANDS.items()}
+    if arguments[0] == "fish":
+        lines = [
+            f"complete -c stepfeed -n __fish_use_subcommand -f -a {name} -d '{text}'"
+            for name, (_, text) in COMMANDS.items()
+        ]
+        for name, known in flags.items():
+            lines += [
+                f"complete -c stepfeed -n '__fish_seen_subcommand_from {name}' -l {flag.lstrip('-')}" for flag in known
+            ]
+        return "\n".join(lines)
+    cases = "\n".join(f"    {name}) words='{' '.join(known)}' ;;" for name, known in flags.items())
+    before = "autoload -U +X bashcompinit && bashcompinit\n" if arguments[0] == "zsh" else ""
+    return f"""{before}_stepfeed() {{
+  local word=${{COMP_WORDS[COMP_CWORD]}} words=
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    COMPREPLY=($(compgen -W '{" ".join(COMMANDS)}' -- "$word"))
+    return
+  fi
+  case ${{COMP_WORDS[1]}} in
+{cases}
+  esac
+  case $word in
+    -*) COMPREPLY=($(compgen -W "$words" -- "$word")) ;;
+    *) COMPREPLY=($(compgen -f -- "$word")) ;;
+  esac
+}}
+complete -o nospace -o filenames -F _stepfeed stepfeed"""
+
+
+def _flags(module: str) -> list[str]:
+    """Returns the flags of a command; none where what it needs is not installed."""
+    out = io.StringIO()
+    with contextlib.suppress(ImportError, SystemExit), contextlib.redirect_stdout(out):
+        _loaded(module).main(["--flags"])
+    return out.getvalue().split()

@@ -1,0 +1,108 @@
+"""`stepfeed COMMAND`: the same code as `python -m MODULE`, under the name that was typed."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from stepfeed.command import COMMANDS
+from tests.datasets import write_dataset
+from tests.forked import ROOT
+
+
+def stepfeed(*arguments, cwd=ROOT):
+    command = [sys.executable, "-P", "-m", "stepfeed", *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_help_lists_every_command_and_imports_none():
+    done = stepfeed()
+    assert done.returncode == 0
+    assert done.stdout == stepfeed("--help").stdout
+    assert [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")] == list(COMMANDS)
+    code = "import sys\nsys.argv = ['stepfeed']\nfrom stepfeed.command import main\ntry: main()\nexcept SystemExit: "
+    loaded = subprocess.run(
+        [sys.executable, "-c", f"{code}print({{'pipeline', 'argparse', 'numpy'}} & set(sys.modules))"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert loaded.stdout.splitlines()[-1] == "set()"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_called_as_it_was_typed(name):
+    helped = stepfeed(name, "--help")
+    assert (helped.returncode, helped.stderr) == (0, "")
+    assert helped.stdout.startswith(f"usage: stepfeed {name} ")
+    wrong = stepfeed(name, "--no_such_flag=1")
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith(f"stepfeed {name}: ")
+    assert wrong.stderr.count("\n") == 1
+
+
+def test_an_unknown_command_has_a_hint():
+    done = stepfeed("trian")
+    assert done.returncode == 2
+    assert done.stderr.startswith("stepfeed: unknown command 'trian'; did you mean 'train'? known: convert, validate, ")
+
+
+def test_data_is_given_as_a_flag_or_as_the_first_argument(tmp_path):
+    write_dataset(tmp_path / "data", (20, 7))
+    flags = ["--global_batch_size=9", "--workers=3"]
+    given = [["data", *flags], ["--data_dir=data", *flags], [*flags, "--data_dir", "data"]]
+    found = [stepfeed("audit", *one, cwd=tmp_path) for one in given]
+    assert [one.returncode for one in found] == [0, 0, 0], found[0].stderr
+    assert "27 records" in found[0].stdout
+    assert len({one.stdout.split("proof holds")[1] for one in found}) == 1
+    dumped = [
+        stepfeed("train", *one, "--model_dir=run", "--dump_config", cwd=tmp_path)
+        for one in (["data"], ["--data_dir=data"])
+    ]
+    assert dumped[0].stdout == dumped[1].stdout
+    assert "data_dir: data\n" in dumped[0].stdout
+
+
+def test_advice_names_the_form_that_was_typed(tmp_path):
+    assert "make one with: stepfeed convert;" in stepfeed("inspect", tmp_path).stderr
+    plain = subprocess.run(
+        [sys.executable, "-m", "pipeline.inspect", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert "make one with: python -m beam_jobs.convert;" in plain.stderr
+
+
+def test_a_file_with_the_name_of_a_package_of_ours_is_named(tmp_path):
+    (tmp_path / "pipeline.py").touch()
+    command = [sys.executable, "-m", "stepfeed", "inspect", "data"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"{tmp_path}/pipeline.py has the same name" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def completions(words):
+    """Returns what bash offers after these words."""
+    script = stepfeed("completion", "bash").stdout
+    quoted = " ".join(f"'{word}'" for word in ["stepfeed", *words])
+    program = f'{script}\nCOMP_WORDS=({quoted}) COMP_CWORD={len(words)}\n_stepfeed\nprintf "%s\\n" "${{COMPREPLY[@]}}"'
+    return subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_bash_completes_commands_and_their_flags():
+    assert completions(["ev"]) == ["evaluate"]
+    assert completions(["train", "--model"]) == ["--model_dir", "--model"]
+    assert "--image_encoding" in completions(["convert", "--image"])
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_the_other_shells_get_a_script_with_every_command(shell):
+    script = stepfeed("completion", shell).stdout
+    assert all(name in script for name in COMMANDS)
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=script, text=True, check=True)
+    assert stepfeed("completion", "csh").stderr == "stepfeed: completion: give one of bash, zsh, fish\n"
