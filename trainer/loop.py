@@ -94,6 +94,8 @@ class Action:
       seconds: it is also due after the first inner loop that ends this long after it was last done; 0: never.
       at: also at these steps.
       needs: the summaries of the step that it shows; see `LoopResult`.
+      pauses: whether it needs the state as of this step: with parameter servers, where workers would go on meanwhile,
+        they pause for it.
     """
 
     every: int
@@ -101,6 +103,7 @@ class Action:
     seconds: float = 0.0
     at: tuple[int, ...] = ()
     needs: frozenset[str] = _NO_SUMMARIES
+    pauses: bool = False
 
     def next_after(self, step: int) -> float:
         """Returns the next step at which it is due, infinity if there is none."""
@@ -112,19 +115,24 @@ class Action:
         return bool(self.every and step % self.every == 0) or step in self.at
 
 
-class _Clocks:
-    """Which actions are due by the clock."""
+class Clocks:
+    """Which actions are due by the clock, by their numbers."""
 
     def __init__(self, actions: Sequence[Action]) -> None:
         self._actions = actions
         self._done = [time.monotonic()] * len(actions)
 
+    def is_due(self, number: int) -> bool:
+        """Whether an action is due, since it was last done long ago."""
+        seconds = self._actions[number].seconds
+        return bool(seconds) and time.monotonic() - self._done[number] >= seconds
+
     def due(self) -> list[int]:
-        now = time.monotonic()
-        clocks = zip(self._actions, self._done, strict=True)
-        return [i for i, (action, done) in enumerate(clocks) if action.seconds and now - done >= action.seconds]
+        """Returns the numbers of those that are due."""
+        return [number for number in range(len(self._actions)) if self.is_due(number)]
 
     def done(self, number: int) -> None:
+        """Takes note that an action was done."""
         self._done[number] = time.monotonic()
 
 
@@ -153,7 +161,7 @@ def train(
     Raises:
       NotFiniteError: a loss or weight is NaN or infinite; the message names the step.
     """
-    updates, clocks, by_clock = _Updates(inner_loop, start_step), _Clocks(actions), set[int]()
+    updates, clocks, by_clock = _Updates(inner_loop, start_step), Clocks(actions), set[int]()
     while (step := updates.step) < last_step:
         most = steps_per_loop if updates.progress else 1
         end = int(min(step + most, last_step, *(action.next_after(step) for action in actions)))

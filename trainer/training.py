@@ -1,14 +1,23 @@
-"""One run, from the strategy to the last line: strategy -> state -> checkpoint -> callbacks -> input -> loop -> end."""
+"""One run, from the strategy to the last line: strategy -> state -> checkpoint -> callbacks -> input -> loop -> end.
+
+`Run` is what all runs have in common. `AllReduceRun` makes its steps on replicas that sum their gradients, in one or
+several processes; `parameter_server.training` has the other kind.
+"""
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+import tensorflow as tf
 
 from pipeline.audit.key_log import SourceLogs
+from pipeline.commands.text import count_of
 from pipeline.distribution import distribute_request
 from pipeline.errors import RerunError, UsageError
 from pipeline.request import Request
@@ -33,11 +42,15 @@ from trainer.config import TrainConfig
 from trainer.loop import Action, InnerLoop, Progress
 from trainer.plan import Plan
 from trainer.step import optimizers, state, train_step
+from trainer.step.train_step import TrainStep
 from trainer.task import data_spec
 from trainer.task.base import Evaluation, Task
 
 _STOP = 0  # what workers agree on; numbers above it are 1 + those of actions
 _ANSWER = 0  # the number of the action that answers SIGUSR1
+
+Batches: TypeAlias = Mapping[str, Iterable[tuple[Any, ...]]]  # of several splits, by name
+TrainLoop: TypeAlias = Callable[[Sequence[Action]], bool]  # trains to the last step; returns whether it was stopped
 
 
 def run(
@@ -49,7 +62,7 @@ def run(
     output: Output,
     callbacks: Callbacks,
 ) -> Evaluation | None:
-    """Trains to the end of the plan and evaluates.
+    """Trains to the end of the plan and evaluates, on replicas that sum their gradients.
 
     Args:
       config: of the run.
@@ -76,28 +89,60 @@ def run(
             described = description.of(config, plan)
         ties = rendezvous.meet(cluster, described, config.run.join_timeout)
     with ties, ties.told(), failures.in_one_line(cluster.size):
-        return _Run(config, plan, cluster, interrupt, output, callbacks).run(task, ties)
+        return AllReduceRun(config, plan, cluster, ties, interrupt, output, callbacks).run(task)
 
 
-class _Run:
-    """The parts of a run, each made once those that it needs are there."""
+class _EpochSteps(Stateful, Protocol):
+    """The sums over an epoch; see `trainer.checkpoint.manager.EpochSums`."""
+
+    @property
+    def steps(self) -> int:
+        """The number of steps that were summed."""
+
+
+class Run(abc.ABC):
+    """A run from its first line to its last; a subclass connects the processes, and makes the steps.
+
+    Attributes:
+      strategy, agreement: in whose scope the state is created; of the workers on when to stop. Set by `connect`.
+      task, state: there once `build_step` is called. The attributes below are set by it.
+      where, here: a few words on what computes, and on what of that is in this process.
+      epoch: counts the steps of the epoch so far.
+      parts: of a checkpoint that are no variables.
+      observers: further callbacks.
+      bottleneck: None: it is not looked for.
+      graph_of: the step whose graph and histograms TensorBoard shows; None: it shows none.
+    """
+
+    io_device: ClassVar[str | None] = None  # that reads and writes checkpoints; None: the variables' own
+    rerun: ClassVar[str] = "rerun the same command to resume"  # what to do after a signal
+
+    strategy: tf.distribute.Strategy
+    agreement: Agreement
+    where: str
+    here: str
+    epoch: _EpochSteps
+    parts: Mapping[str, Stateful]
+    observers: Sequence[Callback] = ()
+    bottleneck: Bottleneck | None = None
+    graph_of: TrainStep | None = None
 
     def __init__(
         self,
         config: TrainConfig,
         plan: Plan,
-        cluster: Cluster,
         interrupt: Interrupt,
         output: Output,
         callbacks: Callbacks,
+        is_chief: bool,
     ) -> None:
-        self.config, self.plan, self.cluster, self.interrupt = config, plan, cluster, interrupt
-        self.output, self.callbacks = output, callbacks
+        self.config, self.plan, self.interrupt = config, plan, interrupt
+        self.output, self.callbacks, self.is_chief = output, callbacks, is_chief
+        self.evaluations: Evaluations | None = None
 
-    def run(self, task: type[Task], ties: Ties) -> Evaluation | None:
+    def run(self, task: type[Task]) -> Evaluation | None:
         """Builds the model, restores or initializes it, trains, evaluates."""
-        self._join()
-        self._build(task, ties)
+        self._build(task)
         self._restore()
         self._attach_callbacks()
         if self.state.step < self.plan.last_step and not self.checkpoints.ends_early:
@@ -106,13 +151,141 @@ class _Run:
         self.callbacks.on_end(self.state.step)
         self.summary.end(self.checkpoints)
         self.state.take_averages()
-        if self.cluster.is_chief:
+        if self.is_chief:
             self.task.after_train(self.state.model, result)
         self._say_bottleneck()  # last, as it changes the weights
         self.agreement.wait()
         return result
 
-    def _join(self) -> None:
+    def _build(self, task: type[Task]) -> None:
+        """Makes the strategy, and in its scope the model and its state."""
+        config, plan = self.config, self.plan
+        self.connect()
+        self.callbacks.phase("building the model")
+        schedule = optimizers.schedule(config.optimizer, plan.training.steps_per_epoch, plan.last_step)
+        self.task = task(config, data_spec.of(plan.training.first))
+        self.state = state.create(self.strategy, config, self.task, schedule)
+        self.build_step()
+
+    def _restore(self) -> None:
+        """Restores the newest checkpoint, or begins a new run; prints the first lines."""
+        config, plan, line = self.config, self.plan, self.output.line
+        self.summary = RunSummary(self.output, config, plan, self.state)
+        self.checkpoints = CheckpointManager(
+            config, plan, self.state, self.parts, is_chief=self.is_chief, say=line, io_device=self.io_device
+        )
+        restored = self.checkpoints.restore()
+        self.agreement.check_equal("the step to resume from", self.state.step)
+        if restored:
+            self.checkpoints.complete_best()
+        else:
+            self.state.initialize(self.strategy)
+        self.summary.start(self.where, self.here, restored, self.epoch.steps)
+
+    def _attach_callbacks(self) -> None:
+        """Adds what is told of the steps, in the order of its actions: what a checkpoint stores before it is saved."""
+        config, plan, output, last_step = self.config, self.plan, self.output, self.plan.last_step
+        start, rows, is_chief = self.state.step, config.order.global_batch_size, self.is_chief
+        unit = "img" if train_step.are_images(self.task.data.features) else "rows"
+        folder, path = config.run.folder, config.output.metrics_jsonl
+        if splits := plan.evaluation:
+            stepper, batches = self.evaluation_input({name: split.request for name, split in splits.items()})
+            flags, best = config.steps, self.checkpoints.best
+            evaluator = Evaluator(stepper, batches, splits, plan.may_skip, flags.steps_per_loop, self._stops_evaluation)
+            self.evaluations = Evaluations(evaluator, best, output, flags.eval_every, last_step, self.callbacks)
+        self.progress_bar = ProgressBar(output.live, last_step, plan.training.steps_per_epoch, rows, unit)
+        callbacks: list[Callback | None] = [
+            self.progress_bar,
+            self.bottleneck,
+            *self.observers,
+            LogLine(config.steps.log_every, rows, output),
+            TrainScalars(config.steps, rows, self.state.rate, self.callbacks.on_metrics),
+            TensorBoard(config, start, is_chief, self.graph_of),
+            MetricsFile(path, start, folder) if path and is_chief else None,
+            TaskMetrics(self.task) if is_chief else None,
+            self.evaluations,
+            _Saver(config, self._save),
+            Profiler(config.output.profiled, folder.logs, is_chief),
+            KubeflowReporter(last_step, is_chief, output.line),
+        ]
+        self.callbacks.callbacks += [each for each in callbacks if each]
+
+    def _train(self) -> None:
+        start, checkpoints = self.state.step, self.checkpoints
+        with self.interrupt.deferred(), self.callbacks.training(), checkpoints.naming_the_way_back():
+            self.callbacks.phase("compiling the step")
+            with self.train_loop(start) as train:
+                if self.evaluations and not self.evaluations.before(start):
+                    raise self._stopped("evaluation")
+                stopped = checkpoints.ends_early or train(self.callbacks.actions())
+                self._save()
+        if stopped and not checkpoints.ends_early:
+            raise self._stopped("training")
+
+    def _say_bottleneck(self) -> None:
+        """Says what bounds the speed, after long runs and if --headspace asks for it."""
+        if found := self.bottleneck:
+            is_asked = found.batch is not None
+            if self.agreement.on_any(is_asked or (self.is_chief and found.is_worth_telling)):
+                self.callbacks.phase("measuring where the time goes")
+                self.output.line(found.measured())
+
+    def _save(self) -> None:
+        with self.callbacks.saving():
+            self.checkpoints.save()
+
+    def _evaluate_at_end(self) -> Evaluation:
+        assert self.evaluations is not None
+        result = self.evaluations.at_end(self.state.step)
+        if result is None:
+            raise self._stopped("evaluation")
+        self.checkpoints.tidy()
+        return result
+
+    def _stops_evaluation(self) -> bool:
+        self.callbacks.on_evaluation_loop()
+        return _STOP in self.agreement.union([_STOP] if self.interrupt.requested is not None else [])
+
+    def _stopped(self, what: str) -> RerunError:
+        signal = self.interrupt.reason or "another worker's signal"
+        return RerunError(
+            f"{what} stopped by {signal}: step {self.state.step} of {self.plan.last_step} is saved; {self.rerun}"
+        )
+
+    @abc.abstractmethod
+    def connect(self) -> None:
+        """Makes the strategy; with several processes, connects TensorFlow's servers."""
+
+    @abc.abstractmethod
+    def build_step(self) -> None:
+        """Makes what trains the state, and sets the attributes that are named above."""
+
+    @abc.abstractmethod
+    def evaluation_input(self, requests: Mapping[str, Request]) -> tuple[TrainStep, Batches]:
+        """Returns what evaluates, and the batches of each request."""
+
+    @abc.abstractmethod
+    def train_loop(self, start: int) -> AbstractContextManager[TrainLoop]:
+        """Returns a context with what trains from a step to the last one."""
+
+
+class AllReduceRun(Run):
+    """A run of one process or several workers, whose replicas sum their gradients in every step."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        plan: Plan,
+        cluster: Cluster,
+        ties: Ties,
+        interrupt: Interrupt,
+        output: Output,
+        callbacks: Callbacks,
+    ) -> None:
+        super().__init__(config, plan, interrupt, output, callbacks, cluster.is_chief)
+        self.cluster, self.ties = cluster, ties
+
+    def connect(self) -> None:
         """Makes the strategy; with several workers, joins TensorFlow's cluster, which lets no thread run meanwhile."""
         config, joins = self.config, self.config.run.strategy == "multiworker"
         self.callbacks.phase("building the model")
@@ -123,108 +296,43 @@ class _Run:
             self.strategy = strategies.create(config.run, config.order.global_batch_size, self.cluster)
         self.agreement = Agreement(self.strategy, self.cluster)
 
-    def _build(self, task: type[Task], ties: Ties) -> None:
-        """Makes the model, its state and its step, and compares them with those of the other workers."""
+    def build_step(self) -> None:
+        """Compares the model with those of the other workers, and makes the step."""
         config, plan = self.config, self.plan
-        self.callbacks.phase("building the model")
-        schedule = optimizers.schedule(config.optimizer, plan.training.steps_per_epoch, plan.last_step)
-        self.task = task(config, data_spec.of(plan.training.first))
-        self.state = state.create(self.strategy, config, self.task, schedule)
         if self.cluster.size > 1:
             found = structure.of(self.state.model)
-            ties.compare(found, description.model_difference, config.run.collective_timeout)
-        self.stepper = train_step.create(self.strategy, self.state, config, plan.training)
-        self.bottleneck = Bottleneck(config, Facts.of(plan, self.strategy), self.stepper)
+            self.ties.compare(found, description.model_difference, config.run.collective_timeout)
+        self.stepper = self.graph_of = train_step.create(self.strategy, self.state, config, plan.training)
+        self.bottleneck: Bottleneck = Bottleneck(config, Facts.of(plan, self.strategy), self.stepper)
+        self.epoch = EpochSums(self.stepper.epoch, self.stepper.steps_per_epoch)
+        self.parts = {"averages": LossAverages(self.stepper.averages), "epoch": self.epoch}
+        self.here = f"here {', '.join(strategies.device_names(self.strategy))}"
+        self.where = f"{count_of(self.strategy.num_replicas_in_sync, 'replica')}, {self.here}"
 
-    def _restore(self) -> None:
-        """Restores the newest checkpoint, or begins a new run; prints the first lines."""
-        config, plan = self.config, self.plan
-        self.summary = RunSummary(self.output, config, plan, self.state)
-        epoch = EpochSums(self.stepper.epoch, self.stepper.steps_per_epoch)
-        parts: dict[str, Stateful] = {"averages": LossAverages(self.stepper.averages), "epoch": epoch}
-        is_chief = self.cluster.is_chief
-        self.checkpoints = CheckpointManager(config, plan, self.state, parts, is_chief=is_chief, say=self.output.line)
-        restored = self.checkpoints.restore()
-        self.agreement.check_equal("the step to resume from", self.state.step)
-        if restored:
-            self.checkpoints.complete_best()
-        else:
-            self.state.initialize(self.strategy)
-        self.summary.start(self.strategy, restored, epoch.steps)
-
-    def _attach_callbacks(self) -> None:
-        """Adds what is told of the steps, in the order of its actions: what a checkpoint stores before it is saved."""
-        config, plan, output = self.config, self.plan, self.output
-        start, rows, is_chief = self.state.step, config.order.global_batch_size, self.cluster.is_chief
-        unit = "img" if train_step.are_images(self.task.data.features) else "rows"
-        self.evaluations = self._evaluations()
-        folder, path = config.run.folder, config.output.metrics_jsonl
-        callbacks: list[Callback | None] = [
-            ProgressBar(output.live, plan.last_step, plan.training.steps_per_epoch, rows, unit),
-            self.bottleneck,
-            LogLine(config.steps.log_every, rows, output),
-            TrainScalars(config.steps, rows, self.state.rate, self.callbacks.on_metrics),
-            TensorBoard(config, start, is_chief, self.stepper),
-            MetricsFile(path, start, folder) if path and is_chief else None,
-            TaskMetrics(self.task) if is_chief else None,
-            self.evaluations,
-            _Saver(config, self._save),
-            Profiler(config.output.profiled, folder.logs, is_chief),
-            KubeflowReporter(plan.last_step, is_chief, output.line),
-        ]
-        self.callbacks.callbacks += [each for each in callbacks if each]
-
-    def _evaluations(self) -> Evaluations | None:
-        splits, flags = self.plan.evaluation, self.config.steps
-        if not splits:
-            return None
-        batches = {name: self._batches(split.request) for name, split in splits.items()}
-        may_skip = self.plan.may_skip
-        evaluator = Evaluator(self.stepper, batches, splits, may_skip, flags.steps_per_loop, self._stops_evaluation)
-        best, last_step = self.checkpoints.best, self.plan.last_step
-        return Evaluations(evaluator, best, self.output, flags.eval_every, last_step, self.callbacks)
-
-    def _train(self) -> None:
-        start, last, checkpoints = self.state.step, self.plan.last_step, self.checkpoints
-        deferred, named = self.interrupt.deferred(), checkpoints.naming_the_way_back()
-        with self._inner_loop(start) as inner_loop, deferred, self.callbacks.training(), named:
-            self.callbacks.phase("compiling the step")
-            if self.evaluations and not self.evaluations.before(start):
-                raise self._stopped("evaluation")
-            actions = [Action(0, self._answer), *self.callbacks.actions()]
-            stopped = checkpoints.ends_early or loop.train(
-                inner_loop,
-                start,
-                last,
-                self.config.steps.steps_per_loop,
-                actions,
-                self._agree,
-                self.callbacks.on_loop,
-            )
-            if self.config.output.headspace:
-                self.bottleneck.batch = next(self.iterator)
-            self._save()
-        if stopped and not checkpoints.ends_early:
-            raise self._stopped("training")
-
-    def _batches(self, request: Request, prefetch: int | None = None) -> Any:
-        """Returns distributed batches; None: as many of them are ready as --prefetch says."""
-        order = self.config.order
-        ahead = order.prefetch if prefetch is None else prefetch
-        return distribute_request(self.strategy, request, ahead, order.virtual_replicas)
+    def evaluation_input(self, requests: Mapping[str, Request]) -> tuple[TrainStep, Batches]:
+        """Returns the step that trains, and distributed batches."""
+        return self.stepper, {name: self._batches(request) for name, request in requests.items()}
 
     @contextlib.contextmanager
-    def _inner_loop(self, start: int) -> Iterator[InnerLoop]:
+    def train_loop(self, start: int) -> Iterator[TrainLoop]:
         """Context with the loop over the training batches from a step on.
 
         Raises:
           UsageError: --log_keys cannot work with a task's own parse function.
         """
-        request, folder = dataclasses.replace(self.plan.training.request, start_step=start), self.config.run.log_keys
-        if not folder:
-            iterator = self.iterator = iter(self._batches(request))
-            yield functools.partial(self.stepper.run, iterator)
+        request = dataclasses.replace(self.plan.training.request, start_step=start)
+        if self.config.run.log_keys:
+            with self._logged(request, self.config.run.log_keys) as inner_loop:
+                yield functools.partial(self._train_to_end, inner_loop, start)
             return
+        iterator = iter(self._batches(request))
+        yield functools.partial(self._train_to_end, functools.partial(self.stepper.run, iterator), start)
+        if self.config.output.headspace:
+            self.bottleneck.batch = next(iterator)
+
+    @contextlib.contextmanager
+    def _logged(self, request: Request, folder: str) -> Iterator[InnerLoop]:
+        """Context with an inner loop that writes the keys of the rows of each step to a folder."""
         if request.parse:
             raise UsageError(f"--log_keys={folder}: not for a task with its own parse function")
         rank, size, num_replicas = self.cluster.rank, self.cluster.size, self.strategy.num_replicas_in_sync
@@ -232,20 +340,21 @@ class _Run:
             batches = self._batches(dataclasses.replace(request, features=("key",)), prefetch=0)
             yield loop.logged(self.stepper, iter(batches), log, rank * (num_replicas // size))
 
-    def _save(self) -> None:
-        with self.callbacks.saving():
-            self.checkpoints.save()
+    def _train_to_end(self, inner_loop: InnerLoop, start: int, actions: Sequence[Action]) -> bool:
+        last_step, steps_per_loop = self.plan.last_step, self.config.steps.steps_per_loop
+        answer = Action(0, self._answer)
+        return loop.train(
+            inner_loop, start, last_step, steps_per_loop, [answer, *actions], self._agree, self.callbacks.on_loop
+        )
+
+    def _batches(self, request: Request, prefetch: int | None = None) -> Any:
+        """Returns distributed batches; None: as many of them are ready as --prefetch says."""
+        order = self.config.order
+        ahead = order.prefetch if prefetch is None else prefetch
+        return distribute_request(self.strategy, request, ahead, order.virtual_replicas)
 
     def _answer(self, progress: Progress) -> None:
         self.output.line(f"step {progress.step}, {self.bottleneck.text()}")
-
-    def _evaluate_at_end(self) -> Evaluation:
-        assert self.evaluations is not None
-        result = self.evaluations.at_end(self.state.step)
-        if result is None:
-            raise self._stopped("evaluation")
-        self.checkpoints.tidy()
-        return result
 
     def _agree(self, due: Sequence[int]) -> tuple[bool, set[int]]:
         stop = [_STOP] if self.interrupt.requested is not None else []
@@ -253,24 +362,6 @@ class _Run:
         self.interrupt.asked = False
         agreed = self.agreement.union([*stop, *(number + 1 for number in (*asked, *due))])
         return _STOP in agreed or self.checkpoints.ends_early, {number - 1 for number in agreed if number != _STOP}
-
-    def _stops_evaluation(self) -> bool:
-        self.callbacks.on_evaluation_loop()
-        return _STOP in self.agreement.union([_STOP] if self.interrupt.requested is not None else [])
-
-    def _stopped(self, what: str) -> RerunError:
-        signal = self.interrupt.requested.name if self.interrupt.requested else "another worker's signal"
-        return RerunError(
-            f"{what} stopped by {signal}: step {self.state.step} of {self.plan.last_step} is saved; "
-            "rerun the same command to resume"
-        )
-
-    def _say_bottleneck(self) -> None:
-        """Says what bounds the speed, after long runs and if --headspace asks for it."""
-        is_asked = self.bottleneck.batch is not None
-        if self.agreement.on_any(is_asked or (self.cluster.is_chief and self.bottleneck.is_worth_telling)):
-            self.callbacks.phase("measuring where the time goes")
-            self.output.line(self.bottleneck.measured())
 
 
 class _Saver(Callback):
@@ -282,4 +373,4 @@ class _Saver(Callback):
     def actions(self) -> list[Action]:
         """Returns the action that saves."""
         every, seconds = self._flags.checkpoint_every, self._flags.checkpoint_secs
-        return [Action(every, lambda progress: self._save(), seconds=seconds)]
+        return [Action(every, lambda progress: self._save(), seconds=seconds, pauses=True)]

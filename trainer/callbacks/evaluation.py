@@ -94,7 +94,7 @@ class Evaluations(Callback):
         self._latest: tuple[int, Evaluation] | None = None
 
     def actions(self) -> list[Action]:
-        return [Action(self._every, self.during)]
+        return [Action(self._every, self.during, pauses=True)]
 
     def during(self, progress: Progress) -> None:
         """Evaluates between two steps; the evaluation of the last step is left to `at_end`."""

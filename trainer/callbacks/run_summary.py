@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 
-import tensorflow as tf
-
-from pipeline.commands.text import count_of
 from pipeline.read.shard_cache import cache_counts
 from trainer.callbacks.terminal import Output
 from trainer.checkpoint.manager import CheckpointManager, Restored
-from trainer.cluster import strategies
 from trainer.config import TrainConfig
 from trainer.plan import Plan
 from trainer.step.state import TrainState
@@ -23,20 +19,15 @@ class RunSummary:
         self._output, self._config, self._plan, self._state = output, config, plan, state
         self._cached = cache_counts()  # by earlier runs of this process
 
-    def start(self, strategy: tf.distribute.Strategy, restored: Restored | None, epoch_steps: int) -> None:
+    def start(self, where: str, here: str, restored: Restored | None, epoch_steps: int) -> None:
         """Prints where the run computes, what it trains, from which step to which, and what has changed.
 
         Args:
-          strategy: whose replicas compute.
+          where: a few words on what computes.
+          here: on what of that is in this process.
           restored: the checkpoint that the run resumes from.
           epoch_steps: steps of this epoch whose sums are known.
         """
-        replicas = count_of(strategy.num_replicas_in_sync, "replica")
-        here = f"here {', '.join(strategies.device_names(strategy))}"
-        self.start_at(f"{replicas}, {here}", here, restored, epoch_steps)
-
-    def start_at(self, where: str, here: str, restored: Restored | None, epoch_steps: int) -> None:
-        """Prints what `start` prints, of a run that computes as `where` says, and `here` in this process."""
         config, training, line = self._config, self._plan.training, self._output.line
         step, last = self._state.step, self._plan.last_step
         part = f"step {step} to {last}" if step < last else f"already at step {step} of {last}"

@@ -1,4 +1,4 @@
-"""TensorFlow's cluster as the chief sees it: the strategy, and the coordinator of the workers that are there.
+"""TensorFlow's cluster as the chief sees it: the strategy, and what gives work to the workers that are there.
 
 TensorFlow waits for every process of the cluster that it is told of: when it connects, and when it takes back a worker
 that was restarted. So it is told only of those that are there, and again whenever a worker comes or is lost.
@@ -22,9 +22,9 @@ from tensorflow.python.eager import context, remote
 
 from pipeline.errors import RerunError, UsageError
 from trainer.cluster import ports
-from trainer.parameter_server.guest import start_server
-from trainer.parameter_server.host import Host
+from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.roles import CHIEF, PS, WORKER, Roles, Task
+from trainer.parameter_server.worker_client import start_server
 
 CHIEF_DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
 _POLL_SECONDS = 0.1
@@ -39,15 +39,15 @@ _ENVIRONMENT = {  # as tf.distribute.ParameterServerStrategy sets them when it c
 class Members:
     """The workers that take part now. TensorFlow's threads, one for each worker, ask it whether to go on."""
 
-    def __init__(self, roles: Roles, host: Host, addresses: dict[str, list[str]]) -> None:
+    def __init__(self, roles: Roles, coordinator: Coordinator, addresses: dict[str, list[str]]) -> None:
         """Takes no worker in.
 
         Args:
           roles: the processes.
-          host: knows which of them are there.
+          coordinator: knows which of them are there.
           addresses: of each job, as the chief calls them.
         """
-        self._roles, self._host, self._addresses = roles, host, addresses
+        self._roles, self._coordinator, self._addresses = roles, coordinator, addresses
         self._admitted: dict[int, int] = {}
         self._peers: dict[int, set[tuple[str, int]]] = {}  # where the workers listen that have been admitted
         self._at_work: set[int] = set()
@@ -62,11 +62,11 @@ class Members:
     @property
     def changed(self) -> bool:
         """Whether a worker has come or is lost since the last call of `admit`."""
-        return self._host.workers != self._admitted
+        return self._coordinator.workers != self._admitted
 
     def close(self) -> dict[int, int]:
         """Gives no more work to workers that are lost; returns those that are there."""
-        workers = self._host.workers
+        workers = self._coordinator.workers
         with self._lock:
             self._admitted = {i: start for i, start in self._admitted.items() if workers.get(i) == start}
         return workers
@@ -108,7 +108,7 @@ class Members:
 
     def begins(self, worker: int) -> bool:
         """Returns whether a worker may begin something now."""
-        leaving = worker in self._host.leaving and not self._host.is_ending
+        leaving = worker in self._coordinator.leaving and not self._coordinator.is_ending
         with self._lock:
             if leaving or worker not in self._admitted:
                 return False
@@ -121,12 +121,12 @@ class Members:
         Raises:
           RerunError: a worker is lost, but a call to it does not end: what it has in work cannot be given to another.
         """
-        leaving, there = self._host.leaving, set(self._host.workers)
+        leaving, there = self._coordinator.leaving, set(self._coordinator.workers)
         with self._lock:  # after `leaving` was read: who leaves begins nothing
             at_work = set(self._at_work)
         for worker in leaving - at_work:
-            if not self._host.is_ending:  # else it is needed until the state is saved
-                self._host.release(worker)
+            if not self._coordinator.is_ending:  # else it is needed until the state is saved
+                self._coordinator.release(worker)
         self._gone = {worker: self._gone.get(worker, time.monotonic()) for worker in at_work - there}
         for worker, since in self._gone.items():
             if time.monotonic() - since > _HANGING_SECONDS:
@@ -139,16 +139,16 @@ class Members:
 
 
 def connect(
-    roles: Roles, host: Host
+    roles: Roles, coordinator: Coordinator
 ) -> tuple[tf.distribute.Strategy, tf.distribute.coordinator.ClusterCoordinator, Members, object]:
-    """Returns the strategy, the coordinator, the workers that take part, and what has to live as long as they do.
+    """Returns the strategy, TensorFlow's coordinator, the workers that take part, and what has to live as long.
 
     The chief's own server, and that of worker 0 where this process is both, are on ports that the system chooses: the
     chief's address is where the processes meet. Who connects is told the addresses by the chief.
 
     Args:
       roles: the processes.
-      host: knows which of them are there.
+      coordinator: knows which of them are there.
 
     Raises:
       UsageError: a worker has several GPUs.
@@ -162,7 +162,7 @@ def connect(
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(addresses), task_type=CHIEF, task_id=0, rpc_layer="grpc"
     )
-    members = Members(roles, host, addresses)
+    members = Members(roles, coordinator, addresses)
     strategy = _Strategy(resolver, members)
     if strategy.num_replicas_in_sync > 1:
         raise UsageError(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from trainer.checkpoint import NotFiniteError
-from trainer.loop import Action, Progress
+from trainer.loop import Action, Clocks, Progress
 from trainer.parameter_server import rows as packing
 from trainer.parameter_server.ledger import SPAN, Ledger, Tally
 from trainer.parameter_server.rows import Averages, EpochSums, Row, Rows
@@ -25,8 +25,8 @@ class Loop:
       epoch: the sums over their epoch.
       ledger: of them.
       tally: of all steps of the training.
-      light: actions that only look at a step's numbers, while workers go on.
-      heavy: actions for which all steps before are applied, and no others.
+      actions: in their order. Workers go on during those that only look at a step's numbers; for one that `pauses`, all
+        steps before it are applied, and no others.
       settle: called after every pause, with the number of steps that are applied.
       stops: whether training has to end, asked often; raises where it cannot go on.
       watch: told of every report.
@@ -38,8 +38,7 @@ class Loop:
     epoch: EpochSums
     ledger: Ledger
     tally: Tally
-    light: Sequence[Action]
-    heavy: Sequence[Action]
+    actions: Sequence[Action]
     settle: Callable[[int], None]
     stops: Callable[[], bool]
     watch: Callable[[Progress], None]
@@ -49,7 +48,7 @@ class Loop:
         self._progress: Progress | None = None
         self._last: Row | None = None
         self._seconds, self._waited = 0.0, 0.0
-        self._done = dict.fromkeys(range(len(self.light) + len(self.heavy)), time.monotonic())
+        self._clocks = Clocks(self.actions)
 
     def train(self, start: int, last: int) -> bool:
         """Trains from one step to another; returns whether it ended early.
@@ -59,16 +58,12 @@ class Loop:
         """
         step = start
         while step < last:
-            end = int(min(last, step + SPAN, *(action.next_after(step) for action in self.heavy)))
-            self._run(step, end)
+            self._run(step, min(last, self._next_due(step, SPAN, pauses=True)))
             self.tally.add(self.ledger.read(step, self.scheduler.reached))
             self.tally.add(self.scheduler.tally())
             step = self.scheduler.reached
             self.settle(step)
-            for number, action in enumerate(self.heavy, len(self.light)):
-                if self._progress and (action.is_due(step) or self._is_late(number, action)):
-                    action.do(self._progress)
-                    self._done[number] = time.monotonic()
+            self._act(step, pauses=True)
             if self.stops():
                 return step < last
         return False
@@ -81,17 +76,25 @@ class Loop:
             self._report(finished)
         self._seconds = before + time.perf_counter() - began
 
+    def _next_due(self, step: int, most: int, pauses: bool) -> int:
+        """Returns the next step, `most` from here at most, at which an action is due that pauses, or does not."""
+        steps = [action.next_after(step) for action in self.actions if action.pauses == pauses]
+        return int(min([step + most, *steps]))
+
+    def _act(self, step: int, pauses: bool) -> None:
+        """Does what is due at a step of the actions that pause, or of the others."""
+        for number, action in enumerate(self.actions):
+            is_due = action.is_due(step) or self._clocks.is_due(number)
+            if self._progress and action.pauses == pauses and is_due:
+                action.do(self._progress)
+                self._clocks.done(number)
+
     def _cut(self, step: int) -> int:
-        if self._progress is None and not self._last:
-            return int(min(step + 1, *(action.next_after(step) for action in self.light)))
-        return int(min(step + SPAN, *(action.next_after(step) for action in self.light)))
+        # The first report is of one step, so that what is compiled for it can be told apart.
+        return self._next_due(step, SPAN if self._last else 1, pauses=False)
 
     def _pauses(self) -> bool:
-        heavy = enumerate(self.heavy, len(self.light))
-        return self.stops() or any(self._is_late(number, action) for number, action in heavy)
-
-    def _is_late(self, number: int, action: Action) -> bool:
-        return bool(action.seconds) and time.monotonic() - self._done[number] >= action.seconds
+        return self.stops() or any(self.actions[number].pauses for number in self._clocks.due())
 
     def _report(self, finished: Finished) -> None:
         for step in sorted(finished.rows):
@@ -106,10 +109,7 @@ class Loop:
             raise NotFiniteError(f"step {max(finished.rows) + 1}: loss is {loss:.4g}, or a gradient is not finite")
         self._progress = self._next(finished, self._last)
         self.watch(self._progress)
-        for number, action in enumerate(self.light):
-            if action.is_due(finished.stop) or self._is_late(number, action):
-                action.do(self._progress)
-                self._done[number] = time.monotonic()
+        self._act(finished.stop, pauses=False)
 
     def _next(self, finished: Finished, row: Row) -> Progress:
         before, values = self._progress, self.rows.values(row)

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.coordinator.cluster_coordinator import ClosureAbortedError, ClosureInputError
 
 from trainer.cluster import failures
-from trainer.parameter_server.host import Host
+from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.ledger import Tally
 from trainer.parameter_server.rows import Row
 
@@ -72,16 +72,14 @@ class Closures:
       waiting: how many have not come back.
     """
 
-    def __init__(
-        self, coordinator: tf.distribute.coordinator.ClusterCoordinator, check_lost: Callable[[], None]
-    ) -> None:
-        """Runs functions on the workers of a coordinator.
+    def __init__(self, cluster: tf.distribute.coordinator.ClusterCoordinator, check_lost: Callable[[], None]) -> None:
+        """Runs functions on the workers of TensorFlow's cluster.
 
         Args:
-          coordinator: of the workers.
+          cluster: of the workers.
           check_lost: waits a moment; raises where more than a worker was lost.
         """
-        self._coordinator, self._check_lost, self.waiting, self._retries = coordinator, check_lost, 0, 0
+        self._cluster, self._check_lost, self.waiting, self._retries = cluster, check_lost, 0, 0
         self._results: queue.SimpleQueue[tuple[_Call, Any, Exception | None]] = queue.SimpleQueue()
 
     def schedule(self, tag: Any, function: Any, *arguments: Any) -> None:
@@ -108,7 +106,7 @@ class Closures:
 
     def _schedule(self, call: _Call) -> None:
         try:
-            remote = self._coordinator.schedule(call.function, args=call.arguments)
+            remote = self._cluster.schedule(call.function, args=call.arguments)
         except (tf.errors.OpError, *_WRAPPERS) as error:  # of a function that was scheduled before
             self._results.put((call, None, _original(error)))
             return
@@ -160,14 +158,14 @@ class _Call:
 class WorkerLines:
     """Counts the steps of each worker since it was started, and prints a line at every multiple."""
 
-    def __init__(self, host: Host, every: int) -> None:
+    def __init__(self, coordinator: Coordinator, every: int) -> None:
         """Counts from 0.
 
         Args:
-          host: connected to the workers.
+          coordinator: connected to the workers.
           every: steps of a worker between two lines; 0: none.
         """
-        self._host, self._every = host, every
+        self._coordinator, self._every = coordinator, every
         self._counts: collections.Counter[tuple[int, int]] = collections.Counter()
 
     def add(self, worker: int, global_step: int, losses: Sequence[float], seconds: float) -> None:
@@ -179,14 +177,14 @@ class WorkerLines:
           losses: of each.
           seconds: that they took.
         """
-        key = worker, self._host.starts(worker)
+        key = worker, self._coordinator.starts(worker)
         before = self._counts[key]
         self._counts[key] += len(losses)
         if not self._every or not losses:
             return
         for count in range(before + 1, self._counts[key] + 1):
             if count % self._every == 0:
-                self._host.print_at(
+                self._coordinator.print_at(
                     worker,
                     f"After {count} training steps ({global_step} global steps), loss on training batch is "
                     f"{losses[count - before - 1]:g}. ({seconds / len(losses):.3f} sec/batch)",

@@ -1,29 +1,24 @@
-"""Composes a run with parameter servers: what each process does, and on the chief all of the training."""
+"""A run with parameter servers: what each process does, and on the chief how a `Run` makes its steps."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from pipeline.batch.compose import make_dataset
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, PipelineError, RerunError, UsageError
+from pipeline.errors import DataError, RerunError, UsageError
+from pipeline.request import Request
 from trainer import description
 from trainer.callbacks.base import Callback, Callbacks
-from trainer.callbacks.evaluation import Evaluations, Evaluator
 from trainer.callbacks.heartbeat import Heartbeat
-from trainer.callbacks.kubeflow import KubeflowReporter
-from trainer.callbacks.metrics_file import MetricsFile, TaskMetrics
-from trainer.callbacks.progress import LogLine, ProgressBar
-from trainer.callbacks.run_summary import RunSummary
-from trainer.callbacks.tensorboard import TensorBoard, TrainScalars
 from trainer.callbacks.terminal import Output
-from trainer.checkpoint.manager import CheckpointManager, Stateful
-from trainer.cluster import failures, ports, rendezvous, runtime
+from trainer.cluster import failures, ports, rendezvous, runtime, tf_config
+from trainer.cluster.agreement import Agreement
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig
 from trainer.loop import Action, Progress
@@ -31,21 +26,22 @@ from trainer.parameter_server import numbered
 from trainer.parameter_server.asynchronous import Asynchronous, AsyncScheduler
 from trainer.parameter_server.columns import ColumnBatches
 from trainer.parameter_server.compute import Compute
-from trainer.parameter_server.connecting import CHIEF_DEVICE, connect
-from trainer.parameter_server.guest import WorkerClient
-from trainer.parameter_server.host import Host
+from trainer.parameter_server.connecting import CHIEF_DEVICE, Members, connect
+from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.ledger import Ledger, Tally
 from trainer.parameter_server.loop import Loop
 from trainer.parameter_server.roles import CHIEF, PS, WORKER, Roles, Task, gradients_of_step
 from trainer.parameter_server.rows import Averages, EpochSums, Rows
 from trainer.parameter_server.scheduling import Closures, Scheduler, WorkerLines
 from trainer.parameter_server.synchronous import Synchronous, SyncScheduler
+from trainer.parameter_server.worker_client import WorkerClient
 from trainer.plan import Plan
-from trainer.step import optimizers, state, train_step
+from trainer.step import train_step
 from trainer.step.state import TrainState
 from trainer.step.train_step import TrainStep
-from trainer.task import base, data_spec
+from trainer.task import base
 from trainer.task.base import Evaluation, Sums
+from trainer.training import Batches, Run, TrainLoop
 
 
 def run(
@@ -80,11 +76,11 @@ def run(
     callbacks.phase("waiting for all processes", shown="")
     port = ports.listen_at(roles.address(chief), roles.name(chief), roles.source_of(chief))
     needed = gradients_of_step(config, len(roles.workers))
-    on_lost = callbacks.on_lost
-    with Host(roles, expected_of, port, timeout, silence, needed, interrupt, output.line, on_lost) as host:
-        host.wait()
-        with _in_one_line(host, roles):
-            return _Run(config, plan, roles, interrupt, task, output, callbacks, host).run()
+    say, on_lost = output.line, callbacks.on_lost
+    with Coordinator(roles, expected_of, port, timeout, silence, needed, interrupt, say, on_lost) as coordinator:
+        coordinator.wait()
+        with _in_one_line(coordinator, roles):
+            return ParameterServerRun(config, plan, roles, coordinator, interrupt, output, callbacks).run(task)
 
 
 def serve(config: TrainConfig, plan: Plan | None, roles: Roles, interrupt: Interrupt, heartbeat: Heartbeat) -> None:
@@ -110,7 +106,7 @@ def described(roles: Roles, rest: description.Description) -> description.Descri
 
 
 @contextlib.contextmanager
-def _in_one_line(host: Host, roles: Roles) -> Iterator[None]:
+def _in_one_line(coordinator: Coordinator, roles: Roles) -> Iterator[None]:
     """Turns TensorFlow's errors inside into PipelineErrors that name the worker or server they come from."""
     try:
         with failures.in_one_line(2):
@@ -121,108 +117,98 @@ def _in_one_line(host: Host, roles: Roles) -> Iterator[None]:
             raise
         raise type(error)(f"{roles.name(Task(WORKER, worker))}: {error}") from None
     except RerunError:
-        host.check_soon()
+        coordinator.check_soon()
         raise
 
 
-class _Run:
-    """The parts of a run, made in the order in which they need each other."""
+class ParameterServerRun(Run):
+    """A run whose steps workers make, with the weights on parameter servers; this process is the chief."""
+
+    io_device = CHIEF_DEVICE
+    rerun = "rerun the same commands to resume"
+
+    epoch: EpochSums
 
     def __init__(
         self,
         config: TrainConfig,
         plan: Plan,
         roles: Roles,
+        coordinator: Coordinator,
         interrupt: Interrupt,
-        task: type[base.Task],
         output: Output,
         callbacks: Callbacks,
-        host: Host,
     ) -> None:
-        self.config, self.plan, self.roles, self.interrupt = config, plan, roles, interrupt
-        self.output, self.callbacks, self.host = output, callbacks, host
-        callbacks.phase("connecting")
-        self.strategy, coordinator, self.members, self._server = connect(roles, host)
-        callbacks.phase("building the model")
-        steps_per_epoch = plan.training.steps_per_epoch
-        schedule = optimizers.schedule(config.optimizer, steps_per_epoch, plan.last_step)
-        self.task = task(config, data_spec.of(plan.training.first))
-        self.state = state.create(self.strategy, config, self.task, schedule)
+        super().__init__(config, plan, interrupt, output, callbacks, is_chief=True)
+        self.roles, self.coordinator = roles, coordinator
+
+    def connect(self) -> None:
+        """Connects TensorFlow's servers to the chief, which decides alone."""
+        self.callbacks.phase("connecting")
+        self.strategy, self.cluster, self.members, self._server = connect(self.roles, self.coordinator)
+        self.agreement = Agreement(self.strategy, tf_config.ALONE)
+
+    def build_step(self) -> None:
+        """Makes the graphs that workers run, and what schedules them."""
+        config, plan, flags = self.config, self.plan, self.config.aggregation
         numbered.check(self.state.optimizer, config.model.task or f"--optimizer={config.optimizer.optimizer}")
-        self.averages, self.epoch, self.tally = Averages(), EpochSums(steps_per_epoch), Tally()
-        self.summary = RunSummary(output, config, plan, self.state)
-        parts: dict[str, Stateful] = {"averages": self.averages, "epoch": self.epoch, "ledger": self.tally}
-        self.checkpoints = CheckpointManager(
-            config, plan, self.state, parts, is_chief=True, say=output.line, io_device=CHIEF_DEVICE
-        )
-        self.workers = _workers(config, plan, roles, self.strategy, coordinator, self.state, host)
-
-    def run(self) -> Evaluation | None:
-        """Restores or initializes, trains, evaluates."""
-        restored = self.checkpoints.restore()
-        if restored:
-            self.checkpoints.complete_best()
+        self.averages, self.epoch, self.tally = Averages(), EpochSums(plan.training.steps_per_epoch), Tally()
+        self.parts = {"averages": self.averages, "epoch": self.epoch, "ledger": self.tally}
+        self.observers = [_Attendance(self.members, self._say_end)]
+        num_workers = len(self.roles.workers)
+        lines = WorkerLines(self.coordinator, config.steps.log_every)
+        needed = gradients_of_step(config, num_workers)
+        batches = ColumnBatches(plan.training.first, needed)
+        with self.strategy.scope():
+            self.ledger = Ledger()
+        columns = iter(self.cluster.create_per_worker_dataset(tf.function(batches.dataset, autograph=False)))
+        compute = Compute(self.strategy, self.state, config, train_step.distortion(plan.training))
+        self.rows = Rows(self.state.measure)
+        closures = Closures(self.cluster, self.coordinator.check_soon)
+        self.scheduler: Scheduler
+        if flags.sync:
+            how = f"synchronous by {needed} of {count_of(num_workers, 'gradient')}"
+            shares = Synchronous(self.strategy, self.state, batches, compute, self.ledger, self.rows, num_workers)
+            self.scheduler = SyncScheduler(shares, closures, columns, num_workers, needed, flags.max_staleness, lines)
         else:
-            self.state.initialize(self.strategy)
-        start, where = self.state.step, self.workers.where
-        self.summary.start_at(where, where, restored, self.epoch.steps)
-        evaluations = self._evaluations()
-        self._attach_callbacks(start)
-        if start < self.plan.last_step and not self.checkpoints.ends_early:
-            self._train(start, evaluations)
-        result = self._evaluate_at_end(evaluations) if evaluations else None
-        self.callbacks.on_end(self.state.step)
-        if absent := self.host.never_came:
-            self.output.line(f"never came: {', '.join(absent)}; the other workers made all steps")
-        self.output.line(str(self.tally))
-        self.summary.end(self.checkpoints)
-        self.state.take_averages()
-        self.task.after_train(self.state.model, result)
-        return result
+            how = "asynchronous"
+            blocks = Asynchronous(self.state, batches, compute, self.ledger, self.rows)
+            self.scheduler = AsyncScheduler(blocks, closures, columns, num_workers, config.steps.steps_per_loop, lines)
+        self.where = self.here = f"{count_of(num_workers, 'worker')}, {len(self.roles.ps)} ps, {how}"
 
-    def _train(self, start: int, evaluations: Evaluations | None) -> None:
-        with self.interrupt.deferred(), self.checkpoints.naming_the_way_back():
-            self.callbacks.phase("compiling the step")
-            # TensorFlow waits for all workers where something runs for the first time, and so for one that has stopped.
-            self.state.rate(self.state.global_step.read_value())
-            self.state.is_finite()
-            self.workers.ledger.read(start, start)
-            if evaluations and not evaluations.before(start):
-                raise self._stopped("evaluation")
-            stopped = self.checkpoints.ends_early or self._loop(evaluations).train(start, self.plan.last_step)
-            self._save()
-        if stopped and not self.checkpoints.ends_early:
-            raise self._stopped("training")
+    def evaluation_input(self, requests: Mapping[str, Request]) -> tuple[TrainStep, Batches]:
+        """Returns what evaluates in the chief's process, and batches that the chief reads."""
+        return _ChiefStepper(self.state), {name: make_dataset(request) for name, request in requests.items()}
 
-    def _loop(self, evaluations: Evaluations | None) -> Loop:
-        flags, workers = self.config.steps, self.workers
-        light = self.callbacks.actions()
-        heavy = [
-            *(evaluations.actions() if evaluations else []),
-            Action(flags.checkpoint_every, lambda progress: self._save(), seconds=flags.checkpoint_secs),
-        ]
-        return Loop(
-            workers.scheduler,
-            workers.rows,
-            self.averages,
-            self.epoch,
-            workers.ledger,
-            self.tally,
-            light,
-            heavy,
-            self._settle,
-            self._stop,
-            self._watch,
-        )
+    @contextlib.contextmanager
+    def train_loop(self, start: int) -> Iterator[TrainLoop]:
+        """Context with the loop that follows the workers' steps."""
+        # TensorFlow waits for all workers where something runs for the first time, and so for one that has stopped.
+        self.state.rate(self.state.global_step.read_value())
+        self.state.is_finite()
+        self.ledger.read(start, start)
+        yield functools.partial(self._train_to_end, start)
 
-    def _save(self) -> None:
-        with self.callbacks.saving():
-            self.checkpoints.save()
+    def _train_to_end(self, start: int, actions: Sequence[Action]) -> bool:
+        kept = self.averages, self.epoch, self.ledger, self.tally
+        loop = Loop(self.scheduler, self.rows, *kept, actions, self._settle, self._stops, self._watch)
+        return loop.train(start, self.plan.last_step)
 
     def _settle(self, step: int) -> None:
         """Sets the counts to the step: a gradient that was applied twice has counted twice."""
         self.state.global_step.assign(step)
         self.state.optimizer.iterations.assign(step)
+
+    def _stops(self) -> bool:
+        self.coordinator.check()
+        self.members.tend()
+        asked = self.interrupt.requested is not None
+        if asked and not self.coordinator.has_workers:
+            raise RerunError(
+                "stopped while no worker was there: nothing is saved since the last checkpoint; rerun the same "
+                "commands to resume"
+            )
+        return asked or self.checkpoints.ends_early
 
     def _watch(self, progress: Progress) -> None:
         self.callbacks.on_loop(progress)
@@ -230,117 +216,23 @@ class _Run:
             self.interrupt.asked = False
             self.output.line(self.progress_bar.text(progress))
 
-    def _evaluations(self) -> Evaluations | None:
-        splits = self.plan.evaluation
-        if not splits:
-            return None
-        evaluator = Evaluator(
-            _ChiefStepper(self.state),
-            {name: make_dataset(split.request) for name, split in splits.items()},
-            splits,
-            self.plan.may_skip,
-            self.config.steps.steps_per_loop,
-            self._stop_evaluation,
-        )
-        every, last_step = self.config.steps.eval_every, self.plan.last_step
-        return Evaluations(evaluator, self.checkpoints.best, self.output, every, last_step, self.callbacks)
-
-    def _attach_callbacks(self, start: int) -> None:
-        """Adds what is told of the steps; evaluations and checkpoints are not among them, as they need a pause."""
-        config, plan, output, rows = self.config, self.plan, self.output, self.config.order.global_batch_size
-        unit = "img" if train_step.are_images(self.task.data.features) else "rows"
-        self.progress_bar = ProgressBar(output.live, plan.last_step, plan.training.steps_per_epoch, rows, unit)
-        path = config.output.metrics_jsonl
-        callbacks: list[Callback | None] = [
-            self.progress_bar,
-            LogLine(config.steps.log_every, rows, output),
-            TrainScalars(config.steps, rows, self.state.rate, self.callbacks.on_metrics),
-            TensorBoard(config, start, is_chief=True),
-            MetricsFile(path, start, config.run.folder) if path else None,
-            TaskMetrics(self.task),
-            KubeflowReporter(plan.last_step, True, output.line),
-        ]
-        self.callbacks.callbacks += [each for each in callbacks if each]
-
-    def _evaluate_at_end(self, evaluations: Evaluations) -> Evaluation:
-        result = evaluations.at_end(self.state.step)
-        if result is None:
-            raise self._stopped("evaluation")
-        self.checkpoints.tidy()
-        return result
-
-    def _stop(self) -> bool:
-        self.host.check()
-        self.members.tend()
-        asked = self.interrupt.requested is not None
-        if asked and not self.host.has_workers:
-            raise RerunError(
-                "stopped while no worker was there: nothing is saved since the last checkpoint; rerun the same "
-                "commands to resume"
-            )
-        return asked or self.checkpoints.ends_early
-
-    def _stop_evaluation(self) -> bool:
-        self.callbacks.on_evaluation_loop()
-        self.members.tend()
-        return self.interrupt.requested is not None
-
-    def _stopped(self, what: str) -> PipelineError:
-        assert self.interrupt.requested is not None
-        return RerunError(
-            f"{what} stopped by {self.interrupt.reason}: step {self.state.step} of {self.plan.last_step} is "
-            "saved; rerun the same commands to resume"
-        )
+    def _say_end(self) -> None:
+        if absent := self.coordinator.never_came:
+            self.output.line(f"never came: {', '.join(absent)}; the other workers made all steps")
+        self.output.line(str(self.tally))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Workers:
-    """What makes steps.
+class _Attendance(Callback):
+    """Lets workers leave during an evaluation, too, and says at the end which took part."""
 
-    Attributes:
-      scheduler: of them.
-      rows: says what they came to.
-      ledger: counts them.
-      where: a few words on who computes.
-    """
+    def __init__(self, members: Members, say_end: Callable[[], None]) -> None:
+        self._members, self._say_end = members, say_end
 
-    scheduler: Scheduler
-    rows: Rows
-    ledger: Ledger
-    where: str
+    def on_evaluation_loop(self) -> None:
+        self._members.tend()
 
-
-def _workers(
-    config: TrainConfig,
-    plan: Plan,
-    roles: Roles,
-    strategy: tf.distribute.Strategy,
-    coordinator: tf.distribute.coordinator.ClusterCoordinator,
-    state: TrainState,
-    host: Host,
-) -> _Workers:
-    """Returns what makes the steps of a run."""
-    num_workers, lines, flags = len(roles.workers), WorkerLines(host, config.steps.log_every), config.aggregation
-    needed = gradients_of_step(config, num_workers)
-    batches = ColumnBatches(plan.training.first, needed)
-    with strategy.scope():
-        ledger = Ledger()
-    columns = iter(coordinator.create_per_worker_dataset(tf.function(batches.dataset, autograph=False)))
-    compute, rows, closures = (
-        Compute(strategy, state, config, train_step.distortion(plan.training)),
-        Rows(state.measure),
-        Closures(coordinator, host.check_soon),
-    )
-    where = f"{count_of(num_workers, 'worker')}, {len(roles.ps)} ps"
-    if flags.sync:
-        shares = Synchronous(strategy, state, batches, compute, ledger, rows, num_workers)
-        rounds = SyncScheduler(shares, closures, columns, num_workers, needed, flags.max_staleness, lines)
-        return _Workers(
-            rounds, rows, ledger, f"{where}, synchronous by {needed} of {count_of(num_workers, 'gradient')}"
-        )
-    graph = Asynchronous(state, batches, compute, ledger, rows)
-    blocks = AsyncScheduler(graph, closures, columns, num_workers, config.steps.steps_per_loop, lines)
-    return _Workers(blocks, rows, ledger, f"{where}, asynchronous")
+    def on_end(self, step: int) -> None:
+        self._say_end()
 
 
 class _ChiefStepper(TrainStep):

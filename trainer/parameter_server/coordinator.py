@@ -33,7 +33,7 @@ _ALIKE = "start all processes with the same flags, data, code and versions"
 _AGAIN = "rerun the same commands to resume from the last checkpoint"
 
 
-class Host:
+class Coordinator:
     """A context in which the other processes may connect; a thread serves them.
 
     Attributes:
@@ -77,7 +77,7 @@ class Host:
         self._error: PipelineError | None = None
         self._begun = self._ended = False
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="host", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
         self._tasks: set[asyncio.Task[None]] = set()
         self._told: set[int] = set()  # ranks of those who know why the job cannot begin
         self._starts: collections.Counter[Task] = collections.Counter()
