@@ -55,14 +55,15 @@ def large(tmp_path_factory):
 def test_1024_workers_and_100_million_records_are_proved_from_the_manifest(large, tmp_path, streams):
     png = tmp_path / "who.png"
     flags = ["--global_batch_size=16384", "--workers=1024", f"--streams={streams}", f"--png={png}"]
-    done = audit(large, *flags, "--against_workers=64", "--against_replicas=512")
+    against = ["--against_workers=64", "--against_replicas=512"] if streams == 64 else []
+    done = audit(large, *flags, *against)
     assert done.returncode == 0, done.stderr
     assert "6,104 steps of 16,384 rows" in done.stdout
     assert "windows of the workers replayed" in done.stdout
     assert "--exhaustive" in done.stdout.splitlines()[-1]  # not all of them: no record was counted
     assert f"read amplification {1024 // streams:.2f}: " in done.stdout
     assert ("--streams=1024 (another order) reads it once" in done.stdout) == (streams == 64)
-    assert "every global batch is the same on 64 workers, 512 replicas" in done.stdout
+    assert not against or "every global batch is the same on 64 workers, 512 replicas" in done.stdout
     assert png.stat().st_size > 10_000
 
 

@@ -22,6 +22,7 @@ def run(*flags, benchmark="convert_throughput"):
     return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
 
 
+@pytest.mark.slow
 def test_the_floor_is_measured_and_printed_as_ratios(tmp_path):
     done = run("--only=floor", "--rounds=1", "--images=6000", f"--work_dir={tmp_path}")
     assert done.returncode == 0, done.stderr

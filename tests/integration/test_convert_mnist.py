@@ -45,6 +45,7 @@ def mnist(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow  # test_engines has it of the digits
 @needs_mnist
 def test_two_worker_processes_write_the_same_bytes(mnist, tmp_path):
     convert("mnist", MNIST, tmp_path / "out", "--direct_running_mode=multi_processing", "--direct_num_workers=2")

@@ -63,7 +63,11 @@ def test_a_job_server_of_this_machine_needs_no_word_of_where_its_workers_are(job
     assert commands.digests(tmp_path / "out") == reference
 
 
-@pytest.mark.parametrize("flags", [[], WORKER_PROCESSES, BUNDLES], ids=["default", "processes", "bundles"])
+@pytest.mark.parametrize(
+    "flags",
+    [[], pytest.param(WORKER_PROCESSES, marks=pytest.mark.slow), BUNDLES],
+    ids=["default", "processes", "bundles"],
+)
 def test_an_error_of_a_worker_is_the_same_line_everywhere(flags, tmp_path):
     stderr = commands.convert(tmp_path / "out", *flags, how="always", code=1)
     assert commands.said(stderr) == [f"beam_jobs.convert: {MESSAGE}"]

@@ -123,7 +123,13 @@ def test_a_source_without_the_split_is_not_evaluated(folders, tmp_path, capsys):
         (["--eval_split=dev"], "--eval_split=dev: .*unknown.*dev"),
         (["--global_batch_size=2", "--train_split=val"], "val"),
         (
-            ["--strategy=parameter_server", "--worker_hosts=a:1", "--ps_hosts=b:1", "--job_name=worker"],
+            [
+                "--strategy=parameter_server",
+                "--worker_hosts=a:1",
+                "--ps_hosts=b:1",
+                "--job_name=worker",
+                "--join_timeout=0.4",
+            ],
             "with --strategy=parameter_server: trains on one data set; use --strategy=multiworker for several",
         ),
     ],

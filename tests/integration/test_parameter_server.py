@@ -155,7 +155,7 @@ def test_the_chief_is_lost(digits, tmp_path):
         )
 
 
-@pytest.mark.parametrize(("needed", "workers"), [(2, 3), (2, 2)])
+@pytest.mark.parametrize(("needed", "workers"), [(2, 3), pytest.param(2, 2, marks=pytest.mark.slow)])
 def test_synchronous_every_row_of_every_epoch_once(needed, workers, line, tmp_path):
     flags = [*LINE, "--sync", f"--replicas_to_aggregate={needed}", "--epochs=5", "--checkpoint_every=7"]
     outcomes = Job(workers, 1, line, tmp_path, *flags).finish()
@@ -188,6 +188,7 @@ def test_a_slow_worker_holds_nobody_up(line, tmp_path):
     assert all_but_one < all_of_them / 2
 
 
+@pytest.mark.slow
 def test_gradients_of_older_weights_count_where_they_may(line, tmp_path):
     """By the first of three gradients; the two others are a step old when they come."""
     dropped = []
@@ -254,7 +255,7 @@ def test_an_error_of_a_workers_function_has_its_words_and_ends_all(line, tmp_pat
 
 
 def test_who_does_not_come_is_named(digits, tmp_path):
-    job = Job(1, 1, digits, tmp_path, "--join_timeout=25")
+    job = Job(1, 1, digits, tmp_path, "--join_timeout=10")
     job.processes.pop("ps 0").kill()
     outcomes = job.finish()
     assert_all_ended(outcomes, 75)

@@ -80,7 +80,7 @@ def test_a_signal_to_a_process_that_is_needed_saves_and_ends_all(victims, number
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_to_one_worker_of_two_lets_it_leave(number, line, tmp_path):
-    job = Job(2, 1, line, tmp_path, *LINE, "--train_steps=600", "--log_every=10")
+    job = Job(2, 1, line, tmp_path, *LINE, "--train_steps=400", "--log_every=10")
     wait_for_step(job.chief, 20)
     left = job.processes["worker 1"]
     left.send_signal(number)
@@ -93,7 +93,7 @@ def test_a_signal_to_one_worker_of_two_lets_it_leave(number, line, tmp_path):
         **{"chief 0": 0, "worker 0": 0, "ps 0": 0},
         "worker 1": 75,
     }
-    assert ledger_of(outcomes["chief 0"][1]) == (600, 600, 0, 0)
+    assert ledger_of(outcomes["chief 0"][1]) == (400, 400, 0, 0)
     assert "lost" not in outcomes["chief 0"][1]
 
 
@@ -236,7 +236,7 @@ def test_a_stopped_chief_ends_all(line, tmp_path):
 
 
 def test_nobody_waits_for_a_late_worker_and_it_is_taken_in(line, tmp_path):
-    job = Job(2, 1, line, tmp_path, *LINE, "--train_steps=2000", "--log_every=10", absent=["worker 1"])
+    job = Job(2, 1, line, tmp_path, *LINE, "--train_steps=1000", "--log_every=10", absent=["worker 1"])
     wait_for_line(job.chief, r"begins without worker 1 \(localhost:\d+\); a worker is taken in when it comes")
     wait_for_step(job.chief, 20)
     late = job.start("worker", 1)
@@ -245,7 +245,7 @@ def test_nobody_waits_for_a_late_worker_and_it_is_taken_in(line, tmp_path):
     assert {code for code, _, _ in outcomes.values()} == {0}, outcomes
     assert re.search('^rows "', outcomes["worker 1"][1], re.M)
     assert late.returncode == 0
-    assert ledger_of(outcomes["chief 0"][1]) == (2000, 2000, 0, 0)
+    assert ledger_of(outcomes["chief 0"][1]) == (1000, 1000, 0, 0)
 
 
 def test_a_worker_that_never_comes_is_named_at_the_end(line, tmp_path):

@@ -205,7 +205,9 @@ def models(tmp_path_factory, digits):
     return folder
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize(
+    "topology", ["m2", "w2", *(pytest.param(one, marks=pytest.mark.slow) for one in ("one", "c2"))]
+)
 def test_a_compiled_model_is_trained_by_its_own_optimizer_loss_and_metrics(topology, models):
     """Keras' own fit does not work under MultiWorkerMirroredStrategy."""
     flags = ("--data_dir=digits", f"--model_dir=compiled-{topology}", "--model=mine:compiled", "--train_steps=150")

@@ -103,8 +103,15 @@ def with_keys(rows):
     return {"image": images, "key": np.full(images.shape[: others[-1].ndim], b"k")}, *others
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    ("recipe", "replicas"),
+    [
+        *((recipe, 2) for recipe in RECIPES if recipe != "resnet20"),
+        ("momentum", 1),
+        *(pytest.param(recipe, 1, marks=pytest.mark.slow) for recipe in RECIPES if recipe != "momentum"),
+        pytest.param("resnet20", 2, marks=pytest.mark.slow),  # an optimizer's update of 20 layers takes long to build
+    ],
+)
 def test_neither_summaries_nor_a_key_log_change_a_bit_of_the_state(recipe, replicas, make_stepper, batch):
     """Of seven updates: all in loops; the third and the last with summaries; one by one, with their keys."""
     flags = {"rate": 0.1, "build": with_dropout_and_batch_norm, **RECIPES[recipe]}
