@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import difflib
 import os
 import re
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
+from typing import Any, Self
 
 EXIT_DATA = 1
 EXIT_USAGE = 2
@@ -38,25 +40,71 @@ _NEVER_SUGGESTED = frozenset({"overwrite", "allow_order_change", "allow_model_ch
 
 
 class PipelineError(Exception):
-    """Base of the errors below: one line that says what, where, the value, the bound and what to do.
+    """Base of the errors below. Its text is one line: where, what is wrong, the value, the bound, what to do.
+
+    Code reads the fields; the text is for people. It is made here alone.
 
     Attributes:
+      reason: what is wrong.
+      path: the file, folder or URL; None: the error is not about one, or `reason` has it.
+      part: of that file, in words: `line 3`; empty: `record` says it, or it is about all of the file.
+      record: number of the record in that file, from 0.
+      offset: where the record begins in it, bytes.
+      decompressed: whether the offset is one in the decompressed file.
+      advice: what to do; empty: `reason` says it, or there is nothing.
       lost: names of the processes of a job whose end ended this one; empty: the error is this process's own.
     """
 
     exit_code = EXIT_DATA
     ag_pass_through = True  # TensorFlow's autograph raises it as it is, not as a StagingError of many lines
 
-    def __init__(self, *args: object, lost: Iterable[str] = ()) -> None:
-        super().__init__(*args)
-        self.lost = tuple(lost)
+    def __init__(
+        self,
+        reason: str = "",
+        *,
+        path: object = None,
+        part: str = "",
+        record: int | None = None,
+        offset: int | None = None,
+        decompressed: bool = False,
+        advice: str = "",
+        lost: Iterable[str] = (),
+    ) -> None:
+        super().__init__(reason)
+        self.reason, self.advice, self.lost = reason, advice, tuple(lost)
+        self.path, self.part = None if path is None else str(path), part
+        self.record, self.offset, self.decompressed = record, offset, decompressed
+
+    @property
+    def where(self) -> str:
+        """The place at fault: `folder/file, record 3, byte offset 120`; empty if it has none."""
+        if self.path is None:
+            return ""
+        part = f", {self.part}" if self.part else ""
+        return location(f"{self.path}{part}", self.record, self.offset, self.decompressed)
+
+    def changed(self, **fields: Any) -> Self:
+        """Returns the same error with other values of some fields."""
+        other = copy.copy(self)
+        vars(other).update(fields)
+        return other
+
+    def __str__(self) -> str:
+        said = f"{self.where}: {self.reason}" if self.where else self.reason
+        return f"{said}; {self.advice}" if self.advice else said
+
+
+def location(path: object, record: int | None, offset: int | None, decompressed: bool = False) -> str:
+    """Returns the words for a place in a file, as far as it is known."""
+    record_said = "" if record is None else f", record {record}"
+    offset_said = "" if offset is None else f", byte offset {offset}"
+    return f"{path}{record_said}{offset_said}{' of the decompressed bytes' if decompressed else ''}"
 
 
 class DataError(PipelineError, OSError):
     """A file is missing, cut, changed or invalid."""
 
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
+    __str__ = PipelineError.__str__  # not OSError's
 
 
 class TransientError(DataError):
@@ -67,20 +115,24 @@ class UsageError(PipelineError, ValueError):
     """An argument or flag has a value that cannot work.
 
     Attributes:
-      argument: the name of the argument of `input_fn` at fault, for whoever passes the value of a flag; None: not told.
-      reason: what is wrong with it, without its name; None: not told.
+      argument: the name of the argument or flag at fault; None: `reason` has it.
+      value: that it was given; None: `reason` has it.
     """
 
     exit_code = EXIT_USAGE
-    argument: str | None = None
-    reason: str | None = None
 
-    @classmethod
-    def of(cls, argument: str, reason: str, value: str | None = None) -> UsageError:
-        """Returns the error whose message is `argument: reason`, or with a value `argument='value': reason`."""
-        error = cls(f"{argument}: {reason}" if value is None else f"{argument}={value!r}: {reason}")
-        error.argument, error.reason = argument, reason
-        return error
+    def __init__(
+        self, reason: str = "", *, argument: str | None = None, value: str | None = None, **fields: Any
+    ) -> None:
+        super().__init__(reason, **fields)
+        self.argument, self.value = argument, value
+
+    @property
+    def where(self) -> str:
+        """The argument with its value, or the place in a file."""
+        if self.argument is None:
+            return super().where
+        return self.argument if self.value is None else f"{self.argument}={self.value!r}"
 
 
 class RerunError(PipelineError):
@@ -110,7 +162,7 @@ def unknown(what: str, value: str, known: Iterable[str]) -> UsageError:
     names = sorted(set(known))
     near = nearest(value, names)
     hint = f"did you mean {near!r}? " if near else ""
-    return UsageError.of(what, f"unknown {value!r}; {hint}{names_that_work(names)}")
+    return UsageError(f"unknown {value!r}; {hint}{names_that_work(names)}", argument=what)
 
 
 def nearest(value: str, known: Iterable[str]) -> str | None:
@@ -224,4 +276,4 @@ def named(what: object, problem: str) -> Iterator[None]:
     except PipelineError:
         raise
     except OSError as error:
-        raise DataError(f"{what}: {problem}: {error.strerror or error}") from None
+        raise DataError(f"{problem}: {error.strerror or error}", path=what) from None

@@ -71,9 +71,11 @@ class RandomAccess:
         for segment in segments:
             if not segment.shard.is_seekable(manifest.compression):
                 raise UsageError(
-                    f"{os.path.join(data_dir, segment.shard.file)}: is compressed as one {manifest.compression} stream "
-                    "without a table of its members, which can only be read forward; use input_fn, or write the data "
-                    "set again: python -m beam_jobs.convert --dataset=tfrecord --compression=GZIP --source=..."
+                    f"is compressed as one {manifest.compression} stream without a table of its members, which can "
+                    "only be read forward",
+                    path=os.path.join(data_dir, segment.shard.file),
+                    advice="use input_fn, or write the data set again: "
+                    "python -m beam_jobs.convert --dataset=tfrecord --compression=GZIP --source=...",
                 )
         self._compression = manifest.compression
         self.features = manifest.features
@@ -161,4 +163,4 @@ class RandomAccess:
         try:
             return tf_example.example(found, self.features, self._decode)
         except tf_example.BadExampleError as error:
-            raise error.at(self._location(segment, record)) from None
+            raise error.at(*self._location(segment, record)) from None

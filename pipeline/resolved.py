@@ -125,10 +125,10 @@ def _statistics(request: Request, manifest: Manifest) -> Manifest:
     found = manifests.load(request.statistics)
     theirs, own = len(found.image_mean), len(manifest.image_mean)
     if theirs and own and theirs != own:
-        raise UsageError.of(
-            "statistics",
+        raise UsageError(
             f"are of images of {theirs} channels, those of {request.folder} have {own}",
-            os.fspath(request.statistics),
+            argument="statistics",
+            value=os.fspath(request.statistics),
         )
     return found
 

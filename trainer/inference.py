@@ -183,7 +183,7 @@ def _resolved(
             reason = error.reason if error.argument == "split" else error
             raise UsageError(f"--split={config.data.eval_split or 'test'}: {reason}") from None
         if flags.statistics is not None:
-            raise UsageError(f"--{error}") from None
+            raise error.changed(argument=f"--{error.argument}") from None
         raise UsageError(
             f"--data_dir={config.data.data_dir}: unlike what {record.path} was trained on: {error}"
         ) from None

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from beam_jobs.storage.paths import StoragePath, one_line
-from pipeline.errors import DataError
+from pipeline.errors import DataError, location
 from pipeline.manifest import ShardInfo
 from pipeline.records import framing, tf_example
 from pipeline.records.stream import RecordStream
@@ -66,7 +66,7 @@ def located_keys(
     with contextlib.suppress(OSError), opened(path, compression) as stream:
         for frame in framing.walk(stream.read, size_of):
             if frame.number in numbers and frame.record is not None:
-                where = framing.location("", frame.number, frame.offset, bool(compression))
+                where = location("", frame.number, frame.offset, bool(compression))
                 found[frame.number] = where, repr(key_of(frame.record).decode(errors="backslashreplace"))
             if len(found) == len(numbers):
                 break

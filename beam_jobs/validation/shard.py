@@ -19,10 +19,11 @@ from beam_jobs.shards import reader
 from beam_jobs.shards.reader import KeyHashes
 from beam_jobs.storage.paths import StoragePath
 from pipeline.commands.text import count_of
+from pipeline.errors import location
 from pipeline.manifest import Feature, Manifest, naming
 from pipeline.read import sidecars
 from pipeline.records import tf_example
-from pipeline.records.framing import Frame, Read, location, walk
+from pipeline.records.framing import Frame, Read, walk
 from pipeline.records.members import MemberTable, inflate
 from pipeline.records.members import parse as parse_members
 from pipeline.records.tf_example import Values

@@ -21,7 +21,7 @@ from pipeline.audit.proof import Check, Fault
 from pipeline.audit.reading import Topology
 from pipeline.commands.text import count_of, size_of
 from pipeline.decode import resize
-from pipeline.errors import DataError
+from pipeline.errors import DataError, location
 from pipeline.input import input_fn
 from pipeline.manifest import Feature
 from pipeline.manifest.storage import folder
@@ -167,16 +167,16 @@ def _stored(
     path = folder(source.request.folder) / file
     with path.open() as opened:
         stream = RecordStream(forward(opened), compression)
-        found = framing.records(stream.read, path, is_compressed=bool(compression), advice="; convert the data again")
+        found = framing.records(stream.read, path, is_compressed=bool(compression), advice="convert the data again")
         for number, (offset, _, record) in enumerate(itertools.islice(found, last + 1)):
-            where = framing.location(path, number, offset, bool(compression))
+            where = location(path, number, offset, bool(compression))
             if not source.manifest.has_images:
                 yield where, number, {"record": record}
                 continue
             try:
                 values = tf_example.example(record, features, decode_image=False)
             except tf_example.BadExampleError as error:
-                raise error.at(where) from None
+                raise error.at(path, number, offset, bool(compression)) from None
             yield where, number, {**values, "image": _pixels(values["image"], features["image"], size)}
 
 

@@ -172,42 +172,46 @@ def read(path: pathlib.Path) -> Iterator[tuple[str, Header, Entry | None]]:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return
-            where = f"{path}, line {number}"
-            content = _parsed(line, where)
-            entry = None
-            if "format" in content:
-                header = _header(content, where)
-            elif header is None:
-                raise DataError(f"{where}: the first line must be a header, with format, manifest_digest and spec")
-            else:
-                entry = _entry(content, header, where)
-            yield where, header, entry
+            try:
+                header, entry = _parsed(line, header)
+            except ValueError as error:
+                raise DataError(str(error), path=path, part=f"line {number}") from None
+            yield f"{path}, line {number}", header, entry
 
 
-def _parsed(line: bytes, where: str) -> dict[str, Any]:
+def _parsed(line: bytes, header: Header | None) -> tuple[Header, Entry | None]:
+    """Returns the header from this line on, and the line's entry if it has one.
+
+    Raises:
+      ValueError: the line is not what the format says.
+    """
     try:
-        content = json.loads(line)
+        parsed = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not valid JSON ({error})") from None
-    parsed: dict[str, Any] = from_json(dict[str, Any], content, where)
-    return parsed
+        raise ValueError(f"not valid JSON ({error})") from None
+    content: dict[str, Any] = from_json(dict[str, Any], parsed)
+    if "format" in content:
+        return _header(content), None
+    if header is None:
+        raise ValueError("the first line must be a header, with format, manifest_digest and spec")
+    return header, _entry(content, header)
 
 
-def _header(content: dict[str, Any], where: str) -> Header:
+def _header(content: dict[str, Any]) -> Header:
     if content["format"] != FORMAT:
-        raise DataError(f"{where}: format {content['format']!r}; this release reads {FORMAT}")
-    header: Header = from_json(Header, content, where)
+        raise ValueError(f"format {content['format']!r}; this release reads {FORMAT}")
+    header: Header = from_json(Header, content)
     if not 0 <= header.worker < header.workers <= header.replicas or header.replicas % header.workers:
-        raise DataError(f"{where}: worker {header.worker} of {header.workers} with {header.replicas} replicas in all")
+        raise ValueError(f"worker {header.worker} of {header.workers} with {header.replicas} replicas in all")
     return header
 
 
-def _entry(content: dict[str, Any], header: Header, where: str) -> Entry:
-    entry: Entry = from_json(Entry, content, where)
+def _entry(content: dict[str, Any], header: Header) -> Entry:
+    entry: Entry = from_json(Entry, content)
     if not (0 <= entry.step < MAX_STEP and 0 <= entry.replica < header.replicas):
-        raise DataError(f"{where}: step {entry.step}, replica {entry.replica} of {header.replicas}: not in range")
+        raise ValueError(f"step {entry.step}, replica {entry.replica} of {header.replicas}: not in range")
     if len(entry.weights) != len(entry.keys) or not all(map(math.isfinite, entry.weights)):
-        raise DataError(f"{where}: weights must be {len(entry.keys)} finite numbers, one per key")
+        raise ValueError(f"weights must be {len(entry.keys)} finite numbers, one per key")
     return entry
 
 

@@ -55,22 +55,22 @@ def _keys_of(file: File, segment: Segment, compression: str) -> Iterator[str]:
     count = 0
     with file.open() as opened:
         stream = RecordStream(forward(opened), compression)
-        found = framing.records(stream.read, file, is_compressed=bool(compression), advice="; convert the data again")
+        found = framing.records(stream.read, file, is_compressed=bool(compression), advice="convert the data again")
         for offset, _, record in found:
             if segment.start <= count < segment.stop:
-                yield _key_of(record, framing.location(file, count, offset))
+                yield _key_of(record, file, count, offset)
             count += 1
     if count != segment.shard.num_examples:
-        raise DataError(f"{file}: {count} records, but the manifest says {segment.shard.num_examples}")
+        raise DataError(f"{count} records, but the manifest says {segment.shard.num_examples}", path=file)
 
 
-def _key_of(record: bytes, where: str) -> str:
+def _key_of(record: bytes, file: File, number: int, offset: int) -> str:
     try:
         values = tf_example.decode(record, ["key"]).get("key", [])
     except ValueError as error:
-        raise DataError(f"{where}: {error}") from None
+        raise DataError(str(error), path=file, record=number, offset=offset) from None
     if not isinstance(values, list) or len(values) != 1:
-        raise DataError(f"{where}: not an Example with one key")
+        raise DataError("not an Example with one key", path=file, record=number, offset=offset)
     return key_text(values[0])
 
 
@@ -181,7 +181,7 @@ def first_header(paths: Sequence[pathlib.Path]) -> Header:
     for path in paths:
         for _, header, _ in key_log.read(path):
             return header
-    raise DataError(f"{paths[0]}: no header: the run ended before it wrote one")
+    raise DataError("no header: the run ended before it wrote one", path=paths[0])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -183,7 +183,7 @@ def _check_first_record(resolved: ResolvedRequest, shards: Shards) -> None:
     try:
         tf_example.example(record or b"", manifest.features)
     except tf_example.BadExampleError as error:
-        raise error.at(f"{shards.file(segment)}, record {taken.start}") from None
+        raise error.at(shards.file(segment), taken.start) from None
 
 
 def _form(resolved: ResolvedRequest, recipe: Recipe | None) -> Form:

@@ -189,6 +189,6 @@ def _undecodable(
             decode(records[number : number + 1])
         except tf.errors.OpError as alone:
             file, row = selection.locate(number)
-            reason = root_cause(alone.message)[1]
-            return DataError(f"{file}, record {row}: its image cannot be decoded: {reason}; convert the data again")
+            reason = f"its image cannot be decoded: {root_cause(alone.message)[1]}"
+            return DataError(reason, path=file, record=row, advice="convert the data again")
     return DataError(f"images cannot be decoded: {root_cause(error.message)[1]}")

@@ -33,7 +33,9 @@ class IndexConfig:
         if self.compression not in naming.COMPRESSIONS:
             raise unknown("--compression", self.compression, [name for name in naming.COMPRESSIONS if name])
         if "://" in self.data_dir:
-            raise UsageError(f"{self.data_dir}: must be a local or mounted folder; index it there, then copy all of it")
+            raise UsageError(
+                "must be a local or mounted folder", path=self.data_dir, advice="index it there, then copy all of it"
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

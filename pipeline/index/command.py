@@ -81,9 +81,11 @@ def _earlier(data_dir: pathlib.Path, overwrite: bool) -> Manifest | None:
     except DataError as error:
         raise UsageError(f"{error}; it was not replaced: remove it if the files beside it are to be indexed") from None
     if found.has_images:
-        raise UsageError(f"{path}: belongs to a data set that beam_jobs.convert made; an index never replaces it")
+        raise UsageError("belongs to a data set that beam_jobs.convert made; an index never replaces it", path=path)
     if not overwrite:
-        raise UsageError(f"{path}: the files are already indexed; --overwrite reads them again and replaces it")
+        raise UsageError(
+            "the files are already indexed", path=path, advice="--overwrite reads them again and replaces it"
+        )
     return found
 
 
@@ -92,8 +94,9 @@ def _check_sidecars_are_ours(data_dir: pathlib.Path, chosen: dict[str, list[str]
     for name in (name for files in chosen.values() for file in files for name in naming.sidecar_names(file)):
         if name not in ours and (data_dir / name).exists():
             raise UsageError(
-                f"{data_dir / name}: no manifest lists this file, and the index would replace it; remove it (a run "
-                "that was killed near its end leaves such a file)"
+                "no manifest lists this file, and the index would replace it",
+                path=data_dir / name,
+                advice="remove it (a run that was killed near its end leaves such a file)",
             )
 
 

@@ -22,7 +22,7 @@ from pipeline.manifest import ShardInfo, naming
 from pipeline.manifest.storage import File, OpenFile
 from pipeline.read import sidecars
 from pipeline.records import members
-from pipeline.records.framing import Frame, Kind, location, walk
+from pipeline.records.framing import Frame, Kind, walk
 from pipeline.records.stream import RecordStream, forward
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -58,7 +58,7 @@ def scan(file: File, compression: str, on_bytes: Callable[[int], None]) -> tuple
             offsets.append(frame.end)
             crcs.append(frame.crc)
     if file.identity() != before:
-        raise DataError(f"{file}: changed while it was being read; stop what writes there and start again")
+        raise DataError("changed while it was being read", path=file, advice="stop what writes there and start again")
     name, begins = os.path.basename(file.path), np.frombuffer(offsets, np.uint64).astype(np.int64)
     lengths, firsts = np.diff(begins), _member_firsts(stream, begins) if compression else None
     is_even = (firsts is not None or not compression) and len(lengths) > 0 and bool((lengths == lengths[0]).all())
@@ -102,8 +102,8 @@ def _error(file: File, opened: OpenFile, frame: Frame, compression: str) -> Data
     assert frame.fault is not None
     is_start = frame.number == 0 and frame.fault.kind is Kind.LENGTH_CRC and not compression
     looks_packed = is_start and opened.read_at(0, len(_GZIP_MAGIC)) == _GZIP_MAGIC
-    hint = "; the file looks compressed: give --compression=GZIP" if looks_packed else ""
-    return DataError(f"{location(file, frame.number, frame.offset, bool(compression))}: {frame.fault.text}{hint}")
+    advice = "the file looks compressed: give --compression=GZIP" if looks_packed else ""
+    return frame.error(file, bool(compression), advice)
 
 
 class Drafts:

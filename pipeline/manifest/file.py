@@ -63,13 +63,15 @@ def load(data_dir: str | os.PathLike[str] | RemoteFolder) -> Manifest:
             if "," in str(found):
                 advice = "give the folder of one data set: several, with weights, are for training and audits"
         raise DataError(
-            f"{path}: no manifest, so {found} is not a data set (or its conversion did not finish); {advice}"
+            f"no manifest, so {found} is not a data set (or its conversion did not finish)", path=path, advice=advice
         ) from None
     except NotADirectoryError:
-        raise DataError(f"{found}: is a file, not a data set; name the folder that holds {naming.MANIFEST}") from None
+        raise DataError(
+            "is a file, not a data set", path=found, advice=f"name the folder that holds {naming.MANIFEST}"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path}: cannot be read: {reason}") from None
+        raise DataError(f"cannot be read: {reason}", path=path) from None
     return parse(text, str(path))
 
 
@@ -86,68 +88,73 @@ def parse(text: str, file: str) -> Manifest:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{file}: not valid JSON ({error}); convert the data again") from None
+        raise DataError(f"not valid JSON ({error})", path=file, advice="convert the data again") from None
     _check_version(content, file)
     plain = {name: value for name, value in content.items() if name != SEAL}
-    manifest: Manifest = from_json(Manifest, plain, f"{file}: not a valid manifest (convert the data again)")
+    try:
+        manifest: Manifest = from_json(Manifest, plain)
+    except ValueError as error:
+        raise DataError(f"not a valid manifest (convert the data again): {error}", path=file) from None
     if problem := next(_problems(manifest), None):
-        raise DataError(f"{file}: {problem}")
+        raise DataError(problem, path=file)
     if problem := seal_problem(content):  # after what names the field
-        raise DataError(f"{file}: {problem}")
+        raise DataError(problem, path=file)
     return manifest
 
 
 def _check_version(content: Any, file: str) -> None:
     version = content.get("format_version") if isinstance(content, dict) else None
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise DataError(f"{file}: format_version is {version!r}, not a version of a manifest")
+        raise DataError(f"format_version is {version!r}, not a version of a manifest", path=file)
     if version < FORMAT_VERSION:
-        raise DataError(f"{file}: format_version {version} is of an earlier release; convert the data again")
+        raise DataError(
+            f"format_version {version} is of an earlier release", path=file, advice="convert the data again"
+        )
     if version > MEMBERS_VERSION:
         raise DataError(
-            f"{file}: format_version {version} is newer than {MEMBERS_VERSION}, the newest that this release "
-            "reads; upgrade it"
+            f"format_version {version} is newer than {MEMBERS_VERSION}, the newest that this release reads",
+            path=file,
+            advice="upgrade it",
         )
 
 
-def from_json(kind: Any, value: Any, file: str, path: str = "") -> Any:
+def from_json(kind: Any, value: Any, path: str = "") -> Any:
     """Returns a JSON value as a dataclass, or as what its fields may be.
 
     Args:
       kind: a dataclass, tuple[T, ...], dict[str, T], T | None, int, float, str, bool or Any.
       value: the value; an object must have the fields of the dataclass, but for `OPTIONAL` ones, and no others.
-      file: its file, and line if there are several values, for the message.
       path: where the value is in the file.
 
     Raises:
-      DataError: names the first value of another type, its place and its type.
+      ValueError: names the first value of another type, its place and its type.
     """
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        return _object(kind, value, file, path)
+        return _object(kind, value, path)
     if origin is tuple and isinstance(value, list):
         is_plain = all(type(item) is parts[0] for item in value)
-        items = (from_json(parts[0], item, file, f"{path}[{i}]") for i, item in enumerate(value))
+        items = (from_json(parts[0], item, f"{path}[{i}]") for i, item in enumerate(value))
         return tuple(value if is_plain else items)
     if origin is dict and isinstance(value, dict):
-        return {name: from_json(parts[1], item, file, f"{path}[{name!r}]") for name, item in value.items()}
+        return {name: from_json(parts[1], item, f"{path}[{name!r}]") for name, item in value.items()}
     if origin is types.UnionType:
-        return None if value is None else from_json(parts[0], value, file, path)
+        return None if value is None else from_json(parts[0], value, path)
     if kind is float and type(value) is int:
         return float(value)
     if kind is not Any and type(value) is not kind:
         name = kind.__name__ if isinstance(kind, type) else kind
-        raise DataError(f"{file}: {path or 'the value'} is {value!r}, not of type {name}")
+        raise ValueError(f"{path or 'the value'} is {value!r}, not of type {name}")
     return value
 
 
-def _object(kind: Any, value: dict[str, Any], file: str, path: str) -> Any:
+def _object(kind: Any, value: dict[str, Any], path: str) -> Any:
     fields = _fields_of(kind)
     optional = {field.name for field in dataclasses.fields(kind) if OPTIONAL in field.metadata}
     for name in sorted((fields.keys() ^ value.keys()) - (optional - value.keys())):
-        raise DataError(f"{file}: {path or 'it'} {'lacks' if name in fields else 'has the unknown field'} {name!r}")
+        raise ValueError(f"{path or 'it'} {'lacks' if name in fields else 'has the unknown field'} {name!r}")
     at = f"{path}." if path else ""
-    return kind(**{name: from_json(fields[name], part, file, f"{at}{name}") for name, part in value.items()})
+    return kind(**{name: from_json(fields[name], part, f"{at}{name}") for name, part in value.items()})
 
 
 def _problems(manifest: Manifest) -> Iterator[str]:

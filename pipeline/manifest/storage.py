@@ -216,7 +216,7 @@ class _RemoteFile(OpenFile):
 
 
 def _unreadable(path: str, error: Exception) -> DataError:
-    return DataError(f"{path}: cannot be read: {_reason(error)}")
+    return DataError(f"cannot be read: {_reason(error)}", path=path)
 
 
 def _reason(error: Exception) -> str:
@@ -226,4 +226,4 @@ def _reason(error: Exception) -> str:
 
 
 def _short(path: str, offset: int, wanted: int, found: int) -> DataError:
-    return DataError(f"{path}: ends at byte {offset + found}, not at {offset + wanted} or later; it was truncated")
+    return DataError(f"ends at byte {offset + found}, not at {offset + wanted} or later; it was truncated", path=path)

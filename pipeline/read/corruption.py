@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from pipeline.errors import DataError, to_run
 from pipeline.manifest.storage import File
-from pipeline.records.framing import location
 
 _log = logging.getLogger("pipeline")
 _lock = threading.Lock()
@@ -32,8 +31,13 @@ class CorruptRecord:
     offset: int
     problem: str
 
+    @property
+    def error(self) -> DataError:
+        """The error for it."""
+        return DataError(self.problem, path=self.file, record=self.record, offset=self.offset)
+
     def __str__(self) -> str:
-        return f"{location(self.file, self.record, self.offset)}: {self.problem}"
+        return str(self.error)
 
 
 _skipped: dict[str, set[CorruptRecord]] = {}
@@ -76,13 +80,13 @@ class Corruption:
         Raises:
           DataError: the policy is to raise, or too many were skipped.
         """
-        self.found_together(str(record), [record])
+        self.found_together(record.error, [record])
 
-    def found_together(self, what: str, records: Sequence[CorruptRecord], together: range = range(0)) -> None:
+    def found_together(self, what: DataError, records: Sequence[CorruptRecord], together: range = range(0)) -> None:
         """Reports records that are corrupt for one reason, in one line; if this returns, the caller leaves them out.
 
         Args:
-          what: where they are, and what is wrong.
+          what: where they are, and what is wrong; without advice.
           records: of one file; each counts.
           together: the numbers of all that are corrupt for this reason, of which other reads find the rest.
 
@@ -90,7 +94,7 @@ class Corruption:
           DataError: as `found`.
         """
         if not self.skips:
-            raise DataError(f"{what}; {self.advice}")
+            raise what.changed(advice=self.advice)
         with _lock:
             new = [record for record in records if record not in self._seen]
             if not new:
@@ -98,7 +102,7 @@ class Corruption:
             before = len(self._seen)
             if before + len(new) > self.most:
                 others = sum(r.file != new[0].file or r.record not in together for r in self._seen)
-                raise DataError(f"{what}; {self._over(others, len(together))}; {self.advice}")
+                raise what.changed(advice=f"{self._over(others, len(together))}; {self.advice}")
             self._seen.update(new)
             _skipped.setdefault(_key(self.data_dir), set()).update(new)
         _log.warning("skipped %s (%d of at most %d)", what, before + len(new), self.most)

@@ -234,15 +234,21 @@ class RowsReader:
             self.shards.corrupt(segment, number, offset, fault.text if fault else "")
             rows.good[row] = False
             return False
-        where = framing.location(self.shards.file(segment), number, offset)
+        file = self.shards.file(segment)
         try:
             found = tf_example.example(bytes(frame[framing.HEADER : -framing.FOOTER]), self.features)
         except tf_example.BadExampleError as error:
-            raise error.at(where) from None
+            raise error.at(file, number, offset) from None
         rows.images[row], rows.labels[row] = found["image"].reshape(-1), found["label"]
         if rows.keys is not None:
             if len(found["key"]) > rows.keys.dtype.itemsize:
-                raise DataError(f"{where}: a key of {len(found['key'])} bytes, longer than the others'; convert again")
+                raise DataError(
+                    f"a key of {len(found['key'])} bytes, longer than the others'",
+                    path=file,
+                    record=number,
+                    offset=offset,
+                    advice="convert again",
+                )
             rows.keys[row] = found["key"]
         return True
 

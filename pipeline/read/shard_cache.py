@@ -153,8 +153,9 @@ class Copies:
             with copy:
                 self._place.remove(entry, copy)
         return DataError(
-            f"{self._place.file(entry)}: {problem} after this copy's CRC32C was checked: another program or the disk "
-            "changed it; it is removed: start again, and it is fetched again"
+            f"{problem} after this copy's CRC32C was checked: another program or the disk "
+            "changed it; it is removed: start again, and it is fetched again",
+            path=self._place.file(entry),
         )
 
     def _found(self, entry: Entry) -> io.FileIO | None:
@@ -221,14 +222,13 @@ class Copies:
 
     def _unlike(self, entry: Entry, crc: str) -> None:
         """Marks a file whose bytes are not the manifest's; raises DataError unless its good records are to be read."""
-        problem = f"{self._data_dir / entry.file}: its CRC32C is {crc}, not {entry.crc32c} as the manifest has it"
+        path, problem = self._data_dir / entry.file, f"its CRC32C is {crc}, not {entry.crc32c} as the manifest has it"
         if not self._skips:
-            raise DataError(
-                f"{problem}; copy or convert the data again; to see all that is wrong: python -m beam_jobs.validate "
-                f"{self._data_dir.in_command}"
-            )
+            command = f"python -m beam_jobs.validate {self._data_dir.in_command}"
+            advice = f"copy or convert the data again; to see all that is wrong: {command}"
+            raise DataError(problem, path=path, advice=advice)
         self._unfit.add(entry)
-        self._uncached(problem)
+        self._uncached(f"{path}: {problem}")
 
     def _uncached(self, reason: str) -> None:
         """Counts a file without a copy, and warns the first time for each reason."""

@@ -81,11 +81,12 @@ def _check(file: File, shard: ShardInfo) -> Identity:
     try:
         identity = file.identity()
     except DataError as error:
-        raise DataError(
-            f"{file}: the manifest lists this shard, but it {str(error)[len(str(file)) + 2 :]}; {_RECOVER}"
-        ) from None
+        reason = f"the manifest lists this shard, but it {error.reason}"
+        raise error.changed(reason=reason, advice=_RECOVER) from None
     if identity.num_bytes != shard.num_bytes:
-        raise DataError(f"{file}: {identity.num_bytes} bytes, but the manifest says {shard.num_bytes}; {_RECOVER}")
+        raise DataError(
+            f"{identity.num_bytes} bytes, but the manifest says {shard.num_bytes}", path=file, advice=_RECOVER
+        )
     return identity
 
 
@@ -210,15 +211,19 @@ class Shards:
             return
         size = f"has {found.num_bytes} bytes instead of {before.num_bytes}"
         what = size if found.num_bytes != before.num_bytes else "was written again"
-        raise DataError(f"{self.file(segment)}: {what} since the input began; stop what writes there and start again")
+        raise DataError(
+            f"{what} since the input began", path=self.file(segment), advice="stop what writes there and start again"
+        )
 
     def check_crc(self, segment: int, crc: int) -> None:
         """Raises DataError if a file, whose records are all whole, differs in CRC32C from the manifest."""
         expected = self.segments[segment].shard.crc32c
         if f"{crc:08x}" != expected:
             raise DataError(
-                f"{self.file(segment)}: every record is whole, but the file's CRC32C is {crc:08x}, not {expected}: "
-                "this is another data set's shard; convert the data again"
+                f"every record is whole, but the file's CRC32C is {crc:08x}, not {expected}: "
+                "this is another data set's shard",
+                path=self.file(segment),
+                advice="convert the data again",
             )
 
     def corrupt(self, segment: int, record: int, offset: int, problem: str) -> None:
@@ -242,7 +247,7 @@ class Shards:
         what = f"GZIP member at byte offset {offset}, records {held[0]} to {held[1] - 1}"
         self._check_unchanged(segment, f"{what}: {problem}")
         found = [CorruptRecord(file, number, at, f"its {what}: {problem}") for number, at in records.items()]
-        self.corruption.found_together(f"{file}, {what}: {problem}", found, range(*held))
+        self.corruption.found_together(DataError(problem, path=file, part=what), found, range(*held))
 
     def _check_unchanged(self, segment: int, problem: str) -> None:
         """Raises DataError if the problem is not the shard's: the file, or the checked copy, was changed since."""
@@ -259,7 +264,8 @@ class Shards:
         left, bad = np.flatnonzero(good), np.flatnonzero(~good)
         if not len(left):
             raise DataError(
-                f"{self.file(segment)}: all {len(good)} records of a window that begins in this file are corrupt; "
-                f"{self.corruption.advice}"
+                f"all {len(good)} records of a window that begins in this file are corrupt",
+                path=self.file(segment),
+                advice=self.corruption.advice,
             )
         return left[np.minimum(np.searchsorted(left, bad), len(left) - 1)]

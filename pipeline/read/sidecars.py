@@ -16,7 +16,7 @@ from pipeline.errors import DataError
 from pipeline.manifest import ShardInfo, naming
 from pipeline.manifest.storage import OpenFile, folder
 from pipeline.read.shards import Shards
-from pipeline.records import framing, members
+from pipeline.records import members
 from pipeline.records.members import MemberTable
 
 OFFSETS, CRCS = np.dtype("<u8"), np.dtype("<u4")
@@ -108,10 +108,13 @@ class Sidecars:
         wrong = np.flatnonzero(listed != crcs)
         if len(wrong):
             i = int(wrong[0])
-            where = framing.location(self._shards.file(segment), int(numbers[i]), offset_of(i))
             raise DataError(
-                f"{where}: the record is whole, but its CRC is {crcs[i]:08x}, not {listed[i]:08x} as the manifest has "
-                "it: this shard is of another conversion; copy the data set again, or convert it again"
+                f"the record is whole, but its CRC is {crcs[i]:08x}, not {listed[i]:08x} as the manifest has "
+                "it: this shard is of another conversion",
+                path=self._shards.file(segment),
+                record=int(numbers[i]),
+                offset=offset_of(i),
+                advice="copy the data set again, or convert it again",
             )
 
     def _get(self, load: Callable[[str, ShardInfo, Opener], NDArray[Any]], segment: int) -> NDArray[Any]:
@@ -204,11 +207,11 @@ def _read(
         with contextlib.suppress(DataError):
             name, size = beside, (folder(data_dir) / beside).identity().num_bytes
         if size is None:
-            raise DataError(f"{error}; it belongs to the shard {shard.file}: {_RECOVER}") from None
+            raise error.changed(advice=f"it belongs to the shard {shard.file}: {_RECOVER}") from None
     file = folder(data_dir) / name
     with opener(name, size, crc) if opener and size <= num_bytes else file.open() as opened:
         data = opened.read_at(0, min(size, num_bytes))
     try:
         return parse(data, size, shard.num_examples, crc)
     except ValueError as error:
-        raise DataError(f"{file}: {error}; {_RECOVER}") from None
+        raise DataError(str(error), path=file, advice=_RECOVER) from None

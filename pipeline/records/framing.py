@@ -90,6 +90,18 @@ class Frame(NamedTuple):
     fault: Fault | None
     crc: int = 0
 
+    def error(self, file: object, is_compressed: bool = False, advice: str = "") -> DataError:
+        """Returns the error for its fault: `file` is where it is, the advice what to do."""
+        assert self.fault is not None
+        return DataError(
+            self.fault.text,
+            path=file,
+            record=self.number,
+            offset=self.offset,
+            decompressed=is_compressed,
+            advice=advice,
+        )
+
 
 _RECORD_FAULT = Fault(Kind.RECORD_CRC, "the record's CRC is wrong")
 
@@ -174,8 +186,7 @@ def records(
     """
     for frame in walk(read, number=number, offset=offset):
         if frame.fault is not None:
-            where = location(file, frame.number, frame.offset, is_compressed)
-            raise DataError(f"{where}: {frame.fault.text}{advice}")
+            raise frame.error(file, is_compressed, advice)
         yield frame.offset, frame.end, frame.record  # type: ignore[misc]  # only a faulty frame has no record
 
 
@@ -193,12 +204,6 @@ def check(frame: bytes | memoryview) -> Fault | None:
     if crc != _FOOTER_STRUCT.unpack_from(frame, len(frame) - FOOTER)[0]:
         return _RECORD_FAULT
     return None
-
-
-def location(file: object, number: int, offset: int, is_compressed: bool = False) -> str:
-    """Returns the words for where a record lies."""
-    unit = " of the decompressed bytes" if is_compressed else ""
-    return f"{file}, record {number}, byte offset {offset}{unit}"
 
 
 def claimed_length(data: bytes | memoryview, start: int = 0) -> int | None:

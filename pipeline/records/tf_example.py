@@ -150,9 +150,16 @@ def _add_message_field(owner: Any, name: str, number: int, kind: str) -> Any:
 class BadExampleError(ValueError):
     """The bytes are not what the manifest says; the message says why."""
 
-    def at(self, where: object) -> DataError:
-        """Returns the error for the user."""
-        return DataError(f"{where}: {self}; convert the data again")
+    def at(self, path: object, record: int, offset: int | None = None, decompressed: bool = False) -> DataError:
+        """Returns the error for the user; takes what `DataError` does."""
+        return DataError(
+            str(self),
+            path=path,
+            record=record,
+            offset=offset,
+            decompressed=decompressed,
+            advice="convert the data again",
+        )
 
 
 def example(record: bytes, features: Mapping[str, Feature], decode_image: bool = True) -> dict[str, Any]:

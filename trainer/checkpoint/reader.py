@@ -31,16 +31,15 @@ _ONE_DEVICE: dict[str, Any] = {
 
 
 class UnreadableError(DataError):
-    """A checkpoint is damaged, or was removed."""
+    """A checkpoint is damaged, or was removed: `path` cannot be read for `reason`."""
 
-    def __init__(self, path: pathlib.Path, reason: str) -> None:
-        super().__init__(f"{path}: cannot be read: {reason}")
-        self.path, self.reason = path, reason
+    def __str__(self) -> str:
+        return f"{self.path}: cannot be read: {self.reason}"
 
     @property
     def is_removed(self) -> bool:
         """Whether it is no longer there."""
-        return not self.path.with_name(f"{self.path.name}.index").exists()
+        return not pathlib.Path(f"{self.path}.index").exists()
 
     @property
     def skipped(self) -> str:
@@ -151,9 +150,9 @@ def readable(path: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        raise UnreadableError(path, first_line(error)) from None
+        raise UnreadableError(first_line(error), path=path) from None
     except IndexError as error:  # what the reader raises for a truncated file
-        raise UnreadableError(path, str(error).splitlines()[0]) from None
+        raise UnreadableError(str(error).splitlines()[0], path=path) from None
 
 
 def mismatch(error: Exception) -> str:

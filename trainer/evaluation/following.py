@@ -81,7 +81,7 @@ class _Missed:
 
     def left_out(self, error: UnreadableError) -> None:
         """Takes note of a checkpoint that was seen, and says what is the matter with it unless it was removed."""
-        step = int(error.path.name.rpartition("-")[2])
+        step = int(str(error.path).rpartition("-")[2])
         (self._removed if error.is_removed else self._damaged).add(step)
         if not error.is_removed:
             self._say(error.skipped)

@@ -28,7 +28,7 @@ from pipeline.read import sidecars
 from pipeline.records import framing
 from pipeline.records.stream import RecordStream
 
-_ADVICE = "; the file is corrupt, get it again"
+_ADVICE = "the file is corrupt, get it again"
 _GAP = 64 << 10  # 64 KiB: reading across such a small gap is cheaper than another call
 _SPAN = 8 << 20  # 8 MiB read at once, or one record
 _REMOTE_GAP = 256 << 10  # 256 KiB: a fraction of what a store sends in the time of a request
@@ -132,7 +132,7 @@ def read(file: RecordFile, rows: NDArray[np.int64]) -> list[bytes]:
 def _record(file: RecordFile, framed: bytes, row: int, start: int) -> bytes:
     fault = framing.check(framed)
     if fault:
-        raise DataError(f"{framing.location(file.path, row, start)}: {fault.text}{_ADVICE}")
+        raise DataError(fault.text, path=file.path, record=row, offset=start, advice=_ADVICE)
     return framed[framing.HEADER : -framing.FOOTER]
 
 

@@ -225,7 +225,7 @@ def test_the_log_says_what_the_run_was(data, tmp_path, capsys):
 def test_two_records_of_one_key_cannot_be_told_apart(data, tmp_path, monkeypatch):
     from pipeline.audit import observed
 
-    monkeypatch.setattr(observed, "_key_of", lambda record, where: "same")
+    monkeypatch.setattr(observed, "_key_of", lambda *record: "same")
     with pytest.raises(DataError, match="key 'same': row 0 of train-00000.* and row 1 of train-00000"):
         observed.read_keys(data, source_of(data).selection, "")
 

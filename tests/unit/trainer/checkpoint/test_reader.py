@@ -117,7 +117,7 @@ def test_best_means_that_which_the_newest_ranking_puts_first(tmp_path, monkeypat
 
     def read(path):
         if path == paths[0]:
-            raise UnreadableError(path, "cut")
+            raise UnreadableError("cut", path=path)
         return reader.Record(path, 40, False, {"remembered": {"ranking": ranking}})
 
     monkeypatch.setattr(reader, "read", read)

@@ -18,7 +18,7 @@ def follow(tmp_path, monkeypatch):
 
     def read(path):
         if not path.with_name(f"{path.name}.index").exists():
-            raise UnreadableError(path, "no such file")
+            raise UnreadableError("no such file", path=path)
         return Record(path, int(path.name[5:]), False, content.get(path.name, {}))
 
     monkeypatch.setattr(following.reader, "read", read)
@@ -33,7 +33,7 @@ def follow(tmp_path, monkeypatch):
 
         def take(found, missing):
             if found.step in unreadable:
-                raise UnreadableError(found.path, "cut")
+                raise UnreadableError("cut", path=found.path)
             evaluate(found.step)
             evaluated.append(found.step)
             if missing:
@@ -126,7 +126,7 @@ def test_one_that_is_removed_while_it_is_evaluated_is_missed_with_those_before_i
     def remove(step):
         if step == 30:
             (tmp_path / "run" / "ckpt-30.index").unlink()
-            raise UnreadableError(tmp_path / "run" / "ckpt-30", "cut")
+            raise UnreadableError("cut", path=tmp_path / "run" / "ckpt-30")
 
     contents = {f"ckpt-{step}": rotating() for step in range(10, 70, 10)}
     evaluated, lines = follow(start=(10, 30, 50, 60), evaluate=remove, contents=contents)
