@@ -67,6 +67,7 @@ class Plan:
       source: the source to convert.
       data_dir: the folder that shards and manifest are written to.
       receipts_dir: the folder that the shards' receipts are written to.
+      published_dir: the folder that users know, where the data set lies at the end.
       config: the options that the user gave.
       sample: how images are stored, and estimates of sizes and time.
       num_shards: {split: number of shards}.
@@ -76,6 +77,7 @@ class Plan:
     source: Source
     data_dir: StoragePath
     receipts_dir: StoragePath
+    published_dir: StoragePath
     config: ConvertConfig
     sample: Sample
     num_shards: dict[str, int]
@@ -145,6 +147,7 @@ def make_plan(config: ConvertConfig, data_dir: StoragePath) -> Plan:
         source=source,
         data_dir=data_dir,
         receipts_dir=data_dir,
+        published_dir=data_dir,
         config=config,
         sample=taken,
         num_shards=_shard_counts(source, taken, config.shards_by_split, config.max_shard_bytes),
@@ -248,14 +251,14 @@ def _image_options(
         shapes = Counter(itertools.chain.from_iterable(_shapes(block) for block in blocks))
         if encoding == "source" and (size or channels):
             flag = "--resize" if size else "--channels"
-            raise UsageError(f"{flag}: changes the images, so give --image_encoding=raw, png or jpeg with it")
+            raise UsageError("changes the images, so give --image_encoding=raw, png or jpeg with it", argument=flag)
     own = max((shape[2] for shape in shapes), default=3)
     if channels not in (0, own) and own > _MOST_CHANNELS:
         raise UsageError(f"--channels={channels}: images of {own} channels cannot be converted to that")
     channels = channels or own
     if channels not in (1, 3) and (encoding != "raw" or size):
         flag = "--resize" if size else f"--image_encoding={encoding}"
-        raise UsageError(f"{flag}: images of {channels} channels can only be stored raw, as large as they are")
+        raise UsageError(f"images of {channels} channels can only be stored raw, as large as they are", argument=flag)
     if encoding != "raw":
         return ImageOptions(encoding, channels, size)
     sizes: Counter[tuple[int, int]] = Counter()

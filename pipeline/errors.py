@@ -89,6 +89,10 @@ class PipelineError(Exception):
         vars(other).update(fields)
         return other
 
+    def advised(self, advice: str) -> Self:
+        """Returns the same error with more advice."""
+        return self.changed(advice="; ".join(filter(None, (self.advice, advice))))
+
     def __str__(self) -> str:
         said = f"{self.where}: {self.reason}" if self.where else self.reason
         return f"{said}; {self.advice}" if self.advice else said

@@ -177,7 +177,7 @@ def _resolved(
     except DataError as error:
         if flags.data_dir is not None:
             raise
-        raise DataError(f"{error}; the run's data: if they have moved, give --data_dir") from None
+        raise error.advised("the run's data: if they have moved, give --data_dir") from None
     except UsageError as error:
         if error.argument != "statistics":
             reason = error.reason if error.argument == "split" else error

@@ -30,7 +30,7 @@ from beam_jobs.storage import write
 from beam_jobs.storage.paths import StoragePath
 from pipeline import manifest
 from pipeline.commands.text import count_of, size_of
-from pipeline.errors import DataError
+from pipeline.errors import DataError, PipelineError
 from pipeline.manifest import Feature, Manifest, ShardInfo, naming
 from pipeline.records import tf_example
 
@@ -64,9 +64,17 @@ def write_card(folder: StoragePath, command: str, arguments: Sequence[str], imag
         page = text.encode(errors="backslashreplace")
         write.publish(folder / naming.CARD, page + _seal_of(page))
     except Exception as error:  # whatever it is: hours of conversion are worth more than a page
-        reason = str(error).replace(f"{folder}/", "")  # of files that will have moved
-        return f"there is no {naming.CARD}: {type(error).__name__}: {reason}"
+        return f"there is no {naming.CARD}: {type(error).__name__}: {_named_within(folder, error)}"
     return None
+
+
+def _named_within(folder: StoragePath, error: Exception) -> Exception:
+    """Returns an error that names its file as it is called in the folder, which will have moved."""
+    if isinstance(error, PipelineError) and error.path:
+        return error.changed(path=error.path.removeprefix(f"{folder}/"))
+    if isinstance(error, OSError) and error.filename:
+        return OSError(error.errno, error.strerror, str(error.filename).removeprefix(f"{folder}/"))
+    return error
 
 
 def problem_of(page: bytes, made: Manifest) -> str | None:
@@ -304,7 +312,7 @@ def _sample_of(record: bytes, file: str) -> tuple[int, tuple[bytes, str]]:
         found = tf_example.decode(record, ("image", "label", "key"))
         return int(found["label"][0]), (found["image"][0], found["key"][0].decode(errors="backslashreplace"))
     except (ValueError, KeyError, IndexError, AttributeError):
-        raise DataError(f"{file}: a record is not an example with image, label and key") from None
+        raise DataError("a record is not an example with image, label and key", path=file) from None
 
 
 @dataclasses.dataclass(frozen=True)

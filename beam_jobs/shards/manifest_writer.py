@@ -56,12 +56,14 @@ def _check_rejects(plan: Plan, receipts: list[Receipt]) -> None:
         _, first = _rejects(receipts)[0]
         raise DataError(
             f"{count_of(count, 'invalid row')}, over --max_rejects={plan.config.max_rejects}; the first: {first.file}, "
-            f"row {first.row}: {first.reason}; {plan.data_dir / naming.REJECTS} lists them; nothing was published; "
-            f"--max_rejects={count} skips them"
+            f"row {first.row}: {first.reason}; {plan.published_dir / naming.REJECTS} lists them; nothing was published",
+            advice=f"--max_rejects={count} skips them",
         )
     for split in plan.num_shards:
         if not sum(receipt.info.num_examples for receipt in receipts if receipt.split == split):
-            raise DataError(f"split {split!r}: all its rows are invalid; {plan.data_dir / naming.REJECTS} says why")
+            raise DataError(
+                f"split {split!r}: all its rows are invalid; {plan.published_dir / naming.REJECTS} says why"
+            )
 
 
 def make_manifest(plan: Plan, receipts: list[Receipt]) -> Manifest:
@@ -96,10 +98,12 @@ def _in_order(plan: Plan, receipts: Iterable[Receipt]) -> list[Receipt]:
     by_element: dict[tuple[str, int], Receipt] = {}
     for receipt in receipts:
         if by_element.setdefault((receipt.split, receipt.shard), receipt) != receipt:
-            raise DataError(f"{receipt.info.file}: written twice with different bytes; did the source change?")
+            raise DataError("written twice with different bytes; did the source change?", path=receipt.info.file)
     missing = [name for name, element in zip(plan.file_names, plan.elements, strict=True) if element not in by_element]
     if missing:
-        raise DataError(f"{missing[0]}: no worker reported it as written ({len(missing)} missing); run again")
+        raise DataError(
+            f"no worker reported it as written ({len(missing)} missing)", path=missing[0], advice="run again"
+        )
     return [by_element[element] for element in plan.elements]
 
 

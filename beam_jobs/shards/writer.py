@@ -97,9 +97,9 @@ def _write(plan: Plan, name: str, chosen: Selected, label_entropy: float | None)
     if records.num_bytes > plan.config.max_shard_bytes:
         more = -(-sum(plan.num_shards.values()) * records.num_bytes // plan.config.max_shard_bytes)
         raise UsageError(
-            f"{name}: would have {count_of(records.num_bytes, 'byte')}, over "
-            f"--max_shard_bytes={plan.config.max_shard_bytes}; "
-            f"give a larger one, or more --num_shards ({more})"
+            f"would have {count_of(records.num_bytes, 'byte')}, over --max_shard_bytes={plan.config.max_shard_bytes}",
+            path=name,
+            advice=f"give a larger one, or more --num_shards ({more})",
         )
     if plan.config.compression:
         records = compressed(records)

@@ -165,8 +165,9 @@ class LocalSink:
         if needed > free and not plan.config.compression:
             beside = ", beside the one that it replaces" if replaced else ""
             raise TransientError(
-                f"{self.data_dir}: the data set takes {count_of(needed, 'byte')}{beside}, but its "
-                f"disk has {free:,} free; make room"
+                f"the data set takes {count_of(needed, 'byte')}{beside}, but its disk has {free:,} free",
+                path=self.data_dir,
+                advice="make room",
             )
 
 

@@ -28,8 +28,8 @@ def existing_manifest(data_dir: StoragePath) -> Manifest | None:
     try:
         return manifest.load(data_dir)
     except DataError as error:
-        raise DataError(
-            f"{error}; as it does not say which files are its own, nothing was removed: "
+        raise error.advised(
+            "as it does not say which files are its own, nothing was removed: "
             f"remove {data_dir} yourself or choose another --data_dir"
         ) from None
 
@@ -46,7 +46,7 @@ def check_same(plan: Plan, present: Manifest, data_dir: StoragePath) -> None:
         crc = receipts.file_crc32c(data_dir / name)
         if crc != expected:
             problem = f"its CRC32C is {crc}, but the manifest says {expected}" if crc else "cannot be read"
-            raise DataError(f"{data_dir / name}: {problem}; --overwrite converts it again")
+            raise DataError(problem, path=data_dir / name, advice="--overwrite converts it again")
 
 
 def check_options(plan: Plan, present: Manifest, data_dir: StoragePath) -> None:
@@ -58,8 +58,9 @@ def check_options(plan: Plan, present: Manifest, data_dir: StoragePath) -> None:
     differences = [f"{name} is {there} there and {here} here" for name, there, here in _differences(plan, present)]
     if differences:
         raise UsageError(
-            f"{data_dir}: holds another data set: {'; '.join(differences)}; "
-            "choose another --data_dir, or --overwrite to replace it"
+            f"holds another data set: {'; '.join(differences)}",
+            path=data_dir,
+            advice="choose another --data_dir, or --overwrite to replace it",
         )
 
 

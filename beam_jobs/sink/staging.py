@@ -48,8 +48,8 @@ def opened(data_dir: LocalPath, digest: str) -> Iterator[LocalPath]:
     except BaseException as error:
         with contextlib.suppress(DataError):  # the next conversion tries again
             _leave(folder, error)
-        if isinstance(error, DataError):  # names the final path: users do not know the inner folder
-            raise type(error)(str(error).replace(str(folder), str(data_dir))) from error
+        if isinstance(error, DataError) and error.path:  # users do not know the inner folder
+            raise error.changed(path=error.path.replace(str(folder), str(data_dir))) from error
         raise
 
 
@@ -101,14 +101,16 @@ def check_names_free(data_dir: LocalPath, names: Iterable[str], replaced: Manife
     for name in names:
         path = data_dir / name
         if path.is_dir() and not path.is_symlink():
-            raise DataError(f"{path}: cannot be written: {os.strerror(errno.EISDIR)}; remove it")
+            raise DataError(f"cannot be written: {os.strerror(errno.EISDIR)}", path=path, advice="remove it")
     sidecars = data_dir / naming.SIDECARS
     if sidecars.exists() and not sidecars.is_dir():
-        raise DataError(f"{sidecars}: cannot be written to: it is no folder; remove it or choose another --data_dir")
+        raise DataError(
+            "cannot be written to: it is no folder", path=sidecars, advice="remove it or choose another --data_dir"
+        )
     for name in write.BESIDE_SHARDS:
         if not replaced and name != naming.REJECTS and os.path.lexists(data_dir / name):
             raise DataError(
-                f"{data_dir / name}: was not written by a conversion; remove it or choose another --data_dir"
+                "was not written by a conversion", path=data_dir / name, advice="remove it or choose another --data_dir"
             )
 
 

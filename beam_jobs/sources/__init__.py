@@ -90,7 +90,7 @@ def open_source(options: SourceOptions) -> Source:
     except DataError:
         raise
     except OSError as error:  # a parent folder cannot be searched, a name is too long
-        raise DataError(f"{error.filename or options.source}: cannot be read: {error.strerror or error}") from None
+        raise DataError(f"cannot be read: {error.strerror or error}", path=error.filename or options.source) from None
     _check_class_names(opened, options)
     return opened
 
@@ -100,7 +100,9 @@ def _check_class_names(source: Source, options: SourceOptions) -> None:
     for label, name in enumerate(source.class_names):
         if len(f"{name}.".splitlines()) > 1:
             where = paths.path_of(options.source) if options.source else options.dataset
-            raise DataError(f"{where}: the name of class {label}, {name!r}, holds a line break; rename the class")
+            raise DataError(
+                f"the name of class {label}, {name!r}, holds a line break", path=where, advice="rename the class"
+            )
 
 
 def _kind(dataset: str) -> _Kind:

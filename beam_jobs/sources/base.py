@@ -273,7 +273,9 @@ def rows_of(parts: Mapping[str, Files], folder: object) -> dict[str, int]:
         if not part.num_rows:
             names = f"{part.names[0]}, ..." if len(part.names) > 1 else part.names[0]
             raise DataError(
-                f"{folder}: split {split!r} has no row; leave out {count_of(len(part.names), 'file')} ({names})"
+                f"split {split!r} has no row",
+                path=folder,
+                advice=f"leave out {count_of(len(part.names), 'file')} ({names})",
             )
     return {split: part.num_rows for split, part in parts.items()}
 

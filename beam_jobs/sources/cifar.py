@@ -189,7 +189,9 @@ def _find(path: LocalPath, dataset: str) -> tuple[Layout, list[RowFile]]:
     """
     if not path.exists():
         folders = " or ".join(layout.folder for layout in LAYOUTS[dataset])
-        raise DataError(f"{path}: no such folder or file; --source of {dataset} is the folder {folders} or its .tar.gz")
+        raise DataError(
+            "no such folder or file", path=path, advice=f"--source of {dataset} is the folder {folders} or its .tar.gz"
+        )
     members = [(layout.folder, name) for layouts in LAYOUTS.values() for layout in layouts for name in layout.names]
     unpack = functools.partial(_find, path, dataset)
     if not path.is_dir():
@@ -216,12 +218,12 @@ def _choose(path: LocalPath, dataset: str, present: Collection[tuple[str, str]])
     if not score(best):
         for other, layouts in LAYOUTS.items():
             if any(map(score, layouts)):
-                raise DataError(f"{path}: holds the files of --dataset={other}, not of {dataset}")
+                raise DataError(f"holds the files of --dataset={other}, not of {dataset}", path=path)
         names = " nor ".join(f"{layout.folder}/{layout.names[0]}" for layout in LAYOUTS[dataset])
-        raise DataError(f"{path}: holds neither {names}")
+        raise DataError(f"holds neither {names}", path=path)
     for name in best.names:
         if (best.folder, name) not in present:
-            raise DataError(f"{path}: holds no {name} of {best.folder}")
+            raise DataError(f"holds no {name} of {best.folder}", path=path)
     return best
 
 
@@ -253,7 +255,9 @@ def _checked(
         size = streams.size(records)
     if not size or size % length:
         raise DataError(
-            f"{where}: has {count_of(size, 'byte')}, not a whole number of {length}-byte records; get the file again"
+            f"has {count_of(size, 'byte')}, not a whole number of {length}-byte records",
+            path=where,
+            advice="get the file again",
         )
     shape = (size // length, length)
     sha256 = hashlib.sha256()
@@ -268,22 +272,24 @@ def _checked(
 def _unpickled(handle: IO[bytes], where: str, labels: tuple[Label, ...]) -> IO[bytes]:
     batch = cifar_pickles.load(handle, where)
     if not isinstance(batch, dict):
-        raise DataError(f"{where}: holds a {type(batch).__name__}, not the dictionary of a batch")
+        raise DataError(f"holds a {type(batch).__name__}, not the dictionary of a batch", path=where)
     batch = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in batch.items()}
     for key in ("data", *(label.key for label in labels)):
         if key not in batch:
-            raise DataError(f"{where}: its dictionary has no {key!r}; it is not a batch of this data set")
+            raise DataError(f"its dictionary has no {key!r}; it is not a batch of this data set", path=where)
     columns = [_column(batch[label.key], label, where) for label in labels]
     array, expected = batch["data"], (len(columns[0]), _PIXELS)
     try:
         pixels = array.values() if isinstance(array, cifar_pickles.Array) else np.empty(0, np.uint8)
     except (ValueError, TypeError):
         raise DataError(
-            f"{where}: its data has {count_of(len(array.data), 'byte')}, not those of its shape; get the file again"
+            f"its data has {count_of(len(array.data), 'byte')}, not those of its shape",
+            path=where,
+            advice="get the file again",
         ) from None
     if pixels.shape != expected or any(len(column) != len(pixels) for column in columns):
         lengths = " and ".join(count_of(len(column), "label") for column in columns)
-        raise DataError(f"{where}: its data is {pixels.shape} for {lengths}; must be uint8 {expected}")
+        raise DataError(f"its data is {pixels.shape} for {lengths}; must be uint8 {expected}", path=where)
     blocks = (slice(start, start + _ROWS) for start in range(0, len(pixels), _ROWS))
     labels_of_rows = np.stack(columns, axis=1)
     return streams.spool(np.concatenate([labels_of_rows[rows], pixels[rows]], axis=1).tobytes() for rows in blocks)
@@ -291,10 +297,10 @@ def _unpickled(handle: IO[bytes], where: str, labels: tuple[Label, ...]) -> IO[b
 
 def _column(values: Any, label: Label, where: str) -> NDArray[np.uint8]:
     if not isinstance(values, list) or not values:
-        raise DataError(f"{where}: its {label.key} is no list of labels; it is not a batch of this data set")
+        raise DataError(f"its {label.key} is no list of labels; it is not a batch of this data set", path=where)
     high = len(label.class_names) - 1
     for row, value in enumerate(values):
         if type(value) is not int or not 0 <= value <= high:
             shown = value if isinstance(value, int) else f"a {type(value).__name__}"
-            raise DataError(f"{where}: row {row}: {label.key} has {shown}, which is not in 0..{high}")
+            raise DataError(f"row {row}: {label.key} has {shown}, which is not in 0..{high}", path=where)
     return np.array(values, np.uint8)

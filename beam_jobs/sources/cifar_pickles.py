@@ -59,7 +59,7 @@ def load(handle: IO[bytes], where: str) -> Any:
     """
     size = streams.size(handle)
     if size > MAX_FILE:
-        raise DataError(f"{where}: has {count_of(size, 'byte')}; a file of this data set has at most {MAX_FILE}")
+        raise DataError(f"has {count_of(size, 'byte')}; a file of this data set has at most {MAX_FILE}", path=where)
     with _Counted(io.FileIO(os.dup(handle.fileno()))) as stream:
         stream.seek(0)
         try:
@@ -69,11 +69,13 @@ def load(handle: IO[bytes], where: str) -> Any:
         except EOFError:
             reason = "it is cut short"
         except OSError as error:
-            raise DataError(f"{where}: cannot be read: {error.strerror or error}") from None
+            raise DataError(f"cannot be read: {error.strerror or error}", path=where) from None
         except Exception:  # operations of the machine check little, and some are missing
             reason = "it is damaged, or does what these files do not need"
         at = stream.tell()
-    raise DataError(f"{where}: is no pickle of this data set: {reason}, before byte {at} of {size}; get the file again")
+    raise DataError(
+        f"is no pickle of this data set: {reason}, before byte {at} of {size}", path=where, advice="get the file again"
+    )
 
 
 class _Counted(io.BufferedReader):

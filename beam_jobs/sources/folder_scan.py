@@ -146,7 +146,9 @@ class _Scan:
         if not names:
             self._check_links()
             raise DataError(
-                f"{text(self._root)}: has no class folders; images are expected as class/file.png{self._advice()}"
+                "has no class folders; images are expected as class/file.png",
+                path=text(self._root),
+                advice=self._advice(),
             )
         self._check_names_differ(classes)
         splits = {split: self._images(folder, names, classes[split]) for split, folder in folders.items()}
@@ -165,15 +167,18 @@ class _Scan:
         if len(known) < len(names):
             other = next(name for name in names if name not in known)
             raise DataError(
-                f"{text(self._root)}: has split folders ({', '.join(map(text, known))}) next to {text(other)!r}; are "
-                "they classes? move one kind elsewhere"
+                f"has split folders ({', '.join(map(text, known))}) next to {text(other)!r}; are "
+                "they classes? move one kind elsewhere",
+                path=text(self._root),
             )
         found: dict[str, bytes] = {}
         for name in sorted(known, key=lambda name: list(_SPLITS).index(name.lower())):
             split = _SPLITS[name.lower()]
             if split in found:
                 raise DataError(
-                    f"{text(self._root)}: {text(found[split])!r} and {text(name)!r} are both split {split!r}; join them"
+                    f"{text(found[split])!r} and {text(name)!r} are both split {split!r}",
+                    path=text(self._root),
+                    advice="join them",
                 )
             found[split] = name
         return found
@@ -185,15 +190,18 @@ class _Scan:
                 try:
                     entry.name.decode()
                 except UnicodeDecodeError:
-                    raise DataError(f"{text(entry.path)}: the name of a class must be valid UTF-8; rename it") from None
+                    raise DataError(
+                        "the name of a class must be valid UTF-8", path=text(entry.path), advice="rename it"
+                    ) from None
                 names.add(entry.name)
             elif self._is_image(entry):
                 for other in _entries(os.path.join(self._root, folder)):
                     if not self._is_folder(other):
                         self._is_image(other)  # which counts those that are none, for the advice
                 raise DataError(
-                    f"{text(entry.path)}: is not in a class folder; images are expected as "
-                    f"class/file.png{self._advice()}"
+                    "is not in a class folder; images are expected as class/file.png",
+                    path=text(entry.path),
+                    advice=self._advice(),
                 )
         return names
 
@@ -216,7 +224,7 @@ class _Scan:
             place, above = folders.pop()
             real = os.path.realpath(place)
             if real in above:
-                raise DataError(f"{text(place)}: is a link to a folder that it lies in; remove it")
+                raise DataError("is a link to a folder that it lies in", path=text(place), advice="remove it")
             for entry in _entries(place):
                 if self._is_folder(entry):
                     folders.append((entry.path, above | {real}))
@@ -255,7 +263,7 @@ class _Scan:
         with streams.errors_of(text(entry.path)):
             status = entry.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise DataError(f"{text(entry.path)}: is not a regular file")
+            raise DataError("is not a regular file", path=text(entry.path))
         return status.st_size, status.st_mtime_ns
 
     def _check_names_differ(self, classes: dict[str, set[bytes]]) -> None:
@@ -268,7 +276,9 @@ class _Scan:
             pairs = [pair for pair in in_case if not any(set(pair) <= names for names in by_split)]
         for pair in pairs:
             names = " and ".join(map(ascii, pair))
-            raise DataError(f"{text(self._root)}: the class folders {names} {problem}; join them, or rename one")
+            raise DataError(
+                f"the class folders {names} {problem}", path=text(self._root), advice="join them, or rename one"
+            )
 
     def _check_levels(self, names: Sequence[bytes], images: Images) -> None:
         """Checks that folders of splits are not taken for classes, nor classes for parts of one."""
@@ -279,8 +289,9 @@ class _Scan:
                     rows_shown = rows.start, 0 if rows.start else rows.stop
                     split, other = (repr(text(images.path(row))) for row in rows_shown)
                     raise DataError(
-                        f"{text(self._root)}: {split} is split/class/file by the name of its folder, {other} is not; "
-                        "put all images at one level"
+                        f"{split} is split/class/file by the name of its folder, {other} is not",
+                        path=text(self._root),
+                        advice="put all images at one level",
                     )
         inner: dict[str, bytes] = {}  # an image below a folder of each split inside a class
         for folder, split in _SPLITS.items():
@@ -290,14 +301,14 @@ class _Scan:
         if len(inner) > 1:
             pair = " and ".join(repr(text(path)) for path in list(inner.values())[:2])
             raise DataError(
-                f"{text(self._root)}: {pair} are of different splits, inside a class; images are expected as "
-                "split/class/file.png"
+                f"{pair} are of different splits, inside a class; images are expected as split/class/file.png",
+                path=text(self._root),
             )
 
     def _check_links(self) -> None:
         for path, problem in self._refused.items():
             more = f" ({count_of(len(self._refused), 'such link')})" if len(self._refused) > 1 else ""
-            raise DataError(f"{text(path)}: {problem}, or give --follow_links{more}")
+            raise DataError(f"{problem}, or give --follow_links{more}", path=text(path))
 
     def _check_not_empty(self, names: Sequence[bytes], splits: dict[str, Images]) -> None:
         present = set(np.concatenate([images.labels for images in splits.values()]).tolist())
@@ -305,16 +316,15 @@ class _Scan:
         empty += [f"split {split!r}" for split, images in splits.items() if not len(images)]
         if empty:
             others = f"; {skipped(self.ignored)}" if self.ignored else ""
-            raise DataError(
-                f"{text(self._root)}: {empty[0]} has no image{others}; remove it, or put images there{self._advice()}"
-            )
+            error = DataError(f"{empty[0]} has no image{others}", path=text(self._root))
+            raise error.advised("remove it, or put images there").advised(self._advice())
 
     def _advice(self) -> str:
         """Returns what to do with the files that are no images, if a data set may consist of them; else nothing."""
         for extension, dataset in ((b".parquet", "parquet"), (b".tfrecord", "tfrecord")):
             if self.ignored[extension]:
-                return f"; for {text(extension)} files give --dataset={dataset}"
-        return f"; {base.OTHER_DATA}" if any(self.ignored[extension] for extension in _ANNOTATIONS) else ""
+                return f"for {text(extension)} files give --dataset={dataset}"
+        return base.OTHER_DATA if any(self.ignored[extension] for extension in _ANNOTATIONS) else ""
 
 
 def _entries(folder: bytes) -> list[os.DirEntry[bytes]]:

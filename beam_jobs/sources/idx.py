@@ -70,7 +70,7 @@ def open_source(options: SourceOptions) -> IdxSource:
         raise UsageError(f"--source is missing; {_FORM}")
     folder = LocalPath(options.source).absolute()
     if not folder.is_dir():
-        raise DataError(f"{folder}: {'is not a folder' if folder.exists() else 'no such folder'}; {_FORM}")
+        raise DataError("is not a folder" if folder.exists() else "no such folder", path=folder, advice=_FORM)
     pairs = _pairs(folder)
     _check_equal_sizes(pairs)
     return make(options.dataset, folder, pairs, _class_names(folder, [labels for _, labels in pairs.values()]))
@@ -128,7 +128,8 @@ def open_file(path: LocalPath, name: str, rank: int) -> RowFile:
             text = "more" if found > size else str(found)
             hint = "it is not what its header says" if found > size else "it is cut short; get the file again"
             raise DataError(
-                f"{path}: its header says {'x'.join(map(str, shape))} = {count_of(size, 'byte')}, it has {text}: {hint}"
+                f"its header says {'x'.join(map(str, shape))} = {count_of(size, 'byte')}, it has {text}: {hint}",
+                path=path,
             )
     unpack = functools.partial(open_file, path, name, rank) if packed else None
     file = RowFile(path, stamp, streams.entry_of(name, handle), shape, len(header), unpack)
@@ -148,12 +149,12 @@ def _shape(header: bytes, rank: int, most: int, path: LocalPath) -> tuple[int, .
     if header[:4] != magic:
         found = f"0x{header[:4].hex()}" if header else "an empty file"
         kind = "labels" if rank == 1 else "images"
-        raise DataError(f"{path}: begins with {found}, not 0x{magic.hex()}: not an IDX file of {kind}")
+        raise DataError(f"begins with {found}, not 0x{magic.hex()}: not an IDX file of {kind}", path=path)
     if len(header) < 4 + 4 * rank:
-        raise DataError(f"{path}: ends inside its header ({len(header)} of {4 + 4 * rank} bytes)")
+        raise DataError(f"ends inside its header ({len(header)} of {4 + 4 * rank} bytes)", path=path)
     shape = tuple(np.frombuffer(header[4:], ">u4").tolist())
     if not 0 < math.prod(shape) <= most:
-        raise DataError(f"{path}: its header says {'x'.join(map(str, shape))}; must be 1 to {most} values")
+        raise DataError(f"its header says {'x'.join(map(str, shape))}; must be 1 to {most} values", path=path)
     return shape
 
 
@@ -166,14 +167,15 @@ def _pairs(folder: LocalPath) -> dict[str, tuple[RowFile, RowFile]]:
         match = _parsed(name)
         heads.setdefault(match["head"], {}).setdefault(match["kind"].lower(), []).append(name)
     if not heads:
-        raise DataError(f"{folder}: holds no IDX file by its name; {_FORM}")
+        raise DataError("holds no IDX file by its name", path=folder, advice=_FORM)
     by_split: dict[str, str] = {}
     for head in heads:
         split = _split_of(folder, head, is_only=len(heads) == 1)
         if split in by_split:
             raise DataError(
-                f"{folder}: the files of {by_split[split]!r} and of {head!r} are both of split {split!r}; "
-                "move those of one to another folder"
+                f"the files of {by_split[split]!r} and of {head!r} are both of split {split!r}",
+                path=folder,
+                advice="move those of one to another folder",
             )
         by_split[split] = head
     found = {split: _open_pair(folder, heads[head]) for split, head in by_split.items()}
@@ -194,7 +196,9 @@ def _split_of(folder: LocalPath, head: str, is_only: bool) -> str:
     if is_only and not splits:
         return "train"
     problem = f"is their split {' or '.join(sorted(splits))}?" if splits else "does not tell their split"
-    raise DataError(f"{folder}: the name of the files {head!r}: {problem}; rename them, as in train-images-idx3-ubyte")
+    raise DataError(
+        f"the name of the files {head!r}: {problem}", path=folder, advice="rename them, as in train-images-idx3-ubyte"
+    )
 
 
 def _open_pair(folder: LocalPath, names: dict[str, list[str]]) -> tuple[RowFile, RowFile]:
@@ -204,12 +208,12 @@ def _open_pair(folder: LocalPath, names: dict[str, list[str]]) -> tuple[RowFile,
         if len(present) != 1:
             others = " and ".join(name for each in names.values() for name in each)
             raise DataError(
-                f"{folder}: must hold one file of {kind} for each pair, not {len(present)}: it has {others}"
+                f"must hold one file of {kind} for each pair, not {len(present)}: it has {others}", path=folder
             )
         match = _parsed(present[0])
         if int(match["rank"]) not in ranks:
             wanted = " or ".join(f"idx{rank}" for rank in ranks)
-            raise DataError(f"{folder / present[0]}: {kind} must be {wanted}, not idx{match['rank']}")
+            raise DataError(f"{kind} must be {wanted}, not idx{match['rank']}", path=folder / present[0])
         plain = present[0][: -len(match["gzip"])] if match["gzip"] else present[0]
         files.append(open_file(folder / present[0], plain, int(match["rank"])))
     check_pair(files[0], files[1])
@@ -226,7 +230,9 @@ def _check_equal_sizes(pairs: dict[str, tuple[RowFile, RowFile]]) -> None:
     for other in others:
         if _image_shape(other) != _image_shape(first):
             sizes = ["x".join(map(str, _image_shape(images))) for images in (other, first)]
-            raise DataError(f"{other.path}: its images are {sizes[0]}, those of {first.path} {sizes[1]}; must be equal")
+            raise DataError(
+                f"its images are {sizes[0]}, those of {first.path} {sizes[1]}; must be equal", path=other.path
+            )
 
 
 def _class_names(folder: LocalPath, files: list[RowFile]) -> tuple[str, ...]:

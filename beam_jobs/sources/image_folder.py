@@ -94,7 +94,7 @@ def open_source(options: SourceOptions) -> ImageFolderSource:
     folder = os.path.abspath(options.source)
     if not os.path.isdir(folder):
         problem = "is not a folder" if os.path.exists(folder) else "no such folder"
-        raise DataError(f"{folder}: {problem}; --source of image_folder has one folder of images per class")
+        raise DataError(problem, path=folder, advice="--source of image_folder has one folder of images per class")
     listing = folder_scan.scan(os.fsencode(folder), options.follow_links)
     if listing.ignored:
         print(f"{folder}: {folder_scan.skipped(listing.ignored)}", file=sys.stderr, flush=True)

@@ -53,9 +53,11 @@ def read_labels(path: StoragePath) -> tuple[str, ...]:
         try:
             names = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines())
         except UnicodeDecodeError:
-            raise DataError(f"{path}: is not UTF-8 text") from None
+            raise DataError("is not UTF-8 text", path=path) from None
     if not names or not all(names):
-        raise DataError(f"{path}: must have the name of a class in every line; it has {count_of(len(names), 'line')}")
+        raise DataError(
+            f"must have the name of a class in every line; it has {count_of(len(names), 'line')}", path=path
+        )
     return names
 
 
@@ -90,7 +92,7 @@ class SeenLabels:
             count = len(self._texts) or self._highest + 1
         if count > self._most:
             problem = f"has {count} classes or more, above the most, {self._most}"
-            raise DataError(f"{file}: {self._what} {problem}; {self._advice}")
+            raise DataError(f"{self._what} {problem}", path=file, advice=self._advice)
 
     def class_names(self, source: object) -> tuple[str, ...]:
         """Returns the texts, in `in_order`, or "0" to the highest number. Says which texts differ only in case.
@@ -99,12 +101,14 @@ class SeenLabels:
           DataError: no label was added, or two texts look alike.
         """
         if not self._texts and self._highest < 0:
-            raise DataError(f"{source}: {self._what} has no label that is a text or 0 or more; {self._advice}")
+            raise DataError(f"{self._what} has no label that is a text or 0 or more", path=source, advice=self._advice)
         if pairs := alike(self._texts):
             labels = " and ".join(map(ascii, pairs[0]))
             raise DataError(
-                f"{source}: {self._what}: the labels {labels} look alike (spaces, Unicode's form of a letter, zeros "
-                "before a number) but would be two classes; make them equal in the files"
+                f"{self._what}: the labels {labels} look alike (spaces, Unicode's form of a letter, zeros "
+                "before a number) but would be two classes",
+                path=source,
+                advice="make them equal in the files",
             )
         for one, other in alike(self._texts, ignore_case=True)[:1]:
             print(f"{source}: the classes {one!r} and {other!r} differ only in case", file=sys.stderr, flush=True)

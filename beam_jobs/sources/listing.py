@@ -47,7 +47,7 @@ def find(
         root: StoragePath = path
         names = sorted(name for name in _files(path, recursive) if is_data(name))
         if not names:
-            raise DataError(f"{path}: holds no {wanted}")
+            raise DataError(f"holds no {wanted}", path=path)
         _check_complete(root, names)
     elif path.exists():
         root, names = path.parent, [path.name]
@@ -68,7 +68,9 @@ def check_packed_once(folder: object, names: Iterable[str]) -> None:
     present = set(names)
     for name in sorted(present):
         if f"{name}{GZIP}" in present:
-            raise DataError(f"{folder}: holds both {name} and {name}{GZIP}, which are one file; remove one of them")
+            raise DataError(
+                f"holds both {name} and {name}{GZIP}, which are one file", path=folder, advice="remove one of them"
+            )
 
 
 def words(name: str) -> list[str]:
@@ -94,7 +96,7 @@ def _files(folder: LocalPath | RemotePath, recursive: bool) -> Iterator[str]:
 def _glob(pattern: LocalPath | RemotePath, kinds: str) -> tuple[StoragePath, list[str]]:
     signs = "*[" if pattern.is_remote else "*?["
     if not any(sign in str(pattern) for sign in signs):
-        raise DataError(f"{pattern}: no such file or folder; {kinds}")
+        raise DataError("no such file or folder", path=pattern, advice=kinds)
     root = pattern
     while any(sign in str(root) for sign in signs):
         root = root.parent
@@ -105,7 +107,7 @@ def _glob(pattern: LocalPath | RemotePath, kinds: str) -> tuple[StoragePath, lis
         found = {match for match in glob.iglob(str(pattern), recursive=True) if os.path.isfile(match)}
         names = sorted({LocalPath(match).name_in(root) for match in found})
     if not names:
-        raise DataError(f"{pattern}: matches no file")
+        raise DataError("matches no file", path=pattern)
     return root, names
 
 
@@ -126,11 +128,11 @@ def matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 
 def _check_name(path: StoragePath, kinds: str) -> None:
     if not os.path.isfile(str(path)):
-        raise DataError(f"{path}: is not a regular file; {kinds}")
+        raise DataError("is not a regular file", path=path, advice=kinds)
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        raise DataError(f"{path}: its name is not valid UTF-8, and keys are made of it; rename it") from None
+        raise DataError("its name is not valid UTF-8, and keys are made of it", path=path, advice="rename it") from None
 
 
 def _check_complete(folder: StoragePath, names: Sequence[str]) -> None:

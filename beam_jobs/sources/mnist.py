@@ -46,7 +46,7 @@ def open_source(options: SourceOptions) -> IdxSource:
     folder = LocalPath(options.source).absolute() if options.source else _downloaded(dataset)
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "no such folder"
-        raise DataError(f"{folder}: {problem}; --source of {dataset} is the folder with its four IDX files")
+        raise DataError(problem, path=folder, advice=f"--source of {dataset} is the folder with its four IDX files")
     pairs = {split: _open_split(folder, dataset, split) for split in SPLITS}
     is_transposed, first_label = dataset.startswith(_EMNIST), _FIRST_LABEL.get(dataset, 0)
     return idx.make(dataset, folder, pairs, _CLASS_NAMES[dataset], is_transposed, first_label)
@@ -77,7 +77,7 @@ def _open_split(folder: LocalPath, dataset: str, split: str) -> tuple[RowFile, R
     images, labels = (idx.open_file(_find(folder, dataset, names[i]), names[i], rank) for i, rank in ((0, 3), (1, 1)))
     if images.shape[1:] != (_SIDE, _SIDE):
         size = "x".join(map(str, images.shape[1:]))
-        raise DataError(f"{images.path}: its images are {size}; they must be {_SIDE}x{_SIDE}")
+        raise DataError(f"its images are {size}; they must be {_SIDE}x{_SIDE}", path=images.path)
     idx.check_pair(images, labels)
     first = _FIRST_LABEL.get(dataset, 0)
     labels.check_labels([("label", first, first + len(_CLASS_NAMES[dataset]) - 1)])
@@ -91,8 +91,10 @@ def _find(folder: LocalPath, dataset: str, name: str) -> LocalPath:
         return folder / found[0]
     others = [other for other in _CLASS_NAMES if other != dataset and _is_of(folder, other)]
     if others and not _is_of(folder, dataset):
-        raise DataError(f"{folder}: holds no {name}, but the files of --dataset={' or '.join(others)}")
-    raise DataError(f"{folder / name}: no such file, and no {name}.gz either; --source must hold the four IDX files")
+        raise DataError(f"holds no {name}, but the files of --dataset={' or '.join(others)}", path=folder)
+    raise DataError(
+        f"no such file, and no {name}.gz either", path=folder / name, advice="--source must hold the four IDX files"
+    )
 
 
 def _is_of(folder: LocalPath, dataset: str) -> bool:

@@ -166,8 +166,8 @@ def _download(
 
 def _failed(dataset: str, reason: str) -> DataError:
     return DataError(
-        f"{dataset}: cannot be downloaded: {reason}; give its files with --source=PATH, or try --dataset=digits, which "
-        "needs no download"
+        f"{dataset}: cannot be downloaded: {reason}",
+        advice="give its files with --source=PATH, or try --dataset=digits, which needs no download",
     )
 
 
@@ -230,7 +230,9 @@ def unpack(path: LocalPath, members: Collection[tuple[str, str]]) -> dict[tuple[
         start = raw.read(max(map(len, _OTHER_PACKINGS)))
     for magic, packing in _OTHER_PACKINGS.items():
         if start.startswith(magic):
-            raise DataError(f"{path}: is packed by {packing}; .tar.gz and .tar are read: unpack it and give the folder")
+            raise DataError(
+                f"is packed by {packing}; .tar.gz and .tar are read: unpack it and give the folder", path=path
+            )
     with streams.opened(path) as stream:
         meter = _Meter(stream, path)
         try:
@@ -243,10 +245,10 @@ def unpack(path: LocalPath, members: Collection[tuple[str, str]]) -> dict[tuple[
                     for member in members if info.isfile() else ():
                         if parts in (member, member[1:]):
                             if member in found:
-                                raise DataError(f"{path}: holds {member[1]} twice")
+                                raise DataError(f"holds {member[1]} twice", path=path)
                             found[member] = _spool(tar, info, path)
         except tarfile.TarError as error:
-            raise DataError(f"{path}: is not a whole tar archive ({error}); get the file again") from None
+            raise DataError(f"is not a whole tar archive ({error})", path=path, advice="get the file again") from None
     return found
 
 
@@ -263,16 +265,16 @@ class _Meter:
         data = self._stream.read(size)
         self.left -= len(data)
         if self.left < 0:
-            raise DataError(f"{self._path}: a member's header has more than {_MAX_HEADER} bytes; refused")
+            raise DataError(f"a member's header has more than {_MAX_HEADER} bytes; refused", path=self._path)
         return data
 
 
 def _check_size(path: LocalPath, member: tarfile.TarInfo, number: int) -> None:
     if number >= _MAX_MEMBERS:
-        raise DataError(f"{path}: has more than {_MAX_MEMBERS} members; it is not the published archive")
+        raise DataError(f"has more than {_MAX_MEMBERS} members; it is not the published archive", path=path)
     if member.size > MAX_FILE or member.offset + member.size > _MAX_ARCHIVE:
         raise DataError(
-            f"{path}: member {member.name!r} of {count_of(member.size, 'byte')} is larger than allowed; refused"
+            f"member {member.name!r} of {count_of(member.size, 'byte')} is larger than allowed; refused", path=path
         )
 
 
@@ -280,7 +282,7 @@ def _spool(tar: tarfile.TarFile, member: tarfile.TarInfo, path: LocalPath) -> IO
     stream: Any = tar.extractfile(member)  # not None: it is a regular file
     handle = streams.spool(streams.blocks(stream, member.size))
     if streams.size(handle) != member.size:
-        raise DataError(f"{path}: is cut short inside {member.name}; get the file again")
+        raise DataError(f"is cut short inside {member.name}", path=path, advice="get the file again")
     return handle
 
 
@@ -297,7 +299,7 @@ def unzip(path: LocalPath, folder: str, names: Collection[str], target: pathlib.
                 for name in names:
                     _write_member(opened, path, f"{folder}/{name}", target / name)
         except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
-            raise DataError(f"{path}: is not a whole .zip ({error}); get the file again") from None
+            raise DataError(f"is not a whole .zip ({error})", path=path, advice="get the file again") from None
 
 
 def _write_member(opened: zipfile.ZipFile, path: LocalPath, member: str, target: pathlib.Path) -> None:
@@ -305,8 +307,8 @@ def _write_member(opened: zipfile.ZipFile, path: LocalPath, member: str, target:
     try:
         size = opened.getinfo(member).file_size
     except KeyError:
-        raise DataError(f"{path}: holds no {member}") from None
+        raise DataError(f"holds no {member}", path=path) from None
     if size > MAX_FILE:
-        raise DataError(f"{path}: member {member!r} of {count_of(size, 'byte')} is larger than allowed; refused")
+        raise DataError(f"member {member!r} of {count_of(size, 'byte')} is larger than allowed; refused", path=path)
     with write.replaced(target) as written, opened.open(member) as stream:
         written.writelines(streams.blocks(stream, size + 1))

@@ -143,7 +143,7 @@ def with_labels_checked(
             wrong = np.flatnonzero((values[:, column] < low) | (values[:, column] > high))
             if len(wrong):
                 value = values[wrong[0], column]
-                raise DataError(f"{where}: row {row + wrong[0]}: {name} {value} is not in {low}..{high}")
+                raise DataError(f"row {row + wrong[0]}: {name} {value} is not in {low}..{high}", path=where)
         row += len(values)
         yield block
 

@@ -37,14 +37,14 @@ def errors_of(path: object) -> Iterator[None]:
     except DataError:
         raise
     except EOFError:
-        raise DataError(f"{path}: its gzip data is cut short; get the file again") from None
+        raise DataError("its gzip data is cut short", path=path, advice="get the file again") from None
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}: its gzip data is corrupt ({error}); get the file again") from None
+        raise DataError(f"its gzip data is corrupt ({error})", path=path, advice="get the file again") from None
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
+        raise DataError("no such file", path=path) from None
     except OSError as error:
         reason = error.strerror or " ".join(str(error).split())  # pyarrow's has several lines
-        raise DataError(f"{path}: cannot be read: {reason}") from None
+        raise DataError(f"cannot be read: {reason}", path=path) from None
 
 
 def stamp(path: StoragePath) -> tuple[int, int]:
@@ -77,7 +77,7 @@ class KnownFile:
 
 def changed(where: object, how: str = "") -> DataError:
     """Returns the error for a file that is not what it was when the source was opened."""
-    return DataError(f"{where}: changed while it was being converted{how}; run the conversion again")
+    return DataError(f"changed while it was being converted{how}", path=where, advice="run the conversion again")
 
 
 def open_plain(path: StoragePath | str) -> IO[bytes]:
@@ -89,7 +89,7 @@ def open_plain(path: StoragePath | str) -> IO[bytes]:
     with errors_of(path):
         path = LocalPath(path) if isinstance(path, str) else path
         if not path.is_remote and path.exists() and not os.path.isfile(str(path)):
-            raise DataError(f"{path}: is not a regular file")  # opening a named pipe would block forever
+            raise DataError("is not a regular file", path=path)  # opening a named pipe would block forever
         return path.open("rb", buffering=0)
 
 
@@ -113,7 +113,7 @@ def opened(path: StoragePath) -> Iterator[IO[bytes]]:
             with gzip.open(raw, "rb") as stream:
                 yield stream  # type: ignore[misc]
                 if sum(map(len, blocks(stream, MAX_REST + 1))) > MAX_REST:  # type: ignore[arg-type]
-                    raise DataError(f"{path}: goes on for more than {MAX_REST} bytes after its content; refused")
+                    raise DataError(f"goes on for more than {MAX_REST} bytes after its content; refused", path=path)
         else:
             yield raw
 
@@ -156,7 +156,7 @@ def room_in(folder: object, what: str, advice: str) -> Iterator[None]:
     except DataError:
         raise
     except OSError as error:
-        raise DataError(f"{folder}: cannot hold {what}: {error.strerror or error}; {advice}") from None
+        raise DataError(f"cannot hold {what}: {error.strerror or error}", path=folder, advice=advice) from None
 
 
 def _errors_of_temporary() -> contextlib.AbstractContextManager[None]:

@@ -49,12 +49,14 @@ def one_line(path: object, done: str, missing: bool = False) -> Iterator[None]:
     """
     try:
         yield
+    except DataError:  # says it already
+        raise
     except (OSError, pyarrow.ArrowException) as error:
         if missing and isinstance(error, FileNotFoundError):
             raise FileNotFoundError(2, "no such file", str(path)) from None
         reason = " ".join((getattr(error, "strerror", None) or str(error)).split())
         reason = reason if len(reason) <= _MOST_TEXT else f"{reason[:_MOST_TEXT]}..."
-        raise kind_of(error)(f"{path}: cannot be {done}: {reason}") from None
+        raise kind_of(error)(f"cannot be {done}: {reason}", path=path) from None
 
 
 def kind_of(error: Exception) -> type[DataError]:
@@ -63,8 +65,6 @@ def kind_of(error: Exception) -> type[DataError]:
     It is `TransientError` if the system or a store failed, and not pyarrow on what a file holds, which raises an
     `OSError` as well.
     """
-    if isinstance(error, DataError):
-        return type(error)
     of_system = isinstance(error, OSError) and (error.errno is not None or _OF_STORE.search(str(error)))
     return TransientError if of_system else DataError
 

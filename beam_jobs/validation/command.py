@@ -79,7 +79,7 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
     for note in _notes(data_dir, content):
         print(f"note: {note}")
     if report.num_problems:
-        raise DataError(f"{shown}: {count(report, content)}")
+        raise DataError(count(report, content), path=shown)
 
 
 def seconds(content: Manifest, decodes: bool) -> float:

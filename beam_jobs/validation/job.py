@@ -81,7 +81,9 @@ class Validation(ShardJob):
         beside = [problem for check in checks for problem in check(self.data_dir, self.manifest)]
         if not self.report.is_remote and not self.report.parent.is_dir():
             raise DataError(
-                f"{self.report.parent}: a worker cannot reach this folder; give --report=FILE in one that it can"
+                "a worker cannot reach this folder",
+                path=self.report.parent,
+                advice="give --report=FILE in one that it can",
             )
         write.publish(self.report, _combined(shards, [*keys, *totals, *beside]).to_bytes())
         return str(self.report)
@@ -119,7 +121,7 @@ def parse_report(data: bytes, file: str) -> Report:
         content = json.loads(data)
         return Report(**{**content, "problems": tuple(content["problems"])})
     except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{file}: is not a validation report ({error})") from None
+        raise DataError(f"is not a validation report ({error})", path=file) from None
 
 
 def _combined(shards: list[ShardReport], more: Iterable[Problem]) -> Report:

@@ -94,7 +94,7 @@ class Corruption:
           DataError: as `found`.
         """
         if not self.skips:
-            raise what.changed(advice=self.advice)
+            raise what.advised(self.advice)
         with _lock:
             new = [record for record in records if record not in self._seen]
             if not new:
@@ -102,7 +102,7 @@ class Corruption:
             before = len(self._seen)
             if before + len(new) > self.most:
                 others = sum(r.file != new[0].file or r.record not in together for r in self._seen)
-                raise what.changed(advice=f"{self._over(others, len(together))}; {self.advice}")
+                raise what.advised(f"{self._over(others, len(together))}; {self.advice}")
             self._seen.update(new)
             _skipped.setdefault(_key(self.data_dir), set()).update(new)
         _log.warning("skipped %s (%d of at most %d)", what, before + len(new), self.most)

@@ -81,8 +81,8 @@ def _check(file: File, shard: ShardInfo) -> Identity:
     try:
         identity = file.identity()
     except DataError as error:
-        reason = f"the manifest lists this shard, but it {error.reason}"
-        raise error.changed(reason=reason, advice=_RECOVER) from None
+        listed = error.changed(reason=f"the manifest lists this shard, but it {error.reason}")
+        raise listed.advised(_RECOVER) from None
     if identity.num_bytes != shard.num_bytes:
         raise DataError(
             f"{identity.num_bytes} bytes, but the manifest says {shard.num_bytes}", path=file, advice=_RECOVER

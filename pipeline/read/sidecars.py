@@ -207,7 +207,7 @@ def _read(
         with contextlib.suppress(DataError):
             name, size = beside, (folder(data_dir) / beside).identity().num_bytes
         if size is None:
-            raise error.changed(advice=f"it belongs to the shard {shard.file}: {_RECOVER}") from None
+            raise error.advised(f"it belongs to the shard {shard.file}: {_RECOVER}") from None
     file = folder(data_dir) / name
     with opener(name, size, crc) if opener and size <= num_bytes else file.open() as opened:
         data = opened.read_at(0, min(size, num_bytes))

@@ -270,7 +270,7 @@ class CheckpointManager:
         try:
             yield
         except NotFiniteError as error:
-            raise NotFiniteError(f"{error}; {self.way_back()}") from None
+            raise error.advised(self.way_back()) from None
 
     def way_back(self) -> str:
         """Returns the advice for a loss or a weight that is not finite: from where to resume, and with what."""

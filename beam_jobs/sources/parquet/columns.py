@@ -91,7 +91,7 @@ def choose(path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
             doubles.append(name)
     if len({image, label, options.key_column}) != 3:
         raise UsageError(
-            f"{path}: image, label and key must be three columns, not {image}, {label}, {options.key_column}"
+            f"image, label and key must be three columns, not {image}, {label}, {options.key_column}", path=path
         )
     return Columns(image, nested, label, label_kind, options.key_column, tuple(kept), tuple(given), tuple(doubles))
 

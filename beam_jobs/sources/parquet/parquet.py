@@ -135,7 +135,7 @@ class _Opened:
 def _open(path: StoragePath, options: SourceOptions) -> _Opened:
     table = ParquetFile(path, streams.stamp(path))
     with table.opened() as file:
-        with parquet_reader.one_line(f"{path}: its schema cannot be read"):
+        with parquet_reader.one_line(path, "its schema cannot be read"):
             schema = file.file.schema_arrow
         columns = parquet_columns.choose(str(path), schema, options)
         table = dataclasses.replace(table, groups=file.rows_of_groups(columns.paths))
@@ -146,11 +146,13 @@ def _open_another(path: StoragePath, options: SourceOptions, first: _Opened) -> 
     try:
         other = _open(path, options)
     except UsageError as error:
-        raise DataError(f"{error}; {first.table.path} has them; all files must have the same columns") from None
+        advice = f"{first.table.path} has them; all files must have the same columns"
+        raise DataError(str(error), advice=advice) from None
     if (other.columns, other.class_names) != (first.columns, first.class_names):
         raise DataError(
-            f"{path}: its columns {', '.join(first.columns.paths)} differ from those of {first.table.path} in type or "
-            "class names; all files must have the same"
+            f"its columns {', '.join(first.columns.paths)} differ from those of {first.table.path} in type or "
+            "class names; all files must have the same",
+            path=path,
         )
     return other
 
@@ -174,8 +176,9 @@ def _files_by_split(root: StoragePath, names: Sequence[str]) -> dict[str, list[s
         split = SPLIT_OF_WORD.get(word, word)
         if meaning.setdefault(split, word) != word:
             raise DataError(
-                f"{root}: holds files of {meaning[split]!r} and of {word!r}, which both mean split {split!r}; "
-                "rename them, or name the files of one with a glob"
+                f"holds files of {meaning[split]!r} and of {word!r}, which both mean split {split!r}",
+                path=root,
+                advice="rename them, or name the files of one with a glob",
             )
         found.setdefault(split, []).append(name)
     order = listing.SPLITS
@@ -191,7 +194,7 @@ def _known_word(root: StoragePath, name: str) -> str:
     tokens = listing.words(path.stem)
     words = {token for token in [*tokens, *map(str.lower, path.parts[:-1])] if token in SPLIT_OF_WORD}
     if len({SPLIT_OF_WORD[word] for word in words}) > 1:
-        raise DataError(f"{root / name}: is its split {' or '.join(sorted(words))}? rename it")
+        raise DataError(f"is its split {' or '.join(sorted(words))}? rename it", path=root / name)
     return min(words, default="")
 
 
@@ -199,8 +202,9 @@ def _shard_word(root: StoragePath, name: str, others: Sequence[str]) -> str:
     match = _SHARD.fullmatch(pathlib.PurePosixPath(name).stem)
     if not match or not naming.is_split_name(match["word"]):
         raise DataError(
-            f"{root / name}: its name does not tell its split, unlike other names ({min(others)!r}); "
-            "rename it <split>-00000-of-00001.parquet, or name the files to take with a glob"
+            f"its name does not tell its split, unlike other names ({min(others)!r})",
+            path=root / name,
+            advice="rename it <split>-00000-of-00001.parquet, or name the files to take with a glob",
         )
     return match["word"]
 

@@ -51,7 +51,7 @@ class ParquetFile(KnownFile):
         """
         self.check_unchanged()
         with contextlib.ExitStack() as stack:
-            with one_line(f"{self.path}: cannot be read as Parquet"):
+            with one_line(self.path, "cannot be read as Parquet"):
                 file = pq.ParquetFile(
                     stack.enter_context(self.path.open_native()),
                     metadata=_footer(self.path, self.stamp),
@@ -98,8 +98,9 @@ class OpenFile:
                 yield batch
         if read != rows:
             raise DataError(
-                f"{self.path}: row group {group}: has {count_of(read, 'row')}, but its footer says "
-                f"{rows:,}; get the file again"
+                f"row group {group}: has {count_of(read, 'row')}, but its footer says {rows:,}",
+                path=self.path,
+                advice="get the file again",
             )
 
     def rows_of_groups(self, columns: Sequence[str]) -> tuple[int, ...]:
@@ -111,8 +112,9 @@ class OpenFile:
         counts = tuple(self.rows(group, columns) for group in self.groups)
         if sum(counts) != self.file.metadata.num_rows:
             raise DataError(
-                f"{self.path}: its row groups have {count_of(sum(counts), 'row')}, but its footer says "
-                f"{self.file.metadata.num_rows:,}; it is corrupt, get the file again"
+                f"its row groups have {count_of(sum(counts), 'row')}, but its footer says "
+                f"{self.file.metadata.num_rows:,}; it is corrupt, get the file again",
+                path=self.path,
             )
         return counts
 
@@ -125,14 +127,15 @@ class OpenFile:
         rows: int = self.file.metadata.row_group(group).num_rows
         if rows < 0:
             raise DataError(
-                f"{self.path}: row group {group}: has {rows} rows; its footer is corrupt, get the file again"
+                f"row group {group}: has {rows} rows; its footer is corrupt, get the file again", path=self.path
             )
         size = self._num_bytes(group, columns)
         if size > MAX_GROUP_BYTES:
             raise DataError(
-                f"{self.path}: row group {group}: has {count_of(size, 'byte')}, above "
-                f"{MAX_GROUP_BYTES:,}; write the file with "
-                "smaller row groups: pyarrow.parquet.write_table(table, path, row_group_size=1000)"
+                f"row group {group}: has {count_of(size, 'byte')}, above {MAX_GROUP_BYTES:,}",
+                path=self.path,
+                advice="write the file with "
+                "smaller row groups: pyarrow.parquet.write_table(table, path, row_group_size=1000)",
             )
         return rows
 
@@ -150,19 +153,20 @@ class OpenFile:
 
     def errors_of(self, group: int) -> contextlib.AbstractContextManager[None]:
         """Adds the file and the row group to pyarrow's errors."""
-        return one_line(f"{self.path}: row group {group}: cannot be read")
+        return one_line(self.path, f"row group {group}: cannot be read")
 
 
 @contextlib.contextmanager
-def one_line(what: str) -> Iterator[None]:
-    """Turns any error of pyarrow into a DataError of one line that begins with `what`: the file and its fault."""
+def one_line(path: object, problem: str) -> Iterator[None]:
+    """Turns any error of pyarrow into a DataError of one line: the file, the problem, and what pyarrow says."""
     try:
         yield
     except DataError:
         raise
     except Exception as error:  # corrupt files raise pyarrow's kinds, OSError, UnicodeDecodeError, OverflowError, ...
         text = " ".join(str(error).split())
-        raise kind_of(error)(f"{what} ({text[:_MOST_TEXT] or type(error).__name__})") from None
+        reason = f"{problem} ({text[:_MOST_TEXT] or type(error).__name__})"
+        raise kind_of(error)(reason, path=path) from None
 
 
 class BatchedBuilder(BlockBuilder):

@@ -151,9 +151,9 @@ def _load_offsets(file: RecordFile) -> NDArray[np.int64]:
     try:
         offsets = sidecars.parse_offsets(data, len(data), file.num_records, crc)
     except ValueError as error:
-        raise DataError(f"{path}: {error}; convert the data again") from None
+        raise DataError(str(error), path=path, advice="convert the data again") from None
     if offsets[0] != 0 or offsets[-1] != num_bytes or (np.diff(offsets) < 0).any():
-        raise DataError(f"{path}: its offsets do not ascend from 0 to {num_bytes}; convert the data again")
+        raise DataError(f"its offsets do not ascend from 0 to {num_bytes}", path=path, advice="convert the data again")
     return offsets
 
 
@@ -200,7 +200,9 @@ def _array_record(path: StoragePath) -> Iterator[Any]:
             reader.close()
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise DataError(f"{path}: an ArrayRecord file that cannot be read ({reason}); get it again") from None
+        raise DataError(
+            f"an ArrayRecord file that cannot be read ({reason})", path=path, advice="get it again"
+        ) from None
 
 
 def packing_of(path: StoragePath) -> str:
@@ -218,7 +220,7 @@ def packing_of(path: StoragePath) -> str:
         return "gzip"
     if start[0] == 0x78 and int.from_bytes(start[:2], "big") % 31 == 0:  # RFC 1950: deflate, the header's check
         return "zlib"
-    raise DataError(f"{path}: begins with 0x{start.hex()}: neither a TFRecord's header nor GZIP or ZLIB")
+    raise DataError(f"begins with 0x{start.hex()}: neither a TFRecord's header nor GZIP or ZLIB", path=path)
 
 
 def stream_records(

@@ -66,7 +66,9 @@ def _builder(name: str, data_dir: str) -> Any:
         raise UsageError(f"--dataset={TFDS_PREFIX}: the name is missing, as in {TFDS_PREFIX}mnist")
     if data_dir and not os.path.isdir(data_dir):
         raise DataError(
-            f"{os.path.abspath(data_dir)}: no such folder; --source of {TFDS_PREFIX}{name} is TFDS's data_dir"
+            "no such folder",
+            path=os.path.abspath(data_dir),
+            advice=f"--source of {TFDS_PREFIX}{name} is TFDS's data_dir",
         )
     from tensorflow_datasets.core import constants, read_only_builder, registered  # noqa: PLC0415 (optional, slow)
 
@@ -79,7 +81,7 @@ def _builder(name: str, data_dir: str) -> Any:
         raise _not_prepared(name, where, data_dir) from None
     except Exception as error:  # its parsers of names, JSON and versions raise a dozen types
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(f"{where}: TFDS cannot open {name!r}: {reason}") from None
+        raise DataError(f"TFDS cannot open {name!r}: {reason}", path=where) from None
 
 
 def _not_prepared(name: str, where: str, data_dir: str) -> DataError:
@@ -96,8 +98,10 @@ def _not_prepared(name: str, where: str, data_dir: str) -> DataError:
         advice = (f"did you mean {near[0]!r}? " if near else "") + f"prepare it with: {build}"
     listed = ", ".join(present[:_MOST_LISTED]) + (", ..." if len(present) > _MOST_LISTED else "")
     return DataError(
-        f"{where}: TensorFlow Datasets has prepared no {name!r} there (in format tfrecord or array_record, with "
-        f"features.json), but {listed or 'nothing'}; {advice}"
+        f"TensorFlow Datasets has prepared no {name!r} there (in format tfrecord or array_record, with "
+        f"features.json), but {listed or 'nothing'}",
+        path=where,
+        advice=advice,
     )
 
 
@@ -110,20 +114,21 @@ def _prepared(folder: str) -> list[str]:
 def _records(splits: Iterable[Any], file_format: str, root: LocalPath) -> dict[str, tuple[RecordFile, ...]]:
     if file_format not in ("tfrecord", ARRAY_RECORD):
         raise DataError(
-            f"{root}: is of TFDS's format {file_format}; tfrecord and array_record can be read: prepare it again with "
-            "tfds build --file_format=array_record"
+            f"is of TFDS's format {file_format}; tfrecord and array_record can be read: prepare it again with "
+            "tfds build --file_format=array_record",
+            path=root,
         )
     if file_format == ARRAY_RECORD:
         commandline.require("array_record")
     found = {}
     for split in splits:
         if not naming.is_split_name(split.name):
-            raise DataError(f"{root}: has a split {split.name!r}; a name must have letters, digits and _ only")
+            raise DataError(f"has a split {split.name!r}; a name must have letters, digits and _ only", path=root)
         if split.num_examples:
             pairs = zip(split.filepaths, split.shard_lengths, strict=True)
             found[split.name] = tuple(_file(LocalPath(str(path)), int(count), file_format) for path, count in pairs)
     if not found:
-        raise DataError(f"{root}: its splits hold no example")
+        raise DataError("its splits hold no example", path=root)
     return found
 
 
@@ -131,8 +136,9 @@ def _file(path: LocalPath, count: int, file_format: str) -> RecordFile:
     file = record_files.index(path) if file_format == "tfrecord" else record_files.index_array_record(path)
     if file.num_records != count:
         raise DataError(
-            f"{path}: has {count_of(file.num_records, 'record')}, but {_INFO} says {count:,}; "
-            f"prepare the data set again"
+            f"has {count_of(file.num_records, 'record')}, but {_INFO} says {count:,}",
+            path=path,
+            advice="prepare the data set again",
         )
     return file
 
@@ -163,16 +169,17 @@ def _image_and_label(features: Any, root: LocalPath) -> tuple[str, str]:
             held = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in sorted(features.items()))
             problem = f"{len(names)} features" if names else "no feature"
             raise DataError(
-                f"{root}: has {problem} of type {kind.__name__}, and none is named {usual!r}; it has {held}; "
-                f"{OTHER_DATA}"
+                f"has {problem} of type {kind.__name__}, and none is named {usual!r}; it has {held}",
+                path=root,
+                advice=OTHER_DATA,
             )
         found.append(usual if usual in names else names[0])
     image, label = found
     dtype = np.dtype(features[image].np_dtype)
     if dtype != np.uint8:
-        raise DataError(f"{root}: its images are of dtype {dtype}; they must be uint8")
+        raise DataError(f"its images are of dtype {dtype}; they must be uint8", path=root)
     if features[label].names is None:
-        raise DataError(f"{root}: its ClassLabel {label!r} does not say how many classes there are")
+        raise DataError(f"its ClassLabel {label!r} does not say how many classes there are", path=root)
     return image, label
 
 

@@ -102,7 +102,9 @@ def _shard(folder: LocalPath | RemotePath, made: Manifest, shard: ShardInfo) -> 
     stamp = streams.stamp(path)
     if stamp[0] != shard.num_bytes:
         raise DataError(
-            f"{path}: {count_of(stamp[0], 'byte')}, but the manifest says {shard.num_bytes:,}; convert it again"
+            f"{count_of(stamp[0], 'byte')}, but the manifest says {shard.num_bytes:,}",
+            path=path,
+            advice="convert it again",
         )
     if made.compression:
         return RecordFile(path, stamp, shard.num_examples, made.compression.lower())
@@ -198,7 +200,7 @@ def _first_records(paths: Sequence[StoragePath]) -> tuple[list[dict[str, Any]], 
         if decoded := [features for features in decoded if features]:  # an empty record parses too
             return decoded, str(path)
     what = f"of {count_of(seen, 'record')} read, none is a tf.train.Example" if seen else "there is no record in it"
-    raise DataError(f"{paths[0].parent}: {count_of(len(paths), 'TFRecord file')}, but {what}")
+    raise DataError(f"{count_of(len(paths), 'TFRecord file')}, but {what}", path=paths[0].parent)
 
 
 def _by_split(files: Sequence[RecordFile]) -> dict[str, tuple[RecordFile, ...]]:
@@ -273,7 +275,9 @@ def _names(first: Mapping[str, Any], file: str, feature_map: Sequence[tuple[str,
                 could_be = sorted(fits.difference(names.values()), key=lambda name: (ours not in name.lower(), name))
                 if not could_be:
                     raise UsageError(
-                        f"{file}: no feature could be the {ours}: the first record has {_listed(first)}; {OTHER_DATA}"
+                        f"no feature could be the {ours}: the first record has {_listed(first)}",
+                        path=file,
+                        advice=OTHER_DATA,
                     )
                 raise UsageError(
                     f"--feature_map must name the {ours}, as in {ours}:{could_be[0]}: {file}: the first record has "
@@ -308,7 +312,7 @@ def _image_shape(
         text = "x".join(map(str, shape))
         origin = f"--image_shape={text}" if given else f"{', '.join(sizes)} say {text}"
         raise UsageError(
-            f"{origin}: {file}: must have {count_of(math.prod(shape), 'byte')}; the first image has {len(image):,}"
+            f"{file}: must have {count_of(math.prod(shape), 'byte')}; the first image has {len(image):,}", path=origin
         )
     return (shape[0], shape[1], shape[2]), () if given else sizes
 

@@ -171,11 +171,11 @@ def test_an_inner_folder_without_a_finished_shard_goes_and_errors_name_the_outer
         with staging.opened(tmp_path, DIGEST) as folder:
             assert folder == tmp_path / FOLDER
             (folder / "train-00000-of-00001.tfrecord").write_bytes(b"x")
-            raise DataError(f"{folder / 'train-00000-of-00001.tfrecord'}: cannot be written")
+            raise DataError("cannot be written", path=folder / "train-00000-of-00001.tfrecord")
 
     with pytest.raises(DataError) as error:
         fails()
-    assert str(error.value) == f"{tmp_path / 'train-00000-of-00001.tfrecord'}: cannot be written"
+    assert error.value.path == str(tmp_path / "train-00000-of-00001.tfrecord")
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().err == ""
 
