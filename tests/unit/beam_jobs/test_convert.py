@@ -181,6 +181,14 @@ def test_a_key_that_comes_twice_is_an_error_in_whatever_splits(how, run, convert
     assert run(content, "--num_shards=3", *how, unique_keys=False, convert=convert).code == 0
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+def test_the_list_of_rejects_that_an_error_names_is_there(passes, run, convert, pixels, tmp_path):
+    content = {"train": Content(pixels(20), labels=[99, *[1] * 19])}
+    outcome = run(content, f"--passes={passes}", convert=convert)
+    assert f"; {tmp_path / 'out' / 'rejects.jsonl'} lists them; " in outcome.err
+    assert len((tmp_path / "out" / "rejects.jsonl").read_text().splitlines()) == 1
+
+
 def test_rejects_are_bounded_and_the_work_is_kept_for_a_larger_bound(run, pixels, tmp_path):
     stored = [images.encoded(image, "png") for image in pixels(200)]
     for row in range(5, 200, 40):
