@@ -1,11 +1,39 @@
-"""Where in a user's code an error was raised."""
+"""The fields and the sentence of an error; where in a user's code one was raised."""
 
 import importlib.util
 import json
+import pickle
 
 import pytest
 
-from pipeline.errors import of_user
+from pipeline.errors import DataError, RerunError, TransientError, UsageError, of_user
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (DataError("no such file", path="d/f"), "d/f: no such file"),
+        (
+            DataError("is cut", path="d/f", record=3, offset=0, advice="get it"),
+            "d/f, record 3, byte offset 0: is cut; get it",
+        ),
+        (
+            TransientError("gone", path="f", part="line 2").advised("").advised("a").advised("b"),
+            "f, line 2: gone; a; b",
+        ),
+        (DataError("x", path="f", offset=9, decompressed=True), "f, byte offset 9 of the decompressed bytes: x"),
+        (DataError("bad", path="a/f").changed(path="b/f"), "b/f: bad"),
+        (UsageError("is no number", argument="--a", value="x"), "--a='x': is no number"),
+        (UsageError("is missing", argument="--a"), "--a: is missing"),
+        (UsageError("is a folder", path="d", advice="name a file"), "d: is a folder; name a file"),
+        (RerunError("lost ps 0", lost=["ps 0"]), "lost ps 0"),
+    ],
+)
+def test_the_fields_make_the_sentence_also_after_a_way_to_another_process(error, said):
+    there = pickle.loads(pickle.dumps(error))
+    assert (type(there), vars(there), str(there)) == (type(error), vars(error), said)
+    assert str(error) == said
+
 
 MINE = """import json
 

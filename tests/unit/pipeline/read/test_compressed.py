@@ -15,6 +15,7 @@ from pipeline.read.corruption import Corruption
 from pipeline.read.shards import Shards
 from pipeline.read.sidecars import Sidecars
 from tests.datasets import Kind, write_dataset
+from tests.raised import at
 
 FILE = "train-00000-of-00002.tfrecord.gz"
 KIND = Kind(compression="GZIP")
@@ -92,7 +93,7 @@ def test_a_cut_of_a_shard_that_changes_meanwhile_is_named(folder):
     reader, _ = reader_of(folder, block=10000)
     assert len(reader.read(0, 0, 3)) == 3
     os.utime(folder / FILE, ns=(1, 1))
-    with pytest.raises(DataError, match=f"{FILE}: was written again since the input began"):
+    with pytest.raises(DataError, check=at(FILE, "written again")):
         reader.read(0, 3, 30)
 
 
@@ -113,23 +114,23 @@ def test_a_file_of_whole_records_but_other_bytes_is_refused_at_its_end(folder):
     resized(folder, gzip.compress(data, 1, mtime=0))
     reader, _ = reader_of(folder)
     assert len(reader.read(0, 0, 29)) == 29
-    with pytest.raises(DataError, match=f"{FILE}: every record is whole, but the file's CRC32C is "):
+    with pytest.raises(DataError, check=at(FILE, "CRC32C", record=None)):
         reader.read(0, 29, 30)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "record", "fact"),
     [
-        (lambda data: gzip.compress(data[:-STRIDE], mtime=0), "record 29, byte offset 106662: "),
-        (lambda data: gzip.compress(data + data[:STRIDE], mtime=0), "record 30, .*fewer records"),
-        (lambda data: gzip.compress(data, mtime=0) + b"abc", "record 30, .*decompressed"),
-        (lambda data: data, "record 0, byte offset 0: .*decompressed"),
-        (lambda data: gzip.compress(data[:25800] + b"!" + data[25801:]), "record 7, byte offset 25746: .*CRC"),
+        (lambda data: gzip.compress(data[:-STRIDE], mtime=0), 29, "more records"),
+        (lambda data: gzip.compress(data + data[:STRIDE], mtime=0), 30, "fewer records"),
+        (lambda data: gzip.compress(data, mtime=0) + b"abc", 30, "decompressed"),
+        (lambda data: data, 0, "decompressed"),
+        (lambda data: gzip.compress(data[:25800] + b"!" + data[25801:]), 7, "CRC"),
     ],
     ids=["a record less", "a record more", "bytes after it", "not compressed", "a byte"],
 )
-def test_other_content_than_the_manifest_says_is_named(folder, change, message):
+def test_other_content_than_the_manifest_says_is_named(folder, change, record, fact):
     resized(folder, change(gzip.decompress((folder / FILE).read_bytes())))
     reader, _ = reader_of(folder)
-    with pytest.raises(DataError, match=f"{FILE}, {message}"):
+    with pytest.raises(DataError, check=at(FILE, fact, record=record, offset=record * STRIDE)):
         reader.read(0, 0, 30)

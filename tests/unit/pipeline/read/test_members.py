@@ -21,6 +21,7 @@ from pipeline.read.shards import Shards
 from pipeline.read.sidecars import shard_members
 from pipeline.records import framing, tf_example
 from tests.datasets import EXTRA, Kind, edit_manifest, images_of, key_of, write_dataset, write_shard
+from tests.raised import at
 
 COUNTS, SHAPE = (29, 0, 11), (8, 6, 3)
 FILE = "train-00000-of-00003.tfrecord.gz"
@@ -176,9 +177,9 @@ def test_a_flipped_bit_costs_the_records_of_its_member(folder, kind):
         if HARMLESS.get(in_header, 0) >> bit % 8 & 1:
             assert keys_in(read(reader_of(folder), *everything)) == expected(range(40), kind)
             continue
-        where = f"{FILE}, GZIP member at byte offset {table.offsets[member]}, records {first} to {stop - 1}: "
+        part = f"GZIP member at byte offset {table.offsets[member]}, records {first} to {stop - 1}"
         for pieces in (everything, [[0, first, first + 1]]):
-            with pytest.raises(DataError, match=where):
+            with pytest.raises(DataError, check=at(FILE, part=part)):
                 read(reader_of(folder), *pieces)
         found = read(reader_of(folder, "skip"), *everything)
         assert np.flatnonzero(~found.good).tolist() == list(range(first, stop))
@@ -206,9 +207,9 @@ def test_all_records_of_a_member_count(folder):
     one = reader_of(folder, "skip", 6)
     for piece in ([0, 7, 10], [0, 14, 17]):
         read(one, piece)
-    with pytest.raises(DataError, match="4 records, over max_corrupt=6; 4 others were skipped: give 8 or more"):
+    with pytest.raises(DataError, match="4 .*=6; 4 .* 8 or more"):
         read(one, [0, 10, 12], [0, 17, 21])
-    with pytest.raises(DataError, match="these are 4 records, over max_corrupt=3: give 4 or more; to see"):
+    with pytest.raises(DataError, match="4 .*=3: .* 4 or more"):
         read(reader_of(folder, "skip", 3), [0, 0, 29])
 
 
@@ -234,7 +235,7 @@ def test_a_fault_inside_a_whole_member_is_a_single_record(folder, kind):
         return frames
 
     begins = rewritten(folder, damaged)
-    with pytest.raises(DataError, match=f"{FILE}, record 9, byte offset {begins[9]}: the record's CRC is wrong"):
+    with pytest.raises(DataError, check=at(FILE, "CRC", record=9, offset=begins[9])):
         read(reader_of(folder), [0, 8, 12])
     found = read(reader_of(folder, "skip"), [0, 0, 29])
     assert np.flatnonzero(~found.good).tolist() == [9]
@@ -261,7 +262,7 @@ def test_a_shard_of_another_conversion_is_refused(folder):
         ),
     )
     for policy in ("raise", "skip"):
-        with pytest.raises(DataError, match=f"{FILE}, record 5, .*: this shard is of another conversion"):
+        with pytest.raises(DataError, check=at(FILE, "another conversion", record=5)):
             read(reader_of(folder, policy), [0, 5, 7])
 
 
@@ -270,18 +271,12 @@ def test_a_table_that_does_not_fit_is_named(folder):
     whole = path.read_bytes()
     other = np.frombuffer(whole, "<u8").copy()
     other[3] += 1
-    for data, words in (
-        (other.tobytes(), "its CRC32C is [0-9a-f]{8}, but the manifest says"),
-        (whole[:-8], "its CRC32C is"),
-        (whole + whole, "its CRC32C is"),
-    ):
+    for data in (other.tobytes(), whole[:-8], whole + whole):
         path.write_bytes(data)
-        with pytest.raises(DataError, match=f"{naming.offsets_name(FILE)}: {words}"):
+        with pytest.raises(DataError, check=at(path, "CRC32C")):
             read(reader_of(folder), [0, 0, 29])
     path.unlink()
-    with pytest.raises(
-        DataError, match=f"{naming.offsets_name(FILE)}: .*No such file.*; it belongs to the shard {FILE}: copy the"
-    ):
+    with pytest.raises(DataError, match=f"; it belongs to the shard {FILE}: ", check=at(path, "No such file")):
         read(reader_of(folder), [0, 0, 29])
 
 
@@ -297,16 +292,16 @@ def number(at, value):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda data: data[:7] + b"\2" + data[8:], "is of version 2, and this release reads 1; upgrade it"),
-        (lambda data: b"M" + data[1:], "is no table of GZIP members"),
-        (lambda data: data[:-3], "is no table of GZIP members"),
-        (lambda data: data[:8], "is no table of GZIP members"),
-        (number(1, 7), "numbers, which is no table of 29 records"),
-        (number(1, 1 << 60), "numbers, which is no table of 29 records"),
-        (number(2, 1), "its members do not ascend from 0 to "),
-        (number(3, 1 << 40), "its members do not ascend from 0 to "),
-        (number(12, 0), "its first records do not ascend from 0 to 29"),
-        (number(12, (1 << 64) - 1), "its first records do not ascend from 0 to 29"),
+        (lambda data: data[:7] + b"\2" + data[8:], "version 2"),
+        (lambda data: b"M" + data[1:], "no table"),
+        (lambda data: data[:-3], "no table"),
+        (lambda data: data[:8], "no table"),
+        (number(1, 7), "no table of 29 records"),
+        (number(1, 1 << 60), "no table of 29 records"),
+        (number(2, 1), "members do not ascend"),
+        (number(3, 1 << 40), "members do not ascend"),
+        (number(12, 0), "first records do not ascend"),
+        (number(12, (1 << 64) - 1), "first records do not ascend"),
     ],
 )
 def test_a_table_that_the_manifest_lists_is_checked_as_well(folder, change, words):
@@ -315,7 +310,7 @@ def test_a_table_that_the_manifest_lists_is_checked_as_well(folder, change, word
     path.write_bytes(data)
     crc = f"{crc32c.crc32c(data):08x}"
     edit_manifest(folder, lambda c: c["splits"]["train"]["shards"][0].update(offsets_crc32c=crc))
-    with pytest.raises(DataError, match=f"{naming.offsets_name(FILE)}: .*{words}"):
+    with pytest.raises(DataError, check=at(path, words)):
         read(reader_of(folder), [0, 0, 29])
 
 
@@ -323,7 +318,7 @@ def test_a_truncated_shard_is_named_before_anything_is_read(folder):
     path = folder / FILE
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match=f"{FILE}: {size - 1} bytes, but the manifest says {size}"):
+    with pytest.raises(DataError, check=at(path, size - 1, size)):
         reader_of(folder, "skip")
 
 

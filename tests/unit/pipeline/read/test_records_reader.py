@@ -19,6 +19,7 @@ from pipeline.read.shards import Shards
 from pipeline.read.sidecars import Sidecars, shard_offsets
 from pipeline.records import framing, tf_example
 from tests.datasets import Kind, images_of, key_of, write_dataset, write_shard
+from tests.raised import at
 
 COUNTS = (5, 0, 4, 3)
 SHAPE = (8, 6, 3)
@@ -85,19 +86,14 @@ def other(path):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (missing, rf"{naming.offsets_name(LAST)}: cannot be read: No such file or directory"),
-        (cut, rf"{naming.offsets_name(LAST)}: .*24 bytes.*3 records.*32"),
-        (flipped, rf"{naming.offsets_name(LAST)}: .*CRC32C.*[0-9a-f]{{8}}.*[0-9a-f]{{8}}"),
-        (other, rf"{naming.offsets_name(LAST)}: .*CRC32C.*[0-9a-f]{{8}}"),
-    ],
+    ("change", "facts"),
+    [(missing, ["No such file"]), (cut, ["24 bytes", "3 records", "32"]), (flipped, ["CRC32C"]), (other, ["CRC32C"])],
 )
-def test_offsets_that_are_missing_or_wrong_are_named(folder, change, message):
+def test_offsets_that_are_missing_or_wrong_are_named(folder, change, facts):
     change(folder / naming.offsets_name(LAST))
     reader = reader_of(folder)
     check(reader.read(np.array([[0, 0, 2]])), [0, 1])
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, check=at(naming.offsets_name(LAST), *facts)):
         reader.read(np.array([[2, 0, 1]]))
 
 
@@ -109,7 +105,7 @@ def test_offsets_that_a_manifest_vouches_for_but_that_are_not_the_files_are_corr
     shard = dataclasses.replace(shards[3], offsets_crc32c=f"{crc32c.crc32c(offsets):08x}")
     split = dataclasses.replace(made.splits["train"], shards=(*shards[:3], shard))
     (folder / "manifest.json").write_bytes(dataclasses.replace(made, splits={"train": split}).to_bytes())
-    with pytest.raises(DataError, match=f"{LAST}, record 0, byte offset 0: .* 5 bytes"):
+    with pytest.raises(DataError, check=at(LAST, "5 bytes", record=0, offset=0)):
         read_all(folder)
 
 

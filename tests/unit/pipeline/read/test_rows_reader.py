@@ -14,6 +14,7 @@ from pipeline.read.shards import Shards
 from pipeline.records import framing
 from pipeline.records.tf_example import encode
 from tests.datasets import Kind, images_of, write_dataset, write_shard
+from tests.raised import at
 
 pytestmark = pytest.mark.usefixtures("engine")
 
@@ -101,8 +102,8 @@ def features(**changes):
     ("record", "message"),
     [
         (b"\xff" * 158, "158 bytes"),
-        (features(image=bytes(143), key=b"kk"), "image .*143 bytes"),
-        (features(image=bytes(145), key=b""), "image .*145 bytes"),
+        (features(image=bytes(143), key=b"kk"), "143 bytes"),
+        (features(image=bytes(145), key=b""), "145 bytes"),
         (features(label=np.array([1, 2]), key=b""), "'label' has 2 values"),
         ({"image": bytes(144), "label": 1, "kez": b"k"}, "'key' has 0 values"),
         ({"imagf": bytes(144), "label": 1, "key": b"k"}, "'image' has 0 values"),
@@ -116,9 +117,8 @@ def test_a_record_that_is_no_such_example_is_named(tmp_path, record, message):
         message = message.replace("158", str(len(good)))
     assert len(bad) == len(good)
     reader = shard_of(tmp_path, [good, good, bad, good])
-    offset = 2 * (len(good) + 16)
-    where = rf"train-00000-of-00001\.tfrecord, record 2, byte offset {offset}: .*{message}"
-    with pytest.raises(DataError, match=where):
+    where = at("train-00000-of-00001.tfrecord", message, record=2, offset=2 * (len(good) + 16))
+    with pytest.raises(DataError, check=where):
         reader.read(np.array([[0, 0, 4]]))
     assert reader.read(np.array([[0, 3, 4]])).keys.tolist() == [b"k"]
 
