@@ -128,7 +128,7 @@ def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
     """Returns where a module is, found as an import would find it, but without importing its package."""
     parent, _, last = name.rpartition(".")
     if not parent:
-        here = os.getcwd()  # as trainer.config.loading has it
+        here = os.getcwd()  # as `trainer.config.model.load_code` has it
         path = sys.path if here in sys.path or "" in sys.path else [here, *sys.path]
         others = [finder for finder in sys.meta_path if finder is not importlib.machinery.PathFinder]
         known = (finder.find_spec(name, None) for finder in others)  # such as that of a package installed to be edited

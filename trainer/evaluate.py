@@ -30,8 +30,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = commandline.parse(COMMAND, _DESCRIPTION, EvaluateConfig, argv)
     commandline.require("tensorflow")
     if config.continuous:
-        files.check_run_folder(config.model_dir)
-    found = [] if config.continuous else files.candidates(config.model_dir, config.checkpoint)
+        files.check_run_folder(config.folder)
+    found = [] if config.continuous else files.candidates(config.folder.path, config.checkpoint)
     if config.output is not None:
         from trainer import plan as plans  # noqa: PLC0415, NumPy: 0.1 s after --help
 

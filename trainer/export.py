@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     config = commandline.parse(COMMAND, _DESCRIPTION, ExportConfig, argv)
     commandline.require("tensorflow", *(library for name in config.formats for library in LIBRARIES[name]))
-    found = files.candidates(config.model_dir, config.checkpoint)
+    found = files.candidates(config.folder.path, config.checkpoint)
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # one kind of device for both sides of the comparison, and any machine
     with lazy_imports.loading():
         from trainer.exporting import command  # noqa: PLC0415, here because it loads TensorFlow

@@ -21,8 +21,8 @@ from trainer import lazy_imports, plan
 from trainer.checkpoint import files, reader, structure
 from trainer.checkpoint.reader import Record, UnreadableError
 from trainer.config import TrainConfig
-from trainer.config.checkpoint import CheckpointFlags
 from trainer.config.model import OptimizerFlags
+from trainer.config.run import CheckpointFlags
 from trainer.step import state
 from trainer.step.state import TrainState
 from trainer.task import data_spec
@@ -118,7 +118,7 @@ def build_first(
     except UnreadableError:
         now = []
         with contextlib.suppress(PipelineError):
-            now = files.candidates(flags.model_dir, flags.checkpoint)
+            now = files.candidates(flags.folder.path, flags.checkpoint)
         if set(now) <= set(paths):
             raise
     return _build_first(now, flags, say, **others)

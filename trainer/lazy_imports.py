@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.commands import quiet
 from pipeline.errors import UsageError
-from trainer.config import loading as names
+from trainer.config.model import load_code
 
 if TYPE_CHECKING:
     from trainer.task.base import Task
@@ -36,7 +36,7 @@ def load_task(name: str | None) -> type[Task] | None:
     with loading():
         from trainer.task.base import Task  # noqa: PLC0415, here because it loads TensorFlow
 
-        found = names.load("--task", name)
+        found = load_code("--task", name)
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise UsageError(f"--task={name}: must be a subclass of trainer.Task, it is {found!r}")
     return found

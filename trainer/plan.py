@@ -221,7 +221,7 @@ def _repeated(training: Mixture) -> Iterator[str]:
             )
 
 
-def prepare_folder(flag: str, path: str) -> None:
+def prepare_folder(flag: str, path: str | pathlib.Path) -> None:
     """Creates the folder that a flag names.
 
     Raises:

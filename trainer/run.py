@@ -18,9 +18,10 @@ from trainer import lazy_imports
 from trainer.callbacks.base import Callbacks
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.callbacks.terminal import LiveLine, Output
-from trainer.cluster import hosts, lock, tf_config
+from trainer.cluster import lock, tf_config
 from trainer.cluster.interrupt import Interrupt
-from trainer.config import TrainConfig, loading
+from trainer.config import TrainConfig
+from trainer.config.model import name_of_code
 from trainer.config.run import PARAMETER_SERVER, ClusterFlags, RunFlags
 from trainer.parameter_server import roles
 
@@ -78,7 +79,7 @@ def _seat(argv: Sequence[str] | None) -> tf_config.Seat | None:
         if strategy == PARAMETER_SERVER:
             return roles.of(flags).seat
         if strategy == "multiworker" and flags.given:
-            return tf_config.parse(hosts.tf_config(flags, strategy), hosts.SOURCE).seat
+            return tf_config.parse(tf_config.of_flags(flags, strategy), tf_config.HOSTS_FLAG).seat
         if strategy == "multiworker" and (cluster := tf_config.from_environment()):
             return cluster.seat
     return None
@@ -126,11 +127,11 @@ def _train(
         plan = plans.make(config, cluster, given.parse if given else None)
         heartbeat.job(plan.last_step, config.order.global_batch_size, config.steps.steps_per_loop)
         if cluster.is_chief:
-            plans.prepare_folder("--model_dir", config.run.model_dir)
+            plans.prepare_folder("--model_dir", config.run.folder.path)
         if config.run.log_keys:
             plans.prepare_folder("--log_keys", config.run.log_keys)
     # Nobody is told of another job: where it is this one, started twice, the others wait for the first chief.
-    only_job = lock.held(config.run.model_dir) if cluster.is_chief else contextlib.nullcontext()
+    only_job = lock.held(config.run.folder) if cluster.is_chief else contextlib.nullcontext()
     with only_job, Interrupt(COMMAND) as interrupt:
         callbacks.phase("loading TensorFlow", quiet=LOADING_SECONDS)
         if config.output.log_device_placement:
@@ -145,15 +146,15 @@ def _train(
 def _with_code(config: TrainConfig, model: Any, task: Any) -> TrainConfig:
     """Returns the config with the names of a function and a class that were given as such."""
     given = {"model": model, "task": task}
-    names: dict[str, Any] = {flag: loading.name_of(flag, code) for flag, code in given.items() if code is not None}
+    names: dict[str, Any] = {flag: name_of_code(flag, code) for flag, code in given.items() if code is not None}
     return config.with_code(**names) if names else config
 
 
 def _cluster(config: TrainConfig) -> tf_config.Cluster:
     strategy, flags = config.run.strategy, config.cluster
     if flags.given:  # with --strategy=multiworker alone; TensorFlow reads the variable
-        os.environ[tf_config.VARIABLE] = hosts.tf_config(flags, strategy)
-        return tf_config.parse(os.environ[tf_config.VARIABLE], hosts.SOURCE)
+        os.environ[tf_config.VARIABLE] = tf_config.of_flags(flags, strategy)
+        return tf_config.parse(os.environ[tf_config.VARIABLE], tf_config.HOSTS_FLAG)
     if strategy != "multiworker":
         tf_config.check_alone(strategy)
         return tf_config.ALONE

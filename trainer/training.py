@@ -33,7 +33,7 @@ from trainer.callbacks.tensorboard import Profiler, TensorBoard, TrainScalars
 from trainer.callbacks.terminal import Output
 from trainer.checkpoint import structure
 from trainer.checkpoint.manager import CheckpointManager, EpochSums, LossAverages, Stateful
-from trainer.cluster import failures, rendezvous, runtime, strategies
+from trainer.cluster import failures, rendezvous, strategies
 from trainer.cluster.agreement import Agreement
 from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.rendezvous import Ties
@@ -81,7 +81,7 @@ def run(
       DataError: a loss or weight is not finite, or the data cannot be read.
       UsageError: the config does not fit this machine or the checkpoint in the run's folder.
     """
-    runtime.configure(config)
+    strategies.configure(config)
     ties = Ties(cluster)
     if cluster.size > 1:
         callbacks.phase("waiting for all workers", shown="")

@@ -17,7 +17,7 @@ from tests.datasets import edit_manifest
 from tests.runs import finish, scalars
 from trainer import inference as built
 from trainer.checkpoint import reader
-from trainer.config.checkpoint import CheckpointFlags
+from trainer.config.run import CheckpointFlags
 
 MODELS = """
 import keras

@@ -14,8 +14,7 @@ from trainer.callbacks.terminal import Output
 from trainer.checkpoint.best import BestCheckpoints
 from trainer.loop import Action, Progress
 from trainer.step.train_step import TrainStep
-from trainer.task.base import Evaluation
-from trainer.task.evaluation import added, result_of
+from trainer.task.base import Evaluation, added, result_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from pipeline import errors
 from pipeline.errors import DataError, UsageError, unknown
-from trainer.run_folder import BEST
+from trainer.run_folder import BEST, RunFolder
 
 PREFIX = "ckpt"
 _LIST = "checkpoint"  # the file that `tf.train.latest_checkpoint` reads
@@ -182,28 +182,28 @@ def kept(steps: Sequence[int], max_to_keep: int, steps_per_epoch: int) -> list[i
     return sorted({*steps[-max_to_keep:], *apart[-2:]})
 
 
-def check_run_folder(model_dir: str) -> None:
+def check_run_folder(folder: RunFolder) -> None:
     """Raises UsageError if a path neither is the folder of a run nor can become one: a file, a checkpoint, data."""
-    path = pathlib.Path(model_dir)
+    path = folder.path
     kind = "a file" if path.is_file() else "a checkpoint" if path.with_name(f"{path.name}.index").is_file() else None
     if kind and not path.is_dir():
-        raise UsageError(f"--model_dir={model_dir}: is {kind}, not the folder of a run")
+        raise UsageError(f"{folder}: is {kind}, not the folder of a run")
     if _is_data(path):
-        raise UsageError(f"--model_dir={model_dir}: {_DATA}; give the --model_dir of a run of trainer.run")
+        raise UsageError(f"{folder}: {_DATA}; give the --model_dir of a run of trainer.run")
 
 
-def candidates(model_dir: str, checkpoint: str | None) -> list[pathlib.Path]:
+def candidates(folder: pathlib.Path, checkpoint: str | None) -> list[pathlib.Path]:
     """Returns the checkpoints that a user may mean: the one that is named, or else all, the newest first.
 
     Args:
-      model_dir: of the run; or a checkpoint in it.
+      folder: of a run; or a checkpoint in it.
       checkpoint: `ckpt-400`, `400`, `best`, `best/ckpt-400`; None: not named.
 
     Raises:
       DataError: there is no checkpoint.
       UsageError: there is none of that name.
     """
-    folder, name = pathlib.Path(model_dir), checkpoint
+    name = checkpoint
     if not folder.is_dir() and folder.with_name(f"{folder.name}.index").is_file():
         folder, name = folder.parent, checkpoint or folder.name
     flag = f"--checkpoint={name}"

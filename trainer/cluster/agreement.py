@@ -35,7 +35,7 @@ class Agreement:
         self._gather(0)
 
     def check_equal(self, what: str, value: int) -> None:
-        """Raises DataError where the workers have different values, as without a shared model_dir."""
+        """Raises DataError where the workers have different values, as without a shared --model_dir."""
         values = self._gather(value)
         if len(set(values)) > 1:
             raise DataError(f"{what} differs between workers: {values}; --model_dir must be the same folder for all")

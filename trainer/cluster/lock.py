@@ -1,4 +1,4 @@
-"""One job per model_dir: two would tidy away each other's saves, and one's weights would be lost."""
+"""One job per run folder: two would tidy away each other's saves, and one's weights would be lost."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ import socket
 from collections.abc import Iterator
 
 from pipeline.errors import RerunError, named
+from trainer.run_folder import RunFolder
 
-FILE = ".trainer.lock"  # in model_dir; holds who locked it last, and stays
+FILE = ".trainer.lock"  # in the folder; holds who locked it last, and stays
 _MOST_BYTES = 1000  # of what it holds
 
 
 @contextlib.contextmanager
-def held(model_dir: str, folder: pathlib.Path | None = None, what: str = "is training") -> Iterator[None]:
-    """Context in which no other job trains in model_dir. The system frees the lock of a process that is dead.
+def held(folder: RunFolder, place: pathlib.Path | None = None, what: str = "is training") -> Iterator[None]:
+    """Context in which no other job trains in a folder. The system frees the lock of a process that is dead.
 
     Args:
-      model_dir: folder of the job.
-      folder: that holds the lock; None: the same.
+      folder: of the run.
+      place: the folder that holds the lock; None: the same.
       what: what the holder of a lock does there, for the error.
 
     Raises:
@@ -29,11 +30,11 @@ def held(model_dir: str, folder: pathlib.Path | None = None, what: str = "is tra
         end of the one before it is still under way.
       DataError: the folder cannot be written to.
     """
-    path = (folder or pathlib.Path(model_dir)) / FILE
+    path = (place or folder.path) / FILE
     with named(path, "cannot be opened"):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        _lock(descriptor, model_dir, what)
+        _lock(descriptor, folder, what)
         with contextlib.suppress(OSError):  # a full disk: the lock holds without a name
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
@@ -42,13 +43,11 @@ def held(model_dir: str, folder: pathlib.Path | None = None, what: str = "is tra
         os.close(descriptor)
 
 
-def _lock(descriptor: int, model_dir: str, what: str) -> None:
+def _lock(descriptor: int, folder: RunFolder, what: str) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = os.pread(descriptor, _MOST_BYTES, 0).decode(errors="replace").strip() or "another process"
-        raise RerunError(
-            f"--model_dir={model_dir}: {holder} {what} there; wait until it ends, or use another --model_dir"
-        ) from None
+        raise RerunError(f"{folder}: {holder} {what} there; wait until it ends, or use another --model_dir") from None
     except OSError:
         pass  # some network file systems cannot lock: there, nothing keeps two jobs apart

@@ -1,14 +1,36 @@
-"""The distribution strategies by name, on this machine's devices."""
+"""What computes: devices and workers as a tf.distribute strategy, and what is set before they are used."""
 
 from __future__ import annotations
 
+import keras
 import tensorflow as tf
+from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
+from tensorflow.python.distribute import multi_worker_util
+from tensorflow.python.eager import context
 
 from pipeline.errors import UsageError
 from pipeline.order import order
-from trainer.cluster import joining
+from trainer.cluster import ports
+from trainer.cluster.rendezvous import SOMEBODY, LostError
 from trainer.cluster.tf_config import Cluster
+from trainer.config import TrainConfig
 from trainer.config.run import RunFlags
+
+_PORT_TAKEN = "Could not start gRPC server"  # tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc
+
+
+def configure(config: TrainConfig) -> None:
+    """Sets up determinism, threads and the placement of operations.
+
+    Operations that a device lacks are placed on another one (soft placement), as in the CIFAR-10 tutorial.
+    """
+    if config.run.deterministic:
+        keras.utils.set_random_seed(config.order.seed)
+        tf.config.experimental.enable_op_determinism()
+    if config.order.virtual_replicas:
+        tf.config.threading.set_intra_op_parallelism_threads(config.order.cpu_threads)
+    tf.config.set_soft_device_placement(True)
+    tf.debugging.set_log_device_placement(config.output.log_device_placement)
 
 
 def create(flags: RunFlags, global_batch_size: int, cluster: Cluster) -> tf.distribute.Strategy:
@@ -25,7 +47,7 @@ def create(flags: RunFlags, global_batch_size: int, cluster: Cluster) -> tf.dist
     """
     if flags.strategy == "multiworker":
         order.check_replicas(global_batch_size, cluster.size * max(1, len(tf.config.list_physical_devices("GPU"))))
-        return joining.join(cluster, flags.collective_timeout)
+        return _join(cluster, flags.collective_timeout)
     devices = _devices(flags.num_replicas or (1 if flags.strategy == "one_device" else None))
     order.check_replicas(global_batch_size, len(devices))
     if flags.strategy == "one_device":
@@ -67,3 +89,48 @@ def _local_reduction(devices: list[str]) -> tf.distribute.CrossDeviceOps | None:
     the same bits, and lets a process make several strategies one after the other, whose collectives would mix.
     """
     return tf.distribute.ReductionToOneDevice() if devices[0].startswith("/cpu") else None
+
+
+def _join(cluster: Cluster, timeout: float) -> tf.distribute.Strategy:
+    """Returns the strategy of all workers, once all have joined.
+
+    Args:
+      cluster: of this process; of one worker, it need not be in TF_CONFIG.
+      timeout: seconds after which a worker that does not answer is lost, here and in each collective.
+
+    Raises:
+      LostError: a worker did not join.
+      UsageError: another process took this worker's port.
+    """
+    if cluster.size > 1:
+        _bound_joining(timeout)
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=timeout)
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    except (tf.errors.DeadlineExceededError, tf.errors.UnavailableError):
+        raise LostError(
+            f"lost {SOMEBODY}: it was there, but did not join (--collective_timeout={timeout:g}); rerun the same "
+            f"commands on all {cluster.size} to resume from the last checkpoint",
+            lost=[SOMEBODY],
+        ) from None
+    except tf.errors.UnknownError as error:
+        if _PORT_TAKEN in error.message:
+            raise ports.unusable(
+                cluster, "was taken by another process; end that process or use another port"
+            ) from None
+        raise
+
+
+def _bound_joining(timeout: float) -> None:
+    """Configures TensorFlow's coordination service as the strategy would, and bounds how long it waits for a worker.
+
+    A barrier at the registration is what fails for all if one does not come; without it, each waits for an hour.
+    """
+    spec = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=multi_worker_util.coordination_leader(spec),
+        coordinated_jobs=[CoordinatedJob(name=job, num_tasks=spec.num_tasks(job)) for job in spec.jobs],
+        cluster_register_timeout_in_ms=int(1000 * timeout),
+    )
+    context.context().coordination_service.cluster_register_with_barrier = True

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.errors import UsageError
+from trainer.config.run import ClusterFlags
 
 VARIABLE = "TF_CONFIG"
+HOSTS_FLAG = "--worker_hosts"  # instead of the variable
 _MAX_PORT = 65535
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9.])?")
 _FLAGS = {"chief": "--chief_host", "worker": "--worker_hosts", "ps": "--ps_hosts"}
@@ -235,3 +237,37 @@ def _index(value: Any, source: str) -> int:
     ):
         raise UsageError(f"{source}: task index is {value!r}, not a whole number")
     return int(value)
+
+
+def of_flags(flags: ClusterFlags, strategy: str) -> str:
+    """Returns the TF_CONFIG text that flags say.
+
+    Args:
+      flags: with --worker_hosts.
+      strategy: without parameter servers, every process is a worker.
+
+    Raises:
+      UsageError: they do not say which process this is, or the environment's TF_CONFIG says something else.
+    """
+    hosts = flags.hosts
+    lists = {"chief": hosts(flags.chief_host), "worker": hosts(flags.worker_hosts), "ps": hosts(flags.ps_hosts)}
+    jobs = {job: addresses for job, addresses in lists.items() if addresses}
+    job = flags.job_name or ("worker" if strategy == "multiworker" else None)
+    if job is None:
+        raise UsageError(f"--worker_hosts={flags.worker_hosts}: say which process this is: --job_name=ps or worker")
+    if job == "chief" and not flags.chief_host:
+        raise UsageError(
+            "--job_name=chief: needs --chief_host=host:port, on all processes; without it the process of worker 0 is "
+            "the chief"
+        )
+    if job not in jobs:
+        raise UsageError(f"--job_name={job} with --strategy={strategy}: must be {' or '.join(jobs)}")
+    index, count = flags.task_index, len(jobs[job])
+    if index is None and count > 1:
+        raise UsageError(f"--job_name={job}: say which of its {count} processes this is: --task_index=0 and up")
+    if index is not None and index >= count:
+        raise UsageError(f"--task_index={index}: --job_name={job} has {count}, numbered from 0")
+    text = json.dumps({"cluster": jobs, "task": {"type": job, "index": index or 0}})
+    if os.environ.get(VARIABLE, "").strip() not in ("", text):  # equal: set by an earlier run in this process
+        raise UsageError(f"--worker_hosts={flags.worker_hosts} and {VARIABLE}: give one of them")
+    return text

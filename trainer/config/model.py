@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import inspect
+import os
+import sys
+from typing import Any
 
 from pipeline.commands.flags import check, check_name
 from pipeline.commands.text import parse_call
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, of_user
 from trainer.config.meaning import flag
 from trainer.config.model_defaults import MODEL_DEFAULTS, WITH_DROPOUT
 
@@ -172,3 +177,44 @@ class OptimizerFlags:
         if found != sorted(set(found)) or not all(0 < epoch < _EPOCHS for epoch in found):
             raise UsageError(f"--decay_at={self.decay_at}: must be numbers above 0 that ascend")
         return found
+
+
+def load_code(flag: str, text: str) -> Any:
+    """Returns what a module has by a name; modules of the working directory are found, too.
+
+    Args:
+      flag: what named it, for messages.
+      text: `my_package.my_module:name`.
+
+    Raises:
+      UsageError: there is no such module or name, or the module fails when it is imported.
+    """
+    module, _, name = text.partition(":")
+    if not module or not name.isidentifier():
+        raise UsageError(f"{flag}={text}: must be a module and a name in it, as in my_package.my_module:name")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.import_module(module)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{flag}={text}: importing {module} fails: {of_user(error)}") from error
+    if not hasattr(found, name):
+        raise UsageError(f"{flag}={text}: {found.__file__} has no {name!r}")
+    return getattr(found, name)
+
+
+def name_of_code(flag: str, given: Any) -> str:
+    """Returns the name by which `load_code` finds a function or class.
+
+    Raises:
+      UsageError: it has none, being local to a function.
+    """
+    module, name = given.__module__, given.__qualname__
+    if module == "__main__":
+        file = inspect.getsourcefile(given)
+        module = os.path.splitext(os.path.basename(file))[0] if file else module
+    if not name.isidentifier():
+        raise UsageError(f"{flag} {name}: must be defined at the top of a module, so that a resumed run finds it")
+    return f"{module}:{name}"

@@ -1,4 +1,4 @@
-"""Where a run computes: the strategy, the processes of a job, and how their gradients come together."""
+"""Where a run computes and what it leaves: the strategy, the processes of a job, the folder, and a checkpoint in it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import ClassVar
 
 from pipeline.commands.flags import check
 from pipeline.errors import UsageError
-from trainer.config.meaning import PARAMETER_SERVER, flag
+from trainer.config.meaning import PARAMETER_SERVER, check_apart, check_local, flag
 from trainer.run_folder import RunFolder
 
+WEIGHTS = ("raw", "ema")
 STRATEGIES = ("one_device", "mirrored", "multiworker", "central_storage", PARAMETER_SERVER)
 JOBS = ("ps", "worker", "chief")
 _SECONDS = 10**9  # 31 years; the clocks of TensorFlow and of threads overflow with more
@@ -130,3 +131,34 @@ class AggregationFlags:
             value = getattr(self, name)
             if value and not self.sync:
                 raise UsageError(f"--{name}={value}: needs --sync; without it, each gradient is a step by itself")
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointFlags:
+    """A trained model. Flags that are not given are those of its run."""
+
+    model_dir: str = flag(text="folder of a run of trainer.run; it may be training")
+    checkpoint: str | None = flag(None, "ckpt-400, 400, best or best/ckpt-400 (None: the newest)")
+    weights: str | None = flag(
+        None,
+        "raw, or ema: the average over the steps (None: the average if the run kept one)",
+        known=WEIGHTS,
+    )
+    data_dir: str | None = flag(None, "folder of a data set of the same classes (None: the run's)")
+    statistics: str | None = flag(None, "folder of the data set whose statistics normalise images (None: the run's)")
+    split: str | None = flag(None, "such as test, or a slice: train[:1000] (None: the run's --eval_split)")
+    cache_dir: str | None = flag(
+        None, "folder on a local disk for copies of a remote data set's shards (None: the run's)"
+    )
+    cache_bytes: int | None = flag(None, "that the copies may take (None: the run's)", least=1)
+
+    @property
+    def folder(self) -> RunFolder:
+        """What lies where in --model_dir; its path may also be that of a checkpoint in it."""
+        return RunFolder(pathlib.Path(self.model_dir))
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        check(self)
+        check_local(self, "model_dir")
+        check_apart("model_dir", self.model_dir, self.data_dir)

@@ -17,7 +17,6 @@ from trainer.evaluation.flags import EvaluateConfig
 from trainer.evaluation.following import follow
 from trainer.evaluation.judging import Judge, Judgement
 from trainer.inference import Trained, build, build_first
-from trainer.run_folder import RunFolder
 
 
 def run(config: EvaluateConfig, found: Sequence[pathlib.Path]) -> None:
@@ -33,7 +32,7 @@ def run(config: EvaluateConfig, found: Sequence[pathlib.Path]) -> None:
     evaluation = _Evaluation(config)
     with failures.in_one_line(1):
         if config.continuous:
-            follow(config.model_dir, config.interval, evaluation.evaluate, evaluation.note)
+            follow(config.folder, config.interval, evaluation.evaluate, evaluation.note)
         else:
             evaluation.evaluate_first(found)
 
@@ -89,7 +88,7 @@ class _Evaluation:
     def _write_events(self, trained: Trained, judgement: Judgement) -> None:
         step, split = trained.record.step, judgement.evaluation.split
         if self._events is None or step <= self._last:  # the run started over or went back
-            self._events = EventFile(RunFolder(pathlib.Path(self._config.model_dir)).evaluation_logs, step - 1)
+            self._events = EventFile(self._config.folder.evaluation_logs, step - 1)
         self._last = step
         missed = {"eval/missed_checkpoints": float(self._missed)} if self._missed else {}
         self._events.scalars(step, {**judgement.evaluation.scalars(), **missed})

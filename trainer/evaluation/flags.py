@@ -6,8 +6,8 @@ import dataclasses
 
 from pipeline.commands.flags import flag
 from pipeline.errors import UsageError
-from trainer.config.checkpoint import CheckpointFlags
 from trainer.config.meaning import check_apart, check_local
+from trainer.config.run import CheckpointFlags
 
 
 @dataclasses.dataclass(frozen=True)

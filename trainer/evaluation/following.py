@@ -12,10 +12,11 @@ from pipeline.resolved import resolve_all
 from trainer import lazy_imports, plan
 from trainer.checkpoint import files, reader
 from trainer.checkpoint.reader import Record, UnreadableError
+from trainer.run_folder import RunFolder
 
 
 def follow(
-    model_dir: str,
+    folder: RunFolder,
     interval: float,
     evaluate: Callable[[Record, Sequence[int]], object],
     say: Callable[[str], object],
@@ -28,7 +29,7 @@ def follow(
     the multiples of its --checkpoint_every tell, are missed: a line names them, and what helps.
 
     Args:
-      model_dir: of the run.
+      folder: of the run.
       interval: seconds between two looks for new checkpoints.
       evaluate: what is called, with the steps that were missed since the checkpoint before, too.
       say: takes lines for the user.
@@ -37,25 +38,25 @@ def follow(
     Raises:
       DataError: the folder was there and is gone.
     """
-    folder, looked_at, latest = pathlib.Path(model_dir), dict[int, int](), ""
+    path, looked_at, latest = folder.path, dict[int, int](), ""
     missed = _Missed(say)
     was_there = waits = False
     while True:
-        new = {step: written for step, written in _found(folder).items() if looked_at.get(step) != written}
-        is_there = folder.is_dir()
+        new = {step: written for step, written in _found(path).items() if looked_at.get(step) != written}
+        is_there = path.is_dir()
         if was_there and not is_there:
-            raise DataError(f"{folder}: was removed or moved while its checkpoints were evaluated")
+            raise DataError(f"{path}: was removed or moved while its checkpoints were evaluated")
         was_there = is_there
         if not new:
             if not waits:
-                say(f"waiting for checkpoints in {folder}{latest}, looking every {interval:g} s; Ctrl-C ends")
+                say(f"waiting for checkpoints in {path}{latest}, looking every {interval:g} s; Ctrl-C ends")
             waits = True
             sleep(interval)
             continue
         waits = False
         for step, written in new.items():
             looked_at[step], latest = written, f" after step {step}"
-            if _is_last(files.path_of(folder, step), evaluate, missed):
+            if _is_last(files.path_of(path, step), evaluate, missed):
                 missed.say_end()
                 return
 

@@ -7,8 +7,8 @@ import os
 
 from pipeline.commands.flags import flag
 from pipeline.errors import UsageError, unknown
-from trainer.config.checkpoint import CheckpointFlags
 from trainer.config.meaning import check_apart, check_local
+from trainer.config.run import CheckpointFlags
 
 LIBRARIES = {  # that each format needs besides TensorFlow
     "saved_model": (),

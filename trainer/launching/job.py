@@ -17,6 +17,7 @@ from trainer.config.data import OrderFlags
 from trainer.config.meaning import PARAMETER_SERVER
 from trainer.config.run import STRATEGIES
 from trainer.launching.flags import LaunchFlags, RestartFlags
+from trainer.run_folder import RunFolder
 
 MULTIWORKER = "multiworker"
 CLUSTERS = (MULTIWORKER, PARAMETER_SERVER)  # strategies of several processes, which TF_CONFIG tells of each other
@@ -65,9 +66,9 @@ class Job:
         return cls(num_workers, strategy, all_flags, config, flags)
 
     @property
-    def model_dir(self) -> str:
-        """The folder of the run."""
-        return self.config.run.model_dir
+    def folder(self) -> RunFolder:
+        """Of the run."""
+        return self.config.run.folder
 
     @property
     def restarts(self) -> RestartFlags:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError, UsageError, of_user
 from trainer.cluster import failures
-from trainer.config.loading import load
-from trainer.config.model import ModelFlags
+from trainer.config.model import ModelFlags, load_code
 from trainer.config.model_defaults import WITH_DROPOUT
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def build(flags: ModelFlags, images: tf.TensorSpec, num_classes: int) -> keras.M
     """
     shape = tuple(images.shape[1:])
     if ":" in flags.model:
-        return _of_user(flags.model, load("--model", flags.model), images, num_classes)
+        return _of_user(flags.model, load_code("--model", flags.model), images, num_classes)
     options = {"dropout": flags.dropout} if flags.model in WITH_DROPOUT else {}
     try:
         module = importlib.import_module(f"{__package__}.{_HOME[flags.model]}")

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
 from pipeline.batch.batches import DeviceDistortion
+from pipeline.errors import PipelineError, UsageError
 from trainer.config import TrainConfig
-from trainer.parameter_server import numbered
 from trainer.step.state import TrainState
 from trainer.step.train_step import Contribution, Gradients, clipped
 from trainer.task.base import WEIGHT
+
+_COUNT, _RATE = "_iterations", "_learning_rate"  # of Keras' optimizers; public nowhere as what can be set
+_OWN_STATE = {"nadam": "multiplies a variable once per step", "lossscaleoptimizer": "keeps a loss scale"}
 
 
 class Transfer:
@@ -124,7 +129,7 @@ class Compute:
         rate = state.schedule(step) if state.schedule else None
 
         def in_replica() -> None:
-            with numbered.at(state.optimizer, step, rate):
+            with numbered(state.optimizer, step, rate):
                 state.optimizer.apply(gradients, state.model.trainable_variables)
 
         self._strategy.run(in_replica)
@@ -145,3 +150,52 @@ def is_finite(computed: Contribution, norm: tf.Tensor) -> tf.Tensor:
     """Returns whether losses and gradients are finite, bool scalar."""
     total = tf.add_n([computed.penalty, *(tf.reduce_sum(v) for name, v in computed.sums.items() if name != WEIGHT)])
     return tf.math.is_finite(total) & tf.math.is_finite(norm)
+
+
+class _Given:
+    """Stands in for the variable that counts updates."""
+
+    def __init__(self, count: tf.Tensor) -> None:
+        self.value = count
+
+    def __add__(self, more: int) -> tf.Tensor:
+        return self.value + more
+
+    def assign_add(self, value: int) -> None:
+        """Does nothing: the chief sets the count when it saves."""
+
+
+def check_optimizer(optimizer: keras.optimizers.Optimizer, flag: str) -> None:
+    """Raises UsageError where several workers cannot apply gradients with an optimizer."""
+    name = optimizer.name
+    if why := _OWN_STATE.get(type(optimizer).__name__.lower()):
+        raise UsageError(f"{flag}: with --strategy=parameter_server, {name} {why}, which workers would do at once")
+    if optimizer.use_ema or optimizer.gradient_accumulation_steps:
+        option = "use_ema; use --ema" if optimizer.use_ema else "gradient_accumulation_steps"
+        raise UsageError(f"{flag}: with --strategy=parameter_server, {name} cannot have {option}")
+    if not {_COUNT, _RATE} <= set(optimizer.__dict__):
+        raise PipelineError(f"Keras {keras.__version__}: its optimizers have no {_COUNT}; use another release")
+
+
+@contextlib.contextmanager
+def numbered(optimizer: keras.optimizers.Optimizer, updates: tf.Tensor, rate: tf.Tensor | None) -> Iterator[None]:
+    """Context in which an optimizer is traced as if so many updates had been made before.
+
+    Keras' own count is wrong here. `assign_add` of it is exact by itself, but each optimizer reads it at another moment
+    than it adds, so bias corrections and schedules would drift (70 of 100 updates were counted with two workers).
+
+    Args:
+      optimizer: built.
+      updates: int64 scalar.
+      rate: the learning rate, float32 scalar; None: the optimizer's own, or its schedule's at this count.
+    """
+    before: dict[str, Any] = {name: optimizer.__dict__[name] for name in (_COUNT, _RATE)}
+    optimizer.__dict__[_COUNT] = _Given(updates)
+    if rate is not None:
+        optimizer.__dict__[_RATE] = rate
+    elif isinstance(before[_RATE], keras.optimizers.schedules.LearningRateSchedule):
+        optimizer.__dict__[_RATE] = before[_RATE](updates)
+    try:
+        yield
+    finally:
+        optimizer.__dict__.update(before)

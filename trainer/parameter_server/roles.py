@@ -7,7 +7,7 @@ import os
 
 from pipeline.commands.text import count_of
 from pipeline.errors import UsageError
-from trainer.cluster import hosts, tf_config
+from trainer.cluster import tf_config
 from trainer.config import TrainConfig
 from trainer.config.run import PARAMETER_SERVER, ClusterFlags
 
@@ -95,7 +95,7 @@ def of(flags: ClusterFlags) -> Roles:
     """
     text = os.environ.get(tf_config.VARIABLE, "").strip()
     if flags.given:
-        return _parsed(hosts.tf_config(flags, PARAMETER_SERVER), hosts.SOURCE)
+        return _parsed(tf_config.of_flags(flags, PARAMETER_SERVER), tf_config.HOSTS_FLAG)
     if not text:
         raise UsageError(
             f"--strategy={PARAMETER_SERVER}: needs {tf_config.VARIABLE} with jobs chief, worker and ps, or "

@@ -108,10 +108,10 @@ def _lead(
     with rendezvous.explaining(roles.seat, config.run.join_timeout, live.aside):
         processes.gradients_of_step(config, len(roles.workers))
         plan, found = _plan(config, roles, task)
-        plans.prepare_folder("--model_dir", config.run.model_dir)
+        plans.prepare_folder("--model_dir", config.run.folder.path)
         heartbeat.job(plan.last_step, config.order.global_batch_size)
     # Nobody is told of another job: where it is this one, started twice, the others wait for the first chief.
-    with lock.held(config.run.model_dir):
+    with lock.held(config.run.folder):
         callbacks = Callbacks(live, heartbeat)
         callbacks.phase("loading TensorFlow", quiet=LOADING_SECONDS)
         with lazy_imports.loading():

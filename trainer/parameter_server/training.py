@@ -17,15 +17,14 @@ from trainer import description
 from trainer.callbacks.base import Callback, Callbacks
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.callbacks.terminal import Output
-from trainer.cluster import failures, ports, rendezvous, runtime, tf_config
+from trainer.cluster import failures, ports, rendezvous, strategies, tf_config
 from trainer.cluster.agreement import Agreement
 from trainer.cluster.interrupt import Interrupt
 from trainer.config import TrainConfig
 from trainer.loop import Action, Progress
-from trainer.parameter_server import numbered
 from trainer.parameter_server.asynchronous import Asynchronous, AsyncScheduler
 from trainer.parameter_server.columns import ColumnBatches
-from trainer.parameter_server.compute import Compute
+from trainer.parameter_server.compute import Compute, check_optimizer
 from trainer.parameter_server.connecting import CHIEF_DEVICE, Members, connect
 from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.ledger import Ledger, Tally
@@ -65,7 +64,7 @@ def run(
     """
     timeout, silence = config.run.join_timeout, config.run.collective_timeout
     with rendezvous.explaining(roles.seat, timeout, output.live.aside):
-        runtime.configure(config)
+        strategies.configure(config)
         expected = {PS: description.of_server(config), WORKER: description.of_graph_reader(config, plan)}
     tf.get_logger().setLevel("CRITICAL")  # TensorFlow tells of lost workers in many lines; here it is one
 
@@ -95,7 +94,7 @@ def serve(config: TrainConfig, plan: Plan | None, roles: Roles, interrupt: Inter
     """
     timeout, silence = config.run.join_timeout, config.run.collective_timeout
     with rendezvous.explaining(roles.seat, timeout):
-        runtime.configure(config)
+        strategies.configure(config)
         mine = description.of_graph_reader(config, plan) if plan else description.of_server(config)
     WorkerClient(roles, described(roles, mine), timeout, silence, interrupt, heartbeat).serve()
 
@@ -151,7 +150,7 @@ class ParameterServerRun(Run):
     def build_step(self) -> None:
         """Makes the graphs that workers run, and what schedules them."""
         config, plan, flags = self.config, self.plan, self.config.aggregation
-        numbered.check(self.state.optimizer, config.model.task or f"--optimizer={config.optimizer.optimizer}")
+        check_optimizer(self.state.optimizer, config.model.task or f"--optimizer={config.optimizer.optimizer}")
         self.averages, self.epoch, self.tally = Averages(), EpochSums(plan.training.steps_per_epoch), Tally()
         self.parts = {"averages": self.averages, "epoch": self.epoch, "ledger": self.tally}
         self.observers = [_Attendance(self.members, self._say_end)]

@@ -19,9 +19,9 @@ from pipeline.batch.batches import DeviceDistortion
 from pipeline.request import DEVICE
 from pipeline.resolved import Mixture
 from trainer.config import TrainConfig
-from trainer.step import virtual_replicas
 from trainer.step.state import Forward, TrainState, epoch_parts, epoch_sums, moving_averages, seeded
 from trainer.task.base import LOSS, Sums
+from trainer.topology import sum_virtual_replicas
 
 NORM, HISTOGRAMS, IMAGES = "norm", "histograms", "images"  # the summaries
 TOTAL_LOSS, REGULARIZATION = "total_loss", "regularization"
@@ -270,7 +270,7 @@ class TrainStep:
             here = weights.shape[0]  # virtual replicas of this replica, numbered across all replicas
             units = replica * here + tf.range(here, dtype=tf.int64)
             # As integers, whose sum is the same in any order: see `trainer.topology`.
-            total = virtual_replicas.summed(
+            total = sum_virtual_replicas(
                 lambda unit: tuple(compute.of(unit[0], weight, values, unit[1:])), (units, *rows), self.virtual_replicas
             )
         else:
@@ -345,7 +345,7 @@ class TrainStep:
 
         rows = (features, labels, weights)
         if self.virtual_replicas:
-            found: Sums = virtual_replicas.summed(sums, rows, self.virtual_replicas)
+            found: Sums = sum_virtual_replicas(sums, rows, self.virtual_replicas)
             return found
         return all_sum(sums(rows))
 

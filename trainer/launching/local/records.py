@@ -31,7 +31,7 @@ class Records:
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
-        self._folder = pathlib.Path(placement.job.model_dir)
+        self._folder = placement.job.folder.path
         self.restarts, self.error = 0, ""
         self.best: int | None = None
         self._last_step: int | None = None

@@ -1,4 +1,4 @@
-"""How a job is doing, for people and programs: `model_dir/launch/status.json`, whose fields `JobReport` lists."""
+"""How a job is doing, for people and programs: `launch/status.json` of its folder, whose fields `JobReport` lists."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def run(job: Job, program: Sequence[str] | None = None) -> None:
       JobFailedError: it failed.
     """
     placement, counts = _checked(job, tuple(program or process.program()))
-    with lock.held(job.model_dir, placement.folder, "runs a job"), Stopping() as stopping:
+    with lock.held(job.folder, placement.folder, "runs a job"), Stopping() as stopping:
         screen = _screen()
         try:
             _run(placement, counts, screen, stopping)
@@ -80,10 +80,10 @@ def _checked(job: Job, program: tuple[str, ...]) -> tuple[Placement, list[int]]:
             check_sharing(job.config.order, job.num_workers, each)
     if not job.config.model.task:  # whose data only TensorFlow can tell
         plan.make(job.config, Cluster((HOST,) * job.num_workers) if job.strategy == MULTIWORKER else ALONE)
-    folder = job.config.run.folder.launch
-    plan.prepare_folder("--model_dir", job.model_dir)
+    folder = job.folder.launch
+    plan.prepare_folder("--model_dir", job.folder.path)
     for name in ("logs", "heartbeats"):
-        plan.prepare_folder("--model_dir", str(folder / name))
+        plan.prepare_folder("--model_dir", folder / name)
     return Placement(job, (*program, *job.flags), tuple(shares), bool(found), folder), counts
 
 

@@ -56,7 +56,7 @@ def render(job: Job) -> str:
             f"export {name}={shlex.quote(value)}" for name, value in job.launch.processes.variables.items()
         ),
         "SETUP": _setup(flags.setup) if flags.setup else "",
-        "MODEL_DIR": shlex.quote(job.model_dir.rstrip("/") or "/"),
+        "MODEL_DIR": shlex.quote(str(job.folder.path)),
         "COMMAND": shlex.join(job.command),
         "ROLES": " ".join(roles),
         "TASKS": str(len(roles)),
@@ -124,9 +124,9 @@ def _check(job: Job, flags: SlurmFlags) -> None:
     if tasks % per_node:
         kinds = ", ".join(f"{count} {role}" for role, count in job.roles.items())
         raise UsageError(f"--tasks_per_node={per_node}: must divide the {tasks} processes of the job ({kinds})")
-    if tasks > per_node and job.model_dir.startswith(tuple(f"{folder}/" for folder in _OF_ONE_NODE)):
+    if tasks > per_node and f"{job.folder.path}/".startswith(tuple(f"{folder}/" for folder in _OF_ONE_NODE)):
         raise UsageError(
-            f"--model_dir={job.model_dir}: is a folder of each node alone; with {tasks // per_node} nodes it must be "
+            f"{job.folder}: is a folder of each node alone; with {tasks // per_node} nodes it must be "
             "on a file system that they share"
         )
     if job.restarts.stop_timeout > _MOST_WARNING:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from pipeline.errors import DataError, UsageError
 from trainer.checkpoint.files import CheckpointFiles, candidates, check_run_folder, kept
+from trainer.run_folder import RunFolder
 
 KILLED = 9
 
@@ -215,12 +216,12 @@ def folder(tmp_path):
     ],
 )
 def test_a_name_finds_a_checkpoint_and_none_all_of_them(folder, checkpoint, found):
-    assert candidates(str(folder), checkpoint) == [folder / name for name in found]
+    assert candidates(folder, checkpoint) == [folder / name for name in found]
 
 
 def test_a_checkpoint_may_be_given_as_the_model_dir(folder):
-    assert candidates(str(folder / "ckpt-9"), None) == [folder / "ckpt-9"]
-    assert candidates(str(folder / "best"), None) == [folder / "best" / "ckpt-20"]
+    assert candidates(folder / "ckpt-9", None) == [folder / "ckpt-9"]
+    assert candidates(folder / "best", None) == [folder / "best" / "ckpt-20"]
 
 
 @pytest.mark.parametrize(
@@ -236,7 +237,7 @@ def test_a_checkpoint_may_be_given_as_the_model_dir(folder):
 )
 def test_a_wrong_name_is_one_line(folder, checkpoint, message):
     with pytest.raises(UsageError, match=message):
-        candidates(str(folder), checkpoint)
+        candidates(folder, checkpoint)
 
 
 def test_a_folder_without_checkpoints_is_named_with_what_it_is_instead(folder, tmp_path):
@@ -256,17 +257,17 @@ def test_a_folder_without_checkpoints_is_named_with_what_it_is_instead(folder, t
         ("", f"has no checkpoint, but {folder} has; give that folder"),
     ):
         with pytest.raises(DataError, match=re.escape(f"{tmp_path / name}: {said}")):
-            candidates(str(tmp_path / name), None)
+            candidates(tmp_path / name, None)
     with pytest.raises(DataError, match="best: has no checkpoint; a run keeps the best ones with --keep_best"):
-        candidates(str(tmp_path), "best")
+        candidates(tmp_path, "best")
     with pytest.raises(UsageError, match=f"--model_dir={tmp_path}/data: is a data set"):
-        check_run_folder(str(tmp_path / "data"))
+        check_run_folder(RunFolder(tmp_path / "data"))
 
 
 def test_a_file_or_a_checkpoint_is_no_folder_of_a_run(folder):
-    check_run_folder(str(folder))
-    check_run_folder(str(folder / "not-there-yet"))
+    check_run_folder(RunFolder(folder))
+    check_run_folder(RunFolder(folder / "not-there-yet"))
     with pytest.raises(UsageError, match=f"^--model_dir={folder}/ckpt-20: is a checkpoint, not the folder of a run$"):
-        check_run_folder(str(folder / "ckpt-20"))
+        check_run_folder(RunFolder(folder / "ckpt-20"))
     with pytest.raises(UsageError, match=r"ckpt-9.index: is a file, not the folder of a run$"):
-        check_run_folder(str(folder / "ckpt-9.index"))
+        check_run_folder(RunFolder(folder / "ckpt-9.index"))

@@ -11,12 +11,14 @@ import pytest
 
 from pipeline.errors import DataError, RerunError
 from trainer.cluster import lock
+from trainer.run_folder import RunFolder
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 HOLDER = """
-import sys, time
+import pathlib, sys, time
+from trainer.run_folder import RunFolder
 from trainer.cluster import lock
-with lock.held(sys.argv[1]):
+with lock.held(RunFolder(pathlib.Path(sys.argv[1]))):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -33,18 +35,18 @@ def holder(tmp_path):
 
 def test_a_second_job_is_told_who_holds_the_folder_until_that_is_dead(tmp_path, holder):
     who = rf"--model_dir={tmp_path}: process {holder.pid} on {re.escape(socket.gethostname())} is training there"
-    with pytest.raises(RerunError, match=who), lock.held(str(tmp_path)):
+    with pytest.raises(RerunError, match=who), lock.held(RunFolder(tmp_path)):
         pass
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     (tmp_path / lock.FILE).write_text("a long name " * 9)
-    with lock.held(str(tmp_path)):
+    with lock.held(RunFolder(tmp_path)):
         assert (tmp_path / lock.FILE).read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
 
 
 def test_the_same_process_may_train_again(tmp_path):
     for _ in range(2):
-        with lock.held(str(tmp_path)), pytest.raises(RerunError), lock.held(str(tmp_path)):
+        with lock.held(RunFolder(tmp_path)), pytest.raises(RerunError), lock.held(RunFolder(tmp_path)):
             pass
 
 
@@ -53,10 +55,13 @@ def test_a_file_system_that_cannot_lock_is_no_obstacle(tmp_path, monkeypatch):
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(fcntl, "flock", fails)
-    with lock.held(str(tmp_path)):
+    with lock.held(RunFolder(tmp_path)):
         pass
 
 
 def test_a_folder_that_is_gone(tmp_path):
-    with pytest.raises(DataError, match=r"\.trainer\.lock: cannot be opened: No such file"), lock.held(f"{tmp_path}/x"):
+    with (
+        pytest.raises(DataError, match=r"\.trainer\.lock: cannot be opened: No such file"),
+        lock.held(RunFolder(tmp_path / "x")),
+    ):
         pass

@@ -5,6 +5,7 @@ import pytest
 
 from pipeline.errors import UsageError
 from trainer.cluster import tf_config
+from trainer.config.run import ClusterFlags
 
 HERE = socket.gethostname()
 TWO = {"worker": ["a:1", "b:2"]}
@@ -121,3 +122,45 @@ def test_other_strategies_train_one_task_only(config, tasks, monkeypatch):
     else:
         with pytest.raises(UsageError, match=f"TF_CONFIG names {tasks} tasks.*--strategy=mirrored.*multiworker"):
             tf_config.check_alone("mirrored")
+
+
+@pytest.fixture
+def no_tf_config(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+
+
+def text_of_flags(**flags):
+    return tf_config.of_flags(ClusterFlags(worker_hosts="a:1, b:2", **flags), "multiworker")
+
+
+@pytest.mark.usefixtures("no_tf_config")
+def test_workers_are_numbered_as_they_are_listed():
+    cluster = tf_config.parse(text_of_flags(task_index=1), tf_config.HOSTS_FLAG)
+    assert (cluster.addresses, cluster.rank, cluster.source) == (("a:1", "b:2"), 1, "--worker_hosts")
+
+
+@pytest.mark.usefixtures("no_tf_config")
+def test_one_worker_needs_no_index():
+    text = tf_config.of_flags(ClusterFlags(worker_hosts="a:1"), "multiworker")
+    assert tf_config.parse(text).addresses == ("a:1",)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({}, "say which of its 2 processes this is"),
+        ({"task_index": 2}, "--task_index=2: --job_name=worker has 2, numbered from 0"),
+        ({"job_name": "ps", "task_index": 0}, "--job_name=ps with --strategy=multiworker: must be worker"),
+    ],
+)
+def test_flags_that_do_not_say_which_process_this_is(flags, said, no_tf_config):
+    with pytest.raises(UsageError) as error:
+        text_of_flags(**flags)
+    assert said in str(error.value)
+
+
+def test_another_tf_config_is_refused_and_the_same_is_not(no_tf_config, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", text_of_flags(task_index=1))
+    assert text_of_flags(task_index=1) == text_of_flags(task_index=1)
+    with pytest.raises(UsageError, match="give one of them"):
+        text_of_flags(task_index=0)

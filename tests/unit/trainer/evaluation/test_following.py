@@ -9,6 +9,7 @@ import pytest
 from pipeline.errors import DataError
 from trainer.checkpoint.reader import Record, UnreadableError
 from trainer.evaluation import following
+from trainer.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def follow(tmp_path, monkeypatch):
             assert seconds == 0.5
             next(happening)(tmp_path / "run")
 
-        following.follow(str(tmp_path / "run"), 0.5, take, lines.append, sleep)
+        following.follow(RunFolder(tmp_path / "run"), 0.5, take, lines.append, sleep)
         assert list(happening) == []
         follow.missed = missed
         return evaluated, [line.replace(str(tmp_path), "TMP") for line in lines]

@@ -19,7 +19,7 @@ def job_of(*flags, trainer=()):
 
 def test_a_job_of_workers():
     job = job_of("--num_workers=2", "--max_restarts=3")
-    assert (job.strategy, job.roles, job.model_dir, job.restarts.max_restarts) == (
+    assert (job.strategy, job.roles, str(job.folder.path), job.restarts.max_restarts) == (
         "multiworker",
         {"worker": 2},
         "M",

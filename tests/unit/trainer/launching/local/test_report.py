@@ -9,6 +9,7 @@ from trainer.launching.local import report, table
 from trainer.launching.local.process import Task
 from trainer.launching.local.records import Records
 from trainer.launching.local.report import JobReport, ProcessReport
+from trainer.run_folder import RunFolder
 
 PROCESS = ProcessReport(
     "worker 1", "worker", 1, 2, ("2",), 4711, "running", "training", 1200, 51234.5, 0.034, 3, None, "out", "err"
@@ -50,7 +51,7 @@ def test_each_field_of_the_report_is_what_its_name_says(tmp_path):
         out=types.SimpleNamespace(path="o"), err=types.SimpleNamespace(path="e"),
     )  # fmt: skip
     group = types.SimpleNamespace(processes=[process], slots=[0, 3], step=7, has_stepped=True)
-    job = types.SimpleNamespace(model_dir=str(tmp_path), elastic=(1, 4), max_restarts=10, num_workers=4)
+    job = types.SimpleNamespace(folder=RunFolder(tmp_path), elastic=(1, 4), max_restarts=10, num_workers=4)
     job.restarts = types.SimpleNamespace(max_restarts=10, elastic_range=(1, 4))
     records = Records(types.SimpleNamespace(job=job, command=("python",), gpus_of=lambda task: ("2",)))
     records.started(group)

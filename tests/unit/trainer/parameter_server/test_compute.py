@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from pipeline.errors import UsageError
-from trainer.parameter_server import numbered
+from trainer.parameter_server.compute import check_optimizer, numbered
 from trainer.topology import without_all_reduce
 
 
@@ -22,7 +22,7 @@ def test_given_counts_are_those_that_keras_counts(make):
 
     @tf.function(autograph=False)
     def update(gradient, step):
-        with numbered.at(optimizers[0], step, None):
+        with numbered(optimizers[0], step, None):
             optimizers[0].apply([gradient], [mine])
 
     for step, gradient in enumerate(gradients):
@@ -44,4 +44,4 @@ def test_given_counts_are_those_that_keras_counts(make):
 )
 def test_what_workers_cannot_do_at_once_is_refused(make, said):
     with pytest.raises(UsageError, match=said):
-        numbered.check(make(), "--model=mine:model")
+        check_optimizer(make(), "--model=mine:model")

@@ -1,7 +1,7 @@
 import pytest
 
 from pipeline.errors import UsageError
-from trainer.config.loading import load, name_of
+from trainer.config.model import load_code, name_of_code
 
 
 def named():
@@ -9,8 +9,8 @@ def named():
 
 
 def test_what_has_a_name_is_found_by_it():
-    assert name_of("model", named).endswith("test_loading:named")
-    assert load("--model", "json:dumps").__name__ == "dumps"
+    assert name_of_code("model", named).endswith("test_model:named")
+    assert load_code("--model", "json:dumps").__name__ == "dumps"
 
 
 def test_what_is_local_to_a_function_is_refused():
@@ -18,10 +18,10 @@ def test_what_is_local_to_a_function_is_refused():
         pass
 
     with pytest.raises(UsageError, match="must be defined at the top of a module"):
-        name_of("model", local)
+        name_of_code("model", local)
 
 
 @pytest.mark.parametrize("text", [":dumps", "json:", "json:dumps.x"])
 def test_no_name(text):
     with pytest.raises(UsageError, match=f"--model={text}: must be a module and a name in it"):
-        load("--model", text)
+        load_code("--model", text)
