@@ -9,7 +9,7 @@ from pipeline.errors import PipelineError
 
 
 def at(path: object, *facts: object, **fields: Any) -> Callable[[PipelineError], bool]:
-    """Returns the `check` of `pytest.raises` for an error about a file.
+    """Returns the `check` of `pytest.raises` for an error about a file, which is one line.
 
     Args:
       path: of the file, or its end.
@@ -18,6 +18,7 @@ def at(path: object, *facts: object, **fields: Any) -> Callable[[PipelineError],
     """
 
     def check(error: PipelineError) -> bool:
+        assert "\n" not in str(error)
         assert (error.path or "").endswith(str(path)), error
         assert {name: getattr(error, name) for name in fields} == fields, error
         assert all(str(fact) in error.reason for fact in facts), error

@@ -79,7 +79,8 @@ def _earlier(data_dir: pathlib.Path, overwrite: bool) -> Manifest | None:
     try:
         found = manifests.load(data_dir)
     except DataError as error:
-        raise UsageError(f"{error}; it was not replaced: remove it if the files beside it are to be indexed") from None
+        refused = UsageError(error.reason, path=error.path, advice=error.advice)
+        raise refused.advised("it was not replaced: remove it if the files beside it are to be indexed") from None
     if found.has_images:
         raise UsageError("belongs to a data set that beam_jobs.convert made; an index never replaces it", path=path)
     if not overwrite:

@@ -16,6 +16,7 @@ from beam_jobs.sources import published, row_files
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError
+from tests.raised import at
 
 DATA = pathlib.Path(__file__).parents[5] / "shared" / "data"
 FOLDER = "cifar-10-batches-bin"
@@ -80,7 +81,7 @@ def test_folder_parent_and_archive_are_the_same_source(cifar_folder, tmp_path, m
 @pytest.mark.parametrize(("mode", "packing"), [("w:bz2", "bzip2"), ("w:xz", "xz")])
 def test_an_archive_of_another_packing_is_refused_with_what_to_do(cifar_folder, tmp_path, mode, packing):
     path = pack(tmp_path / "cifar.tar", cifar_folder()[0], mode)
-    with pytest.raises(DataError, match=rf"cifar.tar: is packed by {packing}; .*unpack it and give the folder"):
+    with pytest.raises(DataError, check=at("cifar.tar", packing)):
         opened(path)
 
 
@@ -114,10 +115,8 @@ def test_bad_files_are_named(change, fact, packed, cifar_folder, tmp_path):
     folder, _ = cifar_folder()
     change(folder)
     path = pack(tmp_path / "cifar.tar.gz", folder) if packed else folder
-    with pytest.raises(DataError, match=fact) as caught:
+    with pytest.raises(DataError, match=f"^{path}.*{fact}", check=at("")):
         opened(path)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -141,9 +140,9 @@ def test_a_link_is_no_file_and_a_file_may_not_come_twice(cifar_folder, tmp_path)
     folder = cifar_folder()[0]
     (folder / "data_batch_1.bin").unlink()
     link = member(f"{FOLDER}/data_batch_1.bin", kind=tarfile.SYMTYPE, target="/etc/passwd")
-    with pytest.raises(DataError, match="cifar.tar.gz: holds no data_batch_1.bin"):
+    with pytest.raises(DataError, check=at("cifar.tar.gz", "data_batch_1.bin")):
         opened(pack(tmp_path / "cifar.tar.gz", folder, extra=[link]))
-    with pytest.raises(DataError, match="cifar.tar.gz: holds test_batch.bin twice"):
+    with pytest.raises(DataError, check=at("cifar.tar.gz", "test_batch.bin twice")):
         opened(pack(tmp_path / "cifar.tar.gz", folder, extra=[member(f"{FOLDER}/test_batch.bin", 3073)]))
 
 
@@ -165,7 +164,7 @@ def test_a_cut_archive_is_refused(keep, cifar_folder, tmp_path):
     data = path.read_bytes()
     for damaged in (data[: int(len(data) * keep)], b"not a tar" * int(keep * 10)):
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"cifar.tar.gz: "):
+        with pytest.raises(DataError, check=at("cifar.tar.gz")):
             opened(path)
 
 
@@ -259,12 +258,9 @@ def test_bad_batches_are_named(data, message, packed, python_folder, tmp_path):
     folder, _ = python_folder
     (folder / "data_batch_2").write_bytes(data)
     path = pack(tmp_path / "py.tar.gz", folder, prefix=folder.name) if packed else folder
-    where = f"{path}: data_batch_2: " if packed else f"{folder / 'data_batch_2'}: "
-    with pytest.raises(DataError) as caught:
+    where = f"{path}: data_batch_2" if packed else folder / "data_batch_2"
+    with pytest.raises(DataError, check=at(where, message)):
         opened(path)
-    assert str(caught.value).startswith(where)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.fixture
@@ -316,14 +312,12 @@ def test_no_rows_are_an_empty_block(cifar100):
     assert block.extra["coarse_label"].shape == (0,)
 
 
-@pytest.mark.parametrize(
-    ("at", "message"), [(0, "row 0: coarse label 20 is not in 0..19"), (1, "row 0: label 100 is not")]
-)
-def test_labels_of_cifar100_out_of_range_are_named(at, message, cifar100):
+@pytest.mark.parametrize(("column", "facts"), [(0, ["row 0", "coarse label 20", "0..19"]), (1, ["row 0", "label 100"])])
+def test_labels_of_cifar100_out_of_range_are_named(column, facts, cifar100):
     binary, _, records = cifar100
-    records["test"][0, at] = (20, 100)[at]
+    records["test"][0, column] = (20, 100)[column]
     (binary / "test.bin").write_bytes(records["test"].tobytes())
-    with pytest.raises(DataError, match=f"test.bin: {message}"):
+    with pytest.raises(DataError, check=at("test.bin", *facts)):
         opened100(binary)
 
 
@@ -353,7 +347,7 @@ def test_a_batch_that_changes_is_an_error(cifar_folder, python_folder, monkeypat
         path.write_bytes(data)
     monkeypatch.setattr(row_files, "_kept", {})
     for source in sources_:
-        with pytest.raises(DataError, match=r"data_batch_3(.bin)?: changed"):
+        with pytest.raises(DataError, match="data_batch_3(.bin)?: changed"):
             source.read("train", np.arange(60))
 
 
@@ -386,7 +380,7 @@ def test_a_zip_is_unpacked_by_our_names_alone(tmp_path):
 
 def test_a_bad_zip_leaves_no_file(tmp_path, monkeypatch):
     path = zipped(tmp_path / "a.zip", {"gzip/x.gz": os.urandom(5000)})
-    with pytest.raises(DataError, match="a.zip: holds no gzip/y.gz"):
+    with pytest.raises(DataError, check=at("a.zip", "gzip/y.gz")):
         published.unzip(LocalPath(path), "gzip", ["y.gz"], tmp_path / "out")
     whole = path.read_bytes()
     for data in (whole[:2000], b"", whole[:1000] + b"?" + whole[1001:]):

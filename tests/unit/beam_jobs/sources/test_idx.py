@@ -12,6 +12,7 @@ from beam_jobs.sources.base import SourceOptions
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
 from tests.converting import convert_in_process
+from tests.raised import at
 
 
 def idx(values):
@@ -68,42 +69,41 @@ def test_channels_are_the_last_axis_of_idx4_and_one_pair_is_of_train(pixels, tmp
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: f.pop("t10k_labels_idx1_ubyte"), "must hold one file of labels .* has t10k-images-idx3-ubyte$"),
-        (lambda f: f.update(t10k_images_idx3_ubyte=np.zeros((4, 5, 8))), "images are 5x8x1, .* 5x9x1; must be equal"),
-        (lambda f: f.update(t10k_labels_idx1_ubyte=[1]), "has 4 images, but .*t10k-labels-idx1-ubyte has 1 label$"),
-        (lambda f: f.update(t10k_labels_idx3_ubyte=f.pop("t10k_labels_idx1_ubyte")), "labels must be idx1, not idx3"),
+        (lambda f: f.pop("t10k_labels_idx1_ubyte"), "labels .* has t10k-images-idx3-ubyte$"),
+        (lambda f: f.update(t10k_images_idx3_ubyte=np.zeros((4, 5, 8))), "5x8x1, .* 5x9x1"),
+        (lambda f: f.update(t10k_labels_idx1_ubyte=[1]), "4 images, .*t10k-labels-idx1-ubyte has 1 label$"),
+        (lambda f: f.update(t10k_labels_idx3_ubyte=f.pop("t10k_labels_idx1_ubyte")), "idx1, not idx3"),
         (
             lambda f: f.update(test_images_idx3_ubyte=np.zeros((1, 5, 9)), test_labels_idx1_ubyte=[0]),
-            "'t10k' and of 'test' are both of split 'test'",
+            "'t10k' and of 'test' .* 'test'",
         ),
         (
             lambda f: f.update(more_images_idx3_ubyte=np.zeros((1, 5, 9)), more_labels_idx1_ubyte=[0]),
-            "'more': does not tell their split",
+            "'more'",
         ),
-        (lambda f: f.update(train_images_idx3_ubyte=np.zeros((7, 5))), "not 0x00000803: not an IDX file of images"),
-        (lambda f: f.clear(), "holds no IDX file by its name; --source of idx is a folder of pairs like train-images"),
+        (lambda f: f.update(train_images_idx3_ubyte=np.zeros((7, 5))), "not 0x00000803: .* images"),
+        (lambda f: f.clear(), "no IDX file .*--source of idx"),
     ],
     ids=range(8),
 )
 def test_what_is_no_such_folder_is_refused(change, message, grey, tmp_path):
     change(grey)
-    with pytest.raises(DataError, match=message) as raised:
+    with pytest.raises(DataError, match=message, check=at("")):
         opened(fill(tmp_path / "a", **grey))
-    assert "\n" not in str(raised.value)
 
 
 def test_a_file_packed_and_unpacked_and_a_label_without_a_name_are_refused(grey, tmp_path):
     folder = fill(tmp_path / "a", **grey)
     (folder / "labels.txt").write_text("a\nb\nc\n")
-    with pytest.raises(DataError, match=r"t10k-labels-idx1-ubyte: row 1: label 5 is not in 0\.\.2"):
+    with pytest.raises(DataError, check=at("t10k-labels-idx1-ubyte", "row 1", "label 5", "0..2")):
         opened(folder)
     (folder / "t10k-labels-idx1-ubyte.gz").write_bytes(b"")
-    with pytest.raises(DataError, match="holds both t10k-labels-idx1-ubyte and t10k-labels-idx1-ubyte.gz"):
+    with pytest.raises(DataError, check=at(folder, "t10k-labels-idx1-ubyte and t10k-labels-idx1-ubyte.gz")):
         opened(folder)
 
 
 def test_a_source_must_be_a_folder(tmp_path):
     with pytest.raises(UsageError, match="--source is missing; --source of idx is a folder"):
         opened("")
-    with pytest.raises(DataError, match="gone: no such folder; --source of idx"):
+    with pytest.raises(DataError, match="--source of idx", check=at("gone")):
         opened(tmp_path / "gone")

@@ -12,6 +12,7 @@ from beam_jobs.sources import image_folder, open_source
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import SourceFile
+from tests.raised import at
 
 
 def picture(number, kind="PNG"):
@@ -163,9 +164,8 @@ REFUSED = [
 @pytest.mark.parametrize(("content", "message"), REFUSED, ids=range(len(REFUSED)))
 def test_a_folder_of_another_layout_is_refused_in_one_line(tmp_path, content, message):
     fill(tmp_path, content)
-    with pytest.raises(DataError, match=message) as raised:
+    with pytest.raises(DataError, match=message, check=at("")):
         opened(tmp_path)
-    assert "\n" not in str(raised.value)
 
 
 def test_classes_that_differ_only_in_case_are_named(tmp_path, capsys):
@@ -230,10 +230,10 @@ def test_a_link_that_leads_out_is_not_read_to_tell_whether_it_is_an_image(tmp_pa
 def test_sources_that_are_no_folder(tmp_path):
     with pytest.raises(UsageError, match="--source is missing"):
         opened("")
-    with pytest.raises(DataError, match="gone: no such folder"):
+    with pytest.raises(DataError, check=at("gone", "no such folder")):
         opened(tmp_path / "gone")
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(DataError, match="file: is not a folder"):
+    with pytest.raises(DataError, check=at("file", "not a folder")):
         opened(tmp_path / "file")
 
 
@@ -248,25 +248,25 @@ def test_links_lead_to_files_of_the_folder_alone(tmp_path):
     link.symlink_to(root / "cat" / "2.png")
     source = opened(root)
     assert everything(source).images[-2:] == [CONTENT["cat/2.png"], CONTENT["eel/x.webp"]]
-    for target, message in (
-        (outside / "cat" / "2.png", r"link\.png: is a link that leads out of the folder"),
-        (pathlib.Path("../../outside/cat/2.png"), r"link\.png: is a link that leads out of the folder"),
-        (outside / "cat", r"link\.png: is a link to a folder"),
-        (root / "gone", r"link\.png: no such file"),
+    for target, fact in (
+        (outside / "cat" / "2.png", "out of the folder"),
+        (pathlib.Path("../../outside/cat/2.png"), "out of the folder"),
+        (outside / "cat", "link to a folder"),
+        (root / "gone", "no such file"),
     ):
         link.unlink()
         link.symlink_to(target)
-        with pytest.raises(DataError, match=message):
+        with pytest.raises(DataError, check=at("link.png", fact)):
             opened(root)
     link.unlink()
     link.symlink_to(outside / "cat" / "2.png")
     (root / "more").symlink_to(outside / "cat")
-    with pytest.raises(DataError, match=r"more: is a link to a folder.*, or give --follow_links \(2 such links\)$"):
+    with pytest.raises(DataError, check=at("more", "link to a folder", "--follow_links (2 ")):
         opened(root)
     (root / "more").unlink()
     link.unlink()
     os.mkfifo(link)
-    with pytest.raises(DataError, match=r"link\.png: is not a regular file"):
+    with pytest.raises(DataError, check=at("link.png", "not a regular file")):
         opened(root)
 
 
@@ -282,11 +282,11 @@ def test_links_that_lead_elsewhere_are_followed_with_the_flag(tmp_path, monkeypa
     assert block.keys == [b"cat/1.png", b"cat/2.png", b"cat/sub/deep/a.jpg", b"dog/1.bmp", b"dog/b.GIF"]
     assert block.images[1] == block.images[3] == CONTENT["dog/1.bmp"]
     (root / "cat" / "gone.png").symlink_to(outside / "gone")
-    with pytest.raises(DataError, match=r"gone\.png: no such file"):
+    with pytest.raises(DataError, check=at("gone.png", "no such file")):
         opened(root, follow_links=True)
     (root / "cat" / "gone.png").unlink()
     (outside / "cat" / "sub" / "back").symlink_to(root / "cat")
-    with pytest.raises(DataError, match="sub/back: is a link to a folder that it lies in"):
+    with pytest.raises(DataError, check=at("sub/back", "folder that it lies in")):
         opened(root, follow_links=True)
 
 
@@ -327,7 +327,7 @@ def test_a_folder_that_changed_is_an_error_for_a_worker(tmp_path, monkeypatch, c
         path.write_bytes(path.read_bytes() + b"x")
     else:
         os.utime(path, ns=(0, 0))
-    with pytest.raises(DataError, match=f"{tmp_path}: .*changed"):
+    with pytest.raises(DataError, check=at(tmp_path, "changed")):
         everything(source)
 
 
@@ -335,10 +335,10 @@ def test_a_file_that_changes_after_it_was_listed_is_an_error(tmp_path):
     source = opened(fill(tmp_path))
     path = tmp_path / "cat" / "2.png"
     os.utime(path, ns=(0, 0))
-    with pytest.raises(DataError, match=r"2\.png: changed"):
+    with pytest.raises(DataError, check=at("2.png", "changed")):
         everything(source)
     path.unlink()
-    with pytest.raises(DataError, match=r"2\.png: no such file"):
+    with pytest.raises(DataError, check=at("2.png", "no such file")):
         everything(source)
 
 

@@ -13,6 +13,7 @@ from beam_jobs import sources
 from beam_jobs.sources import row_files
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError
+from tests.raised import at
 
 REAL = pathlib.Path(__file__).parents[5] / "shared" / "data" / "mnist"
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
@@ -55,7 +56,7 @@ def test_gzip_or_not_is_the_same_source(mnist_folder):
 def test_a_file_that_is_there_packed_and_unpacked_is_refused(mnist_folder):
     folder = mnist_folder()
     (folder / f"{LABELS}.gz").write_bytes(gzip.compress((folder / LABELS).read_bytes()))
-    with pytest.raises(DataError, match=f"source: holds both {LABELS} and {LABELS}.gz"):
+    with pytest.raises(DataError, check=at("source", f"{LABELS} and {LABELS}.gz")):
         opened(folder)
 
 
@@ -111,16 +112,14 @@ BAD = [
 def test_bad_files_are_named(change, fact, mnist_folder):
     folder = mnist_folder()
     change(folder)
-    with pytest.raises(DataError, match=fact) as caught:
+    with pytest.raises(DataError, match=f"(?=.*{folder}).*{fact}", check=at("")):
         opened(folder)
-    assert str(folder) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_source_that_is_no_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     for name, problem in (("no", "no such folder"), ("file", "not a folder")):
-        with pytest.raises(DataError, match=f"{tmp_path / name}: .*{problem}"):
+        with pytest.raises(DataError, check=at(tmp_path / name, problem)):
             opened(tmp_path / name)
 
 
@@ -167,7 +166,7 @@ def test_a_file_that_changes_under_an_open_source_is_an_error(change, problem, i
     change(folder / IMAGES)
     if in_worker:
         monkeypatch.setattr(row_files, "_kept", {})
-    with pytest.raises(DataError, match=f"{IMAGES}: {problem}"):
+    with pytest.raises(DataError, check=at(IMAGES, problem)):
         source.read("train", np.arange(3))
 
 
@@ -178,7 +177,7 @@ def test_a_packed_file_that_another_process_finds_changed_is_an_error(mnist_fold
     path.write_bytes(gzip.compress(flip(gzip.decompress(path.read_bytes()), 100)))
     source.read("train", np.arange(3))  # what this process unpacked and checked is still right
     monkeypatch.setattr(row_files, "_kept", {})
-    with pytest.raises(DataError, match=rf"{IMAGES}.gz: changed"):
+    with pytest.raises(DataError, check=at(f"{IMAGES}.gz", "changed")):
         source.read("train", np.arange(3))
 
 

@@ -20,6 +20,7 @@ from pipeline.index.__main__ import IndexConfig
 from pipeline.read.sidecars import shard_members, shard_offsets
 from pipeline.records import framing
 from tests.datasets import as_earlier_releases, write_dataset, write_shard
+from tests.raised import at
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 UNEQUAL = [b"", b"one", b"twenty-two", b"x" * 300]
@@ -128,7 +129,7 @@ def test_other_compressed_files_are_read_forward_and_the_command_says_so(folder,
     assert (shard.stride, shard.offsets_crc32c, made.format_version) == (None, None, 2)
     assert not list(folder.glob("sidecars/offsets.*"))
     assert "read forward only: 1 file, such as a.gz: " in capsys.readouterr().out
-    with pytest.raises(UsageError, match="a.gz: is compressed as one GZIP stream"):
+    with pytest.raises(UsageError, check=at("a.gz", "one GZIP stream")):
         RandomAccess(folder)
 
 
@@ -140,21 +141,22 @@ WHOLE = file_of(UNEQUAL)  # records begin at the bytes 0, 16, 35, 61
 
 
 @pytest.mark.parametrize(
-    ("data", "arguments", "message"),
+    ("data", "arguments", "record", "offset", "fact"),
     [
-        (flipped(WHOLE, 50), [], "/x, record 2, byte offset 35: .*CRC"),
-        (flipped(WHOLE, 16), [], "/x, record 1, byte offset 16: .*length"),
-        (WHOLE[:70], [], r"/x, record 3, byte offset 61: .*9 of 12 bytes"),
-        (gzip.compress(WHOLE), [], "record 0, byte offset 0: .*--compression=GZIP"),
-        (WHOLE, ["--compression=GZIP"], "record 0, byte offset 0 of the decompressed bytes: "),
-        (gzip.compress(flipped(WHOLE, 50)), ["--compression=GZIP"], "record 2, byte offset 35 of the .*CRC"),
+        (flipped(WHOLE, 50), [], 2, 35, "CRC"),
+        (flipped(WHOLE, 16), [], 1, 16, "length"),
+        (WHOLE[:70], [], 3, 61, "9 of 12 bytes"),
+        (gzip.compress(WHOLE), [], 0, 0, "length"),
+        (WHOLE, ["--compression=GZIP"], 0, 0, "decompressed"),
+        (gzip.compress(flipped(WHOLE, 50)), ["--compression=GZIP"], 2, 35, "CRC"),
     ],
     ids=["record", "length", "cut", "packed", "not packed", "packed record"],
 )
-def test_a_damaged_file_is_named_with_the_record_and_nothing_is_written(folder, data, arguments, message):
+def test_a_damaged_file_is_named_with_the_record_and_nothing_is_written(folder, data, arguments, record, offset, fact):
     (folder / "x").write_bytes(data)
     before = listing(folder)
-    with pytest.raises(DataError, match=message):
+    where = at("/x", fact, record=record, offset=offset, decompressed=bool(arguments))
+    with pytest.raises(DataError, check=where):
         run(folder, "--split=train:*" if not arguments else "--split=train:x", *arguments)
     assert listing(folder) == before
 
@@ -162,7 +164,7 @@ def test_a_damaged_file_is_named_with_the_record_and_nothing_is_written(folder, 
 def test_the_first_file_at_fault_stops_the_others(folder):
     for i in range(50):
         (folder / f"bad{i}").write_bytes(b"?" * 20)
-    with pytest.raises(DataError, match=r"bad\d+, record 0, byte offset 0: "):
+    with pytest.raises(DataError, match="/bad", check=at("", record=0, offset=0)):
         run(folder, "--split=train:*")
 
 
@@ -191,7 +193,7 @@ def test_its_own_manifest_is_replaced_where_that_is_asked_for(folder):
 def test_a_manifest_that_cannot_be_read_is_not_replaced(folder):
     text = '{"format_version": 1}'
     (folder / "manifest.json").write_text(text)
-    with pytest.raises(UsageError, match="manifest.json: "):
+    with pytest.raises(UsageError, check=at("manifest.json")):
         run(folder, "--split=train:*", "--overwrite")
     assert (folder / "manifest.json").read_text() == text
 
@@ -199,7 +201,7 @@ def test_a_manifest_that_cannot_be_read_is_not_replaced(folder):
 def test_a_file_that_is_not_of_an_index_is_not_replaced(folder):
     (folder / "sidecars").mkdir()
     (folder / "sidecars/offsets.verses.rec").write_text("mine")
-    with pytest.raises(UsageError, match="offsets.verses.rec: no manifest lists this file"):
+    with pytest.raises(UsageError, check=at("offsets.verses.rec", "no manifest")):
         run(folder, "--split=train:verses.rec")
     assert (folder / "sidecars/offsets.verses.rec").read_text() == "mine"
 
@@ -226,12 +228,12 @@ def test_wrong_flags_are_one_clear_error(folder, arguments, error, message):
 
 
 def test_folders_that_cannot_be_indexed(tmp_path):
-    with pytest.raises(DataError, match="nowhere: cannot be listed: No such file"):
+    with pytest.raises(DataError, check=at("nowhere", "No such file")):
         run(tmp_path / "nowhere", "--split=train:*")
-    with pytest.raises(UsageError, match="gs://bucket/x: must be a local or mounted folder"):
+    with pytest.raises(UsageError, check=at("gs://bucket/x")):
         index.main(["gs://bucket/x", "--split=train:*"])
     (tmp_path / "a:b").write_bytes(b"")
-    with pytest.raises(UsageError, match="'a:b' cannot be listed in a manifest: rename it"):
+    with pytest.raises(UsageError, match="'a:b'"):
         run(tmp_path, "--split=train:*")
 
 

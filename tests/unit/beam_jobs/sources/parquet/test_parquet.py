@@ -21,6 +21,7 @@ from beam_jobs.sources.parquet import parquet as parquet_labels
 from beam_jobs.sources.parquet import reader as parquet_reader
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature
+from tests.raised import at
 
 ROOT = pathlib.Path(__file__).parents[5]
 CIFAR10 = ROOT.parent / "shared" / "data" / "cifar10"
@@ -500,7 +501,7 @@ def test_hidden_files_and_folders_are_no_data_and_links_to_files_are(tmp_path):
 def test_sources_that_are_not_there(tmp_path):
     (tmp_path / "empty").mkdir()
     for name in ("empty", "gone", "*.parquet"):
-        with pytest.raises(DataError, match=re.escape(str(tmp_path / name))):
+        with pytest.raises(DataError, check=at(tmp_path / name)):
             opened(tmp_path / name)
     with pytest.raises(UsageError, match="--source"):
         opened("")
@@ -547,10 +548,10 @@ def test_a_file_that_changes_after_it_was_opened_is_an_error(tmp_path):
     source = opened(path)
     everything(source)
     os.utime(path, ns=(0, 0))
-    with pytest.raises(DataError, match=r"a\.parquet: changed"):
+    with pytest.raises(DataError, check=at(path, "changed")):
         everything(source)
     path.unlink()
-    with pytest.raises(DataError, match=r"a\.parquet: no such file"):
+    with pytest.raises(DataError, check=at(path, "no such file")):
         everything(source)
 
 
@@ -561,14 +562,14 @@ def test_a_corrupt_page_is_one_line_with_its_row_group(tmp_path):
     path.write_bytes(data)
     source = opened(path)
     assert source.read("train", np.arange(8)).images == IMAGES[:8]
-    with pytest.raises(DataError, match=r"a\.parquet: row group 2: .*CRC"):
+    with pytest.raises(DataError, check=at(path, "row group 2", "CRC")):
         everything(source)
 
 
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"PAR1" * 5, b"not parquet" * 100])
 def test_a_file_that_is_no_parquet_is_one_line(tmp_path, data):
     (tmp_path / "a.parquet").write_bytes(data)
-    with pytest.raises(DataError, match=r"a\.parquet: .*Parquet \(.*\)$"):
+    with pytest.raises(DataError, check=at("a.parquet", "Parquet")):
         opened(tmp_path)
 
 

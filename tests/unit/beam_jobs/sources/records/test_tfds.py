@@ -12,6 +12,7 @@ from beam_jobs.examples import images
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature
+from tests.raised import at
 
 NAMES = ("circle", "square", "star")
 
@@ -220,7 +221,7 @@ def test_without_tfds_the_error_says_what_to_install(as_tfrecord, monkeypatch):
 def test_a_missing_name_or_folder(tmp_path):
     with pytest.raises(UsageError, match="--dataset=tfds:: the name is missing, as in tfds:mnist"):
         opened(tmp_path, "")
-    with pytest.raises(DataError, match="nowhere: no such folder; --source of tfds:mnist is TFDS's data_dir"):
+    with pytest.raises(DataError, check=at("nowhere", "no such folder")):
         opened(tmp_path / "nowhere", "mnist")
 
 
@@ -235,7 +236,7 @@ def test_a_shard_of_another_number_of_records_is_found(tmp_path):
     folder = prepare(TinyShapes, tmp_path, "tfrecord")
     train, test = folder / "tiny_shapes-train.tfrecord-00000-of-00001", "tiny_shapes-test.tfrecord-00000-of-00001"
     train.write_bytes((folder / test).read_bytes())
-    with pytest.raises(DataError, match=f"{train.name}: has 10 records, but dataset_info.json says 20"):
+    with pytest.raises(DataError, check=at(train, "10 records", "dataset_info.json says 20")):
         opened(tmp_path)
 
 
@@ -245,10 +246,10 @@ def test_a_damaged_array_record_is_found(tmp_path):
     data = bytearray(path.read_bytes())
     data[2000] ^= 0xFF
     path.write_bytes(data)
-    with pytest.raises(DataError, match=f"{path.name}: an ArrayRecord file that cannot be read"):
+    with pytest.raises(DataError, check=at(path, "ArrayRecord")):
         opened(tmp_path).read("train", np.arange(20))
     path.write_bytes(data[:3000])
-    with pytest.raises(DataError, match=f"{path.name}: an ArrayRecord file that cannot be read"):
+    with pytest.raises(DataError, check=at(path, "ArrayRecord")):
         opened(tmp_path)
 
 
@@ -257,4 +258,4 @@ def test_damaged_metadata_is_one_line(tmp_path):
     (folder / "dataset_info.json").write_text("{")
     with pytest.raises(DataError, match="TFDS cannot open 'tiny_shapes': ") as error:
         opened(tmp_path)
-    assert "\n" not in str(error.value)
+    assert at("")(error.value)

@@ -15,6 +15,7 @@ from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature, Manifest, SplitInfo, naming
 from pipeline.records import framing, tf_example
 from tests.datasets import as_earlier_releases, write_dataset, write_shard
+from tests.raised import at
 
 
 def opened(path, **flags):
@@ -140,8 +141,7 @@ class TestOurs:
         path.write_bytes(data)
         source = opened(tmp_path / "made")
         assert source.read("train", np.array([6, 8])).images[:, 0, 0, 0].tolist() == [6, 8]
-        where = f"{shard.file}, record 7, byte offset {7 * shard.stride}: the record's CRC is wrong"
-        with pytest.raises(DataError, match=where):
+        with pytest.raises(DataError, check=at(path, "CRC", record=7, offset=7 * shard.stride)):
             source.read("train", np.arange(12))
 
     def test_a_missing_or_cut_shard_is_found_at_once(self, tmp_path):
@@ -149,10 +149,10 @@ class TestOurs:
         path = tmp_path / "made" / made.splits["test"].shards[0].file
         size = path.stat().st_size
         path.write_bytes(path.read_bytes()[:-1])
-        with pytest.raises(DataError, match=f"{path.name}: {size - 1} bytes, but the manifest says {size}"):
+        with pytest.raises(DataError, check=at(path, size - 1, size)):
             opened(tmp_path / "made")
         path.unlink()
-        with pytest.raises(DataError, match=f"{path.name}: no such file"):
+        with pytest.raises(DataError, check=at(path, "no such file")):
             opened(tmp_path / "made")
 
     @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ class TestForeign:
         data = bytearray(path.read_bytes())
         data[-6] ^= 1  # in the last record: its CRC is checked when it is read
         path.write_bytes(data)
-        with pytest.raises(DataError, match=r"a.tfrecord, record 1, byte offset \d+: the record's CRC is wrong"):
+        with pytest.raises(DataError, check=at(path, "CRC", record=1)):
             opened(tmp_path).read("train", np.array([1]))
 
     def test_labels_that_are_texts_name_the_classes(self, tmp_path):
@@ -449,7 +449,7 @@ class TestForeignErrors:
     def test_a_corrupt_file_is_named_with_the_record(self, tmp_path, damage, record, pack):
         data = framed([{"image": png(pixels_of(row)), "label": 0} for row in range(10)])
         (tmp_path / "a.tfrecord").write_bytes(pack(damage(data)))
-        with pytest.raises(DataError, match=rf"a.tfrecord, record {record}, byte offset \d+"):
+        with pytest.raises(DataError, check=at("a.tfrecord", record=record)):
             opened(tmp_path)
 
     @pytest.mark.parametrize("pack", [gzip.compress, zlib.compress])
@@ -457,18 +457,17 @@ class TestForeignErrors:
     def test_compressed_bytes_that_are_cut_or_changed_are_refused(self, tmp_path, pack, damage):
         data = pack(framed([{"image": png(pixels_of(row)), "label": 0} for row in range(10)]))
         (tmp_path / "a.tfrecord").write_bytes(damage(data))
-        with pytest.raises(DataError, match=r"a\.tfrecord, record \d+, byte offset \d+ ") as error:
+        with pytest.raises(DataError, check=at("a.tfrecord", decompressed=True)):
             opened(tmp_path)
-        assert "\n" not in str(error.value)
 
     def test_files_that_changed_are_refused(self, tmp_path):
         path = write(tmp_path / "a.tfrecord", [{"image": png(pixels_of(row)), "label": 0} for row in range(3)])
         source = opened(path)
         os.utime(path, ns=(1, 1))
-        with pytest.raises(DataError, match="a.tfrecord: changed while it was being converted"):
+        with pytest.raises(DataError, check=at(path, "changed")):
             source.read("train", np.array([0]))
         path.unlink()
-        with pytest.raises(DataError, match="a.tfrecord: no such file"):
+        with pytest.raises(DataError, check=at(path, "no such file")):
             source.read("train", np.array([0]))
 
     def test_labels_must_be_able_to_be_classes(self, tmp_path):
@@ -496,14 +495,14 @@ class TestForeignErrors:
         records = [{"image": png(pixels_of(0)), "label": 0}]
         write(tmp_path / "train.tfrecord", records)
         write(tmp_path / "train.tfrecord.gz", records, gzip.compress)
-        with pytest.raises(DataError, match=f"{tmp_path}: holds both train.tfrecord and train.tfrecord.gz"):
+        with pytest.raises(DataError, check=at(tmp_path, "train.tfrecord and train.tfrecord.gz")):
             opened(tmp_path)
         assert opened(tmp_path / "train.tfrecord.gz").splits == {"train": 1}
 
     def test_an_empty_split_is_told(self, tmp_path):
         write(tmp_path / "train.tfrecord", [{"image": png(pixels_of(0)), "label": 0}])
         write(tmp_path / "test.tfrecord", [])
-        with pytest.raises(DataError, match=r"split 'test' has no row; leave out 1 file \(test\.tfrecord\)"):
+        with pytest.raises(DataError, match=r"\(test\.tfrecord\)", check=at(tmp_path, "'test' has no row")):
             opened(tmp_path)
 
     def test_a_source_must_be_named(self):
