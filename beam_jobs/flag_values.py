@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import re
 
-from beam_jobs.storage import paths
 from pipeline.errors import UsageError
+from pipeline.files import remote
 from pipeline.manifest import naming
 
 MAX_SHARDS = 99_999  # five digits in a shard's name
@@ -25,8 +25,8 @@ def check_range(flag: str, value: int, least: int, most: int) -> None:
 
 def check_path(flag: str, value: str) -> None:
     """Raises UsageError where `value` is neither a local path nor the URL of a store that can be reached."""
-    if paths.is_url(value) and paths.scheme_of(value) not in paths.SCHEMES:
-        schemes = ", ".join(f"{scheme}://" for scheme in paths.SCHEMES)
+    if remote.is_url(value) and remote.scheme_of(value) not in remote.SCHEMES:
+        schemes = ", ".join(f"{scheme}://" for scheme in remote.SCHEMES)
         raise UsageError(f"--{flag}={value}: must be a local path, or one of {schemes}")
     if "\0" in value:
         raise UsageError(f"--{flag}: holds a NUL character")

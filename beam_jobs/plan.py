@@ -25,10 +25,10 @@ from beam_jobs.examples.selection import ImageOptions, select
 from beam_jobs.flag_values import MAX_SHARDS
 from beam_jobs.sources import resplit
 from beam_jobs.sources.base import Block, Source
-from beam_jobs.storage.paths import StoragePath
 from pipeline import manifest
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, unknown
+from pipeline.files.paths import StoragePath
 from pipeline.manifest import SourceFile, naming
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain

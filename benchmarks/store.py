@@ -13,8 +13,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
-from beam_jobs.storage.paths import RemotePath
 from pipeline.commands import commandline
+from pipeline.files.remote import RemotePath
 
 _SECONDS = 60.0  # for the server to start
 

@@ -11,8 +11,8 @@ import tensorflow as tf
 from pipeline.batch.compose import make_dataset
 from pipeline.batch.dataset import split
 from pipeline.errors import UsageError
+from pipeline.files.paths import PathLike
 from pipeline.manifest.sources import Sources
-from pipeline.manifest.storage import PathLike
 from pipeline.order.sharding import Shard, check_virtual_replicas, whole_number
 from pipeline.request import JobOptions, Request
 from pipeline.resolved import check_replicas

@@ -7,6 +7,7 @@ import copy
 import difflib
 import os
 import re
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,8 @@ EXIT_RERUN = 75  # EX_TEMPFAIL of sysexits.h: not finished; rerun the same comma
 SUBCOMMANDS: dict[str, str] = {}
 _MOST_LISTED = 20  # names in one line
 _MOST_CHARACTERS = 300  # of what TensorFlow says
+_MOST_OF_REASON = 400  # characters of what the system or a store says: without Java, HDFS lists 100 folders
+_OF_STORE = re.compile(r"AWS Error|google::cloud::Status")  # in the text of pyarrow's errors, which have no errno
 
 # The lines of an operation's error that locate it, in the graph, the Python code or the cluster, and say nothing else.
 _LOCATES = re.compile(
@@ -267,17 +270,68 @@ def _shown(file: str) -> str:
     return os.path.abspath(file) if shown.startswith(os.pardir) else shown
 
 
+def reason_of(error: BaseException) -> str:
+    """Returns in one line why the system or a store failed, without the file's name where it is known."""
+    if isinstance(error, PipelineError):
+        return str(error)
+    text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
+    text = " ".join(str(text).split())
+    return (text if len(text) <= _MOST_OF_REASON else f"{text[:_MOST_OF_REASON]}...") or type(error).__name__
+
+
+def line_of(error: BaseException) -> str:
+    """Returns the first line of what a library's error says; its class where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 @contextlib.contextmanager
-def named(what: object, problem: str) -> Iterator[None]:
-    """Context in which an OSError becomes a DataError: `<what>: <problem>: <the system's reason>`.
+def named(what: object, problem: str, advice: str = "") -> Iterator[None]:
+    """Context in which an OSError becomes a DataError: `<what>: <problem>: <the system's reason>; <advice>`.
 
     Args:
       what: the file, folder or flag.
       problem: what failed (`cannot be written`).
+      advice: what to do.
     """
     try:
         yield
     except PipelineError:
         raise
     except OSError as error:
-        raise DataError(f"{problem}: {error.strerror or error}", path=what) from None
+        raise DataError(f"{problem}: {reason_of(error)}", path=what, advice=advice) from None
+
+
+@contextlib.contextmanager
+def one_line(path: object, done: str, missing: bool = False) -> Iterator[None]:
+    """Turns what the system or pyarrow raises in the block into a DataError: `<path>: cannot be <done>: <reason>`.
+
+    It is a `TransientError` where the system or a store failed.
+
+    Args:
+      path: the file or folder.
+      done: what the block does to it: "read", "written".
+      missing: whether a missing file stays a `FileNotFoundError`.
+    """
+    try:
+        yield
+    except DataError:  # says it already
+        raise
+    except _of_storage() as error:
+        if missing and isinstance(error, FileNotFoundError):
+            raise FileNotFoundError(2, "no such file", str(path)) from None
+        raise kind_of(error)(f"cannot be {done}: {reason_of(error)}", path=path) from None
+
+
+def _of_storage() -> tuple[type[Exception], ...]:
+    """Returns the classes of errors of the system and, where it is loaded, of pyarrow."""
+    return OSError, getattr(sys.modules.get("pyarrow"), "ArrowException", OSError)
+
+
+def kind_of(error: Exception) -> type[DataError]:
+    """Returns the class of our error for one of the system or pyarrow.
+
+    It is `TransientError` if the system or a store failed, and not pyarrow on what a file holds, which raises an
+    `OSError` as well.
+    """
+    of_system = isinstance(error, OSError) and (error.errno is not None or _OF_STORE.search(str(error)))
+    return TransientError if of_system else DataError

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack
 
 from pipeline import manifest as manifests
+from pipeline.files.paths import PathLike
 from pipeline.manifest.sources import Sources
 from pipeline.manifest.splits import select
-from pipeline.manifest.storage import PathLike
 from pipeline.order import order
 from pipeline.order.order import Spec
 from pipeline.order.sharding import SHUFFLE_BYTES, InputContext, Shard

@@ -11,8 +11,8 @@ import numpy as np
 
 from pipeline import manifest as manifests
 from pipeline.errors import UsageError
+from pipeline.files.paths import PathLike
 from pipeline.manifest.splits import select
-from pipeline.manifest.storage import PathLike
 from pipeline.read.corruption import Corruption
 from pipeline.read.records_reader import RecordsReader
 from pipeline.read.shard_cache import make_cache

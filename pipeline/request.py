@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Required, TypeAlias, TypedDict
 
 from pipeline.distort import recipes
 from pipeline.errors import UsageError, unknown
+from pipeline.files.paths import PathLike, folder
 from pipeline.manifest.sources import Source, Sources, sources_of
-from pipeline.manifest.storage import PathLike, folder
 from pipeline.order.sharding import (
     SHUFFLE_BYTES,
     InputContext,
@@ -254,7 +254,7 @@ def check_cache(data_dir: PathLike, cache_dir: Any, cache_bytes: Any) -> None:
     path = os.fspath(cache_dir) if isinstance(cache_dir, str | os.PathLike) else None
     if not isinstance(path, str) or not path or "://" in path:
         raise UsageError(f"cache_dir={cache_dir!r}: must be the path of a folder on this machine")
-    data, cache = (os.path.realpath(folder(each).path) for each in (data_dir, path))
+    data, cache = (os.path.realpath(folder(each).url) for each in (data_dir, path))
     if not folder(data_dir).is_remote and os.path.commonpath([data, cache]) in (data, cache):
         raise UsageError(f"cache_dir={path}: must be outside of data_dir={data_dir}, and not contain it")
 

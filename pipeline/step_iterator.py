@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from pipeline.batch.compose import make_dataset
 from pipeline.errors import DataError, UsageError
+from pipeline.files.paths import PathLike
 from pipeline.manifest.sources import Sources
-from pipeline.manifest.storage import PathLike
 from pipeline.order.order import Spec
 from pipeline.order.sharding import as_shard, whole_number
 from pipeline.read.numpy_calls import message_of_input

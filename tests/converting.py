@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from beam_jobs.config import ConvertConfig
 from beam_jobs.conversion.command import replacing
+from beam_jobs.drafts import gate
 from beam_jobs.plan import Plan, make_plan
 from beam_jobs.shards import manifest_writer, reader, writer
 from beam_jobs.shards.receipts import Receipt
 from beam_jobs.sink import sink_of
-from beam_jobs.storage.paths import StoragePath
-from beam_jobs.storage.write import gate
 from pipeline.commands import commandline
+from pipeline.files.paths import StoragePath
 
 
 def convert_in_process(*flags: object, write: Callable[[Plan], object] | None = None) -> pathlib.Path:

@@ -14,8 +14,8 @@ import tensorflow as tf
 from pipeline import manifest as manifests
 from pipeline.distort.recipes import make_recipe
 from pipeline.errors import DataError, PipelineError, UsageError
+from pipeline.files.paths import PathLike
 from pipeline.manifest.sources import parse_sources, sources_of
-from pipeline.manifest.storage import PathLike
 from pipeline.resolved import ResolvedRequest
 from trainer import lazy_imports, plan
 from trainer.checkpoint import files, reader, structure

@@ -8,10 +8,10 @@ import pathlib
 from collections.abc import Iterator
 
 from pipeline import manifest as manifests
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, UsageError, reason_of
+from pipeline.files.paths import PathLike
 from pipeline.manifest.sources import Source, Sources, parse_sources, sources_of
 from pipeline.manifest.splits import EVALUATED, names_of, to_evaluate
-from pipeline.manifest.storage import PathLike
 from pipeline.order.order import sharing_note
 from pipeline.order.sharding import check_virtual_replicas
 from pipeline.request import HOST, Request, UserParse
@@ -234,6 +234,6 @@ def prepare_folder(flag: str, path: str | pathlib.Path) -> None:
     except FileExistsError:
         raise UsageError(f"{flag}={path}: is a file, not a folder") from None
     except OSError as error:
-        raise UsageError(f"{flag}={path}: cannot be created: {error.strerror}") from None
+        raise UsageError(f"{flag}={path}: cannot be created: {reason_of(error)}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise DataError(f"{flag}={path}: is not writable")

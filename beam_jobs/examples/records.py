@@ -10,8 +10,8 @@ import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_jobs.drafts import Bytes
 from beam_jobs.sources.base import Block
-from beam_jobs.storage.write import Bytes
 from pipeline.read import sidecars
 from pipeline.records import framing, members, tf_example
 from pipeline.records.tf_example import MAX_ONE_BYTE, Layout

@@ -21,16 +21,16 @@ import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
+from beam_jobs import drafts
 from beam_jobs.examples import images
 from beam_jobs.examples.images import BadImageError
 from beam_jobs.report import summary
 from beam_jobs.report.summary import ImageFacts, by_size
 from beam_jobs.shards import reader
-from beam_jobs.storage import write
-from beam_jobs.storage.paths import StoragePath
 from pipeline import manifest
 from pipeline.commands.text import count_of, size_of
 from pipeline.errors import DataError, PipelineError
+from pipeline.files.paths import StoragePath
 from pipeline.manifest import Feature, Manifest, ShardInfo, naming
 from pipeline.records import tf_example
 
@@ -62,7 +62,7 @@ def write_card(folder: StoragePath, command: str, arguments: Sequence[str], imag
     try:
         text = make_card(folder, manifest.load(folder), command_line(command, arguments), images)
         page = text.encode(errors="backslashreplace")
-        write.publish(folder / naming.CARD, page + _seal_of(page))
+        drafts.publish(folder / naming.CARD, page + _seal_of(page))
     except Exception as error:  # whatever it is: hours of conversion are worth more than a page
         return f"there is no {naming.CARD}: {type(error).__name__}: {_named_within(folder, error)}"
     return None

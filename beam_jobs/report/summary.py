@@ -15,10 +15,11 @@ from collections import Counter
 from beam_jobs.examples.statistics import entropy
 from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
-from beam_jobs.storage import paths
 from pipeline.commands.text import count_of, size_of
 from pipeline.errors import to_run
-from pipeline.manifest import Manifest, SplitInfo, naming, storage
+from pipeline.files import remote
+from pipeline.files.paths import each
+from pipeline.manifest import Manifest, SplitInfo, naming
 from pipeline.manifest.splits import EVALUATED
 
 # Simulated random shards of 50 to 5000 records with 2 to 1000 classes, even or not, lack at most 0.06 of what shards
@@ -126,7 +127,7 @@ def facts_of_plan(plan: Plan) -> ImageFacts:
     names = [plan.receipts_dir / receipts.name_of(name) for name in plan.file_names]
     sizes: Counter[tuple[int, int]] = Counter()
     turned = 0
-    for receipt in paths.each(receipts.load, names, plan.receipts_dir.is_remote):
+    for receipt in each(receipts.load, names, plan.receipts_dir.is_remote):
         if receipt:
             turned += receipt.turned
             for (height, width, _), count in receipt.sizes:
@@ -254,10 +255,10 @@ def _turned(images: ImageFacts) -> str | None:
 
 def _next_lines(made: Manifest, data_dir: str, address: str, has_card: bool) -> list[str]:
     card = [f"look at it:  {_inside(data_dir, naming.CARD)}"] if has_card else []
-    missing = storage.credentials_of(address)
+    missing = remote.credentials_of(address)
     return [
         *card,
-        ("or:" if card else "look at it:").ljust(13) + f"{to_run('pipeline.inspect')} {storage.in_command(address)}",
+        ("or:" if card else "look at it:").ljust(13) + f"{to_run('pipeline.inspect')} {remote.in_command(address)}",
         f"train on it: {_training(made, data_dir, address)}",
         *([f"for both, {missing}"] if missing else []),
     ]
@@ -270,7 +271,7 @@ def _training(made: Manifest, data_dir: str, address: str) -> str:
     model = _model((height or _SIDE, width or _SIDE, channels or 3))
     # Checkpoints lie on a disk, also of a run that reads a store.
     run = f"{made.dataset}-run" if "://" in data_dir else f"{data_dir.rstrip('/')}-run"
-    where = f"{storage.in_command(address, '--data_dir')} {storage.in_command(run, '--model_dir')}"
+    where = f"{remote.in_command(address, '--data_dir')} {remote.in_command(run, '--model_dir')}"
     return f"{to_run('trainer.run')} {where} --model={model}{resize} --strategy=mirrored{_split_flags(made)}"
 
 

@@ -38,7 +38,7 @@ from apache_beam.version import __version__ as beam_version
 
 from beam_jobs.runs import lifeline
 from beam_jobs.runs.lifeline import Lifeline
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, UsageError, reason_of
 
 _ANSWER_SECONDS = 10.0  # for what should be running already
 _SPARK = "spark://"
@@ -123,7 +123,7 @@ def _cannot_connect(url: str) -> str | None:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         socket.create_connection((parts.hostname or "", port), _ANSWER_SECONDS).close()
     except (OSError, ValueError) as error:
-        return f"{parts.netloc}: {(error.strerror if isinstance(error, OSError) else None) or error}"
+        return f"{parts.netloc}: {reason_of(error)}"
     return None
 
 

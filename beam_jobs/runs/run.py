@@ -20,12 +20,12 @@ import tqdm
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineResult, PipelineRunner
 
+from beam_jobs import drafts
 from beam_jobs.runs import failures
 from beam_jobs.runs.chain import OverShards, ShardJob
 from beam_jobs.runs.runners import make_runner
-from beam_jobs.storage import write
-from beam_jobs.storage.paths import try_lock
 from pipeline import errors
+from pipeline.files.paths import try_lock
 
 _SECONDS_BETWEEN_LINES = 5.0
 _MAX_POLL_SHARE = 0.05  # of the time: listing 99,999 shards, or an object store, is slow
@@ -49,7 +49,7 @@ def run_job(job: ShardJob, options: PipelineOptions, progress: Display) -> None:
     with temporary_folder() as folder:
         runner, lifeline = make_runner(options, folder)
         run = _Run(job, runner, options)
-        write.gate.open()
+        drafts.gate.open()
         ended, loud = False, sys.stderr
         try:
             with progress:
@@ -68,7 +68,7 @@ def run_job(job: ShardJob, options: PipelineOptions, progress: Display) -> None:
             elif not ended and not run.failure:
                 run.cancel()
             if not ended:
-                write.gate.shut()
+                drafts.gate.shut()
     if run.failure:
         raise failures.as_ours(run.failure) from run.failure
 

@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from beam_jobs import drafts
 from beam_jobs.examples.statistics import moments
 from beam_jobs.plan import Origin, Plan
 from beam_jobs.shards.receipts import Receipt, Reject
-from beam_jobs.storage import write
-from beam_jobs.storage.paths import StoragePath
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError
+from pipeline.files.paths import StoragePath
 from pipeline.manifest import Feature, Manifest, SplitInfo, naming
 from pipeline.manifest.manifest import rounded_up
 
@@ -44,8 +44,8 @@ def write_manifest(plan: Plan, receipts: Iterable[Receipt]) -> StoragePath:
     _check_rejects(plan, ordered)
     made = make_manifest(plan, ordered)
     for name, data in tfds_files(made).items():
-        write.Draft(folder / name, [data]).publish()
-    write.publish(folder / naming.MANIFEST, made.to_bytes())  # syncs the folder, for all files in it
+        drafts.Draft(folder / name, [data]).publish()
+    drafts.publish(folder / naming.MANIFEST, made.to_bytes())  # syncs the folder, for all files in it
     return folder / naming.MANIFEST
 
 
@@ -113,7 +113,7 @@ def _write_rejects(folder: StoragePath, receipts: list[Receipt]) -> None:
         for split, reject in _rejects(receipts)
     ]
     if lines:
-        write.publish(folder / naming.REJECTS, "".join(lines).encode())
+        drafts.publish(folder / naming.REJECTS, "".join(lines).encode())
     else:
         (folder / naming.REJECTS).remove()
 

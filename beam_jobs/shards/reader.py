@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from beam_jobs.storage.paths import StoragePath, one_line
-from pipeline.errors import DataError, location
+from pipeline.errors import DataError, location, one_line
+from pipeline.files.paths import StoragePath
 from pipeline.manifest import ShardInfo
 from pipeline.records import framing, tf_example
 from pipeline.records.stream import RecordStream

@@ -8,9 +8,9 @@ from typing import Any
 
 import crc32c
 
+from beam_jobs import drafts
 from beam_jobs.examples.statistics import PixelSums
-from beam_jobs.storage import write
-from beam_jobs.storage.paths import StoragePath
+from pipeline.files.paths import StoragePath
 from pipeline.manifest import ShardInfo, naming
 
 _SUFFIX = ".receipt.json"
@@ -77,7 +77,7 @@ def save(folder: StoragePath, receipt: Receipt) -> None:
     """
     text = json.dumps(dataclasses.asdict(receipt), sort_keys=True)
     # Not synced: a receipt that a crash of the machine loses or cuts is ignored, and its shard made again.
-    write.Draft(folder / name_of(receipt.info.file), [text.encode()]).publish(sync=False)
+    drafts.Draft(folder / name_of(receipt.info.file), [text.encode()]).publish(sync=False)
 
 
 def load(path: StoragePath) -> Receipt | None:

@@ -9,16 +9,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_jobs.drafts import Draft
 from beam_jobs.examples.records import compressed, make_records
 from beam_jobs.examples.selection import Selected, joined, select
 from beam_jobs.examples.statistics import entropy, label_histogram
 from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
 from beam_jobs.shards.receipts import Receipt, Reject
-from beam_jobs.storage.paths import StoragePath
-from beam_jobs.storage.write import Draft
 from pipeline.commands.text import count_of
 from pipeline.errors import UsageError
+from pipeline.files.paths import StoragePath
 from pipeline.manifest import ShardInfo, naming
 
 _MORE_REJECTS = 1000  # listed per shard beyond the bound: enough to see what is wrong

@@ -6,13 +6,13 @@ from typing import TypeAlias
 
 from beam_jobs.sink.local import LocalSink
 from beam_jobs.sink.remote import RemoteSink
-from beam_jobs.storage import paths
-from beam_jobs.storage.paths import RemotePath
+from pipeline.files.paths import path_of
+from pipeline.files.remote import RemotePath
 
 Sink: TypeAlias = LocalSink | RemoteSink
 
 
 def sink_of(data_dir: str) -> Sink:
     """Returns the sink for a local path or a URL."""
-    path = paths.path_of(data_dir)
+    path = path_of(data_dir)
     return RemoteSink(path) if isinstance(path, RemotePath) else LocalSink(path, data_dir)

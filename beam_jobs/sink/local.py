@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
 from beam_jobs.sink import staging
-from beam_jobs.storage import paths
-from beam_jobs.storage.paths import LocalPath
 from pipeline.commands.text import count_of
-from pipeline.errors import PipelineError, TransientError, UsageError
+from pipeline.errors import PipelineError, TransientError, UsageError, reason_of
+from pipeline.files.paths import LocalPath, locked
+from pipeline.files.remote import is_url
 from pipeline.manifest import Manifest, naming
 
 _READ_AT_ANY_DEPTH = ("image_folder", "parquet")  # a data set inside such a source would be read with it
@@ -47,7 +47,7 @@ class LocalSink:
         try:
             problem = self._problem() or self._danger(dataset, source)
         except OSError as error:
-            problem = f"cannot be used: {error.strerror or error}"
+            problem = f"cannot be used: {reason_of(error)}"
         if problem:
             raise UsageError(f"--data_dir={self.data_dir}: {problem}")
 
@@ -63,17 +63,11 @@ class LocalSink:
         try:
             descriptor = os.open(self.data_dir, os.O_RDONLY)
         except OSError as error:
-            raise UsageError(f"--data_dir={self.data_dir}: cannot be opened: {error.strerror or error}") from None
-        is_free = True
-        try:
-            with contextlib.suppress(OSError):
-                # Some network file systems cannot lock folders; each plan still has its own inner folder.
-                is_free = paths.try_lock(descriptor)
+            raise UsageError(f"--data_dir={self.data_dir}: cannot be opened: {reason_of(error)}") from None
+        with locked(descriptor) as is_free:  # where folders cannot be locked, each plan still has its own inner folder
             if not is_free:
                 raise UsageError(f"--data_dir={self.data_dir}: another conversion is writing there; wait until it ends")
             yield
-        finally:
-            os.close(descriptor)
 
     def check_plan(self, plan: Plan, present: Manifest | None) -> None:
         """Checks what `opened` would, without writing anything."""
@@ -143,7 +137,7 @@ class LocalSink:
         for special, what in (("/", "the root of the file system"), (os.path.expanduser("~"), "your home folder")):
             if _is_same(place, pathlib.Path(special)):
                 return f"is {what}; choose a folder for the data set alone"
-        if not source or paths.is_url(source):
+        if not source or is_url(source):
             return None
         for folder in _folders_of(source):
             if _is_same(place, folder):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from beam_jobs import drafts
 from beam_jobs.plan import Plan
 from beam_jobs.shards import receipts
-from beam_jobs.storage import write
-from beam_jobs.storage.paths import StoragePath
 from pipeline import manifest
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
+from pipeline.files.paths import StoragePath
 from pipeline.manifest import Manifest, naming
 
 _MOST_NAMED = 3  # files in a note
@@ -89,10 +89,10 @@ def unlisted(data_dir: StoragePath, present: Manifest) -> Unlisted:
     Raises:
       DataError: the folder cannot be listed.
     """
-    listed = {*shard_files(present, data_dir), *write.BESIDE_SHARDS}
+    listed = {*shard_files(present, data_dir), *drafts.BESIDE_SHARDS}
     found = [*data_dir.files(), *(f"{naming.SIDECARS}/{name}" for name in _sidecars_in(data_dir))]
     names = sorted(name for name in found if name not in listed)
-    temporary = [name for name in names if write.is_temporary(name.rpartition("/")[2])]
+    temporary = [name for name in names if drafts.is_temporary(name.rpartition("/")[2])]
     as_shards = [name for name in names if present.has_images and _looks_like_shard(name, present)]
     return Unlisted(
         tuple(as_shards), tuple(temporary), tuple(name for name in names if name not in {*as_shards, *temporary})
@@ -102,7 +102,9 @@ def unlisted(data_dir: StoragePath, present: Manifest) -> Unlisted:
 def _looks_like_shard(name: str, present: Manifest) -> bool:
     if name.startswith((".", f"{naming.SIDECARS}/")):  # no pattern finds it
         return False
-    return write.is_ours(name) or ".tfrecord" in name.lower() or name.startswith(tuple(f"{s}-" for s in present.splits))
+    return (
+        drafts.is_ours(name) or ".tfrecord" in name.lower() or name.startswith(tuple(f"{s}-" for s in present.splits))
+    )
 
 
 def notes(data_dir: StoragePath, present: Manifest) -> list[str]:
@@ -144,9 +146,9 @@ def files_of(present: Manifest | None) -> set[str]:
     """
     if not present:
         return set()
-    shards = [shard.file for shard in present.shards if write.is_ours(shard.file)]
+    shards = [shard.file for shard in present.shards if drafts.is_ours(shard.file)]
     places = (naming.sidecar_names, naming.beside_names)
-    return {*shards, *(name for shard in shards for names in places for name in names(shard)), *write.BESIDE_SHARDS}
+    return {*shards, *(name for shard in shards for names in places for name in names(shard)), *drafts.BESIDE_SHARDS}
 
 
 def _differences(plan: Plan, present: Manifest) -> Iterator[tuple[str, object, object]]:

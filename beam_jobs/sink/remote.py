@@ -17,13 +17,13 @@ import threading
 import time
 from collections.abc import Iterator
 
+from beam_jobs import drafts
 from beam_jobs.plan import Plan
 from beam_jobs.sink import staging
 from beam_jobs.sink.present import files_of
-from beam_jobs.storage import paths, write
-from beam_jobs.storage.paths import RemotePath
 from pipeline import manifest
 from pipeline.errors import DataError, RerunError, UsageError
+from pipeline.files.remote import RemotePath, is_url
 from pipeline.manifest import Manifest, naming
 
 _LEASE = ".converting.lease"
@@ -66,7 +66,7 @@ def leased(
 def _take(lease: RemotePath, mine: bytes, lease_seconds: float) -> None:
     data_dir = lease.parent
     clock = data_dir / f"{_LEASE}-{mine.decode()}"
-    write.publish(clock, mine)  # to compare times by the store's clock
+    drafts.publish(clock, mine)  # to compare times by the store's clock
     now = clock.size_and_time()[1]
     clock.remove()
     before = _written(lease)
@@ -76,7 +76,7 @@ def _take(lease: RemotePath, mine: bytes, lease_seconds: float) -> None:
             f"--data_dir={data_dir}: another conversion is writing there, or was killed less than "
             f"{lease_seconds:.0f} s ago; rerun the same command in {left:.0f} s"
         )
-    write.publish(lease, mine)
+    drafts.publish(lease, mine)
     time.sleep(_SETTLE_SECONDS)  # of two that found none, the one whose lease is there afterwards continues
     if _written(lease) is None or lease.read_bytes() != mine:
         raise RerunError(
@@ -130,7 +130,7 @@ class RemoteSink:
     def check(self, dataset: str, source: str) -> None:
         """Checks that the store can be reached and that no shard would overwrite a source file."""
         self.data_dir.files()
-        if not paths.is_url(source):
+        if not is_url(source):
             return
         place, path = f"{self.data_dir}/", RemotePath(source)
         if str(self.data_dir) in (str(path), str(path.parent)):
@@ -159,7 +159,7 @@ class RemoteSink:
         try:
             yield dataclasses.replace(plan, data_dir=self.data_dir, receipts_dir=folder)
             made = {name for shard in manifest.load(self.data_dir).shards for name in shard.files}
-            for name in files_of(present) - made - {*write.BESIDE_SHARDS}:
+            for name in files_of(present) - made - {*drafts.BESIDE_SHARDS}:
                 (self.data_dir / name).remove()
             self.tidy()
         except BaseException as error:

@@ -16,13 +16,14 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 
+from beam_jobs import drafts
 from beam_jobs.shards import receipts
 from beam_jobs.sink import present
-from beam_jobs.storage import write
-from beam_jobs.storage.paths import LocalPath, StoragePath
 from pipeline import manifest
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, TransientError
+from pipeline.files.paths import LocalPath, StoragePath
+from pipeline.files.write import temporary_name
 from pipeline.manifest import Manifest, naming
 
 FOLDER = re.compile(r"\.converting\.tmp-[0-9a-f]{16}")
@@ -59,10 +60,10 @@ def remove_leftovers(data_dir: LocalPath, digest: str | None) -> None:
     Raises:
       DataError: the folder cannot be listed, or a file cannot be removed.
     """
-    write.remove_temporaries(data_dir)
+    drafts.remove_temporaries(data_dir)
     for folder in _inner_folders(data_dir):
         if digest and folder.name == folder_name(digest):
-            write.remove_temporaries(folder)
+            drafts.remove_temporaries(folder)
         else:
             _remove(folder)
 
@@ -76,7 +77,7 @@ def undo_interrupted_publish(data_dir: LocalPath) -> None:
       DataError: the folder cannot be listed, or a file cannot be moved or removed.
     """
     names = data_dir.names()
-    pending = any(write.is_temporary(name) and name.startswith(f".{naming.MANIFEST}.") for name in names)
+    pending = any(drafts.is_temporary(name) and name.startswith(f".{naming.MANIFEST}.") for name in names)
     if not pending or naming.MANIFEST in names:
         return
     for folder in _inner_folders(data_dir):
@@ -86,7 +87,7 @@ def undo_interrupted_publish(data_dir: LocalPath) -> None:
         for file in (name for shard in shards for name in (shard, *naming.sidecar_names(shard))):
             if (data_dir / file).exists() and not (folder / file).exists():
                 (data_dir / file).move_to(folder / file)
-    for name in write.BESIDE_SHARDS:
+    for name in drafts.BESIDE_SHARDS:
         if name != naming.REJECTS:
             (data_dir / name).remove()
 
@@ -107,7 +108,7 @@ def check_names_free(data_dir: LocalPath, names: Iterable[str], replaced: Manife
         raise DataError(
             "cannot be written to: it is no folder", path=sidecars, advice="remove it or choose another --data_dir"
         )
-    for name in write.BESIDE_SHARDS:
+    for name in drafts.BESIDE_SHARDS:
         if not replaced and name != naming.REJECTS and os.path.lexists(data_dir / name):
             raise DataError(
                 "was not written by a conversion", path=data_dir / name, advice="remove it or choose another --data_dir"
@@ -127,7 +128,7 @@ def publish(folder: LocalPath, data_dir: LocalPath, replaced: Manifest | None) -
     made = manifest.load(folder)
     written = set(folder.names())
     listed = [name for shard in made.shards for name in shard.files]
-    names = [*listed, *(name for name in write.BESIDE_SHARDS if name in written)]
+    names = [*listed, *(name for name in drafts.BESIDE_SHARDS if name in written)]
     check_names_free(data_dir, names, replaced or made)
     with _signals_held():
         _swap(folder, data_dir, [name for name in names if name != naming.MANIFEST])
@@ -163,7 +164,7 @@ def say_kept(folder: StoragePath, error: BaseException) -> int:
 
 
 def _swap(folder: LocalPath, data_dir: LocalPath, names: list[str]) -> None:
-    pending = data_dir / write.temporary_name(naming.MANIFEST)
+    pending = data_dir / temporary_name(naming.MANIFEST)
     (folder / naming.MANIFEST).move_to(pending)  # from here on the inner folder is not a data set either
     (data_dir / naming.MANIFEST).remove()
     (data_dir / naming.SIDECARS).make_folder()
@@ -198,7 +199,7 @@ def _leave(folder: LocalPath, error: BaseException) -> None:
     if not folder.exists():  # published
         return
     for part in _folders(folder):
-        write.remove_temporaries(part)
+        drafts.remove_temporaries(part)
     if not say_kept(folder, error):
         _remove(folder)
 
@@ -217,7 +218,7 @@ def _folders(folder: LocalPath) -> list[LocalPath]:
 def _remove(folder: LocalPath) -> None:
     for part in reversed(_folders(folder)):
         for name in part.names():
-            if write.is_ours(name) or write.is_temporary(name):
+            if drafts.is_ours(name) or drafts.is_temporary(name):
                 (part / name).remove()
         with contextlib.suppress(OSError):  # it holds a file that no conversion wrote
             part.rmdir()

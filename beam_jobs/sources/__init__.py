@@ -6,8 +6,9 @@ import dataclasses
 import importlib
 from typing import TYPE_CHECKING
 
-from beam_jobs.storage import paths
-from pipeline.errors import DataError, UsageError, unknown
+from pipeline.errors import DataError, UsageError, reason_of, unknown
+from pipeline.files.paths import path_of
+from pipeline.files.remote import is_url
 
 if TYPE_CHECKING:
     from beam_jobs.sources.base import Source, SourceOptions
@@ -68,10 +69,10 @@ def check(options: SourceOptions) -> None:
             raise UsageError(
                 f"--{field.name}: does not apply to --dataset={options.dataset}, only to {', '.join(takers)}"
             )
-    if paths.is_url(options.source) and not kind.remote:
+    if is_url(options.source) and not kind.remote:
         others = " and ".join(name for name, other in _KINDS.items() if other.remote)
         raise UsageError(
-            f"--source={paths.path_of(options.source)}: {options.dataset} is read from local or mounted folders; "
+            f"--source={path_of(options.source)}: {options.dataset} is read from local or mounted folders; "
             f"{others} from object stores too"
         )
 
@@ -90,7 +91,7 @@ def open_source(options: SourceOptions) -> Source:
     except DataError:
         raise
     except OSError as error:  # a parent folder cannot be searched, a name is too long
-        raise DataError(f"cannot be read: {error.strerror or error}", path=error.filename or options.source) from None
+        raise DataError(f"cannot be read: {reason_of(error)}", path=error.filename or options.source) from None
     _check_class_names(opened, options)
     return opened
 
@@ -99,7 +100,7 @@ def _check_class_names(source: Source, options: SourceOptions) -> None:
     """Raises DataError where a class name has several lines: TFDS has one per line, and would lose all of them."""
     for label, name in enumerate(source.class_names):
         if len(f"{name}.".splitlines()) > 1:
-            where = paths.path_of(options.source) if options.source else options.dataset
+            where = path_of(options.source) if options.source else options.dataset
             raise DataError(
                 f"the name of class {label}, {name!r}, holds a line break", path=where, advice="rename the class"
             )

@@ -22,9 +22,9 @@ from beam_jobs.sources import base, cifar_pickles, published, row_files, streams
 from beam_jobs.sources.base import Block, Files, Source, SourceOptions
 from beam_jobs.sources.row_files import RowFile
 from beam_jobs.sources.streams import KnownFile
-from beam_jobs.storage.paths import LocalPath
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError
+from pipeline.files.paths import LocalPath
 from pipeline.manifest import Feature, SourceFile
 
 SIDE, CHANNELS = 32, 3

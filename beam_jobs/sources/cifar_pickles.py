@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from beam_jobs.sources import streams
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError
+from pipeline.errors import DataError, reason_of
 
 MAX_FILE = 256 << 20  # 256 MiB: one and a half times CIFAR-100's train
 MAX_READS = 2_000_000  # at least one for each operation: several times those of CIFAR-100's train
@@ -69,7 +69,7 @@ def load(handle: IO[bytes], where: str) -> Any:
         except EOFError:
             reason = "it is cut short"
         except OSError as error:
-            raise DataError(f"cannot be read: {error.strerror or error}", path=where) from None
+            raise DataError(f"cannot be read: {reason_of(error)}", path=where) from None
         except Exception:  # operations of the machine check little, and some are missing
             reason = "it is damaged, or does what these files do not need"
         at = stream.tell()

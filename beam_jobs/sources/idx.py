@@ -19,9 +19,9 @@ from beam_jobs.sources import base, listing, streams
 from beam_jobs.sources.base import Block, Files, Source, SourceOptions
 from beam_jobs.sources.labels import LABELS_FILE, read_labels
 from beam_jobs.sources.row_files import RowFile
-from beam_jobs.storage.paths import LocalPath
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
+from pipeline.files.paths import LocalPath
 
 _UINT8 = 0x08
 MAX_BYTES = 16 << 30  # 16 GiB: a header with a larger size is damaged

@@ -15,9 +15,9 @@ from beam_jobs.sources import folder_scan, labels, streams
 from beam_jobs.sources.base import Block, Source, SourceOptions
 from beam_jobs.sources.folder_scan import Images, Listing, text
 from beam_jobs.sources.streams import Advance
-from beam_jobs.storage.paths import LocalPath
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
+from pipeline.files.paths import LocalPath
 from pipeline.manifest import SourceFile
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain

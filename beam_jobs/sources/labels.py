@@ -9,9 +9,9 @@ import unicodedata
 from collections.abc import Iterable
 
 from beam_jobs.sources import streams
-from beam_jobs.storage.paths import StoragePath
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError
+from pipeline.files.paths import StoragePath
 
 LABELS_FILE = "labels.txt"
 _NUMBER = re.compile(r"[0-9]{1,18}")

@@ -8,10 +8,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from beam_jobs.storage import paths
-from beam_jobs.storage.paths import LocalPath, RemotePath, StoragePath
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError
+from pipeline.files import paths
+from pipeline.files.paths import LocalPath, StoragePath
+from pipeline.files.remote import RemotePath
 
 SPLIT_OF_WORD = {  # {Hugging Face's word: our split}
     **dict.fromkeys(("train", "training"), "train"),

@@ -11,8 +11,8 @@ from beam_jobs.sources import idx, listing, published
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.idx import IdxSource
 from beam_jobs.sources.row_files import RowFile
-from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError
+from pipeline.files.paths import LocalPath
 
 SPLITS = ("train", "test")
 _SIDE = 28

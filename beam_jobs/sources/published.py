@@ -24,10 +24,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import IO, Any
 
 from beam_jobs.sources import streams
-from beam_jobs.storage import write
-from beam_jobs.storage.paths import LocalPath
 from pipeline.commands.text import count_of, size_of
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, UsageError, named, reason_of
+from pipeline.files import write
+from pipeline.files.paths import LocalPath
 
 _OTHER_PACKINGS = {b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\3\4": "zip"}
 MAX_FILE = 1 << 30  # 1 GiB: six times the largest file of these data sets, CIFAR-100's train
@@ -178,8 +178,7 @@ def _reason(error: Any) -> str:
     inner: Any = error
     while isinstance(cause := getattr(inner, "reason", None) or inner.__context__, BaseException):
         inner = cause
-    text = inner.strerror if isinstance(inner, OSError) and inner.strerror else str(inner)
-    return " ".join(text.split()) or type(inner).__name__
+    return reason_of(inner)
 
 
 def _is_whole(path: pathlib.Path, remote: Remote) -> bool:
@@ -190,7 +189,7 @@ def _is_whole(path: pathlib.Path, remote: Remote) -> bool:
 
 
 def _cache_errors(folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:
-    return streams.room_in(folder, "the download", "set XDG_CACHE_HOME to a folder that can, or give --source")
+    return named(folder, "cannot hold the download", "set XDG_CACHE_HOME to a folder that can, or give --source")
 
 
 def _remove_abandoned(folder: pathlib.Path) -> None:

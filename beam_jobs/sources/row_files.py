@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from beam_jobs.sources import streams
 from beam_jobs.sources.streams import KnownFile
-from beam_jobs.storage.paths import StoragePath
 from pipeline.errors import DataError
+from pipeline.files.paths import StoragePath
 from pipeline.manifest import SourceFile
 
 _MOST_KEPT = 16  # open files per process: the four of MNIST, the six of CIFAR-10, and as many of another source

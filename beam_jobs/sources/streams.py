@@ -16,9 +16,9 @@ from typing import IO
 
 import tqdm
 
-from beam_jobs.storage.paths import LocalPath, StoragePath
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError
+from pipeline.errors import DataError, named, reason_of
+from pipeline.files.paths import LocalPath, StoragePath
 from pipeline.manifest import SourceFile
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -43,8 +43,7 @@ def errors_of(path: object) -> Iterator[None]:
     except FileNotFoundError:
         raise DataError("no such file", path=path) from None
     except OSError as error:
-        reason = error.strerror or " ".join(str(error).split())  # pyarrow's has several lines
-        raise DataError(f"cannot be read: {reason}", path=path) from None
+        raise DataError(f"cannot be read: {reason_of(error)}", path=path) from None
 
 
 def stamp(path: StoragePath) -> tuple[int, int]:
@@ -148,20 +147,9 @@ def spool(content: Iterable[bytes]) -> IO[bytes]:
     return handle
 
 
-@contextlib.contextmanager
-def room_in(folder: object, what: str, advice: str) -> Iterator[None]:
-    """Raises DataError, in one line with the folder and advice, if the block cannot write to the folder."""
-    try:
-        yield
-    except DataError:
-        raise
-    except OSError as error:
-        raise DataError(f"cannot hold {what}: {error.strerror or error}", path=folder, advice=advice) from None
-
-
 def _errors_of_temporary() -> contextlib.AbstractContextManager[None]:
     advice = "make room, or set TMPDIR to a folder that has it"
-    return room_in(tempfile.gettempdir(), "the unpacked source", advice)
+    return named(tempfile.gettempdir(), "cannot hold the unpacked source", advice)
 
 
 def size(handle: IO[bytes]) -> int:

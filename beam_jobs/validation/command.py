@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from beam_jobs import flag_values
 from beam_jobs.sink.present import listed_notes, unlisted
-from beam_jobs.storage import paths
-from beam_jobs.storage.paths import StoragePath
 from pipeline import manifest as manifests
 from pipeline.commands import commandline, quiet
 from pipeline.commands.flags import flag
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
+from pipeline.files import paths
+from pipeline.files.paths import StoragePath
 from pipeline.manifest import Manifest
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from beam_jobs import drafts
 from beam_jobs.examples.statistics import moments
 from beam_jobs.report import card
 from beam_jobs.runs.chain import FOUND, ShardJob
@@ -20,11 +21,10 @@ from beam_jobs.shards import manifest_writer, reader
 from beam_jobs.shards.manifest_writer import STATISTICS_SPLIT, size_histogram
 from beam_jobs.shards.reader import KeyHashes, Repeated
 from beam_jobs.sink import present
-from beam_jobs.storage import write
-from beam_jobs.storage.paths import StoragePath
 from beam_jobs.validation.shard import MOST_LISTED, Problem, ShardReport, check_shard
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError
+from pipeline.errors import DataError, reason_of
+from pipeline.files.paths import StoragePath
 from pipeline.manifest import Manifest, SplitInfo, naming
 
 _MOST_NAMED = 3  # labels or sizes in one line
@@ -85,7 +85,7 @@ class Validation(ShardJob):
                 path=self.report.parent,
                 advice="give --report=FILE in one that it can",
             )
-        write.publish(self.report, _combined(shards, [*keys, *totals, *beside]).to_bytes())
+        drafts.publish(self.report, _combined(shards, [*keys, *totals, *beside]).to_bytes())
         return str(self.report)
 
 
@@ -216,7 +216,7 @@ def _card_problems(data_dir: StoragePath, manifest: Manifest) -> Iterator[Proble
     except FileNotFoundError:
         pass
     except OSError as error:
-        text = f"cannot be read: {error.strerror or error}"
+        text = f"cannot be read: {reason_of(error)}"
     if text:
         yield Problem(len(manifest.shards), -1, naming.CARD, "", text)
 
@@ -235,7 +235,7 @@ def _tfds_problem(path: StoragePath, made: bytes | None) -> str | None:
     except FileNotFoundError:
         return "is missing; TensorFlow Datasets needs it" if made is not None else None
     except OSError as error:
-        return f"cannot be read: {error.strerror or error}"
+        return f"cannot be read: {reason_of(error)}"
     if made is None:
         return "does not belong to this data set; TensorFlow Datasets would read it"
     if found == made or (

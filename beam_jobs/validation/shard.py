@@ -17,9 +17,9 @@ from beam_jobs.examples.images import BadImageError
 from beam_jobs.examples.statistics import PixelSums, entropy
 from beam_jobs.shards import reader
 from beam_jobs.shards.reader import KeyHashes
-from beam_jobs.storage.paths import StoragePath
 from pipeline.commands.text import count_of
-from pipeline.errors import location
+from pipeline.errors import location, reason_of
+from pipeline.files.paths import StoragePath
 from pipeline.manifest import Feature, Manifest, naming
 from pipeline.read import sidecars
 from pipeline.records import tf_example
@@ -110,7 +110,7 @@ def check_shard(
     try:
         check.run()
     except OSError as error:
-        check.add(f"cannot be read: {error.strerror or error}")
+        check.add(f"cannot be read: {reason_of(error)}")
         report.is_whole = False
     return report, reader.group(manifest.shards[number].file, check.key_hashes, check.key_records)
 
@@ -236,7 +236,7 @@ class _Check:
             data = (self._folder / name).read_bytes()
             return parse(data, len(data), self._info.num_examples, crc)
         except OSError as error:
-            self.add(f"cannot be read: {error.strerror or error}", name)
+            self.add(f"cannot be read: {reason_of(error)}", name)
         except ValueError as error:
             self.add(str(error), name)
         return None

@@ -22,9 +22,9 @@ from pipeline.audit.reading import Topology
 from pipeline.commands.text import count_of, size_of
 from pipeline.decode import resize
 from pipeline.errors import DataError, location
+from pipeline.files.paths import folder
 from pipeline.input import input_fn
 from pipeline.manifest import Feature
-from pipeline.manifest.storage import folder
 from pipeline.read.numpy_calls import message_of_input
 from pipeline.records import framing, tf_example
 from pipeline.records.stream import RecordStream, forward
@@ -165,7 +165,7 @@ def _stored(
     """Yields (location, number, values) of a shard's records up to number `last`."""
     features, compression = source.manifest.features, source.manifest.compression
     path = folder(source.request.folder) / file
-    with path.open() as opened:
+    with path.open_file() as opened:
         stream = RecordStream(forward(opened), compression)
         found = framing.records(stream.read, path, is_compressed=bool(compression), advice="convert the data again")
         for number, (offset, _, record) in enumerate(itertools.islice(found, last + 1)):

@@ -17,8 +17,8 @@ from pipeline.audit.contract import Bools, Contract
 from pipeline.audit.key_log import Entry, Header, key_text
 from pipeline.commands.text import table
 from pipeline.errors import DataError
+from pipeline.files.paths import PathLike, StoragePath, folder
 from pipeline.manifest.splits import Segment, Selection
-from pipeline.manifest.storage import File, PathLike, folder
 from pipeline.order.order import OrderSpec
 from pipeline.records import framing, tf_example
 from pipeline.records.stream import RecordStream, forward
@@ -51,9 +51,9 @@ def read_keys(data_dir: PathLike, selection: Selection, compression: str) -> lis
     return keys
 
 
-def _keys_of(file: File, segment: Segment, compression: str) -> Iterator[str]:
+def _keys_of(file: StoragePath, segment: Segment, compression: str) -> Iterator[str]:
     count = 0
-    with file.open() as opened:
+    with file.open_file() as opened:
         stream = RecordStream(forward(opened), compression)
         found = framing.records(stream.read, file, is_compressed=bool(compression), advice="convert the data again")
         for offset, _, record in found:
@@ -64,7 +64,7 @@ def _keys_of(file: File, segment: Segment, compression: str) -> Iterator[str]:
         raise DataError(f"{count} records, but the manifest says {segment.shard.num_examples}", path=file)
 
 
-def _key_of(record: bytes, file: File, number: int, offset: int) -> str:
+def _key_of(record: bytes, file: StoragePath, number: int, offset: int) -> str:
     try:
         values = tf_example.decode(record, ["key"]).get("key", [])
     except ValueError as error:

@@ -16,8 +16,8 @@ from pipeline.distort.base import ImageStatistics, Recipe, Undistorted, UserDist
 from pipeline.distort.composed import Distortion, cropping_of
 from pipeline.distort.recipes import make_recipe
 from pipeline.errors import UsageError
+from pipeline.files.paths import PathLike
 from pipeline.manifest.sources import Sources
-from pipeline.manifest.storage import PathLike
 from pipeline.order import hashing_tf
 from pipeline.order.feed import WindowPlan
 from pipeline.order.hashing import Domain

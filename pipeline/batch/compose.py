@@ -21,8 +21,8 @@ from pipeline.decode import ExampleParser, Form, ImageDecoder, PixelRows, Serial
 from pipeline.distort.base import Crop, Recipe
 from pipeline.distort.composed import cropping_of
 from pipeline.errors import DataError, UsageError
-from pipeline.manifest import remote
-from pipeline.manifest.storage import folder
+from pipeline.files import remote
+from pipeline.files.paths import folder
 from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import Feed, make_feed
 from pipeline.order.sharding import as_shard
@@ -163,7 +163,7 @@ def _check_graph(request: Request) -> None:
         raise UsageError(
             "cache_dir: not where the dataset is made inside a tf.function, as for parameter servers; leave it out"
         )
-    if remote.is_of_arrow(os.fspath(request.folder)):
+    if remote.needs_arrow(os.fspath(request.folder)):
         raise UsageError(
             f"data_dir={folder(request.folder)}: TensorFlow's own reader, which portable=True and parameter servers "
             "need, opens local folders and gs:// only"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pipeline.bench.result import Sample
 from pipeline.decode import Form
 from pipeline.errors import DataError, root_cause
-from pipeline.manifest.storage import folder
+from pipeline.files.paths import folder
 from pipeline.read.numpy_calls import message_of_input
 from pipeline.read.shards import Shards
 from pipeline.read.sidecars import Sidecars

@@ -16,9 +16,9 @@ import tqdm
 from pipeline import manifest as manifests
 from pipeline.commands.text import count_of, size_of
 from pipeline.errors import DataError, UsageError, named
+from pipeline.files.paths import StoragePath, folder
 from pipeline.index.files import Drafts, drafts_in, scan
 from pipeline.manifest import FORMAT_VERSION, MEMBERS_VERSION, Manifest, ShardInfo, SplitInfo, naming
-from pipeline.manifest.storage import File, folder
 from pipeline.read.shards import LOCAL_THREADS
 
 _MOST_NAMED = 3  # files in a message
@@ -126,7 +126,7 @@ def _manifest(data_dir: str, compression: str, chosen: dict[str, list[str]], dra
     )
 
 
-def _shards(files: list[File], compression: str, drafts: Drafts) -> list[ShardInfo]:
+def _shards(files: list[StoragePath], compression: str, drafts: Drafts) -> list[ShardInfo]:
     """Returns what the files hold; the first error, or an interruption, stops all reading."""
     stopped, lock = threading.Event(), threading.Lock()
     size = sum(file.identity().num_bytes for file in files)
@@ -149,7 +149,7 @@ def _shards(files: list[File], compression: str, drafts: Drafts) -> list[ShardIn
     return [task.result() for task in tasks]
 
 
-def _shard(file: File, compression: str, drafts: Drafts, on_bytes: Callable[[int], None]) -> ShardInfo:
+def _shard(file: StoragePath, compression: str, drafts: Drafts, on_bytes: Callable[[int], None]) -> ShardInfo:
     info, beside = scan(file, compression, on_bytes)
     for name, data in beside.items():
         drafts.add(name, data)

@@ -18,8 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import DataError, named
+from pipeline.files.paths import StoragePath
+from pipeline.files.reading import OpenFile
+from pipeline.files.write import sync
 from pipeline.manifest import ShardInfo, naming
-from pipeline.manifest.storage import File, OpenFile
 from pipeline.read import sidecars
 from pipeline.records import members
 from pipeline.records.framing import Frame, Kind, walk
@@ -30,7 +32,7 @@ _LARGEST_MEMBER = 16 << 20  # 16 MiB: to read a record, its member is decompress
 _PREFIX = ".pipeline.index-"
 
 
-def scan(file: File, compression: str, on_bytes: Callable[[int], None]) -> tuple[ShardInfo, dict[str, bytes]]:
+def scan(file: StoragePath, compression: str, on_bytes: Callable[[int], None]) -> tuple[ShardInfo, dict[str, bytes]]:
     """Returns what the manifest says of a file, and the files beside it: {base name: content}.
 
     Args:
@@ -43,7 +45,7 @@ def scan(file: File, compression: str, on_bytes: Callable[[int], None]) -> tuple
     """
     before = file.identity()
     offsets, crcs = array.array("Q", [0]), array.array("I")
-    with file.open() as opened:
+    with file.open_file() as opened:
         read = forward(opened)
 
         def counted(size: int) -> memoryview:
@@ -59,7 +61,7 @@ def scan(file: File, compression: str, on_bytes: Callable[[int], None]) -> tuple
             crcs.append(frame.crc)
     if file.identity() != before:
         raise DataError("changed while it was being read", path=file, advice="stop what writes there and start again")
-    name, begins = os.path.basename(file.path), np.frombuffer(offsets, np.uint64).astype(np.int64)
+    name, begins = file.name, np.frombuffer(offsets, np.uint64).astype(np.int64)
     lengths, firsts = np.diff(begins), _member_firsts(stream, begins) if compression else None
     is_even = (firsts is not None or not compression) and len(lengths) > 0 and bool((lengths == lengths[0]).all())
     beside = {}
@@ -98,7 +100,7 @@ def _member_firsts(stream: RecordStream, begins: NDArray[np.int64]) -> NDArray[n
     return None if ((sizes > _LARGEST_MEMBER) & (records > 1)).any() else firsts
 
 
-def _error(file: File, opened: OpenFile, frame: Frame, compression: str) -> DataError:
+def _error(file: StoragePath, opened: OpenFile, frame: Frame, compression: str) -> DataError:
     assert frame.fault is not None
     is_start = frame.number == 0 and frame.fault.kind is Kind.LENGTH_CRC and not compression
     looks_packed = is_start and opened.read_at(0, len(_GZIP_MAGIC)) == _GZIP_MAGIC
@@ -146,7 +148,7 @@ class Drafts:
                 with named(self._folder / name, "cannot be written"):
                     if name.name == naming.MANIFEST:
                         for path in folders:
-                            _sync(path)
+                            sync(path)
                     os.replace(self._hidden / name, self._folder / name)
         except BaseException:
             for path in new:
@@ -155,7 +157,7 @@ class Drafts:
                 with contextlib.suppress(OSError):
                     path.rmdir()
             raise
-        _sync(self._folder)
+        sync(self._folder)
 
 
 @contextlib.contextmanager
@@ -172,11 +174,3 @@ def drafts_in(folder: pathlib.Path) -> Iterator[Drafts]:
     finally:
         for path in folder.glob(f"{_PREFIX}*"):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _sync(folder: pathlib.Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from pipeline.files.paths import PathLike
 from pipeline.input import input_fn
 from pipeline.inspect.pixels import as_rgb
 from pipeline.manifest import Manifest
-from pipeline.manifest.storage import PathLike
 
 _TILE = 96  # pixels on a side of a drawn image
 _CAPTION = 16

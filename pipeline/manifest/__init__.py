@@ -1,6 +1,6 @@
-"""What a data set says of itself: names of files, the manifest, splits and slices, where files are stored."""
+"""What a data set says of itself: names of files, the manifest, splits and slices."""
 
-from pipeline.manifest.file import RemoteFolder, load, parse
+from pipeline.manifest.file import load, parse
 from pipeline.manifest.manifest import (
     FORMAT_VERSION,
     MEMBERS_VERSION,
@@ -16,7 +16,6 @@ __all__ = [
     "MEMBERS_VERSION",
     "Feature",
     "Manifest",
-    "RemoteFolder",
     "ShardInfo",
     "SourceFile",
     "SplitInfo",

@@ -6,15 +6,17 @@ import dataclasses
 import functools
 import json
 import math
-import os
 import re
 import types
 import typing
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from pipeline.errors import DataError, to_run
+from pipeline.files.paths import PathLike, folder
+from pipeline.files.reading import unreadable
+from pipeline.files.remote import RemotePath
 from pipeline.manifest import naming
 from pipeline.manifest.manifest import (
     FORMAT_VERSION,
@@ -29,7 +31,6 @@ from pipeline.manifest.manifest import (
     rounded_up,
     seal_problem,
 )
-from pipeline.manifest.storage import folder
 
 _WEIGHTED = re.compile(r"=\d*\.?\d+$")  # as `a=0.7`, which in a mixture is a source and its weight
 _fields_of = functools.cache(typing.get_type_hints)
@@ -40,19 +41,13 @@ _SIZE = re.compile(r"[1-9][0-9]*x[1-9][0-9]*")
 _CRC = re.compile("[0-9a-f]{8}")
 
 
-class RemoteFolder(Protocol):
-    """A folder that is not a local path, such as one of an object store: `/` gives a file in it, with `read_text`."""
-
-    def __truediv__(self, name: str) -> Any: ...
-
-
-def load(data_dir: str | os.PathLike[str] | RemoteFolder) -> Manifest:
+def load(data_dir: PathLike | RemotePath) -> Manifest:
     """Reads and checks `data_dir/manifest.json`.
 
     Raises:
       DataError: there is no manifest, or it is of another version, cut, invalid or edited.
     """
-    found = folder(data_dir) if isinstance(data_dir, str | os.PathLike) else data_dir
+    found = folder(data_dir)
     path = found / naming.MANIFEST
     try:
         text = path.read_text(encoding="utf-8")
@@ -69,9 +64,10 @@ def load(data_dir: str | os.PathLike[str] | RemoteFolder) -> Manifest:
         raise DataError(
             "is a file, not a data set", path=found, advice=f"name the folder that holds {naming.MANIFEST}"
         ) from None
+    except DataError:  # of a store
+        raise
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"cannot be read: {reason}", path=path) from None
+        raise unreadable(path, error) from None
     return parse(text, str(path))
 
 

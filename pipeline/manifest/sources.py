@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipeline.errors import UsageError
-from pipeline.manifest.storage import PathLike, folder
+from pipeline.files.paths import PathLike, folder
 
 Sources = Sequence[tuple[PathLike, float]]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import io
 import os
 import re
@@ -18,7 +17,8 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, UsageError, reason_of
+from pipeline.files.paths import share_lock, try_lock
 
 _LOCK, _DRAFT = ".lock", ".part"
 _FOLDER = re.compile(r"[0-9a-f]{16}")
@@ -65,8 +65,8 @@ class CacheFolder:
         except FileExistsError:
             raise UsageError(f"cache_dir={path}: is a file, not a folder") from None
         except OSError as error:
-            reason = error.strerror or error
-            raise DataError(f"cache_dir={path}: cannot be used: {reason}; give a folder on a local disk") from None
+            advice = "give a folder on a local disk"
+            raise DataError(f"cache_dir={path}: cannot be used: {reason_of(error)}; {advice}") from None
         self.most_bytes = most_bytes or int(_FREE_SHARE * (disk.f_bavail * disk.f_frsize + self.num_bytes()))
 
     def file(self, entry: Entry) -> str:
@@ -79,7 +79,7 @@ class CacheFolder:
 
     def opened(self, entry: Entry) -> io.FileIO | None:
         """Returns an entry open for reading, which stays until it is closed; None: there is none."""
-        file = _open_locked(self.file(entry), os.O_RDONLY, fcntl.LOCK_SH)
+        file = _open_locked(self.file(entry), os.O_RDONLY, shared=True)
         if file is not None:
             with contextlib.suppress(OSError):  # of another user
                 os.utime(file.fileno(), ns=(time.time_ns(), os.fstat(file.fileno()).st_mtime_ns))
@@ -96,7 +96,7 @@ class CacheFolder:
         path = self.file(entry)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         # What a killed process left is overwritten.
-        file = _open_locked(path + _DRAFT, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX)
+        file = _open_locked(path + _DRAFT, os.O_RDWR | os.O_CREAT)
         if file is not None and os.path.exists(path):
             self.discard(entry, file)
             return None
@@ -119,7 +119,7 @@ class CacheFolder:
         """Makes a draft the entry, and its lock that of a reader."""
         with self._exclusive():
             os.rename(self.file(entry) + _DRAFT, self.file(entry))
-            fcntl.flock(draft.fileno(), fcntl.LOCK_SH)
+            share_lock(draft.fileno())
 
     def discard(self, entry: Entry, draft: io.FileIO) -> None:
         """Removes a draft."""
@@ -155,7 +155,7 @@ class CacheFolder:
             for file in files:
                 if total <= self.most_bytes:
                     break
-                locked = None if file.path.endswith(_DRAFT) else _open_locked(file.path, os.O_RDONLY, fcntl.LOCK_EX)
+                locked = None if file.path.endswith(_DRAFT) else _open_locked(file.path, os.O_RDONLY)
                 if locked is not None:
                     unused.enter_context(locked)
                     going.append(file.path)
@@ -170,7 +170,7 @@ class CacheFolder:
         """Removes drafts that nobody writes: their processes were killed."""
         for found in self._files():
             if found.path.endswith(_DRAFT):
-                file = _open_locked(found.path, os.O_RDONLY, fcntl.LOCK_EX)
+                file = _open_locked(found.path, os.O_RDONLY)
                 if file is not None:
                     with file:
                         os.unlink(found.path)
@@ -180,31 +180,23 @@ class CacheFolder:
         """Context in which no other process or thread makes room, or renames or removes files."""
         with io.FileIO(os.path.join(self.path, _LOCK), "ab") as lock:
             deadline = time.monotonic() + _LOCK_SECONDS
-            while not _flock(lock, fcntl.LOCK_EX):
+            while not try_lock(lock.fileno()):
                 if time.monotonic() > deadline:
                     raise TimeoutError(errno.ETIMEDOUT, f"another process has held its lock for {_LOCK_SECONDS:.0f} s")
                 time.sleep(_LOCK_WAIT)
             yield
 
 
-def _open_locked(path: str, flags: int, kind: int) -> io.FileIO | None:
+def _open_locked(path: str, flags: int, shared: bool = False) -> io.FileIO | None:
     """Returns a file, open and locked; None: it does not exist, is locked by another, or was just removed."""
     try:
         file = io.FileIO(os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666), "r+" if flags & os.O_RDWR else "r")
     except FileNotFoundError:
         return None
-    if _flock(file, kind) and _is_at(file, path):
+    if try_lock(file.fileno(), shared) and _is_at(file, path):
         return file
     file.close()
     return None
-
-
-def _flock(file: io.FileIO, kind: int) -> bool:
-    try:
-        fcntl.flock(file.fileno(), kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_at(file: io.FileIO, path: str) -> bool:

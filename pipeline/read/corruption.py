@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 
 from pipeline.errors import DataError, to_run
-from pipeline.manifest.storage import File
+from pipeline.files.remote import in_command
 
 _log = logging.getLogger("pipeline")
 _lock = threading.Lock()
@@ -116,4 +116,4 @@ class Corruption:
     @property
     def advice(self) -> str:
         """What an error ends with."""
-        return f"to see all that is wrong: {to_run('beam_jobs.validate')} {File(self.data_dir).in_command}"
+        return f"to see all that is wrong: {to_run('beam_jobs.validate')} {in_command(self.data_dir)}"

@@ -23,10 +23,12 @@ from typing import Any, NamedTuple
 import crc32c
 
 from pipeline.commands.text import count_of, size_of
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, UsageError, reason_of
+from pipeline.files.paths import PathLike, StoragePath, folder
+from pipeline.files.reading import Identity, OpenFile
+from pipeline.files.remote import in_command
 from pipeline.manifest import Manifest
 from pipeline.manifest.splits import Segment
-from pipeline.manifest.storage import File, Identity, OpenFile, PathLike, folder
 from pipeline.read.cache_folder import CacheFolder, Entry
 
 _BLOCK = 8 << 20  # 8 MiB: a request to an object store takes as long as 1 or 2 MiB from it
@@ -93,7 +95,9 @@ def _count(more: CacheCounts) -> None:
 class Copies:
     """The copies of one data set's files; several threads may use it."""
 
-    def __init__(self, data_dir: File, place: CacheFolder, skips: bool, check_running: Callable[[], None]) -> None:
+    def __init__(
+        self, data_dir: StoragePath, place: CacheFolder, skips: bool, check_running: Callable[[], None]
+    ) -> None:
         """Makes the copies of a data set.
 
         Args:
@@ -143,7 +147,7 @@ class Copies:
         except DataError:
             raise
         except OSError as error:  # of this machine's disk
-            self._uncached(f"{self._place.path}: {error.strerror or error}")
+            self._uncached(f"{self._place.path}: {reason_of(error)}")
             return None
 
     def damaged(self, entry: Entry, problem: str) -> DataError:
@@ -210,7 +214,7 @@ class Copies:
     def _fetch(self, entry: Entry, draft: io.FileIO) -> str:
         """Writes a file's bytes to its draft, and returns their CRC32C."""
         crc = 0
-        with (self._data_dir / entry.file).open() as source:
+        with (self._data_dir / entry.file).open_file() as source:
             for offset in range(0, entry.num_bytes, _BLOCK):
                 block = source.read_at(offset, min(_BLOCK, entry.num_bytes - offset))
                 crc = crc32c.crc32c(block, crc)
@@ -224,7 +228,7 @@ class Copies:
         """Marks a file whose bytes are not the manifest's; raises DataError unless its good records are to be read."""
         path, problem = self._data_dir / entry.file, f"its CRC32C is {crc}, not {entry.crc32c} as the manifest has it"
         if not self._skips:
-            command = f"python -m beam_jobs.validate {self._data_dir.in_command}"
+            command = f"python -m beam_jobs.validate {in_command(self._data_dir.url)}"
             advice = f"copy or convert the data again; to see all that is wrong: {command}"
             raise DataError(problem, path=path, advice=advice)
         self._unfit.add(entry)

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import DataError
+from pipeline.files.paths import PathLike, StoragePath, folder
+from pipeline.files.reading import Identity, OpenFile
 from pipeline.manifest import ShardInfo
 from pipeline.manifest.splits import Segment
-from pipeline.manifest.storage import File, Identity, OpenFile, PathLike, folder
 from pipeline.read.cache_folder import Entry
 from pipeline.read.corruption import Corruption, CorruptRecord
 from pipeline.read.shard_cache import ShardCache
@@ -77,7 +78,7 @@ def check_present(data_dir: PathLike, shards: Iterable[ShardInfo]) -> list[Ident
     return in_parallel(lambda shard: _check(parent / shard.file, shard), shards, is_remote=parent.is_remote)
 
 
-def _check(file: File, shard: ShardInfo) -> Identity:
+def _check(file: StoragePath, shard: ShardInfo) -> Identity:
     try:
         identity = file.identity()
     except DataError as error:
@@ -120,7 +121,7 @@ class Shards:
         identities = check_present(data_dir, [segment.shard for segment in segments])
         return cls(os.fspath(data_dir), segments, corruption, tuple(identities), cache)
 
-    def file(self, segment: int) -> File:
+    def file(self, segment: int) -> StoragePath:
         """Returns a segment's file."""
         return folder(self.data_dir) / self.segments[segment].shard.file
 
@@ -202,7 +203,7 @@ class Shards:
             file = None
             if self.cache:
                 file = stack.enter_context(self.cache.opened(self.cache.entry(name, num_bytes, crc32c)))
-            yield file or stack.enter_context((folder(self.data_dir) / name).open())
+            yield file or stack.enter_context((folder(self.data_dir) / name).open_file())
 
     def check_same(self, segment: int, found: Identity) -> None:
         """Raises DataError if a file is not what it was when the input was made."""

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import DataError
+from pipeline.files.paths import folder
+from pipeline.files.reading import OpenFile
 from pipeline.manifest import ShardInfo, naming
-from pipeline.manifest.storage import OpenFile, folder
 from pipeline.read.shards import Shards
 from pipeline.records import members
 from pipeline.records.members import MemberTable
@@ -209,7 +210,7 @@ def _read(
         if size is None:
             raise error.advised(f"it belongs to the shard {shard.file}: {_RECOVER}") from None
     file = folder(data_dir) / name
-    with opener(name, size, crc) if opener and size <= num_bytes else file.open() as opened:
+    with opener(name, size, crc) if opener and size <= num_bytes else file.open_file() as opened:
         data = opened.read_at(0, min(size, num_bytes))
     try:
         return parse(data, size, shard.num_examples, crc)

@@ -10,8 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.errors import to_run
+from pipeline.files.paths import PathLike, folder
+from pipeline.files.remote import in_command
 from pipeline.manifest.splits import Selection
-from pipeline.manifest.storage import PathLike, folder
 from pipeline.read.memory import Buffers, aligned_matrix
 from pipeline.read.numpy_calls import call_numpy
 from pipeline.read.records_reader import RecordsReader
@@ -228,7 +229,9 @@ class GraphReader:
         records = _all(opened.concatenate(found).concatenate(tf.data.Dataset.from_tensors("")))[1:-1]
         read = tf.size(records, tf.int64)
         bad = tf.strings.as_string(first + read)
-        advice = f": corrupt or cut; to see all that is wrong: {to_run('beam_jobs.validate')} {data_dir.in_command}"
+        advice = (
+            f": corrupt or cut; to see all that is wrong: {to_run('beam_jobs.validate')} {in_command(self.data_dir)}"
+        )
         problem = tf.strings.join([file, ", record ", bad, advice])
         with tf.control_dependencies([tf.debugging.Assert(tf.equal(read, count), [problem])]):
             return tf.identity(records)

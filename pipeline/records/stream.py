@@ -8,7 +8,7 @@ from typing import Any
 
 import crc32c
 
-from pipeline.manifest.storage import OpenFile
+from pipeline.files.reading import OpenFile
 
 BLOCK = 1 << 20  # 1 MiB, read at a time: one request to an object store
 _PIECE = 16 << 10  # 16 KiB, compressed: zlib copies what is left of it with every call

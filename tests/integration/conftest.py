@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import filelock
 import pytest
 
-from beam_jobs.storage.paths import RemotePath
+from pipeline.files.remote import RemotePath
 from tests.converting import convert_in_process
 
 _NUMBERS = itertools.count()

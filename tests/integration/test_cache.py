@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from beam_jobs.storage.paths import RemotePath
 from pipeline import RandomAccess, StepIterator, input_fn, manifest, skipped_records
+from pipeline.files.remote import RemotePath
 from pipeline.read.cache_folder import CacheFolder
 from pipeline.read.shard_cache import cache_counts
 from tests.datasets import Kind, write_dataset

@@ -16,8 +16,8 @@ import pytest
 
 from beam_jobs.report import card
 from beam_jobs.report.summary import facts_of_manifest
-from beam_jobs.storage.paths import path_of
 from pipeline import manifest
+from pipeline.files.paths import path_of
 from tests import forked
 from tests.converting import convert_in_process
 

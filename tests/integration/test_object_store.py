@@ -18,9 +18,10 @@ import pytest
 from beam_jobs import convert, validate
 from beam_jobs.shards import manifest_writer
 from beam_jobs.sink.remote import leased
-from beam_jobs.storage.paths import LocalPath, RemotePath
 from pipeline import manifest
 from pipeline.errors import DataError, RerunError, TransientError, UsageError
+from pipeline.files.paths import LocalPath
+from pipeline.files.remote import RemotePath
 from tests.converting import convert_in_process
 from tests.loopback import free_ports
 

@@ -18,9 +18,10 @@ import pytest
 
 from beam_jobs import convert, sources
 from beam_jobs.sources.base import SourceOptions
-from beam_jobs.storage.paths import LocalPath, RemotePath
 from pipeline import manifest
 from pipeline.errors import DataError, UsageError
+from pipeline.files.paths import LocalPath
+from pipeline.files.remote import RemotePath
 
 
 def digits(data_dir: pathlib.Path, *flags: str) -> list[str]:

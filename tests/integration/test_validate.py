@@ -13,8 +13,8 @@ import pytest
 from beam_jobs import validate
 from beam_jobs.report.card import write_card
 from beam_jobs.report.summary import facts_of_manifest
-from beam_jobs.storage.paths import path_of
 from pipeline.errors import PipelineError
+from pipeline.files.paths import path_of
 from pipeline.manifest import naming
 from tests import forked
 from tests.validated import KINDS, edit, examples_of, rewrite_shard, write

@@ -10,7 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from pipeline.errors import to_run
-from pipeline.manifest.storage import folder, in_command
+from pipeline.files.paths import folder
+from pipeline.files.remote import in_command
 from pipeline.request import HOST
 from trainer.callbacks.base import Callback
 from trainer.config import TrainConfig

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 from pipeline.errors import PipelineError
+from pipeline.files.write import replace
 from trainer.callbacks.base import Callback, Expected, Phase
 from trainer.loop import Progress
 
@@ -79,7 +80,7 @@ class Heartbeat(Callback):
 
     def __init__(self, path: str | None = None) -> None:
         """Takes the file's path; None: there is nobody to tell."""
-        self._path = path
+        self._path = pathlib.Path(path) if path else None
         self._beat = Beat(os.getpid(), time.time())
         self._written, self._achieved_at = -math.inf, time.monotonic()
         self._rows, self._steps_per_loop = 0, 1
@@ -175,10 +176,8 @@ class Heartbeat(Callback):
             return
         self._written = time.monotonic()
         self._beat = dataclasses.replace(self._beat, time=time.time(), beats=self._beat.beats + 1, **self._speeds())
-        new = f"{self._path}.new"
         with contextlib.suppress(OSError):  # a full disk: the launcher will say that it hears nothing
-            pathlib.Path(new).write_text(json.dumps(dataclasses.asdict(self._beat)), encoding="utf-8")
-            os.replace(new, self._path)
+            replace(self._path, json.dumps(dataclasses.asdict(self._beat)), ".new")
 
     def _speeds(self) -> dict[str, Any]:
         """Returns the speeds over the last beats."""

@@ -9,7 +9,8 @@ import time
 from typing import Any
 
 from pipeline import errors
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, reason_of
+from pipeline.files.write import replace
 from trainer.callbacks.base import Callback
 from trainer.run_folder import RunFolder
 from trainer.task.base import Task
@@ -54,7 +55,7 @@ class MetricsFile(Callback):
                 )
             self._file = self._path.open("ab", buffering=0)
         except OSError as error:
-            raise UsageError(f"--metrics_jsonl={path}: cannot be written to: {error.strerror}") from None
+            raise UsageError(f"--metrics_jsonl={path}: cannot be written to: {reason_of(error)}") from None
         self._start_step = start_step
         end = self._end()
         self._file.truncate(end)
@@ -77,9 +78,7 @@ class MetricsFile(Callback):
 
     def _begin(self, line: bytes) -> None:
         with errors.named(self._note, "cannot be written to"):
-            new = self._note.with_name(f"{self._note.name}.tmp")
-            new.write_bytes(b"".join([*self._first_lines(), line]))
-            new.replace(self._note)
+            replace(self._note, b"".join([*self._first_lines(), line]))
         self._is_begun = True
 
     def _first_lines(self) -> list[bytes]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from pipeline import errors
 from pipeline.errors import DataError, UsageError, unknown
+from pipeline.files.write import replace
 from trainer.run_folder import BEST, RunFolder
 
 PREFIX = "ckpt"
@@ -137,14 +138,13 @@ class CheckpointFiles:
 
     def _list(self, steps: Sequence[int]) -> None:
         """Writes TensorFlow's list, a CheckpointState in text form; `tf.train.latest_checkpoint` returns the last."""
-        file, new = self.folder / _LIST, self.folder / f"{_LIST}.tmp"
+        file = self.folder / _LIST
         if not steps:
             file.unlink(missing_ok=True)
             return
         names = [path_of(self.folder, step).name for step in steps]  # no absolute paths: the folder may be moved
         lines = [f'model_checkpoint_path: "{names[-1]}"', *(f'all_model_checkpoint_paths: "{name}"' for name in names)]
-        new.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        new.replace(file)
+        replace(file, "".join(f"{line}\n" for line in lines))
 
     def _check_folder(self) -> None:
         """Raises DataError if the folder is no longer the one in which this process began."""

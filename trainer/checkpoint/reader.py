@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import DataError, UsageError, line_of
 from trainer.checkpoint.files import path_of
 from trainer.cluster.failures import first_line
 from trainer.config import TrainConfig
@@ -152,7 +152,7 @@ def readable(path: pathlib.Path) -> Iterator[None]:
     except tf.errors.OpError as error:
         raise UnreadableError(first_line(error), path=path) from None
     except IndexError as error:  # what the reader raises for a truncated file
-        raise UnreadableError(str(error).splitlines()[0], path=path) from None
+        raise UnreadableError(line_of(error), path=path) from None
 
 
 def mismatch(error: Exception) -> str:
@@ -164,4 +164,4 @@ def mismatch(error: Exception) -> str:
         return f"{names[0]} was {shapes[2]}, is {shapes[1]}"
     if names:
         return f"it lacks {', '.join(names[:_MOST_NAMES])}{', ...' if len(names) > _MOST_NAMES else ''}"
-    return text.strip().splitlines()[0][:300]
+    return line_of(error)[:300]

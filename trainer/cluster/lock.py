@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import pathlib
 import socket
 from collections.abc import Iterator
 
 from pipeline.errors import RerunError, named
+from pipeline.files.paths import locked
 from trainer.run_folder import RunFolder
 
 FILE = ".trainer.lock"  # in the folder; holds who locked it last, and stays
@@ -33,21 +33,11 @@ def held(folder: RunFolder, place: pathlib.Path | None = None, what: str = "is t
     path = (place or folder.path) / FILE
     with named(path, "cannot be opened"):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        _lock(descriptor, folder, what)
+    with locked(descriptor) as is_free:
+        if not is_free:
+            holder = os.pread(descriptor, _MOST_BYTES, 0).decode(errors="replace").strip() or "another process"
+            raise RerunError(f"{folder}: {holder} {what} there; wait until it ends, or use another --model_dir")
         with contextlib.suppress(OSError):  # a full disk: the lock holds without a name
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         yield
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, folder: RunFolder, what: str) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(descriptor, _MOST_BYTES, 0).decode(errors="replace").strip() or "another process"
-        raise RerunError(f"{folder}: {holder} {what} there; wait until it ends, or use another --model_dir") from None
-    except OSError:
-        pass  # some network file systems cannot lock: there, nothing keeps two jobs apart

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, reason_of
 from trainer.cluster.tf_config import Cluster
 
 
@@ -66,4 +66,4 @@ def free() -> int:
 def _reason(error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return "is used by another process on this machine; end that process or use another port"
-    return f"cannot be used: {error.strerror or error}; use another port"
+    return f"cannot be used: {reason_of(error)}; use another port"

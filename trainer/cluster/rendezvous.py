@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Self, TypeAlias
 
-from pipeline.errors import EXIT_RERUN, DataError, PipelineError, RerunError, UsageError
+from pipeline.errors import EXIT_RERUN, DataError, PipelineError, RerunError, UsageError, reason_of
 from trainer.cluster import messages, ports
 from trainer.cluster.difference import Description, difference, shortened
 from trainer.cluster.messages import Failure, Hello
@@ -426,7 +426,7 @@ class _Worker:
             try:
                 return await self._ask_once()
             except socket.gaierror as error:
-                self._awaited = f"{self._chief} [{error.strerror}]"
+                self._awaited = f"{self._chief} [{reason_of(error)}]"
             except messages.NOT_OURS:  # it does not listen yet, or is gone, or its port is another program's
                 self._awaited = self._chief
             await asyncio.sleep(RETRY_SECONDS)

@@ -8,7 +8,8 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pipeline.errors import UsageError, unknown
+from pipeline.errors import UsageError, reason_of, unknown
+from pipeline.files.write import replace
 
 if TYPE_CHECKING:
     import yaml
@@ -77,9 +78,7 @@ def text_of(groups: dict[str, dict[str, Any]]) -> str:
 
 def write(path: pathlib.Path, groups: dict[str, dict[str, Any]]) -> None:
     """Writes flags by group to a file, as a whole."""
-    new = path.with_name(f"{path.name}.tmp")
-    new.write_text(text_of(groups), encoding="utf-8")
-    new.replace(path)
+    replace(path, text_of(groups))
 
 
 def flags(path: pathlib.Path, names: Collection[str]) -> Iterator[str]:
@@ -100,7 +99,7 @@ def flags(path: pathlib.Path, names: Collection[str]) -> Iterator[str]:
         _check_once(path, yaml.compose(text, loader), {})
         content = yaml.load(text, loader)
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config={path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise UsageError(f"--config={path}: cannot be read: {reason_of(error)}") from None
     except yaml.YAMLError as error:
         raise UsageError(f"--config={path}: is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import pathlib
-import tempfile
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import IO, Any
 
 from PIL.Image import Image
 
 from pipeline.errors import named
+from pipeline.files.write import replaced
 from trainer.evaluation.judging import Judgement
 from trainer.evaluation.pictures import confusion_matrix, worst_mistakes
 from trainer.evaluation.report import summary
@@ -68,12 +67,13 @@ def write(trained: Trained, judgement: Judgement, folder: str, more: Mapping[str
       DataError: the folder cannot be written to.
     """
     into, text = pathlib.Path(folder), json.dumps({**to_json(trained, judgement), **more}, indent=1)
-    writers: dict[str, Callable[[str], Any]] = {"report.json": lambda path: pathlib.Path(path).write_text(text)}
+    writers: dict[str, Callable[[IO[bytes]], Any]] = {"report.json": lambda file: file.write(text.encode())}
     for name, picture in pictures(trained, judgement).items():
         writers[f"{name}.png"] = functools.partial(picture.save, format="PNG")
     with named(f"--output={folder}", "cannot be written to"):
         for name, writer in writers.items():
-            _write_whole(into / name, writer)
+            with replaced(into / name, sync=False) as file:
+                writer(file)
     return [str(into / name) for name in writers]
 
 
@@ -88,11 +88,3 @@ def pictures(trained: Trained, judgement: Judgement) -> dict[str, Image]:
         "confusion": confusion_matrix(report, title),
         "mistakes": worst_mistakes(report, judgement.images, title),
     }
-
-
-def _write_whole(path: pathlib.Path, write: Callable[[str], Any]) -> None:
-    """Writes a file under another name and renames it, so that a reader never sees a part of it."""
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as scratch:
-        new = os.path.join(scratch, path.name)
-        write(new)
-        os.replace(new, path)

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, line_of
 from trainer.exporting.served import Served
 
 _OPSET = 17  # of 2022: what most ONNX runtimes of today read
@@ -85,8 +85,7 @@ def _write_onnx(served: Served, path: pathlib.Path, batch: int) -> None:
     try:
         model, _ = tf2onnx.convert.from_function(function, input_signature=[served.spec(any_size=False)], opset=_OPSET)
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UsageError(f"--format=onnx: tf2onnx cannot convert this model: {reason}") from None
+        raise UsageError(f"--format=onnx: tf2onnx cannot convert this model: {line_of(error)}") from None
     entry = model.metadata_props.add()
     entry.key, entry.value = "class_names", json.dumps(served.class_names)
     onnx.save(model, str(path))

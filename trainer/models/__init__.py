@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import PipelineError, UsageError, of_user
+from pipeline.errors import PipelineError, UsageError, line_of, of_user
 from trainer.cluster import failures
 from trainer.config.model import ModelFlags, load_code
 from trainer.config.model_defaults import WITH_DROPOUT
@@ -45,8 +45,8 @@ def build(flags: ModelFlags, images: tf.TensorSpec, num_classes: int) -> keras.M
         module = importlib.import_module(f"{__package__}.{_HOME[flags.model]}")
         model: keras.Model = getattr(module, flags.model)(shape, images.dtype.name, num_classes, **options)
     except ValueError as error:
-        size, reason = "x".join(map(str, shape)), str(error).splitlines()[0]
-        raise UsageError(f"--model={flags.model} cannot take images of {size}: {reason}") from None
+        size = "x".join(map(str, shape))
+        raise UsageError(f"--model={flags.model} cannot take images of {size}: {line_of(error)}") from None
     return model
 
 

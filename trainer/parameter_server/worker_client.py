@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from pipeline.errors import PipelineError, RerunError
+from pipeline.errors import PipelineError, RerunError, reason_of
 from trainer.callbacks.base import Phase
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.cluster import messages, ports, rendezvous
@@ -202,7 +202,7 @@ class WorkerClient:
             try:
                 return await self._ask()
             except socket.gaierror as error:
-                self._awaited = f"{self._chief} [{error.strerror}]"
+                self._awaited = f"{self._chief} [{reason_of(error)}]"
             except messages.NOT_OURS:  # it does not listen yet, or is gone, or its port is another program's
                 self._awaited = self._chief
             await asyncio.sleep(RETRY_SECONDS)

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from pipeline.commands.text import parse_call
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, line_of
 from trainer.config.model import WITH_MOMENTUM, OptimizerFlags
 from trainer.topology import without_all_reduce
 
@@ -32,8 +32,7 @@ def create(flags: OptimizerFlags, precision: str = "float32") -> keras.optimizer
     try:
         made = _create(name, arguments, flags)
     except (TypeError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [""])[0]
-        raise UsageError(f"--optimizer={flags.optimizer}: {reason}") from None
+        raise UsageError(f"--optimizer={flags.optimizer}: {line_of(error)}") from None
     return keras.optimizers.LossScaleOptimizer(made) if precision == "float16" else made
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 import keras
 import tensorflow as tf
 
-from pipeline.errors import DataError, PipelineError, UsageError
+from pipeline.errors import DataError, PipelineError, UsageError, line_of
 from pipeline.resolved import ResolvedRequest
 from trainer import models
 from trainer.checkpoint import files, reader
@@ -186,8 +186,7 @@ def load_first_weights(model: keras.Model, path: str) -> None:
         stored = reader.read(files.candidates(pathlib.Path(path), None)[0])
         stored.load_weights(model, stored.averaged)
     except (DataError, UsageError, OSError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [""])[0]
-        raise UsageError(f"--initialize_from={path}: {reason}") from None
+        raise UsageError(f"--initialize_from={path}: {line_of(error)}") from None
 
 
 class Measure(Protocol):

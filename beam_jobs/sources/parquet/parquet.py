@@ -24,9 +24,9 @@ from beam_jobs.sources.parquet import columns as parquet_columns
 from beam_jobs.sources.parquet import reader as parquet_reader
 from beam_jobs.sources.parquet.columns import Columns
 from beam_jobs.sources.parquet.reader import BatchedBuilder, OpenFile, ParquetFile, decoded
-from beam_jobs.storage import paths
-from beam_jobs.storage.paths import LocalPath, StoragePath
 from pipeline.errors import DataError, UsageError
+from pipeline.files import paths
+from pipeline.files.paths import LocalPath, StoragePath
 from pipeline.manifest import Feature, SourceFile, naming
 
 _SUFFIX = ".parquet"
@@ -135,7 +135,7 @@ class _Opened:
 def _open(path: StoragePath, options: SourceOptions) -> _Opened:
     table = ParquetFile(path, streams.stamp(path))
     with table.opened() as file:
-        with parquet_reader.one_line(path, "its schema cannot be read"):
+        with parquet_reader.arrow_errors(path, "its schema cannot be read"):
             schema = file.file.schema_arrow
         columns = parquet_columns.choose(str(path), schema, options)
         table = dataclasses.replace(table, groups=file.rows_of_groups(columns.paths))

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from beam_jobs.sources.base import BlockBuilder
 from beam_jobs.sources.parquet.columns import IMAGE_FIELD, Columns
 from beam_jobs.sources.streams import KnownFile
-from beam_jobs.storage.paths import StoragePath, kind_of
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError
+from pipeline.errors import DataError, kind_of
+from pipeline.files.paths import StoragePath
 from pipeline.manifest import Feature
 
 MAX_GROUP_BYTES = 1 << 30  # 1 GiB: shards read whole row groups, and two shards read one at their boundary
@@ -51,7 +51,7 @@ class ParquetFile(KnownFile):
         """
         self.check_unchanged()
         with contextlib.ExitStack() as stack:
-            with one_line(self.path, "cannot be read as Parquet"):
+            with arrow_errors(self.path, "cannot be read as Parquet"):
                 file = pq.ParquetFile(
                     stack.enter_context(self.path.open_native()),
                     metadata=_footer(self.path, self.stamp),
@@ -153,11 +153,11 @@ class OpenFile:
 
     def errors_of(self, group: int) -> contextlib.AbstractContextManager[None]:
         """Adds the file and the row group to pyarrow's errors."""
-        return one_line(self.path, f"row group {group}: cannot be read")
+        return arrow_errors(self.path, f"row group {group}: cannot be read")
 
 
 @contextlib.contextmanager
-def one_line(path: object, problem: str) -> Iterator[None]:
+def arrow_errors(path: object, problem: str) -> Iterator[None]:
     """Turns any error of pyarrow into a DataError of one line: the file, the problem, and what pyarrow says."""
     try:
         yield

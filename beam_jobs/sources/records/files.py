@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from beam_jobs.sources import base, streams
 from beam_jobs.sources.streams import KnownFile
-from beam_jobs.storage.paths import StoragePath
-from pipeline.errors import DataError
+from pipeline.errors import DataError, line_of
+from pipeline.files.paths import StoragePath
 from pipeline.read import sidecars
 from pipeline.records import framing
 from pipeline.records.stream import RecordStream
@@ -199,9 +199,8 @@ def _array_record(path: StoragePath) -> Iterator[Any]:
         finally:
             reader.close()
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
         raise DataError(
-            f"an ArrayRecord file that cannot be read ({reason})", path=path, advice="get it again"
+            f"an ArrayRecord file that cannot be read ({line_of(error)})", path=path, advice="get it again"
         ) from None
 
 

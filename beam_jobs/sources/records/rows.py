@@ -14,8 +14,8 @@ from beam_jobs.sources import base
 from beam_jobs.sources.base import Block, BlockBuilder, Files, Source
 from beam_jobs.sources.records import files as record_files
 from beam_jobs.sources.records.files import RecordFile
-from beam_jobs.storage.paths import StoragePath
 from pipeline.commands.text import count_of
+from pipeline.files.paths import StoragePath
 from pipeline.manifest import Feature, SourceFile
 from pipeline.records import tf_example
 from pipeline.records.tf_example import Layout

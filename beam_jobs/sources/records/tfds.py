@@ -22,10 +22,10 @@ from beam_jobs.sources.records import files as record_files
 from beam_jobs.sources.records import rows as record_rows
 from beam_jobs.sources.records.files import ARRAY_RECORD, RecordFile
 from beam_jobs.sources.records.rows import Columns, RecordSource
-from beam_jobs.storage.paths import LocalPath
 from pipeline.commands import commandline
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, UsageError, unknown
+from pipeline.errors import DataError, UsageError, line_of, unknown
+from pipeline.files.paths import LocalPath
 from pipeline.manifest import Feature, naming
 
 _DTYPES = {**dict.fromkeys("biu", "int64"), "f": "float32"}  # {kind of NumPy's dtype: dtype of a feature}
@@ -80,8 +80,7 @@ def _builder(name: str, data_dir: str) -> Any:
     except registered.DatasetNotFoundError:
         raise _not_prepared(name, where, data_dir) from None
     except Exception as error:  # its parsers of names, JSON and versions raise a dozen types
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(f"TFDS cannot open {name!r}: {reason}", path=where) from None
+        raise DataError(f"TFDS cannot open {name!r}: {line_of(error)}", path=where) from None
 
 
 def _not_prepared(name: str, where: str, data_dir: str) -> DataError:

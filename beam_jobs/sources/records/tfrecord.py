@@ -23,10 +23,11 @@ from beam_jobs.sources.records import files as record_files
 from beam_jobs.sources.records import rows as record_rows
 from beam_jobs.sources.records.files import RecordFile
 from beam_jobs.sources.records.rows import DTYPES, Columns, RecordSource, kind
-from beam_jobs.storage.paths import LocalPath, RemotePath, StoragePath, each, path_of
 from pipeline import manifest
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, unknown
+from pipeline.files.paths import LocalPath, StoragePath, each, path_of
+from pipeline.files.remote import RemotePath
 from pipeline.manifest import Feature, Manifest, ShardInfo, SourceFile, naming
 from pipeline.records import tf_example
 

@@ -10,13 +10,12 @@ import sys
 import numpy as np
 import pytest
 
-from beam_jobs import sources
+from beam_jobs import drafts, sources
 from beam_jobs.config import ConvertConfig
 from beam_jobs.convert import main
 from beam_jobs.plan import make_plan
-from beam_jobs.storage import write
-from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import PipelineError
+from pipeline.files.paths import LocalPath
 from pipeline.manifest import naming
 from pipeline.order.hashing import splitmix64
 from tests import made_source
@@ -142,7 +141,7 @@ def pixels():
 
 @pytest.fixture(autouse=True)
 def _writes_may_begin():
-    write.gate.open()  # a conversion that failed in this process has shut it
+    drafts.gate.open()  # a conversion that failed in this process has shut it
 
 
 @pytest.fixture

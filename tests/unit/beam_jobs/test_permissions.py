@@ -7,10 +7,10 @@ import tempfile
 
 import pytest
 
+from beam_jobs import drafts
 from beam_jobs.sink.local import LocalSink
-from beam_jobs.storage import write
-from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError, UsageError
+from pipeline.files.paths import LocalPath
 
 NOBODY = 65534
 LONG = "x" * 300
@@ -101,7 +101,7 @@ def test_permissions_that_change_after_the_check(folder):
             LocalSink(folder / "out").locked(),
         ):
             pass
-        for step in (write.remove_temporaries, LocalPath.sync, LocalPath.names):
+        for step in (drafts.remove_temporaries, LocalPath.sync, LocalPath.names):
             with pytest.raises(DataError, match="Permission denied"):
                 step(folder / "out")
 

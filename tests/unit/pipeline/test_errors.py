@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 
+from pipeline import errors
 from pipeline.errors import DataError, RerunError, TransientError, UsageError, of_user
 
 
@@ -79,3 +80,27 @@ def test_an_error_of_a_library_alone_has_no_place():
         json.loads("{")
     without_this_file = caught.value.__traceback__.tb_next
     assert of_user(caught.value.with_traceback(without_this_file)).startswith("JSONDecodeError: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "line"),
+    [
+        (
+            OSError(28, "No space left on device", "/x"),
+            "No space left on device",
+            "[Errno 28] No space left on device: '/x'",
+        ),
+        (ValueError("\n one\n  two "), "one two", "one"),
+        (KeyError(), "KeyError", "KeyError"),
+        (DataError("a  b/x: is cut"), "a  b/x: is cut", "a  b/x: is cut"),
+        (OSError("x" * 500), "x" * 400 + "...", "x" * 500),
+    ],
+)
+def test_an_exception_is_one_line(error, reason, line):
+    assert (errors.reason_of(error), errors.line_of(error)) == (reason, line)
+
+
+def test_the_system_s_reason_has_the_file_and_advice():
+    said = "^/x: cannot be written: No space left on device; make room$"
+    with pytest.raises(DataError, match=said), errors.named("/x", "cannot be written", "make room"):
+        raise OSError(28, "No space left on device", "/x.tmp")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 from typing import Literal, TypeAlias
+
+from pipeline.files.write import replace
 
 VERSION = 1  # of the format
 FILE = "status.json"
@@ -97,7 +98,5 @@ class JobReport:
 
     def write(self, folder: pathlib.Path) -> None:
         """Writes the file as a whole: a reader sees the old one or the new one."""
-        new = folder / f"{FILE}.new"
         with contextlib.suppress(OSError):  # a full disk: the job goes on without
-            new.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
-            os.replace(new, folder / FILE)
+            replace(folder / FILE, json.dumps(dataclasses.asdict(self), indent=1) + "\n", ".new")

@@ -11,7 +11,8 @@ from beam_jobs.config import ConvertConfig
 from beam_jobs.conversion.job import Progress, finished_part
 from beam_jobs.plan import make_plan
 from beam_jobs.sink import staging
-from beam_jobs.storage.paths import LocalPath, RemotePath
+from pipeline.files.paths import LocalPath
+from pipeline.files.remote import RemotePath
 from tests.converting import write_shard
 from tests.displays import later
 

@@ -11,10 +11,10 @@ import crc32c
 import numpy as np
 import pytest
 
+from beam_jobs import drafts
 from beam_jobs.examples import images
 from beam_jobs.shards import reader, receipts, writer
 from beam_jobs.shards.receipts import Reject
-from beam_jobs.storage import write
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import naming
 from pipeline.read.sidecars import shard_members
@@ -210,7 +210,7 @@ def test_a_shard_whose_other_file_cannot_be_written_leaves_nothing(number, plan_
     plan = plan_of({"train": Content(pixels(20))})
     with pytest.raises(DataError, match="No space left on device"):
         write_shard(plan, "train", 0)
-    assert not any(write.is_temporary(name) for name in os.listdir(tmp_path / "out"))
+    assert not any(drafts.is_temporary(name) for name in os.listdir(tmp_path / "out"))
 
 
 def test_a_source_that_fails_leaves_the_shards_before_whole(made, plan_of, pixels, tmp_path):

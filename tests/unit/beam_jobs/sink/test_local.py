@@ -12,8 +12,9 @@ import pytest
 from beam_jobs.shards import writer
 from beam_jobs.sink.local import LocalSink
 from beam_jobs.sink.remote import RemoteSink
-from beam_jobs.storage.paths import LocalPath, RemotePath
 from pipeline.errors import DataError, UsageError
+from pipeline.files.paths import LocalPath
+from pipeline.files.remote import RemotePath
 from tests.converting import convert_in_process, write_data_set
 from tests.forked import ROOT
 from tests.made_source import Content

@@ -14,8 +14,8 @@ import pytest
 from beam_jobs import sources
 from beam_jobs.sources import published, row_files
 from beam_jobs.sources.base import SourceOptions
-from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError
+from pipeline.files.paths import LocalPath
 from tests.raised import at
 
 DATA = pathlib.Path(__file__).parents[5] / "shared" / "data"

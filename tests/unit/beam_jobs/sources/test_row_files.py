@@ -10,8 +10,8 @@ import pytest
 
 from beam_jobs.sources import row_files, streams
 from beam_jobs.sources.row_files import RowFile
-from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError
+from pipeline.files.paths import LocalPath
 
 ROOT = pathlib.Path(__file__).parents[4]
 

@@ -25,8 +25,8 @@ from beam_jobs.examples.images import BadImageError
 from beam_jobs.sources import published, row_files, streams
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.parquet import reader as parquet_reader
-from beam_jobs.storage.paths import LocalPath
 from pipeline.errors import DataError
+from pipeline.files.paths import LocalPath
 from pipeline.manifest import SourceFile
 from pipeline.records import framing, tf_example
 from tests.converting import convert_in_process
@@ -241,7 +241,7 @@ def test_no_bar_is_drawn_where_stderr_is_no_terminal(tmp_path):
     with open(path, "wb") as stream:
         stream.truncate(64 << 20)
     program = (
-        "from beam_jobs.storage.paths import LocalPath; from beam_jobs.sources import streams;"
+        "from pipeline.files.paths import LocalPath; from beam_jobs.sources import streams;"
         "streams._SECONDS_WITHOUT_BAR = 0.0;"
         f"print(streams.describe([('a', LocalPath({str(path)!r}))])[0].num_bytes)"
     )

@@ -3,9 +3,9 @@ import shutil
 
 import pytest
 
-from beam_jobs.storage.paths import LocalPath
 from beam_jobs.validation.job import Progress, tfds_problems
 from pipeline import manifest
+from pipeline.files.paths import LocalPath
 from tests.displays import later
 from tests.validated import write
 

@@ -130,15 +130,15 @@ def test_a_copy_that_is_replaced_is_not_removed_in_its_place(tmp_path):
 
 
 def test_what_is_removed_before_it_could_be_locked_is_not_used(tmp_path, monkeypatch):
-    place, lock = CacheFolder(tmp_path, 1000), cache_folder._flock
+    place, lock = CacheFolder(tmp_path, 1000), cache_folder.try_lock
     entry = add(place, "x")
 
-    def removed_meanwhile(file, kind):
+    def removed_meanwhile(file, shared=False):
         for path in tmp_path.glob("*/x*"):
             path.unlink()
-        return lock(file, kind)
+        return lock(file, shared)
 
-    monkeypatch.setattr(cache_folder, "_flock", removed_meanwhile)
+    monkeypatch.setattr(cache_folder, "try_lock", removed_meanwhile)
     assert place.opened(entry) is None
     assert place.draft(entry) is None
     monkeypatch.undo()

@@ -6,8 +6,9 @@ import pickle
 import pyarrow
 import pytest
 
-from beam_jobs.storage.paths import LocalPath, RemotePath, each, one_line, path_of
-from pipeline.errors import DataError, TransientError
+from pipeline.errors import DataError, TransientError, one_line
+from pipeline.files.paths import LocalPath, each, path_of
+from pipeline.files.remote import RemotePath
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,20 @@
-"""Writes files that are either complete or missing: temporary name, fsync, rename, fsync of the folder."""
+"""The files that a conversion writes: either complete or missing, and none once the conversion was stopped."""
 
 from __future__ import annotations
 
 import contextlib
-import io
-import os
-import pathlib
 import re
-import secrets
 import threading
 from collections.abc import Iterable, Iterator
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.storage.paths import LocalPath, StoragePath, one_line
-from pipeline.errors import DataError
+from pipeline.errors import DataError, one_line
+from pipeline.files import write
+from pipeline.files.paths import LocalPath, StoragePath
 from pipeline.manifest import naming
 
 Bytes: TypeAlias = bytes | NDArray[np.uint8]
@@ -97,14 +94,13 @@ class Draft:
 
     def __init__(self, path: StoragePath, blocks: Iterable[Bytes]) -> None:
         self._path = path
-        self._file: Any = io.BytesIO()
+        self._draft: write.Draft | None = None
         self.num_bytes = self._crc = 0
         counted = self._counted(blocks)
         with self._no_remains(), gate.passed():
-            if not path.is_remote:
-                self._file = open(str(path.parent / temporary_name(path.name)), "xb")  # noqa: SIM115 (`publish` closes it)
-            self._file.writelines(counted)
-            self._file.flush()
+            self._draft = write.Draft(path)
+            self._draft.file.writelines(counted)
+            self._draft.file.flush()
         self.crc32c = f"{self._crc:08x}"
 
     def publish(self, sync: bool = True) -> None:
@@ -116,15 +112,9 @@ class Draft:
         Raises:
           DataError: the file cannot be written; it was removed.
         """
+        assert self._draft is not None
         with self._no_remains(), gate.passed():
-            if isinstance(self._file, io.BytesIO):
-                # `getbuffer`, in the traceback of a failed write, ends Python 3.12.0 and 3.12.1 (cpython 111049).
-                self._path.write_bytes(self._file.getvalue())
-                return
-            if sync:
-                os.fsync(self._file.fileno())
-            self._file.close()
-            os.replace(self._file.name, str(self._path))
+            self._draft.publish(sync)
 
     def _counted(self, blocks: Iterable[Any]) -> Iterator[Any]:  # arrays are buffers, as mypy knows from Python 3.12 on
         for block in blocks:
@@ -143,33 +133,8 @@ class Draft:
 
     def discard(self) -> None:
         """Removes what was written, unless it has its name."""
-        if isinstance(self._file, io.BufferedWriter):
-            with contextlib.suppress(OSError):
-                self._file.close()
-            with contextlib.suppress(OSError):
-                os.unlink(self._file.name)
-
-
-@contextlib.contextmanager
-def replaced(path: pathlib.Path) -> Iterator[IO[bytes]]:
-    """Yields a new file, which gets its name at the end of the block. If the block fails, it is removed.
-
-    For files that are no data set's: shutting the gate does not stop this. Errors are `OSError`.
-    """
-    with open(path.parent / temporary_name(path.name), "xb") as made:
-        try:
-            yield made
-            made.flush()
-            os.fsync(made.fileno())
-            os.replace(made.name, path)
-        except BaseException:
-            pathlib.Path(made.name).unlink(missing_ok=True)
-            raise
-
-
-def temporary_name(name: str) -> str:
-    """Returns a new temporary name for the file `name`."""
-    return f".{name}.tmp-{secrets.token_hex(8)}"
+        if self._draft is not None:
+            self._draft.discard()
 
 
 def is_temporary(name: str) -> bool:

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from pipeline import manifest as manifests
 from pipeline.errors import DataError
-from pipeline.manifest import storage
-from pipeline.manifest.storage import folder
+from pipeline.files import reading
+from pipeline.files.paths import folder, path_of
 from tests.datasets import to_memory, write_dataset
 from tests.raised import at
 
@@ -24,7 +24,7 @@ def test_files_are_read_anywhere(place):
     file = place / "x"
     assert str(file) == f"{place}/x"
     assert file.is_remote == str(place).startswith("ram://")
-    with file.open() as opened:
+    with file.open_file() as opened:
         assert bytes(opened.read_at(3, 4)) == b"3456"
         assert bytes(opened.read_at(0, 10)) == b"0123456789"
         assert bytes(opened.read_at(9, 0)) == b""
@@ -37,7 +37,7 @@ def test_files_are_read_anywhere(place):
 
 
 def test_the_end_of_a_file_is_an_error_that_says_where(place):
-    with (place / "x").open() as file:
+    with (place / "x").open_file() as file:
         with pytest.raises(DataError, check=at("/x", "10", "11")):
             file.read_at(0, 11)
         with pytest.raises(DataError, check=at("/x", "10", "12")):
@@ -46,7 +46,7 @@ def test_the_end_of_a_file_is_an_error_that_says_where(place):
 
 def test_a_missing_file_is_an_error_that_says_so(place):
     file = place / "y"
-    for function in (file.identity, lambda: file.open().read_at(0, 1)):
+    for function in (file.identity, lambda: file.open_file().read_at(0, 1)):
         with pytest.raises(DataError, check=at("/y")):
             function()
     with pytest.raises(FileNotFoundError):
@@ -55,7 +55,7 @@ def test_a_missing_file_is_an_error_that_says_so(place):
 
 def test_a_folder_is_no_file(tmp_path):
     (tmp_path / "sub").mkdir()
-    with (folder(tmp_path) / "sub").open() as file, pytest.raises(DataError, check=at("sub", "Is a dir")):
+    with (folder(tmp_path) / "sub").open_file() as file, pytest.raises(DataError, check=at("sub", "Is a dir")):
         file.read_at(0, 1)
 
 
@@ -63,9 +63,9 @@ def test_local_files_are_not_kept_open(tmp_path):
     (tmp_path / "x").write_bytes(b"abc")
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
-        with (folder(tmp_path) / "x").open() as file:
+        with (folder(tmp_path) / "x").open_file() as file:
             file.read_at(0, 3)
-        with pytest.raises(DataError), (folder(tmp_path) / "x").open() as file:
+        with pytest.raises(DataError), (folder(tmp_path) / "x").open_file() as file:
             file.read_at(0, 4)
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -76,9 +76,9 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path, monkeypatch):
     def refuse(path, flags):
         raise PermissionError(13, "Permission denied", path)
 
-    monkeypatch.setattr(storage.os, "open", refuse)  # the tests may run as root, who may read all
+    monkeypatch.setattr(reading.os, "open", refuse)  # the tests may run as root, who may read all
     with pytest.raises(DataError, check=at("/x", "Permission denied")):
-        (folder(tmp_path) / "x").open()
+        (folder(tmp_path) / "x").open_file()
 
 
 def test_a_remote_manifest_is_the_local_one(tmp_path):
@@ -93,3 +93,9 @@ def test_a_remote_manifest_is_the_local_one(tmp_path):
 def test_a_url_that_tensorflow_cannot_open_is_one_line():
     with pytest.raises(DataError, check=at("nowhere://b/d/manifest.json", "'nowhere'")):
         manifests.load("nowhere://b/d")
+
+
+def test_a_store_that_refuses_is_named_once():
+    for data_dir in ("s3://key:secret@b/d?nonsense=1", path_of("s3://key:secret@b/d?nonsense=1")):
+        with pytest.raises(DataError, match=r"^s3://b/d/manifest.json: cannot be read: Unexpected[^:]*: 'nonsense'$"):
+            manifests.load(data_dir)

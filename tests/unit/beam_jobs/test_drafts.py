@@ -8,14 +8,14 @@ import threading
 import numpy as np
 import pytest
 
-from beam_jobs.storage import write
+from beam_jobs import drafts
 from pipeline.errors import DataError
 
 
 def test_a_published_file_is_whole_and_alone(tmp_path):
     path = tmp_path / "train-00000-of-00001.tfrecord"
-    write.publish(path, b"one")
-    write.publish(path, memoryview(b"other"))
+    drafts.publish(path, b"one")
+    drafts.publish(path, memoryview(b"other"))
     assert path.read_bytes() == b"other"
     assert os.listdir(tmp_path) == [path.name]
 
@@ -23,10 +23,10 @@ def test_a_published_file_is_whole_and_alone(tmp_path):
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
     program = """
 import sys
-from beam_jobs.storage import write
-from beam_jobs.storage.paths import LocalPath
+from beam_jobs import drafts
+from pipeline.files.paths import LocalPath
 try:
-    write.publish(LocalPath(sys.argv[1]), bytes(100_000))
+    drafts.publish(LocalPath(sys.argv[1]), bytes(100_000))
 except Exception as error:
     print(type(error).__name__, error)
 """
@@ -48,11 +48,11 @@ except Exception as error:
 @pytest.mark.parametrize("sync", [True, False])
 def test_pieces_are_counted_as_they_are_written(sync, tmp_path):
     pieces = [b"1234", np.frombuffer(b"56789", np.uint8), b""]
-    draft = write.Draft(tmp_path / "x", iter(pieces))
+    draft = drafts.Draft(tmp_path / "x", iter(pieces))
     draft.publish(sync)
     assert (draft.num_bytes, draft.crc32c) == (9, "e3069283")  # the check value of CRC-32C, RFC 3720
     assert (tmp_path / "x").read_bytes() == b"123456789"
-    assert write.Draft(tmp_path / "none", []).crc32c == "00000000"
+    assert drafts.Draft(tmp_path / "none", []).crc32c == "00000000"
 
 
 def test_pieces_that_fail_leave_the_old_file_and_nothing_else(tmp_path):
@@ -62,7 +62,7 @@ def test_pieces_that_fail_leave_the_old_file_and_nothing_else(tmp_path):
 
     (tmp_path / "x").write_bytes(b"old")
     with pytest.raises(ValueError, match="no more"):
-        write.Draft(tmp_path / "x", pieces())
+        drafts.Draft(tmp_path / "x", pieces())
     assert (tmp_path / "x").read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["x"]
 
@@ -80,12 +80,12 @@ def test_only_our_own_temporary_names_are_removed(tmp_path):
     ]
     for name in ours + others:
         (tmp_path / name).write_bytes(b"x")
-    write.remove_temporaries(tmp_path)
+    drafts.remove_temporaries(tmp_path)
     assert sorted(os.listdir(tmp_path)) == sorted(others)
 
 
 def test_a_shut_gate_waits_for_a_write_and_lets_no_other_begin(tmp_path):
-    gate, inside, finish, shut = write.Gate(), threading.Event(), threading.Event(), threading.Event()
+    gate, inside, finish, shut = drafts.Gate(), threading.Event(), threading.Event(), threading.Event()
 
     def long_write():
         with gate.passed():

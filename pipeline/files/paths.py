@@ -1,0 +1,180 @@
+"""Paths of files and folders: local ones, and URLs of object stores and HDFS.
+
+A `StoragePath` of either kind has the methods of `pathlib.Path` that make sense in a store, and some of our own. `str`
+shows it to people; `url` is the text that `path_of` reads. An error is one line: the path, and why the system or the
+store refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from pipeline.errors import UsageError, one_line
+from pipeline.files.reading import Identity, OpenFile, unreadable
+from pipeline.files.remote import RemotePath, TensorFlowPath, is_url, needs_arrow
+from pipeline.files.write import sync
+
+if TYPE_CHECKING:
+    import pyarrow
+
+PathLike = str | os.PathLike[str]
+_REQUESTS = 16  # at a time: they mostly wait
+
+_Item = TypeVar("_Item")
+_Made = TypeVar("_Made")
+
+
+class LocalPath(pathlib.PosixPath):
+    """A path of this machine, or of a file system that it has mounted. Errors are `OSError` unless stated otherwise."""
+
+    is_remote = False
+
+    @property
+    def url(self) -> str:
+        """The path as text."""
+        return str(self)
+
+    def name_in(self, folder: object) -> str:
+        """Returns the path relative to a folder that it is in, with `/` between its parts."""
+        return os.path.relpath(self, str(folder))
+
+    def open_native(self) -> pyarrow.NativeFile:
+        """Opens the file for pyarrow, and for `read_at`, which any thread may call.
+
+        It is not memory-mapped: a file cut while it is read must not kill the process.
+        """
+        import pyarrow  # noqa: PLC0415, pip installs it for conversion
+
+        return pyarrow.OSFile(str(self))
+
+    def open_file(self) -> OpenFile:
+        """Returns the file, open for reading at any offset. Raises `DataError`."""
+        return OpenFile(str(self))
+
+    def read_ahead(self, local: int) -> int:
+        """Returns how many bytes to read ahead: `local` of a local file, 8 MiB of a remote one."""
+        return local
+
+    def size_and_time(self) -> tuple[int, int]:
+        """Returns the file's size in bytes and the time of its last change in ns (most stores tell whole seconds)."""
+        status = self.stat()
+        return status.st_size, status.st_mtime_ns
+
+    def identity(self) -> Identity:
+        """Returns what the file is now. Raises `DataError` if it is missing."""
+        try:
+            return Identity.of(self.stat())
+        except OSError as error:
+            raise unreadable(self, error) from None
+
+    def files(self, recursive: bool = False) -> list[str]:
+        """Returns the names of the files in this folder, sorted; `a/b` for those in folders in it, if `recursive`."""
+        found = self.rglob("*") if recursive else self.iterdir()
+        return sorted(path.relative_to(self).as_posix() for path in found if path.is_file())
+
+    def names(self) -> list[str]:
+        """Returns the names in this folder; in a store, those of files. Raises `DataError`."""
+        with one_line(self, "listed"):
+            return os.listdir(self)
+
+    def make_folder(self) -> None:
+        """Makes this folder, where it is missing. Raises `DataError`."""
+        with one_line(self, "made"):
+            self.mkdir(parents=True, exist_ok=True)
+
+    def move_to(self, new: StoragePath) -> None:
+        """Renames the file within its file system or store. Raises `DataError`."""
+        with one_line(new, "written"):
+            os.replace(self, str(new))  # a link at `new` is replaced, never followed
+
+    def remove(self) -> None:
+        """Removes the file, if it exists. Raises `DataError`."""
+        with one_line(self, "removed"):
+            self.unlink(missing_ok=True)
+
+    def sync(self) -> None:
+        """Syncs renames and removals in this folder to the disk. Raises `DataError`."""
+        with one_line(self, "synced to its disk"):
+            sync(self)
+
+
+StoragePath: TypeAlias = LocalPath | RemotePath
+
+
+def path_of(text: str) -> StoragePath:
+    """Returns the path that a text names, for conversion: a local one made absolute, a URL by pyarrow."""
+    return RemotePath(text) if is_url(text) else LocalPath(text).absolute()
+
+
+def folder(data_dir: PathLike | RemotePath) -> StoragePath:
+    """Returns the folder of a data set that is read: a local one as it is named, a URL by TensorFlow where it can.
+
+    Raises:
+      UsageError: it is neither a text nor an `os.PathLike` of one, or empty.
+    """
+    if isinstance(data_dir, LocalPath | RemotePath):
+        return data_dir
+    path = os.fspath(data_dir) if isinstance(data_dir, str | os.PathLike) else None
+    if not isinstance(path, str) or not path:
+        raise UsageError(f"data_dir={data_dir!r}: must be the path of a data set's folder")
+    if not is_url(path):
+        return LocalPath(path)
+    return RemotePath(path) if needs_arrow(path) else TensorFlowPath(path)
+
+
+def each(function: Callable[[_Item], _Made], items: Iterable[_Item], remote: bool) -> Iterator[_Made]:
+    """Yields the result of a function for each file, in order; remote files are worked on in threads.
+
+    Raises what the function raises for the first file that fails.
+    """
+    if not remote:
+        yield from map(function, items)
+        return
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        yield from pool.map(function, items)
+
+
+def try_lock(descriptor: int, shared: bool = False) -> bool:
+    """Locks an open file or folder until it is closed or the process ends, however it ends.
+
+    Args:
+      descriptor: of the file or folder.
+      shared: whether others may share the lock.
+
+    Returns:
+      Whether nobody else has a lock that forbids it.
+
+    Raises:
+      OSError: the file system cannot lock it.
+    """
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def share_lock(descriptor: int) -> None:
+    """Makes the lock that an open file has one that others may share."""
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
+@contextlib.contextmanager
+def locked(descriptor: int) -> Iterator[bool]:
+    """Locks an open file or folder, and closes it at the end of the block; yields whether nobody else holds the lock.
+
+    Some network file systems cannot lock: there, nothing keeps two processes apart.
+    """
+    try:
+        is_free = True
+        with contextlib.suppress(OSError):
+            is_free = try_lock(descriptor)
+        yield is_free
+    finally:
+        os.close(descriptor)

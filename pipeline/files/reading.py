@@ -1,0 +1,79 @@
+"""A file that is open, read at any offset; and what tells it from one that replaced it."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from pipeline.errors import DataError, reason_of
+
+
+class Identity(NamedTuple):
+    """What tells a file from one that replaced it: size in bytes, time of writing in ns, and inode (0: none)."""
+
+    num_bytes: int
+    written: int
+    inode: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> Identity:
+        """Returns that of a file of this machine."""
+        return cls(found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+class OpenFile:
+    """A file of this machine open for reading; a context manager. Several threads may each have their own."""
+
+    def __init__(self, path: str, descriptor: int | None = None) -> None:
+        """Opens it, or takes over a descriptor that is open; raises DataError where it cannot be opened."""
+        self.path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY) if descriptor is None else descriptor
+        except OSError as error:
+            raise unreadable(path, error) from None
+
+    def identity(self) -> Identity:
+        """Returns what is open."""
+        return Identity.of(os.fstat(self._descriptor))
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fills `view` with the bytes from `offset` on.
+
+        Raises:
+          DataError: the file cannot be read or ends before.
+        """
+        done = 0
+        while done < len(view):
+            try:
+                count = os.preadv(self._descriptor, [view[done:]], offset + done)
+            except OSError as error:
+                raise unreadable(self.path, error) from None
+            if count == 0:
+                raise short(self.path, offset, len(view), done)
+            done += count
+
+    def read_at(self, offset: int, size: int) -> memoryview:
+        """Returns `size` bytes from `offset` on; raises as `read_into`."""
+        view = memoryview(bytearray(size))
+        self.read_into(view, offset)
+        return view
+
+    def close(self) -> None:
+        """Releases what it holds."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> OpenFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def unreadable(path: object, error: Exception) -> DataError:
+    """Returns the error for a file that the system or its store does not let us read."""
+    return DataError(f"cannot be read: {reason_of(error)}", path=path)
+
+
+def short(path: str, offset: int, wanted: int, found: int) -> DataError:
+    """Returns the error for a file that ends `found` bytes after an offset, not `wanted`."""
+    return DataError(f"ends at byte {offset + found}, not at {offset + wanted} or later; it was truncated", path=path)
