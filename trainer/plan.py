@@ -119,7 +119,8 @@ def evaluation_of(
     folders = _folders(config)
     assert config.data.eval_split is not None
     names = _names(folders, config.data.eval_split)
-    has_split = [folder for folder in folders if len(folders) == 1 or _has_split(folder, config.data.eval_split)]
+    needed = set(names_of(config.data.eval_split))
+    has_split = [folder for folder in folders if len(folders) == 1 or needed <= manifests.load(folder).splits.keys()]
     found = {
         names[folder]: resolve(
             _request(config, parse, folder, config.data.eval_split, statistics or folders[0], training=False)
@@ -184,10 +185,6 @@ def _names(folders: list[PathLike], split: str) -> dict[PathLike, str]:
         folder: f"{name if short.count(name) == 1 else os.fspath(folder)}:{split}"
         for folder, name in zip(folders, short, strict=True)
     }
-
-
-def _has_split(folder: PathLike, split: str) -> bool:
-    return set(names_of(split)) <= manifests.load(folder).splits.keys()
 
 
 def _sharing(training: Mixture, workers: int) -> Iterator[str]:

@@ -89,7 +89,8 @@ class MetricsFile(Callback):
         end = 0
         with self._path.open("rb") as lines:
             for line in lines:
-                if end == 0 and not self._is_own(line):
+                # A kill may have left a part of this run's own first line.
+                if end == 0 and not any(own.startswith(line) for own in self._first_lines()):
                     self._content(line)
                     raise UsageError(
                         f"--metrics_jsonl={self._path}: has the metrics of another run than that in "
@@ -102,10 +103,6 @@ class MetricsFile(Callback):
                     self._at_start.add(tuple(name for name in content if name not in ("step", "time")))
                 end += len(line)
         return end
-
-    def _is_own(self, first: bytes) -> bool:
-        """Returns whether this run wrote the first line, of which a kill may have left a part."""
-        return any(line.startswith(first) for line in self._first_lines())
 
     def _content(self, line: bytes) -> dict[str, Any]:
         try:

@@ -30,7 +30,7 @@ from trainer.cluster.tf_config import Cluster, Seat
 
 NOTICE_SECONDS = 10.0  # between two lines that say for whom a worker waits
 _FIRST_NOTICE_SECONDS = 0.5
-RETRY_SECONDS = 0.3
+_RETRY_SECONDS = 0.3
 ANSWER_SECONDS = 10.0  # for a machine to answer, and for a worker to say who it is
 _EXPLAINING_SECONDS = 15.0  # for the others, who may load TensorFlow meanwhile
 _TOLD_SECONDS = 2.0  # within which the chief hears why a lost worker has left, if it has said so
@@ -151,7 +151,7 @@ async def _tell_chief(failure: Failure, seat: Seat) -> None:
                     messages.write_failure(writer, failure)
                     await messages.read_answer(reader)
                     return
-        await asyncio.sleep(RETRY_SECONDS)
+        await asyncio.sleep(_RETRY_SECONDS)
 
 
 async def _tell_others(error: PipelineError, seat: Seat, port: socket.socket, told: Collection[int]) -> None:
@@ -409,37 +409,67 @@ class _Chief:
         return shortened([self._cluster.name(rank) for rank in ranks])
 
 
-class _Worker:
-    """The side that asks the chief."""
+class Client:
+    """The side that asks the chief whether all may go on; what becomes of the connection, a subclass says.
 
-    def __init__(self, cluster: Cluster, hello: Hello, timeout: float) -> None:
-        self._hello, self._timeout = hello, timeout
-        self._chief, self._address = cluster.name(0), ports.split(cluster.addresses[0])
-        self._awaited = self._chief
-        self.kept: dict[int, _Connection] = {}
+    Args:
+      hello: of this process.
+      chief: what messages call it.
+      address: `host:port` of it.
+      timeout: seconds to wait for the others.
+    """
+
+    def __init__(self, hello: Hello, chief: str, address: str, timeout: float) -> None:
+        self.hello, self.chief, self.timeout = hello, chief, timeout
+        self._address, self._awaited = ports.split(address), chief
 
     async def meet(self) -> Outcome:
-        return await decided(asyncio.create_task(self._ask()), self._timeout, lambda: self._awaited)
+        """Returns the chief's answer, or the error for who did not come in time."""
+        return await decided(asyncio.create_task(self._ask()), self.timeout, lambda: self._awaited)
 
     async def _ask(self) -> Outcome:
         while True:
             try:
                 return await self._ask_once()
             except socket.gaierror as error:
-                self._awaited = f"{self._chief} [{reason_of(error)}]"
+                self._awaited = f"{self.chief} [{reason_of(error)}]"
             except messages.NOT_OURS:  # it does not listen yet, or is gone, or its port is another program's
-                self._awaited = self._chief
-            await asyncio.sleep(RETRY_SECONDS)
+                self._awaited = self.chief
+            await asyncio.sleep(_RETRY_SECONDS)
 
     async def _ask_once(self) -> Outcome:
         async with asyncio.timeout(ANSWER_SECONDS):
             reader, writer = await asyncio.open_connection(*self._address, limit=messages.MOST_BYTES)
-        with contextlib.closing(writer):
+        try:
             messages.expect_signs_of_life(writer)
-            messages.write_hello(writer, self._hello)
+            messages.write_hello(writer, self.hello)
+            return await self.answered(reader, writer)
+        except BaseException:
+            writer.close()
+            raise
+
+    async def answered(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Outcome:
+        """Returns the chief's answer; the connection is closed if it raises."""
+        raise NotImplementedError
+
+    async def outcome(self, reader: asyncio.StreamReader, silence: float | None = None) -> Outcome:
+        """Takes note of whom the chief waits for until it says whether all may go on; `silence` as of `read_answer`."""
+        while isinstance(answer := await messages.read_answer(reader, silence), str):
+            self._awaited = answer
+        return answer
+
+
+class _Worker(Client):
+    """A worker, which keeps the connection for its `Ties`."""
+
+    def __init__(self, cluster: Cluster, hello: Hello, timeout: float) -> None:
+        super().__init__(hello, cluster.name(0), cluster.addresses[0], timeout)
+        self.kept: dict[int, _Connection] = {}
+
+    async def answered(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Outcome:
+        with contextlib.closing(writer):
             try:
-                while isinstance(answer := await messages.read_answer(reader), str):
-                    self._awaited = answer
+                answer = await self.outcome(reader)
                 if answer is None:
                     writer.transport.pause_reading()  # type: ignore[attr-defined]
                     self.kept = {0: (writer.get_extra_info("socket").dup(), await _rest_of(reader))}

@@ -16,29 +16,22 @@ from trainer.evaluation.judging import Judgement
 from trainer.evaluation.pictures import confusion_matrix, worst_mistakes
 from trainer.evaluation.report import summary
 from trainer.inference import Trained
-from trainer.task.base import Evaluation
 
 
 def to_json(trained: Trained, judgement: Judgement) -> dict[str, Any]:
     """Returns all of a judgement as what JSON can hold."""
     evaluation, report = judgement.evaluation, judgement.report
+    shown = ("split", "num_examples", "num_skipped", "loss", "metrics")
+    sources = [{name: getattr(part, name) for name in shown} for part in evaluation.parts]
     return {
         "checkpoint": str(trained.record.path),
         "step": trained.record.step,
         "weights": "ema" if trained.averaged else "raw",
         "data_dir": trained.config.data.data_dir,
-        "split": evaluation.split,
-        "num_examples": evaluation.num_examples,
-        "num_skipped": evaluation.num_skipped,
-        "loss": evaluation.loss,
-        "metrics": evaluation.metrics,
-        **({"sources": [_to_json(part) for part in evaluation.parts]} if evaluation.parts else {}),
+        **{name: getattr(evaluation, name) for name in shown},
+        **({"sources": sources} if sources else {}),
         "report": report and report.to_json(),
     }
-
-
-def _to_json(part: Evaluation) -> dict[str, Any]:
-    return {name: getattr(part, name) for name in ("split", "num_examples", "num_skipped", "loss", "metrics")}
 
 
 def say(trained: Trained, judgement: Judgement) -> None:

@@ -88,8 +88,9 @@ def takes(model: keras.Model, features: Any) -> str | None:
     import tensorflow as tf  # noqa: PLC0415
 
     known = getattr(model, "input_shape", None)
-    is_one = isinstance(features, tf.TensorSpec) and isinstance(known, tuple) and _is_shape(known)
-    if is_one and tf.TensorShape(known).is_compatible_with(features.shape):
+    # Of several inputs, `input_shape` is a tuple of shapes.
+    is_shape = isinstance(known, tuple) and all(size is None or isinstance(size, int) for size in known)
+    if is_shape and isinstance(features, tf.TensorSpec) and tf.TensorShape(known).is_compatible_with(features.shape):
         return None
     specs = tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), features)
     try:
@@ -97,10 +98,6 @@ def takes(model: keras.Model, features: Any) -> str | None:
     except Exception as error:  # whatever a layer says of shapes that it does not take
         return of_user(error)
     return None
-
-
-def _is_shape(value: tuple[Any, ...]) -> bool:
-    return all(size is None or isinstance(size, int) for size in value)
 
 
 def _check_logits(name: str, model: keras.Model, images: tf.TensorSpec, num_classes: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,14 +12,14 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from pipeline.errors import PipelineError, RerunError, reason_of
+from pipeline.errors import PipelineError, RerunError
 from trainer.callbacks.base import Phase
 from trainer.callbacks.heartbeat import Heartbeat
 from trainer.cluster import messages, ports, rendezvous
 from trainer.cluster.difference import Description
 from trainer.cluster.interrupt import Interrupt
 from trainer.cluster.messages import Hello
-from trainer.cluster.rendezvous import ANSWER_SECONDS, RETRY_SECONDS, decided
+from trainer.cluster.rendezvous import Client
 from trainer.parameter_server.roles import CHIEF, PS, WORKER, Roles, Task
 
 _POLL_SECONDS = 0.1  # between two looks at whether a signal has come
@@ -71,7 +70,7 @@ def start_server(roles: Roles, address: str | None = None) -> tf.distribute.Serv
         ) from None
 
 
-class WorkerClient:
+class WorkerClient(Client):
     """A worker's or parameter server's end of the job: it serves the chief until the job ends.
 
     A signal is told to the chief, which saves; until then it is served.
@@ -97,10 +96,9 @@ class WorkerClient:
           heartbeat: says what is done.
         """
         self._roles, mine = roles, roles.mine
-        self._hello = Hello(roles.others.index(mine) + 1, roles.name(mine), description)
-        self._chief, self._address = roles.name(Task(CHIEF)), ports.split(roles.address(Task(CHIEF)))
-        self._timeout, self._silence, self._interrupt = join_timeout, silence, interrupt
-        self._heartbeat, self._awaited = heartbeat, self._chief
+        hello, chief = Hello(roles.others.index(mine) + 1, roles.name(mine), description), Task(CHIEF)
+        super().__init__(hello, roles.name(chief), roles.address(chief), join_timeout)
+        self._silence, self._interrupt, self._heartbeat = silence, interrupt, heartbeat
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     def serve(self) -> None:
@@ -112,15 +110,14 @@ class WorkerClient:
           UsageError: this process differs from the chief, or its port cannot be used.
         """
         self._heartbeat.on_phase(Phase("waiting for all processes"))
-        with rendezvous.explaining(self._roles.seat, self._timeout):
+        with rendezvous.explaining(self._roles.seat, self.timeout):
             server = start_server(self._roles)
         asyncio.run(self._attend())
         del server  # it listens for as long as it lives
 
     async def _attend(self) -> None:
         """Waits until the job begins, then until it ends."""
-        meeting = asyncio.create_task(self._meet())
-        if error := await decided(meeting, self._timeout, lambda: self._awaited):
+        if error := await self.meet():
             raise error
         assert self._streams is not None
         reader, writer = self._streams
@@ -129,7 +126,7 @@ class WorkerClient:
             listening = asyncio.create_task(self._listen(reader))
             said = await self._speak(writer, guard, listening)
         if said:
-            raise type(said)(f"the job has ended: {said}", lost=said.lost or [self._chief])
+            raise type(said)(f"the job has ended: {said}", lost=said.lost or [self.chief])
 
     async def _speak(
         self, writer: asyncio.StreamWriter, guard: int | None, listening: asyncio.Task[PipelineError | None]
@@ -163,15 +160,15 @@ class WorkerClient:
                 print(said, flush=True)
         except TimeoutError:
             raise RerunError(
-                f"lost {self._chief}: no sign of life for {self._silence:g} s (--collective_timeout); rerun the same "
+                f"lost {self.chief}: no sign of life for {self._silence:g} s (--collective_timeout); rerun the same "
                 "commands to resume from the last checkpoint",
-                lost=[self._chief],
+                lost=[self.chief],
             ) from None
         except messages.NOT_OURS:
             after = f" after {self._interrupt.reason}" if self._interrupt.requested else ""
             raise RerunError(
-                f"lost {self._chief}{after}; rerun the same commands to resume from the last checkpoint",
-                lost=[self._chief],
+                f"lost {self.chief}{after}; rerun the same commands to resume from the last checkpoint",
+                lost=[self.chief],
             ) from None
         return said
 
@@ -197,32 +194,16 @@ class WorkerClient:
             finally:
                 guard.kill()
 
-    async def _meet(self) -> PipelineError | None:
-        while True:
-            try:
-                return await self._ask()
-            except socket.gaierror as error:
-                self._awaited = f"{self._chief} [{reason_of(error)}]"
-            except messages.NOT_OURS:  # it does not listen yet, or is gone, or its port is another program's
-                self._awaited = self._chief
-            await asyncio.sleep(RETRY_SECONDS)
-
-    async def _ask(self) -> PipelineError | None:
-        async with asyncio.timeout(ANSWER_SECONDS):
-            reader, writer = await asyncio.open_connection(*self._address, limit=messages.MOST_BYTES)
-        messages.expect_signs_of_life(writer)
-        messages.write_hello(writer, self._hello)
+    async def answered(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> PipelineError | None:
+        """Returns the chief's answer. The connection stays for as long as the job."""
         self._streams = reader, writer
         self._signs = asyncio.create_task(self._live(writer))
         try:
-            while isinstance(answer := await messages.read_answer(reader, self._silence), str):
-                self._awaited = answer
-            return answer
+            return await self.outcome(reader, self._silence)
         except BaseException as error:
             self._signs.cancel()
             if isinstance(error, asyncio.CancelledError):
                 messages.write_news(writer, "late")
-            writer.close()
             raise
 
     async def _live(self, writer: asyncio.StreamWriter) -> None:

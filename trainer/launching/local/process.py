@@ -275,9 +275,10 @@ class Process:
 
     def poll(self) -> ExitStatus | None:
         """Looks whether it has ended, and if so ends what it has left behind."""
-        if self.exit_status is None and _has_ended(self.pid):
+        # WNOWAIT: until `wait` below, the number of its group cannot be another's.
+        if self.exit_status is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)  # before the number of the group can be another's
+                os.killpg(self.pid, signal.SIGKILL)
             self.exit_status = ExitStatus(self._popen.wait(), self._silence)
             self._guardian.release(self.pid)
         return self.exit_status
@@ -310,10 +311,6 @@ def program() -> tuple[str, ...]:
     """Returns what runs the trainer as this process runs: with the current folder on its path or without."""
     safe = () if sys.path[:1] in ([""], [os.getcwd()]) else ("-P",)
     return (sys.executable, *safe, "-m", "trainer.run")
-
-
-def _has_ended(pid: int) -> bool:
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _dies_with_parent() -> Callable[[], None] | None:
