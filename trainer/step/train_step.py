@@ -418,17 +418,11 @@ class Gradients:
         """
         scale = self.train_state.loss_scale()
         step = self.train_state.global_step.read_value() if step is None else step
-        function = self._compiled if self.compiled else self._by_itself
+        function = self._compiled if self.compiled else self._of
         return function(unit, weight, step, scale, values, rows)
 
     @tf.function(autograph=False, jit_compile=True)
     def _compiled(self, *arguments: Any) -> Contribution:
-        return self._of(*arguments)
-
-    # A graph of its own, which TensorFlow does not inline: Grappler rounds sums of products (a weight's gradient and
-    # its decay) otherwise where something else reads them, so that the bits would depend on summaries and key logs.
-    @tf.function(autograph=False, experimental_attributes={"_noinline": True})
-    def _by_itself(self, *arguments: Any) -> Contribution:
         return self._of(*arguments)
 
     def _of(
@@ -449,7 +443,8 @@ class Gradients:
         gradients = tape.gradient(scaled, trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]  # those of embeddings are sparse
         state = [tf.cast(value, tf.float32) / self.units for value in forward.state if value.dtype.is_floating]
-        return Contribution(gradients, state, {name: tf.stop_gradient(value) for name, value in sums.items()}, penalty)
+        found = Contribution(gradients, state, {name: tf.stop_gradient(value) for name, value in sums.items()}, penalty)
+        return _apart(found)
 
 
 def create(
@@ -482,6 +477,16 @@ def are_images(features: Any) -> bool:
     if not isinstance(features, tf.TensorSpec):
         return False
     return features.shape.rank == 4 and features.shape[-1] in _CHANNELS
+
+
+def _apart(value: Any) -> Any:
+    """Returns a structure of tensors such that how each is computed does not depend on what reads it.
+
+    Grappler's arithmetic optimizer takes a common factor out of a sum of products (a weight's gradient and its decay)
+    only where nothing else reads these. Without a node between, the bits of the weights would depend on summaries and
+    key logs. Grappler removes Identity, but not EnsureShape.
+    """
+    return tf.nest.map_structure(lambda one: tf.ensure_shape(one, one.shape), value)
 
 
 def all_sum(value: Any) -> Any:
