@@ -18,17 +18,16 @@ from numpy.typing import NDArray
 
 from beam_jobs import sources
 from beam_jobs.config import ConvertConfig
-from beam_jobs.examples import images
-from beam_jobs.examples.images import BadImageError
 from beam_jobs.examples.records import make_records
 from beam_jobs.examples.selection import ImageOptions, select
 from beam_jobs.flag_values import MAX_SHARDS
 from beam_jobs.sources import resplit
 from beam_jobs.sources.base import Block, Source
-from pipeline import manifest
+from pipeline import images, manifest
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, unknown
 from pipeline.files.paths import StoragePath
+from pipeline.images import BadImageError
 from pipeline.manifest import SourceFile, naming
 from pipeline.order import hashing
 from pipeline.order.hashing import Domain

@@ -27,12 +27,13 @@ if TYPE_CHECKING:
         steps_per_epoch,
         uniform,
     )
-    from trainer import Task, TrainConfig, train
+    from trainer import Predictor, Task, TrainConfig, train
 
-_TRAINER = ("Task", "TrainConfig", "train")
+_TRAINER = ("Predictor", "Task", "TrainConfig", "train")
 
 __all__ = [
     "InputMeter",
+    "Predictor",
     "RandomAccess",
     "Shard",
     "StepIterator",

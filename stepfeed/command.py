@@ -26,6 +26,7 @@ COMMANDS = {
     "train": ("trainer.run", "train a model; run again to resume"),
     "launch": ("trainer.launch", "train with several processes, or print the job for Kubernetes or Slurm"),
     "evaluate": ("trainer.evaluate", "say what a trained model gets right and wrong"),
+    "predict": ("trainer.predict", "say what your images show"),
     "export": ("trainer.export", "write a trained model as SavedModel, Keras, ONNX or StableHLO"),
 }
 _SHELLS = ("bash", "zsh", "fish")

@@ -1,6 +1,6 @@
 """Training on one device or many: `python -m trainer.run`, or from Python.
 
-    from trainer import Task, TrainConfig, train
+    from trainer import Predictor, Task, TrainConfig, train
 
 The flow: config -> plan -> cluster -> task, models -> step -> loop -> callbacks; `training` composes them. Names are
 loaded on first use, so that importing the package costs nothing.
@@ -13,12 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainer.config import TrainConfig
+    from trainer.exporting.predictions import Predictor
     from trainer.run import train
     from trainer.task.base import Task
 
-_HOME = {"Task": "trainer.task.base", "TrainConfig": "trainer.config", "train": "trainer.run"}
+_HOME = {
+    "Predictor": "trainer.exporting.predictions",
+    "Task": "trainer.task.base",
+    "TrainConfig": "trainer.config",
+    "train": "trainer.run",
+}
 
-__all__ = ["Task", "TrainConfig", "train"]
+__all__ = ["Predictor", "Task", "TrainConfig", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_jobs.conversion import job
-from beam_jobs.examples import images
 from beam_jobs.examples.records import compressed, make_records
 from beam_jobs.examples.selection import Selected, select
 from beam_jobs.plan import Plan, fastest
@@ -19,6 +18,7 @@ from beam_jobs.shards.receipts import Reject
 from beam_jobs.sink import Sink, staging
 from beam_jobs.sink.present import check_options, existing_manifest
 from beam_jobs.sources.base import Block
+from pipeline import images
 from pipeline.commands.text import count_of, range_of, size_of, table
 from pipeline.errors import DataError
 

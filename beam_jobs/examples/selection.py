@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.examples import images
-from beam_jobs.examples.images import BadImageError
 from beam_jobs.examples.statistics import PixelSums
 from beam_jobs.sources.base import Block
+from pipeline import images
+from pipeline.images import BadImageError
 
 
 @dataclasses.dataclass(frozen=True)

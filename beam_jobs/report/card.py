@@ -22,15 +22,14 @@ import PIL.Image
 from numpy.typing import NDArray
 
 from beam_jobs import drafts
-from beam_jobs.examples import images
-from beam_jobs.examples.images import BadImageError
 from beam_jobs.report import summary
 from beam_jobs.report.summary import ImageFacts, by_size
 from beam_jobs.shards import reader
-from pipeline import manifest
+from pipeline import images, manifest
 from pipeline.commands.text import count_of, size_of
 from pipeline.errors import DataError, PipelineError
 from pipeline.files.paths import StoragePath
+from pipeline.images import BadImageError
 from pipeline.manifest import Feature, Manifest, ShardInfo, naming
 from pipeline.records import tf_example
 

@@ -12,14 +12,14 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_jobs.examples import images
-from beam_jobs.examples.images import BadImageError
 from beam_jobs.examples.statistics import PixelSums, entropy
 from beam_jobs.shards import reader
 from beam_jobs.shards.reader import KeyHashes
+from pipeline import images
 from pipeline.commands.text import count_of
 from pipeline.errors import location, reason_of
 from pipeline.files.paths import StoragePath
+from pipeline.images import BadImageError
 from pipeline.manifest import Feature, Manifest, naming
 from pipeline.read import sidecars
 from pipeline.records import tf_example

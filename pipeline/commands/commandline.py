@@ -87,6 +87,7 @@ class _Parser(argparse.ArgumentParser):
         self.given: list[str] = []
         self.actions: dict[str, argparse.Action] = {}  # by their names on the command line
         self.num_places = 0
+        self.free: list[str] = []  # the flag that takes all arguments without a name, if there is one
         self.add_argument("--flags", action=_Listing, nargs=0, help=argparse.SUPPRESS)
         for group in groups:
             section = self.add_argument_group("flags" if group is kind else _about(group).rstrip("."))
@@ -94,7 +95,8 @@ class _Parser(argparse.ArgumentParser):
                 value = default.get(flag.name, flag.field.default)
                 action = section.add_argument(*names_of(flag), **_options(flag, value))
                 self.actions |= dict.fromkeys(action.option_strings, action)
-                self.num_places += not action.option_strings
+                self.num_places += not action.option_strings and action.nargs is None
+                self.free += [action.dest] if action.nargs == "*" else []
 
     def error(self, message: str) -> NoReturn:
         options = [*self.actions, "--help"]
@@ -142,7 +144,7 @@ def _options(flag: Flag, default: Any) -> dict[str, Any]:
         "metavar": metadata.get("metavar") or flag.kind.__name__,
     }
     if metadata.get("repeated"):
-        return {**options, "action": "append"}
+        return {**options, **({"nargs": "*"} if metadata.get("positional") else {"action": "append"})}
     return options if metadata.get("positional") else {**options, "required": default is dataclasses.MISSING}
 
 
@@ -225,6 +227,10 @@ def parse_known(
     if parser.num_places:
         _check_places(parser.given, parser)
     known, rest = parser.parse_known_args(parser.given)
+    for name in parser.free:  # argparse takes those before the first flag alone
+        given = [*getattr(known, name, []), *(token for token in rest if not token.startswith("-"))]
+        setattr(known, name, given)
+        rest = [token for token in rest if token.startswith("-")]
     return make(kind, {**(default or {}), **vars(known)}), rest, [*parser.actions, "--help"]
 
 

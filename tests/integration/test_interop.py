@@ -15,10 +15,9 @@ import tensorflow_datasets as tfds
 
 from beam_jobs import sources
 from beam_jobs.convert import main
-from beam_jobs.examples import images
 from beam_jobs.shards import manifest_writer
 from beam_jobs.sources.base import SourceOptions
-from pipeline import manifest
+from pipeline import images, manifest
 from pipeline.manifest import naming
 from pipeline.read.sidecars import shard_members
 from pipeline.records import members

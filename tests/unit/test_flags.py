@@ -26,6 +26,7 @@ CONFIGS = {
     "trainer.launch": "trainer.launching.flags:LaunchFlags",
     "trainer.evaluate": "trainer.evaluation.flags:EvaluateConfig",
     "trainer.export": "trainer.exporting.flags:ExportConfig",
+    "trainer.predict": "trainer.exporting.flags:PredictConfig",
     "pipeline.inspect": "pipeline.inspect.__main__:InspectConfig",
     "pipeline.index": "pipeline.index.__main__:IndexConfig",
     "pipeline.audit": "pipeline.audit.__main__:AuditConfig",
@@ -221,6 +222,17 @@ SEEN: dict[str, dict[str, str]] = {
         "examples": "integration/test_export.py::test_the_examples_to_compare_on_are_those_of_the_flags",
         "tolerance": "integration/test_export.py::test_a_file_that_gives_other_numbers_is_not_exported",
     },
+    "trainer.predict": {
+        "images": "integration/test_predict.py::test_most_digits_are_read",
+        "model_dir": "integration/test_predict.py::test_most_digits_are_read",
+        "exported": "integration/test_predict.py::test_an_exported_file_says_what_the_run_says",
+        "checkpoint": "integration/test_predict.py::test_the_checkpoint_and_the_weights_are_those_of_the_flags",
+        "weights": "integration/test_predict.py::test_the_checkpoint_and_the_weights_are_those_of_the_flags",
+        "data_dir": "integration/test_predict.py::test_the_checkpoint_and_the_weights_are_those_of_the_flags",
+        "top": "integration/test_predict.py::test_files_say_what_is_printed_and_batches_change_nothing",
+        "output": "integration/test_predict.py::test_files_say_what_is_printed_and_batches_change_nothing",
+        "batch_size": "integration/test_predict.py::test_files_say_what_is_printed_and_batches_change_nothing",
+    },
     "pipeline.inspect": {
         "data_dir": "unit/pipeline/inspect/test_inspect.py::test_tables_show_counts_bytes_and_labels",
         "png": (
@@ -412,8 +424,8 @@ def test_the_named_tests_exist_and_pass_the_flag(what):
         path = TESTS / file
         if not path.is_file() or test not in definitions(path):
             wrong.append(f"{flag}: there is no test {named!r}")
-        elif flag == "data_dir" and what.startswith(("pipeline.", "beam_jobs.validate")):
-            continue  # DATA_DIR, without a name
+        elif (flag == "data_dir" and what.startswith(("pipeline.", "beam_jobs.validate"))) or flag == "images":
+            continue  # given by its place, without a name
         elif not passes(path, test, flag):
             wrong.append(f"{flag}: {named} has neither --{flag} nor an argument {flag}=")
     assert not wrong, f'name another test in SEEN["{what}"] of tests/unit/test_flags.py:\n' + "\n".join(wrong)

@@ -18,7 +18,7 @@ from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError, named
 from trainer.cluster import failures
 from trainer.exporting import comparison
-from trainer.exporting.flags import ExportConfig
+from trainer.exporting.flags import EXPORT, ExportConfig
 from trainer.exporting.formats import FORMATS
 from trainer.exporting.served import Served, served
 from trainer.inference import Trained, build_first
@@ -80,7 +80,7 @@ def _write_all(config: ExportConfig, trained: Trained, model: Served, folder: pa
         print(f"{name}: {compared}: largest difference {difference:.2g} (allowed {tolerance:g})", flush=True)
         differences[name] = difference
     about = _about(config, trained, model, differences)
-    (folder / "export.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    (folder / EXPORT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 
 def _tolerance(trained: Trained, model: Served) -> float:
@@ -110,7 +110,12 @@ def _about(config: ExportConfig, trained: Trained, model: Served, differences: d
         "step": trained.record.step,
         "weights": "ema" if trained.averaged else "raw",
         "dataset": trained.split.manifest.dataset,
-        "preprocessing": {"resize": trained.config.data.resize, "distort": trained.config.data.distort},
+        "image_size": model.core_shape[:2],  # height, width: what the model gets
+        "preprocessing": {
+            "resize": trained.config.data.resize,
+            "distort": trained.config.data.distort,
+            "fits": model.fitting is not None,  # whether images of other sizes are cut and stretched to it
+        },
         "class_names": list(model.class_names),
         "files": {
             name: {

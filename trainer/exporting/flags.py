@@ -1,15 +1,17 @@
-"""The flags of `trainer.export`."""
+"""The flags of `trainer.export` and `trainer.predict`."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 
-from pipeline.commands.flags import flag
+from pipeline.commands.flags import check, flag
 from pipeline.errors import UsageError, unknown
 from trainer.config.meaning import check_apart, check_local
-from trainer.config.run import CheckpointFlags
+from trainer.config.run import WEIGHTS, CheckpointFlags
 
+EXPORT = "export.json"  # describes the exported files, beside them
+OUTPUTS = (".jsonl", ".csv")  # of predictions
 LIBRARIES = {  # that each format needs besides TensorFlow
     "saved_model": (),
     "keras": (),
@@ -51,3 +53,34 @@ class ExportConfig(CheckpointFlags, _Required):
     def formats(self) -> list[str]:
         """The formats, each once, in the order in which they are given."""
         return list(dict.fromkeys(name.strip() for name in self.format.split(",")))
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictConfig:
+    """Which model is asked, about which images, and where the answers go."""
+
+    images: list[str] = flag(text="image files, and folders of them", positional=True, repeated=True, metavar="IMAGE")
+    model_dir: str | None = flag(None, "folder of a run of trainer.run; it may be training")
+    exported: str | None = flag(None, "instead: what trainer.export wrote, its folder or one of the files in it")
+    checkpoint: str | None = flag(None, "of the run: ckpt-400, 400, best or best/ckpt-400 (None: the newest)")
+    weights: str | None = flag(
+        None, "of the run: raw, or ema: the average over the steps (None: the average if it kept one)", known=WEIGHTS
+    )
+    data_dir: str | None = flag(None, "folder of the run's data set, where that has moved")
+    top: int = flag(3, "classes per image, the most likely ones", least=1)
+    output: str | None = flag(None, "file for the answers: FILE.jsonl or FILE.csv (None: they are printed)")
+    batch_size: int = flag(64, "images that are computed at once", least=1)
+
+    def __post_init__(self) -> None:
+        """Checks the values, alone and together."""
+        check(self)
+        if not self.images:
+            raise UsageError("IMAGE is missing: give image files, or folders of them")
+        if (self.model_dir is None) == (self.exported is None):
+            are = "or --exported is missing" if self.exported is None else "and --exported"
+            raise UsageError(f"--model_dir {are}: give one of them")
+        for name in ("checkpoint", "weights", "data_dir"):
+            if self.exported is not None and getattr(self, name) is not None:
+                raise UsageError(f"--{name}={getattr(self, name)} with --exported: is of a run; give --model_dir")
+        if self.output is not None and not self.output.endswith(OUTPUTS):
+            raise UsageError(f"--output={self.output}: must end with {' or '.join(OUTPUTS)}")

@@ -14,12 +14,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
-Batches = list[np.ndarray[Any, Any]]
+Batches = Iterable[np.ndarray[Any, Any]]
 Answers = Iterator[dict[str, Any]]
 
 

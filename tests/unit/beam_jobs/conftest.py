@@ -128,17 +128,6 @@ def plan_of(made, tmp_path):
     return plan
 
 
-@pytest.fixture
-def pixels():
-    """A function that returns images by a hash, uint8 (n, height, width, channels)."""
-
-    def make(count, shape=(6, 5, 3), seed=0):
-        numbers = np.arange(count * int(np.prod(shape))) + (seed << 32)
-        return (splitmix64(numbers) >> np.uint64(56)).astype(np.uint8).reshape(count, *shape)
-
-    return make
-
-
 @pytest.fixture(autouse=True)
 def _writes_may_begin():
     drafts.gate.open()  # a conversion that failed in this process has shut it

@@ -18,9 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from beam_jobs.examples import images
 from beam_jobs.shards import writer
-from pipeline import manifest
+from pipeline import images, manifest
 from pipeline.manifest import Feature, naming
 from pipeline.records import framing, tf_example
 from tests import forked

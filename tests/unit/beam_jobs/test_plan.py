@@ -11,10 +11,10 @@ import pytest
 from beam_jobs import plan
 from beam_jobs import plan as shards
 from beam_jobs.config import ConvertConfig
-from beam_jobs.examples import images
 from beam_jobs.examples.records import make_records
 from beam_jobs.examples.selection import ImageOptions
 from beam_jobs.sources.base import Block
+from pipeline import images
 from pipeline.errors import DataError, UsageError
 from pipeline.order import hashing
 from pipeline.records.tf_example import encode

@@ -15,11 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs.conversion import dry_run
-from beam_jobs.examples import images
 from beam_jobs.shards import reader
 from beam_jobs.sink.local import LocalSink
 from beam_jobs.sources import published
-from pipeline import manifest
+from pipeline import images, manifest
 from pipeline.records import tf_example
 from tests.converting import write_shard
 from tests.made_source import Content

@@ -6,9 +6,9 @@ import PIL.Image
 import PIL.ImageOps
 import pytest
 
-from beam_jobs.examples import images
 from beam_jobs.examples.selection import ImageOptions, joined, recode, select
 from beam_jobs.sources.base import Block
+from pipeline import images
 
 RAW = ImageOptions("raw", 3, None, (6, 5, 3))
 

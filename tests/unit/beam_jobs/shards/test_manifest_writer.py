@@ -9,12 +9,11 @@ import PIL.Image
 import pytest
 import tensorflow_datasets as tfds
 
-from beam_jobs.examples import images
 from beam_jobs.examples.records import make_records
 from beam_jobs.plan import Origin
 from beam_jobs.shards import manifest_writer, writer
 from beam_jobs.sources.base import Block
-from pipeline import manifest
+from pipeline import images, manifest
 from pipeline.errors import DataError
 from pipeline.manifest import Feature, Manifest, ShardInfo, SourceFile, SplitInfo, naming
 from tests.datasets import images_of, write_dataset

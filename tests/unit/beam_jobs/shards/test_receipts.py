@@ -3,9 +3,9 @@ import json
 
 import pytest
 
-from beam_jobs.examples import images
 from beam_jobs.shards import receipts
 from beam_jobs.shards.receipts import Reject
+from pipeline import images
 from pipeline.manifest import naming
 from tests.converting import write_shard
 from tests.made_source import Content

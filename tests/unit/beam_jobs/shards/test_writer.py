@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from beam_jobs import drafts
-from beam_jobs.examples import images
 from beam_jobs.shards import reader, receipts, writer
 from beam_jobs.shards.receipts import Reject
+from pipeline import images
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import naming
 from pipeline.read.sidecars import shard_members

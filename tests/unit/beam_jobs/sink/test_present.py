@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from beam_jobs.examples import images
 from beam_jobs.sink import present
+from pipeline import images
 from pipeline.errors import DataError
 from pipeline.manifest import naming
 from tests.datasets import edit_manifest

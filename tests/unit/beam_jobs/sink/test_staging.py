@@ -5,10 +5,9 @@ import signal
 
 import pytest
 
-from beam_jobs.examples import images
 from beam_jobs.shards import manifest_writer, receipts, writer
 from beam_jobs.sink import staging
-from pipeline import manifest
+from pipeline import images, manifest
 from pipeline.errors import DataError, TransientError
 from pipeline.manifest import naming
 from tests.converting import write_shard

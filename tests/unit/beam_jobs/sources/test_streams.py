@@ -20,13 +20,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from beam_jobs import sources
-from beam_jobs.examples import images
-from beam_jobs.examples.images import BadImageError
 from beam_jobs.sources import published, row_files, streams
 from beam_jobs.sources.base import SourceOptions
 from beam_jobs.sources.parquet import reader as parquet_reader
+from pipeline import images
 from pipeline.errors import DataError
 from pipeline.files.paths import LocalPath
+from pipeline.images import BadImageError
 from pipeline.manifest import SourceFile
 from pipeline.records import framing, tf_example
 from tests.converting import convert_in_process

@@ -8,8 +8,8 @@ import tensorflow_datasets as tfds
 
 from beam_jobs import sources
 from beam_jobs.convert import main
-from beam_jobs.examples import images
 from beam_jobs.sources.base import SourceOptions
+from pipeline import images
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature
 from tests.raised import at

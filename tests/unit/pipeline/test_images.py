@@ -15,8 +15,8 @@ import PIL.Image
 import PIL.ImageOps
 import pytest
 
-from beam_jobs.examples import images
-from beam_jobs.examples.images import BadImageError
+from pipeline import images
+from pipeline.images import BadImageError
 
 
 def file_of(array_or_image, kind, **options):

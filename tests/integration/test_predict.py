@@ -1,0 +1,179 @@
+"""`trainer.predict`: what a run's model, or its exported files, say of images that lie in folders."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from pipeline import RandomAccess, images
+from tests import forked
+from trainer import Predictor
+
+COUNT = 60
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, digits):
+    """A run of 60 steps that kept a checkpoint of step 5 and an average of the weights."""
+    folder = tmp_path_factory.mktemp("predict") / "run"
+    flags = [
+        "--model=lenet",
+        "--train_steps=60",
+        "--checkpoint_every=5",
+        "--max_to_keep=20",
+        "--ema=0.5",
+        "--log_every=0",
+    ]
+    done = forked.run(["-m", "trainer.run", f"--data_dir={digits}", f"--model_dir={folder}", *flags])
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory, digits):
+    """Digits of the test split as files: {path: label}, sorted, beside a file that is no image."""
+    folder, labels = tmp_path_factory.mktemp("photos"), {}
+    examples = RandomAccess(digits, "test")
+    for number in range(COUNT):
+        path = folder / f"part-{number % 3}" / f"{number:03}.png"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(images.encoded(examples[number]["image"], "png"))
+        labels[str(path)] = int(examples[number]["label"])
+    (folder / "notes.txt").write_text("none")
+    return folder, dict(sorted(labels.items()))
+
+
+def predict(*arguments):
+    return forked.run(["-m", "trainer.predict", *map(str, arguments)])
+
+
+def answers(text):
+    """Returns {path: [(class, probability), ...]} of what was printed."""
+    lines = (line.rsplit(": ", 1) for line in text.splitlines())
+    pairs = ((path, [one.rsplit(" ", 1) for one in said.split(", ")]) for path, said in lines)
+    return {path: [(name, float(probability)) for name, probability in classes] for path, classes in pairs}
+
+
+def test_most_digits_are_read(run, photos):
+    folder, labels = photos
+    done = predict(folder, f"--model_dir={run}")
+    assert done.returncode == 0, done.stderr
+    found = answers(done.stdout)
+    assert list(found) == list(labels)
+    assert np.mean([found[path][0][0] == str(label) for path, label in labels.items()]) > 0.8
+    assert {len(classes) for classes in found.values()} == {3}
+    assert all(classes == sorted(classes, key=lambda one: -one[1]) for classes in found.values())
+    assert f"lenet at step 60, averaged weights ({run}/ckpt-60)" in done.stderr
+    assert "left out 1 file of another ending" in done.stderr
+
+
+def test_files_say_what_is_printed_and_batches_change_nothing(run, photos, tmp_path):
+    some = list(photos[1])[:7]
+    printed = answers(predict(*some, f"--model_dir={run}", "--top=2", "--batch_size=3").stdout)
+    for name in ("x/answers.jsonl", "x/answers.csv"):
+        output = tmp_path / name
+        assert predict(f"--output={output}", *some, f"--model_dir={run}", "--top=2").returncode == 0
+        assert [path.name for path in output.parent.iterdir() if path.name.startswith(".")] == []
+    lines = [json.loads(line) for line in (tmp_path / "x/answers.jsonl").read_text().splitlines()]
+    with open(tmp_path / "x/answers.csv", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [line["file"] for line in lines] == [row["file"] for row in rows] == some
+    for line, row in zip(lines, rows, strict=True):
+        (first, one), (second, two) = printed[line["file"]]
+        assert [top["class_name"] for top in line["top"]] == [first, second] == [row["class_1"], row["class_2"]]
+        assert (float(row["probability_1"]), float(row["probability_2"])) == pytest.approx((one, two), abs=6e-4)
+        assert (line["class_name"], line["probability"]) == (first, pytest.approx(one, abs=6e-4))
+
+
+def test_the_checkpoint_and_the_weights_are_those_of_the_flags(run, photos, digits, tmp_path):
+    some = list(photos[1])[:2]
+    flags = [[], ["--checkpoint=ckpt-5"], ["--weights=raw"]]
+    found = [predict(*some, f"--model_dir={run}", *more).stdout for more in flags]
+    assert len(set(found)) == 3
+    moved = shutil.copytree(digits, tmp_path / "moved")
+    assert predict(*some, f"--model_dir={run}", f"--data_dir={moved}").stdout == found[0]
+    gone = predict(*some, f"--model_dir={run}", f"--data_dir={tmp_path}/none")
+    assert (gone.returncode, "no manifest" in gone.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("kind", ["saved_model", "keras", "onnx"])
+def test_an_exported_file_says_what_the_run_says(kind, run, photos, tmp_path):
+    if kind == "onnx":
+        pytest.importorskip("tf2onnx", reason="needs pip install 'stepfeed[export]'")
+    output, some = tmp_path / "exported", list(photos[1])[:9]
+    program = ["-m", "trainer.export", f"--model_dir={run}", f"--output={output}", f"--format={kind}", "--examples=5"]
+    assert forked.run(program).returncode == 0
+    of_run = predict(*some, f"--model_dir={run}")
+    of_file = predict(*some, f"--exported={output}")
+    for path, classes in answers(of_run.stdout).items():
+        assert [name for name, _ in answers(of_file.stdout)[path]] == [name for name, _ in classes]
+    (file,) = [path for path in output.iterdir() if path.name != "export.json"]
+    assert predict(*some, f"--exported={file}").stdout == of_file.stdout
+    shutil.rmtree(file) if file.is_dir() else file.write_bytes(b"cut")
+    damaged = predict(*some, f"--exported={output}")
+    assert (damaged.returncode, damaged.stderr.splitlines()[-1].startswith(f"trainer.predict: {file}: ")) == (1, True)
+
+
+def test_images_of_another_size_and_colour_are_stretched_as_a_conversion_does_it(run, tmp_path):
+    draw = np.random.default_rng(3)
+    big = draw.integers(0, 256, (90, 61, 3), np.uint8)
+    PIL.Image.fromarray(big).save(tmp_path / "big.png")
+    small = images.resized(images.with_channels(big, 1), (28, 28))
+    PIL.Image.fromarray(small[..., 0]).save(tmp_path / "small.png")
+    found = answers(predict(tmp_path, f"--model_dir={run}", "--top=10").stdout)
+    assert found[f"{tmp_path}/big.png"] == found[f"{tmp_path}/small.png"]
+    predictor = Predictor.of_run(run)
+    assert predictor.image_shape == (28, 28, 1)
+    of_arrays = predictor.probabilities([small])
+    assert of_arrays.shape == (1, 10)
+    assert float(of_arrays.max()) == pytest.approx(found[f"{tmp_path}/small.png"][0][1], abs=6e-4)
+    (one,) = predictor.predict([tmp_path / "big.png"], top=1)
+    assert one.best[0][1:] == (predictor.class_names[one.best[0][0]], pytest.approx(float(of_arrays.max()), abs=1e-5))
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_is_answered(run, photos, tmp_path):
+    good = list(photos[1])[:2]
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"no image")
+    output = tmp_path / "answers.jsonl"
+    done = predict(good[0], bad, good[1], f"--model_dir={run}", f"--output={output}")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"trainer.predict: {bad}: no image of a known format")
+    assert done.stderr.splitlines()[-1].endswith(": 2 of 3 images have an answer")
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [("problem" in line, line["file"]) for line in lines] == [
+        (False, good[0]),
+        (True, str(bad)),
+        (False, good[1]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--model_dir=RUN"], 2, "IMAGE is missing"),
+        (["a.png"], 2, "--model_dir or --exported is missing"),
+        (["a.png", "--model_dir=RUN", "--exported=E"], 2, "--model_dir and --exported: give one"),
+        (["a.png", "--exported=E", "--weights=raw"], 2, "--weights=raw with --exported: is of a run"),
+        (["a.png", "--model_dir=RUN", "--output=x.txt"], 2, "--output=x.txt: must end with .jsonl or .csv"),
+        (["nowhere.png", "--model_dir=RUN"], 1, "nowhere.png: cannot be read: No such file or directory"),
+        (["EMPTY", "--model_dir=RUN"], 1, "EMPTY: 0 files, and none has an image's ending"),
+        (["EMPTY", "--exported=EMPTY"], 1, "EMPTY: 0 files, and none has an image's ending"),
+        (["PHOTOS", "--exported=EMPTY"], 1, "EMPTY: no export"),
+        (["a.png", "--model_dir=RUN", "--top=0"], 2, "--top=0: must be 1 or more"),
+    ],
+)
+def test_wrong_arguments_are_one_line(arguments, code, said, run, photos, tmp_path):
+    names = {"RUN": run, "EMPTY": tmp_path, "PHOTOS": photos[0]}
+
+    def named(text):
+        for name, value in names.items():
+            text = text.replace(name, str(value))
+        return text
+
+    done = predict(*map(named, arguments))
+    assert done.returncode == code
+    assert done.stderr.splitlines()[-1].startswith(f"trainer.predict: {named(said)}")
