@@ -12,12 +12,12 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.batch.compose import make_dataset
-from pipeline.errors import DataError, UsageError
+from pipeline.errors import UsageError
 from pipeline.files.paths import PathLike
 from pipeline.manifest.sources import Sources
 from pipeline.order.order import Spec
 from pipeline.order.sharding import as_shard, whole_number
-from pipeline.read.numpy_calls import message_of_input
+from pipeline.read.numpy_calls import error_of_input
 from pipeline.request import InputOptions, Request
 from pipeline.resolved import resolve_all
 
@@ -92,8 +92,8 @@ class StepIterator(Iterator[tuple[Any, ...]]):
         try:
             element = next(self._open[0])
         except tf.errors.OpError as error:
-            if said := message_of_input(error.message):
-                raise DataError(said) from None
+            if own := error_of_input(error.message):
+                raise own from None
             raise
         self._given += 1
         arrays: tuple[Any, ...] = tf.nest.map_structure(_array, element)

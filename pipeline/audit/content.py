@@ -21,11 +21,11 @@ from pipeline.audit.proof import Check, Fault
 from pipeline.audit.reading import Topology
 from pipeline.commands.text import count_of, size_of
 from pipeline.decode import resize
-from pipeline.errors import DataError, location
+from pipeline.errors import location
 from pipeline.files.paths import folder
 from pipeline.input import input_fn
 from pipeline.manifest import Feature
-from pipeline.read.numpy_calls import message_of_input
+from pipeline.read.numpy_calls import error_of_input
 from pipeline.records import framing, tf_example
 from pipeline.records.stream import RecordStream, forward
 from pipeline.request import Request
@@ -129,8 +129,8 @@ def _next(elements: Iterator[Any]) -> Any:
     try:
         return next(elements)
     except tf.errors.OpError as error:
-        if said := message_of_input(error.message):
-            raise DataError(said) from None
+        if own := error_of_input(error.message):
+            raise own from None
         raise
 
 

@@ -19,7 +19,7 @@ from pipeline.bench.result import Sample
 from pipeline.decode import Form
 from pipeline.errors import DataError, root_cause
 from pipeline.files.paths import folder
-from pipeline.read.numpy_calls import message_of_input
+from pipeline.read.numpy_calls import error_of_input
 from pipeline.read.shards import Shards
 from pipeline.read.sidecars import Sidecars
 from pipeline.read.window import LocalReader
@@ -180,8 +180,8 @@ def input_errors() -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        said = message_of_input(error.message) or root_cause(error.message)[1]
-        raise DataError(said or type(error).__name__) from None
+        said = root_cause(error.message)[1] or type(error).__name__
+        raise (error_of_input(error.message) or DataError(said)) from None
 
 
 @dataclasses.dataclass

@@ -16,13 +16,15 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import tensorflow as tf
 
-from pipeline.errors import PipelineError
+from pipeline.errors import DataError, PipelineError
 
 _QUIET_SECONDS = 0.05  # without a call: TensorFlow's buffers are full, or have received the error
 _MOST_SECONDS = 10.0
 
 _lock = threading.Lock()
 _calls: set[int] = set()
+_errors: dict[str, PipelineError] = {}  # the last ones that functions have raised, by their texts
+_MOST_ERRORS = 16
 _state = {"ends": False, "last": 0.0}
 _ASSERTED = re.compile(r"assertion failed: \[([^\n]*)\]")
 _ESCAPED = re.compile(rb"\\([0-7]{3}|.)")
@@ -44,7 +46,7 @@ def call_numpy(
                 if may_begin:
                     return *function(*values), np.array(b"", object)
             except PipelineError as error:
-                problem = str(error)
+                problem = _kept(error)
             except MemoryError as error:
                 problem = (
                     f"not enough memory for a window ({error}): give a smaller shuffle_bytes, which changes the order"
@@ -55,6 +57,23 @@ def call_numpy(
     *tensors, problem = tf.numpy_function(call, arguments, [*dtypes, tf.string])
     with tf.control_dependencies([tf.debugging.Assert(tf.equal(problem, ""), [problem])]):
         return [tf.identity(tensor) for tensor in tensors]
+
+
+def _kept(error: PipelineError) -> str:
+    """Returns the text of an error, by which `error_of_input` finds its fields again: only text passes TensorFlow."""
+    with _lock:
+        while len(_errors) >= _MOST_ERRORS:
+            del _errors[next(iter(_errors))]
+        _errors[str(error)] = error.changed()  # a copy: the traceback would keep the arrays of its frames
+    return str(error)
+
+
+def error_of_input(message: str) -> DataError | None:
+    """Returns the input's own error inside an op's message; None where the error has another cause."""
+    if (said := message_of_input(message)) is None:
+        return None
+    found = _errors.get(said)
+    return found.changed() if isinstance(found, DataError) else DataError(said)
 
 
 def message_of_input(message: str) -> str | None:

@@ -27,6 +27,7 @@ OWN = (
 )
 _OWN_FRAMES = 2  # of `in_one_line`, and of the block inside, which is the trainer's
 _OTHER_SHAPE = re.compile(r"expected shape (\[[\d,]*\]) but another member in the group expected shape (\[[\d,]*\])")
+_PORT_TAKEN = "Could not start gRPC server"  # tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 
 
@@ -89,6 +90,11 @@ def raise_if_other_model(error: tf.errors.OpError) -> None:
             f"the workers build different models: a variable has shape {shapes[1]} on one and {shapes[2]} on another; "
             "start all workers with the same flags, data, code and versions"
         ) from error
+
+
+def is_port_taken(error: tf.errors.OpError) -> bool:
+    """Whether TensorFlow's server could not have its port."""
+    return _PORT_TAKEN in error.message
 
 
 def _disk_full(reason: str) -> DataError:

@@ -10,13 +10,11 @@ from tensorflow.python.eager import context
 
 from pipeline.errors import UsageError
 from pipeline.order import order
-from trainer.cluster import ports
+from trainer.cluster import failures, ports
 from trainer.cluster.rendezvous import SOMEBODY, LostError
 from trainer.cluster.tf_config import Cluster
 from trainer.config import TrainConfig
 from trainer.config.run import RunFlags
-
-_PORT_TAKEN = "Could not start gRPC server"  # tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc
 
 
 def configure(config: TrainConfig) -> None:
@@ -109,7 +107,7 @@ def _join(cluster: Cluster, timeout: float) -> tf.distribute.Strategy:
             lost=[SOMEBODY],
         ) from None
     except tf.errors.UnknownError as error:
-        if _PORT_TAKEN in error.message:
+        if failures.is_port_taken(error):
             raise ports.unusable(
                 cluster, "was taken by another process; end that process or use another port"
             ) from None

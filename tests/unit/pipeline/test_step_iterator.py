@@ -15,6 +15,7 @@ import pipeline
 from pipeline import Shard, StepIterator, input_fn
 from pipeline.errors import DataError, UsageError
 from tests.datasets import Kind, extra_of, write_dataset
+from tests.raised import at
 
 TRAIN = {"global_batch_size": 4, "training": True}
 
@@ -164,7 +165,7 @@ def test_going_to_the_current_step_reads_nothing_again(tmp_path):
     batches.set_state(batches.get_state())
     assert next(batches)[3].tolist() == whole[3]
     batches.set_state(batches.get_state() | {"step": 2})
-    with pytest.raises(DataError, match="train-00001-of-00003.tfrecord"):
+    with pytest.raises(DataError, check=at("train-00001-of-00003.tfrecord", "No such file")):
         next(batches)
 
 
@@ -174,10 +175,8 @@ def test_a_record_that_is_found_corrupt_on_the_way_is_a_data_error(tmp_path):
     assert len(next(batches)) == 3
     path = tmp_path / "train-00002-of-00003.tfrecord"
     path.write_bytes(path.read_bytes())
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, check=at(path, "written again")):
         list(batches)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert "\n" not in str(caught.value)
 
 
 def test_what_lies_before_a_state_is_not_read(tmp_path):
@@ -191,7 +190,7 @@ def test_what_lies_before_a_state_is_not_read(tmp_path):
     batches.set_state(batches.get_state() | {"step": 1})
     assert [ids.tolist() for *_, ids in batches] == [[4, 5, 6, 7], [8, 9, 10, 11]]
     batches.set_state(batches.get_state() | {"step": 0})
-    with pytest.raises(DataError, match=f"^{path}, record 0, byte offset 0: .*CRC"):
+    with pytest.raises(DataError, check=at(path, "CRC", record=0, offset=0)):
         next(batches)
 
 
