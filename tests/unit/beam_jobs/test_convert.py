@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from beam_jobs import validate
 from beam_jobs.shards import writer
 from pipeline import images, manifest
 from pipeline.manifest import Feature, naming
@@ -87,6 +88,22 @@ def test_a_source_is_read_as_the_flags_say(tmp_path, convert_without_beam):
         assert outcome.code == 0, outcome
         found = {example["image"][0]: example["label"][0] for example in examples_of(out, "train")}
         assert found == {each.tobytes(): number % 2 for number, each in enumerate(pixels)}
+
+
+def test_one_of_anything_is_said_in_the_singular(run, convert, pixels, tmp_path, capfd):
+    """One example, shard and invalid row: looked at beforehand, converted and validated."""
+    splits = {"train": Content(pixels(2), bad={1: "is torn"})}
+    for more in (["--dry_run"], []):
+        outcome = run(splits, "--num_shards=1", "--max_rejects=1", *more, convert=convert)
+        assert outcome.code == 0, outcome
+        assert not _ONES.search(outcome.out + outcome.err)
+    validate.main([str(tmp_path / "out")])
+    assert not _ONES.search(capfd.readouterr().out)
+
+
+_ONES = re.compile(
+    r"(?<![\d.,])1 (shards|rows|examples|records|files|bytes|images|classes|sizes|members|problems)\b(?!/s)"
+)
 
 
 def test_the_seed_and_the_split_are_those_of_the_flags(mnist_folder, tmp_path, convert, contents):

@@ -1,14 +1,28 @@
-"""The picture of the floors is the one that the contracts give."""
+"""The picture of the floors shows the modules of the contracts, and the pages name files that exist."""
 
 import pathlib
 import runpy
+import xml.etree.ElementTree as ElementTree
 
 DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs"
 
 
-def test_the_picture_is_up_to_date():
-    drawn = runpy.run_path(str(DOCS / "floors.py"))["draw"]()
-    assert drawn == (DOCS / "floors.svg").read_text(encoding="utf-8"), "run: python docs/floors.py"
+def test_the_picture_shows_every_module_on_its_floor():
+    script = runpy.run_path(str(DOCS / "floors.py"))
+    texts = [
+        (element.text, float(element.get("x")), float(element.get("y")))
+        for element in ElementTree.parse(DOCS / "floors.svg").iter("{http://www.w3.org/2000/svg}text")
+        if element.get("font-weight") == "bold"
+    ]
+    titles = [i for i, (text, *_) in enumerate(texts) if text.removesuffix("/") in script["COLORS"]]
+    assert len(titles) == len(script["COLORS"])
+    for title, end in zip(titles, [*titles[1:], None], strict=True):
+        shown: dict[float, set[str]] = {}
+        for text, _, y in texts[title + 1 : end]:
+            shown.setdefault(y, set()).add(text.removesuffix("/").removesuffix(".py"))
+        package = texts[title][0].removesuffix("/")
+        floors = [shown[y] for y in sorted(shown)]
+        assert floors == [set(floor) for floor in script["floors"](package)], "run: python docs/floors.py"
 
 
 def test_architecture_names_files_that_exist():

@@ -1,4 +1,4 @@
-"""The proof holds of orders as they are; that it fails of faults is shown in test_mutations."""
+"""The proof holds of orders as they are; test_mutants of the integration tests puts faults into their code."""
 
 import dataclasses
 import itertools

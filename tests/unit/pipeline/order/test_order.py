@@ -18,7 +18,7 @@ from pipeline.order import order as orders
 from pipeline.order.arrays import NumpyArrays
 from pipeline.order.feed import LaidShards, make_feed
 from pipeline.order.order import Order, OrderSpec, make_order
-from pipeline.order.sharding import Shard, as_shard
+from pipeline.order.sharding import Shard, as_shard, check_pairs
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "order.json"
 
@@ -255,6 +255,23 @@ def test_streams_must_divide_the_batch_however_large_it_is(size, streams, near):
 def test_replicas_must_divide_the_batch(size, replicas, near):
     with pytest.raises(UsageError, match=f"{size} is not divisible by {replicas} replicas; nearest that work: {near}"):
         orders.check_replicas(size, replicas)
+
+
+@pytest.mark.parametrize(
+    ("size", "streams", "replicas", "said"),
+    [
+        (12, 4, 1, "streams=4 gives each 3 of global_batch_size=12, which is odd; nearest that work: 2 and 3"),
+        (12, 1, 4, "gives each of 4 replicas 3, which is odd; nearest that work: 8 and 16"),
+        (12, 6, 2, None),
+        (12, 3, 3, None),
+    ],
+)
+def test_rows_that_are_mixed_come_in_pairs_of_a_stream_and_of_a_replica(size, streams, replicas, said):
+    if said is None:
+        check_pairs("mixup", size, streams, replicas)
+    else:
+        with pytest.raises(UsageError, match=said):
+            check_pairs("mixup", size, streams, replicas)
 
 
 @pytest.mark.parametrize("shards", [1, 10_000])

@@ -1,0 +1,134 @@
+"""Faults that a tool puts into the code, one by one: for each, a unit test of its package fails."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import hashlib
+import pathlib
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from tests import forked
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+cosmic_ray = pytest.importorskip("cosmic_ray", reason="needs cosmic-ray, which makes the faults: pip install '.[dev]'")
+from cosmic_ray import ast as trees  # noqa: E402
+from cosmic_ray import mutating, plugins  # noqa: E402
+from cosmic_ray.ast.ast_query import ASTQuery  # noqa: E402
+
+OF_EACH_PACKAGE = 12
+SECONDS = 300.0  # a fault that makes an endless loop is found
+PACKAGES = {"pipeline/order": ("tests/unit/pipeline/order", "tests/unit/pipeline/audit/test_proof.py")}
+EQUIVALENT: tuple[str, ...] = ()  # changes, as the test prints them, with which the code does the same
+# In a fork of a process that has loaded TensorFlow and our packages, which are to be those of this folder.
+TESTS = """
+import sys
+import pytest
+for name in [name for name in sys.modules if name.split(".")[0] in ("pipeline", "trainer", "beam_jobs", "tests")]:
+    del sys.modules[name]
+sys.path.insert(0, "")
+sys.dont_write_bytecode = True
+sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *sys.argv[1:]]))
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """A file with one fault.
+
+    Attributes:
+      path: of the file, below the repository.
+      code: with the fault.
+      change: the file, and the line as it was and as it is.
+    """
+
+    path: str
+    code: str
+    change: str
+
+
+def meaning(code: str) -> str | None:
+    """Returns what a module does, without annotations, which nothing evaluates; None: it does not compile."""
+    try:
+        tree = ast.parse(code)
+    except SyntaxError:
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+        elif isinstance(node, ast.FunctionDef):
+            node.returns = None
+        elif isinstance(node, ast.AnnAssign):
+            node.annotation = ast.Constant(None)
+    return ast.dump(tree)
+
+
+def places(path: str) -> Iterator[tuple[str, str, int, int]]:
+    """Yields (digest, operator, occurrence, line) of all faults of a file.
+
+    The digest draws: it depends on the function that holds the place and on the operator, not on what stands elsewhere,
+    so that another function's change draws no other faults of this one.
+    """
+    nodes = list(trees.ast_nodes(trees.get_ast((forked.ROOT / path).read_text())))
+    for name in plugins.operator_names():
+        operator = plugins.get_operator(name)
+        if operator.arguments() or name.endswith(("_Is", "_IsNot")):  # of equal strings and small numbers, no fault
+            continue
+        found = [(node, start[0]) for node in nodes for start, _ in operator().mutation_positions(node)]
+        number: dict[str, int] = {}
+        for occurrence, (node, line) in enumerate(found):
+            where = f"{path} {ASTQuery(node).get_definition_name()} {name}"
+            number[where] = number.get(where, 0) + 1
+            yield hashlib.sha256(f"{where} {number[where]}".encode()).hexdigest(), name, occurrence, line
+
+
+def drawn(package: str) -> Iterator[Mutant]:
+    """Yields the faults of a package in the order of their digests, one for a line."""
+    files = sorted(path.relative_to(forked.ROOT).as_posix() for path in (forked.ROOT / package).glob("*.py"))
+    seen = set()
+    for _, name, occurrence, line, path in sorted((*place, file) for file in files for place in places(file)):
+        before = (forked.ROOT / path).read_text()
+        if (path, line) not in seen:
+            after = mutating.mutate_code(before, plugins.get_operator(name)(), occurrence)
+            if after is not None and meaning(after) not in (None, meaning(before)):
+                seen.add((path, line))
+                lines = zip(before.splitlines(), after.splitlines(), strict=False)
+                was, is_now = next(pair for pair in lines if pair[0] != pair[1])
+                yield Mutant(path, after, f"{path}: {was.strip()} -> {is_now.strip()}")
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("mutants") / "copy"
+    for name in ("pipeline", "trainer", "beam_jobs", "benchmarks", "tests"):
+        shutil.copytree(forked.ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(forked.ROOT / "pyproject.toml", folder)
+    return folder
+
+
+def failure(copy: pathlib.Path, package: str) -> str:
+    """Returns what the unit tests of a package say where one fails or they take too long; empty: all pass."""
+    process = forked.Process(["-c", TESTS, f"--basetemp={copy}-tests", *PACKAGES[package]], cwd=copy)
+    said = "".join(process.communicate(SECONDS))
+    return said if process.returncode else ""
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_fault_is_found(package: str, copy: pathlib.Path) -> None:
+    assert failure(copy, package) == ""
+    survivors, mutants = [], drawn(package)
+    for number in range(OF_EACH_PACKAGE):
+        mutant = next(each for each in mutants if each.change not in EQUIVALENT)
+        path = copy / mutant.path
+        code = path.read_text()
+        path.write_text(mutant.code)
+        try:
+            survived = not failure(copy, package)
+        finally:
+            path.write_text(code)
+        print(f"\n{number}: {'SURVIVED' if survived else 'found'}: {mutant.change}", flush=True)
+        survivors += [mutant.change] if survived else []
+    assert survivors == [], "test them, or name them in EQUIVALENT"
