@@ -31,6 +31,7 @@ LONG = (
 )
 WORKER_1 = r"worker 1 \(localhost:\d+\)"
 ALL = r"rerun the same commands on all \d to resume from the last checkpoint"
+CHIEF_FAILED = r"lost the chief \(localhost:\d+\): "  # and why; with its code
 LOST = rf"lost another worker \(.+\); {ALL}"
 
 
@@ -134,7 +135,9 @@ def test_other_data(digits, tmp_path):
         for data, config in zip((digits, tmp_path / "other"), configs, strict=True)
     ]
     chief, other = ends(*workers)
-    assert chief.is_one_line(2, f"{WORKER_1} has a data set of digest .*, the chief has a data set of digest .*")
+    assert chief.is_one_line(
+        2, f"{WORKER_1} has .*, a data set of digest .*, the chief has .*, a data set of digest .*"
+    )
     assert (other.code, other.err) == (2, chief.err)
 
 
@@ -343,7 +346,7 @@ FULL = r"the disk is full \(.*No space left on device.*\); make room, then rerun
 def test_a_full_disk(digits, small_disk, workers):
     chief, *others = ends(*start_workers(digits, [small_disk] * workers, *LONG))
     assert chief.is_one_line(1, FULL)
-    assert all(other.is_one_line(75, LOST) for other in others)
+    assert all(other.is_one_line(1, CHIEF_FAILED + FULL) for other in others)
     newest = max(int(path.stem.removeprefix("ckpt-")) for path in small_disk.glob("ckpt-*.index"))
     assert checkpoint_bytes(small_disk, newest)
 
@@ -361,8 +364,9 @@ def test_a_model_dir_that_becomes_unwritable(digits, tmp_path):
         chief, other = ends(*processes)
     finally:
         subprocess.run(["chattr", "-i", str(folder)], check=False)
-    assert chief.is_one_line(1, rf"{folder}/ckpt-\d+: cannot be saved: Operation not permitted")
-    assert other.is_one_line(75, LOST)
+    said = rf"{folder}/ckpt-\d+: cannot be saved: Operation not permitted"
+    assert chief.is_one_line(1, said)
+    assert other.is_one_line(1, CHIEF_FAILED + said)
 
 
 @pytest.mark.slow
@@ -376,7 +380,8 @@ def test_a_model_dir_that_is_gone(digits, tmp_path, workers, now):
     if now == "a file":
         folder.write_text("")
     chief, *others = ends(*processes)
-    assert chief.is_one_line(1, f"--model_dir={folder}: was moved, removed or replaced during this run; .*")
+    said = f"--model_dir={folder}: was moved, removed or replaced during this run; .*"
+    assert chief.is_one_line(1, said)
     assert not folder.is_dir()  # it was not made anew
-    assert all(other.is_one_line(75, LOST) for other in others)
+    assert all(other.is_one_line(1, CHIEF_FAILED + said) for other in others)
     assert list((tmp_path / "elsewhere").glob("ckpt-*.index"))

@@ -56,7 +56,7 @@ def test_without_a_file_of_that_name_it_is_the_same_import(run):
 
 
 def test_pythons_own_error_names_the_users_file_alone(run, tmp_path):
-    """What README.md quotes."""
+    """What docs/commands.md quotes."""
     done = run("train.py", train="from pipeline import input_fn", pipeline=THEIRS)
     assert last_line(done) == f"ImportError: cannot import name 'input_fn' from 'pipeline' ({tmp_path}/pipeline.py)"
 
@@ -103,7 +103,7 @@ def test_to_train_both_must_be_ours(run, tmp_path, name):
 
 
 def test_the_readme_quotes_the_lines(run, tmp_path):
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    readme = " ".join((ROOT / "docs" / "commands.md").read_text(encoding="utf-8").split())
     for program in (PROGRAM, "from pipeline import input_fn"):
         said = last_line(run("train.py", train=program, pipeline=THEIRS))
         assert said.replace(str(tmp_path), "/home/me/project") in readme
