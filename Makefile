@@ -39,8 +39,10 @@ lint: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/lint-imports --config=circles.toml
 
+# Two runs: XLA's compiled functions stay in a test process until it ends.
 test: lint
-	$(BIN)/python -m pytest -m "not slow and not engines" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not engines" -n 2 --dist loadfile tests/unit
+	$(BIN)/python -m pytest -m "not slow and not engines" -n 2 --dist loadfile tests/integration
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile
