@@ -30,7 +30,7 @@ COMMANDS = {
     "export": ("trainer.export", "write a trained model as SavedModel, Keras, ONNX or StableHLO"),
 }
 _SHELLS = ("bash", "zsh", "fish")
-_EXIT_USAGE = 2
+_EXIT_USAGE, _EXIT_INTERRUPTED = 2, 130
 
 
 def main() -> NoReturn:
@@ -72,20 +72,26 @@ def _help() -> str:
 def _run(name: str, arguments: list[str]) -> NoReturn:
     """Runs a command as `python -m` does, but for the name that its messages begin with."""
     module = COMMANDS[name][0]
-    for package in ("pipeline", module.split(".")[0]):
-        try:
-            shadowed.check(package)
-        except ImportError as error:
-            _refuse(str(error))
-    from pipeline import errors  # noqa: PLC0415, once it is known to be ours
+    try:
+        command = _loaded(module)
+    except KeyboardInterrupt:
+        print(f"stepfeed {name}: interrupted", file=sys.stderr)
+        sys.exit(_EXIT_INTERRUPTED)
+    from pipeline import errors  # noqa: PLC0415, it is loaded
 
     errors.SUBCOMMANDS.update({module: f"stepfeed {name}" for name, (module, _) in COMMANDS.items()})
     sys.argv = [f"stepfeed {name}", *arguments]
-    _loaded(module).entry_point()
+    command.entry_point()
     raise AssertionError(f"{module} returned")
 
 
 def _loaded(module: str) -> Any:
+    """Returns the module of a command; refuses a file of the user's that has the name of one of our packages."""
+    for package in ("pipeline", module.split(".", maxsplit=1)[0]):
+        try:
+            shadowed.check(package)
+        except ImportError as error:
+            _refuse(str(error))
     return importlib.import_module(f"{module}.__main__" if module.startswith("pipeline.") else module)
 
 
@@ -125,7 +131,8 @@ complete -o nospace -o filenames -F _stepfeed stepfeed"""
 
 def _flags(module: str) -> list[str]:
     """Returns the flags of a command; none where what it needs is not installed."""
-    out = io.StringIO()
-    with contextlib.suppress(ImportError, SystemExit), contextlib.redirect_stdout(out):
-        _loaded(module).main(["--flags"])
+    out, command = io.StringIO(), _loaded(module)
+    # A missing package is an ImportError, or a UsageError, which is a ValueError.
+    with contextlib.suppress(ImportError, ValueError, SystemExit), contextlib.redirect_stdout(out):
+        command.main(["--flags"])
     return out.getvalue().split()

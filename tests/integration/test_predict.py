@@ -67,7 +67,7 @@ def test_most_digits_are_read(run, photos):
     assert {len(classes) for classes in found.values()} == {3}
     assert all(classes == sorted(classes, key=lambda one: -one[1]) for classes in found.values())
     assert f"lenet at step 60, averaged weights ({run}/ckpt-60)" in done.stderr
-    assert "left out 1 file of another ending" in done.stderr
+    assert "skipped 1 file not named like an image (.png, .jpg, .jpeg, ...)" in done.stderr
 
 
 def test_files_say_what_is_printed_and_batches_change_nothing(run, photos, tmp_path):
@@ -141,8 +141,10 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_answered(run, photos, tmp_
     output = tmp_path / "answers.jsonl"
     done = predict(good[0], bad, good[1], f"--model_dir={run}", f"--output={output}")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(f"trainer.predict: {bad}: no image of a known format")
-    assert done.stderr.splitlines()[-1].endswith(": 2 of 3 images have an answer")
+    said = (
+        f"trainer.predict: 1 of 3 images cannot be read, the first {bad}: no image of a known format: it begins with 0x"
+    )
+    assert done.stderr.splitlines()[-1].startswith(said)
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert [("problem" in line, line["file"]) for line in lines] == [
         (False, good[0]),
@@ -160,9 +162,9 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_answered(run, photos, tmp_
         (["a.png", "--exported=E", "--weights=raw"], 2, "--weights=raw with --exported: is of a run"),
         (["a.png", "--model_dir=RUN", "--output=x.txt"], 2, "--output=x.txt: must end with .jsonl or .csv"),
         (["nowhere.png", "--model_dir=RUN"], 1, "nowhere.png: cannot be read: No such file or directory"),
-        (["EMPTY", "--model_dir=RUN"], 1, "EMPTY: 0 files, and none has an image's ending"),
-        (["EMPTY", "--exported=EMPTY"], 1, "EMPTY: 0 files, and none has an image's ending"),
-        (["PHOTOS", "--exported=EMPTY"], 1, "EMPTY: no export"),
+        (["EMPTY", "--model_dir=RUN"], 1, "EMPTY: no images"),
+        (["RUN/logs", "--model_dir=RUN"], 1, "RUN/logs: no images, but 1 file not named like an image (.png, "),
+        (["PHOTOS", "--exported=EMPTY"], 1, "EMPTY: is no export: there is no "),
         (["a.png", "--model_dir=RUN", "--top=0"], 2, "--top=0: must be 1 or more"),
     ],
 )

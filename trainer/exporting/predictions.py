@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
+import io
 import itertools
 import json
 import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -18,8 +20,10 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from pipeline import images
+from pipeline.commands import commandline
 from pipeline.commands.text import count_of
-from pipeline.errors import DataError, UsageError, named
+from pipeline.errors import DataError, UsageError, line_of, named, reason_of
+from pipeline.files import write
 from pipeline.images import BadImageError
 from trainer.checkpoint import files
 from trainer.cluster import failures
@@ -29,12 +33,10 @@ from trainer.exporting.flags import EXPORT, PredictConfig
 from trainer.exporting.served import served
 from trainer.inference import Trained, build_first
 
-ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".jp2", ".avif", ".heic", ".heif", ".ppm")
-_READ = {
-    "saved_model": reading.saved_model,
-    "keras": reading.keras,
-    "onnx": reading.onnx,
-}  # the best first; a StableHLO program takes one size of batch
+# The best first. A StableHLO program is not among them: it takes batches of one size alone.
+_READ = {"saved_model": reading.saved_model, "keras": reading.keras, "onnx": reading.onnx}
+_AGAIN = "export the run again (trainer.export)"
+_BATCH = 64  # files that `predict` reads at a time
 
 
 class Predictor:
@@ -93,7 +95,8 @@ class Predictor:
           PipelineError: there is no such checkpoint, or its model is not one of images and classes.
         """
         flags = CheckpointFlags(os.fspath(model_dir), checkpoint, weights, data_dir)
-        return cls.of_trained(build_first(files.candidates(flags.folder.path, flags.checkpoint), flags, print))
+        found = files.candidates(flags.folder.path, flags.checkpoint)
+        return cls.of_trained(build_first(found, flags, lambda line: print(line, file=sys.stderr)))
 
     @classmethod
     def of_trained(cls, trained: Trained) -> Predictor:
@@ -120,6 +123,8 @@ class Predictor:
           UsageError: the file cannot be asked: it is a StableHLO program, or takes images that are cut already.
         """
         about, kind, file = _exported(pathlib.Path(path))
+        if kind == "onnx":
+            commandline.require("onnxruntime")
         _, height, width, channels = about["files"][kind]["images"]
         any_size = height is None
         if not any_size and about["preprocessing"]["fits"]:
@@ -138,8 +143,7 @@ class Predictor:
             try:
                 return np.asarray(next(answers)["probabilities"], np.float32)
             except Exception as error:  # each library raises its own, and what a damaged file leads to
-                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                raise DataError(f"{file}: cannot be loaded and run: {reason}") from None
+                raise DataError(f"cannot be loaded and run: {line_of(error)}", path=file) from None
 
         # Of a file that takes any size, images come one by one, as they are.
         return cls(str(file), about["class_names"], shape, probabilities, (lambda image: image) if any_size else None)
@@ -149,26 +153,41 @@ class Predictor:
 
         Args:
           pictures: uint8 (height, width, channels) each, of any size; with the channels of `image_shape`.
+
+        Raises:
+          UsageError: one has another type, or other channels.
+          DataError: an exported file cannot be loaded and run.
         """
-        fitted = [self._fitted(picture) for picture in pictures]
-        found: list[Any] = [None] * len(fitted)
+        channels = self.image_shape[2]
+        for number, picture in enumerate(pictures):
+            if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != channels or not picture.size:
+                raise UsageError(
+                    f"pictures[{number}]: must be uint8 of shape (height, width, {channels}), not {picture.dtype} of "
+                    f"shape {picture.shape}"
+                )
+        return self._of_fitted([self._fitted(picture) for picture in pictures])
+
+    def _of_fitted(self, fitted: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
+        """Returns the probabilities of images that the model takes; those of one size are computed at once."""
+        found = np.zeros((len(fitted), len(self.class_names)), np.float32)
         by_shape: dict[tuple[int, ...], list[int]] = {}
         for number, picture in enumerate(fitted):
             by_shape.setdefault(picture.shape, []).append(number)
         for numbers in by_shape.values():
-            answers = self._probabilities(np.stack([fitted[number] for number in numbers]))
-            for number, answer in zip(numbers, answers, strict=True):
-                found[number] = answer
-        return np.stack(found) if found else np.zeros((0, len(self.class_names)), np.float32)
+            found[numbers] = self._probabilities(np.stack([fitted[number] for number in numbers]))
+        return found
 
     def predict(self, paths: Iterable[str | os.PathLike[str]], top: int = 3) -> list[Prediction]:
         """Returns what the model says of image files, in their order.
 
         Args:
-          paths: of the files; see `Prediction` for what cannot be read.
+          paths: of the files; a `Prediction` says why one cannot be read.
           top: most classes of each.
+
+        Raises:
+          DataError: an exported file cannot be loaded and run.
         """
-        return [one for batch in self.batches([os.fspath(path) for path in paths], top, 64) for one in batch]
+        return [one for batch in self.batches([os.fspath(path) for path in paths], top, _BATCH) for one in batch]
 
     def batches(self, paths: Sequence[str], top: int, size: int) -> Iterator[list[Prediction]]:
         """Yields the predictions of `size` files at a time."""
@@ -178,7 +197,7 @@ class Predictor:
     def _of_files(self, paths: Sequence[str], top: int) -> list[Prediction]:
         read = [self._read(path) for path in paths]
         pictures = [picture for picture in read if isinstance(picture, np.ndarray)]
-        answers = iter(self.probabilities(pictures))
+        answers = iter(self._of_fitted(pictures))
         return [
             Prediction(path, (), picture)
             if isinstance(picture, str)
@@ -187,11 +206,13 @@ class Predictor:
         ]
 
     def _read(self, path: str) -> NDArray[np.uint8] | str:
-        """Returns the image of a file, upright; or why it cannot be read."""
+        """Returns the image of a file, upright and as the model takes it; or why it cannot be read."""
         try:
-            return images.pixels(images.open_file(pathlib.Path(path).read_bytes()), self.image_shape[2], upright=True)
+            image = images.open_file(pathlib.Path(path).read_bytes())
+            # Fitted at once: a batch of photographs as they are would need gigabytes.
+            return self._fitted(images.pixels(image, self.image_shape[2], upright=True))
         except OSError as error:
-            return error.strerror or str(error)
+            return reason_of(error)
         except BadImageError as error:
             return str(error)
 
@@ -223,20 +244,18 @@ class Prediction:
         return f"{self.path}: {said}"
 
 
-def run(config: PredictConfig, found: Sequence[pathlib.Path]) -> None:
+def run(config: PredictConfig, paths: Sequence[str], found: Sequence[pathlib.Path]) -> None:
     """Prints or writes the predictions that the flags ask for.
 
     Args:
       config: the flags.
+      paths: of the image files.
       found: the checkpoints to choose from; none with --exported.
 
     Raises:
-      PipelineError: whatever a user can cause; what could be read is written all the same, and names the rest.
+      PipelineError: whatever a user can cause. Where some files cannot be read, the answers to the others are there.
     """
     with failures.in_one_line(1):
-        paths, others = image_files(config.images)
-        if not paths:
-            raise DataError(f"{' '.join(config.images)}: {count_of(others, 'file')}, and none has an image's ending")
         if config.exported is not None:
             predictor = Predictor.of_export(config.exported)
         else:
@@ -244,96 +263,59 @@ def run(config: PredictConfig, found: Sequence[pathlib.Path]) -> None:
             flags = CheckpointFlags(config.model_dir, config.checkpoint, config.weights, config.data_dir)
             predictor = Predictor.of_trained(build_first(found, flags, lambda line: print(line, file=sys.stderr)))
         print(predictor.name, file=sys.stderr, flush=True)
-        bad = _told(predictor, config, paths, print) if config.output is None else _written(predictor, config, paths)
-        if others:
-            left = count_of(others, "file")
-            print(f"left out {left} of another ending than an image's", file=sys.stderr)
+        bad = _printed(predictor, config, paths) if config.output is None else _written(predictor, config, paths)
         if bad:
-            more = f"; and {len(bad) - 1} more" if len(bad) > 1 else ""
-            raise DataError(f"{bad[0]}{more}: {len(paths) - len(bad):,} of {len(paths):,} images have an answer")
+            raise DataError(f"{len(bad):,} of {count_of(len(paths), 'image')} cannot be read, the first {bad[0]}")
 
 
-def _told(
-    predictor: Predictor, config: PredictConfig, paths: Sequence[str], tell: Callable[[Prediction], object]
-) -> list[Prediction]:
-    """Tells the prediction of each image; returns those of the files that cannot be read."""
+def _printed(predictor: Predictor, config: PredictConfig, paths: Sequence[str]) -> list[Prediction]:
+    """Prints a line for each image; returns those of the files that cannot be read."""
     bad = []
-    with tqdm(total=len(paths), unit=" images", disable=None if len(paths) > config.batch_size else True) as bar:
-        for batch in predictor.batches(paths, config.top, config.batch_size):
-            for one in batch:
-                tell(one)
-            bad += [one for one in batch if one.problem]
-            bar.update(len(batch))
+    for batch in predictor.batches(paths, config.top, config.batch_size):
+        print(*batch, sep="\n", flush=True)
+        bad += [one for one in batch if one.problem]
     return bad
 
 
 def _written(predictor: Predictor, config: PredictConfig, paths: Sequence[str]) -> list[Prediction]:
-    """Writes the predictions to --output, which is there as a whole or not at all."""
-    output = pathlib.Path(str(config.output))
-    partial = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    """Writes the predictions to --output, which is there as a whole or as it was; returns as `_printed`."""
+    assert config.output is not None
+    output, bad = pathlib.Path(config.output), list[Prediction]()
     classes = min(config.top, len(predictor.class_names))
     with named(f"--output={output}", "cannot be written"):
         output.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with partial.open("w", encoding="utf-8", errors="backslashreplace", newline="") as stream:
-                bad = _told(predictor, config, paths, writer_of(stream, output.suffix, classes))
-            partial.replace(output)
-        finally:
-            partial.unlink(missing_ok=True)
+        with tqdm(total=len(paths), unit=" images", disable=None) as bar, write.replaced(output) as file:
+            line = _jsonl_line if output.suffix == ".jsonl" else functools.partial(_csv_line, classes)
+            if output.suffix == ".csv":
+                columns = (f"{name}_{number}" for number in range(1, classes + 1) for name in ("class", "probability"))
+                file.write(_csv(["file", *columns, "problem"]))
+            for batch in predictor.batches(paths, config.top, config.batch_size):
+                file.writelines(line(one) for one in batch)
+                bad += [one for one in batch if one.problem]
+                bar.update(len(batch))
     print(f"{count_of(len(paths), 'image')}: {output}")
     return bad
 
 
-def image_files(paths: Sequence[str]) -> tuple[list[str], int]:
-    """Returns the files that are given, and of folders those inside that have an image's ending, sorted.
-
-    Returns:
-      The paths, and the number of other files in the folders.
-
-    Raises:
-      DataError: there is no such file or folder, or it cannot be listed.
-    """
-    found, others = [], 0
-    for path in paths:
-        with named(path, "cannot be read"):
-            if not os.path.isdir(path):
-                os.stat(path)
-                found.append(path)
-                continue
-            inside = sorted(
-                os.path.join(place, name)
-                for place, _, names in os.walk(path, onerror=_raise)
-                for name in names
-                if not name.startswith(".")
-            )
-        chosen = [name for name in inside if os.path.splitext(name)[1].lower() in ENDINGS]
-        found, others = found + chosen, others + len(inside) - len(chosen)
-    return found, others
-
-
-def _raise(error: OSError) -> None:
-    raise error
-
-
-def writer_of(stream: IO[str], kind: str, top: int) -> Callable[[Prediction], object]:
-    """Returns what writes a prediction as a line of `.jsonl` or `.csv`; files that cannot be read have no classes."""
-    if kind == ".jsonl":
-        return lambda one: stream.write(json.dumps(_content(one)) + "\n")
-    rows = csv.writer(stream, lineterminator="\n")
-    rows.writerow(["file", *(f"{name}_{n}" for n in range(1, top + 1) for name in ("class", "probability")), "problem"])
-
-    def write(one: Prediction) -> None:
-        cells = [cell for _, name, probability in one.best for cell in (name, f"{probability:.6f}")]
-        rows.writerow([one.path, *cells, *[""] * (2 * top - len(cells)), one.problem or ""])
-
-    return write
-
-
-def _content(one: Prediction) -> dict[str, Any]:
+def _jsonl_line(one: Prediction) -> bytes:
+    content: dict[str, Any] = {"file": one.path}
     if one.problem:
-        return {"file": one.path, "problem": one.problem}
-    classes = [{"class": n, "class_name": name, "probability": round(p, 6)} for n, name, p in one.best]
-    return {"file": one.path, **classes[0], "top": classes}
+        content["problem"] = one.problem
+    else:
+        top = [{"class": n, "class_name": name, "probability": round(p, 6)} for n, name, p in one.best]
+        content |= {**top[0], "top": top}
+    return f"{json.dumps(content)}\n".encode()
+
+
+def _csv_line(classes: int, one: Prediction) -> bytes:
+    cells = [cell for _, name, probability in one.best for cell in (name, f"{probability:.6f}")]
+    return _csv([one.path, *cells, *[""] * (2 * classes - len(cells)), one.problem or ""])
+
+
+def _csv(cells: Sequence[str]) -> bytes:
+    row = io.StringIO()
+    csv.writer(row, lineterminator="\n").writerow(cells)
+    return row.getvalue().encode("utf-8", "backslashreplace")  # a file's name need not be valid text
 
 
 def _exported(path: pathlib.Path) -> tuple[dict[str, Any], str, pathlib.Path]:
@@ -348,15 +330,15 @@ def _exported(path: pathlib.Path) -> tuple[dict[str, Any], str, pathlib.Path]:
         made = {name: folder / file["file"] for name, file in about["files"].items()}
         _ = about["preprocessing"]["fits"], about["image_size"]
     except OSError:
-        raise DataError(f"{path}: no export: there is no {folder / EXPORT}; trainer.export writes it") from None
+        raise DataError(f"is no export: there is no {folder / EXPORT}", path=path, advice=_AGAIN) from None
     except (ValueError, LookupError, TypeError):
-        raise DataError(f"{folder / EXPORT}: is not what this version of trainer.export writes; export again") from None
+        raise DataError("is not what this version writes", path=folder / EXPORT, advice=_AGAIN) from None
     wanted = [name for name, file in made.items() if path in (folder, file)]
     if not wanted:
-        raise DataError(f"{path}: is not one of the exported files: {', '.join(map(str, made.values()))}")
+        raise DataError(f"is not one of the exported files: {', '.join(map(str, made.values()))}", path=path)
     kind = next((name for name in _READ if name in wanted), None)
     if kind is None:
         raise UsageError(f"{path}: a StableHLO program is not asked here; export one of {', '.join(_READ)}")
     if not made[kind].exists():
-        raise DataError(f"{made[kind]}: is missing; copy the export again")
+        raise DataError("is missing", path=made[kind], advice="copy the export again")
     return about, kind, made[kind]
