@@ -9,6 +9,7 @@ import PIL.Image
 import pytest
 
 from pipeline import RandomAccess, images
+from pipeline.errors import UsageError
 from tests import forked
 from trainer import Predictor
 
@@ -130,6 +131,9 @@ def test_images_of_another_size_and_colour_are_stretched_as_a_conversion_does_it
     of_arrays = predictor.probabilities([small])
     assert of_arrays.shape == (1, 10)
     assert float(of_arrays.max()) == pytest.approx(found[f"{tmp_path}/small.png"][0][1], abs=6e-4)
+    for wrong in (small[..., 0], small.astype(np.float32), big):
+        with pytest.raises(UsageError, match=r"pictures\[1\]: must be uint8 of shape \(height, width, 1\), not "):
+            predictor.probabilities([small, wrong])
     (one,) = predictor.predict([tmp_path / "big.png"], top=1)
     assert one.best[0][1:] == (predictor.class_names[one.best[0][0]], pytest.approx(float(of_arrays.max()), abs=1e-5))
 
@@ -164,7 +168,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_answered(run, photos, tmp_
         (["nowhere.png", "--model_dir=RUN"], 1, "nowhere.png: cannot be read: No such file or directory"),
         (["EMPTY", "--model_dir=RUN"], 1, "EMPTY: no images"),
         (["RUN/logs", "--model_dir=RUN"], 1, "RUN/logs: no images, but 1 file not named like an image (.png, "),
-        (["PHOTOS", "--exported=EMPTY"], 1, "EMPTY: is no export: there is no "),
+        (["PHOTOS", "--exported=EMPTY"], 1, "EMPTY: is no export: there is no export.json in it; export the run again"),
         (["a.png", "--model_dir=RUN", "--top=0"], 2, "--top=0: must be 1 or more"),
     ],
 )
@@ -179,3 +183,21 @@ def test_wrong_arguments_are_one_line(arguments, code, said, run, photos, tmp_pa
     done = predict(*map(named, arguments))
     assert done.returncode == code
     assert done.stderr.splitlines()[-1].startswith(f"trainer.predict: {named(said)}")
+
+
+def test_an_output_that_cannot_be_written_or_is_interrupted_leaves_what_was_there(run, photos, tmp_path):
+    output = tmp_path / "answers.csv"
+    output.write_text("mine")
+    args = ["-m", "trainer.predict", str(photos[0]), f"--model_dir={run}", f"--output={output}", "--batch_size=1"]
+    code = f"import sys, pipeline.images as i\nsys.argv = {args[1:]!r}\nn = [0]\nwas = i.open_file\n"
+    stop = "def now(data):\n  n[0] += 1\n  if n[0] > 5: raise KeyboardInterrupt\n  return was(data)\n"
+    done = forked.run(["-c", f"{code}{stop}i.open_file = now\nfrom trainer.predict import entry_point\nentry_point()"])
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "trainer.predict: interrupted")
+    assert [path.name for path in tmp_path.iterdir()] == ["answers.csv"]
+    assert output.read_text() == "mine"
+    (tmp_path / "file").touch()
+    blocked = predict(*list(photos[1])[:1], f"--model_dir={run}", f"--output={tmp_path}/file/x.csv")
+    assert (blocked.returncode, blocked.stderr.splitlines()[-1]) == (
+        1,
+        f"trainer.predict: --output={tmp_path}/file/x.csv: cannot be written: File exists",
+    )

@@ -99,6 +99,16 @@ def test_bash_completes_commands_and_their_flags():
     assert "--image_encoding" in completions(["convert", "--image"])
 
 
+def test_commands_whose_packages_are_not_installed_are_completed_without_their_flags():
+    hidden = "import sys\nsys.modules |= dict.fromkeys(('pyarrow', 'apache_beam', 'tensorflow'))\n"
+    code = f"{hidden}sys.argv = ['stepfeed', 'completion', 'fish']\nfrom stepfeed.command import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "-a convert " in done.stdout
+    assert "seen_subcommand_from convert' -l" not in done.stdout
+    assert "seen_subcommand_from train' -l model_dir" in done.stdout
+
+
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_the_other_shells_get_a_script_with_every_command(shell):
     script = stepfeed("completion", shell).stdout
