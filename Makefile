@@ -3,15 +3,16 @@ PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(if 
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test test-slow engines test-engines lint bench clean
+.PHONY: help demo test test-slow engines test-engines lint docs bench clean
 
 help:
 	@echo "make demo       convert, look at, train on and evaluate 1,797 digits, in demo/"
 	@echo "make test       lint, types and the tests (under 20 minutes on 2 cores)"
 	@echo "make test-slow  the long tests: many kills, accuracy on MNIST and CIFAR-10"
 	@echo "make engines    bring Flink and Spark (350 MB, needs java and mvn) for make test-engines"
+	@echo "make docs       these pages as a site, with a reference made from the code, in docs/_build/html"
 	@echo "make bench      the benchmarks, as ratios"
-	@echo "make clean      remove .venv, demo/ and what was compiled"
+	@echo "make clean      remove .venv, demo/, the site and what was compiled"
 
 $(READY): setup.py constraints.txt $(wildcard pipeline/read/*.c)
 	@test -n "$(PYTHON)" || { echo "needs Python 3.11, 3.12 or 3.13; name one with: make PYTHON=/path/to/python" >&2; exit 2; }
@@ -32,6 +33,12 @@ demo: $(READY)
 	@echo "checkpoints:  demo/run"
 	@echo "TensorBoard:  tensorboard --logdir=demo/run  (pip install tensorboard)"
 
+# Each warning is an error: a link to nothing, a page that is listed nowhere, a docstring that cannot be rendered.
+docs: $(READY)
+	$(BIN)/python -m sphinx --quiet --builder html --conf-dir docs --doctree-dir docs/_build/doctrees \
+	    --fail-on-warning --keep-going --nitpicky . docs/_build/html
+	@echo "the pages: docs/_build/html/index.html"
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -40,7 +47,7 @@ lint: $(READY)
 	$(BIN)/lint-imports --config=circles.toml
 
 # Two runs: XLA's compiled functions stay in a test process until it ends.
-test: lint
+test: lint docs
 	$(BIN)/python -m pytest -m "not slow and not engines" -n 2 --dist loadfile tests/unit
 	$(BIN)/python -m pytest -m "not slow and not engines" -n 2 --dist loadfile tests/integration
 
@@ -65,4 +72,4 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.topology
 
 clean:
-	rm -rf .venv demo pipeline/read/*.so
+	rm -rf .venv demo docs/_build pipeline/read/*.so

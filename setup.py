@@ -40,6 +40,7 @@ BENCH = [
     "torchvision>=0.29",
     "webdataset>=1.0.2",
 ]
+DOCS = ["sphinx>=9", "myst-parser>=5", "furo>=2025.12"]
 LINT = ["ruff>=0.8", "mypy>=1.13", "import-linter>=2.6", "pre-commit>=4"]
 DEV = [*TEST, *MUTANTS, *OTHER_READERS, *MANIFESTS, *S3_SERVER, *OTHER_LOOPS, *LINT]
 
@@ -81,9 +82,10 @@ setup(
         "export": EXPORT,
         "images": IMAGES,
         "demo": DEMO,
+        "docs": DOCS,
         "dev": DEV,
         "bench": BENCH,
-        "all": [*TRAIN, *CONVERT, *EXPORT, *IMAGES, *DEMO, *DEV],
+        "all": [*TRAIN, *CONVERT, *EXPORT, *IMAGES, *DEMO, *DOCS, *DEV],
     },
     entry_points={
         "console_scripts": ["stepfeed = stepfeed.command:main"],

@@ -137,7 +137,7 @@ def input_fn(
       cache_bytes: that the copies may take; None: 90% of what the disk has left for them.
 
     Returns:
-      A dataset with known cardinality (or infinite): images uint8 or float32 (rows, height, width, channels), labels
+      A dataset with known cardinality (or infinite) of images uint8 or float32 (rows, height, width, channels), labels
       int64 (rows,), weights float32 (rows,); with `parse`, what it gives, and weights.
 
     Raises:

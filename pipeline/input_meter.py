@@ -156,7 +156,8 @@ class Snapshot:
       start_seconds: that the loop waited for the first batch.
       seconds: since then.
       waiting_seconds: of these, in `next`.
-      resident_bytes, peak_bytes: memory of this process now, and at most since it began; 0 where it is unknown.
+      resident_bytes: memory of this process now; 0 where it is unknown.
+      peak_bytes: the most since it began; 0 where it is unknown.
       cache: what the caches of all inputs of this process did (`cache_dir` of `input_fn`).
     """
 

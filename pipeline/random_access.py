@@ -109,9 +109,9 @@ class RandomAccess:
         """Returns one example, or a list for a slice or a sequence of numbers.
 
         Returns:
-          {feature: value}: `image` uint8 (height, width, channels), or bytes; `label` int; `key` bytes; others by the
-          manifest: arrays of their shape and dtype (object for strings), NumPy scalars or bytes where that is ().
-          From a data set that `pipeline.index` made: {"record": bytes}.
+          A dict by feature, of `image` uint8 (height, width, channels), or bytes; `label` int; `key` bytes; others by
+          the manifest, arrays of their shape and dtype (object for strings), NumPy scalars or bytes where that is ().
+          From a data set that `pipeline.index` made {"record": bytes}.
 
         Raises:
           DataError: the record is corrupt, or not as the manifest says; the message has its location.

@@ -240,7 +240,8 @@ def distort_fn(data_dir: PathLike | Sources, split: str = "train", **options: Un
             images, labels, weights = distort(*batch)
 
     Args:
-      data_dir, split, **options: as of `input_fn`.
+      data_dir, split: as of `input_fn`.
+      **options: likewise.
 
     Raises:
       DataError: no valid data set in `data_dir`.

@@ -83,17 +83,17 @@ class _Parser(argparse.ArgumentParser):
 
     def __init__(self, command: str, description: str, kind: type, default: Mapping[str, Any]) -> None:
         groups = dict.fromkeys(flag.group for flag in flags_of(kind).values())
-        super().__init__(prog=errors.name_of(command), description=f"{description} {_about(kind)}", allow_abbrev=False)
+        super().__init__(prog=errors.name_of(command), description=f"{description} {about(kind)}", allow_abbrev=False)
         self.given: list[str] = []
         self.actions: dict[str, argparse.Action] = {}  # by their names on the command line
         self.num_places = 0
         self.free: list[str] = []  # the flag that takes all arguments without a name, if there is one
         self.add_argument("--flags", action=_Listing, nargs=0, help=argparse.SUPPRESS)
         for group in groups:
-            section = self.add_argument_group("flags" if group is kind else _about(group).rstrip("."))
+            section = self.add_argument_group("flags" if group is kind else about(group).rstrip("."))
             for flag in (flag for flag in flags_of(kind).values() if flag.group is group):
                 value = default.get(flag.name, flag.field.default)
-                action = section.add_argument(*names_of(flag), **_options(flag, value))
+                action = section.add_argument(*names_of(flag), **options_of(flag, value))
                 self.actions |= dict.fromkeys(action.option_strings, action)
                 self.num_places += not action.option_strings and action.nargs is None
                 self.free += [action.dest] if action.nargs == "*" else []
@@ -114,7 +114,7 @@ class _Parser(argparse.ArgumentParser):
         raise errors.UsageError(f"{name}: {' '.join(problem.split())}")
 
 
-def _about(kind: type) -> str:
+def about(kind: type) -> str:
     """Returns the first paragraph of a dataclass's docstring, in one line."""
     return " ".join((kind.__doc__ or "").split("\n\n")[0].split())
 
@@ -127,8 +127,8 @@ def names_of(flag: Flag) -> tuple[str, ...]:
     return tuple(f"--{name}" for name in (flag.name, others) if name)
 
 
-def _options(flag: Flag, default: Any) -> dict[str, Any]:
-    """Returns what argparse is to know of a flag."""
+def options_of(flag: Flag, default: Any) -> dict[str, Any]:
+    """Returns what argparse is to know of a flag, given its default."""
     metadata = flag.field.metadata
     of = f" of {metadata['default_of']}" if metadata.get("default_of") else ""
     shown = "" if default in (None, "", dataclasses.MISSING) else f" (default{of}: {default})"

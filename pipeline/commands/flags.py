@@ -144,7 +144,7 @@ def check(flags: Any) -> None:
             check_name(field.name, value, known)
         bounds = {name: bound for name, bound in field.metadata.get("bounds", {}).items() if name != "most"}
         if not all(_BOUNDS[name][0](value, bound) for name, bound in bounds.items()):
-            raise UsageError(f"--{field.name}={value}: must be {_words(bounds)}")
+            raise UsageError(f"--{field.name}={value}: must be {words(bounds)}")
 
 
 def check_most(flags: Any, default: float = math.inf) -> None:
@@ -161,7 +161,7 @@ def check_most(flags: Any, default: float = math.inf) -> None:
         value, most = getattr(flags, field.name), field.metadata.get("bounds", {}).get("most")
         most = default if most is None and isinstance(value, int) else most
         if value is not None and most is not None and not value <= most:
-            raise UsageError(f"--{field.name}={value}: must be {_words({'most': most})}")
+            raise UsageError(f"--{field.name}={value}: must be {words({'most': most})}")
 
 
 def check_name(flag: str, value: str, known: Iterable[str]) -> None:
@@ -170,7 +170,7 @@ def check_name(flag: str, value: str, known: Iterable[str]) -> None:
         raise unknown(f"--{flag}", value, known)
 
 
-def _words(bounds: Mapping[str, float]) -> str:
+def words(bounds: Mapping[str, float]) -> str:
     """Returns bounds in words: `0 or more and below 1`."""
     shown = {name: f"{bound:g}" if isinstance(bound, float) else str(bound) for name, bound in bounds.items()}
     return " and ".join(_BOUNDS[name][1].format(bound) for name, bound in shown.items())

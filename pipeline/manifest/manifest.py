@@ -168,7 +168,8 @@ class Manifest:
       class_names: one per label.
       features: by name: `image`, `label`, `key` and the source's others; none where `pipeline.index` made the manifest.
       splits: by name.
-      image_mean, image_std: per channel, of the training images' pixels in 0..255.
+      image_mean: per channel, of the training images' pixels in 0..255.
+      image_std: their standard deviation, likewise.
       source: the files it was made from.
       options: what shaped the bytes (seed, number of shards).
       compression: of the shards: none, or `GZIP`.
