@@ -8,12 +8,14 @@ import sys
 import zipfile
 
 import numpy as np
+import PIL.Image
 import pytest
 
-from pipeline import RandomAccess
-from pipeline.errors import DataError
+from pipeline import RandomAccess, images
+from pipeline.errors import DataError, UsageError
 from tests import forked
 from tests.datasets import Kind, write_dataset
+from trainer import Predictor
 from trainer.export import main
 from trainer.exporting import comparison
 
@@ -179,7 +181,7 @@ def test_no_file_names_the_machine_or_our_code(exported):
         (
             Kind("jpeg", varied=True),
             ("--model=lenet", "--distort=random_resized_crop(size=32)", "--precision=bfloat16"),
-            "saved_model",
+            "saved_model,keras",
             "any size, fitted to 32x32",
         ),
         pytest.param(
@@ -209,6 +211,23 @@ def test_every_way_in_which_images_reach_a_model(kind, flags, formats, said, tmp
     about = json.loads((tmp_path / "out" / "export.json").read_text())["files"]
     if "saved_model" in about:
         assert about["saved_model"]["images"] == ([None, None, None, 3] if kind.varied else [None, 40, 36, 3])
+    if kind.varied:
+        photographs_are_cut_as_the_run_cuts_them(run, tmp_path / "out", tmp_path / "photo.png")
+
+
+def photographs_are_cut_as_the_run_cuts_them(run, folder, photo):
+    """The run and its SavedModel say the same of a photograph of any size; the other formats do not take one."""
+    pixels = np.random.default_rng(5).integers(0, 256, (95, 61, 3), np.uint8)
+    PIL.Image.fromarray(pixels).save(photo)
+    of_run, of_file = Predictor.of_run(run), Predictor.of_export(folder)
+    [said], [said_by_file] = of_run.predict([photo]), of_file.predict([photo])
+    assert [number for number, _, _ in said.best] == [number for number, _, _ in said_by_file.best]
+    assert said.best[0][2] == pytest.approx(said_by_file.best[0][2], abs=0.02)
+    stretched = images.resized(pixels, of_run.image_shape[:2])
+    for made in (of_run, of_file):
+        assert not np.array_equal(made.probabilities([pixels]), made.probabilities([stretched]))
+    with pytest.raises(UsageError, match=r"model\.keras: takes images that are cut to \d+x\d+ already"):
+        Predictor.of_export(folder / "model.keras")
 
 
 def test_layers_of_the_users(digits, tmp_path):

@@ -1,17 +1,21 @@
 """`trainer.predict`: what a run's model, or its exported files, say of images that lie in folders."""
 
 import csv
+import errno
 import json
+import os
 import shutil
+import sys
 
 import numpy as np
 import PIL.Image
 import pytest
 
 from pipeline import RandomAccess, images
-from pipeline.errors import UsageError
+from pipeline.errors import DataError, UsageError
 from tests import forked
 from trainer import Predictor
+from trainer.predict import image_files
 
 COUNT = 60
 
@@ -136,6 +140,54 @@ def test_images_of_another_size_and_colour_are_stretched_as_a_conversion_does_it
             predictor.probabilities([small, wrong])
     (one,) = predictor.predict([tmp_path / "big.png"], top=1)
     assert one.best[0][1:] == (predictor.class_names[one.best[0][0]], pytest.approx(float(of_arrays.max()), abs=1e-5))
+
+
+def test_a_photograph_is_turned_as_its_camera_says(run, photos, tmp_path):
+    with PIL.Image.open(next(iter(photos[1]))) as upright:
+        turned = PIL.Image.Exif()
+        turned[0x0112] = 6  # turn by 90 degrees clockwise to show it
+        upright.transpose(PIL.Image.Transpose.ROTATE_90).save(tmp_path / "turned.png", exif=turned)
+    (of_file, of_turned) = Predictor.of_run(run).predict([next(iter(photos[1])), tmp_path / "turned.png"], top=10)
+    assert of_turned.best == of_file.best
+
+
+def test_images_are_given_before_flags_between_them_and_after(run, photos):
+    one, two, three, four = list(photos[1])[:4]
+    found = answers(predict(one, f"--model_dir={run}", two, "--top", "1", three, four).stdout)
+    assert list(found) == [one, two, three, four]
+    assert {len(classes) for classes in found.values()} == {1}
+
+
+def test_hidden_files_of_a_folder_are_left_alone(run, photos, tmp_path):
+    for name in ("a.png", ".a.png"):
+        shutil.copy(next(iter(photos[1])), tmp_path / name)
+    done = predict(tmp_path, f"--model_dir={run}")
+    assert list(answers(done.stdout)) == [str(tmp_path / "a.png")]
+    assert "skipped" not in done.stderr
+
+
+def test_a_folder_that_cannot_be_listed_is_named(monkeypatch, tmp_path):
+    (tmp_path / "locked").mkdir()
+    listed = os.scandir
+
+    def refuse(path):
+        if os.path.basename(path) == "locked":  # as the system does it; root may list every folder
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match=r"cannot be read: Permission denied"):
+        image_files([str(tmp_path)])
+
+
+def test_onnx_without_its_runtime_says_what_to_install(monkeypatch, tmp_path):
+    made = {"files": {"onnx": {"file": "model.onnx", "images": [None, 28, 28, 1]}}, "class_names": ["a"]}
+    about = made | {"preprocessing": {"fits": False}, "image_size": [28, 28]}
+    (tmp_path / "export.json").write_text(json.dumps(about))
+    (tmp_path / "model.onnx").touch()
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(UsageError, match=r"onnxruntime.*pip install 'stepfeed\[export\]'"):
+        Predictor.of_export(tmp_path)
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_is_answered(run, photos, tmp_path):

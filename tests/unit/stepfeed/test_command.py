@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from stepfeed import command
 from stepfeed.command import COMMANDS
 from tests.datasets import write_dataset
 from tests.forked import ROOT
@@ -116,3 +117,15 @@ def test_the_other_shells_get_a_script_with_every_command(shell):
     if shutil.which(shell):
         subprocess.run([shell, "-n"], input=script, text=True, check=True)
     assert stepfeed("completion", "csh").stderr == "stepfeed: completion: give one of bash, zsh, fish\n"
+
+
+def test_an_interrupt_while_a_command_loads_is_one_line(monkeypatch, capsys):
+    def interrupted(module):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command.importlib, "import_module", interrupted)
+    monkeypatch.setattr(sys, "argv", ["stepfeed", "train", "data"])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "stepfeed train: interrupted\n"

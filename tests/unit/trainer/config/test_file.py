@@ -169,5 +169,8 @@ def test_a_run_resumes_with_its_own_flags_where_its_folder_alone_is_given(tmp_pa
     assert (
         parse(["--data_dir=E", f"--model_dir={tmp_path}"]).model.model != "lenet"
     )  # another run, whose flags are given
-    with pytest.raises(UsageError, match="--data_dir is missing"):
-        parse([f"--model_dir={tmp_path / 'none'}"])
+    (tmp_path / "other.yaml").write_text("seed: 8\n")
+    of_file = [f"--model_dir={tmp_path}", f"--config={tmp_path}/other.yaml"]  # a run of its own, too
+    for nowhere in ([f"--model_dir={tmp_path / 'none'}"], of_file, " ".join(of_file).replace("g=", "g ").split()):
+        with pytest.raises(UsageError, match="--data_dir is missing"):
+            parse(nowhere)
