@@ -3,6 +3,9 @@ PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(if 
 BIN := .venv/bin
 READY := .venv/.ready
 
+# Else every process of a test compiles TensorFlow's sources, where the installer has not: 7 s of processor time each.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-slow engines test-engines lint docs bench clean
 
 help:

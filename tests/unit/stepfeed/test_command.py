@@ -76,14 +76,25 @@ def test_advice_names_the_form_that_was_typed(tmp_path):
     assert "make one with: python -m beam_jobs.convert;" in plain.stderr
 
 
-def test_a_file_with_the_name_of_a_package_of_ours_is_named(tmp_path):
-    (tmp_path / "pipeline.py").touch()
-    command = [sys.executable, "-m", "stepfeed", "inspect", "data"]
+@pytest.mark.parametrize(
+    ("command", "place", "named"),
+    [
+        ("inspect", "pipeline.py", "pipeline.py"),
+        ("inspect", "pipeline/__init__.py", "pipeline"),
+        ("train", "pipeline/__init__.py", "pipeline"),
+        ("train", "trainer/__init__.py", "trainer"),
+        ("convert", "beam_jobs.py", "beam_jobs.py"),
+    ],
+)
+def test_a_file_or_package_with_the_name_of_one_of_ours_is_named(command, place, named, tmp_path):
+    path = tmp_path / place
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    program = [sys.executable, "-m", "stepfeed", command, "data"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert f"{tmp_path}/pipeline.py has the same name" in done.stderr
-    assert "Traceback" not in done.stderr
+    done = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert f"{tmp_path}/{named} has the same name" in done.stderr
 
 
 def completions(words):
