@@ -1,17 +1,19 @@
 """The Python and the commands of README and the pages that continue it run as they stand; make docs checks links."""
 
+import contextlib
+import functools
+import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
 
-import numpy as np
-import PIL.Image
 import pytest
 
 from stepfeed.command import COMMANDS
 from tests import forked
+from tests.loopback import free_ports
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "docs/feeding.md", "docs/using.md")
@@ -58,34 +60,53 @@ def test_snippets_run(page, code, folder, request):
         assert done.stdout.count("(16, 28, 28, 1)") == 2
 
 
-def test_the_five_commands_for_a_folder_of_images_run_to_the_letter(tmp_path):
-    """With fewer epochs."""
-    draw = np.random.default_rng(0)
-    for name in ("cats", "dogs"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for number in range(30):
-            pixels = draw.integers(0, 256, (*draw.integers(40, 60, 2), 3), np.uint8) // (1 if name == "cats" else 3)
-            PIL.Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.jpg")
-    (block,) = re.findall(r"```sh\n(.*?)```", TEXT["README.md"], re.DOTALL)
-    lines = block.replace("--epochs=40", "--epochs=10").splitlines()
-    assert [line.split()[:2] for line in lines] == [
-        ["stepfeed", name] for name in ("convert", "train", "evaluate", "predict", "export")
-    ]
+def test_the_tutorial_runs_to_the_letter(tmp_path):
+    """With fewer epochs; its files and commands in turn. README's five commands are among them."""
+    page = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+    (port,) = free_ports(1)
     bin_ = tmp_path / "bin"
     bin_.mkdir()
-    (bin_ / "stepfeed").write_text(f'#!/bin/sh\nexec {sys.executable} -P -m stepfeed "$@"\n')
-    (bin_ / "stepfeed").chmod(0o755)
+    for name, more in (("stepfeed", " -P -m stepfeed"), ("python", "")):
+        (bin_ / name).write_text(f'#!/bin/sh\nexec {sys.executable}{more} "$@"\n')
+        (bin_ / name).chmod(0o755)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{bin_}:{os.environ['PATH']}"}
-    for line in lines:
-        done = subprocess.run(
-            ["sh", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        if " predict " in line:
-            said = [one.split(": ")[1].split()[0] for one in done.stdout.splitlines()]
-            assert len(said) == 30
-            assert said.count("cats") > 24
-    assert (tmp_path / "exported" / "saved_model").is_dir()
+    run = functools.partial(subprocess.run, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    printed = {}
+    with contextlib.ExitStack() as stack:
+        for language, block in re.findall(r"^```(python|sh)\n(.*?)```", page, re.DOTALL | re.MULTILINE):
+            text = block.replace("--epochs=40", "--epochs=10").replace("8000", str(port))
+            if language == "python":
+                (tmp_path / re.match(r"# (\w+\.py)\n", text)[1]).write_text(text)
+                continue
+            for line in text.splitlines():
+                if line == "python serve.py":
+                    server = subprocess.Popen([sys.executable, "serve.py"], cwd=tmp_path, stderr=subprocess.DEVNULL)
+                    stack.callback(server.wait)
+                    stack.callback(server.kill)
+                    continue
+                waiting = " --silent --show-error --retry 60 --retry-connrefused --retry-delay 1"
+                done = run(["sh", "-c", line + waiting * line.startswith("curl")])
+                assert done.returncode == 0, done.stderr
+                printed[line] = done.stdout
+    names = [line.split()[1] for line in printed if line.startswith("stepfeed")]
+    assert names == ["convert", "inspect", "train", "evaluate", "predict", "export"]
+    convert, evaluate, predict, ask = (
+        next(printed[line] for line in printed if word in line)
+        for word in (" convert ", " evaluate ", " predict ", "curl ")
+    )
+    assert "208 examples to 2 shards" in convert
+    assert "train: 171 examples" in convert
+    assert float(re.search(r"validation accuracy = ([01]\.\d+) \(37", evaluate)[1]) > 0.85
+    said = [one.split(": ")[1].split()[0] for one in predict.splitlines() if one.startswith("photos/")]
+    assert len(said) == 104
+    assert said.count("temple") > 90
+    assert json.loads(ask)["class_name"] == "temple"
+    for picture in ("card.html", "batch.png", "confusion.png", "mistakes.png"):
+        assert list(tmp_path.rglob(picture)), picture
+    (block,) = re.findall(r"```sh\n(.*?)```", TEXT["README.md"], re.DOTALL)
+    of_readme = [line.replace("photos/cats", "photos/temple") for line in block.splitlines()]
+    assert len(of_readme) == 5
+    assert [line for line in of_readme if f"\n{line}" not in page] == []
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "launch"])  # which has those of two commands
