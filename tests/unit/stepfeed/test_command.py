@@ -140,3 +140,17 @@ def test_an_interrupt_while_a_command_loads_is_one_line(monkeypatch, capsys):
         command.main()
     assert ended.value.code == 130
     assert capsys.readouterr().err == "stepfeed train: interrupted\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_interrupt_while_a_command_works_is_one_line(name):
+    """Of a real signal, which comes when the command begins to read its flags."""
+    program = f"""
+import argparse, os, signal, sys
+from stepfeed.command import main
+argparse.ArgumentParser.__init__ = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT)
+sys.argv = ["stepfeed", {name!r}, "--no_such_flag"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, f"stepfeed {name}: interrupted\n")
