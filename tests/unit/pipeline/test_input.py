@@ -100,7 +100,7 @@ def test_shards_give_each_replica_its_rows(folder, whole, count, local):
     expected = whole(8, json.dumps(distort))
     arguments = {"global_batch_size": 8, "training": True, "epochs": 2, "record_ids": True, **distort}
     rows = 8 // (count * local)
-    for index in range(0, count, max(1, count // 4)):
+    for index in {0, count - 1}:
         part = elements(input_fn(folder, shard=Shard(index, count, local), **arguments))
         assert len(part) == len(expected) * local
         for number, (x, y, w, records) in enumerate(part):

@@ -106,10 +106,9 @@ def with_keys(rows):
 @pytest.mark.parametrize(
     ("recipe", "replicas"),
     [
-        *((recipe, 2) for recipe in RECIPES if recipe != "resnet20"),
-        ("momentum", 1),
-        *(pytest.param(recipe, 1, marks=pytest.mark.slow) for recipe in RECIPES if recipe != "momentum"),
-        pytest.param("resnet20", 2, marks=pytest.mark.slow),  # an optimizer's update of 20 layers takes long to build
+        *(("adam, averaged, clipped", 2), ("float16, clipped", 2), ("virtual", 2), ("XLA", 1)),
+        *(pytest.param(recipe, 2, marks=pytest.mark.slow) for recipe in ("momentum", "bfloat16", "XLA", "resnet20")),
+        *(pytest.param(recipe, 1, marks=pytest.mark.slow) for recipe in RECIPES if recipe != "XLA"),
     ],
 )
 def test_neither_summaries_nor_a_key_log_change_a_bit_of_the_state(recipe, replicas, make_stepper, batch):
