@@ -101,85 +101,113 @@ def feature(**fields):
     return {"dtype": "int64", "shape": [], "encoding": None, "class_names": []} | fields
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda c: c.update(format_version=4), "format_version 4 .* 3"),
-        (lambda c: c.update(format_version=1), "format_version 1 "),
-        (lambda c: c.update(format_version="1"), "format_version is '1'"),
-        (lambda c: c.update(format_version=True), "format_version is True"),
-        (lambda c: c.pop("format_version"), "format_version is None"),
-        (lambda c: c.pop("splits"), "'splits'"),
-        (lambda c: c.update(splits=[1]), r"not a valid manifest .*: splits is \[1\], not of type dict"),
-        (lambda c: shard(c).update(file="../../etc/passwd"), r"'train': .*'\.\./\.\./etc/passwd'"),
-        (lambda c: shard(c).update(file="/etc/passwd"), "'/etc/passwd'"),
-        (lambda c: shard(c).update(file=7), r"splits\['train'\]\.shards\[0\]\.file is 7, not of type str"),
-        (lambda c: shard(c).update(num_examples=-1), f"{FIRST}: num_examples is -1"),
-        (lambda c: shard(c).update(num_bytes="9"), r"'train'\]\.shards\[0\]\.num_bytes is '9', not of type int"),
-        (lambda c: shard(c).update(num_examples=4), f"{FIRST}: 4 records of"),
-        (lambda c: shard(c).update(crc32c="zz"), f"{FIRST}: crc32c is 'zz'"),
-        (lambda c: shard(c).update(colour="red"), "'colour'"),
-        (lambda c: c["splits"]["train"].update(label_histogram=[13, -1]), r"'train': .*\[13, -1\].* 12 examples"),
-        (lambda c: c["splits"]["train"].update(label_histogram=[1, 2]), r"'train': .*\[1, 2\].* 12 examples"),
-        (lambda c: c["features"]["image"].update(shape=[8, 6]), r"'image' .*\(8, 6\)"),
-        (lambda c: c["features"]["image"].update(shape=[8, 0, 3]), r"'image' .*\(8, 0, 3\)"),
-        (lambda c: c["features"].pop("image"), "'image' of dtype uint8"),
-        (lambda c: c["features"].pop("label"), "'label' of dtype int64"),
-        (lambda c: c["features"]["image"].update(dtype="float32"), "'image' of dtype uint8"),
-        (lambda c: c["features"]["image"].update(encoding="bmp"), "'bmp'; known: raw, png, jpeg, any"),
-        (lambda c: c["features"]["image"].update(encoding=None), "None; known: raw, png, jpeg, any"),
-        (lambda c: c["features"]["image"].update(shape=[8, None, 3]), r"raw .*\(8, None"),
-        (lambda c: c["features"]["image"].update(shape=[8, -6, 3]), r"'image' .*\(8, -6, 3\)"),
-        (lambda c: c["features"]["image"].update(shape=["8", 6, 3]), r"'image'\]\.shape\[0\] is '8', not of type int"),
-        (lambda c: c["features"]["image"].update(encoding="png", shape=[None, None, 1]), "image_mean must be 1 "),
-        (lambda c: c["features"].update(box=feature(dtype="int32")), "'box' .*'int32'; known: uint8, "),
-        (lambda c: c["features"].update(box=feature(shape=[2.5])), r"'box'\]\.shape\[0\] is 2.5"),
-        (
-            lambda c: c["features"].update(box=feature(class_names=[1])),
-            r"'box'\]\.class_names\[0\] is 1, not of type str",
-        ),
-        (lambda c: c["features"]["label"].pop("encoding"), "'encoding'"),
-        (lambda c: c.update(compression="ZLIB"), "'ZLIB'; known: GZIP"),
-        (lambda c: c.update(compression="GZIP"), "tfrecord: .*stride"),
-        (
-            lambda c: c.update(compression="GZIP", format_version=3),
-            "tfrecord: has a stride, but no table of its members",
-        ),
-        (lambda c: c.pop("compression"), "'compression'"),
-        (lambda c: c.update(splits={}), "no split"),
-        (lambda c: c["splits"].update(more=c["splits"]["test"]), "test-00000-of-00001.tfrecord twice"),
-        (lambda c: shard(c).update(offsets_crc32c="12"), f"{FIRST}: offsets_crc32c is '12'"),
-        (lambda c: shard(c).update(offsets_crc32c="0" * 8), f"{FIRST}: .*stride and offsets"),
-        (lambda c: shard(c).update(label_entropy=-1), f"{FIRST}: label_entropy is -1"),
-        (lambda c: shard(c).update(label_entropy="1"), r"shards\[0\]\.label_entropy is '1', not of type float"),
-        (lambda c: c["splits"]["train"].update(num_rejects=-1), "'train': num_rejects is -1"),
-        (lambda c: c["splits"]["train"].update(num_rejects=True), r"'train'\]\.num_rejects is True, not of type int"),
-        (lambda c: c["splits"]["train"].pop("num_rejects"), "'num_rejects'"),
-        (
-            lambda c: c["splits"]["train"].update(image_sizes={"8x6": "12"}),
-            r"'train'\]\.image_sizes\['8x6'\] is '12'",
-        ),
-        (lambda c: c["splits"]["train"].update(image_sizes={"8": 12}), "'train': image_sizes .*'8'"),
-        (lambda c: c["splits"]["train"].update(image_sizes={"8x6": 11}), "'train': image_sizes .*11 .*12"),
-        (lambda c: c["splits"]["train"].update(label_histogram=["a"]), r"'train'\]\.label_histogram\[0\] is 'a'"),
-        (lambda c: c["splits"]["train"].update(label_histogram=[None]), r"'train'\]\.label_histogram\[0\] is None"),
-        (lambda c: c["splits"]["train"].update(shards=[], label_histogram=[]), "'train' .*no shard"),
-        (lambda c: c["splits"].update({"a/b": c["splits"]["train"]}), "'a/b'"),
-        (lambda c: shard(c).update(stride=2.5), r"shards\[0\]\.stride is 2.5, not of type int"),
-        (lambda c: c.update(class_names=[1, 2]), r"class_names\[0\] is 1"),
-        (lambda c: c.update(image_mean=[1.0]), "image_mean must be 3 "),
-        (lambda c: c.update(image_std=[]), "image_std must be 3 "),
-        (lambda c: c.update(image_std=[1.0, 2.0, float("nan")]), "image_std must be 3 .*nan"),
-        (lambda c: c.update(image_std=[1.0, 2.0, 0.0]), r"image_std is 0 where image_mean is \d+\.\d+"),
-        (lambda c: c.update(image_std=[1.0, 2.0, -1.0]), "standard deviation -1.0"),
-        (lambda c: c.update(image_mean=[1.0, 2.0, 300.0]), "mean of 300.0"),
-        (lambda c: c.update(class_names=["a", "b"]), "'test': its label histogram has 3 labels, .* 2 class_names"),
-        (lambda c: c["splits"]["train"].update(image_sizes={"9x6": 12}), r"'train': image_sizes has 9x6, .*\(8, 6\)"),
-    ],
-)
-def test_what_cannot_be_is_named(folder, change, message):
+# Of each type, values of JSON that are not of it.
+WRONG = {
+    int: ["9", True, 2.5, [1]],
+    float: ["9", True, [1.0]],
+    str: [7, True, ["a"]],
+    list: ["a", 3, {}, None],
+    dict: ["a", 3, [], None],
+    type(None): [[], {}],  # a size, a CRC or an encoding that is not known
+}
+
+
+def places(value, at=""):
+    """Yields the object or list, the name or index in it, and the path in words of everything in a manifest."""
+    names = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    is_free = re.search(r"(features|splits|image_sizes|options)$", at) or isinstance(value, list)
+    for name in names:
+        path = f"{at}[{name!r}]" if is_free else f"{at}.{name}".lstrip(".")
+        yield value, name, path
+        if path != "options":
+            yield from places(value[name], path)
+
+
+def test_whatever_is_of_another_type_missing_or_unknown_is_named(folder):
+    """Each value of a manifest in turn."""
+    edit_manifest(folder, lambda c: c["features"].update(box=feature(shape=[None, 2], class_names=["a"])))
+    edit_manifest(folder, lambda c: c["splits"]["train"].update(image_sizes={"8x6": 12}))
+    edit_manifest(folder, lambda c: shard(c).update(label_entropy=1))  # an integer may stand for a float
+    content = json.loads((folder / "manifest.json").read_text())
+    assert manifests.load(folder).splits["train"].shards[0].label_entropy == 1.0
+    shard(content)["label_entropy"] = 1.0
+    del content["content_sha256"]
+    seen = set()
+
+    def check(*facts):
+        with pytest.raises(DataError, check=at("manifest.json", *facts)):
+            manifests.parse(json.dumps(content), "manifest.json")
+
+    for parent, name, path in [*places(content)]:
+        if path.startswith("options."):
+            continue
+        kept = parent[name]
+        for wrong in WRONG[type(kept)]:
+            parent[name] = wrong
+            check(f"{path} is {wrong!r}")
+        is_field = isinstance(parent, dict) and path.endswith(str(name))  # not the name of a split or a feature
+        if is_field and name != "crcs_crc32c":  # which earlier releases did not write
+            del parent[name]
+            check("format_version" if name == "format_version" else repr(name))
+        parent[name] = kept
+        if isinstance(kept, dict) and not path.endswith(("features", "splits", "image_sizes", "options")):
+            kept["colour"] = "red"
+            check(f"{path} ", "'colour'")
+            del kept["colour"]
+        seen.add(re.sub(r"\[.*?\]", "[]", path))
+    assert len(seen) == 36
+    manifests.parse(json.dumps(content), "manifest.json")
+
+
+# Values of the right type that cannot be, and what the error names.
+CANNOT_BE = [
+    (lambda c: c.update(format_version=4), "format_version 4", "3"),
+    (lambda c: c.update(format_version=1), "format_version 1"),
+    (lambda c: shard(c).update(file="../../etc/passwd"), "'train'", "'../../etc/passwd'"),
+    (lambda c: shard(c).update(file="/etc/passwd"), "'/etc/passwd'"),
+    *((lambda c, f=f: shard(c).update({f: -1}), FIRST, f"{f} is -1") for f in ("num_examples", "label_entropy")),
+    (lambda c: shard(c).update(num_examples=4), FIRST, "4 records"),
+    *((lambda c, f=f: shard(c).update({f: "zz"}), FIRST, f"{f} is 'zz'") for f in ("crc32c", "offsets_crc32c")),
+    (lambda c: shard(c).update(offsets_crc32c="0" * 8), FIRST, "stride", "offsets"),
+    (lambda c: c["splits"]["train"].update(label_histogram=[13, -1]), "'train'", "[13, -1]", "12"),
+    (lambda c: c["splits"]["train"].update(label_histogram=[1, 2]), "'train'", "[1, 2]", "12"),
+    (lambda c: c["features"]["image"].update(shape=[8, 6]), "'image'", "(8, 6)"),
+    (lambda c: c["features"]["image"].update(shape=[8, 0, 3]), "'image'", "(8, 0, 3)"),
+    (lambda c: c["features"]["image"].update(shape=[8, -6, 3]), "'image'", "(8, -6, 3)"),
+    (lambda c: c["features"]["image"].update(shape=[8, None, 3]), "raw", "(8, None, 3)"),
+    (lambda c: c["features"].pop("image"), "'image'", "uint8"),
+    (lambda c: c["features"].pop("label"), "'label'", "int64"),
+    (lambda c: c["features"]["image"].update(dtype="float32"), "'image'", "uint8"),
+    (lambda c: c["features"]["image"].update(encoding="bmp"), "'bmp'", "raw, png, jpeg, any"),
+    (lambda c: c["features"]["image"].update(encoding=None), "None", "raw, png, jpeg, any"),
+    (lambda c: c["features"]["image"].update(encoding="png", shape=[None, None, 1]), "image_mean", "1 "),
+    (lambda c: c["features"].update(box=feature(dtype="int32")), "'box'", "'int32'", "uint8, "),
+    (lambda c: c.update(compression="ZLIB"), "'ZLIB'", "GZIP"),
+    (lambda c: c.update(compression="GZIP"), "test-00000", "stride", "version 2"),
+    (lambda c: c.update(compression="GZIP", format_version=3), "test-00000", "stride", "members"),
+    (lambda c: c.update(splits={}), "no split"),
+    (lambda c: c["splits"].update(more=c["splits"]["test"]), "test-00000-of-00001.tfrecord", "twice"),
+    (lambda c: c["splits"].update({"a/b": c["splits"]["train"]}), "'a/b'"),
+    (lambda c: c["splits"]["train"].update(shards=[], label_histogram=[]), "'train'", "no shard"),
+    (lambda c: c["splits"]["train"].update(num_rejects=-1), "'train'", "num_rejects is -1"),
+    (lambda c: c["splits"]["train"].update(image_sizes={"8": 12}), "'train'", "image_sizes", "'8'"),
+    (lambda c: c["splits"]["train"].update(image_sizes={"8x6": 11}), "'train'", "image_sizes", "11", "12"),
+    (lambda c: c["splits"]["train"].update(image_sizes={"9x6": 12}), "'train'", "9x6", "(8, 6)"),
+    (lambda c: c.update(image_mean=[1.0]), "image_mean", "3 "),
+    (lambda c: c.update(image_std=[]), "image_std", "3 "),
+    (lambda c: c.update(image_std=[1.0, 2.0, float("nan")]), "image_std", "nan"),
+    (lambda c: c.update(image_std=[1.0, 2.0, 0.0]), "image_std is 0", "image_mean"),
+    (lambda c: c.update(image_std=[1.0, 2.0, -1.0]), "-1.0"),
+    (lambda c: c.update(image_mean=[1.0, 2.0, 300.0]), "300.0"),
+    (lambda c: c.update(class_names=["a", "b"]), "'test'", "3 labels", "2 class_names"),
+]
+
+
+@pytest.mark.parametrize("case", CANNOT_BE, ids=lambda case: " ".join(case[1:]))
+def test_what_cannot_be_is_named(folder, case):
+    change, *facts = case
     edit_manifest(folder, change)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, check=at("manifest.json", *facts)):
         manifests.load(folder)
 
 
