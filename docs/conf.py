@@ -86,7 +86,7 @@ def _pages(above: str) -> Iterator[str]:
     title, _, section = above.rpartition("\n## ")[2].partition("\n")
     pages = re.findall(r"\[([^\]]+)\]\(([^)#:]+)\.md\)", section)
     yield from ("```{toctree}", ":hidden:", f":caption: {title}", "")
-    yield from (*(f"{text} <{page}>" for text, page in pages), "```")
+    yield from (*(f"{text.replace('`', '')} <{page}>" for text, page in pages), "```")
 
 
 def _names(which: str) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """The Python and the commands of README and the pages that continue it run as they stand; make docs checks links."""
 
-import contextlib
+import difflib
 import functools
 import json
 import os
@@ -9,8 +9,10 @@ import re
 import subprocess
 import sys
 
+import PIL.Image
 import pytest
 
+from pipeline import RandomAccess
 from stepfeed.command import COMMANDS
 from tests import forked
 from tests.loopback import free_ports
@@ -60,34 +62,56 @@ def test_snippets_run(page, code, folder, request):
         assert done.stdout.count("(16, 28, 28, 1)") == 2
 
 
-def test_the_tutorial_runs_to_the_letter(tmp_path):
-    """With fewer epochs; its files and commands in turn. README's five commands are among them."""
-    page = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
-    (port,) = free_ports(1)
-    bin_ = tmp_path / "bin"
-    bin_.mkdir()
+@pytest.fixture
+def follow(folder):
+    """Returns a function that does what a page says, in turn, and returns what each line of the shell printed.
+
+    Python that begins with a file's name becomes that file; other Python is run. Servers end with the test.
+    """
+    bin_ = folder / "bin"
+    bin_.mkdir(exist_ok=True)
     for name, more in (("stepfeed", " -P -m stepfeed"), ("python", "")):
         (bin_ / name).write_text(f'#!/bin/sh\nexec {sys.executable}{more} "$@"\n')
         (bin_ / name).chmod(0o755)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{bin_}:{os.environ['PATH']}"}
-    run = functools.partial(subprocess.run, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    printed = {}
-    with contextlib.ExitStack() as stack:
-        for language, block in re.findall(r"^```(python|sh)\n(.*?)```", page, re.DOTALL | re.MULTILINE):
-            text = block.replace("--epochs=40", "--epochs=10").replace("8000", str(port))
-            if language == "python":
-                (tmp_path / re.match(r"# (\w+\.py)\n", text)[1]).write_text(text)
+    servers = []
+
+    def follow(page, replaced=()):
+        printed = {}
+        for language, block in re.findall(r"^```(python|sh)\n(.*?)```", page_text(page), re.DOTALL | re.MULTILINE):
+            text = functools.reduce(lambda text, change: text.replace(*change), replaced, block)
+            if file := re.match(r"# (\w+\.py)\n", text):
+                (folder / file[1]).write_text(text)
                 continue
-            for line in text.splitlines():
+            for line in [text] if language == "python" else text.splitlines():
                 if line == "python serve.py":
-                    server = subprocess.Popen([sys.executable, "serve.py"], cwd=tmp_path, stderr=subprocess.DEVNULL)
-                    stack.callback(server.wait)
-                    stack.callback(server.kill)
+                    servers.append(
+                        subprocess.Popen([sys.executable, "serve.py"], cwd=folder, stderr=subprocess.DEVNULL)
+                    )
                     continue
-                waiting = " --silent --show-error --retry 60 --retry-connrefused --retry-delay 1"
-                done = run(["sh", "-c", line + waiting * line.startswith("curl")])
+                waits = " --silent --show-error --retry 60 --retry-connrefused --retry-delay 1"
+                command = ["python", "-c", line] if language == "python" else ["sh", "-c", line]
+                command[-1] += waits * line.startswith("curl")
+                run = functools.partial(subprocess.run, cwd=folder, env=environment, capture_output=True, text=True)
+                done = run(command, check=False)
                 assert done.returncode == 0, done.stderr
                 printed[line] = done.stdout
+        return printed
+
+    yield follow
+    for server in servers:
+        server.kill()
+        server.wait()
+
+
+def page_text(name):
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def test_the_tutorial_runs_to_the_letter(folder, follow):
+    """With fewer epochs. README's five commands are among its own."""
+    (port,) = free_ports(1)
+    printed = follow("tutorial.md", [("--epochs=40", "--epochs=10"), ("8000", str(port))])
     names = [line.split()[1] for line in printed if line.startswith("stepfeed")]
     assert names == ["convert", "inspect", "train", "evaluate", "predict", "export"]
     convert, evaluate, predict, ask = (
@@ -101,12 +125,104 @@ def test_the_tutorial_runs_to_the_letter(tmp_path):
     assert len(said) == 104
     assert said.count("temple") > 90
     assert json.loads(ask)["class_name"] == "temple"
-    for picture in ("card.html", "batch.png", "confusion.png", "mistakes.png"):
-        assert list(tmp_path.rglob(picture)), picture
+    for picture in ("data/card.html", "batch.png", "judged/confusion.png", "judged/mistakes.png"):
+        assert (folder / picture).is_file(), picture
     (block,) = re.findall(r"```sh\n(.*?)```", TEXT["README.md"], re.DOTALL)
     of_readme = [line.replace("photos/cats", "photos/temple") for line in block.splitlines()]
     assert len(of_readme) == 5
-    assert [line for line in of_readme if f"\n{line}" not in page] == []
+    assert [line for line in of_readme if f"\n{line}" not in page_text("tutorial.md")] == []
+
+
+MNIST = """
+import tensorflow_datasets as tfds
+from pipeline import RandomAccess
+
+class Mnist(tfds.core.GeneratorBasedBuilder):
+    VERSION = tfds.core.Version("3.0.1")  # of TFDS's own
+
+    def _info(self):
+        features = {"image": tfds.features.Image(shape=(28, 28, 1)), "label": tfds.features.ClassLabel(num_classes=10)}
+        features = tfds.features.FeaturesDict(features)
+        return tfds.core.DatasetInfo(builder=self, features=features, supervised_keys=("image", "label"))
+
+    def _split_generators(self, dl_manager):
+        return {split: self._generate_examples(split) for split in ("train", "test")}
+
+    def _generate_examples(self, split):
+        for number, row in enumerate(RandomAccess("demo/digits", split)):
+            yield number, {"image": row["image"], "label": int(row["label"])}
+
+Mnist(data_dir="tfds").download_and_prepare()
+"""
+
+
+def test_a_script_is_ported_in_as_few_lines_as_the_page_says(folder, follow):
+    done = forked.run(["-c", MNIST], cwd=folder)  # the digits, where TFDS would have MNIST
+    assert done.returncode == 0, done.stderr
+    assert any("1,797 examples" in said for said in follow("porting.md").values())
+    counts = []
+    for more in ("", "_tfds"):
+        before, after = ((folder / f"{name}{more}.py").read_text().splitlines()[1:] for name in ("before", "after"))
+        changes = [line[0] for line in difflib.ndiff(before, after) if line[2:].strip()]
+        counts.append((str(changes.count("-")), str(changes.count("+"))))
+        for script in ("before", "after"):
+            done = forked.run([f"{script}{more}.py"], cwd=folder)
+            assert done.returncode == 0, done.stderr
+            accuracy = float(re.findall(r"val_accuracy: (\d\.\d+)", done.stdout)[-1])
+            assert accuracy > 0.4, script  # of ten classes, after two epochs
+    said = re.findall(r"^(\d+) lines go and (\d+) come", page_text("porting.md"), re.MULTILINE)
+    assert said == counts
+
+
+def test_a_run_is_resumed_as_the_page_says(follow):
+    first, second = follow("resume.md").values()
+    assert "step 0 to 30 of 96 examples" in first
+    line = next(line for line in page_text("resume.md").splitlines() if line.startswith("mirrored"))
+    assert f"{line}\n" in second
+
+
+# TensorFlow Serving's REST interface, by the signature: requests wait until the page has put the model there.
+SERVING = """
+import http.server, json, os, sys, time
+import tensorflow as tf
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        assert self.path == "/v1/models/digits:predict", self.path
+        sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        said = model(images=tf.constant(sent["instances"], tf.uint8))
+        rows = zip(*(rows.numpy().astype(str if name == "class_name" else rows.dtype.as_numpy_dtype).tolist()
+                     for name, rows in said.items()))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"predictions": [dict(zip(said, row)) for row in rows]}).encode())
+
+server = http.server.HTTPServer(("localhost", int(sys.argv[1])), Handler)
+while not os.path.exists("models/digits/1"):
+    time.sleep(0.1)
+model = tf.saved_model.load("models/digits/1").signatures["serving_default"]
+server.serve_forever()
+"""
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_model_is_served_as_the_page_says(folder, follow):
+    (port,) = free_ports(1)
+    rows = [RandomAccess(folder / "demo/digits", "test")[number] for number in (0, 1)]
+    PIL.Image.fromarray(rows[0]["image"][..., 0]).save(folder / "digit.png")
+    serving = [sys.executable, "-c", SERVING, str(port)]
+    with subprocess.Popen(serving, cwd=folder, stderr=subprocess.DEVNULL) as server:
+        try:
+            printed = list(follow("serving.md", [("8501", str(port))]).values())
+        finally:
+            server.kill()
+    answer, onnx = json.loads(printed[-2])["predictions"], printed[-1].split()
+    shown = json.loads(re.search(r"```text\n(.*?)```", page_text("serving.md"), re.DOTALL)[1].replace(", ...]", "]"))
+    assert [set(one) for one in answer] == [set(shown["predictions"][0])] * 2
+    assert answer[0]["class_name"] == str(rows[0]["label"])
+    assert [str(one["class"]) for one in answer] == [one["class_name"] for one in answer]
+    assert onnx[0] == answer[0]["class_name"]
+    assert float(onnx[1]) == pytest.approx(max(answer[0]["probabilities"]), abs=1e-4)
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "launch"])  # which has those of two commands
