@@ -137,6 +137,7 @@ def _become(program: list[str], variables: dict[str, str], cwd: str, out: Connec
             sys.argv = ["-c", *program[2:]]
             exec(program[1], {"__name__": "__main__"})
         else:
+            sys.path.insert(0, os.path.dirname(os.path.abspath(program[0])))
             runpy.run_path(program[0], run_name="__main__")
     finally:
         sys.stdout.flush()

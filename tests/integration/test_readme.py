@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
@@ -18,7 +19,7 @@ from tests import forked
 from tests.loopback import free_ports
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/feeding.md", "docs/using.md")
+PAGES = ("README.md", "docs/distortions.md", "docs/feeding.md", "docs/reading.md", "docs/using.md")
 TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 SNIPPETS = [(page, code) for page in PAGES for code in re.findall(r"```python\n(.*?)```", TEXT[page], re.DOTALL)]
 MORE = {  # flags of Beam, and those of a file
@@ -27,6 +28,8 @@ MORE = {  # flags of Beam, and those of a file
 }
 PRINTED = {  # by what a snippet has: what it prints last
     "model.predict": "predictions (368, 10)\n",
+    "waiting_share": "of the second half\n",
+    "texts = input_fn": "(3,) [1, 1, 2]\n",
     "range(1000, 1005)": "".join(f"{step} 64.0\n" for step in range(1000, 1005)),
 }
 
@@ -46,11 +49,36 @@ def trained(folder):
     assert done.returncode == 0, done.stderr
 
 
+SHOWS_TEXTS = "(first := next(iter(texts)))[1][:3].shape, sorted(map(len, first[0][:3].numpy()))"
+
+
+@pytest.fixture(scope="module")
+def texts(folder):
+    """TFRecords of three texts, indexed by the command of docs/reading.md."""
+    (folder / "texts").mkdir()
+    make = """
+import tensorflow as tf
+for file in ("train-0.tfrecord", "test.tfrecord"):
+    with tf.io.TFRecordWriter(f"texts/{file}") as writer:
+        for label, text in enumerate((b"one", b"two words", b"three")):
+            features = {"text": tf.train.Feature(bytes_list=tf.train.BytesList(value=[text])),
+                        "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label]))}
+            example = tf.train.Example(features=tf.train.Features(feature=features))
+            writer.write(example.SerializeToString())
+"""
+    (command,) = re.findall(r"^    python (-m pipeline\.index texts .*)$", TEXT["docs/reading.md"], re.MULTILINE)
+    for program in (["-c", make], shlex.split(command)):
+        done = forked.run(program, cwd=folder)
+        assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(("page", "code"), SNIPPETS, ids=[f"{page}-{n}" for n, (page, _) in enumerate(SNIPPETS)])
 def test_snippets_run(page, code, folder, request):
-    if "demo/run" in code:
-        request.getfixturevalue("trained")
-    more = "\nprint('predictions', predictions.shape)" if "model.predict" in code else ""
+    for words, fixture in (("demo/run", "trained"), ('"texts"', "texts")):
+        if words in code:
+            request.getfixturevalue(fixture)
+    shows = {"model.predict": "'predictions', predictions.shape", "texts = input_fn": SHOWS_TEXTS}
+    more = "".join(f"\nprint({shown})" for words, shown in shows.items() if words in code)
     done = forked.run(["-c", code + more], cwd=folder)
     assert done.returncode == 0, done.stderr
     for words, printed in PRINTED.items():
@@ -172,6 +200,26 @@ def test_a_script_is_ported_in_as_few_lines_as_the_page_says(folder, follow):
             assert accuracy > 0.4, script  # of ten classes, after two epochs
     said = re.findall(r"^(\d+) lines go and (\d+) come", page_text("porting.md"), re.MULTILINE)
     assert said == counts
+
+
+def test_code_of_ones_own_trains_as_the_page_says(folder):
+    """The model, the compiled model and the call from Python of docs/training.md; the tracker of docs/outputs.md."""
+    model, compiled, call = re.findall(r"```python\n(.*?)```", page_text("training.md"), re.DOTALL)
+    (tracker,) = re.findall(r"```python\n(.*?)```", page_text("outputs.md"), re.DOTALL)
+    assert model.startswith("# my_models.py\n")
+    (folder / "my_models.py").write_text(f"{model}\n\n{compiled}")
+    (folder / "my_module.py").write_text(tracker)
+    (folder / "mlflow.py").write_text("def log_metrics(values, step):\n    print('logged', step, *sorted(values))\n")
+    (folder / "call.py").write_text(call)
+    command = ["-m", "trainer.run", "demo/digits", "--train_steps=20"]
+    for program, said in [
+        (["call.py"], r"0\.\d+\n$"),
+        ([*command, "--model=my_models:compiled", "--model_dir=compiled"], "sparse_top_k_categorical_accuracy = "),
+        ([*command, "--task=my_module:Tracked", "--model=mlp", "--model_dir=tracked"], "logged 20 eval/test/"),
+    ]:
+        done = forked.run(program, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        assert re.search(said, done.stdout), done.stdout
 
 
 def test_a_run_is_resumed_as_the_page_says(follow):
