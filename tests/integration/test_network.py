@@ -117,8 +117,8 @@ def test_both_sides_of_a_cut_end_and_name_what_to_do(hosts, digits, tmp_path):
     for code, line in hosts.ends("worker 0", "worker 1").values():
         assert code == 75
         assert re.fullmatch(
-            r"trainer\.run: lost (another worker|the chief|worker 1) \(.+\); rerun the same commands on all 2 to resume "
-            "from the last checkpoint",
+            r"trainer\.run: lost (another worker|the chief|worker 1) \(.+\); rerun the same commands on all 2 to "
+            "resume from the last checkpoint",
             line,
         )
     assert (tmp_path / "run/ckpt-200.index").exists()
