@@ -3,7 +3,6 @@
 import difflib
 import functools
 import json
-import os
 import pathlib
 import re
 import shlex
@@ -26,6 +25,7 @@ MORE = {  # flags of Beam, and those of a file
     "train": {"--config", "--dump_config"},
     "convert": {"--runner", "--direct_num_workers", "--direct_running_mode"},
 }
+PROGRAMS = {"stepfeed": ["-m", "stepfeed"], "python": []}  # what a page's shell starts, for `forked.run`
 PRINTED = {  # by what a snippet has: what it prints last
     "model.predict": "predictions (368, 10)\n",
     "waiting_share": "of the second half\n",
@@ -96,12 +96,6 @@ def follow(folder):
 
     Python that begins with a file's name becomes that file; other Python is run. Servers end with the test.
     """
-    bin_ = folder / "bin"
-    bin_.mkdir(exist_ok=True)
-    for name, more in (("stepfeed", " -P -m stepfeed"), ("python", "")):
-        (bin_ / name).write_text(f'#!/bin/sh\nexec {sys.executable}{more} "$@"\n')
-        (bin_ / name).chmod(0o755)
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{bin_}:{os.environ['PATH']}"}
     servers = []
 
     def follow(page, replaced=()):
@@ -113,15 +107,16 @@ def follow(folder):
                 continue
             for line in [text] if language == "python" else text.splitlines():
                 if line == "python serve.py":
-                    servers.append(
-                        subprocess.Popen([sys.executable, "serve.py"], cwd=folder, stderr=subprocess.DEVNULL)
-                    )
+                    servers.append(forked.Process(["serve.py"], cwd=folder))
                     continue
-                waits = " --silent --show-error --retry 60 --retry-connrefused --retry-delay 1"
-                command = ["python", "-c", line] if language == "python" else ["sh", "-c", line]
-                command[-1] += waits * line.startswith("curl")
-                run = functools.partial(subprocess.run, cwd=folder, env=environment, capture_output=True, text=True)
-                done = run(command, check=False)
+                if language == "python":
+                    done = forked.run(["-c", line], cwd=folder)
+                elif (words := shlex.split(line))[0] in PROGRAMS:
+                    done = forked.run([*PROGRAMS[words[0]], *words[1:]], cwd=folder)
+                else:
+                    waits = " --silent --show-error --retry 60 --retry-connrefused --retry-delay 1"
+                    command = ["sh", "-c", line + waits * line.startswith("curl")]
+                    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
                 assert done.returncode == 0, done.stderr
                 printed[line] = done.stdout
         return printed
@@ -258,12 +253,12 @@ def test_a_model_is_served_as_the_page_says(folder, follow):
     (port,) = free_ports(1)
     rows = [RandomAccess(folder / "demo/digits", "test")[number] for number in (0, 1)]
     PIL.Image.fromarray(rows[0]["image"][..., 0]).save(folder / "digit.png")
-    serving = [sys.executable, "-c", SERVING, str(port)]
-    with subprocess.Popen(serving, cwd=folder, stderr=subprocess.DEVNULL) as server:
-        try:
-            printed = list(follow("serving.md", [("8501", str(port))]).values())
-        finally:
-            server.kill()
+    server = forked.Process(["-c", SERVING, port], cwd=folder)
+    try:
+        printed = list(follow("serving.md", [("8501", str(port))]).values())
+    finally:
+        server.kill()
+        server.wait()
     answer, onnx = json.loads(printed[-2])["predictions"], printed[-1].split()
     shown = json.loads(re.search(r"```text\n(.*?)```", page_text("serving.md"), re.DOTALL)[1].replace(", ...]", "]"))
     assert [set(one) for one in answer] == [set(shown["predictions"][0])] * 2
