@@ -1,0 +1,55 @@
+"""What docs/conf.py makes for the site from the code; `make docs` checks that all of it can be rendered and linked."""
+
+import pathlib
+import re
+import runpy
+
+import pytest
+
+from stepfeed import command
+
+DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs"
+CONF = runpy.run_path(str(DOCS / "conf.py"))
+_, *COMMAND_SECTIONS = re.split(r"^## stepfeed ", "\n".join(CONF["_flags"]("")), flags=re.MULTILINE)
+SECTIONS = dict(section.split("\n", 1) for section in COMMAND_SECTIONS)
+
+
+def test_a_comment_of_a_page_is_one_that_is_replaced():
+    found = [
+        comment
+        for page in sorted(DOCS.glob("*.md"))
+        for comment in re.findall(r"<!--.*?-->", page.read_text(encoding="utf-8"), re.DOTALL)
+    ]
+    assert len(found) >= 15
+    assert [comment for comment in found if not CONF["_MADE"].fullmatch(comment)] == []
+    assert {"<!-- names: pipeline -->", "<!-- names: trainer -->", "<!-- flags -->", "<!-- messages -->"} <= set(found)
+
+
+@pytest.mark.parametrize("name", command.COMMANDS)
+def test_every_flag_that_help_lists_is_on_the_page(name):
+    listed = set(command._flags(command.COMMANDS[name][0])) - {"--help"}
+    shown = re.findall(r"^```\{option\} (.*)$", SECTIONS[name], re.MULTILINE)
+    assert len(listed) >= 3
+    assert {one.split("=")[0] for line in shown for one in line.split(", ") if one.startswith("--")} == listed
+
+
+def test_a_flag_has_its_text_its_default_and_its_bounds():
+    (label_smoothing,) = re.findall(r"```\{option\} --label_smoothing=FLOAT\n(.*)", SECTIONS["train"])
+    assert label_smoothing.endswith(r"\(default of the model: 0.0\). Must be 0 or more and below 1.")
+    (data_dir,) = re.findall(r"```\{option\} --data_dir=STR\n(.*)", SECTIONS["train"])
+    assert data_dir.endswith("Required.")
+
+
+def test_every_error_that_the_test_of_wording_knows_is_on_the_page():
+    shown = "\n".join(CONF["_messages"](""))
+    cases = "".join(path.read_text(encoding="utf-8") for path in CONF["_GOLDEN"].glob("*.txt"))
+    failing = len(re.findall(r"^exit code [1-9]\n(?:\|.*\n)*!\|", cases, re.MULTILINE))
+    assert failing > 80
+    assert len(re.findall(r"^\| (?!\| exit).+ \| [12] \| ", shown, re.MULTILINE)) == failing
+
+
+def test_a_section_of_the_index_lists_its_pages_in_the_contents():
+    above = "# stepfeed\n\n## Learn\n\n- [A](a.md)\n\n## Do\n\n- [B `b`](b.md), or [c](c.md#part)\n- [D](../D.md)\n\n"
+    assert list(CONF["_pages"](above)) == [
+        "```{toctree}", ":hidden:", ":caption: Do", "", "B b <b>", "D <../D>", "```"
+    ]  # fmt: skip
