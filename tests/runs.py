@@ -43,9 +43,9 @@ def start_workers(data_dir: Path, model_dirs: Sequence[Path], *flags: str) -> li
     return [start(data_dir, *one, *flags, tf_config=config) for *one, config in zip(model_dirs, configs, strict=True)]
 
 
-def finish(*processes: forked.Process) -> list[tuple[int | None, str, str]]:
-    """Returns (exit code, rest of stdout, stderr) of each process at its end."""
-    outputs = [process.communicate() for process in processes]
+def finish(*processes: forked.Process, timeout: float = forked.TIMEOUT) -> list[tuple[int | None, str, str]]:
+    """Returns (exit code, rest of stdout, stderr) of each process at its end, or killed after `timeout` seconds."""
+    outputs = [process.communicate(timeout) for process in processes]
     return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
 
 

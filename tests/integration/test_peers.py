@@ -26,7 +26,8 @@ def test_contestants_are_measured_in_processes_of_their_own(tmp_path):
     chosen = ("--contestants=ours,tf_whole_batch", f"--json={tmp_path}/found.json")
     done = run("input_throughput", *flags, *chosen, f"--chart={tmp_path}/chart.svg")
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    processor, *lines = done.stdout.splitlines()
+    assert processor.startswith("processor: ")
     assert [line for line in lines if not line.startswith(" ")] == [
         "contestants, and how they distort:",
         *(f"{part}, {what}, batch 64:" for part in ("peers", "distribute") for what in ("distorted", "undistorted")),

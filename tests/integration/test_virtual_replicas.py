@@ -12,6 +12,7 @@ from tests import forked
 from tests.datasets import write_dataset
 from tests.runs import checkpoint_bytes, finish, start, start_workers, wait_for_step
 
+LONGEST = 1200  # seconds: twelve replicas of a ResNet on a busy machine
 STEPS = 8  # of 3 per epoch, whose last has 6 rows of padding
 FLAGS = ("--global_batch_size=24", "--virtual_replicas=12", "--steps_per_loop=2", "--log_every=2")
 SMALL = (*FLAGS, "--model=lenet", "--distort=shift(pixels=1)")
@@ -57,7 +58,7 @@ def start_on(data, model_dir, topology, *flags):
 
 def train(data, model_dir, topology, *flags):
     """Trains to the end and returns the chief's output."""
-    outputs = finish(*start_on(data, model_dir, topology, *flags))
+    outputs = finish(*start_on(data, model_dir, topology, *flags), timeout=LONGEST)
     assert {code for code, _, _ in outputs} == {0}, outputs
     return outputs[0][1]
 
