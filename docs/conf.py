@@ -120,6 +120,11 @@ def _option(flag: flags.Flag, default: Any) -> Iterator[str]:
     more = [f"One of {', '.join(f'`{name}`' for name in metadata['known'])}."] if metadata["known"] else []
     more += [f"Must be {_plain(flags.words(metadata['bounds']))}."] if metadata["bounds"] else []
     more += ["Required."] if default is dataclasses.MISSING and not metadata["repeated"] else []
+    why = metadata.get("parameter_server") or {}
+    refused = {"": why} if isinstance(why, str) else why
+    for name, reason in refused.items():
+        what = f"`{name}` is refused" if name else "Refused"
+        more.append(f"{what} with `--strategy=parameter_server`: {_plain(reason)}.")
     text = _plain(options["help"].replace("%%", "%")).rstrip(".")
     yield from (f"```{{option}} {', '.join(shown)}", f"{text}. {' '.join(more)}", "```", "")
 

@@ -38,6 +38,11 @@ def test_a_flag_has_its_text_its_default_and_its_bounds():
     assert label_smoothing.endswith(r"\(default of the model: 0.0\). Must be 0 or more and below 1.")
     (data_dir,) = re.findall(r"```\{option\} --data_dir=STR\n(.*)", SECTIONS["train"])
     assert data_dir.endswith("Required.")
+    (precision,) = re.findall(r"```\{option\} --precision=STR\n(.*)", SECTIONS["train"])
+    assert (
+        "One of `float32`, `bfloat16`, `float16`. `float16` is refused with `--strategy=parameter_server`: "
+        in precision
+    )
 
 
 def test_every_error_that_the_test_of_wording_knows_is_on_the_page():
