@@ -57,12 +57,11 @@ def varied(records):
         "keys",
     ],
 )
-@pytest.mark.parametrize("replicas", [1, 3])
-def test_replicas_get_the_rows_of_the_whole_element(folder, monkeypatch, options, together, replicas):
+def test_replicas_get_the_rows_of_the_whole_element(folder, monkeypatch, options, together):
     monkeypatch.setattr(dataset, "_MOST_GROUP_ROWS", together)
     monkeypatch.setattr(dataset, "_COPIED", 1)  # else these windows have no elements besides their last ones
     request = Request(folder, global_batch_size=ROWS, training=True, epochs=3, start_step=1, record_ids=True, **options)
-    check(make_dataset(request), make_dataset(request, replicas), replicas, steps=8)
+    check(make_dataset(request), make_dataset(request, 3), 3, steps=8)
 
 
 def test_features_of_several_shapes_are_split(with_features):

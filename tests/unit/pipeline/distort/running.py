@@ -8,13 +8,15 @@ from tests.unit.pipeline.distort.reference import STATISTICS
 
 def run(text, images, keys, training=True):
     """Returns the distorted images, or those of an evaluation."""
+    make_recipe(text).check(images.shape[1:])
+    return compiled(text, training)(images, keys).numpy()
+
+
+def compiled(text, training=True):
+    """Returns the function that distorts images by their keys; XLA compiles it once per shape."""
     recipe = make_recipe(text)
-    recipe.check(images.shape[1:])
     function = recipe.distort if training else recipe.evaluate
-    compiled = tf.function(
-        lambda i, k: function(i, k, STATISTICS), jit_compile=recipe.compiled or None, autograph=False
-    )
-    return compiled(tf.constant(images), tf.constant(keys)).numpy()
+    return tf.function(lambda i, k: function(i, k, STATISTICS), jit_compile=recipe.compiled or None, autograph=False)
 
 
 def mix(text, images, labels, keys, epoch=0, real=None):

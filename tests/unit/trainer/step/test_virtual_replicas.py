@@ -75,12 +75,11 @@ def test_weights_slots_statistics_and_metrics_have_the_same_bits_on_any_number_o
 
 
 RECIPES = {
-    "averaged weights, clipped": {"ema": 0.9, "clip_norm": 0.5, "optimizer": "nesterov"},
     "matrices": {"optimizer": "muon", "weight_decay": 0.01},
     "bfloat16, decay, smoothing": {
         **{"precision": "bfloat16", "ema": 0.9, "optimizer": "adamw", "weight_decay": 0.1, "label_smoothing": 0.1}
     },
-    "float16": {"precision": "float16", "clip_norm": 0.5},
+    "float16, clipped": {"precision": "float16", "clip_norm": 0.5, "ema": 0.9, "optimizer": "nesterov"},
     "XLA": {"jit_compile": True, "label_smoothing": 0.1},
 }
 
