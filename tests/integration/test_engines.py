@@ -53,11 +53,6 @@ def test_every_runner_writes_the_same_bytes(flags, reference, tmp_path):
     assert commands.left_of(process) == {}
 
 
-def test_a_job_server_with_its_worker_in_this_process_writes_the_same_bytes(job_service, reference, tmp_path):
-    assert commands.convert(tmp_path / "out", *job_service) == ""
-    assert commands.digests(tmp_path / "out") == reference
-
-
 def test_a_job_server_of_this_machine_needs_no_word_of_where_its_workers_are(job_service, reference, tmp_path):
     assert commands.convert(tmp_path / "out", *job_service[:2]) == ""
     assert commands.digests(tmp_path / "out") == reference

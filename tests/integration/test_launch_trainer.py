@@ -14,7 +14,7 @@ from tests.launches import Launch, left_within
 from tests.runs import checkpoint_bytes, finish, start
 
 FLAGS = (
-    "--model=mlp",
+    "--model=softmax_regression",
     "--global_batch_size=24",
     "--virtual_replicas=12",
     "--steps_per_loop=5",

@@ -24,7 +24,7 @@ from tests.runs import (
 
 STEPS = 120
 FLAGS = (
-    *(f"--train_steps={STEPS}", "--checkpoint_every=23", "--log_every=10"),
+    *("--model=softmax_regression", f"--train_steps={STEPS}", "--checkpoint_every=23", "--log_every=10"),
     *("--steps_per_loop=4", "--distort=shift(pixels=2)", "--collective_timeout=30"),
 )
 
@@ -38,7 +38,7 @@ def uninterrupted(digits, tmp_path_factory):
     said = [line for line in other[1].splitlines() if not line.startswith("waiting for ")]
     assert said == ["worker 1: here CPU:0; step 0 to 120; a new run", "worker 1: done at step 120"]
     assert len(list((folder / "logs").iterdir())) == 1
-    assert "multiworker: 2 replicas, here CPU:0; mlp" in chief[1]
+    assert "multiworker: 2 replicas, here CPU:0; softmax_regression" in chief[1]
     assert re.search(r"test accuracy = 0\.\d{4} \(368 examples\)", chief[1])
     return checkpoint_bytes(folder, STEPS)
 

@@ -80,7 +80,7 @@ def test_a_signal_to_a_process_that_is_needed_saves_and_ends_all(victims, number
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_to_one_worker_of_two_lets_it_leave(number, line, tmp_path):
-    job = Job(2, 1, line, tmp_path, *LINE, "--train_steps=400", "--log_every=10")
+    job = Job(2, 1, line, tmp_path, *LINE, "--train_steps=200", "--log_every=10")
     wait_for_step(job.chief, 20)
     left = job.processes["worker 1"]
     left.send_signal(number)
@@ -93,7 +93,7 @@ def test_a_signal_to_one_worker_of_two_lets_it_leave(number, line, tmp_path):
         **{"chief 0": 0, "worker 0": 0, "ps 0": 0},
         "worker 1": 75,
     }
-    assert ledger_of(outcomes["chief 0"][1]) == (400, 400, 0, 0)
+    assert ledger_of(outcomes["chief 0"][1]) == (200, 200, 0, 0)
     assert "lost" not in outcomes["chief 0"][1]
 
 
@@ -129,7 +129,7 @@ def test_signals_to_all_at_once_save_each_time_and_the_job_gets_to_its_end(line,
 
 
 def test_a_stopped_worker_is_killed_and_the_others_make_its_steps(line, tmp_path):
-    job = Job(2, 1, line, tmp_path, *LINE, "--train_steps=800", "--log_every=10", "--collective_timeout=3")
+    job = Job(2, 1, line, tmp_path, *LINE, "--train_steps=200", "--log_every=10", "--collective_timeout=3")
     wait_for_step(job.chief, 20)
     stopped = job.processes["worker 1"]
     stopped.send_signal(signal.SIGSTOP)
@@ -138,7 +138,7 @@ def test_a_stopped_worker_is_killed_and_the_others_make_its_steps(line, tmp_path
     assert outcomes["chief 0"][0] == outcomes["worker 0"][0] == outcomes["ps 0"][0] == 0, outcomes
     assert re.search(r"^lost worker 1 \(localhost:\d+\).*; training goes on with the other workers$", out, re.M)
     steps, once, twice, never = ledger_of(out)
-    assert (steps, never) == (800, 0)
+    assert (steps, never) == (200, 0)
     assert twice <= 1
     assert once + twice == steps
     assert outcomes["worker 1"][0] == -signal.SIGKILL
@@ -236,7 +236,7 @@ def test_a_stopped_chief_ends_all(line, tmp_path):
 
 
 def test_nobody_waits_for_a_late_worker_and_it_is_taken_in(line, tmp_path):
-    job = Job(2, 1, line, tmp_path, *LINE, "--train_steps=1000", "--log_every=10", absent=["worker 1"])
+    job = Job(2, 1, line, tmp_path, *LINE, "--train_steps=600", "--log_every=10", absent=["worker 1"])
     wait_for_line(job.chief, r"begins without worker 1 \(localhost:\d+\); a worker is taken in when it comes")
     wait_for_step(job.chief, 20)
     late = job.start("worker", 1)
@@ -245,7 +245,7 @@ def test_nobody_waits_for_a_late_worker_and_it_is_taken_in(line, tmp_path):
     assert {code for code, _, _ in outcomes.values()} == {0}, outcomes
     assert re.search('^rows "', outcomes["worker 1"][1], re.M)
     assert late.returncode == 0
-    assert ledger_of(outcomes["chief 0"][1]) == (1000, 1000, 0, 0)
+    assert ledger_of(outcomes["chief 0"][1]) == (600, 600, 0, 0)
 
 
 def test_a_worker_that_never_comes_is_named_at_the_end(line, tmp_path):
@@ -272,10 +272,10 @@ def test_a_server_ends_with_the_reason_of_the_chief(line, tmp_path):
     ("who", "flag", "code"),
     [
         ("worker 1", "--data_dir=nowhere", 1),
-        ("worker 1", "--steps_per_loop=0", 2),
+        pytest.param("worker 1", "--steps_per_loop=0", 2, marks=pytest.mark.slow),
         ("worker 1", "--task=nowhere:Line", 2),
         ("chief 0", "--model_dir=README.md", 2),
-        ("chief 0", "--steps_per_loop=0", 2),
+        pytest.param("chief 0", "--steps_per_loop=0", 2, marks=pytest.mark.slow),
         ("ps 0", "--steps_per_loop=0", 2),
         ("ps 0", "port", 2),
     ],

@@ -1,12 +1,10 @@
 """Models and tasks of users, as real processes: on every strategy, killed and resumed, from Python."""
 
 import json
-import os
 import pathlib
 import re
+import shlex
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -33,9 +31,9 @@ def project(tmp_path_factory):
     assert len(REGRESSION.read_text().splitlines()) < 40
     readme = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
     made, *_ = re.findall(r"^    cd examples/regression && (.*)$", readme, re.MULTILINE)
-    path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    subprocess.run(made, shell=True, cwd=folder, env=environment, check=True, timeout=120)
+    for command in made.split(" && "):
+        done = forked.run(shlex.split(command)[1:], cwd=folder)
+        assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -80,12 +78,12 @@ def test_regression_learns_on_every_strategy_and_comes_to_the_same_bits(topology
 def test_a_task_is_killed_and_resumed_on_another_topology(project, whole):
     flags = (*TRAINING, "--virtual_replicas=4", "--steps_per_loop=2")
     often = ("--log_every=2", "--checkpoint_every=10", "--collective_timeout=30")
-    for number, topology in enumerate(("m2", "w2", "one")):
+    for number, topology in enumerate(("m2", "w2")):
         processes = start_on(project, topology, *flags, *often, "--model_dir=killed")
         wait_for_step(processes[0], 40 + 50 * number)
         processes[-1].kill()
         finish(*processes)
-    [(code, out, error)] = finish(*start_on(project, "m2", *flags, "--model_dir=killed"))
+    [(code, out, error)] = finish(*start_on(project, "one", *flags, "--model_dir=killed"))
     assert code == 0, error
     assert "resumed from" in out
     assert error_of(out) < MOST
@@ -206,7 +204,7 @@ def models(tmp_path_factory, digits):
 
 
 @pytest.mark.parametrize(
-    "topology", ["m2", "w2", *(pytest.param(one, marks=pytest.mark.slow) for one in ("one", "c2"))]
+    "topology", ["w2", *(pytest.param(one, marks=pytest.mark.slow) for one in ("one", "m2", "c2"))]
 )
 def test_a_compiled_model_is_trained_by_its_own_optimizer_loss_and_metrics(topology, models):
     """Keras' own fit does not work under MultiWorkerMirroredStrategy."""

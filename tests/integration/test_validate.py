@@ -59,7 +59,7 @@ def test_a_data_set_as_it_was_written_is_said_to_be_so(kind, deep, tmp_path, run
 @pytest.mark.parametrize(
     "how",
     [
-        ["--direct_running_mode=multi_processing", "--direct_num_workers=2"],
+        pytest.param(["--direct_running_mode=multi_processing", "--direct_num_workers=2"], marks=pytest.mark.slow),
         ["--direct_running_mode=multi_threading", "--direct_num_workers=2"],
         ["--direct_runner_bundle_repeat=1"],
         [BUNDLES],

@@ -42,7 +42,7 @@ class SlowInput(Rows):
 
 class SlowModel(Rows):
     def build_model(self):
-        wide = [keras.layers.Dense(4096, "relu") for _ in range(2)]
+        wide = [keras.layers.Dense(2048, "relu") for _ in range(2)]
         return keras.Sequential([keras.Input((784,)), *wide, keras.layers.Dense(10)])
 """
 FLAGS = ("--global_batch_size=64", "--headspace=20", "--steps_per_loop=5", "--log_every=10", "--checkpoint_every=0")
