@@ -1,6 +1,102 @@
 """Which workers start again, and when."""
 
+import math
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from trainer.launching.local.restarts import BackOff, WorkerPool
+
+DELAY = 10.0
+SECONDS = st.sampled_from([1.0, DELAY, 2 * DELAY, 4 * DELAY])  # until the next group starts
+
+
+class Slots(RuleBasedStateMachine):
+    """Groups of workers that start, step, fail and are stopped; what is expected of a slot is counted in its history.
+
+    A history has `lost`, `tried` (it started again after that), `stepped`, `forgiven`, and `failed` or `failed at
+    start`.
+    """
+
+    @initialize(counts=st.sampled_from([[1, 2], [1, 2, 3], [1, 2, 4], [2, 3]]), max_restarts=st.integers(0, 3))
+    def begins(self, counts, max_restarts):
+        self.counts, self.max_restarts, self.now = counts, max_restarts, 0.0
+        self.pool = WorkerPool(self.counts, max_restarts, DELAY)
+        self.histories = [[] for _ in range(max(counts))]
+        self.retry_at = {}  # of lost slots
+        self.starts(0.0)
+
+    def usable(self):
+        return [n for n in range(len(self.histories)) if self.retry_at.get(n, -math.inf) <= self.now]
+
+    def starts(self, seconds):
+        self.now += seconds
+        usable = self.usable()
+        self.group, self.have_stepped = usable[: max((c for c in self.counts if c <= len(usable)), default=0)], set()
+        assert self.pool.chosen(self.now) == self.group
+        for number in self.group:
+            if self.retry_at.pop(number, None) is not None:
+                self.histories[number].append("tried")
+
+    @precondition(lambda self: self.group)
+    @rule(data=st.data())
+    def some_make_a_step(self, data):
+        numbers = data.draw(st.sets(st.sampled_from(self.group)))
+        self.pool.stepped(numbers, self.now)
+        for number in numbers:
+            self.histories[number].append("stepped")
+        self.have_stepped |= numbers
+        for number, when in self.retry_at.items():
+            if numbers and when == math.inf:  # the wait begins, twice as long each time
+                self.retry_at[number] = self.now + DELAY * 2 ** (self.histories[number].count("lost") - 1)
+
+    @precondition(lambda self: self.group)
+    @rule(data=st.data(), seconds=SECONDS)
+    def one_fails(self, data, seconds):
+        number = data.draw(st.sampled_from(self.group))
+        at_start = number not in self.have_stepped
+        self.histories[number].append("failed at start" if at_start else "failed")
+        is_lost = self.must_be_lost(self.histories[number])
+        assert self.pool.failed(number, at_start) == is_lost
+        if is_lost:
+            self.histories[number].append("lost")
+            self.retry_at[number] = math.inf
+        self.starts(seconds)
+
+    def must_be_lost(self, history):
+        since_lost = history[len(history) - [*reversed(history), "lost"].index("lost") :]
+        failures = at_start = 0
+        for event in since_lost:
+            if event == "stepped":
+                at_start = 0
+            elif event == "forgiven":
+                failures = at_start
+            elif event != "tried":
+                failures, at_start = failures + 1, at_start + (event == "failed at start")
+        on_trial = "tried" in since_lost and "stepped" not in since_lost
+        return failures > self.max_restarts or at_start >= (1 if on_trial else 2)
+
+    @rule(seconds=SECONDS)
+    def all_are_stopped(self, seconds):
+        self.starts(seconds)
+
+    @rule()
+    def a_checkpoint_is_saved(self):
+        self.pool.forgive()
+        for history in self.histories:
+            history.append("forgiven")
+
+    @invariant()
+    def lost_slots_wait_for_their_time(self):
+        assert self.pool.lost == sorted(self.retry_at)
+        for size in range(len(self.histories) + 1):
+            larger = [count for count in self.counts if size < count <= len(self.usable())]
+            assert self.pool.can_grow(size, self.now) == bool(larger)
+
+
+test_a_slot_is_lost_and_tried_again_as_its_history_says = Slots.TestCase
+test_a_slot_is_lost_and_tried_again_as_its_history_says.settings = settings(max_examples=200)
 
 
 def test_a_slot_is_lost_after_its_restarts_and_tried_again():
@@ -18,66 +114,11 @@ def test_a_slot_is_lost_after_its_restarts_and_tried_again():
     assert (slots.chosen(30.0), slots.lost) == ([0, 1, 2], [])
 
 
-def test_one_that_fails_again_at_once_waits_twice_as_long():
-    slots = WorkerPool([1, 2], max_restarts=5, delay=10.0)
-    assert not slots.failed(1, at_start=True)
-    assert slots.failed(1, at_start=True)
-    assert slots.chosen(0.0) == [0]
-    slots.stepped([0], 0.0)
-    assert slots.chosen(10.0) == [0, 1]
-    assert slots.failed(1, at_start=True)  # at the first failure, this time
-    assert slots.chosen(11.0) == [0]
-    slots.stepped([0], 11.0)
-    assert not slots.can_grow(1, 30.0)
-    assert slots.can_grow(1, 31.0)
-
-
-def test_one_that_has_made_steps_again_has_all_its_restarts():
-    slots = WorkerPool([1, 2], max_restarts=1, delay=10.0)
-    for _ in range(2):
-        slots.failed(1, at_start=False)
-    slots.chosen(0.0)
-    slots.stepped([0], 0.0)
-    slots.chosen(10.0)
-    slots.stepped([0, 1], 11.0)
-    assert not slots.failed(1, at_start=True)
-
-
-def test_failures_after_steps_are_forgiven_but_none_at_the_start():
-    slots = WorkerPool([1, 2], max_restarts=1, delay=10.0)
-    assert not slots.failed(0, at_start=False)
-    assert not slots.failed(1, at_start=True)
-    slots.forgive()
-    assert not slots.failed(0, at_start=False)
-    assert slots.failed(1, at_start=True)
-
-
-def test_sizes_that_do_not_work_are_left_out():
-    slots = WorkerPool([1, 2, 4], max_restarts=0, delay=10.0)
-    assert slots.chosen(0.0) == [0, 1, 2, 3]
-    assert slots.failed(0, at_start=False)
-    assert slots.chosen(1.0) == [1, 2]
-    slots.stepped([1, 2], 1.0)
-    assert slots.can_grow(2, 11.0)
-    assert not slots.can_grow(4, 11.0)
-
-
-def test_too_few_are_none():
-    slots = WorkerPool([2], max_restarts=0, delay=10.0)
-    slots.failed(0, at_start=False)
-    assert slots.chosen(1.0) == []
-    assert not slots.can_grow(0, 1.0)
-
-
-def test_it_doubles_until_there_is_progress():
-    back_off = BackOff(1.0)
-    assert [back_off.next(None) for _ in range(3)] == [1.0, 2.0, 4.0]
-    assert [back_off.next(10) for _ in range(3)] == [1.0, 2.0, 4.0]
-    assert back_off.next(5) == 8.0  # a step that was made before is none
-    assert back_off.next(11) == 1.0
-
-
-def test_it_has_a_bound():
-    back_off = BackOff(1.0)
-    assert [back_off.next(None) for _ in range(20)][-1] == 60.0
-    assert [BackOff(100.0).next(None) for _ in range(2)] == [100.0, 100.0]
+@given(st.sampled_from([0.5, 1.0, 50.0, 100.0]), st.lists(st.none() | st.integers(0, 5), max_size=20))
+def test_delays_double_up_to_a_bound_until_there_is_a_step_beyond_all_earlier_ones(delay, steps):
+    back_off, without_progress = BackOff(delay), 0
+    for number, step in enumerate(steps):
+        is_progress = step is not None and all(old is None or old < step for old in steps[:number])
+        without_progress = 0 if is_progress else without_progress
+        assert back_off.next(step) == min(delay * 2**without_progress, max(60.0, delay))
+        without_progress += 1
