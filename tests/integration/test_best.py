@@ -80,14 +80,6 @@ def test_run_again_it_stays_as_it_is(undisturbed, digits):
     assert (best_of(undisturbed), last_of(undisturbed), lines_of(undisturbed / "m.jsonl")) == before
 
 
-def without_ranking(content):
-    """Takes the ranking of the evaluations out of what a checkpoint holds, and returns it."""
-    record = json.loads(content[RECORD_KEY])
-    ranking = record["remembered"].pop("ranking")
-    content[RECORD_KEY] = json.dumps(record, sort_keys=True).encode()
-    return ranking
-
-
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_it_ends_with_the_same(seed, undisturbed, digits, tmp_path):
     draw, flags = random.Random(seed), (*FLAGS, f"--metrics_jsonl={tmp_path}/m.jsonl")
@@ -103,11 +95,7 @@ def test_killed_at_any_moment_it_ends_with_the_same(seed, undisturbed, digits, t
     assert (code, err) == (0, "")
     last = last_of(undisturbed)
     assert last_of(tmp_path) == last
-    found, expected = checkpoint_bytes(tmp_path, last), checkpoint_bytes(undisturbed, last)
-    rankings = [without_ranking(content) for content in (found, expected)]
-    # A stop in the last steps saves them before they are evaluated; the next start does that, and has nothing to save.
-    assert rankings[0] == rankings[1] or rankings[0]["evaluated"] < last
-    assert found == expected
+    assert checkpoint_bytes(tmp_path, last) == checkpoint_bytes(undisturbed, last)
     assert best_of(tmp_path) == best_of(undisturbed)
     assert lines_of(tmp_path / "m.jsonl") == lines_of(undisturbed / "m.jsonl")
 

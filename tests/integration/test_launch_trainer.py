@@ -15,6 +15,7 @@ from tests.runs import checkpoint_bytes, finish, start
 
 FLAGS = (
     "--model=softmax_regression",
+    "--optimizer=momentum",
     "--global_batch_size=24",
     "--virtual_replicas=12",
     "--steps_per_loop=5",

@@ -153,8 +153,8 @@ class CheckpointManager:
         self._files = CheckpointFiles(folder.path, config.steps.max_to_keep, plan.training.steps_per_epoch)
         self._checkpoint = tf.train.Checkpoint(**state.trackable(), record=_Record(self._record_text))
         self._options = tf.train.CheckpointOptions(experimental_io_device=io_device)
-        self._saved_step = 0
-        ranking = _ranking(config, plan)
+        self._ranking = ranking = _ranking(config, plan)
+        self._saved = (0, 0)
         self._parts: dict[str, Stateful] = {**parts, _RANKING: ranking}  # a run that ranks nothing hands it on
         if is_chief:
             for path in self._files.tidy():
@@ -189,9 +189,9 @@ class CheckpointManager:
             except reader.UnreadableError as error:
                 self._say(f"skipped {path}, which is damaged: {error.reason}")
                 continue
-            self._saved_step = self._state.step
             for name, part in self._parts.items():
                 part.load_state_dict(stored["remembered"].get(name))
+            self._saved = self._version()
             return Restored(path, self._changes(stored))
         if paths:
             raise DataError(
@@ -228,18 +228,24 @@ class CheckpointManager:
         return changes
 
     def save(self) -> None:
-        """Saves the state, unless this step is saved already; then removes what is no longer among the best.
+        """Saves the state, unless it is saved already; then removes what is no longer among the best.
+
+        A run that was stopped before an evaluation makes it when it resumes, and may end there: it is saved again.
 
         Raises:
           NotFiniteError: a weight is not finite; nothing is written.
         """
-        if self._state.step != self._saved_step:
+        if self._version() != self._saved:
             self._write_with(self._files.add)
             if self._is_chief:
                 with errors.named(self._files.folder, "cannot be written to"):
                     file.write(self._config.run.folder.config, dataclasses.asdict(self._config))
-            self._saved_step = self._state.step
+            self._saved = self._version()
         self.tidy()
+
+    def _version(self) -> tuple[int, int]:
+        """Returns the step, and that of the last evaluation that is ranked."""
+        return self._state.step, self._ranking.evaluated
 
     def tidy(self) -> None:
         """Removes what is no longer among the best; to be called once the state is saved."""

@@ -79,6 +79,16 @@ def test_a_step_is_saved_once(saved, make_checkpoints, make_one, tmp_path):
     assert (tmp_path / "ckpt-20.index").stat().st_mtime_ns == before
 
 
+def test_a_step_is_saved_again_with_an_evaluation_that_was_made_up_for(saved, make_checkpoints, make_one):
+    checkpoints = make_checkpoints(make_one(), early_stopping=1, eval_every=10)
+    checkpoints.restore()
+    checkpoints.best.add(20, 0.5, {})
+    checkpoints.save()
+    again = make_checkpoints(make_one(), early_stopping=1, eval_every=10)
+    assert again.restore().name == "ckpt-20"
+    assert (again.best.ranking.evaluated, again.best.ranking.top) == (20, 0.5)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_poisoned_weights_are_not_saved(saved, make_checkpoints, make_one, value, tmp_path):
     state = make_one()
