@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Collection
 from typing import Any
 
 from beam_jobs import flag_values
 from beam_jobs.flag_values import MAX_SHARDS
 from beam_jobs.sources.base import SourceOptions
-from pipeline.commands.flags import flag
+from pipeline.commands.flags import check_all, flag
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest import naming
 
@@ -79,21 +81,34 @@ class ConvertConfig:
 
     def __post_init__(self) -> None:
         """Checks every value."""
-        for name in ("dataset", "data_dir"):
-            if not getattr(self, name):
-                raise UsageError(f"--{name}=: must not be empty; see --help")
-        for name in ("data_dir", "source"):
-            flag_values.check_path(name, getattr(self, name))
-        for name, known in (("image_encoding", _IMAGE_ENCODINGS), ("compression", naming.COMPRESSIONS)):
-            if getattr(self, name) not in known:
-                raise unknown(f"--{name}", getattr(self, name), [one for one in known if one])
-        flag_values.check_range("seed", self.seed, 0, _MAX_SEED)
-        flag_values.check_range("passes", self.passes, 1, 2)
-        flag_values.check_range("max_rejects", self.max_rejects, 0, _MAX_SEED)
-        flag_values.check_range("max_shard_bytes", self.max_shard_bytes, 1 << 20, 4 << 30)
+        check_all(
+            *(functools.partial(self._check_given, name) for name in ("dataset", "data_dir")),
+            lambda: flag_values.check_path("data_dir", self.data_dir),
+            lambda: flag_values.check_path("source", self.source),
+            lambda: self._check_known("image_encoding", _IMAGE_ENCODINGS),
+            lambda: self._check_known("compression", naming.COMPRESSIONS),
+            lambda: flag_values.check_range("seed", self.seed, 0, _MAX_SEED),
+            lambda: flag_values.check_range("passes", self.passes, 1, 2),
+            lambda: flag_values.check_range("max_rejects", self.max_rejects, 0, _MAX_SEED),
+            lambda: flag_values.check_range("max_shard_bytes", self.max_shard_bytes, 1 << 20, 4 << 30),
+            self._check_channels,
+            lambda: self.shards_by_split,
+            lambda: self.split_fractions,
+            lambda: self.size,
+            lambda: self.source_options,
+        )
+
+    def _check_given(self, name: str) -> None:
+        if not getattr(self, name):
+            raise UsageError(f"--{name}=: must not be empty; see --help")
+
+    def _check_known(self, name: str, known: Collection[str]) -> None:
+        if getattr(self, name) not in known:
+            raise unknown(f"--{name}", getattr(self, name), [one for one in known if one])
+
+    def _check_channels(self) -> None:
         if self.channels not in (0, 1, 3):
             raise UsageError(f"--channels={self.channels}: must be 1 or 3")
-        _ = self.shards_by_split, self.split_fractions, self.size, self.source_options
 
     @property
     def shards_by_split(self) -> int | dict[str, int] | None:

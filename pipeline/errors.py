@@ -79,6 +79,11 @@ class PipelineError(Exception):
         self.record, self.offset, self.decompressed = record, offset, decompressed
 
     @property
+    def mistakes(self) -> tuple[PipelineError, ...]:
+        """The errors that it tells together, a line each: itself alone, but for several wrong flags."""
+        return (self,)
+
+    @property
     def where(self) -> str:
         """The place at fault: `folder/file, record 3, byte offset 120`; empty if it has none."""
         if self.path is None:
@@ -140,6 +145,25 @@ class UsageError(PipelineError, ValueError):
         if self.argument is None:
             return super().where
         return self.argument if self.value is None else f"{self.argument}={self.value!r}"
+
+
+class MistakesError(UsageError):
+    """Several flags cannot work, or not together: one line for each mistake.
+
+    Without any it says nothing: what would be said depends on a flag of which another error tells.
+    """
+
+    def __init__(self, mistakes: Iterable[PipelineError] = ()) -> None:
+        super().__init__()
+        self._mistakes = tuple(mistakes)
+
+    @property
+    def mistakes(self) -> tuple[PipelineError, ...]:
+        """The errors that it tells together."""
+        return self._mistakes
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self._mistakes))
 
 
 class RerunError(PipelineError):

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from pipeline.commands import commandline
-from pipeline.commands.flags import flags_of
-from pipeline.errors import UsageError, unknown
+from pipeline.commands.flags import Mistakes, flags_of
+from pipeline.errors import UsageError
 from trainer.config import TrainConfig
 from trainer.launching.flags import LaunchFlags
-from trainer.launching.job import Job
+from trainer.launching.job import Job, check_flags
 
 COMMAND = "trainer.launch"
 _DESCRIPTION = (
@@ -36,12 +36,17 @@ def main(argv: Sequence[str] | None = None, program: Sequence[str] | None = None
       PipelineError: whatever a user can cause; its exit code is that of the job.
     """
     own, trainer_flags = _split(sys.argv[1:] if argv is None else argv)
-    flags, rest, known = commandline.parse_known(COMMAND, _DESCRIPTION, LaunchFlags, own)
-    if rest:
-        _refuse(rest[0], known)
-    if trainer_flags is None:
-        raise UsageError(f"-- is missing: the flags of trainer.run follow it, as in {COMMAND} --num_workers=2 -- ...")
-    job = Job.of(flags, trainer_flags)
+    with Mistakes() as mistakes:
+        with mistakes.noted():
+            flags = commandline.parse(COMMAND, _DESCRIPTION, LaunchFlags, own, others=_refuse)
+        if trainer_flags is None:
+            mistakes.found.append(
+                UsageError(f"-- is missing: the flags of trainer.run follow it, as in {COMMAND} --num_workers=2 -- ...")
+            )
+        elif mistakes.found:
+            with mistakes.noted():
+                check_flags(trainer_flags)
+    job = Job.of(flags, trainer_flags or ())
     if flags.job.target == "local":
         commandline.require("tensorflow")
         from trainer.launching.local import run  # noqa: PLC0415, NumPy and rich, after --help
@@ -60,16 +65,16 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
     return list(arguments[:here]), list(arguments[here + 1 :])
 
 
-def _refuse(token: str, known: Sequence[str]) -> NoReturn:
-    """Raises UsageError for an argument that is no flag of the launcher."""
-    name = token.partition("=")[0]
-    if name.removeprefix("--") in flags_of(TrainConfig):
-        raise UsageError(f"{token}: is a flag of trainer.run; give it after --, as in {COMMAND} --num_workers=2 -- ...")
-    raise (
-        unknown("flag", name, known)
-        if name.startswith("-")
-        else UsageError(f"unexpected argument {token!r}; see --help")
-    )
+def _refuse(arguments: Sequence[str], known: Sequence[str]) -> None:
+    """Raises UsageError for arguments that are no flags of the launcher."""
+    theirs = [token for token in arguments if token.partition("=")[0].removeprefix("--") in flags_of(TrainConfig)]
+    with Mistakes() as mistakes:
+        mistakes.found += [
+            UsageError(f"{token}: is a flag of trainer.run; give it after --, as in {COMMAND} --num_workers=2 -- ...")
+            for token in theirs
+        ]
+        with mistakes.noted():
+            commandline.refuse([token for token in arguments if token not in theirs], known)
 
 
 def entry_point() -> NoReturn:

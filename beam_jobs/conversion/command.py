@@ -11,6 +11,7 @@ from beam_jobs import sources
 from beam_jobs.config import ConvertConfig
 from beam_jobs.plan import Plan, make_plan
 from beam_jobs.report.summary import facts_of_plan, summary
+from beam_jobs.runs import entry
 from beam_jobs.sink import Sink, sink_of
 from beam_jobs.sink.present import check_same, existing_manifest, notes
 from beam_jobs.sources import published
@@ -31,8 +32,14 @@ def convert(command: str, argv: Sequence[str] | None) -> None:
     """
     started, arguments = time.monotonic(), sys.argv[1:] if argv is None else argv
     description = "Converts a data set into sharded TFRecords and a manifest."
-    config, beam_arguments, flags = commandline.parse_known(command, description, ConvertConfig, arguments)
-    sources.check(config.source_options)
+    config, beam_arguments, flags = commandline.parse_known(
+        command,
+        description,
+        ConvertConfig,
+        arguments,
+        check=lambda config: sources.check(config.source_options),
+        others=entry.check_beam_flags,
+    )
     commandline.require("apache_beam", *sources.packages_needed(config.dataset))
     with quiet.loading():
         # 2 s to import: after --help and our own flags.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import signal
@@ -40,3 +41,14 @@ def run(command: str, main: Callable[[Sequence[str] | None], Any]) -> NoReturn:
         # Python's own exit would first wait for Beam's threads, which continue.
         sys.stdout.flush()
         os._exit(128 + signals[0])
+
+
+def check_beam_flags(arguments: Sequence[str], our_flags: Sequence[str]) -> None:
+    """Raises UsageError for arguments that neither we nor Beam know, where it is installed."""
+    if importlib.util.find_spec("apache_beam") is None:
+        return
+    from pipeline.commands import quiet  # noqa: PLC0415 (as above)
+
+    with quiet.loading():
+        from beam_jobs.runs import runners  # noqa: PLC0415 (2 s to import)
+    runners.parse(arguments, our_flags)

@@ -32,7 +32,7 @@ from apache_beam.transforms.environments import SubprocessSDKEnvironment
 from beam_jobs.runs import engines
 from beam_jobs.runs.lifeline import Lifeline
 from pipeline import errors
-from pipeline.commands import quiet
+from pipeline.commands import commandline, quiet
 from pipeline.commands.text import count_of
 
 _SECONDS_THAT_PAY = 12.0  # of work on one core; worker processes take 2 to 4 s to start
@@ -118,10 +118,7 @@ def parse(arguments: Sequence[str], our_flags: Iterable[str]) -> PipelineOptions
         group._add_argparse_args(parser)
         classes |= dict.fromkeys(parser._option_string_actions.keys() - classes.keys(), group.__name__)
     _, unknown = parser.parse_known_args(list(arguments))
-    for argument in unknown:
-        if not argument.startswith("-"):
-            raise errors.UsageError(f"unexpected argument {argument!r}; see --help")
-        raise errors.unknown("flag", argument.split("=")[0], [*our_flags, *parser._option_string_actions])
+    commandline.refuse(unknown, [*our_flags, *parser._option_string_actions])
     options = PipelineOptions(list(arguments))
     runner = _create(options)
     for flag in (argument.split("=")[0] for argument in arguments):

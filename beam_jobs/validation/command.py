@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from beam_jobs import flag_values
+from beam_jobs.runs import entry
 from beam_jobs.sink.present import listed_notes, unlisted
 from pipeline import manifest as manifests
 from pipeline.commands import commandline, quiet
-from pipeline.commands.flags import flag
+from pipeline.commands.flags import check_all, flag
 from pipeline.commands.text import count_of
 from pipeline.errors import DataError, UsageError
 from pipeline.files import paths
@@ -38,9 +39,11 @@ class ValidateConfig:
     report: str = flag("", "also write the report to this file, as JSON; on a cluster, one that all its machines reach")
 
     def __post_init__(self) -> None:
+        check_all(self._check_data_dir, lambda: flag_values.check_path("report", self.report))
+
+    def _check_data_dir(self) -> None:
         if not self.data_dir.strip():  # an unset variable, which would name the current folder
             raise UsageError(f"DATA_DIR={self.data_dir!r}: must be the folder of a data set; see --help")
-        flag_values.check_path("report", self.report)
 
 
 def validate(command: str, argv: Sequence[str] | None) -> None:
@@ -54,7 +57,9 @@ def validate(command: str, argv: Sequence[str] | None) -> None:
       PipelineError: bad flags, no data set, or one that differs from its manifest: with one line of text.
     """
     description = "Checks a data set against its manifest, byte by byte."
-    config, beam_arguments, flags = commandline.parse_known(command, description, ValidateConfig, argv)
+    config, beam_arguments, flags = commandline.parse_known(
+        command, description, ValidateConfig, argv, others=entry.check_beam_flags
+    )
     data_dir = paths.path_of(config.data_dir)
     shown = str(data_dir) if data_dir.is_remote else config.data_dir  # without what may be a secret in a URL
     content = manifests.load(data_dir)

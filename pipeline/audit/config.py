@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from pipeline.commands.flags import flag
+from pipeline.commands.flags import check_all, flag
 from pipeline.errors import UsageError
 
 
@@ -36,7 +36,12 @@ class AuditConfig:
     list_all: bool = flag(False, "list every worker and every shard")
 
     def __post_init__(self) -> None:
+        check_all(self._check_png, self._check_epoch)
+
+    def _check_png(self) -> None:
         if self.png is not None and not self.png.endswith(".png"):
             raise UsageError(f"--png={self.png}: the file's name must end in .png")
+
+    def _check_epoch(self) -> None:
         if not 0 <= self.epoch < 1 << 62:
             raise UsageError(f"--epoch={self.epoch}: must be 0 or more, and less than 2^62")

@@ -11,11 +11,11 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TextIO, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, TextIO, TypeVar
 
 from pipeline import errors
-from pipeline.commands.flags import Flag, flags_of, make
+from pipeline.commands.flags import Flag, Mistakes, flags_of, make
 
 _Config = TypeVar("_Config")
 
@@ -70,6 +70,12 @@ class _Switch(argparse.Action):
         setattr(namespace, self.dest, option == self.option_strings[0])
 
 
+class _NoNumber(NamedTuple):
+    """A value that is none, and why; argparse would tell of the first one alone."""
+
+    problem: str
+
+
 class _Listing(argparse.Action):
     """`--flags`: prints the names of all flags, for `stepfeed completion`."""
 
@@ -85,6 +91,8 @@ class _Parser(argparse.ArgumentParser):
         groups = dict.fromkeys(flag.group for flag in flags_of(kind).values())
         super().__init__(prog=errors.name_of(command), description=f"{description} {about(kind)}", allow_abbrev=False)
         self.given: list[str] = []
+        self.wrong: set[str] = set()  # names of flags that have no value that can be used
+        self.is_mended = False  # whether parsing again does not meet the last error
         self.actions: dict[str, argparse.Action] = {}  # by their names on the command line
         self.num_places = 0
         self.free: list[str] = []  # the flag that takes all arguments without a name, if there is one
@@ -99,19 +107,54 @@ class _Parser(argparse.ArgumentParser):
                 self.free += [action.dest] if action.nargs == "*" else []
 
     def error(self, message: str) -> NoReturn:
-        options = [*self.actions, "--help"]
+        """Raises UsageError, after which the arguments can be parsed without what is at fault."""
         if message.startswith(_REQUIRED):
-            missing = [name.split("/")[0] for name in message.removeprefix(_REQUIRED).split(", ")]
-            given = dict.fromkeys(token.split("=")[0] for token in self.given if token.startswith("--"))
-            others = [name for name in given if name not in options]
-            if any(_nearest(name, options) in missing for name in others):
-                raise _unknown(others, options)
-            are = "is" if len(missing) == 1 else "are"
-            raise errors.UsageError(f"{' and '.join(missing)} {are} missing; see --help")
+            raise self._missing([name.split("/")[0] for name in message.removeprefix(_REQUIRED).split(", ")])
         names, _, problem = message.removeprefix("argument ").partition(": ")
         name = names.split("/")[0]
-        problem = f"expected a value, as in {name}=VALUE" if problem == _NO_VALUE else problem
-        raise errors.UsageError(f"{name}: {' '.join(problem.split())}")
+        if problem != _NO_VALUE:
+            raise errors.UsageError(f"{name}: {' '.join(problem.split())}")
+        spelled = [at for at, token in enumerate(self.given) if token in names.split("/")]
+        del self.given[spelled[-1]]
+        self.is_mended = True
+        self.wrong.add(self.actions[name].dest)
+        raise errors.UsageError(f"{name}: expected a value, as in {name}=VALUE")
+
+    def _missing(self, names: Sequence[str]) -> errors.UsageError:
+        """Returns the error for flags that are missing, but for those that an unknown one most likely stands for."""
+        for action in self._actions:
+            if action.required and str(next(iter(action.option_strings), action.metavar)) in names:
+                self.wrong.add(action.dest)
+            action.required, self.is_mended = False, True
+        options = [*self.actions, "--help"]
+        given = dict.fromkeys(token.split("=")[0] for token in self.given if token.startswith("--"))
+        near = {name: _nearest(name, options) for name in given if name not in options}
+        told: list[errors.PipelineError] = [_unknown(name, options) for name, flag in near.items() if flag in names]
+        names = [name for name in names if name not in near.values()]
+        if names:
+            are = "is" if len(names) == 1 else "are"
+            told.append(errors.UsageError(f"{' and '.join(names)} {are} missing; see --help"))
+        return errors.MistakesError(told)
+
+    def parsed(self, mistakes: Mistakes) -> tuple[dict[str, Any], list[str]]:
+        """Returns the values of the flags of `given` by name, and the other arguments; notes what cannot be used."""
+        while True:
+            try:
+                known, rest = self.parse_known_args(self.given)
+                break
+            except errors.UsageError as error:
+                if not self.is_mended:
+                    raise
+                mistakes.found += error.mistakes
+                self.is_mended = False
+        values = vars(known)
+        for name in [name for name, value in values.items() if isinstance(value, _NoNumber)]:
+            self.wrong.add(name)
+            mistakes.found.append(errors.UsageError(f"--{name}: {values.pop(name).problem}"))
+        for name in self.free:  # argparse takes those before the first flag alone
+            values[name] = [*values.get(name, []), *(token for token in rest if not token.startswith("-"))]
+            rest = [token for token in rest if token.startswith("-")]
+        return values, rest
 
 
 def about(kind: type) -> str:
@@ -154,16 +197,14 @@ def _nearest(name: str, flags: Sequence[str]) -> str | None:
     return next((flag for flag in usual if flag in flags), None) or errors.nearest(name, flags)
 
 
-def _unknown(names: Sequence[str], flags: Sequence[str]) -> errors.UsageError:
-    """Returns the error for all unknown flags, with what was most likely meant."""
-    near = {name: _nearest(name, flags) for name in names}
-    hints = [repr(flag) if len(near) == 1 else f"{flag!r} for {name!r}" for name, flag in near.items() if flag]
-    asked = f"did you mean {', '.join(hints)}? " if hints else ""
-    what = f"flag{'s' * (len(near) > 1)}: unknown {', '.join(map(repr, near))}"
-    return errors.UsageError(f"{what}; {asked}{errors.names_that_work(flags)}")
+def _unknown(name: str, flags: Sequence[str]) -> errors.UsageError:
+    """Returns the error for an unknown flag, with what was most likely meant."""
+    near = _nearest(name, flags)
+    asked = f"did you mean {near!r}? " if near else ""
+    return errors.UsageError(f"flag: unknown {name!r}; {asked}{errors.names_that_work(flags)}")
 
 
-def _whole_number(text: str) -> int:
+def _whole_number(text: str) -> int | _NoNumber:
     """Returns the number that a text such as 1000 or 1e3 gives."""
     with contextlib.suppress(ValueError):
         return int(text)
@@ -171,14 +212,31 @@ def _whole_number(text: str) -> int:
         number = float(text)
         if number.is_integer():
             return int(number)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, such as 1000 or 1e3")
+    return _NoNumber(f"{text!r} is not a whole number, such as 1000 or 1e3")
 
 
-def _number(text: str) -> float:
+def _number(text: str) -> float | _NoNumber:
     try:
         return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number, such as 0.1 or 1e-3") from None
+        return _NoNumber(f"{text!r} is not a number, such as 0.1 or 1e-3")
+
+
+def refuse(arguments: Sequence[str], flags: Sequence[str]) -> None:
+    """Raises UsageError for arguments that are not a command's; it tells all of them.
+
+    Args:
+      arguments: those that its parser does not know.
+      flags: the names that it knows.
+    """
+    with Mistakes() as mistakes:
+        for argument in arguments:
+            with mistakes.noted():
+                if argument.startswith("-"):
+                    raise _unknown(argument.split("=")[0], flags)
+                # After a flag that is unknown it may be that one's value.
+                if not mistakes.found:
+                    raise errors.UsageError(f"unexpected argument {argument!r}; see --help")
 
 
 def parse(
@@ -187,6 +245,11 @@ def parse(
     kind: type[_Config],
     argv: Sequence[str] | None,
     default: Mapping[str, Any] | None = None,
+    *,
+    check: Callable[[_Config], None] | None = None,
+    others: Callable[[Sequence[str], Sequence[str]], None] = refuse,
+    unsettled: Collection[str] = (),
+    most: float | None = None,
 ) -> _Config:
     """Returns the config, a dataclass of type `kind`, that the arguments give.
 
@@ -196,17 +259,20 @@ def parse(
       kind: the dataclass: each of its fields is a flag, or a dataclass of flags.
       argv: the arguments; None for the process's own.
       default: values by the names of flags, where they differ from the fields' own defaults.
+      check: raises UsageError where the config cannot work, besides what its fields and its class say.
+      others: raises UsageError for the arguments that are not flags of `kind`, given them and the names of all flags.
+      unsettled: flags whose value is not known yet: what depends on them is not checked.
+      most: as in `flags.make`.
 
     Raises:
-      UsageError: an unknown flag or a bad value.
+      UsageError: unknown flags, missing ones, values that cannot work, or not together: it tells all of them.
     """
-    config, rest, flags = parse_known(command, description, kind, argv, default)
-    if not rest:
-        return config
-    names = [token.split("=")[0] for token in rest if token.startswith("-")]
-    if names:
-        raise _unknown(list(dict.fromkeys(names)), flags)
-    raise errors.UsageError(f"unexpected argument {rest[0]!r}; see --help")
+    config, rest, flags = parse_known(
+        command, description, kind, argv, default, check=check, others=others, unsettled=unsettled, most=most
+    )
+    if rest:
+        others(rest, flags)
+    return config
 
 
 def parse_known(
@@ -215,23 +281,48 @@ def parse_known(
     kind: type[_Config],
     argv: Sequence[str] | None,
     default: Mapping[str, Any] | None = None,
+    *,
+    check: Callable[[_Config], None] | None = None,
+    others: Callable[[Sequence[str], Sequence[str]], None] | None = None,
+    unsettled: Collection[str] = (),
+    most: float | None = None,
 ) -> tuple[_Config, list[str], list[str]]:
     """Returns the config as `parse`, the arguments that are not its flags, and the names of its flags.
 
+    Args:
+      command: as in `parse`, as all that follow but for:
+      description: likewise.
+      kind: likewise.
+      argv: likewise.
+      default: likewise.
+      check: likewise.
+      others: called only where there is something else to tell.
+      unsettled: likewise.
+      most: likewise.
+
     Raises:
-      UsageError: a bad value.
+      UsageError: flags are missing, or their values cannot work, or not together: it tells all of them.
     """
-    parser = _Parser(command, description, kind, default or {})
-    tokens = [_with_home(token) for token in with_data_dir(sys.argv[1:] if argv is None else argv, flags_of(kind))]
-    parser.given = list(_with_plain_switches(tokens, parser.actions))
-    if parser.num_places:
-        _check_places(parser.given, parser)
-    known, rest = parser.parse_known_args(parser.given)
-    for name in parser.free:  # argparse takes those before the first flag alone
-        given = [*getattr(known, name, []), *(token for token in rest if not token.startswith("-"))]
-        setattr(known, name, given)
-        rest = [token for token in rest if token.startswith("-")]
-    return make(kind, {**(default or {}), **vars(known)}), rest, [*parser.actions, "--help"]
+    with Mistakes() as mistakes:
+        parser = _Parser(command, description, kind, default or {})
+        tokens = list(with_data_dir(sys.argv[1:] if argv is None else argv, flags_of(kind)))
+        for at, token in enumerate(tokens):
+            with mistakes.noted():
+                tokens[at] = _with_home(token)
+        parser.given = list(_with_plain_switches(tokens, parser.actions, mistakes))
+        if parser.num_places:
+            _check_places(parser.given, parser)
+        given, rest = parser.parsed(mistakes)
+        flags = [*parser.actions, "--help"]
+        wrong = parser.wrong.union(unsettled)
+        config = make(kind, {**(default or {}), **given}, mistakes, wrong, most)
+        if check:
+            with mistakes.noted():
+                check(config)
+        if rest and others and mistakes.found:
+            with mistakes.noted():
+                others(rest, flags)
+    return config, rest, flags
 
 
 def with_data_dir(tokens: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
@@ -251,7 +342,9 @@ def with_data_dir(tokens: Sequence[str], flags: Mapping[str, Flag]) -> list[str]
     return found
 
 
-def _with_plain_switches(tokens: Sequence[str], actions: Mapping[str, argparse.Action]) -> Iterator[str]:
+def _with_plain_switches(
+    tokens: Sequence[str], actions: Mapping[str, argparse.Action], mistakes: Mistakes
+) -> Iterator[str]:
     """Yields the arguments with `--deep` or `--nodeep` for each `--deep=true`, `--deep no` and the like.
 
     So a switch takes no value, and `--deep DIR` means the same as `DIR --deep`.
@@ -268,7 +361,8 @@ def _with_plain_switches(tokens: Sequence[str], actions: Mapping[str, argparse.A
             next(waiting)
         is_true = _BOOLS.get(text.strip().lower())
         if is_true is None or name != action.option_strings[0]:
-            raise errors.UsageError(f"{token}: write {' or '.join(action.option_strings)}")
+            mistakes.found.append(errors.UsageError(f"{token}: write {' or '.join(action.option_strings)}"))
+            continue
         yield action.option_strings[not is_true]
 
 
@@ -320,8 +414,9 @@ def run(command: str, main: Callable[[Sequence[str] | None], Any], argv: Sequenc
         main(argv)
         sys.stdout.flush()
     except errors.PipelineError as error:
-        line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(error))  # a file's name may hold a newline
-        _complain(f"{command}: {line}")
+        for mistake in error.mistakes:
+            line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(mistake))  # a name may hold a newline
+            _complain(f"{command}: {line}")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         _complain(f"{command}: interrupted")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
 import operator
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar
 
-from pipeline.errors import UsageError, unknown
+from pipeline.errors import MistakesError, PipelineError, UsageError, unknown
 
 _Config = TypeVar("_Config")
 
@@ -21,6 +23,44 @@ _BOUNDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
     "below": (operator.lt, "below {}"),
     "most": (operator.le, "{} or less"),
 }
+
+
+class Mistakes:
+    """Context that collects what is wrong with flags, and tells all of it together at its end.
+
+        with Mistakes() as mistakes:
+            with mistakes.noted():
+                ...  # a check
+            with mistakes.noted():
+                ...  # another one, which is made although the first one failed
+
+    Raises:
+      UsageError: a check failed; of several ones a `MistakesError`.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[PipelineError] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None and not isinstance(error, UsageError):
+            return
+        self.found += error.mistakes if error else ()
+        found = list({str(mistake): mistake for mistake in self.found}.values())
+        if len(found) > 1:
+            raise MistakesError(found) from None
+        if found and found[0] is not error:
+            raise found[0]
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Context of a check: what it raises waits for the end."""
+        try:
+            yield
+        except UsageError as error:
+            self.found += error.mistakes
 
 
 class Flag(NamedTuple):
@@ -116,35 +156,93 @@ def _flags_of(kind: Any) -> Iterator[Flag]:
         yield Flag(field, next(iter(typing.get_args(inner)), inner), type(None) in kinds, kind)
 
 
-def make(kind: type[_Config], values: Mapping[str, Any]) -> _Config:
+def make(
+    kind: type[_Config],
+    values: Mapping[str, Any],
+    mistakes: Mistakes | None = None,
+    wrong: Collection[str] = (),
+    most: float | None = None,
+) -> _Config:
     """Returns a dataclass of flags, or of groups of them, from values by the names of the flags.
 
     Args:
       kind: the dataclass.
       values: those that differ from the fields' own defaults; may have more names than the dataclass has flags.
+      mistakes: where to note what cannot work; None: it is raised. A value that is wrong by itself is noted once:
+        reading it from the result raises an error that says nothing, so that checks of several flags are silent on it,
+        and are made where it does not matter.
+      wrong: the names of flags that are known to be wrong, or missing.
+      most: as `default` of `check_most`; None: the largest values that fields allow are not compared.
+
+    Raises:
+      UsageError: values cannot work; it tells all of them.
     """
-    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
-    hints = typing.get_type_hints(kind)
-    groups = {field.name: hints[field.name] for field in fields if dataclasses.is_dataclass(hints[field.name])}
-    given = {field.name: values[field.name] for field in fields if field.name in values and field.name not in groups}
-    return kind(**given, **{name: make(group, values) for name, group in groups.items()})
+    if mistakes is None:
+        with Mistakes() as own:
+            made = make(kind, values, own, wrong, most)
+        return made
+    hints, hidden = typing.get_type_hints(kind), set(wrong)
+    given: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        name = field.name
+        if dataclasses.is_dataclass(hints[name]):
+            given[name] = make(hints[name], values, mistakes, wrong, most)
+        elif name in wrong:
+            given[name] = values.get(name)
+        elif name in values:
+            given[name], before = values[name], len(mistakes.found)
+            with mistakes.noted():
+                _check_value(field, given[name])
+                if most is not None:
+                    _check_most(field, given[name], most)
+            hidden |= {name} if len(mistakes.found) > before else set()
+    config: Any = object.__new__(_hiding(kind, hidden) if hidden else kind)
+    with mistakes.noted():
+        config.__init__(**given)
+    return config  # type: ignore[no-any-return]
+
+
+def _hiding(kind: Any, hidden: Collection[str]) -> type:
+    """Returns a subclass whose attributes of some names raise an error that says nothing."""
+
+    class Hiding(kind):  # type: ignore[misc]
+        def __getattribute__(self, name: str) -> Any:
+            if name in hidden:
+                raise MistakesError
+            return super().__getattribute__(name)
+
+    return Hiding
+
+
+def check_all(*checks: Callable[[], Any]) -> None:
+    """Makes every check, and raises one UsageError with all that they find."""
+    with Mistakes() as mistakes:
+        for one in checks:
+            with mistakes.noted():
+                one()
 
 
 def check(flags: Any) -> None:
     """Checks the values of a dataclass, group by group or flag by flag, against what their fields say.
 
     Raises:
-      UsageError: one is unknown or breaks a bound; `most` is not compared.
+      UsageError: values are unknown or break a bound; `most` is not compared.
     """
-    for field in dataclasses.fields(flags):
-        value, known = getattr(flags, field.name), field.metadata.get("known")
-        if value is None:
-            continue
-        if known is not None:
-            check_name(field.name, value, known)
-        bounds = {name: bound for name, bound in field.metadata.get("bounds", {}).items() if name != "most"}
-        if not all(_BOUNDS[name][0](value, bound) for name, bound in bounds.items()):
-            raise UsageError(f"--{field.name}={value}: must be {words(bounds)}")
+    with Mistakes() as mistakes:
+        for field in dataclasses.fields(flags):
+            with mistakes.noted():
+                _check_value(field, getattr(flags, field.name))
+
+
+def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
+    known = field.metadata.get("known")
+    if value is None:
+        return
+    if known is not None:
+        check_name(field.name, value, known)
+    bounds = {name: bound for name, bound in field.metadata.get("bounds", {}).items() if name != "most"}
+    if not all(_BOUNDS[name][0](value, bound) for name, bound in bounds.items()):
+        raise UsageError(f"--{field.name}={value}: must be {words(bounds)}")
 
 
 def check_most(flags: Any, default: float = math.inf) -> None:
@@ -157,11 +255,17 @@ def check_most(flags: Any, default: float = math.inf) -> None:
     Raises:
       UsageError: a value is larger.
     """
-    for field in dataclasses.fields(flags):
-        value, most = getattr(flags, field.name), field.metadata.get("bounds", {}).get("most")
-        most = default if most is None and isinstance(value, int) else most
-        if value is not None and most is not None and not value <= most:
-            raise UsageError(f"--{field.name}={value}: must be {words({'most': most})}")
+    with Mistakes() as mistakes:
+        for field in dataclasses.fields(flags):
+            with mistakes.noted():
+                _check_most(field, getattr(flags, field.name), default)
+
+
+def _check_most(field: dataclasses.Field[Any], value: Any, default: float) -> None:
+    most = field.metadata.get("bounds", {}).get("most")
+    most = default if most is None and isinstance(value, int) else most
+    if value is not None and most is not None and not value <= most:
+        raise UsageError(f"--{field.name}={value}: must be {words({'most': most})}")
 
 
 def check_name(flag: str, value: str, known: Iterable[str]) -> None:

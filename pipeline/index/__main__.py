@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from pipeline.commands import commandline
-from pipeline.commands.flags import flag
+from pipeline.commands.flags import check_all, flag
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest import naming
 
@@ -26,16 +26,21 @@ class IndexConfig:
     overwrite: bool = flag(False, "replace a manifest that this command made")
 
     def __post_init__(self) -> None:
+        check_all(self._check_folder, self._check_compression)
+
+    def _check_folder(self) -> None:
         if not self.data_dir.strip() or ("://" not in self.data_dir and os.path.realpath(self.data_dir) == "/"):
             raise UsageError(
                 f"DATA_DIR={self.data_dir!r}: must be the folder of the files; a manifest is written there"
             )
-        if self.compression not in naming.COMPRESSIONS:
-            raise unknown("--compression", self.compression, [name for name in naming.COMPRESSIONS if name])
         if "://" in self.data_dir:
             raise UsageError(
                 "must be a local or mounted folder", path=self.data_dir, advice="index it there, then copy all of it"
             )
+
+    def _check_compression(self) -> None:
+        if self.compression not in naming.COMPRESSIONS:
+            raise unknown("--compression", self.compression, [name for name in naming.COMPRESSIONS if name])
 
 
 def main(argv: Sequence[str] | None = None) -> None:

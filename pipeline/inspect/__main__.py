@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from pipeline import manifest
 from pipeline.commands import commandline, quiet
-from pipeline.commands.flags import flag
+from pipeline.commands.flags import check_all, flag
 from pipeline.commands.text import count_of, range_of, size_of, table
 from pipeline.errors import UsageError, named
 from pipeline.manifest import Feature, Manifest, SplitInfo
@@ -30,8 +30,13 @@ class InspectConfig:
     seed: int | None = flag(None, "of the contact sheet's batch; default: 0")
 
     def __post_init__(self) -> None:
+        check_all(self._check_png, self._check_needed)
+
+    def _check_png(self) -> None:
         if self.png is not None and not self.png.endswith(".png"):
             raise UsageError(f"--png={self.png}: the file's name must end in .png")
+
+    def _check_needed(self) -> None:
         given = [name for name in ("split", "distort", "seed") if getattr(self, name) is not None]
         if self.png is None and given:
             raise UsageError(

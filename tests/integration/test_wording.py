@@ -47,6 +47,7 @@ CASES = {
         "nothing given": "",
         "an unknown flag": "--dataset=digits --data_dir={tmp}/out --num_shard=2",
         "an unknown data set": "--dataset=digit --data_dir={tmp}/out",
+        "several mistakes": "--dataset=digits --num_shard=2 --channels=2 --seed=x --runer=FlinkRunner --passes=3",
         "a bad number of shards": "--dataset=digits --data_dir={tmp}/out --num_shards=0",
         "a bad encoding": "--dataset=digits --data_dir={tmp}/out --image_encoding=gif",
         "an unknown split": "--dataset=digits --data_dir={tmp}/out --num_shards=tran:2",
@@ -80,6 +81,8 @@ CASES = {
         "nothing given": "",
         "an unknown flag": "--data_dir={tmp}/made --model_dir={tmp}/out --modle=mlp",
         "an unknown model": "--data_dir={tmp}/made --model_dir={tmp}/out --model=lent",
+        "several mistakes": "--model_dir={tmp}/out --lr=0.1 --max_steps=5 --seed=x --global_batch_size=0 --sync "
+        "--epochs=2 --train_steps=7 --profile",
         "a value that is no number": "--data_dir={tmp}/made --model_dir={tmp}/out --train_steps=many",
         "no manifest": "--data_dir={tmp}/nothing --model_dir={tmp}/out",
         "no such split": "--data_dir={tmp}/made --model_dir={tmp}/out --eval_split=tset",

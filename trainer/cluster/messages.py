@@ -54,14 +54,15 @@ class Failure:
     @property
     def told(self) -> PipelineError:
         """The error that ends the others."""
-        return type(self.error)(f"{self.name} cannot begin: {self.error}")
+        fields = fields_of(self.error)
+        return _ERRORS[self.error.exit_code](f"{self.name} cannot begin: {fields['error']}")
 
 
 def fields_of(error: PipelineError | None) -> dict[str, Any]:
     """Returns how a process ended, as other processes are told."""
     if error is None:
         return {"exit_code": 0, "error": ""}
-    return {"exit_code": error.exit_code, "error": str(error), "lost": error.lost}
+    return {"exit_code": error.exit_code, "error": "; ".join(map(str, error.mistakes)), "lost": error.lost}
 
 
 def error_of(fields: Mapping[str, Any]) -> PipelineError | None:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from pipeline import request
-from pipeline.commands.flags import check
+from pipeline.commands.flags import check, check_all
 from pipeline.distort import recipes
 from pipeline.manifest.sources import parse_sources, sources_of
 from pipeline.order import sharding
@@ -65,12 +65,17 @@ class DataFlags:
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        check(self)
+        check_all(
+            lambda: check(self),
+            self._check_sources,
+            lambda: recipes.check_names(self.distort, "--distort"),
+            lambda: parse_size(self.resize, "--resize"),
+        )
+
+    def _check_sources(self) -> None:
         sources = parse_sources(self.data_dir)
         if not isinstance(sources, str):
             sources_of(sources, self.train_split)
-        recipes.check_names(self.distort, "--distort")
-        parse_size(self.resize, "--resize")
 
     @property
     def evaluates(self) -> bool:
@@ -112,6 +117,8 @@ class OrderFlags:
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
-        check(self)
+        check_all(lambda: check(self), self._check_streams)
+
+    def _check_streams(self) -> None:
         if self.streams is not None:
             sharding.check_streams(self.global_batch_size, self.streams)

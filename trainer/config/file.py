@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pipeline.commands.flags import Mistakes
 from pipeline.errors import UsageError, reason_of, unknown
 from pipeline.files.write import replace
 
@@ -104,8 +105,9 @@ def flags(path: pathlib.Path, names: Collection[str]) -> Iterator[str]:
         raise UsageError(f"--config={path}: is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UsageError(f"--config={path}: must hold flags, as in 'learning_rate: 0.1'; got {type(content).__name__}")
-    for name, value in content.items():
-        yield from _flag(path, str(name), value, names)
+    with Mistakes() as mistakes:
+        for name, value in content.items():
+            yield from _flag(path, str(name), value, names, mistakes)
 
 
 def _check_once(path: pathlib.Path, tree: yaml.Node | None, seen: dict[str, int]) -> None:
@@ -135,12 +137,12 @@ def _check_once(path: pathlib.Path, tree: yaml.Node | None, seen: dict[str, int]
             seen.setdefault(name, line)
 
 
-def _flag(path: pathlib.Path, name: str, value: Any, names: Collection[str]) -> Iterator[str]:
+def _flag(path: pathlib.Path, name: str, value: Any, names: Collection[str], mistakes: Mistakes) -> Iterator[str]:
     if isinstance(value, dict):  # a group, which may have the name of a flag
         for inner, part in value.items():
-            yield from _flag(path, str(inner), part, names)
+            yield from _flag(path, str(inner), part, names, mistakes)
         return
     if name not in names:
-        raise unknown(f"--config={path}: flag", name, names)
-    if value is not None:
+        mistakes.found.append(unknown(f"--config={path}: flag", name, names))
+    elif value is not None:
         yield f"--{name}={','.join(map(str, value)) if isinstance(value, list) else value}"

@@ -65,14 +65,16 @@ def shapes_training(group: Any, field: dataclasses.Field[Any]) -> bool:
 
 def check_parameter_server(config: Any) -> None:
     """Raises UsageError where a flag has a value that its field rules out with parameter servers."""
-    for group, field in fields(config):
-        why, value = field.metadata.get("parameter_server"), getattr(group, field.name)
-        if isinstance(why, Mapping):
-            why = why.get(value)
-        elif value == field.default:
-            continue
-        if why:
-            raise UsageError(f"--{field.name}={value} with --strategy={PARAMETER_SERVER}: {why}")
+    with flags.Mistakes() as mistakes:
+        for group, field in fields(config):
+            with mistakes.noted():
+                why, value = field.metadata.get("parameter_server"), getattr(group, field.name)
+                if isinstance(why, Mapping):
+                    why = why.get(value)
+                elif value == field.default:
+                    continue
+                if why:
+                    raise UsageError(f"--{field.name}={value} with --strategy={PARAMETER_SERVER}: {why}")
 
 
 def check_apart(name: str, path: str | None, data_dir: str | None) -> None:

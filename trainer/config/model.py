@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-from pipeline.commands.flags import check, check_name
+from pipeline.commands.flags import check, check_all, check_name
 from pipeline.commands.text import parse_call
 from pipeline.errors import UsageError, of_user
 from trainer.config.meaning import flag
@@ -77,13 +77,17 @@ class ModelFlags:
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
-        check(self)
-        if ":" not in self.model:
-            check_name("model", self.model, MODEL_DEFAULTS)
+        check_all(lambda: check(self), self._check_model, self._check_task)
+
+    def _check_task(self) -> None:
         if self.task is not None and ":" not in self.task:
             raise UsageError(
                 f"--task={self.task}: must be a module and a class in it, as in my_package.my_module:MyTask"
             )
+
+    def _check_model(self) -> None:
+        if ":" not in self.model:
+            check_name("model", self.model, MODEL_DEFAULTS)
         if self.dropout and self.model not in WITH_DROPOUT:
             raise UsageError(f"--dropout={self.dropout}: --model={self.model} has none; {', '.join(WITH_DROPOUT)} has")
 
@@ -147,9 +151,13 @@ class OptimizerFlags:
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
-        check(self)
+        check_all(lambda: check(self), self._check_optimizer, self._check_stairs)
+
+    def _check_optimizer(self) -> None:
         check_name("optimizer", self.optimizer.partition("(")[0].strip(), OPTIMIZERS)
         parse_call(self.optimizer, "--optimizer", "an optimizer")
+
+    def _check_stairs(self) -> None:
         if (self.schedule == "piecewise") != bool(self.stairs):
             raise UsageError(
                 f"--schedule={self.schedule} with --decay_at={self.decay_at!r}: the piecewise schedule, and no other, "

@@ -6,7 +6,7 @@ import dataclasses
 import pathlib
 from typing import ClassVar
 
-from pipeline.commands.flags import check
+from pipeline.commands.flags import check, check_all
 from pipeline.errors import UsageError
 from trainer.config.meaning import PARAMETER_SERVER, check_apart, check_local, flag
 from trainer.run_folder import RunFolder
@@ -60,7 +60,9 @@ class RunFlags:
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
-        check(self)
+        check_all(lambda: check(self), self._check_replicas)
+
+    def _check_replicas(self) -> None:
         if self.num_replicas is not None and self.strategy in ("multiworker", PARAMETER_SERVER):
             raise UsageError(
                 f"--num_replicas={self.num_replicas} with --strategy={self.strategy}: the replicas are the workers of "
@@ -96,10 +98,13 @@ class ClusterFlags:
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
-        check(self)
-        for name, value in vars(self).items():
-            if name != "worker_hosts" and value is not None and not self.worker_hosts:
-                raise UsageError(f"--{name}={value}: needs --worker_hosts=host:port,... as well")
+        check_all(lambda: check(self), self._check_hosts)
+
+    def _check_hosts(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name != "worker_hosts" and value is not None and not self.worker_hosts:
+                raise UsageError(f"--{field.name}={value}: needs --worker_hosts=host:port,... as well")
 
     @property
     def given(self) -> bool:
@@ -126,7 +131,9 @@ class AggregationFlags:
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
-        check(self)
+        check_all(lambda: check(self), self._check_sync)
+
+    def _check_sync(self) -> None:
         for name in ("replicas_to_aggregate", "max_staleness"):
             value = getattr(self, name)
             if value and not self.sync:
@@ -159,6 +166,11 @@ class CheckpointFlags:
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        check(self)
-        check_local(self, "model_dir")
-        check_apart("model_dir", self.model_dir, self.data_dir)
+        check_all(
+            lambda: check(self),
+            lambda: self._check_folder("model_dir"),
+        )
+
+    def _check_folder(self, name: str) -> None:
+        check_local(self, name)
+        check_apart(name, getattr(self, name), self.data_dir)

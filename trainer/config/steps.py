@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from pipeline.commands.flags import check
+from pipeline.commands.flags import check, check_all
 from pipeline.errors import UsageError
 from trainer.config.meaning import flag
 
@@ -51,10 +51,14 @@ class StepFlags:
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
-        check(self)
+        check_all(lambda: check(self), self._check_ranked, self._check_length)
+
+    def _check_ranked(self) -> None:
         if self.ranks and not self.eval_every:
             flag = f"--keep_best={self.keep_best}" if self.keep_best else f"--early_stopping={self.early_stopping}"
             raise UsageError(f"{flag}: needs evaluations to compare; give --eval_every=STEPS")
+
+    def _check_length(self) -> None:
         if self.train_steps is not None and self.epochs is not None:
             raise UsageError(f"--train_steps={self.train_steps} and --epochs={self.epochs}: give one of them")
 
@@ -101,8 +105,7 @@ class OutputFlags:
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        check(self)
-        self.profiled  # noqa: B018, it raises
+        check_all(lambda: check(self), lambda: self.profiled)
 
     @property
     def profiled(self) -> tuple[int, int] | None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import pathlib
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pipeline.commands import commandline
-from pipeline.commands.flags import Flag, check_most, flags_of, make
+from pipeline.commands.flags import Flag, Mistakes, check_all, flags_of, make
 from pipeline.errors import UsageError, unknown
 from pipeline.manifest.sources import parse_sources
 from trainer.config import file
@@ -27,7 +28,7 @@ from trainer.config.meaning import (
     shapes_training,
 )
 from trainer.config.model import ENDING, ModelFlags, OptimizerFlags
-from trainer.config.model_defaults import DEFAULT_EPOCHS, MODEL_DEFAULTS, OWN_EPOCHS, defaults_of
+from trainer.config.model_defaults import DEFAULT_EPOCHS, OWN_EPOCHS, defaults_of
 from trainer.config.run import AggregationFlags, ClusterFlags, RunFlags
 from trainer.config.steps import OutputFlags, StepFlags
 from trainer.run_folder import RunFolder
@@ -58,20 +59,26 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Checks values of several groups together."""
-        self._check_cluster()
-        self._check_aggregation()
-        if self.run.strategy == PARAMETER_SERVER:
-            self._check_parameter_server()
+        check_all(
+            *(self._check_cluster, self._check_aggregation, self._check_parts, self._check_parameter_server),
+            *(self._check_virtual_replicas, self._check_headspace, self._check_ranked),
+        )
+
+    def _check_virtual_replicas(self) -> None:
         if self.order.virtual_replicas is not None and self.run.strategy == "central_storage":
             raise UsageError(
                 f"--virtual_replicas={self.order.virtual_replicas} with --strategy=central_storage: is not supported; "
                 "use one_device, mirrored or multiworker"
             )
+
+    def _check_headspace(self) -> None:
         if self.output.headspace and self.run.log_keys:
             raise UsageError(
                 f"--headspace={self.output.headspace} with --log_keys={self.run.log_keys}: waiting for input is not "
                 "measured then; give one of them"
             )
+
+    def _check_ranked(self) -> None:
         if self.steps.ranks and not self.data.evaluates:
             flag = "keep_best" if self.steps.keep_best else "early_stopping"
             raise UsageError(
@@ -89,11 +96,15 @@ class TrainConfig:
         Raises:
           UsageError: an unknown flag, a missing one, or a value that cannot work.
         """
-        for name in flags:
-            if name not in flags_of(cls):
-                raise unknown("flag", name, flags_of(cls))
-        config = cls._of(flags)
-        config._check_given()
+        with Mistakes() as mistakes:
+            for name in flags:
+                with mistakes.noted():
+                    if name not in flags_of(cls):
+                        raise unknown("flag", name, flags_of(cls))
+            known = {name: value for name, value in flags.items() if name in flags_of(cls)}
+            config = cls._of(known, mistakes, _INT64)
+            with mistakes.noted():
+                config._check_given()
         vars(config)[_GIVEN] = flags
         return config
 
@@ -112,14 +123,16 @@ class TrainConfig:
         return dataclasses.replace(self, model=dataclasses.replace(self.model, **model))  # all of it was given
 
     @classmethod
-    def _of(cls, flags: Mapping[str, Any]) -> TrainConfig:
-        given = {name: _as_flag(flags_of(cls)[name], value) for name, value in flags.items()}
+    def _of(cls, flags: Mapping[str, Any], mistakes: Mistakes, most: int | None) -> TrainConfig:
+        given = dict[str, Any]()
+        for name, value in flags.items():
+            with mistakes.noted():
+                given[name] = _as_flag(flags_of(cls)[name], value)
+        missing = [name for name in ("data_dir", "model_dir") if name not in flags]
+        mistakes.found += [UsageError(f"{name}: is missing") for name in missing]
         model = given.get("model", None if given.get("task") else ModelFlags.model)
         values = {**defaults_of(model, given.get("optimizer")), **given}
-        for name in ("data_dir", "model_dir"):
-            if name not in values:
-                raise UsageError(f"{name}: is missing")
-        return make(cls, values)
+        return make(cls, values, mistakes, {*missing, *(flags.keys() - given.keys())}, most)
 
     @classmethod
     def of_stored(cls, groups: Mapping[str, Mapping[str, Any]], **flags: Any) -> TrainConfig:
@@ -133,7 +146,11 @@ class TrainConfig:
           UsageError: a value cannot work.
         """
         stored = {name: value for group in groups.values() for name, value in group.items()}
-        return cls._of({name: v for name, v in {**stored, **flags}.items() if name in flags_of(cls)})
+        with Mistakes() as mistakes:
+            config = cls._of(
+                {name: v for name, v in {**stored, **flags}.items() if name in flags_of(cls)}, mistakes, None
+            )
+        return config
 
     def last_step(self, steps_per_epoch: int) -> int:
         """Returns the global step at which training ends, given T."""
@@ -142,22 +159,26 @@ class TrainConfig:
 
     def _check_given(self) -> None:
         """Raises UsageError where a user gives what cannot work; what an earlier run has stored may have it."""
-        check_local(self.run, "model_dir", "log_keys")
-        check_local(self.output, "metrics_jsonl", what="file")
-        check_apart("model_dir", self.run.model_dir, self.data.data_dir)
-        check_apart("log_keys", self.run.log_keys, self.data.data_dir)
-        for field in dataclasses.fields(self):
-            check_most(getattr(self, field.name), _INT64)
-        self._check_used()
+        check_all(
+            *(functools.partial(self._check_folder, name) for name in ("model_dir", "log_keys")),
+            lambda: check_local(self.output, "metrics_jsonl", what="file"),
+            *(self._check_evaluated, self._check_compared, self._check_drawn),
+        )
 
-    def _check_used(self) -> None:
-        """Raises UsageError where a flag has no effect beside the others."""
-        steps, output = self.steps, self.output
+    def _check_folder(self, name: str) -> None:
+        check_local(self.run, name)
+        check_apart(name, getattr(self.run, name), self.data.data_dir)
+
+    def _check_evaluated(self) -> None:
+        steps = self.steps
         if steps.eval_every and not self.data.evaluates:
             raise UsageError(
                 f"--eval_every={steps.eval_every} with --eval_split={self.data.eval_split or 'none'}: there is nothing "
                 "to evaluate; give --eval_every=0, or a split"
             )
+
+    def _check_compared(self) -> None:
+        steps = self.steps
         for name in ("best_metric", "best_mode"):
             value = getattr(steps, name)
             if value and value != getattr(type(steps), name) and not steps.ranks:
@@ -165,6 +186,9 @@ class TrainConfig:
                     f"--{name}={value}: evaluations are ranked for --keep_best and --early_stopping alone; give one of "
                     f"them, or leave --{name} out"
                 )
+
+    def _check_drawn(self) -> None:
+        steps, output = self.steps, self.output
         for name in ("histogram_every", "image_every"):
             value = getattr(output, name)
             if value and not (steps.summary_every or steps.summary_secs):
@@ -192,12 +216,16 @@ class TrainConfig:
 
     def _check_aggregation(self) -> None:
         """Raises UsageError where gradients cannot come together as the flags say."""
-        strategy, number, rows = self.run.strategy, self.aggregation.replicas_to_aggregate, self.order.global_batch_size
+        strategy = self.run.strategy
         if self.aggregation.sync and strategy != PARAMETER_SERVER:
             raise UsageError(
                 f"--sync with --strategy={strategy}: this strategy is synchronous anyway; leave it out, or use "
                 f"--strategy={PARAMETER_SERVER}"
             )
+
+    def _check_parts(self) -> None:
+        """Raises UsageError where workers' gradients cannot be of equal parts of the global batch."""
+        number, rows = self.aggregation.replicas_to_aggregate, self.order.global_batch_size
         if number and rows % number:
             raise UsageError(
                 f"--replicas_to_aggregate={number} with --global_batch_size={rows}: each gradient is of an equal part "
@@ -206,12 +234,18 @@ class TrainConfig:
 
     def _check_parameter_server(self) -> None:
         """Raises UsageError where a flag has no meaning, or is not supported, with parameter servers."""
-        check_parameter_server(self)
+        if self.run.strategy != PARAMETER_SERVER:
+            return
+        check_all(lambda: check_parameter_server(self), self._check_one_data_set, self._check_no_nadam)
+
+    def _check_one_data_set(self) -> None:
         if not isinstance(parse_sources(self.data.data_dir), str):
             raise UsageError(
                 f"--data_dir={self.data.data_dir} with --strategy={PARAMETER_SERVER}: trains on one data set; use "
                 "--strategy=multiworker for several"
             )
+
+    def _check_no_nadam(self) -> None:
         name = self.optimizer.optimizer.partition("(")[0].strip()
         if name == "nadam":
             raise UsageError(
@@ -245,22 +279,32 @@ def _text(value: Any) -> str:
     return "unset" if value is None else str(value)
 
 
-def parse(argv: Sequence[str] | None) -> TrainConfig:
+def parse(argv: Sequence[str] | None, unsettled: Collection[str] = ()) -> TrainConfig:
     """Returns the config of the command line; its defaults are those of the model and the optimizer that it names.
 
+    Args:
+      argv: the arguments; None: the process's own.
+      unsettled: flags whose value is not known yet: what depends on them is not checked.
+
     Raises:
-      UsageError: an unknown flag or a value that cannot work.
+      UsageError: unknown flags, missing ones, values that cannot work, or not together: it tells all of them.
       SystemExit: after --help and --dump_config.
     """
     arguments, dumps = _arguments(argv)
     named = _values_of(arguments, "model", "task", "optimizer")
     model = named.model or ModelFlags.model
-    if model not in MODEL_DEFAULTS and ":" not in model:
-        raise unknown("--model", model, MODEL_DEFAULTS)
     defaults = defaults_of(named.model or (None if named.task else model), named.optimizer)
-    config = commandline.parse("trainer.run", _DESCRIPTION, TrainConfig, arguments, {**defaults, "model": model})
-    config._check_given()
-    if dumps:
+    config = commandline.parse(
+        "trainer.run",
+        _DESCRIPTION,
+        TrainConfig,
+        arguments,
+        {**defaults, "model": model},
+        check=TrainConfig._check_given,
+        unsettled=unsettled,
+        most=_INT64,
+    )
+    if dumps and not unsettled:
         print(file.text_of(dataclasses.asdict(config)), end="", flush=True)
         sys.exit(0)
     return config

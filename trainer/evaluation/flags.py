@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from pipeline.commands.flags import flag
+from pipeline.commands.flags import check_all, flag
 from pipeline.errors import UsageError
-from trainer.config.meaning import check_apart, check_local
 from trainer.config.run import CheckpointFlags
 
 
@@ -23,9 +22,13 @@ class EvaluateConfig(CheckpointFlags):
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
-        super().__post_init__()
-        check_local(self, "output")
-        check_apart("output", self.output, self.data_dir)
+        check_all(
+            super().__post_init__,
+            lambda: self._check_folder("output"),
+            self._check_one,
+        )
+
+    def _check_one(self) -> None:
         if self.continuous and self.checkpoint is not None:
             raise UsageError(
                 f"--checkpoint={self.checkpoint} with --continuous: each checkpoint is evaluated; leave one of them out"

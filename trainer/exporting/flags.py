@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 
-from pipeline.commands.flags import check, flag
+from pipeline.commands.flags import check, check_all, flag
 from pipeline.errors import UsageError, unknown
-from trainer.config.meaning import check_apart, check_local
 from trainer.config.run import WEIGHTS, CheckpointFlags
 
 EXPORT = "export.json"  # describes the exported files, beside them
@@ -40,12 +39,18 @@ class ExportConfig(CheckpointFlags, _Required):
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
-        super().__post_init__()
-        check_local(self, "output")
-        check_apart("output", self.output, self.data_dir)
+        check_all(
+            super().__post_init__,
+            lambda: self._check_folder("output"),
+            *(self._check_formats, self._check_new),
+        )
+
+    def _check_formats(self) -> None:
         for name in self.formats:
             if name not in LIBRARIES:
                 raise unknown("--format", name, LIBRARIES)
+
+    def _check_new(self) -> None:
         if os.path.lexists(self.output):
             raise UsageError(f"--output={self.output}: is there already; give a folder that is not")
 
@@ -73,14 +78,20 @@ class PredictConfig:
 
     def __post_init__(self) -> None:
         """Checks the values, alone and together."""
-        check(self)
+        check_all(lambda: check(self), self._check_images, self._check_model, self._check_output)
+
+    def _check_images(self) -> None:
         if not self.images:
             raise UsageError("IMAGE is missing: give image files, or folders of them")
+
+    def _check_model(self) -> None:
         if (self.model_dir is None) == (self.exported is None):
             are = "or --exported is missing" if self.exported is None else "and --exported"
             raise UsageError(f"--model_dir {are}: give one of them")
         for name in ("checkpoint", "weights", "data_dir"):
             if self.exported is not None and getattr(self, name) is not None:
                 raise UsageError(f"--{name}={getattr(self, name)} with --exported: is of a run; give --model_dir")
+
+    def _check_output(self) -> None:
         if self.output is not None and not self.output.endswith(OUTPUTS):
             raise UsageError(f"--output={self.output}: must end with {' or '.join(OUTPUTS)}")

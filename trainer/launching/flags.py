@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from pipeline.commands.flags import check, check_most, flag
+from pipeline.commands.flags import check, check_all, check_most, flag
 from pipeline.errors import UsageError
 from trainer.launching.target_flags import (
     MOST_NUMBER,
@@ -45,8 +45,7 @@ class JobFlags:
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        check(self)
-        check_most(self)
+        check_all(lambda: check(self), lambda: check_most(self))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +78,7 @@ class RestartFlags:
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        check(self)
-        check_most(self)
-        self.elastic_range  # noqa: B018, it raises
+        check_all(lambda: check(self), lambda: check_most(self), lambda: self.elastic_range)
 
     @property
     def elastic_range(self) -> tuple[int, int] | None:
@@ -109,7 +106,9 @@ class LaunchFlags:
 
     def __post_init__(self) -> None:
         """Checks values of several groups together."""
-        check_no_variable_twice(self.processes, self.kubernetes)
+        check_all(lambda: check_no_variable_twice(self.processes, self.kubernetes), self._check_target)
+
+    def _check_target(self) -> None:
         if self.job.target == "local":
             check_not_given(self.processes, "local", "kubernetes or --target=slurm")
         for name, flags in (("kubernetes", self.kubernetes), ("slurm", self.slurm)):

@@ -8,14 +8,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from pipeline.commands import commandline
-from pipeline.commands.flags import check_name, flags_of
+from pipeline.commands.flags import check_all, check_name, flags_of
 from pipeline.errors import UsageError
 from pipeline.order.sharding import divisors
 from trainer import config as configs
 from trainer.config import TrainConfig
 from trainer.config.data import OrderFlags
 from trainer.config.meaning import PARAMETER_SERVER
-from trainer.config.run import STRATEGIES
+from trainer.config.run import STRATEGIES, ClusterFlags
 from trainer.launching.flags import LaunchFlags, RestartFlags
 from trainer.run_folder import RunFolder
 
@@ -91,6 +91,12 @@ class Job:
     def command(self) -> tuple[str, ...]:
         """What each process runs; TF_CONFIG tells it which one it is."""
         return ("python", "-m", "trainer.run", *self.flags)
+
+
+def check_flags(flags: Sequence[str]) -> None:
+    """Raises UsageError where flags of trainer.run cannot work, whatever those of the launcher are."""
+    places = [field.name for field in dataclasses.fields(ClusterFlags)]
+    check_all(lambda: _check_not_set_here(flags), lambda: configs.parse(flags, unsettled=("strategy", *places)))
 
 
 def tf_config(addresses: Mapping[str, Sequence[str]], role: str, index: int) -> str:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.commands.flags import check, check_most, flag
+from pipeline.commands.flags import check, check_all, check_most, flag
 from pipeline.errors import UsageError
 
 KINDS = ("jobset", "trainjob", "tfjob")
@@ -48,11 +48,16 @@ class ProcessFlags:
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        self.variables  # noqa: B018, it raises
-        check(self)
-        check_most(self)
+        check_all(
+            *(lambda: self.variables, lambda: check(self), lambda: check_most(self)),
+            *(self._check_name, self._check_memory),
+        )
+
+    def _check_name(self) -> None:
         if self.name is not None and not _DNS_LABEL.fullmatch(self.name):
             raise UsageError(f"--name={self.name}: must be lower-case letters, digits and hyphens, such as cifar-10")
+
+    def _check_memory(self) -> None:
         if self.memory is not None and not _MEMORY.fullmatch(self.memory):
             raise UsageError(
                 f"--memory={self.memory}: must be a whole number and Mi, Gi or Ti without a space, such as 16Gi"
@@ -111,22 +116,31 @@ class KubernetesFlags:
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        check(self)
-        check_most(self)
+        check_all(
+            *(lambda: check(self), lambda: check_most(self)),
+            *(self._check_namespace, self._check_image, self._check_objects),
+            *(lambda: self.mounts, lambda: self.secrets, lambda: self.node_labels),
+            *(lambda: self.tolerations, lambda: self.user),
+        )
+
+    def _check_namespace(self) -> None:
         if self.namespace is not None and not _NAMESPACE.fullmatch(self.namespace):
             raise UsageError(
                 f"--namespace={self.namespace}: must be lower-case letters, digits and hyphens, at most 63"
             )
+
+    def _check_image(self) -> None:
         if self.image and not (_IMAGE.fullmatch(self.image) and len(self.image) <= _LONGEST_IMAGE):
             raise UsageError(
                 f"--image={self.image}: is not the name of an image, such as registry.example/team/stepfeed:0.1.0"
             )
+
+    def _check_objects(self) -> None:
         for field in ("service_account", "priority_class"):
             if (name := getattr(self, field)) is not None:
                 _check_name_of_object(field, name, name)
         for name in self.pull_secret or ():
             _check_name_of_object("pull_secret", name, name)
-        self.mounts, self.secrets, self.node_labels, self.tolerations, self.user  # noqa: B018, they raise
 
     @property
     def mounts(self) -> tuple[Mount, ...]:
@@ -211,18 +225,26 @@ class SlurmFlags:
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        check(self)
+        check_all(lambda: check(self), self._check_time, self._check_options, self._check_lines, self._check_names)
+
+    def _check_time(self) -> None:
         if self.time_limit is not None and not _TIME.fullmatch(self.time_limit):
             raise UsageError(
                 f"--time_limit={self.time_limit}: must be minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, such as "
                 "12:00:00 or 2-00"
             )
+
+    def _check_options(self) -> None:
         for option in self.options:
             if not option.startswith("-"):
                 raise UsageError(f"--sbatch={self.sbatch}: {option!r} is not an option of sbatch, such as --qos=high")
+
+    def _check_lines(self) -> None:
         for name in ("sbatch", "setup"):
             if "\n" in (getattr(self, name) or ""):
                 raise UsageError(f"--{name}: must be one line")
+
+    def _check_names(self) -> None:
         for name in ("partition", "account"):
             value = getattr(self, name)
             if value is not None and not _SLURM_NAMES.fullmatch(value):

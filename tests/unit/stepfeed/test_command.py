@@ -42,8 +42,17 @@ def test_every_command_is_called_as_it_was_typed(name):
     assert helped.stdout.startswith(f"usage: stepfeed {name} ")
     wrong = stepfeed(name, "--no_such_flag=1")
     assert wrong.returncode == 2
-    assert wrong.stderr.startswith(f"stepfeed {name}: ")
-    assert wrong.stderr.count("\n") == 1
+    lines = wrong.stderr.splitlines()  # one per mistake: what the command needs is missing, too
+    assert all(line.startswith(f"stepfeed {name}: ") for line in lines)
+    assert len(lines) >= 2
+    assert sum("'--no_such_flag'" in line for line in lines) == 1
+
+
+def test_several_mistakes_are_a_line_each():
+    done = stepfeed("train", "--model_dir=run", "--global_batch_size=0", "--lr=1", "--epochs=1", "--train_steps=3")
+    assert done.returncode == 2
+    said = [line.removeprefix("stepfeed train: ") for line in done.stderr.splitlines()]
+    assert [line.split()[0] for line in said] == ["--data_dir", "--global_batch_size=0:", "--train_steps=3", "flag:"]
 
 
 def test_an_unknown_command_has_a_hint():

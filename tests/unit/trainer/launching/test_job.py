@@ -36,6 +36,23 @@ def test_the_strategy_may_be_given_if_it_fits(given):
     assert job_of("--num_workers=1", trainer=("--strategy=mirrored",)).strategy == "mirrored"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "at_fault"),
+    [
+        (["--num_workers=x", "--max_restarts=-1", "--lr=3", "--seed=3"],
+         ["--num_workers", "--max_restarts=-1", "--seed=3", "'--lr'", "-- "]),
+        (["--num_worker=2", "--elastic=4", "--", "--data_dir=D", "--sed=1", "--task_index=2", "--sync", "--epochs=0"],
+         ["--elastic=4", "'--num_worker'", "--task_index=2", "--model_dir", "--epochs=0", "'--sed'"]),
+    ],
+)  # fmt: skip
+def test_mistakes_of_the_launcher_and_of_the_trainer_are_told_together(arguments, at_fault):
+    with pytest.raises(UsageError) as caught:
+        launch.main(arguments)
+    said = [str(mistake) for mistake in caught.value.mistakes]
+    assert [name for name in at_fault if sum(one.startswith(name) or name in one[:40] for one in said) < 1] == []
+    assert len(said) == len(at_fault), said
+
+
 def test_a_strategy_in_a_file_gives_way(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("run: {strategy: mirrored}\nlearning_rate: 0.5\n")
