@@ -332,7 +332,8 @@ def _from_objects(array: pa.Array, name: str, given: str, bad: dict[int, str]) -
         if given == "int64" and (value != value.to_integral_value() or not -_HIGHEST - 1 <= value <= _HIGHEST):
             bad.setdefault(row, f"{name} {value} is no whole number that int64 holds")
         else:
-            out[row] = value
+            with np.errstate(over="ignore"):  # beyond float32: infinite
+                out[row] = value
             if given == "float32" and np.isinf(out[row]):
                 bad.setdefault(row, f"{name} {value} is beyond float32")
     return out

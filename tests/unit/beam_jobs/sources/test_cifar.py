@@ -10,13 +10,17 @@ import zipfile
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from beam_jobs import sources
-from beam_jobs.sources import published, row_files
+from beam_jobs.sources import cifar, published, row_files
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError
 from pipeline.files.paths import LocalPath
+from pipeline.manifest import Feature
 from tests.raised import at
+from tests.round_trips import Row, check, digits, empty_folder
 
 DATA = pathlib.Path(__file__).parents[5] / "shared" / "data"
 FOLDER = "cifar-10-batches-bin"
@@ -41,30 +45,54 @@ def member(name, size=0, kind=tarfile.REGTYPE, target=""):
     return info
 
 
-def test_rows_are_those_of_the_files_with_channels_last(cifar_folder):
-    folder, records = cifar_folder()
-    source = opened(folder)
-    rows = np.array([59, 0, 13, 12])  # of five files of 12 rows
-    block = source.read("train", rows)
-    files = [(5, 11), (1, 0), (2, 1), (2, 0)]
-    assert block.keys.tolist() == [b"data_batch_%d.bin#%02d" % file for file in files]
-    for i, (file, row) in enumerate(files):
-        record = records[f"data_batch_{file}.bin"][row]
-        assert block.labels[i] == record[0]
-        for channel in range(3):
-            plane = record[1 + 1024 * channel : 1 + 1024 * (channel + 1)].reshape(32, 32)
-            assert (block.images[i, :, :, channel] == plane).all()
-    assert source.splits == {"train": 60, "test": 12}
-    assert (source.features, block.extra) == ({}, {})
+@st.composite
+def batches(draw):
+    """Draws a data set, whether it is Python's version, and {split: {file: records}}."""
+    dataset, is_python = draw(st.sampled_from(["cifar10", "cifar100"])), draw(st.booleans())
+    noise = np.random.default_rng(draw(st.integers(0, 99)))
+    layout = cifar.LAYOUTS[dataset][is_python]
+    found = {split: dict.fromkeys(names) for split, names in layout.files.items()}
+    for files in found.values():
+        for name in files:
+            files[name] = noise.integers(0, 256, (draw(st.integers(1, 3)), len(cifar.LABELS[dataset]) + 3072), np.uint8)
+            for column, label in enumerate(cifar.LABELS[dataset]):
+                files[name][:, column] %= len(label.class_names)
+    return dataset, layout, found
 
 
-def test_batches_may_have_different_numbers_of_rows(cifar_folder):
-    folder, records = cifar_folder()
-    (folder / "data_batch_2.bin").write_bytes(records["data_batch_2.bin"][:1].tobytes())
-    source = opened(folder)
-    keys = source.read("train", np.arange(49)).keys.tolist()
-    assert len(set(keys)) == 49
-    assert keys[11:14] == [b"data_batch_1.bin#11", b"data_batch_2.bin#00", b"data_batch_3.bin#00"]
+def pickled(dataset, records, protocol, order):
+    """Returns records as a batch of Python's version."""
+    labels = cifar.LABELS[dataset]
+    batch = {label.key.encode(): records[:, column].tolist() for column, label in enumerate(labels)}
+    batch[b"data"] = np.asarray(records[:, len(labels) :].copy(), order=order)
+    return pickle.dumps(batch | {b"batch_label": b"a batch"}, protocol)
+
+
+@given(st.data())
+@settings(max_examples=40, derandomize=True)
+def test_batches_become_their_rows_in_every_published_form(data):
+    dataset, layout, splits = data.draw(batches())
+    *others, label = cifar.LABELS[dataset]
+    table, width = {}, 1 + len(others)
+    with empty_folder() as folder:
+        source = folder / layout.folder
+        source.mkdir()
+        for split, files in splits.items():
+            most, table[split] = max(map(len, files.values())), []
+            for name, records in files.items():
+                protocol, order = data.draw(st.integers(2, 4), "protocol"), data.draw(st.sampled_from("CF"), "order")
+                content = pickled(dataset, records, protocol, order) if layout.is_pickled else records.tobytes()
+                (source / name).write_bytes(content)
+                for number, record in enumerate(records):
+                    pixels = record[width:].reshape(3, 32, 32).transpose(1, 2, 0).tobytes()
+                    key = f"{name}#{number:0{digits(most)}d}".encode()
+                    extra = {other.feature: int(record[column]) for column, other in enumerate(others)}
+                    name_of_class = label.class_names[record[width - 1]]
+                    table[split].append(Row(name, number, key, pixels, name_of_class, extra))
+        form = data.draw(st.sampled_from(["folder", "parent", "w", "w:gz"]), "form")
+        path = {"folder": source, "parent": folder}.get(form) or pack(folder / "packed", source, form, layout.folder)
+        features = {other.feature: Feature("int64", class_names=other.class_names) for other in others}
+        check(data, folder, table, label.class_names, features, dataset=dataset, source=str(path))
 
 
 @pytest.mark.parametrize(("mode", "prefix"), [("w:gz", FOLDER), ("w", FOLDER), ("w:gz", f"./{FOLDER}"), ("w:gz", "")])
@@ -199,37 +227,6 @@ def same(left, right, split):
     assert [key.replace(b".bin", b"") for key in one.keys.tolist()] == other.keys.tolist()
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_pythons_version_is_the_same_pixels_and_labels(packed, python_folder, tmp_path, monkeypatch):
-    folder, _ = python_folder
-    binary = opened(tmp_path)  # which holds the binary folder
-    path = pack(tmp_path / "py.tar.gz", folder, prefix=folder.name) if packed else folder
-    source = opened(path)
-    assert [file.file for file in source.files] == [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
-    assert source.files == opened(folder.parent).files
-    assert source.files[0].num_bytes == (folder / "data_batch_1").stat().st_size
-    for split in ("train", "test"):
-        same(binary, source, split)
-    monkeypatch.setattr(row_files, "_kept", {})
-    same(binary, pickle.loads(pickle.dumps(source)), "train")
-    assert source.where("train", 13) == ("data_batch_2", 1)
-
-
-@pytest.mark.parametrize("protocol", [2, 3, 4])
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_an_array_in_any_order_and_protocol_is_the_same(protocol, order, python_folder):
-    folder, records = python_folder
-    expected = opened(folder).read("test", np.arange(12)).images
-    rows = np.concatenate([records["test_batch.bin"]] * 200)  # more than are turned at once
-    data = np.asarray(rows[:, 1:], order=order)
-    (folder / "test_batch").write_bytes(python_batch(rows, protocol, data=data))
-    source = opened(folder)
-    assert source.splits["test"] == 2400
-    block = source.read("test", np.arange(2400))
-    assert (block.images.reshape(200, 12, 32, 32, 3) == expected).all()
-    assert (block.labels.reshape(200, 12) == records["test_batch.bin"][:, 0]).all()
-
-
 ROWS = np.zeros((12, 3073), np.uint8)
 BAD_BATCHES = [
     ("os.system", b"\x80\x02cposix\nsystem\nU\x04true\x85R.", "posix.system"),
@@ -283,33 +280,6 @@ def cifar100(tmp_path):
 
 def opened100(path):
     return sources.open_source(SourceOptions("cifar100", str(path)))
-
-
-def test_cifar100_has_fine_and_coarse_labels(cifar100):
-    binary, python, records = cifar100
-    for source in (opened100(binary), opened100(python)):
-        assert source.splits == {"train": 300, "test": 20}
-        assert (len(source.class_names), source.class_names[0], source.class_names[99]) == (100, "apple", "worm")
-        assert list(source.class_names) == sorted(set(source.class_names))
-        feature = source.features["coarse_label"]
-        assert list(feature.class_names) == sorted(set(feature.class_names))
-        assert (feature.dtype, feature.shape, len(feature.class_names)) == ("int64", (), 20)
-        assert (feature.class_names[0], feature.class_names[19]) == ("aquatic_mammals", "vehicles_2")
-        rows = np.array([299, 0, 256])
-        block = source.read("train", rows)
-        assert block.extra["coarse_label"].tolist() == records["train"][rows, 0].tolist()
-        assert block.extra["coarse_label"].dtype == np.int64
-        assert block.labels.tolist() == records["train"][rows, 1].tolist()
-        planes = records["train"][rows, 2:].reshape(3, 3, 32, 32)
-        assert (block.images == planes.transpose(0, 2, 3, 1)).all()
-    assert block.keys.tolist() == [b"train#299", b"train#000", b"train#256"]
-    same(opened100(binary), opened100(python), "test")
-
-
-def test_no_rows_are_an_empty_block(cifar100):
-    block = opened100(cifar100[0]).read("train", np.array([], np.int64))
-    assert (block.images.shape, block.labels.shape, block.keys.shape) == ((0, 32, 32, 3), (0,), (0,))
-    assert block.extra["coarse_label"].shape == (0,)
 
 
 @pytest.mark.parametrize(("column", "facts"), [(0, ["row 0", "coarse label 20", "0..19"]), (1, ["row 0", "label 100"])])
@@ -394,6 +364,7 @@ def test_a_bad_zip_leaves_no_file(tmp_path, monkeypatch):
     assert not list((tmp_path / "out").iterdir())
 
 
+@pytest.mark.slow  # the script decodes all images, to write some
 @pytest.mark.skipif(not (DATA / "expand_cifar10.py").is_file(), reason="needs ../shared/data/expand_cifar10.py")
 def test_real_images_are_the_same_in_both_versions(tmp_path):
     subprocess.run([sys.executable, str(DATA / "expand_cifar10.py"), str(tmp_path), "--per-batch", "20"], check=True)

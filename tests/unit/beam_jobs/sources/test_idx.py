@@ -1,18 +1,19 @@
 """Folders of IDX files: images of any size, with channels or not, split by their names."""
 
 import gzip
-import pickle
+import string
 import struct
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from beam_jobs.sources import open_source
 from beam_jobs.sources.base import SourceOptions
-from pipeline import manifest
 from pipeline.errors import DataError, UsageError
-from tests.converting import convert_in_process
 from tests.raised import at
+from tests.round_trips import Row, check, digits, empty_folder
 
 
 def idx(values):
@@ -41,29 +42,62 @@ def grey(pixels):
     }
 
 
-def test_images_of_any_size_are_read(grey, tmp_path):
-    source = opened(fill(tmp_path / "a", **grey))
-    assert (source.dataset, source.splits, source.image_shape) == ("idx", {"train": 7, "test": 4}, (5, 9, 1))
-    assert source.class_names == tuple("012345")  # to the highest label of all splits
-    block = pickle.loads(pickle.dumps(source)).read("train", np.array([6, 0]))
-    assert (block.images[..., 0] == grey["train_images_idx3_ubyte"][[6, 0]]).all()
-    assert block.labels.tolist() == [0, 0]
-    assert block.keys.tolist() == [b"train-images-idx3-ubyte#6", b"train-images-idx3-ubyte#0"]
+HEADS = {"train": ("train-", "shapes.Train."), "validation": ("val_",), "test": ("t10k-", "my test ")}
+FORMS = ["images-idx{}-ubyte", "images.idx{}-ubyte"]
 
 
-def test_channels_are_the_last_axis_of_idx4_and_one_pair_is_of_train(pixels, tmp_path):
-    files = {"shapes.images.idx4-ubyte": pixels(6, (4, 3, 3)), "shapes.labels.idx1-ubyte": [0, 1, 0, 1, 0, 1]}
-    folder = fill(tmp_path / "a", **files)
-    packed = folder / "shapes.images.idx4-ubyte"
-    (folder / f"{packed.name}.gz").write_bytes(gzip.compress(packed.read_bytes()))
-    packed.unlink()
-    (folder / "labels.txt").write_text("circle\nsquare\nstar\n")
-    out = convert_in_process("--dataset=idx", f"--source={folder}", f"--data_dir={tmp_path / 'out'}")
-    made = manifest.load(out)
-    assert made.features["image"].shape == (4, 3, 3)
-    assert made.class_names == ("circle", "square", "star")
-    assert made.splits["train"].label_histogram == (3, 3, 0)
-    assert [file.file for file in made.source] == ["shapes.images.idx4-ubyte", "shapes.labels.idx1-ubyte"]
+@st.composite
+def pairs(draw):
+    """Draws a data set and its {split: (file of images, images, file of labels, labels)}."""
+    dataset = draw(st.sampled_from(["idx", "idx", "mnist", "emnist_letters"]))
+    shape, highest, heads = (28, 28), 9, {"train": "train-", "test": "t10k-"}
+    if dataset == "emnist_letters":
+        highest, heads = 26, {split: f"emnist-letters-{split}-" for split in heads}
+    if dataset == "idx":
+        chosen = draw(st.lists(st.sampled_from(sorted(HEADS)), unique=True))
+        heads = {split: draw(st.sampled_from(HEADS[split])) for split in HEADS if split in chosen} or {"train": ""}
+        shape = (*draw(st.tuples(*[st.integers(1, 5)] * 2)), *draw(st.sampled_from([(), (1,), (3,), (4,)])))
+    form = FORMS[0] if dataset != "idx" else draw(st.sampled_from(FORMS))
+    found = {}
+    for split, head in heads.items():
+        count, noise = draw(st.integers(1, 9)), np.random.default_rng(draw(st.integers(0, 99)))
+        images = noise.integers(0, 256, (count, *shape), np.uint8)
+        labels = noise.integers(dataset == "emnist_letters", highest + 1, count, np.uint8)
+        names = (head + form.format(1 + len(shape)), head + form.format(1).replace("images", "labels"))
+        found[split] = (names[0], images, names[1], labels)
+    return dataset, found
+
+
+@given(st.data())
+@settings(max_examples=40, derandomize=True)
+def test_pairs_of_files_become_their_rows(data):
+    dataset, found = data.draw(pairs())
+    is_letters, labels = dataset == "emnist_letters", np.concatenate([own for *_, own in found.values()])
+    class_names = list(string.ascii_uppercase) if is_letters else [str(label) for label in range(10)]
+    table = {}
+    with empty_folder() as folder:
+        source = folder / "in"
+        source.mkdir()
+        if dataset == "idx":
+            class_names = class_names[: labels.max() + 1]
+            if data.draw(st.booleans(), "labels.txt"):
+                class_names = [f"class {label}" for label in range(10)]
+                (source / "labels.txt").write_text("\n".join(class_names))
+        for split, (images_name, images, labels_name, own) in found.items():
+            for name, values in ((images_name, images), (labels_name, own)):
+                packed = data.draw(st.booleans(), "gzip")
+                (source / f"{name}{'.gz' if packed else ''}").write_bytes(
+                    (gzip.compress if packed else bytes)(idx(values))
+                )
+            table[split] = [
+                Row(
+                    images_name, row, f"{images_name}#{row:0{digits(len(own))}d}".encode(),
+                    (images[row].T if is_letters else images[row]).tobytes(), class_names[own[row] - is_letters],
+                )
+                for row in range(len(own))
+            ]  # fmt: skip
+        plan = check(data, folder, table, class_names, dataset=dataset, source=str(source))
+    assert plan.source.image_shape == (*images.shape[1:], 1)[:3]
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,15 @@ import pickle
 import numpy as np
 import PIL.Image
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from beam_jobs.sources import image_folder, open_source
 from beam_jobs.sources.base import SourceOptions
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import SourceFile
 from tests.raised import at
+from tests.round_trips import NO_PICTURES, PICTURES, Row, check, empty_folder, in_order
 
 
 def picture(number, kind="PNG"):
@@ -60,20 +63,57 @@ def test_images_are_labelled_by_their_folder_and_keyed_by_their_path(tmp_path):
     assert source.unique_keys
 
 
-def test_folders_of_splits_are_told_by_their_names(tmp_path):
-    content = {
-        "val/dog/1.png": picture(1),
-        "train/cat/1.png": picture(2),
-        "train/dog/1.png": picture(3),
-        "test/cat/1.png": b"",
-    }
-    source = opened(fill(tmp_path, content))
-    assert source.splits == {"train": 2, "validation": 1, "test": 1}
-    assert list(source.splits) == ["train", "validation", "test"]
-    assert source.class_names == ("cat", "dog")
-    assert everything(source, "validation").labels.tolist() == [1]
-    assert everything(source).keys == [b"train/cat/1.png", b"train/dog/1.png"]
-    assert [file.file for file in source.files] == ["train/cat", "train/dog", "val/dog", "test/cat"]
+SPLITS = {"train": ("train", "Train"), "validation": ("validation", "val", "dev"), "test": ("test",)}
+CLASSES = [["cat", "Dog", "\u00e9\u00e8l", "Trained"], ["0", "2", "10", "011"]]
+NAMES = ["{}.png", "sub/deep/{}.JPEG", "b\u00e9/{}.tif", "{}\n.webp", os.fsdecode(b"\xff{}.gif"), "{}.ppm"]
+UNREADABLE = [".NEF", ".svg", ".jxl"]
+NO_IMAGES = [".hidden.png", "notes.txt", "a.json", "README"]
+
+
+@st.composite
+def folders(draw):
+    """Draws {split: rows}, and which classes there are."""
+    names = draw(st.sampled_from(CLASSES))
+    words = draw(st.dictionaries(st.sampled_from(sorted(SPLITS)), st.integers(0, 2), max_size=3))
+    splits = {split: SPLITS[split][words[split] % len(SPLITS[split])] for split in SPLITS if split in words}
+    places = st.lists(st.tuples(st.sampled_from(names), st.sampled_from(NAMES)), min_size=1, max_size=8)
+    table = {}
+    for split, word in splits.items() or [("train", "")]:
+        found = draw(places, split)
+        present = in_order({name for name, _ in found})
+        paths = [(name, form.format(number)) for number, (name, form) in enumerate(found)]
+        paths.append((present[0], "-.png"))  # the first of all, and valid
+        table[split] = sorted(
+            (_row(draw, name, os.path.join(word, name, path)) for name, path in paths),
+            key=lambda row: (present.index(row.class_name), row.key),
+        )
+    return table
+
+
+def _row(draw, class_name, path):
+    """Draws the file of a path, which need not be one of an image."""
+    fault, content = None, draw(st.sampled_from(PICTURES))
+    if not path.endswith("-.png") and draw(st.integers(0, 3)) == 0:
+        fault, content = (), draw(st.sampled_from(NO_PICTURES))
+        if draw(st.booleans()):
+            suffix = draw(st.sampled_from(UNREADABLE))
+            path, fault = path + suffix, (suffix.lower(),)
+    key = os.fsencode(path)
+    return Row(key.decode(errors="backslashreplace"), 0, key, content, class_name, fault=fault)
+
+
+@given(st.data())
+@settings(max_examples=60, derandomize=True)
+def test_a_folder_becomes_its_images_and_the_rejects_of_other_files(data):
+    table = data.draw(folders())
+    class_names = in_order({row.class_name for rows in table.values() for row in rows})
+    with empty_folder() as folder:
+        for row in (row for rows in table.values() for row in rows):
+            path = folder / "in" / os.fsdecode(row.key)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(row.image)
+            path.with_name(data.draw(st.sampled_from(NO_IMAGES))).write_bytes(b"no image")
+        check(data, folder, table, class_names, dataset="image_folder", source=str(folder / "in"))
 
 
 def test_a_class_may_be_named_like_a_split(tmp_path):
@@ -187,16 +227,6 @@ def test_a_source_that_is_one_level_too_high_is_named(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_classes_that_are_numbers_are_sorted_as_numbers(tmp_path):
-    source = opened(fill(tmp_path, {f"{n}/1.png": b"%d" % n for n in (11, 10, 2, 1, 0)}))
-    assert source.class_names == ("0", "1", "2", "10", "11")
-    block = everything(source)
-    assert [names.split(b"/")[0] for names in block.keys] == [b"0", b"1", b"2", b"10", b"11"]
-    assert block.labels.tolist() == [0, 1, 2, 3, 4]
-    fill(tmp_path, {"other/1.png": b"x"})
-    assert opened(tmp_path).class_names == ("0", "1", "10", "11", "2", "other")  # as torchvision and Keras sort
-
-
 def test_no_image_is_left_out_whatever_its_name_says(tmp_path, capsys):
     images = ["1.tif", "2.TIFF", "3.jp2", "4.avif", "5.heic", "6.ppm", "7.pgm", "8.jfif", "9.nef", "a.svg", "b.jxl"]
     content = {f"cat/{name}": b"x" for name in images}
@@ -206,16 +236,6 @@ def test_no_image_is_left_out_whatever_its_name_says(tmp_path, capsys):
     source = opened(fill(tmp_path, content | unnamed | others))
     assert sorted(key.decode() for key in everything(source).keys) == sorted(content | unnamed)
     assert capsys.readouterr().err.endswith(": skipped 3 files: no image (.json, .db, .xyz)\n")
-
-
-def test_files_of_formats_that_cannot_be_read_are_bad_rows(tmp_path):
-    source = opened(fill(tmp_path, {"cat/1.png": CONTENT["cat/2.png"], "cat/2.NEF": b"II*\0", "cat/3.svg": b"<svg>"}))
-    block = everything(source)
-    assert block.bad == {
-        1: ".nef files cannot be read; convert it to PNG or JPEG, or move it away",
-        2: ".svg files cannot be read; convert it to PNG or JPEG, or move it away",
-    }
-    assert block.images == [CONTENT["cat/2.png"], b"", b""]
 
 
 def test_a_link_that_leads_out_is_not_read_to_tell_whether_it_is_an_image(tmp_path):

@@ -19,38 +19,8 @@ REAL = pathlib.Path(__file__).parents[5] / "shared" / "data" / "mnist"
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 
 
-def arrays(train=50, test=20, side=28):
-    draw = np.random.default_rng(7)
-    return {
-        split: (draw.integers(0, 256, (n, side, side), np.uint8), draw.integers(0, 10, n, np.uint8))
-        for split, n in (("train", train), ("test", test))
-    }
-
-
 def opened(folder):
     return sources.open_source(SourceOptions("mnist", str(folder)))
-
-
-def test_rows_are_those_of_the_files(mnist_folder):
-    written = arrays()
-    source = opened(mnist_folder(arrays=written))
-    rows = np.array([49, 0, 7])
-    block = source.read("train", rows)
-    assert (block.images == written["train"][0][rows][..., None]).all()
-    assert block.labels.tolist() == written["train"][1][rows].tolist()
-    assert block.labels.dtype == np.int64
-    assert block.keys.tolist() == [b"train-images-idx3-ubyte#%02d" % row for row in rows]
-    assert source.splits == {"train": 50, "test": 20}
-    assert source.image_shape == (28, 28, 1)
-    block = source.read("train", rows[:0])
-    assert (block.images.shape, block.labels.shape, block.keys.shape) == ((0, 28, 28, 1), (0,), (0,))
-
-
-def test_gzip_or_not_is_the_same_source(mnist_folder):
-    plain, packed = opened(mnist_folder("plain")), opened(mnist_folder("packed", packed=True))
-    assert plain.files == packed.files
-    rows = np.arange(20)
-    assert plain.read("test", rows).keys.tolist() == packed.read("test", rows).keys.tolist()
 
 
 def test_a_file_that_is_there_packed_and_unpacked_is_refused(mnist_folder):
@@ -210,19 +180,6 @@ def emnist(folder, part, labels=None):
 
 def named(dataset, folder):
     return sources.open_source(SourceOptions(dataset, str(folder)))
-
-
-def test_emnist_is_turned_upright_and_letters_begin_at_0(mnist_folder):
-    folder = emnist(mnist_folder(), "letters", labels=range(1, 27))
-    source = named("emnist_letters", folder)
-    block = source.read("train", np.array([25, 0]))
-    raw = (folder / "emnist-letters-train-images-idx3-ubyte").read_bytes()[16:]
-    assert (block.images[1, :, :, 0] == np.frombuffer(raw, np.uint8, 784).reshape(28, 28).T).all()
-    assert block.images.flags.c_contiguous
-    assert block.labels.tolist() == [25, 0]
-    assert [source.class_names[label] for label in block.labels.tolist()] == ["Z", "A"]
-    assert block.keys[0] == b"emnist-letters-train-images-idx3-ubyte#25"
-    assert source.files[1].file == "emnist-letters-train-labels-idx1-ubyte"
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,19 @@ import zlib
 import numpy as np
 import PIL.Image
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from beam_jobs import sources
 from beam_jobs.sources.base import SourceOptions
+from beam_jobs.sources.records import files as record_files
 from beam_jobs.sources.records import tfrecord
 from pipeline.errors import DataError, UsageError
 from pipeline.manifest import Feature, Manifest, SplitInfo, naming
 from pipeline.records import framing, tf_example
 from tests.datasets import as_earlier_releases, write_dataset, write_shard
 from tests.raised import at
+from tests.round_trips import PICTURES, Row, check, digits, empty_folder, in_order
 
 
 def opened(path, **flags):
@@ -86,6 +90,153 @@ PNG_IMAGE = Feature("uint8", (None, 5, 3), "png")
 PNG_EXTRA = {"ids": Feature("int64", (None,)), "box": Feature("float32", (2,)), "note": Feature("string")}
 
 
+SHAPE, SINGLES = (2, 3, 3), st.floats(width=32)
+RAW = [bytes(number * step % 256 for step in range(18)) for number in (1, 7, 50)]
+PACKS = [bytes, gzip.compress, zlib.compress, lambda data: gzip.compress(data[:99]) + gzip.compress(data[99:])]
+WORDS = {"train": ("train", "Data"), "validation": ("val", "Dev"), "test": ("test", "eval")}
+FILES = ["{}-{:05d}-of-{:05d}", "{}_{}.tfrecords", "x.{}{}.TFRecord", "{}{}.tfrec"]
+CLASSES = ["cat", "dog", "eel", "\u00e9", "ape", "bee", "cow"]
+
+
+@st.composite
+def files_of(draw):
+    """Draws {split: {file: records}}, both in the order of the source."""
+    found, splits = {}, draw(st.lists(st.sampled_from(sorted(WORDS)), min_size=1, unique=True))
+    for split in [split for split in WORDS if split in splits]:
+        counts = draw(st.lists(st.integers(0, 6), min_size=1, max_size=3).filter(any))
+        name, word = draw(st.sampled_from(FILES)), draw(st.sampled_from(WORDS[split]))
+        found[split] = {name.format(word, number, len(counts)): count for number, count in enumerate(counts)}
+    return found
+
+
+class Foreign:
+    """Records as another program writes them. In each file those with even numbers are valid: by them columns are told.
+
+    Attributes:
+      rows: {split: what they must become}.
+      flags: of the command.
+      class_names, features: of the data set.
+    """
+
+    def __init__(self, draw, splits, folder):
+        """Draws the records of {split: {file: records}} and writes them to the folder."""
+        self._draw = draw
+        self._kind = draw(st.sampled_from(["png", "jpeg", "given shape", "sizes"]), "images")
+        self._is_text, self._has_lists = draw(st.booleans(), "text labels"), draw(st.booleans(), "lists")
+        self._image, self._label = draw(
+            st.sampled_from([("image", "label"), ("image_raw", "image/class/label"), ("x", "y")])
+        )
+        self._key = draw(st.sampled_from(["", "id", "name"]), "key")
+        self._has_names = draw(st.booleans(), "labels.txt")
+        mapped = {"key": self._key} | ({"image": "x", "label": "y"} if self._image == "x" else {})
+        self.flags = {
+            "dataset": "tfrecord",
+            "source": str(folder),
+            "feature_map": ",".join(f"{ours}:{theirs}" for ours, theirs in mapped.items() if theirs),
+            "image_shape": "2x3x3" if self._kind == "given shape" else "",
+            "keep_columns": "number,boxes,text",
+        }
+        boxes = Feature("float32", (None,) if self._has_lists else ())
+        self.features = {"number": Feature("int64"), "boxes": boxes, "text": Feature("string")}
+        self._labels, self._count = set(), 0
+        self.rows = {split: [] for split in splits}
+        for split, files in splits.items():
+            for name, count in files.items():
+                data = [self._record(split, name, number, max(files.values())) for number in range(count)]
+                pack = draw(st.sampled_from(PACKS), "packing")
+                (folder / name).write_bytes(pack(b"".join(map(framing.frame, data))))
+        if self._has_names:
+            (folder / "labels.txt").write_text("\n".join(CLASSES))
+            self.class_names = CLASSES
+        elif self._is_text:
+            self.class_names = in_order(self._labels)
+        else:
+            self.class_names = [str(label) for label in range(max(self._labels) + 1)]
+
+    def _record(self, split, file, number, most):
+        """Draws a record; adds what it must become."""
+        draw = self._draw
+        self._count += 1
+        label = draw(st.integers(0, 6))
+        length = draw(st.integers(0, 3)) if number else 2
+        row = Row(
+            file, number, b"%s#%0*d" % (file.encode(), digits(most), number),
+            draw(st.sampled_from({"png": PICTURES[:6], "jpeg": PICTURES[6:9]}.get(self._kind, RAW))),
+            CLASSES[label] if self._is_text or self._has_names else str(label),
+            {
+                "number": draw(st.integers(-(2**63), 2**63 - 1)),
+                "boxes": draw(st.lists(SINGLES, min_size=length, max_size=length)) if self._has_lists else 0.5,
+                "text": draw(st.binary(max_size=4)),
+            },
+        )  # fmt: skip
+        self.rows[split].append(row)
+        features = row.extra | {
+            "boxes": np.array(row.extra["boxes"], np.float32),
+            self._image: row.image,
+            self._label: row.class_name.encode() if self._is_text else label,
+            "id": self._count - 3,
+            "name": b"%d\0" % self._count,
+        }
+        features |= dict(zip(("height", "width", "depth"), SHAPE, strict=True)) if self._kind == "sizes" else {}
+        if self._key:
+            row.key = features["name"] if self._key == "name" else str(features["id"]).encode()
+        if number % 2:
+            change, row.fault = draw(st.sampled_from(self._faults()), "fault")
+            if isinstance(change, bytes):
+                return change
+            features = {name: value for name, value in (features | change).items() if value is not None}
+        self._see(features.get(self._label))
+        return tf_example.encode(features)
+
+    def _see(self, label):
+        """Notes a label that names a class, also that of an invalid row."""
+        if self._is_text and isinstance(label, bytes) and label and label != b"\xff":
+            self._labels.add(label.decode())
+        elif not self._is_text and isinstance(label, int) and label >= 0:
+            self._labels.add(label)
+
+    def _faults(self):
+        """Returns (changed features, or the record; words of the reason) of every kind."""
+        image, label, key = repr(self._image), repr(self._label), repr(self._key)
+        faults = [
+            (b"\xffnot an Example", ("Example",)),
+            (b"", ()),
+            ({self._image: None}, (image,)),
+            ({self._image: 3}, (image, "int64")),
+            ({self._image: [b"a", b"b"]}, (image, "2")),
+            ({self._image: b"hello"}, () if self._kind in ("png", "jpeg") else ("5 bytes",)),
+            ({self._label: None}, (label,)),
+            ({"number": b"one"}, ("'number'", "bytes")),
+            ({"boxes": 3}, ("'boxes'", "int64")),
+        ]
+        faults += (
+            [({"height": 1}, ("1x3x3", "2x3x3")), ({"width": None}, ("'width'",))] if self._kind == "sizes" else []
+        )
+        faults += [({self._key: None}, (key,)), ({self._key: 0.5}, (key, "float"))] if self._key else []
+        faults += [({"name": b""}, (key,))] if self._key == "name" else []
+        if self._is_text:
+            faults += [({self._label: value}, (label,)) for value in (b"", b"\xff", 3, [b"cat", b"dog"])]
+            faults += [({self._label: b"zebra"}, (label, "zebra"))] if self._has_names else []
+        else:
+            faults += [({self._label: value}, (label,)) for value in (b"cat", np.array([1, 2]), 0.5)]
+            faults += [({self._label: -1}, ("-1", "0.."))]
+            faults += [({self._label: 7}, ("7", "0..6"))] if self._has_names else []
+        return faults
+
+
+@given(st.data())
+@settings(max_examples=100, derandomize=True)
+def test_foreign_records_become_their_valid_rows_and_the_rejects_of_the_others(data):
+    with empty_folder() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record_files, "_PIECE_RECORDS", 3)
+        (folder / "in").mkdir()
+        foreign = Foreign(data.draw, data.draw(files_of(), "files"), folder / "in")
+        plan = check(data, folder, foreign.rows, foreign.class_names, foreign.features, **foreign.flags)
+        for split, rows in foreign.rows.items():
+            chunks = plan.source.chunks(split)
+            assert chunks is None or chunks.sum() == len(rows)
+
+
 class TestOurs:
     def test_raw_shards_come_back_row_by_row(self, tmp_path):
         made = write_dataset(tmp_path / "made", counts=(5, 0, 4, 3))
@@ -101,24 +252,6 @@ class TestOurs:
         assert block.keys.tolist() == [f"train#{row:05d}".encode() for row in (11, 0, 5, 4, 5)]
         assert source.where("train", 5) == ("train-00002-of-00004.tfrecord", 0)
         assert source.read("train", np.zeros(0, np.int64)).images.shape == (0, 8, 6, 3)
-
-    @pytest.mark.parametrize("compression", ["", "GZIP"])
-    def test_encoded_images_and_other_features_come_back(self, tmp_path, compression):
-        write_ours(tmp_path / "made", PNGS, PNG_IMAGE, PNG_EXTRA, compression)
-        source = opened(tmp_path / "made")
-        assert (source.image_shape, source.features) == (None, PNG_EXTRA)
-        chunks = source.chunks("train")
-        assert (chunks.tolist() if compression else chunks) == ([4, 3] if compression else None)
-        rows = [6, 0, 4, 3, 0]
-        block = source.read("train", np.array(rows))
-        assert block.images == [PNGS[row]["image"] for row in rows]
-        assert list(block.keys) == [PNGS[row]["key"] for row in rows]
-        assert block.labels.tolist() == [row % 3 for row in rows]
-        assert block.extra["note"] == [PNGS[row]["note"] for row in rows]
-        assert [ids.tolist() for ids in block.extra["ids"]] == [list(range(row)) for row in rows]
-        assert block.extra["box"].dtype == np.float32
-        assert block.extra["box"].tolist() == [[row, 0.5] for row in rows]
-        assert block.bad == {}
 
     def test_labels_above_127_and_empty_keys_come_back(self, tmp_path):
         keys, labels = [b"", b"a", b"b\0", b"c"], [0, 1, 127, 300]
@@ -190,48 +323,6 @@ class TestForeign:
         assert list(block.keys) == [b"test.tfrecords#9", b"test.tfrecords#0"]
         assert source.unique_keys
 
-    def test_height_width_and_depth_say_the_shape(self, tmp_path):
-        records = [{**book(row), "height": 28, "width": 28, "depth": 1} for row in range(3)]
-        records.append({**book(3), "height": 14, "width": 56, "depth": 1})
-        source = opened(write(tmp_path / "a.tfrecord", records))
-        assert source.image_shape == (28, 28, 1)
-        assert source.read("train", np.arange(4)).bad == {3: "the image is 14x56x1; the first is 28x28x1"}
-
-    def test_encoded_images_by_their_usual_names(self, tmp_path):
-        records = [{"image/encoded": png(pixels_of(row)), "image/class/label": row + 1} for row in range(5)]
-        write(tmp_path / "validation-00000-of-00002", records[:2])
-        write(tmp_path / "validation-00001-of-00002", records[2:])
-        source = opened(tmp_path)
-        assert source.splits == {"validation": 5}
-        assert source.image_shape is None
-        assert source.class_names == tuple("012345")
-        block = source.read("validation", np.array([4, 1]))
-        assert block.images == [records[4]["image/encoded"], records[1]["image/encoded"]]
-        assert list(block.keys) == [b"validation-00001-of-00002#2", b"validation-00000-of-00002#1"]
-        assert block.labels.tolist() == [5, 2]
-
-    @pytest.mark.parametrize(
-        ("pack", "packing"),
-        [
-            (bytes, ""),
-            (gzip.compress, "gzip"),
-            (zlib.compress, "zlib"),
-            (lambda data: gzip.compress(data[:9000]) + gzip.compress(data[9000:]), "gzip"),
-        ],
-        ids=["plain", "gzip", "zlib", "two gzip members"],
-    )
-    def test_records_of_many_lengths_are_reached_in_pieces(self, tmp_path, pack, packing):
-        records = [{"image": png(pixels_of(row)) + bytes(row % 7), "label": row % 4} for row in range(2500)]
-        path = write(tmp_path / "train.tfrecord", records, pack)
-        source = opened(path)
-        assert source.records["train"][0].packing == packing
-        assert source.chunks("train").tolist() == ([2500] if packing else [1000, 1000, 500])
-        rows = np.random.default_rng(0).permutation(2500)[:300]
-        block = source.read("train", rows)
-        assert block.images == [records[row]["image"] for row in rows]
-        assert block.labels.tolist() == (rows % 4).tolist()
-        assert list(block.keys) == [f"train.tfrecord#{row:04d}".encode() for row in rows]
-
     def test_a_piece_has_16_mib_at_most(self, tmp_path):
         jpeg = b"\xff\xd8\xff" + bytes(5 << 20)
         records = [{"image": jpeg + bytes(row), "label": 0} for row in range(8)]
@@ -245,36 +336,6 @@ class TestForeign:
         path = write(tmp_path / "a.tfrecord", [{"image": b"\xff\xd8\xff" + bytes(size - short - 3), "label": 0}])
         assert path.read_bytes().startswith(b"\x1f\x8b")
         assert opened(path).splits == {"train": 1}
-
-    def test_bad_records_have_their_reasons(self, tmp_path):
-        good = book(0)
-        records = [
-            framing.frame(tf_example.encode(features))
-            for features in (
-                good,
-                {"label": 3},
-                {"image_raw": good["image_raw"]},
-                {**good, "image_raw": b"short"},
-                {**good, "label": np.array([1, 2])},
-                {**good, "label": b"three"},
-                {**good, "label": -1},
-            )
-        ]
-        records.append(framing.frame(b"\xffnot an Example"))
-        (tmp_path / "a.tfrecord").write_bytes(b"".join(records))
-        source = opened(tmp_path, image_shape=(28, 28, 1))
-        assert source.class_names == ("0", "1", "2", "3")
-        block = source.read("train", np.arange(8))
-        assert block.bad == {
-            1: "there is no feature 'image_raw'",
-            2: "there is no feature 'label'",
-            3: "the image has 5 bytes; 28x28x1 pixels are 784",
-            4: "feature 'label' has 2 values, not 1",
-            5: "feature 'label' holds bytes, not int64",
-            7: "these 15 bytes are no serialized tf.train.Example",
-        }
-        assert block.images.shape == (8, 28, 28, 1)
-        assert block.labels[6] == -1  # out of range: for the reader of the block
 
     def test_data_without_images_gets_what_to_do(self, tmp_path):
         path = write(tmp_path / "a.tfrecord", [{"words": np.array([1, 2, 3]), "label": 1}] * 3)
@@ -310,38 +371,6 @@ class TestForeign:
         assert source.image_shape is None
         assert source.read("train", np.arange(1)).images == [stream.getvalue()]
 
-    def test_kept_columns_have_the_types_of_the_first_records(self, tmp_path):
-        records = [
-            {
-                "image": png(pixels_of(row)),
-                "label": 0,
-                "width": 5,
-                "boxes": np.arange(2 * row, dtype=np.float32),
-                "text": b"t",
-            }
-            for row in range(3)
-        ]
-        records.append({**records[0], "width": np.array([1, 2])})
-        source = opened(write(tmp_path / "a.tfrecord", records), keep_columns=("width", "boxes", "text"))
-        # 100 records are looked at, and the last says that `width` has not always one value.
-        assert source.features == {
-            "width": Feature("int64", (None,)),
-            "boxes": Feature("float32", (None,)),
-            "text": Feature("string"),
-        }
-        block = source.read("train", np.array([2, 0]))
-        assert [value.tolist() for value in block.extra["boxes"]] == [[0, 1, 2, 3], []]
-        assert [value.tolist() for value in block.extra["width"]] == [[5], [5]]
-        assert block.extra["text"] == [b"t", b"t"]
-
-    def test_a_mapped_key_is_taken_and_checked(self, tmp_path):
-        records = [{"image": png(pixels_of(row)), "label": 0, "id": 100 + row, "name": b"n"} for row in range(3)]
-        path = write(tmp_path / "a.tfrecord", records)
-        source = opened(path, feature_map=(("key", "id"),))
-        assert not source.unique_keys
-        assert list(source.read("train", np.array([2, 0])).keys) == [b"102", b"100"]
-        assert opened(path, feature_map=(("key", "name"),)).read("train", np.array([1])).keys == [b"n"]
-
     def test_labels_txt_names_the_classes_without_reading_the_records(self, tmp_path):
         path = write(tmp_path / "a.tfrecord", [{"image": png(pixels_of(row)), "label": row} for row in range(2)])
         (tmp_path / "labels.txt").write_text("cat\ndog\nbird\n")
@@ -353,30 +382,6 @@ class TestForeign:
         path.write_bytes(data)
         with pytest.raises(DataError, check=at(path, "CRC", record=1)):
             opened(tmp_path).read("train", np.array([1]))
-
-    def test_labels_that_are_texts_name_the_classes(self, tmp_path):
-        labels = [b"dog", b"cat", b"", "Bär".encode(), b"dog", b"\xff", 3]
-        path = write(tmp_path / "a.tfrecord", [{"image": png(pixels_of(0)), "label": label} for label in labels])
-        source = opened(path)
-        assert source.class_names == ("Bär", "cat", "dog")
-        block = pickle.loads(pickle.dumps(source)).read("train", np.arange(7))
-        assert block.labels[[0, 1, 3, 4]].tolist() == [2, 1, 0, 2]
-        assert block.bad == {
-            2: "feature 'label' is empty",
-            5: r"feature 'label' is '\\xff', which names no class",
-            6: "feature 'label' holds int64, not bytes",
-        }
-        (tmp_path / "labels.txt").write_text("dog\ncat\n")
-        source = opened(path)
-        assert source.class_names == ("dog", "cat")
-        block = source.read("train", np.array([4, 3]))
-        assert block.labels[0] == 0
-        assert block.bad == {1: "feature 'label' is 'Bär', which names no class"}
-
-    def test_a_text_among_labels_that_are_numbers_names_no_class(self, tmp_path):
-        labels = [1, b"dog", 0]
-        path = write(tmp_path / "a.tfrecord", [{"image": png(pixels_of(0)), "label": label} for label in labels])
-        assert opened(path).class_names == ("0", "1")
 
     def test_a_glob_takes_files_of_many_folders(self, tmp_path):
         for part in ("one", "two"):

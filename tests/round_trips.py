@@ -1,0 +1,227 @@
+"""Tables that a test writes into the files of a source, and the data set that a conversion must make of them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import pathlib
+import pickle
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import PIL.Image
+from hypothesis import strategies as st
+
+from beam_jobs.config import ConvertConfig
+from beam_jobs.plan import Plan, make_plan
+from beam_jobs.shards import manifest_writer, reader, writer
+from beam_jobs.sources import image_folder, open_source, row_files
+from beam_jobs.sources.base import Source, SourceOptions
+from beam_jobs.sources.parquet import reader as parquet_reader
+from beam_jobs.sources.records import files as record_files
+from pipeline import manifest
+from pipeline.files.paths import LocalPath
+from pipeline.manifest import Feature, naming
+from pipeline.records import tf_example
+from tests.converting import check_keys, write_data_set
+
+
+@contextlib.contextmanager
+def empty_folder() -> Iterator[pathlib.Path]:
+    """Yields a folder, in memory where that can be: on a disk, each of the many small files is synced."""
+    memory = pathlib.Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        yield pathlib.Path(folder)
+
+
+def picture(number: int, kind: str = "PNG", size: tuple[int, int] = (2, 3)) -> bytes:
+    """Returns an image file of one colour."""
+    stream = io.BytesIO()
+    PIL.Image.fromarray(np.full((*size, 3), number, np.uint8)).save(stream, kind)
+    return stream.getvalue()
+
+
+PICTURES = [
+    *(picture(number, size=(2, number + 1)) for number in range(6)),
+    *(picture(100 + number, "JPEG") for number in range(3)),
+    picture(9, "BMP"),
+    picture(10, "WEBP"),
+]
+NO_PICTURES = [b"", b"hello", PICTURES[0][:-20], PICTURES[1][:40] + b"?" + PICTURES[1][41:]]
+
+
+@dataclasses.dataclass
+class Row:
+    """A row of a source.
+
+    Attributes:
+      file, number: where it lies.
+      key, image, class_name, extra: of the example that it becomes; `image` is a file, or raw pixels.
+      fault: None for a valid row; else words that the reason for its rejection has.
+    """
+
+    file: str
+    number: int
+    key: bytes
+    image: bytes
+    class_name: str
+    extra: dict[str, Any] = dataclasses.field(default_factory=dict)
+    fault: Sequence[str] | None = None
+
+
+def digits(count: int) -> int:
+    """Returns the digits of the highest of `count` row numbers."""
+    return len(str(max(count - 1, 0)))
+
+
+def in_order(names: set[str]) -> list[str]:
+    """Returns class names in the order of their labels."""
+    return sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names)
+
+
+def check(
+    data: st.DataObject,
+    folder: pathlib.Path,
+    table: Mapping[str, Sequence[Row]],
+    class_names: Sequence[str],
+    features: Mapping[str, Feature] | None = None,
+    **flags: Any,
+) -> Plan:
+    """Converts a source and checks that the data set has the valid rows of its table, and rejects the others.
+
+    The first row of each split must be valid: rows are sampled before all are read.
+
+    Args:
+      data: draws the options of the conversion, and how its shards are spread over workers.
+      folder: an empty folder for data sets.
+      table: {split: rows in the source's order}.
+      class_names: of all labels.
+      features: those of `extra`.
+      **flags: of the command, without --data_dir.
+
+    Returns:
+      The plan.
+    """
+    most = min(5, *map(len, table.values()))
+    flags |= {
+        "num_shards": str(data.draw(st.integers(1, most), "shards")),
+        "seed": data.draw(st.integers(0, 3), "seed"),
+        "compression": data.draw(st.sampled_from(["", "GZIP"]), "compression"),
+        "max_rejects": sum(row.fault is not None for rows in table.values() for row in rows),
+    }
+    out = LocalPath(folder / "out")
+    out.make_folder()
+    plan = make_plan(ConvertConfig(data_dir=str(out), **flags), out)
+    write_data_set(plan)
+    _check_stored(plan, table)
+    _check_rejects(out, table)
+    made = manifest.load(out)
+    assert made.class_names == tuple(class_names)
+    assert {name: feature for name, feature in made.features.items() if name in (features or {})} == (features or {})
+    assert list(plan.source.splits) == list(table)
+    _check_order(data, plan.source, table)
+    _check_spread(data, folder, plan)
+    _check_read_again(out, plan)
+    return plan
+
+
+def _examples(plan: Plan, split: str, shard: int) -> list[dict[str, Any]]:
+    return [tf_example.decode(record) for record in reader.records(plan.data_dir / plan.file_name(split, shard))]
+
+
+def _check_stored(plan: Plan, table: Mapping[str, Sequence[Row]]) -> None:
+    for split, shard in plan.elements:
+        found = _examples(plan, split, shard)
+        rows = [row for row in (table[split][number] for number in plan.rows(split, shard)) if row.fault is None]
+        assert [example["key"] for example in found] == [[row.key] for row in rows]
+        for example, row in zip(found, rows, strict=True):
+            assert plan.source.class_names[example["label"][0]] == row.class_name
+            assert _same_image(example["image"][0], row.image)
+            assert example.keys() == {"image", "label", "key", *row.extra}
+            for name, value in row.extra.items():
+                assert same(example[name], value), (name, example[name], value)
+
+
+def _check_rejects(out: LocalPath, table: Mapping[str, Sequence[Row]]) -> None:
+    file = out / naming.REJECTS
+    found = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    bad = {(s, row.file, row.number): row.fault for s, rows in table.items() for row in rows if row.fault is not None}
+    assert sorted((one["split"], one["file"], one["row"]) for one in found) == sorted(bad)
+    for one in found:
+        fault = bad[one["split"], one["file"], one["row"]]
+        assert one["reason"]
+        assert all(word in one["reason"] for word in fault), (one, fault)
+
+
+def _check_order(data: st.DataObject, source: Source, table: Mapping[str, Sequence[Row]]) -> None:
+    """Checks that rows come in the order asked for, also twice, and none if none is asked for."""
+    split = data.draw(st.sampled_from(sorted(table)), "split")
+    rows = data.draw(st.lists(st.integers(0, len(table[split]) - 1), max_size=8), "rows")
+    block = source.read(split, np.array(rows, np.int64))
+    assert len(block.images) == len(block.labels) == len(rows)
+    for place, row in enumerate(table[split][number] for number in rows):
+        if row.fault is None:
+            assert bytes(block.keys[place]) == row.key
+            assert source.class_names[block.labels[place]] == row.class_name
+
+
+def _check_spread(data: st.DataObject, folder: pathlib.Path, plan: Plan) -> None:
+    """Checks that workers which have opened nothing yet write the same bytes, whoever gets which shards."""
+    other = LocalPath(folder / "other")
+    other.make_folder()
+    sent = pickle.dumps(dataclasses.replace(plan, data_dir=other, receipts_dir=other))
+    elements = data.draw(st.permutations(plan.elements), "elements")
+    workers = data.draw(st.integers(1, len(elements)), "workers")
+    receipts = []
+    for worker in range(workers):
+        row_files._kept.clear()
+        image_folder._listings.clear()
+        parquet_reader._footer.cache_clear()
+        record_files._load_offsets.cache_clear()
+        receipts += writer.write_shards(pickle.loads(sent), elements[worker::workers])
+    plan_there = pickle.loads(sent)
+    if not plan.source.unique_keys:
+        check_keys(other, receipts)
+    manifest_writer.write_manifest(plan_there, receipts)
+    assert _contents(other) == _contents(plan.data_dir)
+
+
+def _contents(folder: LocalPath) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in folder.files(recursive=True)}
+
+
+def _check_read_again(out: LocalPath, plan: Plan) -> None:
+    """Checks that the data set, as a source, has the same examples in the same order."""
+    again = open_source(SourceOptions("tfrecord", str(out)))
+    for split in again.splits:
+        stored = [one for shard in range(plan.num_shards[split]) for one in _examples(plan, split, shard)]
+        block = again.read(split, np.arange(again.splits[split])[::-1])
+        assert not block.bad
+        for place, example in enumerate(reversed(stored)):
+            image = block.images[place]
+            assert (image if isinstance(image, bytes) else image.tobytes()) == example["image"][0]
+            assert (block.labels[place], bytes(block.keys[place])) == (example["label"][0], example["key"][0])
+            for name, values in block.extra.items():
+                assert same(example[name], values[place]), name
+
+
+def same(found: Any, value: Any) -> bool:
+    """Returns whether the values of a feature are these, to the sign of a zero; any NaN is like any other."""
+    if isinstance(found, list):
+        return len(found) == np.size(np.array(value, object)) and (not found or found == [value])
+    wanted = np.asarray(value, found.dtype).reshape(-1)
+    is_equal = np.array_equal(found, wanted, equal_nan=found.dtype != np.int64)
+    return is_equal and (found.dtype == np.int64 or bool((np.signbit(found) == np.signbit(wanted))[found == 0].all()))
+
+
+def _same_image(found: bytes, image: bytes) -> bool:
+    if found == image:
+        return True
+    if image.startswith((b"\x89PNG", b"\xff\xd8\xff")):  # kept byte for byte
+        return False
+    pixels = [np.asarray(PIL.Image.open(io.BytesIO(each)).convert("RGB")) for each in (found, image)]
+    return np.array_equal(*pixels)
