@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -15,6 +16,9 @@ COLLECTED_EVERY = 20_000  # new objects; at Python's 700, looking for garbage ta
 pytest_plugins = ["tests.processor_time"]
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+# A shell's background job ignores SIGINT, and so would every process that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A test that takes long on a busy machine is not wrong.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -78,7 +78,7 @@ def test_each_source_is_seen_once_in_each_of_its_epochs(whole):
     assert len({tuple(batch[3]) for batch in whole}) == STEPS
 
 
-@pytest.mark.parametrize("replicas", [3, 4])
+@pytest.mark.parametrize("replicas", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_global_batch_is_the_same_on_any_number_of_replicas(mixture, memory, whole, replicas):
     rows = 36 // replicas
     for replica in (0, replicas - 1):

@@ -29,7 +29,7 @@ def train(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("encoding", "flags"),
     [
-        ("jpeg", (*RESIZED, "--distort=pad_crop_flip")),
+        pytest.param("jpeg", (*RESIZED, "--distort=pad_crop_flip"), marks=pytest.mark.slow),
         ("png", ("--distort=random_crop(size=16)", "--strategy=mirrored", "--num_replicas=2", "--shuffle_bytes=20000")),
     ],
     ids=["stretched and distorted", "cropped, by windows, on two replicas"],

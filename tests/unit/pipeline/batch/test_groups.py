@@ -36,8 +36,8 @@ def size_of(folder, shard=None, **options):
     [
         ("cifar10_tutorial(crop=6)", 1 << 30),
         (None, 1 << 30),
-        ("shift | mixup(until_epoch=1)", 2400),
-        ("color_jitter", 1 << 30),
+        pytest.param("shift | mixup(until_epoch=1)", 2400, marks=pytest.mark.slow),
+        pytest.param("color_jitter", 1 << 30, marks=pytest.mark.slow),
     ],
     ids=["distorted in memory", "in memory", "mixed in windows", "rowwise"],
 )

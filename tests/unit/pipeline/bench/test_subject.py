@@ -47,12 +47,12 @@ def measured(subject, steps=2):
     ("name", "windows", "distort"),
     [
         ("raw", {}, None),
-        ("raw", {}, "cifar10_tutorial(crop=5)"),
+        pytest.param("raw", {}, "cifar10_tutorial(crop=5)", marks=pytest.mark.slow),
         ("raw", WINDOWS, "cifar10_tutorial(crop=5)"),
-        ("png", {}, "cifar10_tutorial(crop=5)"),
+        pytest.param("png", {}, "cifar10_tutorial(crop=5)", marks=pytest.mark.slow),
         ("png", WINDOWS, None),
-        ("gzip", {}, None),
-        ("gzip", WINDOWS, "cifar10_tutorial(crop=5)"),
+        pytest.param("gzip", {}, None, marks=pytest.mark.slow),
+        pytest.param("gzip", WINDOWS, "cifar10_tutorial(crop=5)", marks=pytest.mark.slow),
     ],
 )
 def test_batches_of_the_window_in_memory_are_those_of_the_input(folders, name, windows, distort):
@@ -66,7 +66,7 @@ def test_batches_of_the_window_in_memory_are_those_of_the_input(folders, name, w
     assert subject.is_resident == (not windows)
 
 
-@pytest.mark.parametrize("windows", [{}, WINDOWS])
+@pytest.mark.parametrize("windows", [pytest.param({}, marks=pytest.mark.slow), WINDOWS])
 def test_each_prefix_has_an_element_per_step(folders, windows):
     """Else a stage's cost would be that of another number of rows; these are made in groups."""
     subject = opened(folders / "raw", distort="cifar10_tutorial(crop=5)", **windows)
@@ -107,10 +107,12 @@ def test_a_window_is_planned_once_and_comes_again_and_again(folders):
     [
         ("raw", {}, {"read", "check"}, {"decode", "distort", "copy to device"}),
         ("raw", WINDOWS, set(), {"decode", "gather", "distort", "copy to device"}),
-        ("raw", {"distort": "shift", **WINDOWS}, set(), {"decode", "copy to device"}),
+        pytest.param(
+            "raw", {"distort": "shift", **WINDOWS}, set(), {"decode", "copy to device"}, marks=pytest.mark.slow
+        ),
         ("png", {}, {"read", "check", "decode"}, {"distort", "copy to device"}),
         ("png", {"distort": "shift", **WINDOWS}, set(), {"copy to device"}),
-        ("gzip", WINDOWS, set(), {"distort", "copy to device"}),
+        pytest.param("gzip", WINDOWS, set(), {"distort", "copy to device"}, marks=pytest.mark.slow),
         ("varied", {"distort": "random_crop(size=6)"}, {"read", "check"}, {"copy to device"}),
         ("varied", {"resize": "9x9", "training": False}, {"read", "check", "decode"}, {"distort", "copy to device"}),
     ],

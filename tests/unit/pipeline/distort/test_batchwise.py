@@ -9,10 +9,15 @@ from pipeline.distort.composed import batchwise
 from pipeline.distort.recipes import CROPPING, MIXING, RECIPES, make_recipe
 
 STATISTICS = ImageStatistics((120.0, 110.0, 100.0), (60.0, 61.0, 62.0))
-FAST = ["cifar10_tutorial(crop=6)", "normalize | mixup_or_cutmix", "randaugment"]
+FAST = ["cifar10_tutorial(crop=6)", "normalize | mixup_or_cutmix"]
 OTHERS = sorted(set(RECIPES) - {"cifar10_tutorial", "randaugment", "none", *CROPPING, *MIXING})
 ARGUMENTS = {"cutout": "(size=3)", "resize": "(height=9, width=7)", "pad_crop_flip": "(pad=2)"}
-SLOW = [name + ARGUMENTS.get(name, "") for name in OTHERS] + list(MIXING) + ["affine | cutout(size=3) | mixup"]
+SLOW = (
+    ["randaugment"]
+    + [name + ARGUMENTS.get(name, "") for name in OTHERS]
+    + list(MIXING)
+    + ["affine | cutout(size=3) | mixup"]
+)
 
 
 def distorting(recipe):

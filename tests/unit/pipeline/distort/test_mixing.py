@@ -58,9 +58,9 @@ def mixed(name, arguments, image, partner, key):
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("mixup", {"alpha": 0.2, "prob": 1.0}),
+        pytest.param("mixup", {"alpha": 0.2, "prob": 1.0}, marks=pytest.mark.slow),
         ("mixup", {"alpha": 8.0, "prob": 0.5}),
-        ("cutmix", {"alpha": 1.0, "prob": 1.0}),
+        pytest.param("cutmix", {"alpha": 1.0, "prob": 1.0}, marks=pytest.mark.slow),
         ("cutmix", {"alpha": 0.05, "prob": 0.5}),
         ("mixup_or_cutmix", {"mixup_alpha": 0.4, "cutmix_alpha": 2.0, "cutmix_prob": 0.5, "prob": 0.8}),
     ],

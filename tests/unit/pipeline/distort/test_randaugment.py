@@ -58,7 +58,12 @@ def expected(operation, image, m, sign, fill):
 
 @pytest.mark.parametrize(
     ("m", "sign", "shape"),
-    [(30, -1, (8, 9, 3)), (17, 1, (3, 7, 1)), (0, 1, (2, 2, 3)), (9, 1, (23, 27, 3))],
+    [
+        pytest.param(30, -1, (8, 9, 3), marks=pytest.mark.slow),
+        pytest.param(17, 1, (3, 7, 1), marks=pytest.mark.slow),
+        pytest.param(0, 1, (2, 2, 3), marks=pytest.mark.slow),
+        (9, 1, (23, 27, 3)),
+    ],
     ids=str,  # equalize changes an image from 256 pixels on
 )
 def test_each_operation_is_its_definition(m, sign, shape):

@@ -65,7 +65,9 @@ def test_an_array_is_a_tensor_in_the_same_memory_for_as_long_as_it_is_needed():
 
 
 @pytest.mark.parametrize("distort", [None, lambda images, keys: images], ids=["plain", "own"])
-@pytest.mark.parametrize("start_step", [0, 7, 33, 60])
+@pytest.mark.parametrize(
+    "start_step", [0, pytest.param(7, marks=pytest.mark.slow), 33, pytest.param(60, marks=pytest.mark.slow)]
+)
 def test_batches_that_are_kept_stay_what_they_were(folder, distort, start_step):
     shuffle_bytes = 480 * 192 // WINDOWS
     request = Request(

@@ -46,7 +46,10 @@ OURS = [kind for _, kind in inspect.getmembers(layers, inspect.isclass) if issub
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
-@pytest.mark.parametrize("name", MODEL_DEFAULTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name.startswith("resnet") else name for name in MODEL_DEFAULTS],
+)
 def test_the_same_numbers_from_the_same_variables_without_our_layers(name, dtype, tmp_path):
     model = models.build(ModelFlags(model=name), tf.TensorSpec((None, 24, 24, 3), dtype), 7)
     images = np.random.default_rng(0).integers(0, 256, (5, 24, 24, 3)).astype(dtype)

@@ -34,7 +34,7 @@ def expected_update(state, images, labels):
     return [v.numpy() - RATE * g.numpy() for v, g in zip(sources, gradients, strict=True)], float(loss)
 
 
-@pytest.mark.parametrize(("replicas", "real"), [(1, 3), (2, 3), (4, 3), (1, 0), (2, 0)])
+@pytest.mark.parametrize(("replicas", "real"), [(1, 3), (4, 3), (2, 0)])
 def test_a_padded_batch_gives_the_gradient_of_its_real_rows(replicas, real, make_state, make_stepper, batch):
     """Without any, as when all are skipped corrupt records, that of the regularisation is left."""
     images, labels, weights = batch
@@ -106,9 +106,9 @@ def with_keys(rows):
 @pytest.mark.parametrize(
     ("recipe", "replicas"),
     [
-        *(("adam, averaged, clipped", 2), ("float16, clipped", 2), ("virtual", 2), ("XLA", 1)),
-        *(pytest.param(recipe, 2, marks=pytest.mark.slow) for recipe in ("momentum", "bfloat16", "XLA", "resnet20")),
-        *(pytest.param(recipe, 1, marks=pytest.mark.slow) for recipe in RECIPES if recipe != "XLA"),
+        *(("adam, averaged, clipped", 2), ("XLA", 1)),
+        *(pytest.param(one, 2, marks=pytest.mark.slow) for one in RECIPES if one != "adam, averaged, clipped"),
+        *(pytest.param(one, 1, marks=pytest.mark.slow) for one in RECIPES if one != "XLA"),
     ],
 )
 def test_neither_summaries_nor_a_key_log_change_a_bit_of_the_state(recipe, replicas, make_stepper, batch):
@@ -296,7 +296,7 @@ def weights_of(stepper):
     return [v.numpy() for v in stepper.state.model.trainable_variables]
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [2])
 def test_the_norm_of_all_gradients_is_clipped_after_they_are_summed(replicas, make_stepper, batch):
     free, clipped = make_stepper(replicas), make_stepper(replicas, clip_norm=0.01)
     begin = weights_of(free)
@@ -307,8 +307,7 @@ def test_the_norm_of_all_gradients_is_clipped_after_they_are_summed(replicas, ma
     assert np.sqrt(sum(np.sum(m**2) for m in moves[1])) == pytest.approx(0.5 * 0.01, rel=1e-3)
 
 
-@pytest.mark.parametrize("name", ["mirrored", "central_storage"])
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(("name", "replicas"), [("mirrored", 2), ("central_storage", 1)])
 def test_the_average_of_the_weights_has_the_classic_warm_up(replicas, name, make_stepper, batch):
     stepper = make_stepper(replicas, ema=0.25, name=name)
     expected = weights_of(stepper)
@@ -326,8 +325,7 @@ def test_the_average_of_the_weights_has_the_classic_warm_up(replicas, name, make
     assert float(sums["loss"]) == pytest.approx(np.sum(losses * weights), rel=1e-5)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("precision", "replicas"), [("bfloat16", 1), ("float16", 2)])
 def test_less_precision_comes_to_about_the_same(precision, replicas, make_stepper, batch):
     exact = make_stepper(replicas)
     norm_after(exact, batch)
@@ -378,7 +376,7 @@ def test_xla_compiles_the_step_where_that_is_asked_for(compiled, make_stepper, b
         assert np.isfinite(norm_after(stepper, batch, 1)[0])
 
 
-@pytest.mark.parametrize(("virtual", "replicas"), [(None, 1), (4, 2)])
+@pytest.mark.parametrize(("virtual", "replicas"), [(None, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
 def test_xla_computes_the_same(virtual, replicas, make_stepper, batch):
     rows = batch if virtual is None else [part.reshape(virtual, -1, *part.shape[1:]) for part in batch]
     found = []

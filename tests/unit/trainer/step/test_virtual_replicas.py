@@ -63,7 +63,14 @@ def trained(make_stepper, batches):
     return trained
 
 
-@pytest.mark.parametrize(("optimizer", "counts"), [("momentum", (4,)), ("adam", (3,))])
+@pytest.mark.parametrize(
+    ("optimizer", "counts"),
+    [
+        ("momentum", (2,)),
+        pytest.param("momentum", (4,), marks=pytest.mark.slow),
+        pytest.param("adam", (3,), marks=pytest.mark.slow),
+    ],
+)
 def test_weights_slots_statistics_and_metrics_have_the_same_bits_on_any_number_of_replicas(trained, optimizer, counts):
     variables, results = trained(1, optimizer)
     assert len(variables) > 10
@@ -84,7 +91,9 @@ RECIPES = {
 }
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "recipe", [recipe if recipe == "XLA" else pytest.param(recipe, marks=pytest.mark.slow) for recipe in RECIPES]
+)
 def test_every_recipe_has_the_same_bits(trained, recipe):
     given = RECIPES[recipe]
     flags = {"optimizer": "momentum", "rate": lambda step: 0.1 / tf.cast(step + 1, tf.float32), **given}
@@ -96,7 +105,7 @@ def test_every_recipe_has_the_same_bits(trained, recipe):
         assert one.tobytes() == other.tobytes()
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("pixel", "weight", "finite"), [(np.inf, 1, False), (np.nan, 1, False), (1.0, 0, True)])
 def test_a_bad_row_ends_the_loop_and_a_step_of_padding_does_not(pixel, weight, finite, replicas, make_stepper):
     stepper = make_stepper(replicas, build=build, shape=SHAPE, rate=0.1, virtual_replicas=V, global_batch_size=24)
@@ -111,7 +120,7 @@ def test_a_bad_row_ends_the_loop_and_a_step_of_padding_does_not(pixel, weight, f
         assert values["accuracy"] == 0.0
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("optimizer", [pytest.param("momentum", marks=pytest.mark.slow), "adam"])
 def test_slots_that_fade_to_nothing_keep_the_bits(optimizer, make_stepper):
     """After a first gradient the weights of a pixel get none: its moments decay through all denormal numbers."""
     found = []

@@ -54,7 +54,7 @@ def steps(make_stepper, rows):
     return steps
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_an_update_is_that_of_keras_on_the_real_rows(replicas, steps, rows):
     stepper, values, found = steps(replicas, compiled())
     images, labels, _ = (part[:10] for part in rows)
