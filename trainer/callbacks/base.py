@@ -1,4 +1,4 @@
-"""`Callback`: what is told of a run; `Callbacks`: those of one run. Without TensorFlow."""
+"""`Callback`: is told what happens in a run; `Callbacks`: all of one run. Without TensorFlow."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Expected: TypeAlias = Literal["steps", "end", "nothing"]
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """What a process does from now on, where it takes long.
+    """Something that a process does from now on, and that may take long.
 
     Attributes:
-      name: `compiling the step`.
-      expects: what shows progress: `steps` (or batches) soon, only the `end` of the phase, or `nothing`, since the
+      name: such as `compiling the step`.
+      expects: what will show progress: `steps` (or batches) soon, only the `end` of the phase, or `nothing`, since the
         process serves others.
-      quiet: seconds for which no thread may run, as while the interpreter's lock is held.
-      shown: on the terminal; None: the name.
+      quiet: seconds for which no other thread may run, since the interpreter's lock is held.
+      shown: text for the terminal; None: the name.
     """
 
     name: str
@@ -35,26 +35,26 @@ class Phase:
 
 
 class Callback:
-    """What is told of a run. Each method does nothing until it is overridden."""
+    """Base of what prints, writes or reports during a run. Each method does nothing until it is overridden."""
 
     def on_phase(self, phase: Phase) -> None:
-        """Called when something begins that takes long."""
+        """Called when something begins that may take long."""
 
     def on_loop(self, progress: Progress) -> None:
         """Called after every inner loop, before the actions."""
 
     def on_metrics(self, step: int, values: dict[str, float]) -> None:
-        """Called with numbers by their tags for TensorBoard, such as `train/loss`, as of a global step."""
+        """Called with the numbers of a global step by their tags for TensorBoard, such as `train/loss`."""
 
     def on_evaluation_loop(self) -> None:
         """Called before each loop over batches of an evaluation."""
 
     def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
-        """Called with the evaluation of a global step; by default its numbers are metrics."""
+        """Called with the evaluation of a global step; by default passes its numbers to `on_metrics`."""
         self.on_metrics(step, evaluation.scalars())
 
     def saving(self) -> AbstractContextManager[None]:
-        """Returns a context in which the state is saved."""
+        """Returns a context that is entered while the state is saved."""
         return contextlib.nullcontext()
 
     def on_train_end(self) -> None:
@@ -64,10 +64,10 @@ class Callback:
         """Called with the global step when the last evaluation is done."""
 
     def on_lost(self, names: Sequence[str]) -> None:
-        """Called where this process ends at once because others of the job are lost."""
+        """Called when this process ends at once because others of its job, with these names, are lost."""
 
     def actions(self) -> list[Action]:
-        """Returns the actions due at some steps; every worker must return as many, due at the same steps."""
+        """Returns what is to be done between inner loops; every worker must return as many, due at the same steps."""
         return []
 
 
@@ -75,14 +75,14 @@ class Callbacks(Callback):
     """Tells all callbacks of a run, in their order.
 
     Attributes:
-      callbacks: may be added to.
+      callbacks: more may be added.
     """
 
     def __init__(self, *callbacks: Callback) -> None:
         self.callbacks = list(callbacks)
 
     def phase(self, name: str, *, quiet: float = 0.0, shown: str | None = None) -> None:
-        """Tells that a phase begins whose end is awaited; see `Phase`."""
+        """Begins a phase that makes no progress before its end; see `Phase`."""
         self.on_phase(Phase(name, quiet=quiet, shown=shown))
 
     def on_phase(self, phase: Phase) -> None:
@@ -118,7 +118,7 @@ class Callbacks(Callback):
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """Context of all inner loops."""
+        """Context of all inner loops, at whose end `on_train_end` is called."""
         try:
             yield
         finally:
@@ -133,5 +133,5 @@ class Callbacks(Callback):
             each.on_lost(names)
 
     def actions(self) -> list[Action]:
-        # The order counts: what a checkpoint stores has to be done before it is saved.
+        # In the order of the callbacks: what a checkpoint stores must be done before it is saved.
         return [action for each in self.callbacks for action in each.actions()]

@@ -1,4 +1,4 @@
-"""Where the time of a run goes: waiting for input, computing or communicating; and which flags may help."""
+"""Where the time of a run goes (waiting for input, computing, communicating), and which flags may help."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _REPEATS, _ROUNDS = 3, 3  # exchanges in a loop; loops, of which the fastest cou
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """What was measured of a run's steps; the first update is left out, as it is compiled.
+    """Times of a run's steps, without updates that were compiled.
 
     Attributes:
-      rows: of a step.
-      steps: updates.
+      rows: per step.
+      steps: number of updates.
       seconds: that they took.
-      waited: of these, seconds of waiting for batches.
-      exchange: seconds in which the replicas sum the gradients of a step, measured apart; 0 with one replica; None:
+      waited: the part of `seconds` spent waiting for batches.
+      exchange: seconds in which replicas sum the gradients of one step, measured separately; 0 with one replica; None:
         not measured.
       constant: seconds of a step with one constant batch; None: not measured.
     """
@@ -48,27 +48,27 @@ class Times:
 
     @property
     def waiting(self) -> float:
-        """Share of the time in which steps waited for their batches."""
+        """Share of the time spent waiting for batches."""
         return self.waited / self.seconds
 
     @property
     def communicating(self) -> float:
-        """Share of the time that the exchange of gradients takes."""
+        """Share of the time spent exchanging gradients."""
         return min((self.exchange or 0.0) * self.steps / self.seconds, 1 - self.waiting)
 
     @property
     def computing(self) -> float:
-        """The rest, as a share."""
+        """The remaining share of the time."""
         return 1 - self.waiting - self.communicating
 
     @property
     def headspace(self) -> float | None:
-        """How many times as fast a step is with a constant batch, where the input takes no cores from the steps."""
+        """How many times as fast a step is with a constant batch, when the input takes no cores from the steps."""
         return None if self.constant is None else self.seconds / self.steps / self.constant
 
     @property
     def bound(self) -> str:
-        """What takes the largest share; if the headspace was measured, the input's share is what it costs."""
+        """What takes the largest share of the time; the input's share includes what the headspace shows it to cost."""
         costs = 0.0 if self.headspace is None else 1 - 1 / self.headspace
         shares = {
             INPUT: max(self.waiting, costs),
@@ -78,7 +78,7 @@ class Times:
         return max(shares, key=lambda name: shares[name])
 
     def __str__(self) -> str:
-        """The verdict, without what to do about it."""
+        """The verdict without the advice."""
         rest = "computing" if self.exchange is not None else "computing and communicating"
         parts = [f"{self.waiting:.0%} of {self.seconds:.1f} s waiting for input", f"{self.computing:.0%} {rest}"]
         if self.exchange:
@@ -95,12 +95,12 @@ class Times:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """Facts about the machine and the data, on which the advice depends as on the flags.
+    """Facts about the machine and the data that the advice depends on.
 
     Attributes:
-      replicas: that compute.
-      gpus: of this machine.
-      encoding: of the stored images: raw, png, jpeg, any; None: there are none.
+      replicas: how many compute.
+      gpus: how many this machine has.
+      encoding: of the stored images: raw, png, jpeg or any; None: the data are not images.
       parses: whether the task has its own parse function.
     """
 
@@ -111,14 +111,14 @@ class Facts:
 
     @classmethod
     def of(cls, plan: Plan, strategy: tf.distribute.Strategy) -> Facts:
-        """Returns those of a run on this machine."""
+        """Returns the facts of a run on this machine."""
         image, parses = plan.training.first.manifest.features.get("image"), plan.training.request.parse is not None
         gpus = len(tf.config.list_physical_devices("GPU"))
         return cls(strategy.num_replicas_in_sync, gpus, image.encoding if image else None, parses)
 
 
 def advice(times: Times, config: TrainConfig, facts: Facts) -> list[str]:
-    """Returns measures that may help, the most effective first."""
+    """Returns what may make the run faster, the most effective first."""
     if times.bound == INPUT:
         return list(_for_input(config, facts))
     if times.bound == COMMUNICATION:
@@ -166,10 +166,10 @@ def _for_compute(times: Times, config: TrainConfig, facts: Facts) -> Iterator[st
 
 
 class Bottleneck(Callback):
-    """Judges what bounds the speed of a run; costs nothing until it is asked.
+    """Judges what bounds the speed of a run. It costs nothing until it is asked.
 
     Attributes:
-      batch: of a distributed iterator, for --headspace; None: it is not measured.
+      batch: from a distributed iterator, for --headspace; None: the headspace is not measured.
     """
 
     def __init__(self, config: TrainConfig, facts: Facts, stepper: TrainStep) -> None:
@@ -186,7 +186,7 @@ class Bottleneck(Callback):
         return self._why_not() is None and self._times().seconds >= _LEAST_SECONDS
 
     def text(self, exchange: float | None = None, constant: float | None = None) -> str:
-        """Returns the verdict in one line; `Times` has what else may have been measured."""
+        """Returns the verdict in one line; the arguments are those of `Times`."""
         if reason := self._why_not():
             return f"no verdict: {reason}"
         times = dataclasses.replace(self._times(), constant=constant)
@@ -195,7 +195,7 @@ class Bottleneck(Callback):
         return f"{times}; may help: {', '.join(advice(times, self._config, self._facts))}"
 
     def measured(self) -> str:
-        """Returns the verdict with all that can be measured. Every worker has to call it, as the last thing it does."""
+        """Returns the verdict after measuring what it needs. All workers call it, when training is over."""
         exchange = constant = None
         if self._facts.replicas > 1:
             # Virtual replicas send int64, twice the bytes.
@@ -207,7 +207,7 @@ class Bottleneck(Callback):
         return self.text(exchange, constant)
 
     def _constant_seconds(self) -> float:
-        """Returns the seconds of an update with the constant batch; it changes the weights, which nothing uses now."""
+        """Returns the seconds of an update with the constant batch. Changes the weights, which are no longer used."""
         steps, steps_per_loop = self._config.output.headspace, self._config.steps.steps_per_loop
         int(self._stepper.repeat(self.batch, tf.constant(1, tf.int64)))  # traced and compiled
         first, began = self._stepper.state.step, time.perf_counter()
@@ -216,7 +216,7 @@ class Bottleneck(Callback):
         return (time.perf_counter() - began) / max(1, self._stepper.state.step - first)
 
     def _why_not(self) -> str | None:
-        """Returns why there is nothing to judge by."""
+        """Returns why the run cannot be judged; None: it can."""
         if self._config.run.log_keys:
             return "with --log_keys, waiting for input is not measured"
         if self._progress is None or self._progress.steps <= self._progress.start_steps:
@@ -231,16 +231,16 @@ class Bottleneck(Callback):
 
 
 def exchange_seconds(strategy: tf.distribute.Strategy, variables: Sequence[Any], dtype: tf.DType) -> float:
-    """Returns the seconds of one sum of gradients over all replicas; every worker has to call it.
+    """Returns the seconds of one sum of gradients over all replicas. All workers call it.
 
     Args:
       strategy: whose replicas sum.
-      variables: the weights; gradients have their shapes.
-      dtype: of what is sent: float32; int64 with virtual replicas.
+      variables: the weights, which have the shapes of the gradients.
+      dtype: of the gradients as they are sent: float32; int64 with virtual replicas.
     """
 
     def made(number: tf.Tensor) -> list[tf.Tensor]:
-        # Depends on the number of the repeat: TensorFlow sums constants only once.
+        # Depends on the number of the repeat: TensorFlow would sum constants only once.
         more = tf.cast(number, tf.float32)
         return [tf.cast(tf.cast(variable.value, tf.float32) + more, dtype) for variable in variables]
 
@@ -249,10 +249,10 @@ def exchange_seconds(strategy: tf.distribute.Strategy, variables: Sequence[Any],
 
 
 def _loop_seconds(strategy: tf.distribute.Strategy, compute: Callable[[tf.Tensor], list[tf.Tensor]]) -> float:
-    """Returns the seconds of a computation on all replicas, without tracing and compiling it."""
+    """Returns the seconds of a computation on all replicas, not counting its tracing and compiling."""
 
     def replica(number: tf.Tensor) -> tf.Tensor:
-        return tf.add_n([tf.cast(tf.reduce_max(value), tf.float32) for value in compute(number)])  # all of it is used
+        return tf.add_n([tf.cast(tf.reduce_max(value), tf.float32) for value in compute(number)])  # uses all values
 
     @tf.function(autograph=False)
     def loop() -> tf.Tensor:

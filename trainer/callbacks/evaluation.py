@@ -1,4 +1,4 @@
-"""The evaluations of a run: when they are made, and what follows from them."""
+"""The evaluations of a run: every --eval_every steps and at the end, printed, ranked and told to the callbacks."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from trainer.task.base import Evaluation, added, result_of
 
 @dataclasses.dataclass(frozen=True)
 class Evaluator:
-    """Evaluates the state of a stepper.
+    """Evaluates the state of a `TrainStep`.
 
     Attributes:
-      stepper: with the model.
-      batches: by name, one pass over the split of each source, padded with weight 0.
-      splits: by name, what is read in these passes.
-      may_skip: how many examples of each may be left out because their records are corrupt.
+      stepper: has the state.
+      batches: {name: one pass over the split of a source, padded with weight 0}.
+      splits: {name: what that pass reads}.
+      may_skip: most examples of a split that may be left out because their records are corrupt.
       steps_per_loop: batches in a loop.
-      stop: whether to give up, the same on all workers; asked before each loop.
+      stop: asked before each loop whether to give up; gives the same answer on all workers.
     """
 
     stepper: TrainStep
@@ -38,7 +38,7 @@ class Evaluator:
     stop: Callable[[], bool]
 
     def evaluate(self) -> Evaluation | None:
-        """Returns the result; None if it was stopped.
+        """Returns the result; None: it was stopped.
 
         Raises:
           PipelineError: the weights do not sum to the split's number of examples.
@@ -52,7 +52,7 @@ class Evaluator:
         return result_of(self.splits, totals, state.measure, self.may_skip, averaged=state.averages is not None)
 
     def names(self) -> list[str]:
-        """Returns the names of the loss and the metrics, as one batch has them."""
+        """Returns the names of the loss and the metrics, from one batch."""
         name = next(iter(self.splits))
         sums = self.stepper.evaluate(iter(self.batches[name]), tf.constant(1, tf.int64))
         return list(self.stepper.state.measure.results(sums))
@@ -68,12 +68,12 @@ class Evaluator:
 
 
 class Evaluations(Callback):
-    """Evaluates every so many steps and at the end, prints the results, ranks them and tells the other callbacks.
+    """Evaluates at regular steps and at the end, prints the results, ranks them and tells the other callbacks.
 
     Args:
-      evaluator: that does it.
+      evaluator: evaluates.
       best: ranks the results and keeps the best states; None: they are not ranked.
-      output: of lines.
+      output: prints the lines.
       every: steps between two evaluations; 0: only at the end.
       last_step: at which training ends.
       tell: is told of each evaluation, before it is ranked.
@@ -101,10 +101,10 @@ class Evaluations(Callback):
             self._evaluate(progress.step)
 
     def before(self, start: int) -> bool:
-        """If evaluations are ranked, repeats one that was interrupted after the checkpoint to resume from was saved.
+        """Makes up for an evaluation that the restored checkpoint lacks, if evaluations are ranked.
 
         Returns:
-          Whether the run may go on: False if a signal has stopped this one, too.
+          Whether the run may go on; False: a signal has stopped the evaluation.
 
         Raises:
           UsageError: evaluations lack the metric to rank them by.
@@ -115,7 +115,7 @@ class Evaluations(Callback):
         return not self._best.is_missing(start, self._every) or self._evaluate(start)
 
     def at_end(self, step: int) -> Evaluation | None:
-        """Returns the evaluation of the last state; None if it was stopped."""
+        """Returns the evaluation of the last state; None: it was stopped."""
         ended_early = self._latest is not None and self._latest[0] == step
         result = self._latest[1] if self._latest and ended_early else self._made(step)
         if result:

@@ -1,7 +1,7 @@
 """Signs of life for a launcher: a small file that says how a process is doing, rewritten about once per second.
 
-A thread writes it, so it also comes during long calls into TensorFlow. That a process lives does not mean that it gets
-on: the file counts what was achieved apart from the beats, and a hung collective beats without achieving anything.
+A thread writes it, so that it is also written during long calls into TensorFlow. A process that lives may still hang:
+the file counts beats and achievements separately, and a hung collective beats without achieving anything.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pipeline.files.write import replace
 from trainer.callbacks.base import Callback, Expected, Phase
 from trainer.loop import Progress
 
-VARIABLE = "STEPFEED_HEARTBEAT"  # names the file; not set: there is nobody to tell
+VARIABLE = "STEPFEED_HEARTBEAT"  # names the file; unset: nobody reads it
 _BETWEEN = 1.0  # seconds from one beat to the next
-_SOON = 0.2  # seconds after which a new phase is written at once
-_WINDOW = 10  # beats over which speeds are taken
+_SOON = 0.2  # a new phase is written at once if the last beat is as many seconds old
+_WINDOW = 10  # beats over which speeds are averaged
 _PATIENCE = 5.0  # times the slowest loop so far
 
 
@@ -36,15 +36,15 @@ class Beat:
 
     Attributes:
       pid: of the process.
-      time: seconds since 1970 at which this was written.
+      time: when this was written, seconds since 1970.
       beats: number of earlier beats.
       phase: what it is doing: `loading TensorFlow`, `training`.
       step: global step; None: not known yet.
       last_step: at which training ends.
       made: updates that this process has made.
-      achieved: how often something was done that shows progress: a new phase, steps, batches evaluated.
-      expects, quiet: of the phase; see `Phase`. While it is quiet, the beats themselves may stop.
-      patience: seconds that may pass until the next achievement, going by those so far, while steps are expected.
+      achieved: how often the process has shown progress: a new phase, steps, batches evaluated.
+      expects, quiet: of the phase; see `Phase`. While it is quiet, the beats may stop.
+      patience: while steps are expected, the seconds that may pass until the next achievement, judging by earlier ones.
       examples_per_second: of the whole job, over the last seconds.
       input_wait: share of the time that steps waited for batches.
       lost: names of the processes of the job whose end ended this one.
@@ -67,7 +67,7 @@ class Beat:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Beat | None:
-        """Returns the content of a file; None where there is none yet."""
+        """Returns the last beat in a file; None: there is none yet."""
         try:
             content = json.loads(pathlib.Path(path).read_bytes())
             return cls(**content)
@@ -76,10 +76,9 @@ class Beat:
 
 
 class Heartbeat(Callback):
-    """Writes beats while it is entered, unless there is nobody to tell."""
+    """Context that writes beats to a file; without a path it writes nothing."""
 
     def __init__(self, path: str | None = None) -> None:
-        """Takes the file's path; None: there is nobody to tell."""
         self._path = pathlib.Path(path) if path else None
         self._beat = Beat(os.getpid(), time.time())
         self._written, self._achieved_at = -math.inf, time.monotonic()
@@ -95,13 +94,13 @@ class Heartbeat(Callback):
         return cls(os.environ.get(VARIABLE) or None)
 
     def job(self, last_step: int, rows: int, steps_per_loop: int = 1) -> None:
-        """Takes note of the step at which training ends, the rows of a step, and the most steps of a loop."""
+        """Sets the step at which training ends, the rows of a step, and the most steps of a loop."""
         with self._lock:
             self._rows, self._steps_per_loop = rows, steps_per_loop
             self._beat = dataclasses.replace(self._beat, last_step=last_step)
 
     def on_phase(self, phase: Phase) -> None:
-        """Counts the phase as progress; writes it at once if the last beat is some time ago or no beats will come."""
+        """Counts the phase as progress. Writes it at once if the last beat is not recent, or if beats may now stop."""
         with self._lock:
             self._evaluates = False
             self._achieve(phase=phase.name, expects=phase.expects, quiet=phase.quiet)
@@ -110,7 +109,7 @@ class Heartbeat(Callback):
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Context of the phase `saving` within another one, which then goes on."""
+        """Context of the phase `saving`, after which the phase before it goes on."""
         before = self._beat
         self.on_phase(Phase("saving"))
         yield
@@ -121,20 +120,20 @@ class Heartbeat(Callback):
         self.on_phase(Phase("finishing"))
 
     def on_loop(self, progress: Progress) -> None:
-        """Counts the loop as progress, and derives how long the next one may take."""
+        """Counts the loop as progress, and estimates how long the next one may take."""
         with self._lock:
             is_first, self._progress = self._progress is None, progress
             if self._beat.expects == "steps":
                 self._slowest = max(self._slowest, time.monotonic() - self._achieved_at)
-            # The first loop is one step, compiled. It does not show how long a whole loop takes.
+            # The first loop is one step, mostly compiling: it does not show how long a whole loop takes.
             patience = progress.start_up * self._steps_per_loop if is_first else _PATIENCE * self._slowest
             step = {"step": progress.step, "made": progress.steps, "patience": round(patience, 3)}
             self._achieve(phase="training", expects="steps", quiet=0.0, **step)
-            if is_first:  # even if it is killed at once, this was no failure at start-up
+            if is_first:  # from here on, a kill is not a failure at start-up
                 self._write()
 
     def on_evaluation_loop(self) -> None:
-        """Counts the loop before as progress."""
+        """Counts the previous loop as progress."""
         with self._lock:  # the first loop is compiled, which may take long: only the end of the phase is expected
             if self._evaluates:
                 self._slowest = max(self._slowest, time.monotonic() - self._achieved_at)
@@ -156,7 +155,7 @@ class Heartbeat(Callback):
             self.on_lost(error.lost if isinstance(error, PipelineError) else self._beat.lost)
 
     def on_lost(self, names: Sequence[str]) -> None:
-        """Writes it before the line on stderr that says so, which the launcher then holds back."""
+        """Writes the names before stderr has the line about them: the launcher holds that line back."""
         with self._lock:
             self._beat = dataclasses.replace(self._beat, lost=names)
             self._write()
@@ -176,11 +175,11 @@ class Heartbeat(Callback):
             return
         self._written = time.monotonic()
         self._beat = dataclasses.replace(self._beat, time=time.time(), beats=self._beat.beats + 1, **self._speeds())
-        with contextlib.suppress(OSError):  # a full disk: the launcher will say that it hears nothing
+        with contextlib.suppress(OSError):  # a full disk: the launcher reports the silence
             replace(self._path, json.dumps(dataclasses.asdict(self._beat)), ".new")
 
     def _speeds(self) -> dict[str, Any]:
-        """Returns the speeds over the last beats."""
+        """Returns the fields of `Beat` that are averages over the last beats."""
         if self._progress is None:
             return {}
         self._seen.append(self._progress)

@@ -1,7 +1,7 @@
 """Reports progress, time left and metrics of a TrainJob to Kubeflow Trainer, if its variables are set.
 
-`kubectl get trainjob` and Kubeflow's dashboard show it (proposal 2779 of kubeflow/trainer). Training never waits for
-the server, and goes on without it.
+`kubectl get trainjob` and Kubeflow's dashboard show them (proposal 2779 of kubeflow/trainer). Training neither waits
+for the server nor needs it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from trainer.task.base import Evaluation
 
 URL, CA_CERT, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
-SECONDS = 10.0  # between two reports; Kubeflow asks for 5 at least
+SECONDS = 10.0  # between two reports; Kubeflow asks for at least 5
 _TIMEOUT = 5.0  # seconds
-_MOST_METRICS, _LONGEST = 256, 64  # that the server accepts, and characters of a name
+_MOST_METRICS, _LONGEST = 256, 64  # metrics, and characters of a name, that the server accepts
 _MOST_SECONDS = 2**31 - 1
 
 _Status = dict[str, object]
 
 
 class KubeflowReporter(Callback):
-    """Posts the status of a run; on the chief, if the variables are set. Elsewhere it does nothing.
+    """Posts the status of a run from the chief, if the variables are set; otherwise does nothing.
 
     Args:
       last_step: at which training ends.
@@ -76,7 +76,7 @@ class KubeflowReporter(Callback):
             self._thread.start()
 
     def on_end(self, step: int) -> None:
-        """Posts that the run is done, and waits some seconds for the answer."""
+        """Posts that the run is done, and waits a few seconds for the answer."""
         if self._on:
             if self._thread:
                 self._thread.join(_TIMEOUT)
@@ -84,7 +84,7 @@ class KubeflowReporter(Callback):
             self._say_problem()
 
     def _left(self, step: int) -> float | None:
-        """Returns the estimated seconds to the last step; None before the second inner loop."""
+        """Returns the estimated seconds until the last step; None before the second inner loop."""
         if self._began is None or step <= self._began[1]:
             return None
         when, first = self._began
@@ -95,7 +95,7 @@ class KubeflowReporter(Callback):
             post(content)
         except urllib.error.HTTPError as error:
             self._problem = f"HTTP {error.code} {error.reason}"
-        except (OSError, ValueError, http.client.HTTPException) as error:  # no such file, no connection, not a URL
+        except (OSError, ValueError, http.client.HTTPException) as error:  # a file, the connection, the address
             self._problem = str(getattr(error, "reason", None) or error) or type(error).__name__
 
     def _say_problem(self) -> None:
@@ -110,7 +110,7 @@ def status(step: int, last_step: int, left: float | None, values: Mapping[str, f
     Args:
       step: global step.
       last_step: at which training ends.
-      left: seconds; None: not known.
+      left: estimated seconds until the last step; None: unknown.
       values: metrics by name.
     """
     finite = {name[:_LONGEST]: value for name, value in values.items() if math.isfinite(value)}
@@ -124,21 +124,21 @@ def status(step: int, last_step: int, left: float | None, values: Mapping[str, f
 
 
 def post(content: _Status) -> None:
-    """Posts a status to the server of the variables. Reads certificate and token each time, since they change.
+    """Posts a status to the server that the variables name. Reads certificate and token each time, since they change.
 
     Raises:
-      OSError: a file cannot be read, or the server not be reached.
-      HTTPError: it refuses.
+      OSError: a file cannot be read, or the server cannot be reached.
+      HTTPError: the server refuses the status.
       HTTPException: it does not speak HTTP.
       ValueError: the address or the token cannot be used.
     """
     url = os.environ[URL]
-    if not url.startswith("https://"):  # it would get the token
+    if not url.startswith("https://"):  # or the token would be sent in plain text
         raise ValueError(f"{URL}={url}: not an https:// address")
     token = pathlib.Path(os.environ[TOKEN]).read_text(encoding="ascii").strip()
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     body = json.dumps({"trainerStatus": content}).encode()
     trusted = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=os.environ[CA_CERT]))
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), trusted)  # it is in the cluster: no proxy
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), trusted)  # the server is in the cluster
     with opener.open(urllib.request.Request(url, body, headers, method="POST"), timeout=_TIMEOUT):
         pass

@@ -1,4 +1,4 @@
-"""Where numbers go besides TensorBoard: --metrics_jsonl, one JSON object per line, and the task's own hook."""
+"""Where numbers go besides TensorBoard: to --metrics_jsonl, one JSON object per line, and to the task's own hook."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer.task.base import Task
 
 
 class TaskMetrics(Callback):
-    """Calls `Task.on_metrics` with the numbers; for the chief alone."""
+    """Calls `Task.on_metrics` with the numbers; only the chief has one."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -27,26 +27,27 @@ class TaskMetrics(Callback):
 
 
 class MetricsFile(Callback):
-    """A file of lines such as `{"step": 100, "time": 1767225600.0, "train/loss": 0.3}`, by step.
+    """A file of lines such as `{"step": 100, "time": 1767225600.0, "train/loss": 0.3}`, in the order of steps.
 
-    A run that resumes removes the lines of later steps than it resumes from, and what a kill left of a line: no step is
-    there twice, and the file ends as that of an undisturbed run. The lines of another run stay: a first line, with its
-    time, is like no other, and is noted in the run's folder before it is written.
+    A run that resumes removes the lines of steps after the one that it resumes from, and a line cut by a kill: no step
+    is there twice, and the file ends up as that of an undisturbed run. It never touches the lines of another run. It
+    knows its own file by the first line, whose time is unique, and which is noted in the run's folder before it is
+    written.
     """
 
     def __init__(self, path: str, start_step: int, folder: RunFolder) -> None:
-        """Opens the file, or makes it.
+        """Opens the file, or creates it.
 
         Args:
-          path: of it.
+          path: of the file.
           start_step: global step of the state that training begins with.
           folder: of the run.
 
         Raises:
-          UsageError: it cannot be written to, or something else is in it.
+          UsageError: it cannot be written to, or holds something else.
         """
         self._path, self._note, self._folder = pathlib.Path(path), folder.metrics_note, folder
-        self._at_start: set[tuple[str, ...]] = set()  # names in the lines of the first step
+        self._at_start: set[tuple[str, ...]] = set()  # names in the lines of the start step
         try:
             if self._path.exists() and not self._path.is_file():
                 raise UsageError(
@@ -62,7 +63,7 @@ class MetricsFile(Callback):
         self._is_begun = end > 0
 
     def on_metrics(self, step: int, values: dict[str, float]) -> None:
-        """Adds a line, at once; numbers that JSON does not have (NaN, infinity) are null.
+        """Writes a line at once; numbers that JSON lacks (NaN, infinity) become null.
 
         Raises:
           DataError: the disk is full.
@@ -85,18 +86,18 @@ class MetricsFile(Callback):
         return self._note.read_bytes().splitlines(keepends=True) if self._note.exists() else []
 
     def _end(self) -> int:
-        """Returns the size of the lines up to the first step, which are kept."""
+        """Returns the size of the lines up to the start step, which are kept."""
         end = 0
         with self._path.open("rb") as lines:
             for line in lines:
-                # A kill may have left a part of this run's own first line.
+                # A kill may have cut this run's own first line.
                 if end == 0 and not any(own.startswith(line) for own in self._first_lines()):
                     self._content(line)
                     raise UsageError(
                         f"--metrics_jsonl={self._path}: has the metrics of another run than that in "
                         f"{self._folder}; name another file, or move this one away"
                     )
-                content = self._content(line) if line.endswith(b"\n") else None  # what a kill left of a line
+                content = self._content(line) if line.endswith(b"\n") else None  # cut by a kill
                 if content is None or content["step"] > self._start_step:
                     break
                 if content["step"] == self._start_step:

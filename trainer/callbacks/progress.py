@@ -1,4 +1,4 @@
-"""How training goes on: the log line of the tutorials, and a progress bar on the live line."""
+"""Progress of the training: the tutorials' log line, and a progress bar on the live line."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from trainer.loop import Action, Progress
 from trainer.step.train_step import REGULARIZATION, TOTAL_LOSS
 from trainer.task.base import LOSS
 
-_WINDOW = 10.0  # seconds over which speeds are taken
-_MOST_METRICS = 2  # shown
+_WINDOW = 10.0  # seconds over which speeds are averaged
+_MOST_METRICS = 2  # on the bar
 _FORMAT = "{percentage:3.0f}%|{bar}| {desc}"
 _COLOUR = "green"
 
 
 class LogLine(Callback):
-    """Prints the loss of the epoch so far, and the speed since the last line.
+    """Prints the mean loss of the epoch so far, and the speed since the last line.
 
-    The first speed is since the second update of this process: the first one is traced and compiled. A line of that
-    update alone includes it.
+    Speeds leave out updates that were traced and compiled, unless there were no others since the last line.
 
     Args:
-      every: steps between two lines; 0: there are none.
-      rows: of a step.
-      output: of lines.
+      every: steps between two lines; 0: no lines.
+      rows: per step.
+      output: prints the lines.
     """
 
     def __init__(self, every: int, rows: int, output: Output) -> None:
@@ -57,14 +56,14 @@ class _Moment(NamedTuple):
 
 
 class ProgressBar(Callback):
-    """Shows on a live line how far training is, how well and how fast it goes, and how long it will take.
+    """Shows step, loss, metrics, speed and time left on a live line.
 
     Args:
-      live: to show it on.
+      live: the line.
       last_step: at which training ends.
       steps_per_epoch: T.
-      rows: of a step.
-      unit: of a row: `img`.
+      rows: per step.
+      unit: what a row is called, such as `img`.
     """
 
     def __init__(self, live: LiveLine, last_step: int, steps_per_epoch: int, rows: int, unit: str) -> None:
@@ -73,7 +72,7 @@ class ProgressBar(Callback):
         self._moments: collections.deque[_Moment] = collections.deque()
 
     def on_loop(self, progress: Progress) -> None:
-        """Shows the progress, unless the last one was shown a moment ago."""
+        """Shows the progress, unless the line was drawn a moment ago."""
         if self._live.is_due:
             now = _Moment(time.monotonic(), progress)
             self._moments.append(now)
@@ -82,7 +81,7 @@ class ProgressBar(Callback):
             self._live.show(self._drawn(progress))
 
     def text(self, progress: Progress) -> str:
-        """Returns the status without its bar; loss and metrics are means over the epoch so far."""
+        """Returns the text beside the bar; loss and metrics are means over the epoch so far."""
         step, means = progress.step, progress.means
         metrics = [name for name in means if name not in (TOTAL_LOSS, REGULARIZATION, LOSS)]
         parts = [

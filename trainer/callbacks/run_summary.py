@@ -23,10 +23,10 @@ class RunSummary:
         """Prints where the run computes, what it trains, from which step to which, and what has changed.
 
         Args:
-          where: a few words on what computes.
-          here: on what of that is in this process.
-          restored: the checkpoint that the run resumes from.
-          epoch_steps: steps of this epoch whose sums are known.
+          where: the devices of the run, in words.
+          here: those of this process.
+          restored: the checkpoint that the run resumes from; None: it is a new run.
+          epoch_steps: how many steps of this epoch have been summed.
         """
         config, training, line = self._config, self._plan.training, self._output.line
         step, last = self._state.step, self._plan.last_step
@@ -59,7 +59,7 @@ class RunSummary:
         return [] if self._plan.training.request.parse else ["no distortion"]  # `parse` need not give images
 
     def end(self, checkpoints: CheckpointManager) -> None:
-        """Prints why the run ended early, if it did, what its cache did, and where to find what it has written."""
+        """Prints why the run ended early, if it did, what its cache did, and where its files are."""
         line, step, best = self._output.line, self._state.step, checkpoints.best
         if best and checkpoints.ends_early and step < self._plan.last_step:
             line(best.why_ended())
@@ -75,12 +75,12 @@ class RunSummary:
 
 
 def epoch_note(step: int, steps_per_epoch: int, steps: int) -> str:
-    """Returns from which step on the means of an epoch are taken, if that is not its first; else an empty text.
+    """Returns a note if the means of the current epoch will not cover its first steps; otherwise an empty text.
 
     Args:
       step: global step that training goes on from.
       steps_per_epoch: T.
-      steps: of this epoch whose sums are known.
+      steps: how many steps of this epoch have been summed.
     """
     done = step % steps_per_epoch
     if steps == done or not done:

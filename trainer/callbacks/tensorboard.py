@@ -1,4 +1,4 @@
-"""What is written for TensorBoard: scalars, histograms, images, the graph, a profile."""
+"""Files for TensorBoard: scalars, histograms, images, the graph, a profile."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _PREFIX = "events.out.tfevents."
 
 
 class TrainScalars(Callback):
-    """Tells `write` the numbers of a step, and the speed since the last time, as in the log line.
+    """Passes the numbers of a step to `write`, with the speed since the last time, as in the log line.
 
     Args:
       flags: how often to write.
-      rows: of a step.
-      rate: learning rate of a global step, int64 scalar.
+      rows: per step.
+      rate: returns the learning rate of a global step, int64 scalar.
       write: takes a global step and values by tag.
     """
 
@@ -50,12 +50,12 @@ class TrainScalars(Callback):
         ]
 
     def write(self, progress: Progress) -> None:
-        """Writes the scalars of a step; needs its NORM."""
+        """Writes the scalars of a step, whose summaries must include NORM."""
         (steps, seconds), waited = progress.since(self._earlier), progress.waited_since(self._earlier)
         self._earlier = progress
         averages = zip(AVERAGED, progress.result.averages.numpy().tolist(), strict=True)
         values = {
-            **{f"train/{name}": value for name, value in progress.values.items()},  # of the last batch alone
+            **{f"train/{name}": value for name, value in progress.values.items()},  # of the last batch
             **{f"train/epoch_{name}": value for name, value in progress.means.items()},
             **{f"train/{name}_average": value for name, value in averages},
             "train/learning_rate": float(self._rate(tf.constant(progress.step - 1, tf.int64))),
@@ -73,10 +73,10 @@ class TensorBoard(Callback):
       config: of the run.
       start_step: global step of the state that training begins with.
       is_chief: whether this worker writes.
-      stepper: whose graph, histograms and images are written; None: scalars alone.
+      stepper: whose graph, histograms and images are written; None: only scalars are.
 
     Attributes:
-      file: that is written.
+      file: the events file.
     """
 
     def __init__(self, config: TrainConfig, start_step: int, is_chief: bool, stepper: TrainStep | None = None) -> None:
@@ -89,7 +89,7 @@ class TensorBoard(Callback):
         self.file.scalars(step, values)
 
     def actions(self) -> list[Action]:
-        """Returns the actions that write graph, histograms and images; these also of the first step of a new run."""
+        """Returns the actions that write graph, histograms and images; in a new run also those of the first step."""
         if self._stepper is None:
             return []
         first = () if self._start_step else (1,)
@@ -102,7 +102,7 @@ class TensorBoard(Callback):
         return found
 
     def _write_graph(self, progress: Progress) -> None:
-        if self.file.is_first and self._stepper and self._stepper.graph is not None:  # one per folder
+        if self.file.is_first and self._stepper and self._stepper.graph is not None:  # one graph per folder
             self.file.graph(self._stepper.graph)
 
     def _write_histograms(self, progress: Progress) -> None:
@@ -151,32 +151,33 @@ class Profiler(Callback):
 
 
 class EventFile:
-    """A file of scalars, histograms, images and the graph for TensorBoard, made with the first of them.
+    """A file of scalars, histograms, images and the graph for TensorBoard, created with the first of them.
 
-    An events file is a TFRecord of Event messages. It begins with a session log, which makes TensorBoard forget what an
-    earlier process wrote of later steps than this one begins with: after a kill and a resume, every step is shown once.
-    `tf.summary` writes none. An evaluation that a finished run repeats adds its point again, with the same value.
+    An events file is a TFRecord of Event messages. It begins with a session log, which makes TensorBoard drop what an
+    earlier process wrote about steps after this one's start: after a kill and a resume, each step is shown once.
+    `tf.summary` writes no session log. An evaluation that a finished run repeats adds its point again, with the same
+    value.
 
     Attributes:
       folder: of the file.
       writes: False: nothing is written.
-      is_first: whether no earlier process has left a file in the folder.
+      is_first: whether the folder has no file of an earlier process.
     """
 
     def __init__(self, folder: str | pathlib.Path, start_step: int, writes: bool = True) -> None:
         """Looks for earlier files.
 
         Args:
-          folder: to write to.
+          folder: for the file.
           start_step: global step of the state that training begins with.
-          writes: see above.
+          writes: see the class.
         """
         self.folder, self._start_step, self.writes = pathlib.Path(folder), start_step, writes
         self.is_first = not any(self.folder.glob(f"{_PREFIX}*"))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Writes numbers by tag, as of a global step."""
-        # As simple values, not tensors: TensorBoard shows both, and its EventAccumulator purges these alone.
+        # As simple values, not tensors: TensorBoard shows both, but its EventAccumulator purges only these.
         self._summary(step, (_value(tag=tag, simple_value=value) for tag, value in values.items()))
 
     def histograms(self, step: int, rows: Mapping[str, Sequence[float]]) -> None:
@@ -240,7 +241,7 @@ def _histogram(row: Sequence[float]) -> Any:
 def _image(pixels: tf.Tensor) -> Any:
     """Returns the Summary.Image, a PNG, of pixels (height, width, channels).
 
-    Floats, which may be standardized, are stretched to 0..255: the least is black, the greatest white.
+    Floats, which may be standardized, are stretched to 0..255, from the least to the greatest.
     """
     values = as_pixels(np.asarray(pixels))
     height, width, channels = values.shape

@@ -19,16 +19,15 @@ _COLUMNS = 80  # of a terminal that reports no size, as in some containers
 
 
 class LiveLine(Callback):
-    """A line on the terminal behind stderr, and a context manager that removes it; does nothing without a terminal.
+    """A line on stderr's terminal, if it has one. As a context manager it removes the line at the end.
 
-    It has its own file descriptor, so it is seen while stderr is held back.
+    It has its own file descriptor, so that it is seen while stderr is held back.
 
     Attributes:
-      is_on: whether there is such a terminal.
+      is_on: whether there is a terminal, and the line is wanted.
     """
 
     def __init__(self, wanted: bool = True) -> None:
-        """Shows nothing if it is not wanted."""
         self.is_on = wanted and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._terminal = os.dup(sys.stderr.fileno()) if self.is_on else -1
         self._text, self._drawn = "", -_BETWEEN
@@ -39,7 +38,7 @@ class LiveLine(Callback):
 
     @property
     def columns(self) -> int:
-        """The most columns that a text may take."""
+        """The most columns that the line may have."""
         columns = 0
         with contextlib.suppress(OSError):  # the terminal is gone; the run goes on
             columns = os.get_terminal_size(self._terminal).columns
@@ -47,11 +46,11 @@ class LiveLine(Callback):
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to show progress again."""
+        """Whether it is time to show progress again, on a terminal."""
         return self.is_on and time.monotonic() >= self._drawn + _BETWEEN
 
     def on_phase(self, phase: Phase) -> None:
-        """Shows what the run does, and after a while for how long: `loading TensorFlow, 3 s`."""
+        """Shows the phase, and after a second its duration: `loading TensorFlow, 3 s`."""
         text = phase.name if phase.shown is None else phase.shown
         with self._lock:
             self._phase = text, time.monotonic()
@@ -65,7 +64,7 @@ class LiveLine(Callback):
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Context in which other lines may be printed."""
+        """Context in which the line is hidden, so that others may be printed."""
         with self._lock:
             text = self._text
             self._draw("")
@@ -101,7 +100,7 @@ class LiveLine(Callback):
 
 
 class Output:
-    """Lines on stdout: the chief's, and the few that every other worker prints, with its number.
+    """Lines on stdout: the chief's, and the few that other workers print, with their number.
 
     Attributes:
       live: the line below them, on a terminal.
@@ -111,12 +110,12 @@ class Output:
         self._rank, self.live = rank, live or LiveLine(wanted=False)
 
     def line(self, text: str) -> None:
-        """Prints a line of the chief."""
+        """Prints a line on the chief."""
         if self._rank == 0:
             with self.live.aside():
                 print(text, flush=True)
 
     def other_line(self, text: str) -> None:
-        """Prints a line of each worker but the chief."""
+        """Prints a line on every worker but the chief."""
         if self._rank > 0:
             print(f"worker {self._rank}: {text}", flush=True)

@@ -18,19 +18,19 @@ _LOWER = ("loss", "error", "mae", "mse", "rmse", "entropy", "perplexity", "dista
 
 @dataclasses.dataclass
 class Ranking:
-    """The results of evaluations, ranked. Checkpoints store it, so that a resumed run decides as an undisturbed one.
+    """A ranking of evaluations. Checkpoints store it, so that a resumed run decides as an undisturbed one does.
 
     Attributes:
-      keep: how many of the best to keep; 0: those that are restored stay as they are.
-      patience: evaluations without improvement after which training ends; 0: it does not.
+      keep: how many of the best to keep; 0: none is added to those that a checkpoint has.
+      patience: evaluations without improvement after which training ends; 0: it goes on.
       metric: what decides; None: accuracy, or the loss if an evaluation has no accuracy.
-      mode: `max`, `min`, or `auto`: which of these, by the metric's name.
-      data: the digest of each data set that is evaluated, by the name of its evaluation.
+      mode: `max`, `min`, or `auto`: one of them, by the metric's name.
+      data: {name of an evaluation: digest of its data set}.
       best: (step, value), the best first; of equal ones the earlier first.
-      top: the best value of all.
-      stale: evaluations since then.
-      evaluated: the step of the last one.
-      why_reset: why the ranking of a checkpoint was not taken over: `--best_metric was accuracy, is loss`; else empty.
+      top: the best value so far.
+      stale: evaluations since that one.
+      evaluated: the step of the last evaluation.
+      why_reset: why a checkpoint's ranking was not taken over: `--best_metric was accuracy, is loss`; else empty.
     """
 
     keep: int
@@ -43,7 +43,7 @@ class Ranking:
     stale: int = 0
     evaluated: int = 0
     why_reset: str = dataclasses.field(default="", init=False, compare=False)
-    _other: dict[str, Any] | None = dataclasses.field(default=None, init=False, compare=False)  # the one not taken over
+    _other: dict[str, Any] | None = dataclasses.field(default=None, init=False, compare=False)  # not taken over
 
     @property
     def steps(self) -> list[int]:
@@ -52,14 +52,14 @@ class Ranking:
 
     @property
     def ended(self) -> bool:
-        """Whether training has to end early."""
+        """Whether training is to end early."""
         return bool(self.patience) and self.stale >= self.patience
 
     def check(self, names: Callable[[], Collection[str]]) -> None:
         """Checks the metric's name before the first evaluation.
 
         Args:
-          names: returns the metrics of an evaluation; called only if it takes that to know.
+          names: returns the metrics of an evaluation; called only if they are needed.
 
         Raises:
           UsageError: evaluations have no such metric.
@@ -98,13 +98,13 @@ class Ranking:
         return value if _is_lower_better(self.metric or "", self.mode) else -value
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the ranking as JSON: until the first evaluation, the one that was not taken over."""
+        """Returns the ranking as JSON; before the first evaluation, the checkpoint's that was not taken over."""
         if self._other and not self.evaluated:
             return self._other
         return {name: getattr(self, name) for name in ("metric", "mode", "data", "best", "top", "stale", "evaluated")}
 
     def load_state_dict(self, stored: dict[str, Any] | None) -> None:
-        """Takes over the ranking of a checkpoint, unless it ranked by something else."""
+        """Takes over a checkpoint's ranking, unless it ranks by another metric, mode or data set."""
         if not stored or not stored["evaluated"]:
             return
         self.why_reset = self._difference(stored)
@@ -116,7 +116,7 @@ class Ranking:
         self.stale, self.evaluated = stored["stale"], stored["evaluated"]
 
     def _difference(self, stored: dict[str, Any]) -> str:
-        """Returns why the values of a stored ranking cannot be compared with this one's; empty if they can."""
+        """Returns why the values of a stored ranking do not compare with this one's; empty if they do."""
         metric, was = self.metric or stored["metric"], stored["metric"]
         if metric != was:
             return f"--best_metric was {was}, is {metric}"
@@ -135,12 +135,12 @@ def _is_lower_better(metric: str, mode: str) -> bool:
 
 
 class BestCheckpoints:
-    """Ranks evaluations, and keeps the checkpoints of the best.
+    """Ranks evaluations, and keeps the checkpoints of the best ones.
 
-    A best checkpoint is a whole one and stores the ranking that it is part of, as does the next regular one. One that
-    is no longer among the best is removed only after that: whatever is killed, a run resumes with all that its ranking
-    names. What else is in the folder may be of a run with other flags, from the same checkpoint: it is never read, is
-    replaced if its step is ranked, and is removed with the others.
+    A best checkpoint is a complete one, and stores the ranking that it is part of, as the next regular one does. Those
+    that drop out of the ranking are removed only after that: a run that is killed at any moment resumes with all that
+    its ranking names. Other files in the folder may come from an attempt with other flags. They are never read; they
+    are replaced when their step is ranked, and removed with those that drop out.
 
     Attributes:
       ranking: of the evaluations.
@@ -154,13 +154,13 @@ class BestCheckpoints:
         is_chief: bool,
         write: Callable[[Callable[[int, Callable[[str], object]], None]], None],
     ) -> None:
-        """Removes what a kill left in the folder.
+        """Removes what a killed process left in the folder.
 
         Args:
           ranking: of the evaluations.
           folder: of the run.
           is_chief: whether this worker writes.
-          write: writes the state with the `add` or `write` of a folder's `CheckpointFiles`; called on every worker.
+          write: writes the state with the `add` or `write` of a folder's `CheckpointFiles`; all workers call it.
         """
         self.ranking, self.folder = ranking, folder.best
         self._write_with, self._is_chief, self._written = write, is_chief, 0
@@ -170,18 +170,18 @@ class BestCheckpoints:
             self._files.tidy()
 
     def resume(self, step: int) -> None:
-        """Writes the restored state again if it is among the best: that file may be lost or damaged.
+        """Writes the restored state again if it is among the best: its file may be lost or damaged.
 
-        Lists the best as the checkpoint stores them, whether or not the ranking was reset; removes none.
+        Also lists the best as the checkpoint ranks them, even if that ranking was not taken over; removes none.
         """
         if self.ranking.keep and step in self.ranking.steps:
             self._write(step)
         self._keep([best for best, _ in self.ranking.state_dict()["best"]], upto=0)
 
     def is_missing(self, step: int, every: int) -> bool:
-        """Returns whether the step of a checkpoint is to be evaluated before the next one.
+        """Returns whether the restored step must still be evaluated before training goes on.
 
-        A signal prevented the evaluation when it was due, or it followed the checkpoint, which does not know of it.
+        Its evaluation is missing if a signal prevented it, or if it came after the checkpoint, which lacks its result.
         """
         is_due = every and step % every == 0
         return bool(step and (is_due or step in self._files.steps) and self.ranking.evaluated < step)
@@ -192,14 +192,14 @@ class BestCheckpoints:
             self._write(step)
 
     def tidy(self) -> None:
-        """Removes what is not among the best. To be called only once a checkpoint stores the ranking."""
+        """Removes what is not among the best. Call it only once a checkpoint stores the ranking."""
         self._keep(self.ranking.steps)
 
     def _keep(self, best_first: Sequence[int], upto: int | None = None) -> None:
         if self.ranking.keep and self._is_chief:
             there = self._files.steps
             worst_first = [step for step in reversed(best_first) if step in there]
-            if worst_first:  # else what is there stays until one of the best is
+            if worst_first:  # otherwise the folder stays as it is until one of the best is written
                 self._files.keep(worst_first, upto)
 
     def _write(self, step: int) -> None:
@@ -208,7 +208,7 @@ class BestCheckpoints:
             self._written = step
 
     def why_ended(self) -> str:
-        """Returns the line of a run that ended early."""
+        """Returns why the run ended early."""
         ranking = self.ranking
         evaluations = count_of(ranking.stale, "evaluation")
         top = "" if ranking.top is None else f" than {ranking.top:.4f}"

@@ -1,4 +1,4 @@
-"""The files of checkpoints on disk: which there are, how one is added, and which are kept. Without TensorFlow."""
+"""The files of checkpoints on disk: listing, adding and removing them. Without TensorFlow."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def path_of(folder: pathlib.Path, step: int) -> pathlib.Path:
 class CheckpointFiles:
     """The checkpoints in a folder. A kill at any moment leaves each of them complete or absent.
 
-    A checkpoint is complete once its index exists: that file is added last and removed first. `tidy` removes what a
-    kill leaves.
+    A checkpoint is complete once its index exists: that file is added last and removed first. `tidy` cleans up after a
+    kill, and completes a save of which only the index is left to add.
 
     Attributes:
       folder: of the files.
@@ -64,18 +64,22 @@ class CheckpointFiles:
         return steps_in(self.folder)
 
     def add(self, step: int, write: Callable[[str], object]) -> None:
-        """Adds the checkpoint that `write` writes to the path it is given, then removes older ones that are not kept.
+        """Adds the checkpoint that `write` writes to a given path, then removes older ones that are not kept.
 
         Raises:
           DataError: the disk is full, or the folder cannot be written to, or was replaced during the run.
         """
         self.write(step, write)
+        self.prune(step)
+
+    def prune(self, step: int) -> None:
+        """Removes older checkpoints that are not kept once this step is saved. Raises as `add`."""
         # Newer ones are there only if they could not be read. They stay until training has passed them.
         steps = [other for other in self.steps if other <= step]
         self.keep(kept(steps, self.max_to_keep, self.steps_per_epoch), upto=step)
 
     def write(self, step: int, write: Callable[[str], object]) -> None:
-        """Adds a checkpoint, or replaces the one of this step; removes none. Raises as `add`."""
+        """Adds a checkpoint, or replaces that of the same step; removes no others. Raises as `add`."""
         path = path_of(self.folder, step)
         with errors.named(str(path), "cannot be saved"):
             self._check_folder()
@@ -89,7 +93,7 @@ class CheckpointFiles:
                     file.replace(self.folder / file.name)
 
     def keep(self, steps: Sequence[int], upto: int | None = None) -> None:
-        """Lists these steps in their order, and removes the checkpoints of all others, up to a step or all.
+        """Lists these steps in their order, and removes all other checkpoints (up to a step, if one is given).
 
         Raises:
           DataError: the folder cannot be written to, or was replaced during the run.
@@ -102,18 +106,22 @@ class CheckpointFiles:
                     self._remove(old)
 
     def tidy(self) -> list[str]:
-        """Removes what a killed save or removal left behind, and lists what is complete.
+        """Cleans up after a killed save or removal, and lists the complete checkpoints.
 
         Returns:
-          The checkpoints that were listed and have lost their index, which no kill does. Their data files stay.
+          The checkpoints that are listed but have lost their index, which no kill causes. Their data files stay.
 
         Raises:
-          DataError: all that were listed are lost, or the folder cannot be written to.
+          DataError: all that are listed have lost it, or the folder cannot be written to.
         """
-        self._check_folder()  # takes note of the folder's identity
-        for folder in self.folder.glob(f"{_SCRATCH}*"):
-            shutil.rmtree(folder, ignore_errors=True)
+        self._check_folder()  # which remembers the folder's identity
         with errors.named(self.folder, "cannot be written to"):
+            for scratch in self.folder.glob(f"{_SCRATCH}*"):
+                # Killed between its renames, a save that replaces its step leaves new data with the old index.
+                index = list(scratch.glob(f"{PREFIX}-*.index"))
+                if index and not list(scratch.glob(f"{PREFIX}-*.data-*")):
+                    index[0].replace(self.folder / index[0].name)
+                shutil.rmtree(scratch, ignore_errors=True)
             steps, listed = self.steps, self._listed()
             if listed and not steps:
                 raise DataError(
@@ -131,7 +139,7 @@ class CheckpointFiles:
         return lost
 
     def _listed(self) -> list[str]:
-        """Returns the names in TensorFlow's list; all were complete: it is written after saves, before removals."""
+        """Returns the names in TensorFlow's list. It is written after saves and before removals: all were complete."""
         file = self.folder / _LIST
         text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
         return re.findall(r'^all_model_checkpoint_paths: "([^"]*)"', text, re.MULTILINE)
@@ -172,9 +180,9 @@ class CheckpointFiles:
 
 
 def kept(steps: Sequence[int], max_to_keep: int, steps_per_epoch: int) -> list[int]:
-    """Returns which of some steps, ascending, to keep: the newest, and two that are an epoch or more apart."""
-    # The older of the two is at least an epoch old, and about two at most if checkpoints are frequent: from before a
-    # slow divergence that the newest have seen. The other one takes its place in time.
+    """Returns which of the steps, ascending, to keep: the newest, and two that are an epoch or more apart."""
+    # A slow divergence may be in all of the newest. The older of the two is at least an epoch old, and about two at
+    # most if checkpoints are frequent; the younger one takes its place in time.
     apart = [steps[0]]
     for step in steps:
         if step - apart[-1] >= steps_per_epoch:
@@ -183,7 +191,7 @@ def kept(steps: Sequence[int], max_to_keep: int, steps_per_epoch: int) -> list[i
 
 
 def check_run_folder(folder: RunFolder) -> None:
-    """Raises UsageError if a path neither is the folder of a run nor can become one: a file, a checkpoint, data."""
+    """Raises UsageError if a path cannot be the folder of a run: it is a file, a checkpoint or a data set."""
     path = folder.path
     kind = "a file" if path.is_file() else "a checkpoint" if path.with_name(f"{path.name}.index").is_file() else None
     if kind and not path.is_dir():
@@ -193,7 +201,7 @@ def check_run_folder(folder: RunFolder) -> None:
 
 
 def candidates(folder: pathlib.Path, checkpoint: str | None) -> list[pathlib.Path]:
-    """Returns the checkpoints that a user may mean: the one that is named, or else all, the newest first.
+    """Returns the checkpoints that a user may mean: the named one, or all, the newest first.
 
     Args:
       folder: of a run; or a checkpoint in it.

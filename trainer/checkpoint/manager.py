@@ -19,35 +19,21 @@ from pipeline.errors import DataError, UsageError
 from trainer.checkpoint import NotFiniteError, reader
 from trainer.checkpoint.best import BestCheckpoints, Ranking
 from trainer.checkpoint.files import PREFIX, CheckpointFiles
-from trainer.checkpoint.resume import RunSpec, Trained
+from trainer.checkpoint.resume import RunSpec, State
 from trainer.config import TrainConfig, file
 from trainer.plan import Plan
 
 _RANKING = "ranking"  # its name among the parts of a checkpoint
 
 
-class State(Trained, Protocol):
-    """The state that is saved; see `trainer.step.state.TrainState`."""
-
-    @property
-    def step(self) -> int:
-        """The global step."""
-
-    def is_finite(self) -> tf.Tensor:
-        """Returns whether all variables are finite, bool scalar."""
-
-    def trackable(self) -> dict[str, Any]:
-        """Returns the variables and objects to save, by name."""
-
-
 class Stateful(Protocol):
-    """Part of a run's state that is no variable: stored in a checkpoint as JSON."""
+    """Part of a run's state that is not a variable; checkpoints store it as JSON."""
 
     def state_dict(self) -> Any:
-        """Returns a value that JSON can hold, the same on every worker."""
+        """Returns the state as JSON holds it; the same on every worker."""
 
     def load_state_dict(self, stored: Any) -> None:
-        """Takes over what was stored; None: the checkpoint has nothing of this part."""
+        """Sets the state to what `state_dict` returned; None: the checkpoint lacks this part."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +41,7 @@ class LossAverages:
     """The moving averages of the losses.
 
     Attributes:
-      variable: that holds them, float32; NaN before the first update.
+      variable: holds them, float32; NaN before the first update.
     """
 
     variable: tf.Variable
@@ -72,10 +58,10 @@ class LossAverages:
 
 @dataclasses.dataclass(frozen=True)
 class EpochSums:
-    """The sums over the epoch so far, from which its mean loss and metrics follow.
+    """The sums over the epoch so far, which give its mean loss and metrics.
 
     Attributes:
-      variable: that holds them; the first is the number of steps; empty before the first update.
+      variable: holds the number of steps, then their sums; empty before the first update.
       steps_per_epoch: T; None: all updates are of one epoch.
     """
 
@@ -84,7 +70,7 @@ class EpochSums:
 
     @property
     def steps(self) -> int:
-        """The number of steps that were summed."""
+        """How many steps have been summed."""
         sums = self.variable.numpy()
         return int(sums[0]) if len(sums) else 0
 
@@ -103,8 +89,8 @@ class Restored:
     """A checkpoint that was restored.
 
     Attributes:
-      path: of it.
-      changes: which training options have changed since: `--learning_rate was 0.05, is 0.01`.
+      path: of the checkpoint.
+      changes: training options that have changed since: `--learning_rate was 0.05, is 0.01`.
     """
 
     path: str
@@ -119,11 +105,11 @@ class Restored:
 class CheckpointManager:
     """Saves and restores the state of one run, and keeps the best checkpoints beside the newest.
 
-    Every worker saves, as tf.distribute requires, but only the chief into the run's folder, the others into a temporary
-    folder that they remove. All restore from the run's folder.
+    tf.distribute requires every worker to save. The chief saves into the run's folder, the others into a temporary
+    folder, which they remove. All restore from the run's folder.
 
     Attributes:
-      best: checkpoints; None: evaluations are not ranked.
+      best: the best checkpoints; None: evaluations are not ranked.
     """
 
     def __init__(
@@ -137,15 +123,15 @@ class CheckpointManager:
         say: Callable[[str], None],
         io_device: str | None = None,
     ) -> None:
-        """Removes what a kill left in the run's folder.
+        """Removes what a killed process left in the run's folder.
 
         Args:
           config, plan: of the run.
-          state: before a checkpoint is restored.
-          parts: state that is no variable, by name.
+          state: as it is before a checkpoint is restored.
+          parts: the parts of the state that are not variables, by name.
           is_chief: whether this worker writes to the run's folder.
           say: prints a line.
-          io_device: that reads and writes the files; None: the variables' own, which must be of this process.
+          io_device: reads and writes the files; None: the variables' own devices, which must be in this process.
         """
         folder = config.run.folder
         self._config, self._state, self._say, self._is_chief = config, state, say, is_chief
@@ -153,17 +139,18 @@ class CheckpointManager:
         self._files = CheckpointFiles(folder.path, config.steps.max_to_keep, plan.training.steps_per_epoch)
         self._checkpoint = tf.train.Checkpoint(**state.trackable(), record=_Record(self._record_text))
         self._options = tf.train.CheckpointOptions(experimental_io_device=io_device)
-        self._ranking = ranking = _ranking(config, plan)
-        self._saved = (0, 0)
+        flags, data = config.steps, {name: split.spec.manifest_digest for name, split in plan.evaluation.items()}
+        ranking = Ranking(flags.keep_best, flags.early_stopping, flags.best_metric, flags.best_mode, data)
+        self._ranking, self._saved = ranking, (0, 0)
         self._parts: dict[str, Stateful] = {**parts, _RANKING: ranking}  # a run that ranks nothing hands it on
         if is_chief:
             for path in self._files.tidy():
                 say(f"skipped {path}, which is damaged: its .index file is missing")
-        self.best = BestCheckpoints(ranking, folder, is_chief, self._write_with) if config.steps.ranks else None
+        self.best = BestCheckpoints(ranking, folder, is_chief, self._write_with) if flags.ranks else None
 
     @property
     def newest(self) -> str | None:
-        """Path of the newest checkpoint, best ones aside; None if there is none."""
+        """Path of the newest checkpoint in the run's folder; None if there is none."""
         paths = self._files.paths
         return paths[-1] if paths else None
 
@@ -192,6 +179,8 @@ class CheckpointManager:
             for name, part in self._parts.items():
                 part.load_state_dict(stored["remembered"].get(name))
             self._saved = self._version()
+            if self._is_chief:  # the process that saved it may have been killed before it removed older ones
+                self._files.prune(self._state.step)
             return Restored(path, self._changes(stored))
         if paths:
             raise DataError(
@@ -201,12 +190,12 @@ class CheckpointManager:
         return None
 
     def complete_best(self) -> None:
-        """Writes the restored state again if it is among the best, whose file may be lost; every worker calls it."""
+        """Writes the restored state again if it is among the best: that file may be lost. All workers call it."""
         if self.best:
             self.best.resume(self._state.step)
 
     def _read(self, path: str) -> dict[str, Any]:
-        """Restores the variables; returns the content of the checkpoint's record."""
+        """Restores the variables from a checkpoint; returns the content of its record."""
         stored = reader.read(pathlib.Path(path)).content
         self._spec.check(path, stored)
         with reader.readable(pathlib.Path(path)):
@@ -228,9 +217,10 @@ class CheckpointManager:
         return changes
 
     def save(self) -> None:
-        """Saves the state, unless it is saved already; then removes what is no longer among the best.
+        """Saves the state, unless it has been saved; then removes checkpoints that are no longer among the best.
 
-        A run that was stopped before an evaluation makes it when it resumes, and may end there: it is saved again.
+        A step is saved again if it has been evaluated since: a run that a signal stopped before an evaluation makes up
+        for it when it resumes, and may end with it.
 
         Raises:
           NotFiniteError: a weight is not finite; nothing is written.
@@ -244,16 +234,16 @@ class CheckpointManager:
         self.tidy()
 
     def _version(self) -> tuple[int, int]:
-        """Returns the step, and that of the last evaluation that is ranked."""
+        """Returns the step, and the step of the last evaluation that was ranked."""
         return self._state.step, self._ranking.evaluated
 
     def tidy(self) -> None:
-        """Removes what is no longer among the best; to be called once the state is saved."""
+        """Removes checkpoints that are no longer among the best. Call it once the state is saved."""
         if self.best:
             self.best.tidy()
 
     def _write_with(self, add: Callable[[int, Callable[[str], object]], None]) -> None:
-        """Writes the state with the `add` or `write` of a folder's `CheckpointFiles`; every worker has to call it."""
+        """Writes the state with the `add` or `write` of a folder's `CheckpointFiles`. All workers call it."""
         step = self._state.step
         if not bool(self._state.is_finite()):
             raise NotFiniteError(f"step {step}: a weight is NaN or infinite, so it is not saved")
@@ -272,14 +262,14 @@ class CheckpointManager:
 
     @contextlib.contextmanager
     def naming_the_way_back(self) -> Iterator[None]:
-        """Adds to the error of a state that is not finite which checkpoint to resume from."""
+        """Context that adds `way_back` to the error of a loss or a weight that is not finite."""
         try:
             yield
         except NotFiniteError as error:
             raise error.advised(self.way_back()) from None
 
     def way_back(self) -> str:
-        """Returns the advice for a loss or a weight that is not finite: from where to resume, and with what."""
+        """Returns which checkpoint to resume from, and with what change, after a loss or weight that is not finite."""
         paths = self._files.paths
         if not paths:
             return "try a lower --learning_rate"
@@ -289,7 +279,7 @@ class CheckpointManager:
 
 
 class _Record(tf.train.experimental.PythonState):
-    """A text in the checkpoint: written with it, but read before it is restored, by `trainer.checkpoint.reader`."""
+    """A text in the checkpoint, which `trainer.checkpoint.reader` reads before the variables are restored."""
 
     def __init__(self, text: Callable[[], str]) -> None:
         super().__init__()
@@ -299,9 +289,4 @@ class _Record(tf.train.experimental.PythonState):
         return self._text()
 
     def deserialize(self, string_value: str) -> None:
-        """Does nothing."""
-
-
-def _ranking(config: TrainConfig, plan: Plan) -> Ranking:
-    flags, data = config.steps, {name: split.spec.manifest_digest for name, split in plan.evaluation.items()}
-    return Ranking(flags.keep_best, flags.early_stopping, flags.best_metric, flags.best_mode, data)
+        """Ignores the text: it has been read already."""

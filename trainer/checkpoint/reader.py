@@ -50,12 +50,12 @@ class UnreadableError(DataError):
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What a checkpoint says of its run.
+    """What a checkpoint stores about its run.
 
     Attributes:
       path: of the checkpoint.
       step: its global step.
-      averaged: whether it has an average of the weights, too.
+      averaged: whether it also has an average of the weights.
       content: what `RunSpec.content` returned: model, optimizer, num_classes, order, config, ...
     """
 
@@ -90,15 +90,15 @@ class Record:
         return averaged
 
     def load_weights(self, model: keras.Model, averaged: bool) -> None:
-        """Gives a model the weights of the checkpoint, and what else it keeps, such as the statistics of BatchNorm.
+        """Loads the weights into a model, with its other state, such as the statistics of BatchNorm.
 
         Args:
           model: built as that of the run was.
-          averaged: the average of the weights, not those of the last step; see `chooses_average`.
+          averaged: whether to load the average of the weights; see `chooses_average`.
 
         Raises:
           UnreadableError: it is damaged or was removed; the model may have some of its weights.
-          UsageError: the model is another one.
+          UsageError: the model has other variables.
         """
         average = tf.Module()
         average.values = [tf.Variable(v.value) for v in model.trainable_variables] if averaged else []
@@ -129,10 +129,11 @@ def read(path: pathlib.Path) -> Record:
 
 
 def best_first(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
-    """Returns the best checkpoints of a run, the best first; checkpoints that no ranking names, and others, as given.
+    """Returns the best checkpoints of a run in the order of their ranking, then those that it does not name.
 
     Args:
-      paths: the newest first; the newest of the best remembers the ranking of all.
+      paths: in the folder of the best, the newest first: the newest one that can be read stores the ranking. Paths in
+        another folder are returned as they are.
     """
     if not paths or paths[0].parent.name != BEST:
         return list(paths)
@@ -156,7 +157,7 @@ def readable(path: pathlib.Path) -> Iterator[None]:
 
 
 def mismatch(error: Exception) -> str:
-    """Returns in one line how variables differ from those of a checkpoint, given the error of restoring them."""
+    """Returns in one line how variables differ from a checkpoint's, from the error that restoring them raised."""
     text = str(error)
     names = re.findall(r"<Variable path=([^,]+),", text)
     shapes = re.search(r"variable\.shape=(\(.*?\)), Received: value\.shape=(\(.*?\))", text)

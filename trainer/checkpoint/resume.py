@@ -17,14 +17,14 @@ from trainer.config import TrainConfig
 from trainer.config.model import dtype_policy
 from trainer.config.train_config import changed_flags
 
-_NOT_ALONE = ("structure", "data", "order", "config")  # parts of a checkpoint's content that are compared by themselves
+_COMPARED_APART = ("structure", "data", "order", "config")  # parts of a checkpoint's content; the others must be equal
 _DIGEST = "manifest_digest"  # the field of an order spec, in a mixture after `source 0: `
 _SIZE = "record_bytes"  # likewise
 _SHAPE = "image_shape"
 
 
-class Trained(Protocol):
-    """The part of a run's state that tells one model from another; see `trainer.step.state.TrainState`."""
+class State(Protocol):
+    """The state that is saved and restored: `trainer.step.state.TrainState`, which is on a floor above this one."""
 
     @property
     def task(self) -> Any:
@@ -40,35 +40,45 @@ class Trained(Protocol):
 
     @property
     def schedule(self) -> Any:
-        """Of the learning rate; None: the optimizer is that of a compiled model."""
+        """The learning rate's schedule; None: the optimizer is that of a compiled model."""
+
+    @property
+    def step(self) -> int:
+        """The global step."""
+
+    def is_finite(self) -> Any:
+        """Returns whether all variables are finite, bool scalar."""
+
+    def trackable(self) -> dict[str, Any]:
+        """Returns the variables and objects to save, by name."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RunSpec:
-    """What a run trains, to be compared with what a checkpoint was trained with.
+    """Model, optimizer, order and flags of a run, to be compared with those that a checkpoint has stored.
 
     Attributes:
       state: of the run.
-      spec: of its order of examples.
+      spec: the order of its examples.
       config: all flags.
-      structure: of the model as its code makes it, before a checkpoint restores the optimizer's rate.
-      data: what is read, in words, by the digest of its manifest.
+      structure: of the model as its code builds it, before a checkpoint restores the optimizer's rate.
+      data: {digest of a manifest: its data set in words}.
     """
 
-    state: Trained
+    state: State
     spec: Spec
     config: TrainConfig
     structure: Structure
     data: Mapping[str, str]
 
     @classmethod
-    def of(cls, state: Trained, training: Mixture, config: TrainConfig) -> RunSpec:
+    def of(cls, state: State, training: Mixture, config: TrainConfig) -> RunSpec:
         """Returns the spec of a run, before a checkpoint is restored."""
         data = {part.spec.manifest_digest: data_in_words(part) for part in training.parts}
         return cls(state, training.spec, config, structures.of(state.model), data)
 
     def content(self) -> dict[str, Any]:
-        """Returns the content of a checkpoint's record, as JSON."""
+        """Returns what a checkpoint of this run stores beside the variables, as JSON."""
         config, data = self.config, self.state.task.data
         shape = getattr(data.features, "shape", None)
         scaling = " with loss scaling" if config.model.precision == "float16" else ""
@@ -87,10 +97,15 @@ class RunSpec:
         }
 
     def check(self, path: str, stored: Mapping[str, Any]) -> None:
-        """Raises UsageError if this run cannot resume from a checkpoint with such a content."""
+        """Raises UsageError if this run cannot resume from a checkpoint.
+
+        Args:
+          path: of the checkpoint.
+          stored: the content of its record.
+        """
         for name, here in self.content().items():
             was = stored.get(name)
-            if name not in _NOT_ALONE and was != here:
+            if name not in _COMPARED_APART and was != here:
                 before, now = ("unset" if value is None else value for value in (was, here))
                 why, helps = self._reshaped(stored, was, here) if name == _SHAPE else ("", "")
                 what = f"{path} has {name} {before}, this run has {now}{why}"
@@ -109,14 +124,14 @@ class RunSpec:
             )
 
     def changes(self, stored: Mapping[str, Any]) -> tuple[str, ...]:
-        """Returns which training options have changed since: `--learning_rate was 0.05, is 0.01`."""
+        """Returns the training options that differ from the stored ones: `--learning_rate was 0.05, is 0.01`."""
         model, flags = map(str, self._model_changes(stored)), changed_flags(stored["config"], self.config)
         return (*self._order_changes(stored), *flags, *model)
 
     def keep_rate(self, stored: Mapping[str, Any]) -> None:
-        """Sets the learning rate of a compiled model to that of its code, if the code has changed it.
+        """Sets the rate of a compiled model to that of its code, if the code has changed since the checkpoint.
 
-        The rate is a variable, so the checkpoint has restored the old one.
+        The rate is a variable: restoring the checkpoint has set it to the old one.
         """
         for was, here in zip(*map(_rates, (stored.get("structure", {}), self.structure)), strict=False):
             if was != here:
@@ -130,7 +145,7 @@ class RunSpec:
         return structures.changes(stored["structure"], self.structure, both)
 
     def _same_bits(self) -> dict[str, Any]:
-        """Returns the flags that the bits of the sums depend on."""
+        """Returns the flags on which the bits of sums depend with --virtual_replicas."""
         order = self.config.order
         threads = {"--cpu_threads": order.cpu_threads} if order.virtual_replicas else {}
         return {"--virtual_replicas": order.virtual_replicas, **threads}
@@ -149,13 +164,13 @@ class RunSpec:
         return said
 
     def _reshaped(self, stored: Mapping[str, Any], was: Any, here: Any) -> tuple[str, str]:
-        """Returns the flag that changed the shape of the images, or, where the data did, the one that restores it."""
+        """Returns why the images have another shape, and what helps: the flag that changed, or one that undoes it."""
         why = self._flag_behind(stored, "resize", "distort")
         is_other_size = was and here and len(was) == len(here) == 3 and was[2] == here[2]
         return why, f" --resize={was[0]}x{was[1]}," if is_other_size and not why else ""
 
     def _flag_behind(self, stored: Mapping[str, Any], *names: str) -> str:
-        """Returns the first of these flags that has changed: a size does not show which flag it follows from."""
+        """Returns in words the first of some flags that has changed; a size does not show which flag it comes from."""
         for name in names:
             was, now = stored["config"]["data"].get(name), getattr(self.config.data, name)
             if was != now:
@@ -169,7 +184,7 @@ def data_in_words(part: ResolvedRequest) -> str:
 
 
 def _data(digest: str, content: Mapping[str, Any]) -> str:
-    """Returns in words the data of a digest, given the content of a checkpoint, which may not have the words."""
+    """Returns the data set of a digest in words, given the content of a checkpoint; old ones know only its folder."""
     words, folder = content.get("data", {}).get(digest), content["config"]["data"]["data_dir"]
     parts = [*([words] if words else []), f"--data_dir={folder}", f"digest {_short(digest)}"]
     return f"{parts[0]} ({', '.join(parts[1:])})"

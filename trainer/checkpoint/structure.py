@@ -1,8 +1,9 @@
 """The structure of a model, as checkpoints store it beside the weights and as workers compare it.
 
-Weights fit any model with the same shapes. So that none is trained as if it were another one, its layers are
-described: class, configuration, inputs, weights; of a compiled model also the optimizer and the loss. The description
-is JSON, and the same in every process: names that Keras numbers are numbered by model, code is known by its digest.
+Weights fit any model with the same shapes, so a checkpoint could be resumed by another model without a word. The
+structure tells them apart: class, configuration, inputs and weights of each layer, and the optimizer and loss of a
+compiled model. It is JSON, and the same in every process: names that Keras numbers are numbered per model, and code is
+represented by its digest.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ Structure = Mapping[str, Any]
 
 _PYTHON = ".".join(map(str, sys.version_info[:2]))
 _MOST_CHARACTERS = 60  # of a value in a message
-# Layers without weights that only take part in training: they come and go without another model.
+# Layers without weights that only act in training: adding or removing one leaves the model the same.
 _OF_TRAINING = re.compile(r"\w*Dropout(\dD)?|Gaussian(Noise|Dropout)|ActivityRegularization")
-# Arguments that shape how a layer is trained, not what it computes; those of Keras' own layers.
+# Arguments that shape how a layer is trained, not what it computes: of any layer, and of Keras' own.
 _HARMLESS = re.compile(r"seed|trainable|\w*_(regularizer|constraint)")
 _HARMLESS_OF_KERAS = re.compile(r"rate|stddev|momentum")
 _MOST_NAMED = 5  # changes in one message
-_LEFT_OUT = re.compile(r"name|\w*_?initializer")  # names are stored apart; weights are restored, or sent by the chief
+_LEFT_OUT = re.compile(r"name|\w*_?initializer")  # names are stored apart; initial weights are replaced
 _OF_LIBRARIES = ("keras", "tensorflow", "trainer", "builtins")
 _SIMPLE = (bool, int, float, str, types.FunctionType, types.BuiltinFunctionType)  # attributes that are compared
 _CODE = "code"
@@ -49,8 +50,8 @@ class Change(NamedTuple):
 
     Attributes:
       what: `layer conv2d: activation`.
-      was, now: the values in words; None: it is not there.
-      is_harmless: whether the weights of the one are those of the other all the same.
+      was, now: the values in words; None: missing.
+      is_harmless: whether the weights of the one still fit the other.
     """
 
     what: str
@@ -67,7 +68,7 @@ class Change(NamedTuple):
 
 def of(model: keras.Model) -> dict[str, Any]:
     """Returns the structure of a built model, as JSON holds it."""
-    with warnings.catch_warnings():  # Keras warns of lambdas, which are not to be loaded here
+    with warnings.catch_warnings():  # Keras warns about loading lambdas, and none is loaded here
         warnings.simplefilter("ignore")
         found: dict[str, Any] = {
             "keras": keras.__version__,
@@ -86,14 +87,14 @@ def of(model: keras.Model) -> dict[str, Any]:
 def changes(
     was: Structure, now: Structure, precisions: tuple[str, str] | None = None, is_trained: bool = True
 ) -> list[Change]:
-    """Returns the differences of two structures; harmless ones last.
+    """Returns the differences between two structures, harmless ones last.
 
     Args:
       was, now: the structures.
-      precisions: the dtype policies of both, where a flag has changed them: such a change of a layer is no news.
-      is_trained: whether the optimizer and the loss count.
+      precisions: the dtype policies of both runs; changes from one to the other are left out, as a flag names them.
+      is_trained: whether to compare the optimizer and the loss.
     """
-    same_keras = was["keras"] == now["keras"]  # else one may have arguments that the other lacks
+    same_keras = was["keras"] == now["keras"]  # otherwise one may have arguments that the other lacks
     found = [*_of_skeleton(_skeleton(was), _skeleton(now), same_keras), *_of_training(was, now, same_keras)]
     for part in ("optimizer", "loss") if is_trained else ():
         found += _of_part(part, was.get(part), now.get(part), same_keras)
@@ -107,7 +108,7 @@ def changes(
 
 
 def in_words(changed: Sequence[Change]) -> str:
-    """Returns the first changes in one line, and how many more there are."""
+    """Returns the first changes in one line, and the number of further ones."""
     more = f"; and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
     return "; ".join(map(str, changed[:_MOST_NAMED])) + more
 
@@ -144,13 +145,13 @@ def _parts(whole: Any, prefix: str, counts: collections.Counter[str], seen: set[
 
 
 def _graph(part: Any) -> Any:
-    """Returns the graph of a functional or sequential model; None for a model that is code, and for other layers."""
+    """Returns the graph of a functional or sequential model; None for a subclassed model or a layer."""
     graph = getattr(part, "_functional", None) or part  # of Sequential
     return graph if isinstance(graph, keras.Model) and hasattr(graph, "operations") else None
 
 
 def _is_of(node: Any, nodes: Sequence[Any], names: Mapping[int, str]) -> bool:
-    """Whether a call of a layer belongs to a model; a layer may be shared with other models."""
+    """Returns whether a call of a layer belongs to this model: a layer may be shared with others."""
     if any(node is one for one in nodes):
         return True
     sources = [tensor._keras_history.operation for tensor in node.input_tensors]
@@ -158,7 +159,7 @@ def _is_of(node: Any, nodes: Sequence[Any], names: Mapping[int, str]) -> bool:
 
 
 def _inputs(node: Any, names: Mapping[int, str]) -> Any:
-    """Returns the arguments of a call; a tensor is given as its layer and the number of that layer's output."""
+    """Returns the arguments of a call; a tensor is represented by its layer and the index of that layer's output."""
 
     def shown(value: Any) -> Any:
         history = getattr(value, "_keras_history", None)
@@ -171,7 +172,7 @@ def _inputs(node: Any, names: Mapping[int, str]) -> Any:
 
 
 def _auto_name(part: Any, counts: collections.Counter[str]) -> str | None:
-    """Returns a name that Keras gave, numbered per model instead of per process; None if the user gave the name."""
+    """Returns a name that Keras made, numbered per model instead of per process; None if the user named the layer."""
     words = re.sub("([a-z])([A-Z])", r"\1_\2", re.sub("(.)([A-Z][a-z]+)", r"\1_\2", type(part).__name__)).lower()
     if not re.fullmatch(rf"{re.escape(words)}(_\d+)?", part.name):
         return None
@@ -180,26 +181,26 @@ def _auto_name(part: Any, counts: collections.Counter[str]) -> str | None:
 
 
 def _config(part: Any) -> dict[str, Any]:
-    """Returns the arguments of a layer; without `get_config`, those of its attributes that JSON can hold."""
+    """Returns the arguments of a layer; if it has no `get_config`, its attributes that JSON can hold."""
     try:
         config = part.get_config()
-    except Exception:  # of a layer that takes other than simple arguments, NotImplementedError or anything else
+    except Exception:  # a layer with arguments that are not simple raises NotImplementedError, or anything else
         config = {name: v for name, v in vars(part).items() if name[0] != "_" and name not in _attributes()}
         config = {name: v for name, v in config.items() if isinstance(v, _SIMPLE)}
     if isinstance(part, keras.layers.InputLayer):
-        config.pop("dtype", None)  # of the images as they are fed: uint8, or float32 with a distortion
+        config.pop("dtype", None)  # that of the images as they are fed: uint8, or float32 after a distortion
     given: dict[str, Any] = _canonical({name: v for name, v in config.items() if not _LEFT_OUT.fullmatch(name)})
     return given
 
 
 @functools.cache
 def _attributes() -> frozenset[str]:
-    """Returns the names of the attributes of any model."""
+    """Returns the names of attributes that every model has."""
     return frozenset(vars(keras.Model()))
 
 
 def _object(one: Any) -> Any:
-    """Returns class and arguments of an optimizer or a loss."""
+    """Returns the class and the arguments of an optimizer, a loss or a layer."""
     return {type(one).__name__: _config(one)}
 
 
@@ -213,7 +214,7 @@ def _canonical(value: Any) -> Any:
         found = [_canonical(inner) for inner in value]
         return found[0] if len(found) == 3 and _is_code(found[0]) and found[1:] == [None, None] else found
     if isinstance(value, bool | int | float | None):
-        # A float32 variable, as a learning rate is, has no more digits.
+        # A learning rate is a float32 variable, which has no more digits.
         return float(f"{value:.6g}") if isinstance(value, float) else value
     return _lambda(value) or value if isinstance(value, str) else _of_object(value)
 
@@ -245,7 +246,7 @@ def _without_none(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lambda(text: str) -> Any:
-    """Returns the digest of a lambda that Keras has serialized; None if the text is none."""
+    """Returns the digest of a lambda that Keras has serialized; None if the text is not one."""
     try:
         code = marshal.loads(base64.b64decode(text, validate=False)) if len(text) > 64 else None
     except (ValueError, EOFError, TypeError, binascii.Error):
@@ -254,7 +255,7 @@ def _lambda(text: str) -> Any:
 
 
 def _digest_of_code(code: types.CodeType) -> dict[str, str]:
-    """Returns the digest of a function's code, without file and line numbers. It depends on the release of Python."""
+    """Returns the digest of a function's code, without file and line numbers; each release of Python has its own."""
 
     def parts(one: types.CodeType) -> list[Any]:
         inner = [parts(c) if isinstance(c, types.CodeType) else repr(c) for c in one.co_consts]
@@ -272,7 +273,7 @@ def _code_of_class(part: Any) -> str | None:
     own = [kind for kind in type(part).__mro__ if kind.__module__.partition(".")[0] not in _OF_LIBRARIES]
     try:
         trees = [ast.parse(textwrap.dedent(inspect.getsource(kind))) for kind in own]
-    except (OSError, TypeError, SyntaxError):  # it was typed in, or is installed without its source
+    except (OSError, TypeError, SyntaxError):  # typed into an interpreter, or installed without its source
         return None
     for node in (node for tree in trees for node in ast.walk(tree)):
         match node:
@@ -288,7 +289,7 @@ def _digest(text: str) -> str:
 
 
 def _skeleton(structure: Structure) -> list[dict[str, Any]]:
-    """Returns the layers without those that only take part in training, whose inputs are passed on."""
+    """Returns the layers that act outside training, too; the others are bypassed."""
     inputs: dict[str, Any] = {}
     for layer in structure["layers"]:
         if _OF_TRAINING.fullmatch(layer["class"]) and len(layer["inputs"]) == 1:
@@ -315,7 +316,7 @@ def _first_tensor(arguments: Any) -> Any:
 
 
 def _of_skeleton(was: list[dict[str, Any]], now: list[dict[str, Any]], same_keras: bool) -> Iterator[Change]:
-    """Yields which layers are gone or new, and how the others differ."""
+    """Yields which layers are gone or new, and how those that remain differ."""
     keys, new_keys = (
         [json.dumps([one["class"], one["config"], one["weights"]]) for one in side] for side in (was, now)
     )
@@ -370,7 +371,7 @@ def _of_layer(old: Mapping[str, Any], new: Mapping[str, Any], same_keras: bool) 
 
 
 def _of_training(was: Structure, now: Structure, same_keras: bool) -> Iterator[Change]:
-    """Yields how the layers that only take part in training differ."""
+    """Yields how the layers that only act in training differ."""
     sides = [[one for one in side["layers"] if _OF_TRAINING.fullmatch(one["class"])] for side in (was, now)]
     if [one["class"] for one in sides[0]] == [one["class"] for one in sides[1]]:
         for old, new in zip(*sides, strict=True):
@@ -381,7 +382,7 @@ def _of_training(was: Structure, now: Structure, same_keras: bool) -> Iterator[C
 
 
 def _of_part(part: str, was: Any, now: Any, same_keras: bool) -> Iterator[Change]:
-    """Yields how the optimizers or losses of compiled models differ; the state fits no other class of optimizer."""
+    """Yields how the optimizers or the losses of compiled models differ; state fits only its own class of optimizer."""
     if was == now or was is None or now is None:
         return
     sides = [one if isinstance(one, dict) and len(one) == 1 else {_text(one): {}} for one in (was, now)]
@@ -399,14 +400,14 @@ def _differing(old: Mapping[str, Any], new: Mapping[str, Any], same_keras: bool)
 
 
 def _other_python(was: Any, now: Any) -> bool:
-    """Whether two values are code of different releases of Python, which cannot be compared."""
+    """Returns whether two values are code of different releases of Python, whose digests do not compare."""
     pythons = [json.dumps(value) for value in (was, now)]
     found = [re.findall(r'"python": "([\d.]+)"', text) for text in pythons]
     return found[0] != found[1] and len(found[0]) == len(found[1])
 
 
 def _both(was: Any, now: Any) -> tuple[str, str]:
-    """Returns two values in words; of long ones, the part after their common beginning."""
+    """Returns two values in words; if they are long, without their common beginning."""
     texts = _text(was), _text(now)
     shared = sum(1 for _ in itertools.takewhile(lambda two: two[0] == two[1], zip(*texts, strict=False)))
     start = texts[0].rfind(",", 0, shared) + 1 if max(map(len, texts)) > _MOST_CHARACTERS else 0

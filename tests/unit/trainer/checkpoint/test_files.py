@@ -6,20 +6,22 @@ import sys
 
 import pytest
 import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.errors import DataError, UsageError
-from trainer.checkpoint.files import CheckpointFiles, candidates, check_run_folder, kept
+from trainer.checkpoint.files import CheckpointFiles, candidates, check_run_folder, kept, steps_in
 from trainer.run_folder import RunFolder
 
 KILLED = 9
 
 
-def writer(step):
+def writer(step, more=""):
     """Returns what writes the two files of a checkpoint, as TensorFlow names them."""
 
     def write(path):
         for suffix in (".data-00000-of-00001", ".index"):
-            pathlib.Path(path + suffix).write_text(f"step {step}")
+            pathlib.Path(path + suffix).write_text(f"step {step}{more}")
 
     return write
 
@@ -28,10 +30,9 @@ def steps_of(folder):
     """Returns the steps of the checkpoints; all have to be whole."""
     paths = CheckpointFiles(folder, 1, 1).paths
     for path in paths:
-        text = f"step {path.rsplit('-', 1)[1]}"
-        assert (
-            pathlib.Path(f"{path}.index").read_text() == pathlib.Path(f"{path}.data-00000-of-00001").read_text() == text
-        )
+        text = pathlib.Path(f"{path}.index").read_text()
+        assert text == pathlib.Path(f"{path}.data-00000-of-00001").read_text()
+        assert text.startswith(f"step {path.rsplit('-', 1)[1]}")
     return [int(path.rsplit("-", 1)[1]) for path in paths]
 
 
@@ -66,8 +67,8 @@ def test_killed_at_any_moment_it_leaves_whole_checkpoints_and_the_newest(there, 
         for step in there:
             files.add(step, writer(step))
         before, after = steps_of(folder), [10, 30] if there else [30]
-        code = kill_at(operation, lambda files=files: files.add(30, writer(30)))
-        assert steps_of(folder) in (before, sorted({*before, 30}), after)
+        code = kill_at(operation, lambda files=files: files.add(30, writer(30, ", evaluated")))
+        assert steps_in(folder) in (before, sorted({*before, 30}), after)
         assert code in (0, KILLED)
         assert not there or tf.train.latest_checkpoint(str(folder)) in files.paths
         files.tidy()
@@ -146,7 +147,7 @@ def test_a_killed_tidying_loses_nothing(tmp_path):
         folder = tmp_path / str(operation)
         files = CheckpointFiles(folder, 3, 100)
         (folder / "saving-abc").mkdir(parents=True)
-        (folder / "saving-abc" / "ckpt-30.index").write_text("")
+        writer(30)(str(folder / "saving-abc" / "ckpt-30"))
         (folder / "ckpt-5.data-00000-of-00001").write_text("")
         files.add(10, writer(10))
         code = kill_at(operation, files.tidy)
@@ -161,19 +162,23 @@ def test_a_killed_tidying_loses_nothing(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("max_to_keep", [1, 2, 5])
-@pytest.mark.parametrize("steps_per_epoch", [1, 7, 10, 24])
-@pytest.mark.parametrize("every", [1, 3, 4, 10, 11])
-def test_the_newest_are_kept_and_one_that_is_one_to_two_epochs_old(every, steps_per_epoch, max_to_keep):
-    steps, saved = [], []
-    for step in range(every, 300, every):
-        saved.append(step)
-        steps = kept([*steps, step], max_to_keep, steps_per_epoch)
-        assert steps[-max_to_keep:] == saved[-max_to_keep:]
-        assert len(steps) <= max_to_keep + 2
-        if step - every >= steps_per_epoch:
+@given(
+    gaps=st.lists(st.integers(1, 12), min_size=1, max_size=30),
+    steps_per_epoch=st.integers(1, 25),
+    most=st.integers(1, 5),
+)
+def test_the_newest_are_kept_and_one_that_is_one_to_two_epochs_old(gaps, steps_per_epoch, most):
+    saved = list(itertools.accumulate(gaps))
+    steps = []
+    for step in saved:
+        steps = kept([*steps, step], most, steps_per_epoch)
+        assert kept(steps, most, steps_per_epoch) == steps
+        so_far = saved[: saved.index(step) + 1]
+        assert steps[-most:] == so_far[-most:]
+        assert len(steps) <= most + 2
+        if step - saved[0] >= steps_per_epoch:
             ages = [step - other for other in steps]
-            assert any(steps_per_epoch <= age < 2 * steps_per_epoch + every for age in ages), (step, steps)
+            assert any(steps_per_epoch <= age < 2 * (steps_per_epoch + max(gaps)) for age in ages), (step, steps)
 
 
 def test_a_newer_one_that_could_not_be_read_does_not_displace_what_is_saved(tmp_path):
